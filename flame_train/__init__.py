@@ -36,7 +36,7 @@ def train(
         on_sample: gets a step and the file of its sample grid.
 
     Returns:
-        What the command prints with `--json`: the run folder, the LoRA's file, the last step's figures.
+        The result that the command prints with `--json`: the run folder, the LoRA's file, the last step's metrics.
 
     Raises:
         flame_train.errors.FlameError: whatever a user can meet; `exit_code` says which kind.

@@ -40,11 +40,13 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 class Command(TyperCommand):
-    """A command that refuses an option given twice where one value is wanted, of which the parser would take the last,
-    and an empty path, which would be the folder one is in."""
+    """A command that refuses a repeated option of one value, and an empty path.
+
+    The parser would take the last of the values, and the current folder.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Puts the values into `ctx.params`. Raises what the parser raises, for it to show."""
+        """Puts the values into `ctx.params`. Raises the parser's own errors, which the parser shows."""
         values, _, given = self.make_parser(ctx).parse_args(args=list(args))
         for option in given:
             single = option.param_type_name == "option" and not option.multiple

@@ -1,4 +1,4 @@
-"""The commands of `flame-train bench`. As cli.py: each imports what it needs when it runs."""
+"""The commands of `flame-train bench`. As in cli.py, each imports its modules when it runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def bench_step(
         Literal["batch"] | None, typer.Option("--sweep", help="Double the batch from 1 until memory runs out.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", show_default="bench-step.png", help="The PNG that a sweep draws.")
+        Path | None, typer.Option("--plot", show_default="bench-step.png", help="Write the sweep's plot to this PNG.")
     ] = None,
     device: Device = "cuda",
     as_json: AsJson = False,
@@ -97,7 +97,7 @@ def bench_memory(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """What a training step takes, by kind and by op."""
+    """Show the memory of a training step, by kind and by op."""
     from flame_train.tools import bench_memory as tool
     from flame_train.tools.bench import Trial
 
@@ -120,9 +120,7 @@ def bench_memory(
 
 @bench_app.command("ops")
 def bench_ops(
-    ops: Annotated[
-        list[str] | None, typer.Argument(metavar="OP", help="Default: what an SDXL step is made of.")
-    ] = None,
+    ops: Annotated[list[str] | None, typer.Argument(metavar="OP", help="Default: the ops of an SDXL step.")] = None,
     precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
     against: Annotated[
         Literal["torch"] | None, typer.Option("--against", help="Also time PyTorch, if installed.")

@@ -1,7 +1,7 @@
 """The command line: parses, calls `recipes` or `tools`, has the result shown, maps errors to exit codes.
 
-Results go to standard output, everything else to standard error. Each command imports what it needs when it
-runs, so that `--help` answers at once.
+Results go to standard output, everything else to standard error. Each command imports its modules when it runs, so
+that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ for _family, _title in FAMILY_TITLES.items():
 def quickstart(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to fill.")] = Path("quickstart"),
     family: Annotated[
-        FamilyName, typer.Option("--family", help="Whose base model; all but sdxl's know nothing.")
+        FamilyName, typer.Option("--family", help="Family of the base model; only sdxl's was trained before.")
     ] = "sdxl",
     device: Annotated[
         DeviceName | None, typer.Option("--device", help="Default: a GPU if one is usable, else the CPU.")
@@ -178,9 +178,9 @@ def quickstart(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Train a small LoRA from nothing: no checkpoint, no download, no GPU needed."""
-    # Before NumPy loads. Its matrices are so small that BLAS threads would wait for one another more than work;
-    # beside another busy process they wait ten times as long.
+    """Train a small LoRA without a checkpoint, a download or a GPU."""
+    # Before NumPy loads. Its matrices are so small that BLAS threads wait for each other more than they work. If
+    # another process is busy, they wait ten times as long.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from flame_train.quickstart.command import run
 
@@ -209,7 +209,7 @@ def init(
 @app.command()
 def sample(
     checkpoint: Annotated[str, typer.Option("--checkpoint", "-m", help="Base model: file, folder or hf:owner/name.")],
-    prompt: Annotated[list[str], typer.Option("--prompt", "-p", help="What to draw; repeatable.")],
+    prompt: Annotated[list[str], typer.Option("--prompt", "-p", help="Prompt; repeatable.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="PNG to write.")] = Path("sample.png"),
     lora: Annotated[Path | None, typer.Option("--lora", help="LoRA file, kohya or diffusers.")] = None,
     strength: Annotated[float | None, typer.Option("--strength", help="How much of the LoRA; usually 1.")] = None,
@@ -298,7 +298,7 @@ def inspect_command(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Say what a safetensors file is: family, layout, dtype, rank, modules, metadata."""
+    """Describe a safetensors file: family, layout, dtype, rank, modules, metadata."""
     from flame_train.tools.inspect import inspect_file, render
 
     report = inspect_file(file)
@@ -316,8 +316,8 @@ def convert(
 ) -> None:
     """Rename a LoRA's tensors between the two formats in use.
 
-    There and back gives the same bits, but for fp32 files whose alpha / rank is no power of two: diffusers' format has
-    it multiplied into the tensors, and these come back to one unit in the last place.
+    There and back gives the same bits, with one exception: in diffusers' format alpha / rank is multiplied into the
+    tensors. So fp32 files whose alpha / rank is no power of two come back to one unit in the last place.
     """
     from flame_train.tools.convert import convert as rename
 
@@ -361,7 +361,7 @@ app.add_typer(bench_app, name="bench")
 
 @app.command()
 def doctor(device: Device = "cuda", as_json: AsJson = False, debug: Debug = False) -> None:
-    """Say what this machine has and lacks for training, and the command that mends it."""
+    """Say what this machine has and lacks for training, and which command installs it."""
     from flame_train.tools.doctor import examine, render
 
     report = examine(device)

@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 
 
 def kind_of(value: object) -> str:
-    """What a message calls a value: its type, with the library's name where that may not be ours, as torch.Tensor."""
+    """A value's type in a message, with the name of its library if that may not be ours: torch.Tensor."""
     kind = type(value)
     library = kind.__module__.partition(".")[0]
     return kind.__name__ if library in ("builtins", "numpy", "flame_train") else f"{library}.{kind.__name__}"
@@ -28,7 +28,7 @@ def shown(name: object) -> str:
 
 
 def lines_shown(text: str) -> str:
-    """`text` with all but its line ends printable: what a file says must not steer a terminal."""
+    """`text` with control characters escaped, line ends excepted: no file may control the terminal."""
     return "\n".join(shown(line) for line in text.split("\n"))
 
 
@@ -122,7 +122,7 @@ _REFUSED: Final = (
 
 
 def of_environment(error: BaseException) -> str:
-    """What the machine or its limits refused, for a message; "" for an error of another kind."""
+    """The resource that the machine refused, for a message; "" for an error of another kind."""
     if isinstance(error, OSError) and error.errno in _REFUSED:
         named = f"{shown(error.filename)}: " if error.filename else ""
         return f"{named}the system refused: {error.strerror}"
@@ -142,7 +142,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_device_failure(error: BaseException) -> bool:
-    """Whether the GPU stopped working: whatever is asked of it after that fails too, until the process is another."""
+    """Whether the GPU stopped working. Every later call fails too, until a new process starts."""
     return isinstance(error, DeviceFault) or (_is_of_cuda(error) and not is_out_of_memory(error))
 
 
@@ -154,7 +154,7 @@ def _is_of_cuda(error: BaseException) -> bool:
 
 @contextmanager
 def out_of_memory(remedy: str) -> Iterator[None]:
-    """Memory that runs out in the body is told with a `remedy`: raises OutOfMemory."""
+    """Raises OutOfMemory with a `remedy` if memory runs out in the body."""
     try:
         yield
     except Exception as error:
@@ -164,7 +164,7 @@ def out_of_memory(remedy: str) -> Iterator[None]:
 
 
 def without_memory(error: BaseException, remedy: str) -> str:
-    """What to tell of memory that ran out. Python's own error says nothing."""
+    """The message for memory that ran out. Python's own error says nothing."""
     return f"out of memory: {str(error) or 'no more to be had'}; {remedy}"
 
 

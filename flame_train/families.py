@@ -16,4 +16,4 @@ FAMILY_TITLES: Final[Mapping[str, str]] = MappingProxyType(
         "flux": "Flux.1",
     }
 )
-"""Name -> what a person calls it. `recipes.<name>` has its `Family`, `<name>-lora` is its command."""
+"""Name -> usual name. `recipes.<name>` has its `Family`, `<name>-lora` is its command."""

@@ -1,4 +1,4 @@
-"""Names that a config chooses by patterns: presets and globs, refused where they mean nothing."""
+"""Names that a config chooses by presets and globs; a pattern without a match is refused."""
 
 from __future__ import annotations
 
@@ -12,10 +12,20 @@ from flame_train.errors import ConfigError
 def choose(
     names: Sequence[str], patterns: Sequence[str], presets: Mapping[str, Sequence[str]], wrong: str, advice: str
 ) -> list[str]:
-    """Those of `names` that the patterns mean, each once, in the order of the names.
+    """Chooses names by presets and globs.
 
-    A pattern is the name of a preset or a glob over the names; `*` crosses dots. Raises ConfigError with `wrong`, every
-    pattern that means no name beside what comes near, and `advice`.
+    Args:
+        names: the names to choose from.
+        patterns: names of presets, or globs in which `*` also matches dots.
+        presets: the globs of each preset.
+        wrong: first line of the error message.
+        advice: last line of the error message.
+
+    Returns:
+        The matching names, each once, in the order of `names`.
+
+    Raises:
+        ConfigError: a pattern matches no name; the message lists each with the nearest names.
     """
     chosen: set[str] = set()
     idle = []
@@ -29,7 +39,7 @@ def choose(
 
 
 def _hint(pattern: str, names: Iterable[str], presets: Mapping[str, Sequence[str]]) -> str:
-    """What was perhaps meant: a preset, a whole name, or a glob over how names begin or end."""
+    """A suggestion: a preset, a whole name, or a glob over the beginning or end of names."""
     endings = {"*." + ".".join(name.split(".")[-n:]) for name in names for n in (1, 2, 3)}
     beginnings = {name.partition(".")[0] + ".*" for name in names}
     near = get_close_matches(pattern, [*presets, *sorted(beginnings | endings), *names], n=3, cutoff=0.6)

@@ -1,4 +1,4 @@
-"""What a command found, on standard output, as JSON, lines or tables; and on standard error what went wrong."""
+"""Prints a command's result as JSON, lines or tables on standard output, and errors on standard error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from flame_train.errors import (
 )
 from flame_train.version import __version__
 
-_ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR  # the bits that say for what a file was opened
+_ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR  # the bits of the access mode
 
 
 def open_streams() -> None:
@@ -59,9 +59,9 @@ def could_show() -> None:
 
 
 def show(result: Mapping[str, Any], as_json: bool, text: str | None = None) -> None:
-    """Prints what a command found: as JSON, or as `text` says it.
+    """Prints a command's result, as JSON or as `text`.
 
-    Without `text` it is one `name: value` a line, what is inside indented under its name.
+    Without `text` it prints one `name: value` a line, with nested values indented.
     """
     if as_json:
         typer.echo(json.dumps(_strict(result), indent=1, default=str, allow_nan=False))
@@ -152,12 +152,12 @@ def complain_of(error: Exception, debug: bool) -> int:
 
 def complain(message: str) -> None:
     """One line about what went wrong."""
-    with contextlib.suppress(OSError):  # a terminal that was closed: the exit status still tells
+    with contextlib.suppress(OSError):  # the terminal was closed: the exit status still reports
         typer.echo(f"error: {lines_shown(message)}", err=True)
 
 
 class Printable(logging.Formatter):
-    """A formatter of the log's lines, in which nothing that a file says can steer a terminal."""
+    """A formatter of log lines that escapes control characters, so that no file controls the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""

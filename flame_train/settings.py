@@ -1,7 +1,7 @@
-"""Settings: how a key of a config is declared, and tables of choices that bring keys of their own.
+"""Declares keys of a config, and tables of choices that add their own keys.
 
 A `Table` lists the things of one kind that a config chooses among by name: optimizers, loss weightings, adapter kinds.
-Each entry is one class, in one file: its fields are its keys, its methods are what it does. The schema, the loader,
+Each entry is one class in one file: its fields are its keys, its methods do the work. The schema, the loader,
 `init` and the messages read the table, so a new entry needs no other file.
 """
 
@@ -43,7 +43,10 @@ def field(
         ge, gt, le, lt, multiple_of: bounds of a number, inclusive (ge, le) or exclusive (gt, lt).
         free: whether a run may be continued with another value: the trained weights do not depend on it.
         place: whether the value is a file or folder.
-        aka: names of the same setting elsewhere: in other trainers, or here before it was renamed.
+        aka: names of the same setting in other trainers, and its former names in this one.
+
+    Returns:
+        The pydantic field.
     """
     extra: dict[str, Any] = {"unit": unit, "free": free, "place": place, "aka": list(aka), "only": {}, "leads": False}
     bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt, "multiple_of": multiple_of}
@@ -71,7 +74,7 @@ class Entry(Section):
         return cls(**{name: getattr(section, name) for name in cls.model_fields})
 
     def problems(self, config: Any) -> Mapping[str, str]:
-        """What is wrong with its keys that no bound can say, by key; `config` is the whole `Config`."""
+        """Problems of its keys that no bound can express, by key; `config` is the whole `Config`."""
         return {}
 
 
@@ -100,7 +103,7 @@ class Table(Mapping[str, type[E]], Generic[E]):
         return len(self._entries)
 
     def chosen(self, section: Section) -> E:
-        """The entry that `section` chooses, made of its keys' values there."""
+        """The entry that `section` chooses, with the values of its keys there."""
         return self[getattr(section, self.key, self.default)].of(section)
 
     def fields(self) -> dict[str, Any]:
@@ -135,7 +138,7 @@ class Table(Mapping[str, type[E]], Generic[E]):
 def entries_in(package: str, kind: type[E]) -> list[type[E]]:
     """Every subclass of `kind` with a `name`, from all modules of `package`, in the order of modules and lines.
 
-    So the file of an entry is all there is to write: nothing lists it.
+    So an entry needs its file only; no list names it.
     """
     for module in sorted(pkgutil.iter_modules(sys.modules[package].__path__), key=lambda module: module.name):
         importlib.import_module(f"{package}.{module.name}")
@@ -163,7 +166,7 @@ def choices(*tables: Table[Any]) -> Callable[[type[S]], type[S]]:
 
 
 def entries_of(section: Section) -> list[Entry]:
-    """What a section chooses, and what it always has, each with the values of its keys."""
+    """The entries that a section chooses or always has, each with the values of its keys."""
     tables: tuple[Table[Any], ...] = getattr(section, "tables", ())
     always: tuple[type[Entry], ...] = getattr(section, "entries", ())
     return [*(table.chosen(section) for table in tables), *(entry.of(section) for entry in always)]

@@ -47,7 +47,7 @@ class Attached:
             yield from (p for found in matrices for p in found.values())
 
     def detach(self) -> None:
-        """Empties the slots; the model computes what it did before `attach`."""
+        """Removes the adapters; the model computes as before `attach`."""
         for name, layer in _layers(self.model).items():
             if name in self.adapters and layer.adapter is self.adapters[name]:
                 layer.adapter = None
@@ -73,15 +73,18 @@ def attach(
     kind: AdapterKind | None = None,
     make_parameter: Make | None = None,
 ) -> Attached:
-    """Puts a fresh adapter into each named layer of a loaded `model`, whose output stays.
+    """Puts a fresh adapter into each named layer of a loaded `model`; the model's output does not change.
 
     Args:
         model: the network.
         names: names of its linear layers and convolutions.
-        rank, alpha: the inner width, and what scales the update.
-        seed: of the first values, which also depend on the layer's name.
+        rank, alpha: the inner width, and the numerator of the update's scale alpha / rank.
+        seed: seed of the first values, which also depend on the layer's name.
         kind: the adapter kind; None: LoRA.
         make_parameter: makes a parameter, called `<layer>.lora_down.weight` and so on.
+
+    Returns:
+        The adapters by layer.
 
     Raises:
         KeyError: a name is no layer.
@@ -99,8 +102,8 @@ def attach(
 def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: float = 1.0) -> Attached:
     """Puts finished adapters into a loaded `model`, `strength` times as strong as they were trained; held in fp32.
 
-    Raises ModelFileError listing the modules that the model does not have or whose shapes differ from its own,
-    ValueError for a layer that already has an adapter or is a convolution in groups or dilated.
+    Raises ModelFileError with the modules that the model lacks or whose shapes differ. Raises ValueError for a layer
+    that has an adapter already, or is a convolution in groups or dilated.
     """
     layers = _layers(model)
     strangers = [name for name in factors if name not in layers]

@@ -1,10 +1,10 @@
 """Moving alpha / rank into the up matrix, as diffusers' files want it, and out again.
 
 Folding is exact when the scaled values fit the matrix's dtype (a scale that is a power of two, short of
-underflow). Otherwise the folded matrix is stored in fp32: 16-bit matrices are then restored exactly, fp32
-ones to within one unit in the last place, always so that folding them again gives the very same file. More cannot be
-had: two neighbours may have one rounded product, and only what is multiplied in has the same strength in every program.
-The alphas that were folded are kept in the file's metadata.
+underflow). Otherwise the folded matrix is stored in fp32. Then 16-bit matrices are restored exactly, and fp32 ones to
+within one unit in the last place. Folding them again gives the same file. More is impossible: two neighbours may have
+one rounded product, and only a folded scale has the same effect in every program. The alphas that were folded are
+kept in the file's metadata.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def alpha_record(state: LoraState) -> dict[str, str]:
 
 
 def recorded_alphas(metadata: Mapping[str, str], modules: Mapping[str, list[str]]) -> dict[tuple[str, str], float]:
-    """(component, module) -> alpha folded into the file; empty when nothing usable is recorded.
+    """(component, module) -> alpha folded into the file; empty without a usable record.
 
-    A record that does not fit the modules at hand (tensors were added or taken away since) is left alone:
-    without it the file means the same, with alpha equal to rank.
+    A record that does not fit the modules (tensors were added or removed since) is ignored. Without it the file has
+    the same meaning, with alpha equal to rank.
     """
     try:
         record = json.loads(metadata.get(ALPHA_KEY, "{}"))

@@ -22,7 +22,7 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile
 
 FORMATS: Final = ("kohya", "diffusers")
-"""What LoRA files are written as; where both are asked for, the first is the one called lora.safetensors."""
+"""The names in LoRA files; with both, the first is lora.safetensors."""
 
 _LOG = logging.getLogger(__name__)
 _LONGEST: Final = 200  # characters of a name that is told, or compared with others
@@ -55,7 +55,7 @@ def to_kohya(state: LoraState, family: LoraFamily) -> dict[str, Array]:
 
 
 def to_diffusers(state: LoraState, family: LoraFamily) -> tuple[dict[str, Array], dict[str, str]]:
-    """Tensors by diffusers' names, and the metadata that undoes what was folded into them.
+    """Tensors by diffusers' names, and the metadata that undoes the folding of alpha / rank.
 
     KeyError for a module that the family does not have.
     """
@@ -74,8 +74,8 @@ def to_diffusers(state: LoraState, family: LoraFamily) -> tuple[dict[str, Array]
 def from_file(path: str | Path, family: LoraFamily) -> LoraFile:
     """Read a LoRA of `family` in whichever dialect it is written.
 
-    Arrays are views of the file. Raises ModelFileError listing what could not be placed, with the nearest
-    names that could, and every module that is incomplete or whose matrices do not fit together.
+    Arrays are views of the file. Raises ModelFileError. It lists the unknown names with the nearest known ones, and
+    every module that is incomplete or whose matrices do not fit together.
     """
     with SafetensorsFile(path) as file:
         table = spellings(family)
@@ -96,7 +96,7 @@ def _collect(file: SafetensorsFile, table: Mapping[str, Place]) -> tuple[_Places
     beside = [key for key in file.names if key.startswith(_BESIDE)]
     if beside:
         _LOG.warning(
-            "%s: %d tensors of embeddings that lie beside the LoRA, such as %s, are left out",
+            "%s: %d tensors of embeddings in the LoRA's file, such as %s, are left out",
             file.path,
             len(beside),
             beside[0],

@@ -1,10 +1,10 @@
 """One module here, several in diffusers: a LoRA cut up as the weight is, and put together again.
 
 Every part of a cut LoRA keeps the whole down matrix and its own rows of the up matrix. The way back finds equal down
-matrices and has the LoRA it came from. Parts that were trained apart have down matrices of their own: they are stacked,
-up becomes block-diagonal, and the rank is the sum; such a LoRA is cut along its blocks if these are of one rank. Then
-numbers only change places, and each way undoes the other bit for bit. Parts of differing rank come back as parts of
-the whole's: the same update, in a larger file; where their scales differ too, these are in the up matrices. Parts that
+matrices and has the LoRA it came from. Separately trained parts have separate down matrices. They are stacked, up
+becomes block-diagonal, and the rank is the sum. Such a LoRA is split along its blocks if these have one rank. Then
+numbers only change places, and each way undoes the other bit for bit. Parts of different ranks come back with the
+rank of the whole: the same update, in a larger file. Different scales are multiplied into the up matrices. Parts that
 are stored in different formats come back in fp32, which holds them all.
 """
 
@@ -103,7 +103,7 @@ def _filled(rows: Mapping[str, Array], paths: Paths, unit: int, rank: int) -> Ar
 
 
 def _holding(arrays: Sequence[Array]) -> np.dtype[Any]:
-    """A dtype that holds what is in each of `arrays`: theirs, or fp32. NumPy knows none for fp16 and bf16."""
+    """A dtype that holds the values of all `arrays`: theirs, or fp32. NumPy knows none for fp16 and bf16."""
     found = {array.dtype for array in arrays}
     return found.pop() if len(found) == 1 else np.result_type(np.float32, *(d for d in found if d.itemsize > 4))
 
@@ -127,5 +127,5 @@ def _alike(factors: list[LoraFactors]) -> bool:
 
 
 def _bits(x: Array) -> bool:
-    """Whether any bit is set: minus zero is not nothing."""
+    """Whether any bit is set: minus zero counts."""
     return bool(np.frombuffer(x.tobytes(), np.uint8).any())

@@ -1,4 +1,4 @@
-"""The scales that diffusers records beside a LoRA: PEFT's configuration of each component, as JSON in the metadata.
+"""The scales that diffusers records with a LoRA: PEFT's configuration of each component, as JSON in the metadata.
 
 A key of `alpha_pattern` is a regular expression. PEFT matches it against a module's whole path or what follows one of
 its dots, and takes the first that fits; so does this.
@@ -17,7 +17,7 @@ METADATA_KEY: Final = "lora_adapter_metadata"
 _LARGEST: Final = 3.4e38  # what fp32 can hold
 _LONGEST: Final = 300
 _MOST_REPETITIONS: Final = 3
-_MOST_PATTERNS: Final = 100  # beside plain paths, of which PEFT writes one for each module
+_MOST_PATTERNS: Final = 100  # among plain paths, of which PEFT writes one for each module
 _PLAIN: Final = re.compile(r"(?=.{1,300}\Z)\w+(\.\w+)*")
 _REPETITION: Final = re.compile(r"(?<!\\)[*+{?]")
 _REPEATED_GROUP: Final = re.compile(r"(?<!\\)\)[*+{?]")

@@ -17,7 +17,7 @@ from flame_train.settings import entries_of
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`broken` is given a config whose `paths` are each valid; it returns what is wrong, or None.
+    """`broken` gets a config whose `paths` are each valid, and returns the problem or None.
 
     The problem is reported at the first of `paths` that the user wrote.
     """
@@ -53,7 +53,7 @@ def _warmup_twice(config: Config) -> str | None:
 
 
 def _averaging(config: Config) -> str | None:
-    """A schedule-free optimizer averages, which is what a decay and a moving average are for."""
+    """A schedule-free optimizer averages the weights, which replaces a decay and a moving average."""
     if not OPTIMIZERS.chosen(config.optimizer).averages:
         return None
     name = OPTIMIZERS.chosen(config.optimizer).name
@@ -91,7 +91,7 @@ def _inapplicable(config: Config, path: str) -> str | None:
 
 
 def _own_problem(config: Config, path: str) -> str | None:
-    """What an entry that is chosen, or always there, says of its keys."""
+    """The problems that an active entry finds in its keys."""
     section, name = path.split(".")
     for entry in entries_of(getattr(config, section)):
         if name in type(entry).model_fields:
@@ -143,7 +143,7 @@ def _normalize(config: Config) -> str | None:
 def _zero_terminal_snr(config: Config) -> str | None:
     if not config.loss.zero_terminal_snr or config.model.prediction == "v":
         return None
-    return 'expected model.prediction = "v" with it: pure noise teaches an epsilon model nothing'
+    return 'expected model.prediction = "v" with it: an epsilon model learns nothing from pure noise'
 
 
 def _timestep_span(config: Config) -> str | None:
@@ -153,7 +153,7 @@ def _timestep_span(config: Config) -> str | None:
     sampling = TIMESTEP_SAMPLINGS.chosen(config.loss)
     if (low, high) == (0, 1000) or not sampling.exact:
         return None
-    return f'means nothing with loss.timestep_sampling = "{sampling.name}"; remove it, or change that'
+    return f'has no effect with loss.timestep_sampling = "{sampling.name}"; remove it, or change that'
 
 
 def _bucket_step(config: Config, name: str) -> str | None:

@@ -18,8 +18,8 @@ from flame_train.config.schema import Config
 class Key:
     """One configuration key.
 
-    `annotation` is its Python type, `limits` its bounds in words ("from 1 to 4096"), `choices` the values of
-    a closed list; `expected` says all of that for a message.
+    `annotation` is its Python type, `limits` its bounds in words ("from 1 to 4096"), `choices` the values of a closed
+    list. `expected` combines them for a message.
     """
 
     section: str
@@ -36,7 +36,7 @@ class Key:
     from_table: bool
     """Whether it is a key of something that the config chooses."""
     defaults: Mapping[str, Any]
-    """The default with each choice that has this key, by the name of what is chosen by `chosen_by`."""
+    """The key's default for each choice that has it, by the name that `chosen_by` chooses."""
     chosen_by: str
     limits: str
     choices: tuple[str | int, ...]
@@ -52,7 +52,7 @@ class Key:
         return f"{self.section}.{self.name}"
 
     def default_among(self, values: Mapping[str, Any]) -> Any:
-        """The default in a config with these values by path, which say what is chosen."""
+        """The default in a config with these values by path; they determine the choices."""
         return self.defaults.get(values.get(self.chosen_by, ""), self.default)
 
     @property
@@ -90,7 +90,7 @@ def _facts(info: FieldInfo) -> dict[str, Any]:
 
 
 def applies(key: Key, section: BaseModel) -> bool:
-    """Whether the key means something for what the section, of which it is, chooses."""
+    """Whether the choice that `section` makes has the key."""
     return all(getattr(section, path.split(".")[1]) in names for path, names in key.only.items())
 
 

@@ -25,7 +25,7 @@ _OVERRIDE = "--set"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong: where (`file:line` or `--set`), which key, and what was expected and got."""
+    """One problem: its place (`file:line` or `--set`), its key, the expected and the actual value."""
 
     place: str
     key: str
@@ -54,7 +54,7 @@ class Located:
 
 
 class Gathered:
-    """What is wrong with a configuration beside its files, told at once: each `with` takes a ConfigError up."""
+    """Collects ConfigErrors from several `with` blocks and raises them together."""
 
     def __init__(self, located: Located) -> None:
         self._located = located
@@ -139,7 +139,7 @@ def _option(key: Key) -> str:
 
 
 def _apply(layered: Layered, overrides: Sequence[str]) -> list[Problem]:
-    """Lay the overrides over the tree. What cannot be laid is returned as problems."""
+    """Lay the overrides over the tree. Values that do not fit are returned as problems."""
     problems = []
     for override in overrides:
         path, equals, raw = override.partition("=")
@@ -234,7 +234,7 @@ def _validate(layered: Layered) -> tuple[Config, list[Problem]]:
 
 
 def _wrong_keys(error: ValidationError) -> Iterator[tuple[str, str]]:
-    """(section, name) of each wrong value. A default that depends on a wrong choice is no fault of its own."""
+    """(section, name) of each wrong value. A default that depends on a wrong choice is no further problem."""
     for item in error.errors():
         if item["type"] != "default_factory_not_called":
             yield str(item["loc"][0]), str(item["loc"][1])

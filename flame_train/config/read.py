@@ -39,7 +39,7 @@ class Layered:
 
 
 def read_layers(source: str) -> Layered:
-    """Read `source` (a .toml, .yaml or .yml path, or `-` for TOML on standard input) over what it extends.
+    """Read `source` (a .toml, .yaml or .yml path, or `-` for TOML on standard input) over the configs that it extends.
 
     `extends = "other.toml"` is relative to the file that says so. Tables merge; anything else replaces.
     Raises ConfigError for a file that is missing, unreadable, too large, not UTF-8, or not TOML/YAML.
@@ -143,7 +143,7 @@ def _read_text(source: str, wanted_by: str) -> str:
 
 
 def _read_bytes(source: str, wanted_by: str) -> bytes:
-    """What the file holds. `wanted_by` is where another file names it, for messages."""
+    """The tree of a file. `wanted_by` is where another file names it, for messages."""
     if source == "-":
         return sys.stdin.buffer.read(MAX_BYTES + 1)
     path = Path(source)

@@ -19,7 +19,7 @@ def commented(config: Config, title: str, leave_out: Collection[str] = ()) -> st
     lines = [f"# {title}", "", f"format = {FORMAT}"]
     values = flat(config)
     for section, model in sections().items():
-        heading = (model.__doc__ or "").strip().splitlines()[:1]  # none where Python was told to leave docstrings out
+        heading = (model.__doc__ or "").strip().splitlines()[:1]  # there is none if Python runs without docstrings
         lines += ["", *(f"# {line}" for line in heading), f"[{section}]"]
         for key in keys().values():
             if key.section == section and key.path in values and key.path not in leave_out:
@@ -40,7 +40,7 @@ def resolved(config: Config) -> str:
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """Each value by its path, `section.name`, in the order of the schema; keys of what is not chosen are left out."""
+    """Each value by its path, `section.name`, in the order of the schema. Keys of other choices are left out."""
     return {
         path: getattr(getattr(config, key.section), key.name)
         for path, key in keys().items()

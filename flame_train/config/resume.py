@@ -13,13 +13,13 @@ from flame_train.schedules import SCHEDULES
 
 
 def differences(old: str, new: Config, *, moved: bool = False) -> str | None:
-    """A table of the settings that differ between `old`, a resolved config as text, and `new`, and that the
-    trained weights depend on; None where there is none and the run may go on.
+    """A table of the settings that differ between `old`, a resolved config as text, and `new`. It has those on which
+    the trained weights depend; None means that the run may continue.
 
     `train.steps` may change under a schedule that does not depend on it, nor its warm-up: the steps already taken are
     then the same.
-    Files and folders may be written in another way. They may lie elsewhere if `moved` says that they are compared by
-    what is in them.
+    Files and folders may be written in another way. Files may lie elsewhere if `moved` says that their contents are
+    compared.
     """
     before, now = _settings(old), decisive(new)
     if before is None:

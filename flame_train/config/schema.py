@@ -41,7 +41,7 @@ class ModelSection(Section):
         aka=("pretrained_vae_model_name_or_path", "ae"),
     )
     prediction: Literal["epsilon", "v"] = field(
-        "epsilon", "what the model predicts", aka=("prediction_type", "v_parameterization")
+        "epsilon", "the model's target", aka=("prediction_type", "v_parameterization")
     )
     quantize: Literal["off", "fp8"] = field(
         "off",
@@ -180,7 +180,7 @@ class ScheduleSection(Section):
 
 
 class GradientSection(Section):
-    """What happens to gradients before the optimizer sees them."""
+    """Changes of gradients before the optimizer gets them."""
 
     accumulation: int = field(
         1, "micro-batches in one update", ge=1, aka=("gradient_accumulation_steps", "accumulation_steps")
@@ -238,7 +238,7 @@ class TrainSection(Section):
 @choices(LOSSES, WEIGHTINGS, TIMESTEP_SAMPLINGS)
 @keys_of(NOISE_KINDS)
 class LossSection(Section):
-    """What is minimised."""
+    """The loss, the noise levels and the noise."""
 
     shift: float = field(
         0.0,
@@ -248,7 +248,7 @@ class LossSection(Section):
         aka=("discrete_flow_shift", "training_shift"),
     )
     guidance_scale: float = field(
-        1.0, "guidance that the model is told in training (Flux dev)", ge=0, le=1000, aka=("guidance",)
+        1.0, "guidance scale that the model gets in training (Flux dev)", ge=0, le=1000, aka=("guidance",)
     )
     min_timestep: int = field(0, "least timestep that is trained, of 1000; 0 is the image", ge=0, le=999)
     max_timestep: int = field(1000, "the timesteps below this are trained; 1000 is pure noise", ge=1, le=1000)
@@ -264,7 +264,7 @@ _interval = partial(field, unit="steps", ge=0, free=True)
 
 
 class CheckpointSection(Section):
-    """What a stopped run continues from."""
+    """The checkpoints from which a stopped run continues."""
 
     every: int = _interval(
         500,
@@ -281,7 +281,7 @@ class CheckpointSection(Section):
 
 
 class LogSection(Section):
-    """What is logged beside loss and speed."""
+    """Further values in the log."""
 
     gradients_every: int = field(
         0,
@@ -307,7 +307,7 @@ class SampleSection(Section):
     )
     guidance_scale: float = field(
         0.0,
-        "scale of classifier-free guidance, 1: off; for Flux dev what the model is told; 0: the model's own",
+        "scale of classifier-free guidance, 1: off; for Flux dev the scale that the model gets; 0: the model's own",
         ge=0,
         le=1000,
         free=True,
@@ -325,7 +325,7 @@ class OutputSection(Section):
     dir: str = field("", "the run folder; required", free=True, place=True, aka=("output_dir", "training_folder"))
     format: Literal["kohya", "diffusers", "both"] = field(
         "kohya",
-        "names in lora.safetensors; both: kohya's there, diffusers' in lora.diffusers.safetensors beside it",
+        "names in lora.safetensors; both: kohya's there, and diffusers' in lora.diffusers.safetensors",
         free=True,
         aka=("save_model_as",),
     )

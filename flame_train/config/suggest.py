@@ -10,8 +10,9 @@ from flame_train.config.keys import keys, sections
 def nearest(path: str) -> list[str]:
     """Up to three valid keys that `path` (`section.name` or a bare name) may have meant, best first.
 
-    What another trainer calls by that very name in the same section is the answer. Else, in order: what is called so
-    elsewhere; near names in the same section; the same name elsewhere; then whatever path is spelled most alike.
+    If another trainer uses that very name in the same section, its key is the answer. Else, in order: another
+    trainer's key of that name in any section; near names in the same section; the same name elsewhere; the path with
+    the nearest spelling.
     """
     section, _, name = path.rpartition(".")
     every = sorted(keys().values(), key=lambda key: key.section != section)
@@ -36,7 +37,7 @@ def nearest_section(name: str) -> list[str]:
 
 
 def did_you_mean(candidates: list[str]) -> str:
-    """`; did you mean a or b?`, or nothing where there is no candidate."""
+    """`; did you mean a or b?`, or "" without a candidate."""
     return f"; did you mean {' or '.join(candidates)}?" if candidates else ""
 
 

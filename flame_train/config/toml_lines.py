@@ -1,7 +1,7 @@
 """On which line each key of a TOML text stands. `tomllib` gives values without positions.
 
-The scanner runs after `tomllib` has accepted the text, so it may trust the syntax: it only has to know where
-a key begins and where its value ends.
+The scanner runs after `tomllib` accepted the text, so it can trust the syntax. It finds where a key begins and where
+its value ends.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class _Scanner:
         self.at = match.end()
 
     def _enclosed(self, path: Path, closing: str) -> None:
-        """Read an array or an inline table. Keys inside an array have no path of their own."""
+        """Read an array or an inline table. Keys inside an array have no path."""
         self.at += 1
         while True:
             self._skip_blank()

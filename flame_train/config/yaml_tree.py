@@ -1,8 +1,8 @@
 """YAML 1.2 text to a plain tree with line numbers, from parser events.
 
-A configuration is a tree of mappings, lists and scalars, so everything else YAML can say is refused: tags,
-anchors and aliases (with them go object construction, cycles and exponential expansion), several documents
-and duplicate keys. Plain scalars follow the YAML 1.2 core schema: `no` is text and `1e-4` a number.
+A configuration is a tree of mappings, lists and scalars. The reader refuses everything else of YAML: tags, anchors
+and aliases, several documents, duplicate keys. So no file constructs objects, cycles or exponential expansions. Plain
+scalars follow the YAML 1.2 core schema: `no` is text and `1e-4` a number.
 """
 
 from __future__ import annotations

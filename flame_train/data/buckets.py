@@ -1,4 +1,4 @@
-"""Aspect-ratio buckets: which shape an image is trained at, and what is scaled and cropped for that.
+"""Aspect-ratio buckets: the shape at which an image is trained, and its scale and crop.
 
 A bucket's sides are multiples of `step` and its area is at most resolution squared. An image goes to the
 bucket whose aspect ratio is nearest in log space, is scaled to cover it and cropped at the centre. Without
@@ -49,7 +49,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class BucketRule:
-    """What buckets there may be. Raises ConfigError for bounds that leave none.
+    """The possible buckets. Raises ConfigError for bounds that leave none.
 
     min_side 0 means a quarter of the resolution, at most 256; max_side 0 twice the resolution.
     """

@@ -1,10 +1,9 @@
-"""A disk cache addressed by content: what is read is what would be computed, or it is computed again.
+"""A disk cache addressed by content: an entry has the values that would be computed, or is computed again.
 
-A key covers everything the arrays depend on, so nothing is ever stale: changed input has another key. An
-entry is one safetensors file, written whole or not at all, whose metadata holds its key and a checksum; a
-damaged, truncated or foreign one is replaced, and a folder in its place, which may hold anything, is refused.
-Modification times play no part. Several processes may share a folder: whoever renames last wins, with the same
-content.
+A key covers every input of the arrays, so no entry is ever stale: changed input has another key. An entry is one
+safetensors file, written whole or not at all. Its metadata holds its key and a checksum. A damaged, truncated or
+foreign entry is replaced. A folder in its place is refused, because it may hold anything. Modification times play no
+part. Several processes may share a folder: whoever renames last wins, with the same content.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ _Entry = tuple[list[TensorInfo], memoryview]  # the arrays' places, and the byte
 def _read_verified(path: Path, key: str, shapes: Shapes | None) -> _Entry:
     """Raises ModelFileError for anything but the whole entry of `key`, OSError where it cannot be read.
 
-    Its header must be the very bytes that `put` writes for what it says: nothing else needs to be looked for in it.
+    Its header must have the very bytes that `put` writes, so no other check is needed.
     """
     with os.fdopen(os.open(path, os.O_RDONLY | NONBLOCK | BINARY), "rb", buffering=0) as file:
         status = os.fstat(file.fileno())

@@ -1,4 +1,4 @@
-"""Captions: text files beside the images, or one metadata.jsonl for a whole folder.
+"""Captions: a text file for each image, or one metadata.jsonl for a whole folder.
 
 Text is UTF-8, or UTF-8, UTF-16 or UTF-32 with a byte order mark. Anything else is refused with its line, not
 guessed: a wrong guess would train on garbage unseen.

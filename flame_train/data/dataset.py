@@ -86,12 +86,26 @@ class Dataset:
     ) -> Self:
         """Read every image and caption under `path`, subfolders included, decoding each image fully.
 
-        default_caption: for images without one; None makes a missing caption a problem. on_bad "skip"
-        leaves out an image that has a problem, with a notice. by_folder: images of a folder N_name come N
-        times as often, as kohya's trainers read names. min_side (pixels) and max_ratio (longer side
-        to shorter) bound what can be trained on. `seen` are the sizes, by SHA-256, of images that need not be
-        decoded again. Raises DatasetError with every problem found, or DataError
-        if `path` is no folder.
+        Args:
+            path: the folder.
+            repeats: how often each image comes in one epoch.
+            by_folder: whether images of a folder N_name come N times as often, as in kohya's trainers.
+            default_caption: the caption of images that have none; None makes a missing caption a problem.
+            caption_endings: endings of caption files.
+            on_bad: "skip" leaves out an image with a problem and adds a notice; "error" refuses the dataset.
+            animated: whether the first frame of an animation is an image.
+            min_side: shortest side of an image, in pixels.
+            max_ratio: largest ratio of the longer side to the shorter.
+            progress: gets the number of images read and their total.
+            seen: (height, width) by SHA-256 of images that were decoded before and need no decoding.
+
+        Returns:
+            The dataset.
+
+        Raises:
+            DatasetError: every problem found.
+            DataError: `path` is no folder.
+            ValueError: `repeats` is below 1.
         """
         if repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {repeats}")
@@ -135,6 +149,16 @@ class _Scan:
         min_side: int,
         max_ratio: float,
     ) -> None:
+        """Starts without items or problems.
+
+        Args:
+            root: the folder that is read.
+            listing: its files.
+            default_caption: the caption of images that have none; None makes a missing caption a problem.
+            endings: endings of caption files.
+            min_side: shortest side of an image, in pixels.
+            max_ratio: largest ratio of the longer side to the shorter.
+        """
         self.root, self.files, self.default, self.endings = root, listing.files, default_caption, endings
         self.names = frozenset(self.files)
         self.min_side, self.max_ratio = min_side, max_ratio
@@ -226,7 +250,7 @@ class _Scan:
             return None
         if not given and self.default is None:
             other = next((ending for ending in CAPTION_ENDINGS if stem + ending in self.names), None)
-            write = f"write {shown(os.path.basename(stem))}{self.endings[0]} beside it, or set data.caption"
+            write = f"write {shown(os.path.basename(stem))}{self.endings[0]} in the same folder, or set data.caption"
             self.bad.append(
                 f"{shown(key)}: has no caption: " + (f'set data.caption_extension = "{other}"' if other else write)
             )
@@ -284,7 +308,7 @@ def _no_image(files: Sequence[str]) -> str:
 
 
 def _named_repeats(key: str) -> int | None:
-    """What the name of an image's outermost folder, N_name, says; None if it says nothing."""
+    """The repeats in the name of an image's outermost folder, N_name; None without a number."""
     folder, below, _ = key.partition("/")
     number, named, _ = folder.partition("_")
     return int(number) if below and named and number.isascii() and number.isdigit() else None

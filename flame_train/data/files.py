@@ -19,7 +19,7 @@ _KINDS = (
 
 
 def special_kind(mode: int) -> str | None:
-    """What a file of this `st_mode` is called when it is not a regular file; None when it is one."""
+    """The kind of a file that is not regular, by its `st_mode`; None for a regular file."""
     if stat.S_ISREG(mode):
         return None
     return next((text for test, text in _KINDS if test(mode)), "not a regular file")

@@ -31,7 +31,7 @@ Animated = Literal["refuse", "first"]
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """What is known of an image once it was decoded. `height` and `width` are those of the upright one."""
+    """The facts about a decoded image. `height` and `width` are those of the upright one."""
 
     height: int
     width: int
@@ -60,7 +60,7 @@ def read_image(
 def probe(
     path: Path, *, animated: Animated = "refuse", name: str | None = None, seen: Mapping[str, Size] | None = None
 ) -> ImageInfo:
-    """Decodes the image fully, as `load_image` would, and keeps only what is known of it.
+    """Decodes the image fully, as `load_image` does, and keeps only the facts about it.
 
     `seen` are the sizes, by hash, of those that need not be decoded again; of such nothing else is known.
     """
@@ -79,12 +79,12 @@ def load_image(
     animated: Animated = "refuse",
     name: str | None = None,
 ) -> tuple[np.ndarray[Any, Any], ImageInfo]:
-    """Read, check and decode one image: (uint8 pixels (H, W, 3), what is known of it).
+    """Read, check and decode one image: (uint8 pixels (H, W, 3), the facts about it).
 
-    EXIF orientation is applied, an embedded colour profile is converted to sRGB, transparency is laid over
-    `background` (0..255 sRGB), 16-bit values are scaled by 1/257. A file with several frames is refused, or
-    gives its first frame and a notice with `animated="first"`. Raises DataError, whose message begins with
-    `name` (default: the path).
+    It applies the EXIF orientation, converts an embedded colour profile to sRGB, and scales 16-bit values by 1/257.
+    Transparent pixels show `background` (0..255 sRGB). A file with several frames is refused, or gives its first
+    frame and a notice with `animated="first"`. Raises DataError, whose message begins with `name` (default: the
+    path).
     """
     label = name if name is not None else shown(path)
     return _loaded(read_bytes(path, limit=MAX_FILE_BYTES, name=label), label, background, animated)
@@ -143,7 +143,22 @@ def _decode(
     animated: Animated,
     notices: list[str],
 ) -> tuple[np.ndarray[Any, Any], str]:
-    """(uint8 (H, W, 3), stored mode). Only the sniffed format's decoder is ever tried."""
+    """Decodes an image, with the decoder of the sniffed format only.
+
+    Args:
+        data: the file's bytes.
+        found: the sniffed format, such as "PNG".
+        label: the name of the file in messages.
+        background: the RGB colour behind transparent pixels.
+        animated: whether the first frame of an animation is an image.
+        notices: gets a line for each thing that was left out.
+
+    Returns:
+        The pixels, uint8 (H, W, 3), and the mode in which the file stores them.
+
+    Raises:
+        DataError: an animation is refused, or the image is too large.
+    """
     with Image.open(io.BytesIO(data), formats=[found]) as image:
         _refuse_bomb(image.width * image.height, label)
         # A JPEG that holds more is a phone's photo with a depth map or preview: the first is the photo.

@@ -1,6 +1,6 @@
-"""Which samples come when: a pure function of (seed, epoch), so that nothing has to be saved to resume.
+"""The order of samples: a pure function of (seed, epoch), so that resuming needs no saved state.
 
-Random numbers are raw Philox words (Salmon et al. 2011) under a key hashed from what they are for. NumPy
+Random numbers are raw Philox words (Salmon et al. 2011) under a key hashed from their purpose. NumPy
 promises those words for ever, unlike its `shuffle` and `permutation`: a permutation here is a stable sort
 of them.
 """
@@ -30,10 +30,7 @@ class Batch:
 class Order:
     """The batches of every epoch, by step.
 
-    bucket_of: each item's bucket, by item index. Batches never mix buckets. The last batch of a bucket is
-    filled by starting that bucket's order anew (`fill=True`: every batch has `batch_size` samples), or is
-    left short. An epoch holds each item exactly `repeats` times, one number for all or one each, besides the
-    filling.
+    Batches never mix buckets. An epoch holds each item as often as its repeats say; filling adds some more.
     """
 
     def __init__(
@@ -45,6 +42,18 @@ class Order:
         *,
         fill: bool = True,
     ) -> None:
+        """Groups the items by bucket.
+
+        Args:
+            bucket_of: the bucket of each item.
+            repeats: how often each item comes in one epoch, one number for all or one for each.
+            batch_size: items in a batch.
+            seed: seed of the order.
+            fill: whether the last batch of a bucket is filled up with items of the same bucket.
+
+        Raises:
+            ValueError: there are no items, a number is below 1, or `repeats` has another length.
+        """
         each = [repeats] * len(bucket_of) if isinstance(repeats, int) else repeats
         if len(each) != len(bucket_of):
             raise ValueError(f"an order needs repeats for each of {len(bucket_of)} items, got {len(each)}")
@@ -77,7 +86,7 @@ class Order:
         return step // self.batches_per_epoch
 
     def batch_at(self, step: int) -> Batch:
-        """The batch of a step, counted from 0 over all epochs. Any step may be asked for at any time."""
+        """The batch of a step, counted from 0 over all epochs. Steps may come in any order."""
         if step < 0:
             raise ValueError(f"steps count from 0, got {step}")
         epoch, within = divmod(step, self.batches_per_epoch)
@@ -122,14 +131,31 @@ def epoch_batches(
     *,
     fill: bool = True,
 ) -> list[Batch]:
-    """The batches of one epoch: `Order(...).epoch(epoch)` as a list."""
+    """The batches of one epoch: `Order(...).epoch(epoch)` as a list.
+
+    Args:
+        bucket_of, repeats, batch_size, seed, fill: as in `Order`.
+        epoch: the number of the epoch, from 0.
+
+    Returns:
+        The batches in order.
+    """
     return list(Order(bucket_of, repeats, batch_size, seed, fill=fill).epoch(epoch))
 
 
 def caption_dropped(probability: float, seed: int, epoch: int, index: int, draw: int = 0, part: str = "") -> bool:
-    """Whether sample `draw` of item `index` is seen without its caption, or without a `part` of it, in this epoch.
+    """Whether a sample is seen without its caption; a pure function of the arguments.
 
-    A pure function of its arguments; over many samples true with `probability`.
+    Args:
+        probability: the share of samples for which the result is true.
+        seed: the run's seed.
+        epoch: the number of the epoch.
+        index: the item.
+        draw: which of the item's samples in this epoch.
+        part: the name of a part of the caption, or of an encoder, that is dropped by itself; "" is the whole.
+
+    Returns:
+        True if the caption or the part is dropped.
     """
     word = int.from_bytes(_key(f"caption dropout {part}".rstrip(), seed, epoch, index, draw)[:8], "little")
     return word >> 11 < probability * 2**53  # 53 bits: exact in a float, so 0 is never and 1 always

@@ -1,4 +1,4 @@
-"""A dataset with each image's place in a bucket, and the report that tells which went where."""
+"""A dataset with each image's bucket and crop, and the report about them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Placed:
 
     @property
     def buckets(self) -> tuple[Size, ...]:
-        """Each item's bucket, (height, width): what the sample order is made from."""
+        """Each item's bucket, (height, width), from which the order of samples follows."""
         return tuple(placement.bucket for placement in self.placements)
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ class Placed:
         return table
 
     def image_table(self) -> Table:
-        """A line a image: its size, its bucket, its scale and what was cropped on which sides."""
+        """A line for each image: its size, bucket, scale and crop by side."""
         table = _table("image", "size", "bucket", "scale", "cropped")
         for item, p in self:
             row = shown(item.key), _size(p.original), _size(p.bucket), f"{p.scale:.2f}", _cropped(p)
@@ -81,8 +81,8 @@ class Placed:
 def place(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") -> Placed:
     """Give every image its bucket.
 
-    Images too small for any are a DatasetError that lists them all, or with on_bad "skip" left out with a
-    notice (DatasetError if none is left).
+    Images too small for any bucket raise a DatasetError that lists them all. With on_bad "skip" they are left out
+    with a notice (DatasetError if none is left).
     """
     kept: list[Item] = []
     placements: list[Placement] = []

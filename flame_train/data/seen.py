@@ -1,8 +1,7 @@
 """Which images were decoded before, so that the next start need not decode them again to know that they are whole.
 
-What is kept is the size of an image by the hash of its bytes: other bytes are another image. Only those are kept that
-decoded without a word to say. The file lies beside the cached arrays; one that is damaged, or of other decoders, says
-nothing.
+The file has the size of each image by the hash of its bytes: other bytes are another image. Only those are kept that
+decoded without a word to say. The file lies in the cache; a damaged one, or one of other decoders, is ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _LARGEST: Final = 200 << 20
 
 
 def seen_images(folder: Path) -> dict[str, Size]:
-    """(height, width) by SHA-256 in hex, of the images that `remember` was told of."""
+    """(height, width) by SHA-256 in hex, of the remembered images."""
     try:
         path = folder / _NAME
         if not path.is_file() or path.stat().st_size > _LARGEST:

@@ -1,7 +1,7 @@
-"""What an image file really is, told from its bytes: names lie, and some decoders accept damaged files.
+"""Identifies an image file by its bytes: names may be wrong, and some decoders accept damaged files.
 
-`sniff` names the format, `check_png` finds damage that Pillow would let pass, and `declared_pixels` reads
-a size that must be judged before a decoder allocates for it.
+`sniff` names the format, and `check_png` finds damage that Pillow would let pass. `declared_pixels` reads the size,
+which is checked before a decoder allocates for it.
 """
 
 from __future__ import annotations

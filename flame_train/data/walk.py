@@ -1,4 +1,4 @@
-"""What lies in a dataset's folder: a walk that ends, whatever links, pipes or names it meets.
+"""Lists a dataset's folder. The walk ends, whatever links, pipes or names it meets.
 
 Links to files and folders are followed, also out of the folder, since people build datasets from links. A
 folder reached twice is taken once, under its real place if that lies inside. Hidden names are left out.
@@ -18,7 +18,7 @@ from flame_train.errors import DataError, shown
 
 @dataclass(slots=True)
 class Listing:
-    """Relative posix paths of regular files, in byte order, with what was passed over and what failed."""
+    """Relative posix paths of regular files, in byte order, with the skipped entries and the failures."""
 
     files: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)

@@ -1,1 +1,1 @@
-"""What diffusion models are trained and sampled with: noise schedules, objectives and samplers."""
+"""Training and sampling of diffusion models: noise schedules, objectives and samplers."""

@@ -55,9 +55,9 @@ def shifted(sigma: Any, shift: float) -> Any:
 class FlowObjective:
     """The error of the velocity.
 
-    `sampling` draws s before the shift; what comes of it is spread over `span`, in thousandths. `kind` is the distance
-    to the target. `weighting` multiplies each sample's loss. `kinds` says which noise is
-    drawn. `patch` is the side of a token in latent pixels.
+    `sampling` samples s before the shift; the shifted levels are scaled to `span`, in thousandths. `kind` is the
+    distance to the target. `weighting` multiplies each sample's loss. `kinds` are the kinds of noise. `patch` is
+    the side of a token in latent pixels.
     """
 
     sampling: TimestepSampling = field(default_factory=LogitNormal)
@@ -85,11 +85,11 @@ class FlowObjective:
         return Tensor(low + (high - low) * levels)
 
     def noise(self, rng: Rng, latents: Tensor) -> Tensor:
-        """(B, H, W, C) fp32, which is what a prediction is compared with."""
+        """(B, H, W, C) fp32, the noise of the target."""
         return self.kinds.drawn(rng, latents)
 
     def mixed(self, rng: Rng, noise: Tensor) -> Tensor:
-        """What is mixed into the latents: the noise, unless inputs are perturbed."""
+        """The noise that is mixed into the latents; with input perturbation it differs from the target's."""
         return self.kinds.mixed(rng, noise)
 
     def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class FlowObjective:
         return x.to(latents.dtype)
 
     def target(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """What the prediction is compared with, fp32: the same for every s."""
+        """The target of the prediction, fp32: the same for every s."""
         return noise.float() - latents.float()
 
     def losses(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""What a denoiser is trained on: timestep, noise, noised latents, target and loss.
+"""The training objective of a denoiser: timestep, noise, noised latents, target and loss.
 
-Latents are (B, H, W, C). Random numbers come from `engine.random` by (seed, stream, step, global sample index),
-tables live on the device: nothing here reads a value back, so a step made of it can be captured.
+Latents are (B, H, W, C). Random numbers come from `engine.random` by (seed, stream, step, global sample index), and
+tables live on the device. No function here reads a value back, so a step can be captured.
 """
 
 from __future__ import annotations
@@ -40,14 +40,7 @@ def mean_errors(kind: LossKind, prediction: Tensor, target: Tensor, level: Noise
 
 
 class Objective:
-    """Predicts the noise ("epsilon") or v = sqrt(abar) noise - sqrt(1 - abar) x_0 (arXiv 2202.00512).
-
-    `kind` is the distance to the target. `weighting` weighs each sample by its timestep's signal-to-noise ratio.
-    `sampling` draws timesteps within `span`. `noise` says which noise is drawn.
-
-    Raises `ValueError` for epsilon on a schedule with zero terminal SNR: there the noise says nothing of the
-    image.
-    """
+    """Diffusion loss on the noise ("epsilon") or on v = sqrt(abar) noise - sqrt(1 - abar) x_0 (arXiv 2202.00512)."""
 
     def __init__(
         self,
@@ -61,6 +54,21 @@ class Objective:
         noise: Noise | None = None,
         device: str = "cpu",
     ) -> None:
+        """Puts the tables of the schedule onto the device.
+
+        Args:
+            schedule: the noise schedule.
+            prediction: the target: "epsilon" or "v".
+            kind: the loss function; None: the mean squared error.
+            weighting: the weight of a noise level; None: 1.
+            sampling: the distribution of timesteps; None: uniform.
+            span: the range of timesteps that is trained.
+            noise: the kinds of noise that are mixed; None: standard normal noise.
+            device: "cuda" or "cpu".
+
+        Raises:
+            ValueError: zero terminal SNR with prediction "epsilon": the last timestep has no signal to recover.
+        """
         if prediction == "epsilon" and schedule.alphas_cumprod[-1] == 0.0:
             raise ValueError("objective: zero terminal SNR needs prediction 'v', got 'epsilon'")
         self.schedule, self.prediction, self._drawn = schedule, prediction, noise or Noise()
@@ -74,7 +82,7 @@ class Objective:
         self._weight = None if weights is None else _table(weights, device)
 
     def timesteps(self, rng: Rng, shape: Sequence[int] = ()) -> Tensor:
-        """(B,) int64, whatever the latents' shape: a level drawn in (0, 1) is a place in the span."""
+        """(B,) int64, whatever the latents' shape: a level in (0, 1) is a position in the span."""
         first, end = (edge * self.schedule.steps // 1000 for edge in self._span)
         count = end - first
         if self._sampling.even:
@@ -86,11 +94,11 @@ class Objective:
         return Tensor(drawn + first if first else drawn)
 
     def noise(self, rng: Rng, latents: Tensor) -> Tensor:
-        """(B, H, W, C) fp32, which is what a prediction is compared with."""
+        """(B, H, W, C) fp32, the noise of the target."""
         return self._drawn.drawn(rng, latents)
 
     def mixed(self, rng: Rng, noise: Tensor) -> Tensor:
-        """What is mixed into the latents: the noise, unless inputs are perturbed."""
+        """The noise that is mixed into the latents; with input perturbation it differs from the target's."""
         return self._drawn.mixed(rng, noise)
 
     def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
@@ -99,7 +107,7 @@ class Objective:
         return x.to(latents.dtype)
 
     def target(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """What the prediction is compared with, fp32."""
+        """The target of the prediction, fp32."""
         if self.prediction == "epsilon":
             return noise.float()
         return _at(self._signal, t, latents) * noise - _at(self._noise, t, latents) * latents

@@ -1,8 +1,8 @@
 """Samplers: from noise to latents with a trained denoiser, as pure functions.
 
-`denoise(x, t, cond)` takes (B, H, W, C) fp32, timesteps (B,) int64 and whatever the model is conditioned on, and
-returns the model's prediction, epsilon or v. Results are those of diffusers' schedulers of the same names with
-SDXL's published configuration.
+`denoise(x, t, cond)` takes (B, H, W, C) fp32, timesteps (B,) int64 and the conditioning. It returns the model's
+prediction, epsilon or v. Results are those of diffusers' schedulers of the same names with SDXL's published
+configuration.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class SamplerConfig:
 def guided(denoise: Denoise, guidance: float) -> Denoise:
     """Classifier-free guidance (arXiv 2207.12598): a denoiser whose `cond` is of twice as many samples as x has.
 
-    The first half is what is wanted, the second what is not; both go through `denoise` as one batch. With a guidance
-    of 1 there is no second half.
+    The first half is the prompt, the second the negative prompt; both go through `denoise` as one batch. With a
+    guidance of 1 there is no second half.
     """
     if guidance == 1.0:
         return denoise
@@ -56,7 +56,20 @@ def guided(denoise: Denoise, guidance: float) -> Denoise:
 def ddim(denoise: Denoise, noise: Tensor, cond: Any, config: SamplerConfig) -> Tensor:
     """DDIM without added noise (arXiv 2010.02502, eta = 0). `noise` is standard normal (B, H, W, C).
 
-    The last step goes to abar_0, not to 1. Raises `ConfigError` if `steps` does not fit the schedule.
+    Args:
+        denoise: gives the model's prediction for (x, t, cond).
+        noise: standard normal (B, H, W, C).
+        cond: the conditioning, passed to `denoise`.
+        schedule: the noise schedule of training.
+        steps: number of steps.
+        prediction: whether the model predicts "epsilon" or "v".
+        spacing: which of the schedule's timesteps are visited.
+
+    Returns:
+        Latents (B, H, W, C), fp32.
+
+    Raises:
+        ConfigError: `steps` does not fit the schedule.
     """
     times, schedule = config.timesteps(), config.schedule
     abar, stride = schedule.alphas_cumprod, schedule.steps // config.steps
@@ -80,8 +93,22 @@ def _split(output: Tensor, x: Tensor, abar: float, prediction: Prediction) -> tu
 def euler(denoise: Denoise, noise: Tensor, cond: Any, config: SamplerConfig) -> Tensor:
     """Euler's method on dx / dsigma (arXiv 2206.00364, algorithm 2 without churn). `noise` is standard normal.
 
-    x is signal plus sigma times noise; the model sees x / sqrt(sigma^2 + 1). Raises `ConfigError` if `steps`
-    does not fit the schedule.
+    x is the signal plus sigma times noise; the model gets x / sqrt(sigma^2 + 1).
+
+    Args:
+        denoise: gives the model's prediction for (x, t, cond).
+        noise: standard normal (B, H, W, C).
+        cond: the conditioning, passed to `denoise`.
+        schedule: the noise schedule of training.
+        steps: number of steps.
+        prediction: whether the model predicts "epsilon" or "v".
+        spacing: which of the schedule's timesteps are visited.
+
+    Returns:
+        Latents (B, H, W, C), fp32.
+
+    Raises:
+        ConfigError: `steps` does not fit the schedule.
     """
     times = config.timesteps()
     sigmas = [*euler_sigmas(config.schedule)[times].tolist(), 0.0]

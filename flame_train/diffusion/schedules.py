@@ -26,8 +26,8 @@ class NoiseSchedule:
     def scaled_linear(cls, start: float = 0.00085, end: float = 0.012, steps: int = 1000) -> NoiseSchedule:
         """Betas whose roots are evenly spaced: Stable Diffusion's and SDXL's schedule.
 
-        Rounded to fp32 where the reference implementations round, so that the table is the one that published
-        models were trained on, bit for bit: each root is one multiply-add from the nearer end.
+        It rounds to fp32 where the reference implementations round. So the table has the bits that published models
+        were trained on. Each root is one multiply-add from the nearer end.
         """
         first, last = np.float32(start**0.5), np.float32(end**0.5)
         width = np.float64((last - first) / np.float32(steps - 1))
@@ -53,7 +53,7 @@ class NoiseSchedule:
             return np.sqrt((1.0 - self.alphas_cumprod) / self.alphas_cumprod)
 
     def zero_terminal_snr(self) -> NoiseSchedule:
-        """The schedule shifted and scaled so that nothing is left at the last timestep (arXiv 2305.08891, alg. 1)."""
+        """The schedule shifted and scaled to zero signal at the last timestep (arXiv 2305.08891, alg. 1)."""
         root = np.sqrt(self.alphas_cumprod)
         return NoiseSchedule(((root - root[-1]) * (root[0] / (root[0] - root[-1]))) ** 2)
 

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Stream(IntEnum):
-    """What an objective draws; see `engine.random.Rng`."""
+    """The random streams of an objective; see `engine.random.Rng`."""
 
     NOISE = 16
     TIMESTEPS = 17

@@ -1,10 +1,10 @@
 """Writing a file so that it is whole or not there at all, even after a power cut.
 
 Order: temporary sibling, flush, fsync, rename over the target, fsync of the folder. Until the rename the
-old file is untouched; after any failure the temporary one is removed. Its name has a random part and it is made
-exclusively, so that nothing planted in its place is followed. Its writer has a lock on it, the kernel's: what nobody
-has a lock on, a dead process left, and the next write in that folder removes it. Windows renames no file that is open,
-so there a writer lets go of its lock just before the rename, and a sweep leaves what is younger than a minute.
+old file is untouched; after any failure the temporary one is removed. Its name has a random part, and it is created
+exclusively, so that no planted link is followed. Its writer holds a lock on it, by the kernel. A file without a lock
+comes from a dead process, and the next write in that folder removes it. Windows cannot rename an open file. So a
+writer there releases its lock just before the rename, and a sweep leaves files younger than a minute.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _YOUNG: Final = 60.0  # seconds: a file this young may be one that its writer ha
 def write_durably(place: Place, chunks: Iterable[bytes | memoryview], total: int) -> None:
     """Write `chunks`, `total` bytes in all, to `place`; missing parent folders of a path are made.
 
-    Raises OutputError when the disk cannot take it (full, read-only, no permission, size limit); there is then
-    what was there before. An error raised by `chunks` itself passes through, with the same promise.
+    Raises OutputError when the disk refuses (full, read-only, no permission, size limit); the old file then stays. An
+    error raised by `chunks` itself passes through, with the same promise.
     """
     if not isinstance(place, Spot):
         refuse_folder(place)
@@ -52,7 +52,7 @@ def _write(target: Spot, chunks: Iterable[bytes | memoryview], total: int) -> No
         temporary, descriptor = create_temporary(folder, target.name)
     stream = os.fdopen(descriptor, "wb")
     try:
-        for chunk in chunks:  # outside `errors`: what the producer raises is not the disk's fault
+        for chunk in chunks:  # outside `errors`: the producer's own errors are not the disk's
             with errors(target.path, needed=total):
                 stream.write(chunk)
             hit("file.mid_write")
@@ -74,7 +74,7 @@ def _write(target: Spot, chunks: Iterable[bytes | memoryview], total: int) -> No
 
 
 def _close(stream: IO[bytes]) -> None:
-    with contextlib.suppress(OSError):  # it tries to write again what the disk has just refused
+    with contextlib.suppress(OSError):  # it writes again the bytes that the disk has just refused
         stream.close()
 
 
@@ -123,7 +123,7 @@ def _remove_if_dead(folder: Held, name: str) -> None:
 
 
 def sweep_path(folder: Path) -> None:
-    """As `sweep`, of a path; nothing where there is no folder, or none that can be read."""
+    """As `sweep`, of a path; does nothing without a readable folder."""
     with contextlib.suppress(OSError), Held.open(folder) as held:
         sweep(held)
 

@@ -41,7 +41,7 @@ def arm(points: str) -> None:
 
 
 def hit(name: str) -> None:
-    """Do what was armed for the place called `name`; usually nothing."""
+    """Run the action that is armed for the place `name`; usually none."""
     action = _due(name)
     if action == "enospc":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"failpoint {name}")
@@ -69,7 +69,7 @@ def _parsed(text: str) -> _Point:
 
 
 def _due(name: str) -> str:
-    """The action that is asked for at this hit of `name`; "" if none is."""
+    """The action that is armed for this hit of `name`; "" if none is."""
     for point in _armed:
         if point.name == name:
             point.hits += 1

@@ -1,4 +1,4 @@
-"""Folders and free space: what must be so before a run starts, and disk trouble told in a sentence."""
+"""Checks of folders and free space before a run, and one-sentence messages for disk errors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def reading(path: Path, *passed: type[OSError]) -> Iterator[None]:
 
 
 def disk_message(path: Path, needed: int | None, error: OSError) -> str:
-    """What to tell of an OSError about `path`."""
+    """The message for an OSError about `path`."""
     if error.errno in _FULL:
         need = f"needs {size(needed)}, " if needed is not None else ""
         return f"{path}: the disk is full: {need}has {size(free_bytes(path))}; free some space and start again"
@@ -93,9 +93,12 @@ def preflight(folder: Path, expected: int) -> None:
 
 
 def refuse_place(path: Path, ending: str, force: bool) -> None:
-    """Said before any work: raises ConfigError unless the file to write, `path`, ends as its contents ask for, and
-    OutputError if it is a folder, or there already, unless `force` says that it may be overwritten, or out of reach,
-    or in a folder that could not be written to."""
+    """Checks the file to write before any work.
+
+    Raises:
+        ConfigError: `path` does not end in `ending`.
+        OutputError: it is a folder, out of reach or in a read-only folder, or it exists without `force`.
+    """
     if path.suffix.lower() != ending:
         raise ConfigError(f"{path}: expected a name ending in {ending}, got {path.suffix or 'no ending'}")
     refuse_folder(path)
@@ -114,7 +117,7 @@ def refuse_folder(path: Path) -> None:
 
 
 def is_same_file(one: Path, other: Path) -> bool:
-    """Whether two names are one file's. Not if either is not there, or out of reach: its reader tells that."""
+    """Whether two names are one file's. Not if either is missing or unreachable: its reader reports that."""
     try:
         return os.path.samefile(one, other)
     except OSError:
@@ -122,7 +125,7 @@ def is_same_file(one: Path, other: Path) -> bool:
 
 
 def could_make_folder(folder: Path, remedy: str = _ELSEWHERE) -> None:
-    """Raises OutputError, as far as can be told without writing, if `make_folder` would."""
+    """Raises OutputError if `make_folder` would, as far as a check without writing shows."""
     with disk_errors(folder):
         _refuse_obstacle(folder, remedy)
         nearest = _existing(folder)
@@ -139,7 +142,7 @@ def _refuse_obstacle(folder: Path, remedy: str) -> None:
 
 
 def _obstacle(folder: Path) -> str:
-    """What stands where `folder` or one of its parents belongs; "" if nothing does."""
+    """The file in place of `folder` or one of its parents; "" if there is none."""
     for part in (folder, *folder.parents):
         if part.is_symlink() and not part.exists():
             return f"{part} is a link to {os.readlink(part)}, which is not there"

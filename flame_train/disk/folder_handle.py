@@ -1,7 +1,8 @@
 """A handle on a folder, below which names are found: its descriptor, or its path where the system opens no folders.
 
-By descriptor a name is found in that very folder, wherever it is moved. By path the folder is looked at before each
-use, and is refused if something else is there. Between the look and the use another process may still change it.
+By descriptor a name is found in that very folder, wherever it is moved. Held by its path, the folder is checked
+before each use, and another one in its place is refused. Between the look and the use another process may still
+change it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from flame_train.disk.system import BINARY, FOLDER, NO_LINK
 
 
 class FolderHandle(Protocol):
-    """What one does with names in a folder. Every method raises OSError; none follows a link in the folder."""
+    """Operations on names in a folder. Every method raises OSError; none follows a link in the folder."""
 
     closes_first: bool
     """Whether a file must be closed before it is renamed or removed."""
@@ -32,7 +33,7 @@ class FolderHandle(Protocol):
     def remove_folder(self, name: str) -> None: ...
 
     def sync(self) -> None:
-        """Make the names durable, where the system can be asked for that."""
+        """Make the names durable, if the system can."""
 
     def status(self) -> os.stat_result:
         """By which the folder is known again."""
@@ -41,7 +42,7 @@ class FolderHandle(Protocol):
         """Whether the folder is known to be gone."""
 
     def now(self) -> Path | None:
-        """Where the folder is now, if that can be told."""
+        """Where the folder is now, if the system knows."""
 
     def close(self) -> None: ...
 
@@ -98,7 +99,7 @@ class DescriptorHandle:
 
 
 class PathHandle:
-    """A folder by its path, and by what was there when it was opened."""
+    """A folder by its path, and by its identity when it was opened."""
 
     closes_first = True
 
@@ -169,7 +170,7 @@ class PathHandle:
             raise OSError(errno.ESTALE, "the folder was replaced by another")
 
     def _found(self) -> os.stat_result:
-        """What is at the path: a folder, and below another handle's no link to one."""
+        """The status of the path: a folder, and below another handle's no link to one."""
         found = os.stat(self._path) if self._parent is None else os.lstat(self._path)
         if _is_link(found):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
@@ -204,7 +205,7 @@ def _is_link(found: os.stat_result) -> bool:
 
 
 def _refuse_special(path: Path) -> None:
-    """Raises OSError for what is no plain file: a link would be followed, a pipe waited for."""
+    """Raises OSError unless it is a plain file: a link would be followed, a pipe would block."""
     found = os.lstat(path)
     if _is_link(found):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))

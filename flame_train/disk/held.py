@@ -1,8 +1,8 @@
 """A folder held open: names in it are found below its descriptor, wherever it is moved, and never through a link.
 
-A path is looked up anew at each use, so a folder that is renamed takes a run's lock along, and the run would go on in
-whatever is put in its place. A held folder can only be written to where it is now, and knows when its path leads
-elsewhere. Systems without descriptors of folders find names by path (`folder_handle.py`).
+A path is resolved at each use. So a renamed folder takes a run's lock along, and the run would continue in another
+folder at the old path. A held folder can only be written to where it is now, and knows when its path leads elsewhere.
+Systems without descriptors of folders find names by path (`folder_handle.py`).
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class Held:
         return self._handle.file(name, flags, mode)
 
     def names(self) -> list[str]:
-        """What lies in this folder, sorted. Raises OSError."""
+        """The names in this folder, sorted. Raises OSError."""
         return sorted(self._handle.names())
 
     def look(self, name: str) -> os.stat_result | None:
-        """What `name` is, a link itself and not what it leads to; None if there is nothing. Raises OSError."""
+        """The status of `name`, of a link itself and not its target; None if it does not exist. Raises OSError."""
         try:
             return self._handle.look(name)
         except FileNotFoundError:
@@ -88,7 +88,7 @@ class Held:
         self._handle.rename(name, new)
 
     def remove(self, name: str, *, missing_ok: bool = False) -> None:
-        """A file or a link goes, or a folder with all that is in it; of a link never what it leads to."""
+        """Removes a file, a link, or a folder with its content; never the target of a link."""
         found = self.look(name)
         if found is not None and stat.S_ISDIR(found.st_mode):
             self._handle.remove_folder(name)
@@ -112,23 +112,23 @@ class Held:
         if found is None or not os.path.samestat(found, self._handle.status()):
             raise FolderLost(
                 f"{self.path}: was moved, removed or replaced while it was being written to; {self._whereabouts()}. "
-                "Nothing was written to what is there now"
+                "The run wrote nothing into the present one"
             )
 
     def _whereabouts(self) -> str:
         if self._handle.is_removed():
-            return "the folder and what was in it are gone"
+            return "the folder and its files are gone"
         now = self.now()
         if now is None:
             return "this system cannot tell where the folder is now"
-        return f"what was written is in {now}: to continue from there, set output.dir to it, or move it back"
+        return f"the run is in {now}: to continue from there, set output.dir to it, or move it back"
 
     def now(self) -> Path | None:
-        """Where the folder is now; None if it was removed, or nobody can tell."""
+        """Where the folder is now; None if it was removed or the system does not know."""
         return None if self._handle.is_removed() else self._handle.now()
 
     def follow(self) -> None:
-        """From here on this folder is called by where it is now, if that can be told."""
+        """From here on messages name the folder's present path, if the system knows it."""
         self.path = self.now() or self.path
 
     @contextmanager

@@ -1,8 +1,8 @@
 """Locks on open files. The kernel takes them back when their process ends, however that ends.
 
-POSIX locks a whole file (`fcntl.flock`). Windows locks bytes of one (`msvcrt.locking`), and knows no shared locks: an
-exclusive one takes a range of bytes, a shared one takes a single byte of that range at random, as SQLite did it on
-Windows 95. The range lies beyond what files hold, because locked bytes cannot be read by others.
+POSIX locks a whole file (`fcntl.flock`). Windows locks bytes of one (`msvcrt.locking`) and has no shared locks. An
+exclusive lock takes a range of bytes. A shared lock takes one random byte of that range, as SQLite did on Windows 95.
+The range lies beyond what files hold, because locked bytes cannot be read by others.
 """
 
 from __future__ import annotations

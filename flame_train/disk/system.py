@@ -1,4 +1,4 @@
-"""What only some operating systems have: modules of the standard library, and flags of `os.open`."""
+"""Features that only some operating systems have: modules of the standard library, flags of `os.open`."""
 
 from __future__ import annotations
 

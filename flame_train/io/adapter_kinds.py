@@ -24,6 +24,6 @@ _KINDS: Final = tuple(
 
 
 def other_kind(names: Iterable[str]) -> str | None:
-    """What the adapter with these tensors is, if it is not a plain LoRA."""
+    """The kind of an adapter with these tensors, if it is not a plain LoRA."""
     every = tuple(names)
     return next((kind for pattern, kind in _KINDS if any(pattern.fullmatch(name) for name in every)), None)

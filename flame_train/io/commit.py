@@ -1,12 +1,12 @@
 """Checkpoints that are whole or absent, whatever kills the process.
 
-A checkpoint is written to `.tmp-<step>-<random>`, each file synced, `MANIFEST.json` with every size and SHA-256
-last; the folder is synced, renamed to `step-<step>`, and its parent synced. Only then older checkpoints are
-pruned, each first renamed to `.del-*` so that a half-deleted one never looks like one. Reading takes the
-newest folder whose manifest verifies. There is no pointer to the latest: it could name what is not there.
+A checkpoint is written to `.tmp-<step>-<random>` and each file synced, last `MANIFEST.json` with every size and
+SHA-256. Then the folder is synced and renamed to `step-<step>`, and its parent synced. Only then older checkpoints
+are pruned, each first renamed to `.del-*` so that a half-deleted one never looks like one. Reading takes the newest
+folder whose manifest verifies. There is no pointer to the latest, because it could name a missing one.
 
-Damage is what does not fit: a size, a hash, a manifest that says something else. That a file cannot be read just now
-says nothing about it, and an older checkpoint in its stead would have the newer one pruned: reading then ends.
+Damage is what does not fit: a size, a hash, a manifest that says something else. A transient read error is no damage.
+An older checkpoint in place of the newest would have the newest pruned, so reading ends.
 """
 
 from __future__ import annotations
@@ -53,11 +53,22 @@ class Found:
 
 
 def commit(root: Place, step: int, files: Mapping[str, Content], keep: int, size: int | None = None) -> Path:
-    """Write the checkpoint of `step` under `root` and prune to the `keep` newest. Returns its folder.
+    """Writes the checkpoint of `step` under `root` and removes all but the newest.
 
-    Each content is the file's bytes, or a function that writes the file at the place it is given; `size` is about
-    what they take together, if known. If `step` is already there and whole it is left as it is. Raises OutputError
-    when the disk refuses; what was there before stays, and nothing half-written is left behind.
+    A whole checkpoint of that step stays as it is. If the disk refuses, nothing half-written is left.
+
+    Args:
+        root: the folder of checkpoints.
+        step: the number of steps done.
+        files: name -> the file's bytes, or a function that writes the file at a given path.
+        keep: how many of the newest checkpoints stay.
+        size: bytes of all files together, roughly; None: unknown.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        OutputError: the disk refuses; older checkpoints stay.
     """
     final = path_of(root) / _name(step)
     known = sum(len(content) for content in files.values() if isinstance(content, bytes))
@@ -82,7 +93,7 @@ def commit(root: Place, step: int, files: Mapping[str, Content], keep: int, size
 
 
 def _put(root: Held, step: int, files: Mapping[str, Content], there: bool) -> None:
-    """Writes the checkpoint beside its place, and puts it there; a damaged one that is `there` goes."""
+    """Writes the checkpoint under another name and renames it; removes a damaged one that is `there`."""
     temporary = f".tmp-{step}-{secrets.token_hex(8)}"
     try:
         root.make_folder(temporary)
@@ -128,7 +139,7 @@ def _write_bytes(folder: Held, name: str, content: bytes) -> None:
 
 
 def _fingerprint(folder: Held, name: str, *, sync: bool = False) -> dict[str, Any]:
-    """Size and hash of a file, which is waited for to be on the disk if asked. Raises OSError."""
+    """Size and hash of a file; it syncs the file on request. Raises OSError."""
     flags = READ_AND_SYNC if sync else os.O_RDONLY
     with os.fdopen(folder.file(name, flags | NONBLOCK), "rb") as file:
         if sync:
@@ -140,8 +151,8 @@ def _fingerprint(folder: Held, name: str, *, sync: bool = False) -> dict[str, An
 def _prune(root: Held, step: int, keep: int) -> None:
     """Keep the checkpoint of `step`, just written, and the newest before it.
 
-    Later steps go as well: had one of them been whole, the run would have continued from it. What cannot be removed,
-    as a file that is in use on a network disk, costs its room and a warning: the new checkpoint is safe.
+    Later steps go as well: had one of them been whole, the run would have continued from it. A file that cannot be
+    removed, such as one in use on a network disk, stays with a warning. The new checkpoint is safe.
     """
     earlier = [found for found in _steps(root) if found < step]
     kept = {step, *earlier[: keep - 1]}
@@ -182,8 +193,8 @@ def sweep(root: Place) -> None:
 def newest(root: Place) -> Found | None:
     """The newest checkpoint under `root` that verifies, or None where there is none at all.
 
-    Raises OutputError when there are some and none verifies, with the reason for each, when one was written by a
-    newer version of the format, or cannot be read just now.
+    Raises OutputError if there are some and none verifies, with the reason for each. It also does if one has a newer
+    format, or cannot be read at the moment.
     """
     path, flaws = path_of(root), list[str]()
     with reading(path):
@@ -236,7 +247,7 @@ def _steps(root: Held) -> list[int]:
 
 
 def _flaw(root: Held, name: str) -> str | None:
-    """What is wrong with the checkpoint `name`, or None if it is whole. Raises OSError where that cannot be told."""
+    """The damage of the checkpoint `name`, or None if it is whole. Raises OSError if that cannot be determined."""
     status = root.look(name)
     if status is None or not stat.S_ISDIR(status.st_mode):
         return "is no folder"
@@ -279,7 +290,7 @@ def _file_flaw(folder: Held, name: str, entry: Any) -> str | None:
 
 
 def _is_name(name: str) -> bool:
-    """Whether a file can have that name: no way to elsewhere, and nothing that no disk takes."""
+    """Whether a file can have that name: no path to elsewhere, and no name that disks refuse."""
     return (
         name not in ("", ".", "..")
         and os.path.basename(name) == name
@@ -289,7 +300,7 @@ def _is_name(name: str) -> bool:
 
 
 def _not_plain(folder: Held, name: str) -> str | None:
-    """What is wrong with a file of a checkpoint before it is read: a pipe would be waited for."""
+    """The problem of a checkpoint's file before reading; reading a pipe would block."""
     found = folder.look(name)
     if found is None:
         return f"{name} is missing"

@@ -1,7 +1,7 @@
 """The safetensors dtype tags and the NumPy types that hold them.
 
-The order of `_TABLE` is the order of the format's reference writer; tensors are laid out from the last
-entry to the first, so it decides the bytes of every file written here.
+`_TABLE` has the order of the format's reference writer. Tensors are laid out from its last entry to the first, so it
+determines the bytes of every written file.
 """
 
 from __future__ import annotations

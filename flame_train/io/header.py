@@ -1,9 +1,9 @@
 """The safetensors header: a strict parser for files nobody vouches for, and the writer's other half.
 
 Layout of a file: 8 bytes little-endian header length, that many bytes of JSON, then the tensors' data with
-no gap. The parser walks the JSON bytes in place and builds nothing but the result, so that a header made to
-exhaust memory is refused at its first wrong byte. Every refusal is a `HeaderError` with a reason only; the
-caller knows the file's name.
+no gap. The parser walks the JSON bytes in place and builds only the result. So a header made to exhaust memory is
+refused at its first wrong byte. Every refusal is a `HeaderError` with a reason only; the caller knows the file's
+name.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def parse_header(buffer: Any, begin: int, end: int) -> Header:
 def build_header(tensors: Iterable[TensorInfo], metadata: Mapping[str, str]) -> tuple[bytes, list[TensorInfo]]:
     """The header's bytes, length included, and the tensors in file order with their places filled in.
 
-    Order: widest dtype first, then by name. Metadata keys are sorted and the whole is padded with spaces to
-    a multiple of 8, so that equal contents give equal bytes and every tensor is aligned to its own width.
+    Order: widest dtype first, then by name. Metadata keys are sorted, so equal contents give equal bytes. Spaces pad
+    the header to a multiple of 8, so every tensor is aligned to its width.
     """
     placed: list[TensorInfo] = []
     fields: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
@@ -104,7 +104,7 @@ def build_header(tensors: Iterable[TensorInfo], metadata: Mapping[str, str]) -> 
 
 
 class _Cursor:
-    """A position in the header's bytes, moved only past what the grammar allows."""
+    """A position in the header's bytes, which moves only past valid syntax."""
 
     def __init__(self, buffer: Any, begin: int, end: int) -> None:
         self.buffer = buffer

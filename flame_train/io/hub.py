@@ -1,7 +1,7 @@
-"""A checkpoint by its name on the Hugging Face hub: the one place that may use the network, and only when asked to.
+"""A checkpoint by its name on the Hugging Face hub. Only this module uses the network, and only on request.
 
-`hf:owner/name` asks for it, in a command that may fetch. A path that is not there never does: a misspelt
-`models/sdxl` has the form of a name on the hub, and asking would tell it, with the user's token, to someone else.
+`hf:owner/name` asks for it, in a command that may fetch. A missing path never does: a misspelt `models/sdxl` has the
+form of a name on the hub. A request would send it, with the user's token, to someone else.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ def _token() -> Literal[False] | None:
 
 
 def read_of(files: Sequence[str]) -> list[str]:
-    """What is read of a repository's files: of weights those of a diffusers folder, if it is one, each once.
+    """The files of a repository that are read: of weights those of a diffusers folder, if it is one, each once.
 
-    Such repositories often hold the same model in one file as well, and in other precisions beside the full one.
+    Such repositories often hold the same model in one file too, and in several precisions.
     """
     wanted = [file for file in files if any(fnmatch(file, pattern) for pattern in _WANTED)]
     weights = {file: file.rpartition("/")[0] for file in wanted if file.endswith(".safetensors")}

@@ -1,9 +1,8 @@
 """Name tables between checkpoint layouts, as data that can be read in both directions.
 
-A `Rule` says which tensors of one layout make which of the other, and by what rearrangement. A `KeyMap` is a
-set of rules; its `inverse` is the same set read backwards, so a table that loads a layout can also write it.
-Nothing is read from disk here: `pull` returns for each wanted tensor a `Source`, a recipe for reading it
-later, one tensor at a time.
+A `Rule` says which tensors of one layout make which of the other, and by what rearrangement. A `KeyMap` is a set of
+rules; its `inverse` is the same set backwards. So a table that loads a layout can also write it. Nothing is read from
+disk here: `pull` returns for each wanted tensor a `Source`, a recipe for reading it later, one tensor at a time.
 
 Patterns: `{p}` stands for `weight` and `bias`; `{i}`, `{j}`, `{k}` for any number, the same on both sides.
 """
@@ -217,7 +216,7 @@ class KeyMap:
 
     @cached_property
     def _by_template(self) -> dict[str, list[tuple[list[str], Rule]]]:
-        """Rules by their source names, every number and wildcard replaced; beside each what stands in those places."""
+        """Rules by their source names, every number and wildcard replaced, each with the replaced values."""
         found: dict[str, list[tuple[list[str], Rule]]] = {}
         for rule in (*self.rules, *self.aliases):
             for source in rule.source:
@@ -227,7 +226,7 @@ class KeyMap:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What a KeyMap made of a list of names."""
+    """The result of a KeyMap for a list of names."""
 
     sources: dict[str, Source]
     unknown: tuple[str, ...] = ()
@@ -270,7 +269,7 @@ def table(
 
 
 def beside_factors(names: Iterable[str], plain: Iterable[Rule]) -> tuple[Rule, ...]:
-    """`plain`, but for the weights among `names` beside which a factor lies, as ComfyUI's scaled fp8 files have it.
+    """`plain`, but weights among `names` that have a factor, as in ComfyUI's scaled fp8 files, are multiplied by it.
 
     Those are read only. Their rules come first and replace a plain one for the very same name.
     """

@@ -34,7 +34,7 @@ class LoraComponent:
 class LoraFamily:
     """A model family as LoRA files speak of it; all but the components goes into a file's metadata.
 
-    Equal to itself alone, so that what is made of its long lists can be kept with it as the key.
+    Equal only to itself, so that it can be the key of values computed from its long lists.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a run owns inside its folder: plain files and folders. A link there would have it write, or prune, elsewhere."""
+"""The files and folders that a run owns in its folder. A link there would have it write, or prune, elsewhere."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which tensor of a file is which part of a model: components, their layouts, and the fit to a model.
 
-Everything is collected, nothing raised at the first fault: a user sees all of what is wrong at once.
+All problems are collected before an error is raised, so that a user sees them at once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Which tensor of the file makes which tensor of which component; and what is left over."""
+    """The file's tensors by component and native name, and the remaining ones."""
 
     sources: dict[str, dict[str, Source]]
     layouts: dict[str, str]

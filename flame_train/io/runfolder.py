@@ -1,6 +1,6 @@
 """The folder of one run: its lock, resolved config, status, log, sample grids and checkpoints.
 
-Opening the folder either starts a run in it or continues the one it holds; nothing else may be in its place.
+Opening the folder starts a run in it or continues its run; any other content is refused.
 The lock is the kernel's, so it is gone with the process that held it, however that ended. The folder is held open and
 all that is written goes below its handle: where its path leads elsewhere, another run may have that place.
 """
@@ -39,8 +39,8 @@ _LARGEST: Final = 1 << 28  # bytes of a file that is read whole: what waits in a
 class RunFolder:
     """An open run. Use as a context manager: leaving it writes the final status and releases the lock.
 
-    `differences(old, found)` is given the `config.toml` and the checkpoint of the run that the folder holds, and
-    returns a table of the settings that forbid continuing it, or None.
+    `differences(old, found)` gets the `config.toml` and the checkpoint of the folder's run. It returns a table of the
+    settings that forbid continuing it, or None.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RunFolder:
         return self
 
     def _begin(self) -> None:
-        """What is written first into a folder that this run may have."""
+        """The first file in a new run's folder."""
         self.write_status("running")
         raw = self._config.encode()
         write_durably(self._held / "config.toml", [raw], len(raw))
@@ -176,7 +176,7 @@ class RunFolder:
     def resume(self) -> commit.Found | None:
         """The checkpoint to continue from, or None in a new run. Cuts the log back to its step.
 
-        What waited for room when the checkpoint was made is written now.
+        Writes the data that waited for disk space when the checkpoint was made.
         """
         self.step = self._saved
         waited = b""
@@ -193,7 +193,7 @@ class RunFolder:
         return self._found
 
     def look(self) -> commit.Found | None:
-        """What `resume` would return, with nothing written. Raises OutputError if the folder could not be opened."""
+        """The result of `resume`, without writing a file. Raises OutputError if the folder could not be opened."""
         could_make_folder(self.folder)
         with reading(self.folder):
             try:
@@ -279,11 +279,11 @@ class RunFolder:
             self._open = None
 
     def _refuse_locked(self, folder: Held) -> None:
-        """As `_acquire` of a folder that another run has, but nothing is written."""
+        """As `_acquire` for a folder with a run, without writing a file."""
         try:
             descriptor = folder.file(LOCK, os.O_RDONLY | NONBLOCK)
         except OSError:
-            return  # none was there yet; or `_acquire` will tell what it meets
+            return  # there was none yet, or `_acquire` raises its error
         try:
             self._take(folder, descriptor, shared=True)
         finally:
@@ -332,13 +332,13 @@ class RunFolder:
             )
         if found is None and _has_saved(folder):
             raise OutputError(
-                f"{self.folder}: its checkpoints are gone, and the run would start anew over what it left; put them "
+                f"{self.folder}: its checkpoints are gone, and the run would start again over its files; put them "
                 "back, set output.dir to another folder, or remove this one"
             )
         return found
 
     def _refuse_format(self, status: Mapping[str, Any]) -> None:
-        """A run that a version with another layout wrote. A status that makes no sense says nothing of it."""
+        """A run that a version with another layout wrote. An invalid status is ignored."""
         found, version = status.get("format"), status.get("version")
         if found != FORMAT and version is not None:
             raise OutputError(

@@ -1,7 +1,7 @@
 """`status.json` of a run: whether it runs, or how it ended.
 
-A process that is killed cannot write how it ended, so "running" is true only while the lock of the folder is held:
-`state_of` looks at both, and the next run in the folder writes down what it finds.
+A killed process cannot write how it ended. So "running" is true only while the lock of the folder is held. `state_of`
+checks both, and the next run in the folder records the result.
 """
 
 from __future__ import annotations

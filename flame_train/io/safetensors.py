@@ -35,7 +35,7 @@ _KEPT: Final = 1 << 20  # bytes of a header that is kept parsed; of the largest 
 
 
 class SafetensorsFile:
-    """A safetensors file, its header checked, its data mapped and read only when asked for.
+    """A safetensors file with a checked header; its data is mapped, and read on demand.
 
     A context manager. Arrays returned by `read` stay valid after it is closed: they keep the map alive. Of a file
     read through, only the last tensor's pages count as this process's memory.
@@ -60,14 +60,14 @@ class SafetensorsFile:
         return {name: info.shape for name, info in self._tensors.items()}
 
     def info(self, name: str) -> TensorInfo:
-        """What the header says of tensor `name`. Raises ModelFileError if there is none."""
+        """The header's entry of tensor `name`. Raises ModelFileError if there is none."""
         info = self._tensors.get(name)
         if info is None:
             raise ModelFileError(f"{self.path}: holds no tensor {name!r} (it holds {len(self.names)} others)")
         return info
 
     def read(self, name: str) -> Array:
-        """Tensor `name` as a read-only view of the file, in its own dtype and shape; nothing is copied."""
+        """Tensor `name` as a read-only view of the file, in its stored dtype and shape, without a copy."""
         info = self.info(name)
         if self._map is None:
             raise ValueError(f"{self.path} is closed")
@@ -100,7 +100,7 @@ class SafetensorsFile:
 
 
 def describe(name: str, array: Array) -> TensorInfo:
-    """The header entry that `array` will get. TypeError or ValueError for what the format cannot hold."""
+    """The header entry that `array` will get. Raises TypeError or ValueError for values that the format cannot hold."""
     if array.ndim > MAX_RANK:
         raise ValueError(f"{name}: {array.ndim} dimensions; at most {MAX_RANK} can be stored")
     return TensorInfo(name, tag_of(array.dtype), array.shape, array.nbytes)
@@ -109,8 +109,8 @@ def describe(name: str, array: Array) -> TensorInfo:
 def save_file(path: str | Place, tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> None:
     """Write `tensors` to `path`, whole or not at all; equal contents give equal bytes.
 
-    Any strides are allowed; values are stored in C order, little-endian. Raises OutputError when the disk
-    cannot take it (what was at `path` is then untouched) or when a metadata value is over 64 KiB.
+    Any strides are allowed; values are stored in C order, little-endian. Raises OutputError when the disk refuses
+    (the old file then stays) or when a metadata value exceeds 64 KiB.
     """
     infos = [describe(name, array) for name, array in tensors.items()]
     save_stream(path, infos, tensors.__getitem__, metadata)
@@ -122,7 +122,7 @@ def save_stream(
     read: Callable[[str], Array],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """As `save_file`, but each tensor is asked for once, when its turn comes, so one at a time is in memory.
+    """As `save_file`, but it requests each tensor once, in order, so one at a time is in memory.
 
     `infos` announces name, dtype tag and shape; `read(name)` must return exactly that (ValueError if not).
     """
@@ -223,7 +223,7 @@ def _read_header(path: Path, mapped: Any) -> tuple[int, Header]:
 
 @lru_cache(maxsize=16)
 def _parsed(begin: bytes) -> Header:
-    """The header of a file that begins so: a checkpoint's is asked for by every part of the program."""
+    """The header of a file that begins so, cached because every stage reads a checkpoint's."""
     return parse_header(begin, 8, len(begin))
 
 

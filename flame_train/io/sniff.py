@@ -1,4 +1,4 @@
-"""What a file that is not safetensors really is, said in words a user can act on. Nothing is unpickled."""
+"""Identifies a file that is not safetensors, for a message with a remedy. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def refused_by_suffix(path: Path) -> str | None:
 
 
 def describe_foreign(head: bytes, size: int) -> str | None:
-    """What a file of `size` bytes beginning with `head` is, with the remedy; None if not recognised."""
+    """The kind of a file of `size` bytes beginning with `head`, with the remedy; None if unknown."""
     if size == 0:
         return f"It is empty (0 bytes). {_DOWNLOAD_AGAIN}"
     if head.startswith(b"version https://git-lfs"):

@@ -56,9 +56,9 @@ class Weights(Protocol):
 def sampled_digest(path: str | Path) -> str:
     """SHA-256, in hex, over every tensor's name, dtype, shape and a few of its bytes: cheap for files of any size.
 
-    Read are 4 KiB at the begin, in the middle and at the end of a tensor, and the whole of one that is no larger than
-    those. Training, merging or rounding changes all of a tensor, so that tells one model from another; it does not
-    notice a value changed by hand somewhere else, nor other metadata.
+    It reads 4 KiB at the beginning, in the middle and at the end of a tensor, and small tensors whole. Training,
+    merging or rounding changes all of a tensor, so this distinguishes models. It misses a value changed by hand
+    elsewhere, and metadata.
     """
     summed = hashlib.sha256()
     with open_weights(path) as weights:
@@ -78,9 +78,9 @@ def sampled_digest(path: str | Path) -> str:
 def open_weights(path: str | Path) -> Weights:
     """Open a safetensors file, an index of shards, a component folder, or a whole diffusers folder.
 
-    A component folder may hold one file or shards with an index; the full-precision one is preferred, a
-    variant (`.fp16.`) taken when it is all there is. In a whole diffusers folder each tensor's name begins
-    with its component's, as in `unet/conv_in.weight`. Raises ModelFileError.
+    A component folder may hold one file, or shards with an index. It prefers full precision, and takes a variant
+    (`.fp16.`) if there is no other. In a whole diffusers folder each tensor's name begins with its component's, as in
+    `unet/conv_in.weight`. Raises ModelFileError.
     """
     path = Path(path)
     try:
@@ -93,7 +93,7 @@ def open_weights(path: str | Path) -> Weights:
 
 
 def cannot_be_read(path: Path, error: OSError) -> str:
-    """What to tell of a model file or folder that is out of reach."""
+    """The message for a model file or folder that is out of reach."""
     return f"{path}: cannot be read ({error.strerror or error}); check the path and its permissions"
 
 
@@ -103,14 +103,14 @@ def _open_file(path: Path) -> Weights:
     shard = _SHARD.fullmatch(path.name)
     if path.is_file() and shard and int(shard[1]) > 1:
         raise ModelFileError(
-            f"{path}: is one of the {int(shard[1])} shards of a model; name the folder they lie in, or the index "
-            "beside them (.safetensors.index.json)"
+            f"{path}: is one of the {int(shard[1])} shards of a model; name their folder, or its index "
+            "(.safetensors.index.json)"
         )
     return SafetensorsFile(path)
 
 
 class Together:
-    """Several files read as one: which file each name lives in, and what it is called there."""
+    """Several files read as one: each name's file, and its name there."""
 
     def __init__(self, path: Path, parts: Sequence[Weights], home: Mapping[str, tuple[Weights, str]]) -> None:
         self.path = path

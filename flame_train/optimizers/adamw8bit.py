@@ -93,7 +93,19 @@ def _read(state: State, levels: str, codes: str, largest: str) -> Array:
 
 
 def _written(xp: Namespace, state: State, levels: str, values: Array, codes: str, largest: str) -> State:
-    """The nearest levels of values (n, blocks, 256), and the largest magnitude of each block."""
+    """Quantizes moments to the nearest level of each block.
+
+    Args:
+        xp: the array namespace.
+        state: the optimizer's state, which holds the table of levels.
+        levels: the name of that table.
+        values: moments (n, blocks, 256), fp32.
+        codes: the name under which the codes are stored.
+        largest: the name under which the largest magnitude of each block is stored.
+
+    Returns:
+        The two changed entries of the state.
+    """
     most = xp.abs(values).max(-1, keepdims=True)
     shares = values / xp.where(most > 0, most, np.float32(1.0))
     table = state[levels][0]

@@ -1,4 +1,4 @@
-"""What Adafactor and its kin share: the second moment of a matrix as one row and one column of means."""
+"""Factored second moments for Adafactor and CAME: a row and a column of means for each matrix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,19 @@ def zeros(arena: FlatParameters, name: str) -> State:
 
 
 def inverse_root(xp: Namespace, squares: Array, state: State, name: str, i: int, decay: Any) -> tuple[Array, State]:
-    """1 / sqrt of the moment of `squares` (n, *shape), the moment moving by 1 - `decay`; and the changed state."""
+    """1 / sqrt of the second moment, factored into rows and columns for matrices (Adafactor, arXiv 1804.04235).
+
+    Args:
+        xp: the array namespace.
+        squares: squared gradients (n, *shape).
+        state: the state that holds the moments.
+        name: their prefix in the state.
+        i: the number of the stack of parameters.
+        decay: the decay of the moments; the new value has the weight 1 - decay.
+
+    Returns:
+        The inverse root, which broadcasts to `squares`, and the changed entries of the state.
+    """
     fresh = 1.0 - decay
     if squares.ndim < 3:
         whole = decay * state[f"{name}_whole.{i}"] + fresh * squares

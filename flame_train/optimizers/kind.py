@@ -1,4 +1,4 @@
-"""What an optimizer is to a training run: its keys, and the rule that it makes of them."""
+"""The interface of an optimizer: its keys, and the rule that it builds from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flame_train.settings import Entry
 
 
 class OptimizerKind(Entry):
-    """One optimizer: its fields are keys of `[optimizer]` beside `lr`."""
+    """One optimizer: its fields are further keys of `[optimizer]`."""
 
     finds_rate: ClassVar[bool] = False
     """Whether it finds the learning rate by itself, and `optimizer.lr` is a factor, 1 as a rule."""

@@ -70,7 +70,7 @@ class ScheduleFreeAdamWRule:
 
 
 class ScheduleFreeAdamW(OptimizerKind):
-    """What is saved and sampled is the average."""
+    """The run saves and samples with the average."""
 
     name = "schedule_free_adamw"
     averages = True

@@ -1,1 +1,1 @@
-"""`flame-train quickstart`: a whole small run from nothing."""
+"""`flame-train quickstart`: makes a small dataset and base model, and trains a LoRA on them."""

@@ -1,4 +1,4 @@
-"""The first and the last sample grid of a run beside each other, with a label over each."""
+"""The first and the last sample grid of a run, side by side, with labels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GAP: Final = 12
 
 
 def write_before_after(samples: Path, path: Path, steps: int) -> Path | None:
-    """Writes the image to `path`; None, and nothing written, if the run has fewer than two grids."""
+    """Writes the image to `path`; returns None, without writing, if the run has fewer than two grids."""
     from PIL import Image, ImageDraw
 
     grids = sorted(samples.glob("step-*.png"))

@@ -1,9 +1,9 @@
-"""`flame-train quickstart`: the whole way from a dataset and a base model to a LoRA, from nothing, in about a minute.
+"""`flame-train quickstart`: makes a dataset and a base model, and trains a LoRA on them, in about a minute.
 
-SDXL's base model is the small one of the package (see `recipes.small`), which draws coloured shapes as a caption says.
-Ten drawn images teach it a style that it did not know, under a name that it did not know. Images of what it knows keep
-it from forgetting that. The other families' bases have the published structure and random weights: they show that
-everything works, and draw noise. The config is the commented one that `init` writes.
+SDXL's base model is the small one of the package (see `recipes.small`), which generates coloured shapes from captions.
+Ten images teach it a new style under a new name. Images of what it knows keep
+it from forgetting that. The other families' bases have the published structure and random weights. They show that
+training works; their images are noise. The config is the commented one that `init` writes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _PROMPTS: Final = (
 
 
 class _Images(NamedTuple):
-    """Some of what is trained on: where it goes, how much, how it is drawn, and what it is."""
+    """A part of the dataset: its folder, number of images, generator, seed and description."""
 
     folder: str
     number: int
@@ -94,12 +94,12 @@ This folder was made by `flame-train quickstart --family {family}`.
 
 
 def run(directory: Path, device: str | None, name: str = "sdxl") -> dict[str, Any]:
-    """The whole of `quickstart` in `directory`: what is not there is made, what is not done is done.
+    """Runs `quickstart` in `directory`; it makes missing files and does unfinished work.
 
-    `device` None takes the GPU if one is usable, else the CPU, and says which. Returns where everything is, and the
-    loss on held-out images before and after: of the new style, and of what the base knew already. Raises
-    OutputError if the folder holds anything but a quickstart of this family, or was copied, EnvironmentFault if the
-    device that was asked for cannot be used.
+    `device` None takes the GPU if one is usable, else the CPU, and says which. Returns all paths, and the loss on
+    held-out images before and after, of the new style and of known shapes. Raises OutputError if the folder holds
+    anything but a quickstart of this family, or was copied. Raises EnvironmentFault if the wanted device cannot be
+    used.
     """
     chosen = _device(device)
     family = FAMILIES[name]
@@ -162,14 +162,14 @@ def _lay(folder: Path, device: str, family: Family) -> Path:
     _write_text(about, text)
     made = sum(write_images(folder / "images" / p.folder, p.number, p.seed, p.make) for p in _images(lesson))
     family.write_small_base(folder, _SEED)
-    _LOG.info("made %d images and put a small base model beside them in %s", made, folder)
-    title = "A small LoRA from nothing, as quickstart trained it"
+    _LOG.info("made %d images and a small base model in %s", made, folder)
+    title = "A small LoRA, as quickstart trained it"
     _write_text(source, commented(_config(folder, device, lesson), title, family.unsupported_keys()))
     return source
 
 
 def _refuse_copy(source: Path, config: Config) -> None:
-    """A folder that was copied or moved has a config that names the one it was made in: nothing must happen there."""
+    """The config of a copied or moved folder names the original folder, which must stay untouched."""
     folder = source.parent
     if not Path(config.output.dir).resolve().is_relative_to(folder):
         raise OutputError(
@@ -209,7 +209,18 @@ def _precision(device: str) -> Literal["fp32", "bf16"]:
 
 
 def _held_out(plan: Plan, folder: Path, lora: Path, device: str, stop: StopRequest) -> dict[str, dict[str, float]]:
-    """The loss on images never trained on, without and with the LoRA as its file has it: new ones and known ones."""
+    """The loss on images that were not trained on, without and with the LoRA of the file.
+
+    Args:
+        plan: the plan of the run.
+        folder: the folder for these images.
+        lora: the file of the LoRA.
+        device: "cuda" or "cpu".
+        stop: raises Interrupted after a signal.
+
+    Returns:
+        For "new" and "known" images the loss "before" and "after".
+    """
     config, model = plan.config, plan.model
     sets = {
         name: _examples(plan, folder / name, make, _HELD_OUT[name], device, stop)
@@ -233,7 +244,19 @@ def _held_out(plan: Plan, folder: Path, lora: Path, device: str, stop: StopReque
 
 
 def _examples(plan: Plan, folder: Path, make: Maker, count: int, device: str, stop: StopRequest) -> list[Example]:
-    """Images of another seed than the trained ones', drawn, encoded and ready for the denoiser."""
+    """Makes images with another seed than that of training, and encodes them.
+
+    Args:
+        plan: the plan of the run.
+        folder: the folder for the images.
+        make: makes an image and its caption.
+        count: number of images.
+        device: "cuda" or "cpu".
+        stop: raises Interrupted after a signal.
+
+    Returns:
+        The denoiser's arrays of each image.
+    """
     write_images(folder, count, _SEED + 1, make)
     data = plan.config.data.model_copy(update={"path": str(folder), "cache": ""})
     other = make_plan(replace(plan.checked, config=plan.config.model_copy(update={"data": data})), stop)

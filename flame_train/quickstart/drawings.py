@@ -1,8 +1,8 @@
-"""A drawn world, which the small SDXL was trained on: coloured shapes on backgrounds, with captions that say so.
+"""The synthetic images of the small SDXL: coloured shapes on backgrounds, with captions.
 
-`scenes` makes up what is drawn (NumPy, by seed); `render` draws whole batches at once, on the CPU or a GPU, from
-signed distances, so that edges are smooth; `write_images` makes a dataset of them. What a LoRA can teach is there
-too: `tiles` in a style of their own, a star, stripes. The model has seen neither them nor their names.
+`scenes` chooses shapes at random (NumPy, by seed). `render` draws whole batches on the CPU or a GPU, from signed
+distances, so that edges are smooth. `write_images` makes a dataset of them. New things for a LoRA are here too:
+`tiles` in a separate style, a star, stripes. The model has seen neither them nor their names.
 """
 
 from __future__ import annotations
@@ -87,7 +87,19 @@ def scenes(
     textures: Sequence[str] = TEXTURES,
     alone: bool = False,
 ) -> list[Scene]:
-    """`count` scenes for images of `size` (height, width); the same ones each time. `alone`: one shape each."""
+    """Scenes at random; equal arguments give equal scenes.
+
+    Args:
+        count: number of scenes.
+        size: (height, width) of an image, in pixels.
+        seed: seed of the random numbers.
+        kinds: the shapes to choose from.
+        textures: the textures of backgrounds to choose from.
+        alone: whether each scene has one shape only.
+
+    Returns:
+        `count` scenes.
+    """
     rng = np.random.default_rng((seed, *size))
     return [_scene(rng, size, kinds, textures, alone) for _ in range(count)]
 
@@ -124,7 +136,18 @@ def _a(words: str) -> str:
 def _one(
     rng: np.random.Generator, size: tuple[int, int], kinds: Sequence[str], colour: str, named: str
 ) -> tuple[tuple[Shape, ...], str]:
-    """One shape, with `named` as the caption's word for its colour."""
+    """Makes one shape at random.
+
+    Args:
+        rng: gives the random numbers.
+        size: (height, width) of the image, in pixels.
+        kinds: the shapes to choose from.
+        colour: the colour of the shape.
+        named: the caption's word for that colour.
+
+    Returns:
+        The shape, and the words of the caption about it.
+    """
     kind, how, place = _any(rng, kinds), _any(rng, tuple(RADII)), _any(rng, tuple(PLACES))
     if rng.random() < 0.3:
         place = ""
@@ -157,9 +180,9 @@ def _pair(
 
 
 def write_images(folder: Path, count: int, seed: int, make: Maker = scenes) -> int:
-    """Writes `count` images, half of them square, as PNGs with captions beside them. Raises OutputError.
+    """Writes `count` images, half of them square, as PNGs with caption files. Raises OutputError.
 
-    `make(count, size, seed)` says what is drawn: `scenes` or `tiles`. The same bytes every time; another `seed` gives
+    `make(count, size, seed)` is `scenes` or `tiles`. The same bytes every time; another `seed` gives
     others. Returns `count`.
     """
     for size, share in zip(SIZES, (count - 2 * (count // 4), count // 4, count // 4), strict=True):
@@ -235,7 +258,18 @@ def _box(xp: Any, dx: Array, dy: Array, radius: Array, ratio: float) -> Array:
 
 
 def _star(xp: Any, dx: Array, dy: Array, far: Array, radius: Array, points: int = 5, inner: float = 0.42) -> Array:
-    """A star with one point up: the plane is folded into half a point, whose edge is one line."""
+    """A star with one point up: the plane is folded into half a point, whose edge is one line.
+
+    Args:
+        xp: the array namespace.
+        dx, dy, far: offsets of each pixel from the centre, and their length.
+        radius: from the centre to the tips, in the same unit.
+        points: number of points.
+        inner: radius of the notches as a share of `radius`.
+
+    Returns:
+        The distance from the edge, below 0 inside.
+    """
     half = np.pi / points
     angle = xp.abs((xp.arctan2(dx, -dy) + half) % (2 * half) - half)
     u, v = far * xp.cos(angle), far * xp.sin(angle)

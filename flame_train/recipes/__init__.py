@@ -29,7 +29,7 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType({name: _family(name) fo
 
 
 def family_of(path: Path) -> Family:
-    """The family of a base model, told from its headers. Raises ModelFileError for one that is not supported."""
+    """The family of a base model, by its headers. Raises ModelFileError for one that is not supported."""
     with open_weights(path) as weights:
         found = identify(weights.shapes, weights.metadata)
     for name, family in FAMILIES.items():

@@ -31,7 +31,7 @@ Networks = Mapping[str, nn.Module]
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a family is opened with, beside its networks.
+    """The settings with which a family is opened.
 
     Attributes:
         base: the checkpoint, beside which tokenizers are looked for.
@@ -47,7 +47,7 @@ class Opening:
 
 
 class Family(ABC):
-    """One model family. Its folder in `models/` has the networks; its file here tells the rest."""
+    """One model family. Its folder in `models/` has the networks; its file here has the rest."""
 
     name: ClassVar[str]
     """Its key in `FAMILY_TITLES`."""
@@ -56,7 +56,7 @@ class Family(ABC):
     encoders: ClassVar[Mapping[str, str]]
     """The key under `[text_encoders]` of each of its text encoders -> the component."""
     unsupported: ClassVar[tuple[str, ...]]
-    """Config keys that mean nothing for it, beside the keys of other text encoders."""
+    """Config keys without effect on it, in addition to the keys of other text encoders."""
     published: ClassVar[Mapping[str, Callable[[], Networks]]]
     """Its published architectures, by the name that `bench --model` knows, and small ones of the same structure."""
     bench_targets: ClassVar[str] = "attention"
@@ -72,11 +72,11 @@ class Family(ABC):
 
     @abstractmethod
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        """How a LoRA file with these tensors names modules: of the model it was made for, as far as they tell."""
+        """The module names of a LoRA file with these tensors, by the model that they identify."""
 
     @property
     def title(self) -> str:
-        """What a person calls it."""
+        """Its usual name."""
         return FAMILY_TITLES[self.name]
 
     @property
@@ -90,18 +90,18 @@ class Family(ABC):
         return self.files.components[0].name
 
     def unsupported_keys(self) -> tuple[str, ...]:
-        """All config keys that mean nothing for it."""
+        """All config keys that have no effect on it."""
         others = [entry for entry in ENCODER_KEYS if entry.name not in self.encoders]
         return (*self.unsupported, *(f"text_encoders.{key}" for entry in others for key in entry.model_fields))
 
     def refuse_unsupported(self, config: Config) -> None:
-        """Raises ConfigError for all keys that are set and mean nothing here: they must not be thought to act."""
+        """Raises ConfigError for all keys that are set and have no effect, so that no user relies on them."""
         wrong = []
         for path in self.unsupported_keys():
             section, key = path.split(".")
             value = getattr(getattr(config, section), key)
             if value != keys()[path].default:
-                wrong.append(f"{path}: it means nothing for {self.title}, got {toml_value(value)}; remove it")
+                wrong.append(f"{path}: it has no effect on {self.title}, got {toml_value(value)}; remove it")
         if wrong:
             raise ConfigError("\n".join(wrong))
 
@@ -149,7 +149,7 @@ class Family(ABC):
 
 
 def no_network(base: Path, key: str) -> str:
-    """The message for a network that has no file of its own and that the checkpoint does not hold."""
+    """The message for a network that is neither in the checkpoint nor in a separate file."""
     return f"{key}: {base} holds no such network; name its file, as published beside the checkpoint"
 
 

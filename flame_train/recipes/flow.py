@@ -1,4 +1,4 @@
-"""What SD3 and Flux share: rectified flow, latents cut into tokens, and T5's length that a config may choose."""
+"""The common parts of SD3 and Flux: rectified flow, patches of latents as tokens, and T5's length."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class FlowModel(Model):
 
 
 def opened_t5(part: Part, opening: Opening, usual_length: int) -> T5:
-    """T5, its vocabulary looked for beside its file and beside the checkpoint."""
+    """T5, with its vocabulary from the folder of its file or of the checkpoint."""
     own = T5Keys.of(opening.text)
     places = (_folder_of(part, opening.base), opening.base)
     return T5(part, own.t5_dropout, own.t5_tokens or usual_length, places, own.t5_vocabulary)

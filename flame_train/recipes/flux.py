@@ -46,7 +46,7 @@ has it."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FluxModel(FlowModel):
-    """Times are noise levels in (0, 1). dev is told its guidance; schnell was distilled to four steps without any."""
+    """Times are noise levels in (0, 1). dev has a guidance input; schnell was distilled to four steps without one."""
 
     @property
     def transformer(self) -> Flux:
@@ -105,7 +105,7 @@ class FluxFamily(Family):
     )
     bench_targets = "attention+mlp"
     small = "flux-tiny"
-    lesson = Lesson("a small Flux.1 dev with random weights, which draws noise")
+    lesson = Lesson("a small Flux.1 dev with random weights, whose images are noise")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> FluxModel:
         transformer = parts["transformer"].network

@@ -1,4 +1,4 @@
-"""What a quickstart teaches a small base model, and how."""
+"""The lesson of a quickstart: what a small base model learns, and how."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Lesson:
     """
 
     base: str
-    note: str = "the base model is small and random: this shows that training works, and draws noise"
+    note: str = "the base model is small and random: this shows that training works, and its images are noise"
     repeats: int = 1
     known: int = 0
     resolution: int = 64

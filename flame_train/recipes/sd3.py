@@ -46,7 +46,7 @@ PRESETS: Final[Presets] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sd3Model(FlowModel):
-    """Times are noise levels in (0, 1). The network is told no guidance."""
+    """Times are noise levels in (0, 1). The network has no guidance input."""
 
     @property
     def transformer(self) -> Mmdit:
@@ -130,7 +130,7 @@ class Sd3Family(Family):
         }
     )
     small = "sd3-tiny"
-    lesson = Lesson("a small SD3.5 with random weights, which draws noise")
+    lesson = Lesson("a small SD3.5 with random weights, whose images are noise")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Sd3Model:
         transformer = parts["transformer"].network

@@ -41,7 +41,7 @@ from .small import copy_small_sdxl
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SdxlModel(Model):
-    """Times are timesteps from 0 to 999. The network is told sizes and crops beside the captions."""
+    """Times are timesteps from 0 to 999. The network is conditioned on sizes and crops too."""
 
     flow = False
 
@@ -87,7 +87,7 @@ class SdxlModel(Model):
 
 
 def noise_schedule(loss: LossSection) -> NoiseSchedule:
-    """The model's noise schedule, with zero terminal SNR if asked for."""
+    """The model's noise schedule, with zero terminal SNR if the config wants it."""
     schedule = NoiseSchedule.scaled_linear()
     return schedule.zero_terminal_snr() if loss.zero_terminal_snr else schedule
 
@@ -165,7 +165,7 @@ class SdxlFamily(Family):
 
 
 def _check_prediction(base: Path, given: str) -> None:
-    """A model trained on the other target loses what it knows, and no number of the log tells."""
+    """Training on the other target destroys a model, and no number of the log shows it."""
     said = stated_prediction(base)
     if said and said != given:
         raise ConfigError(

@@ -1,10 +1,10 @@
 """Small base models as files: random weights under the published names, and the trained small SDXL of the package.
 
-Random ones know nothing: they draw noise, and a LoRA on them learns only to guess the velocity better.
+Random ones generate noise; a LoRA on them only learns a better guess of the velocity.
 
-The small SDXL was trained from scratch by this engine, on the drawn world of `quickstart.drawings`: SDXL's structure
-with 7 million weights, two text encoders over CLIP's vocabulary, autoencoder and UNet. It draws what a caption of that
-world says. How it was made: `scripts/small_sdxl`.
+This engine trained the small SDXL from scratch, on the images of `quickstart.drawings`. It has SDXL's structure with
+7 million weights: two text encoders over CLIP's vocabulary, autoencoder and UNet. It generates the scene of a caption
+of that world. How it was made: `scripts/small_sdxl`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WORDS: Final = (
 
 
 def write_small(networks: Mapping[str, nn.Module], folder: Path, seed: int) -> Path:
-    """Writes `base.safetensors`, fp16, and T5's `tokenizer.json` beside it; returns the checkpoint's path."""
+    """Writes `base.safetensors`, fp16, and T5's `tokenizer.json` into one folder; returns the checkpoint's path."""
     rng = np.random.default_rng(seed)
     tensors: dict[str, np.ndarray[Any, Any]] = {}
     for prefix, network in networks.items():

@@ -1,6 +1,6 @@
 """Stage 1, check: a config file to settings and an opened model, or one report of everything wrong.
 
-Model files are opened here, once, for their headers; the later stages hold what they told.
+This stage alone opens model files, for their headers; later stages hold the result.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
         with wrong:
             model = family.open(Opening(base, config.model, config.text_encoders, config.data.max_tokens))
             for encoder in model.text:
-                _ = encoder.vocabulary  # a vocabulary that is missing or damaged is told here
+                _ = encoder.vocabulary  # raises if a vocabulary is missing or damaged
     if model is None:
         wrong.tell()
     assert model is not None
@@ -89,14 +89,14 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
 
 
 def fp8_of(quantize: str, arithmetic: str) -> nn.Fp8:
-    """What the engine calls a base in 8 bits: "weights", or "dynamic" where products are in 8 bits too."""
+    """The engine's name for a base in 8 bits: "weights", or "dynamic" with products in 8 bits too."""
     if quantize == "off":
         return "off"
     return "dynamic" if arithmetic == "fp8" else "weights"
 
 
 def _check_loss(loss: LossSection, model: Model, refused: Collection[str]) -> None:
-    """Raises ConfigError for what the model cannot be trained with, but for keys that its family `refused` already."""
+    """Raises ConfigError for settings that do not fit the model, but for keys that its family `refused` already."""
     problems = model.loss_problems(loss, type(WEIGHTINGS.chosen(loss)), type(TIMESTEP_SAMPLINGS.chosen(loss)))
     told = [f"{key}: {problem}" for key, problem in problems.items() if key not in refused]
     if told:
@@ -110,7 +110,7 @@ def _check_grid(step: int, model: Model) -> None:
 
 
 def _check_places(config: Config) -> None:
-    """A run beside its own images would take its sample grids for more of them. Hidden folders are never read."""
+    """A run inside its own folder of images would read its sample grids as images. Hidden folders are never read."""
     out, images = Path(config.output.dir).resolve(), Path(config.data.path).resolve()
     if out.is_relative_to(images) and not any(p.startswith(".") for p in out.relative_to(images).parts):
         raise ConfigError(

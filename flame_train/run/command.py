@@ -49,7 +49,7 @@ def train(
     family: str | None = None,
     callbacks: Callbacks = SILENT,
 ) -> dict[str, Any]:
-    """Trains as a config says, or continues; with `dry_run` only checks and plans. Returns what happened.
+    """Trains as a config says, or continues a run; with `dry_run` it only checks and plans.
 
     Args:
         source: a config's file, `-` for standard input, or its sections as a mapping.
@@ -57,15 +57,18 @@ def train(
         device: "cuda" or "cpu".
         dry_run: whether nothing is trained or written.
         family: the one whose command was given; None: whichever the checkpoint is of.
-        callbacks: who is told of steps, checkpoints and samples.
+        callbacks: hears of steps, checkpoints and samples.
+
+    Returns:
+        The result, or the plan of a dry run, for the report.
 
     Raises:
-        FlameError: whatever a user can meet; see `errors`.
+        FlameError: any error that a user can correct; see `errors`.
     """
     asked = load_located(source, overrides)
     with StopRequest() as stop, fetching(not dry_run):
         if not dry_run:
-            get_backend(device)  # a missing GPU is told before anything is read
+            get_backend(device)  # a missing GPU is an error before any file is read
             base = asked.config.model
             nn.check_fp8(fp8_of(base.quantize, base.arithmetic), device, asked.config.train.precision)
         plan = make_plan(check(asked, FAMILIES[family] if family else None), stop)
@@ -92,7 +95,7 @@ def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) ->
 
 
 def train_plan(plan: Plan, device: str, stop: StopRequest, callbacks: Callbacks = SILENT) -> dict[str, Any]:
-    """Opens the run folder, encodes what is missing, trains or continues, and returns where everything is."""
+    """Opens the run folder, encodes missing entries, trains or continues, and returns all paths."""
     closed = run_folder(plan)
     found = preflighted(plan, closed)
     with ThreadPoolExecutor(1) as beside:  # while files are hashed, which leaves Python free
@@ -123,7 +126,7 @@ def run_folder(plan: Plan) -> RunFolder:
 
 
 def preflighted(plan: Plan, folder: RunFolder) -> Found | None:
-    """The checkpoint to continue from, with nothing written yet. Raises OutputError if the run could not go on here."""
+    """The checkpoint to continue from; this writes no file. Raises OutputError if the run could not go on here."""
     found, c = folder.look(), plan.config
     could_cache(plan.encoding.folder)
     if found is not None and found.step > c.train.steps:
@@ -139,7 +142,7 @@ def preflighted(plan: Plan, folder: RunFolder) -> Found | None:
 
 
 def sources_of(plan: Plan, keys: Keys) -> Sources:
-    """What a plan's weights will follow from, told by the contents of files."""
+    """Digests of the files on which a plan's weights depend."""
     base = sampled_digest(plan.checked.base)
     return Sources(keys.networks["image"], keys.networks["caption"], base, dataset_digest(plan.placed, keys))
 
@@ -164,7 +167,7 @@ def _notice_copies(plan: Plan) -> None:
 def _notice_memory(predicted: Callable[[], PredictedMemory], total: int) -> None:
     """Says so where more is predicted than there is: it may go well, for a prediction errs by some per cent.
 
-    A prediction that fails is told as well, and costs no run.
+    A prediction that fails is reported too, and does not stop the run.
     """
     try:
         peak = predicted().peak
@@ -181,7 +184,7 @@ def _notice_memory(predicted: Callable[[], PredictedMemory], total: int) -> None
 
 
 def _resume(folder: RunFolder, sources: Sources) -> Found | None:
-    """The checkpoint to continue from, the log cut back to it. It may be newer than the one that was looked at."""
+    """The checkpoint to continue from, the log cut back to it. It may be newer than the one that was checked."""
     found = folder.resume()
     if found is not None:
         for reason in found.skipped:
@@ -192,6 +195,6 @@ def _resume(folder: RunFolder, sources: Sources) -> Found | None:
 
 
 def _write_report(plan: Plan, folder: RunFolder) -> None:
-    """Which image went to which bucket, beside the run."""
+    """Writes each image's bucket and crop into the run folder."""
     raw = (json.dumps(plan.placed.to_json(), indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
     write_durably(folder.place(folder.folder / "dataset.json"), [raw], len(raw))

@@ -1,4 +1,4 @@
-"""What `--dry-run` says: the plan as a user reads it."""
+"""The report of `--dry-run`: the plan for a user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage 3, encode: images and captions to cached arrays. Only what the cache lacks is encoded."""
+"""Stage 3, encode: images and captions to cached arrays. Only missing entries are encoded."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Encoded:
         }
 
     def caption(self, text: str) -> Example:
-        """The arrays of a caption or prompt that was asked for when encoding."""
+        """The arrays of a caption or prompt that was among those to encode."""
         return self._read(self.keys.captions[text], self.encoding.caption_shapes, _quoted(text))
 
     def _read(self, key: str, shapes: Shapes, what: str) -> Example:
@@ -154,7 +154,7 @@ class Encoded:
         if found is None:
             raise DataError(
                 f"{self.cache.path(key)}: the cache entry of {what} vanished or was damaged since the run began; "
-                "start again: it is made anew, and the run continues from its last checkpoint"
+                "start again to encode it once more and continue from the last checkpoint"
             )
         return found
 
@@ -173,7 +173,7 @@ def could_cache(folder: Path) -> None:
 
 @contextmanager
 def _named_for_cache() -> Iterator[None]:
-    """A folder that cannot be written is told with the setting that names it."""
+    """An error about the folder names the setting that chose it."""
     try:
         yield
     except OutputError as error:
@@ -196,10 +196,23 @@ def encode(
     device: str,
     stop: StopRequest,
 ) -> Encoded:
-    """Fills the cache. Networks are loaded only if something is missing, and unloaded again.
+    """Fills the cache. Networks are loaded only if an entry is missing, and unloaded afterwards.
 
-    Raises `DataError` for an image that was changed since it was read for the plan, `OutputError` where the cache
-    cannot be written, and `Interrupted` after a signal, with everything that was encoded in the cache.
+    Args:
+        encoding: the text encoders, the autoencoder and the cache's folder.
+        placed: the dataset with each image's bucket.
+        keys: the keys of the cache entries.
+        size_conditioning: the arrays that describe an image's size and crop.
+        device: "cuda" or "cpu".
+        stop: raises Interrupted after a signal.
+
+    Returns:
+        The encoded dataset, which reads from the cache.
+
+    Raises:
+        DataError: an image was changed since it was read for the plan.
+        OutputError: the cache cannot be written.
+        Interrupted: a signal came; the cache has everything that was encoded before.
     """
     cache = DiskCache(encoding.folder)
     cache.sweep()
@@ -249,7 +262,16 @@ def _fill(
     make: Callable[[_T], Example],
     stop: StopRequest,
 ) -> None:
-    """Makes and keeps each missing entry, by key; `what` says of which kind they are."""
+    """Encodes each missing entry and writes it into the cache.
+
+    Args:
+        cache: the cache.
+        what: the kind of the entries in messages, such as "image".
+        missing: entries by key.
+        name_of: an entry's name in messages.
+        make: encodes an entry.
+        stop: raises Interrupted after a signal.
+    """
     for done, (key, entry) in enumerate(missing.items(), 1):
         example = make(entry)
         if done % 50 == 0 or done == len(missing):
@@ -257,7 +279,7 @@ def _fill(
         _check_finite(name_of(entry), example)
         hit("encode.before_put")
         cache.put(key, example)
-        stop.check("while encoding; what was encoded is kept")
+        stop.check("while encoding; the cache keeps the finished entries")
 
 
 def _missing(
@@ -287,7 +309,7 @@ def _quoted(caption: str) -> str:
 
 
 def _pixels(placed: Placed, index: int) -> np.ndarray[Any, Any]:
-    """An image scaled and cropped. Its key was made from what the plan read: anything else must not get that key."""
+    """An image scaled and cropped. Its key comes from the bytes that the plan read. No other bytes may get that key."""
     item = placed.dataset.items[index]
     pixels, info = load_image(item.path)
     if info.sha256 != item.sha256:

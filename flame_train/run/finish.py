@@ -1,4 +1,4 @@
-"""Stage 5, finish: the LoRA files, what they say of the run, and the report of where everything is."""
+"""Stage 5, finish: writes the LoRA files with their metadata, and reports all paths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flame_train.version import __version__
 
 
 def lora_writer(config: Config, model: Model, attached: Attached) -> LoraWriter:
-    """What writes the run's LoRA files. Equal runs give equal bytes: no time, no path."""
+    """The writer of the run's LoRA files. Equal runs give equal bytes: no time, no path."""
     names, side = model.lora_names, config.data.resolution
     predicted = {"prediction_type": config.model.prediction} if names.several_predictions else {}
     return LoraWriter(

@@ -1,8 +1,8 @@
 """The memory that a run will take: the run itself, on shapes alone, for a GPU that is only described.
 
-Encoding, training and sampling go through the code that they will go through on the device (`engine/shape_run.py`), so
-what is added up is what the program does. A family, an adapter kind or an optimizer that is new needs nothing here. Of
-the buckets the largest is met: all captured steps share one memory.
+Encoding, training and sampling run the code that runs on the device (`engine/shape_run.py`). So the prediction
+follows the program. A new family, adapter kind or optimizer needs no line here. Of the buckets the
+largest is met: all captured steps share one memory.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class PredictedMemory:
 
     @property
     def peak(self) -> int:
-        """Of the whole run. Whether the cache is filled is not asked: only all networks' digests tell."""
+        """Of the whole run. It does not check whether the cache is full: that needs the digests of all networks."""
         return max(self.encoding, self.training)
 
 
 def predicted_memory(plan: Plan, gpu: Gpu) -> PredictedMemory:
-    """What the plan's run takes on `gpu`. Raises EnvironmentFault where it cannot run there."""
+    """The memory that the plan's run needs on `gpu`. Raises EnvironmentFault where it cannot run there."""
     with shape_run(gpu) as run:
         largest = max(plan.placed.placements, key=lambda p: (math.prod(p.bucket), p.bucket))
         _encode(plan, largest)

@@ -29,7 +29,7 @@ _LONGEST_EPOCH = 10_000_000  # samples
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A run that was checked whole: nothing is loaded yet."""
+    """A run that was checked as a whole; no network is loaded yet."""
 
     checked: Checked
     placed: Placed
@@ -52,7 +52,7 @@ class Plan:
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """Every text that sampling will need beside the captions."""
+        """Every text that sampling needs in addition to the captions."""
         sample = self.config.sample
         return (*sample.prompts, sample.negative) if sample.every else ()
 
@@ -110,7 +110,7 @@ def _rule(data: DataSection) -> BucketRule:
 
 
 def _notice_rate(optimizer: OptimizerSection) -> None:
-    """A rate of 1 is a factor to Prodigy and its kin, and far too much for all others."""
+    """A rate of 1 is a factor for Prodigy, and far too high for the others."""
     chosen = OPTIMIZERS.chosen(optimizer)
     name, finds = chosen.name, chosen.finds_rate
     if optimizer.lr >= 1 and not finds:

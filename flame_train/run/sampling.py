@@ -31,7 +31,18 @@ def image_size(sample: SampleSection, resolution: int, model: Model) -> Size:
 
 
 def check_sampling(sample: SampleSection, size: Size, base: ModelSection, loss: LossSection, model: Model) -> None:
-    """Raises ConfigError for settings with which no image can be drawn, or that would not be seen in it."""
+    """Checks that images can be sampled as a config says.
+
+    Args:
+        sample: how images are sampled.
+        size: (height, width) of an image, in pixels.
+        base: the `[model]` section.
+        loss: the `[loss]` section.
+        model: the opened model.
+
+    Raises:
+        ConfigError: a setting allows no image, or has no effect on it.
+    """
     grid = model.side_multiple
     wrong = [
         f"sample.{name}: expected a multiple of {grid} for this model, got {side}"
@@ -54,14 +65,27 @@ def check_sampling(sample: SampleSection, size: Size, base: ModelSection, loss: 
 
 
 def uncropped(model: Model, size: Size) -> Example:
-    """What the denoiser is told of the size of a sampled image: whole, neither scaled nor cropped."""
+    """The size conditioning of a sampled image: neither scaled nor cropped."""
     return model.size_conditioning(Placement(size, size, size, 0, 0))
 
 
 def drawing(
     sample: SampleSection, size: Size, base: ModelSection, loss: LossSection, model: Model, *, device: str, dtype: str
 ) -> Drawing:
-    """How `sample` wants images of `size` drawn."""
+    """The settings of the sampler.
+
+    Args:
+        sample: how images are sampled.
+        size: (height, width) of an image, in pixels.
+        base: the `[model]` section.
+        loss: the `[loss]` section.
+        model: the opened model.
+        device: "cuda" or "cpu".
+        dtype: dtype of the denoiser.
+
+    Returns:
+        Everything that sampling needs but the prompts.
+    """
     return Drawing(
         model.sampler(base, loss, sample.steps, sample.sampler, size),
         model.classifier_free_guidance(sample.guidance_scale),
@@ -81,16 +105,19 @@ def grid_of(
     vae: Callable[[], LoadedVae],
     stop: StopRequest,
 ) -> Callable[[], Pixels] | None:
-    """A function that draws the grid with the network as it is then; None where no grids are asked for.
+    """A function that samples the grid with the network's weights at the time of the call.
 
     Args:
         sample: the section, defaults filled in.
-        how: as `drawing` gives it.
-        size: (height, width) of an image.
+        how: the settings of the sampler, as `drawing` returns them.
+        size: (height, width) of an image, in pixels.
         captions: the arrays of a prompt.
-        denoiser: is told the guidance of sampling.
+        denoiser: the network with the guidance of sampling.
         vae: loads the decoder.
-        stop: is asked between steps.
+        stop: raises Interrupted after a signal; checked between steps.
+
+    Returns:
+        The function; None if the config wants no grids.
     """
     if not sample.prompts or not sample.every:
         return None

@@ -46,7 +46,21 @@ def train_run(
     stop: StopRequest,
     callbacks: Callbacks,
 ) -> dict[str, Any]:
-    """Runs the steps that are left and returns the last step's figures; none if no step was left."""
+    """Runs the steps that are left.
+
+    Args:
+        plan: the plan of the run.
+        encoded: the encoded dataset.
+        folder: the run folder, locked.
+        found: the checkpoint to continue from; None: a fresh run.
+        sources: the digests of the files that the run was made from.
+        device: "cuda" or "cpu".
+        stop: raises Interrupted after a signal.
+        callbacks: hears of steps, checkpoints and samples.
+
+    Returns:
+        The last step's metrics; empty if no step was left.
+    """
     c = plan.config
     denoiser, attached, state = loaded(plan, device)
     first = 0 if found is None else restore(found, state.optimizer)
@@ -114,7 +128,18 @@ def make_state(
     gradient: GradientSection,
     device: str,
 ) -> State:
-    """The device state of a fresh run."""
+    """The device state of a fresh run.
+
+    Args:
+        denoiser: the network.
+        attached: its adapters.
+        objective: the loss.
+        train, optimizer, schedule, gradient: the sections of the config.
+        device: "cuda" or "cpu".
+
+    Returns:
+        Network, objective and optimizer on the device.
+    """
     backend = get_backend(device)
     made = build_optimizer(attached.parameters(), train, optimizer, schedule, gradient, backend, attached.faster)
     return State(
@@ -146,7 +171,19 @@ def _loader(plan: Plan, encoded: Encoded, first: int, state: State, device: str)
 def _preview(
     plan: Plan, encoded: Encoded, denoiser: Denoiser, folder: RunFolder, device: str, stop: StopRequest
 ) -> Callable[[int], None]:
-    """Writes a step's grid, drawn with the network as it is then; does nothing where none are asked for."""
+    """Writes the grid of a step, sampled with the network's weights at the time of the call.
+
+    Args:
+        plan: the plan of the run.
+        encoded: the encoded dataset, which has the prompts' arrays.
+        denoiser: the network.
+        folder: the run folder.
+        device: "cuda" or "cpu".
+        stop: raises Interrupted after a signal.
+
+    Returns:
+        A function of the step; it does nothing if the config wants no grids.
+    """
     drawn = grid_drawer(plan, plan.config.sample, encoded.caption, denoiser, device, stop)
     return (lambda step: None) if drawn is None else (lambda step: folder.write_sample(step, png(drawn())))
 
@@ -159,7 +196,19 @@ def grid_drawer(
     device: str,
     stop: StopRequest,
 ) -> Callable[[], Pixels] | None:
-    """What draws the grid as `sample` says, with the network as it is then; None where none are asked for."""
+    """A function that samples the grid of `sample` with the network's weights at the time of the call.
+
+    Args:
+        plan: the plan of the run.
+        sample: how images are sampled.
+        captions: the arrays of a prompt.
+        denoiser: the network.
+        device: "cuda" or "cpu".
+        stop: raises Interrupted after a signal.
+
+    Returns:
+        The function; None if the config wants no grids.
+    """
     c, model = plan.config, plan.model
     size = image_size(sample, c.data.resolution, model)
     return grid_of(

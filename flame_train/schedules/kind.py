@@ -1,4 +1,4 @@
-"""What a learning-rate schedule is to a training run: its keys, and the engine's `Schedule` that it makes of them."""
+"""The interface of a learning-rate schedule: its keys, and the engine's `Schedule` that it builds from them."""
 
 from __future__ import annotations
 

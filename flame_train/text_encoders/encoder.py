@@ -1,4 +1,4 @@
-"""What a text encoder is to a model: from a caption to token ids to the arrays that the denoiser is conditioned on."""
+"""The interface of a text encoder: from a caption to token ids to the arrays of the conditioning."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EncoderKeys(Entry):
 
     @classmethod
     def part(cls, path: Path, component: str, files: FamilyFiles) -> Part:
-        """The network in a file of its own, of a family whose `files` call it `component`. Raises ModelFileError."""
+        """The network in a separate file, for a family whose `files` call it `component`. Raises ModelFileError."""
         return files.parts(path, [component])[component]
 
 
@@ -71,7 +71,7 @@ class TextEncoder(ABC):
     @property
     @abstractmethod
     def vocabulary(self) -> str:
-        """A hash of the tokenizer and the length: what the ids depend on besides the caption."""
+        """A hash of the tokenizer and the length, on which the ids depend besides the caption."""
 
     def load(self, *, device: str, dtype: DType | str, precision: str) -> nn.Module:
         """The network with its weights. `precision` is `text_encoders.precision`, `dtype` that of training."""

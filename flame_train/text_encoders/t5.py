@@ -26,7 +26,9 @@ class T5Keys(EncoderKeys):
 
     t5: str = field("", "T5-XXL, where the checkpoint holds none; empty: its own", place=True, aka=("t5xxl",))
     t5_vocabulary: str = field(
-        "", "T5's spiece.model or tokenizer.json, or its folder; empty: looked for beside the encoder", place=True
+        "",
+        "T5's spiece.model or tokenizer.json, or its folder; empty: in the encoder's or checkpoint's folder",
+        place=True,
     )
     t5_tokens: Literal[0, 77, 154, 256, 512] = field(
         0,
@@ -55,7 +57,7 @@ class T5(TextEncoder):
 
     @cached_property
     def tokenizer(self) -> T5Tokenizer:
-        """The vocabulary that the config names, or else the one beside the encoder. Raises ModelFileError."""
+        """The vocabulary of the config, or of the encoder's or checkpoint's folder. Raises ModelFileError."""
         option = "text_encoders.t5_vocabulary of a config, --t5-vocabulary of sample"
         if self.vocabulary_file:
             return T5Tokenizer(named_vocabulary(Path(self.vocabulary_file), option))

@@ -1,1 +1,1 @@
-"""What the commands do besides training: one file a command."""
+"""The commands besides training, a file for each."""

@@ -1,4 +1,4 @@
-"""What this machine does: a real LoRA step of a full-size model with random weights, timed, on any card."""
+"""Times a real LoRA step of a full-size model with random weights, on any card."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SMALLER = "try --batch 1, --checkpointing full, a lower --resolution or --rank, 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What is measured: a model by name, pixels, images a step, and how it is trained."""
+    """The configuration of a measurement: model, pixels, images a step, training settings."""
 
     model: str = "sdxl"
     resolution: int = 1024
@@ -92,7 +92,7 @@ class Prepared:
 
 
 def prepare(trial: Trial) -> Prepared:
-    """A step with random weights, made on the device. Raises `ConfigError` for what no step can be made of."""
+    """A step with random weights, made on the device. Raises `ConfigError` for settings that allow no step."""
     family, model = find(trial.model)
     config = from_options(
         train={"precision": trial.precision, "steps": 100},
@@ -131,7 +131,7 @@ def prepare(trial: Trial) -> Prepared:
 
 
 def _checkpointed(network: BlockNetwork, trial: Trial) -> frozenset[str]:
-    """The blocks that are checkpointed. Raises `ConfigError` where some are asked for and none can be."""
+    """The blocks that are checkpointed. Raises `ConfigError` if the model has none."""
     if trial.checkpoint_blocks and trial.checkpointing == "off":
         raise ConfigError("--checkpoint-blocks: expected --checkpointing with it")
     return blocks_named(network, trial.checkpointing, trial.checkpoint_blocks, "--checkpoint-blocks")
@@ -143,10 +143,9 @@ def step(
 ) -> dict[str, Any]:
     """Times a whole training step with random weights, eager and, on a GPU, replayed as a captured graph.
 
-    Returns milliseconds (medians), of those the host's, peak GiB (None where it cannot be told), on a GPU the
-    arithmetic done and its share of what the card reaches in one large matrix product, and the last step's figures;
-    with `by_kind` on a GPU the time by kind of kernel, and with `against` PyTorch's as well. Raises `ConfigError` and
-    `EnvironmentFault` for what cannot be measured, before anything is.
+    Returns median milliseconds, the host's share of them, peak GiB (None if unknown), and the last step's metrics. On
+    a GPU it adds the arithmetic and its share of the card's rate in a large matrix product. `by_kind` adds the time
+    by kind of kernel, `against` PyTorch's times. Raises `ConfigError` and `EnvironmentFault` before it measures.
     """
     if against is not None:
         _check_counterpart(trial)
@@ -213,7 +212,7 @@ def _step(trial: Trial, by_kind: bool) -> dict[str, Any]:
 
 
 def _on_gpu(p: Prepared, flops_of: Mapping[str, int], by_kind: bool) -> dict[str, Any]:
-    """What is measured of the captured step. `flops_of` is its arithmetic, by kind of kernel."""
+    """The measurements of the captured step. `flops_of` is its arithmetic, by kind of kernel."""
     counted = census(p.step, p.backend) if by_kind else {}
     replay = p.captured()
     p.backend.reset_peak()
@@ -239,15 +238,15 @@ def _gib(size: int) -> float:
 
 
 def _figures(p: Prepared) -> dict[str, float]:
-    """What the last step left."""
+    """The metrics of the last step."""
     return dict(zip(p.state.figure_names, p.backend.to_host(p.state.figures).tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """A captured step, run on shapes: the most bytes on the GPU, and what it multiplies, by kind of kernel.
+    """A captured step, run on shapes: its peak bytes on the GPU, and its FLOP by kind of kernel.
 
-    What is multiplied a second time, for the backward pass, is left out: the floor is a step's that keeps everything.
+    Recomputed products are left out: the floor is that of a step that saves all activations.
     """
 
     peak: int

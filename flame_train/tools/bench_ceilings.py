@@ -20,8 +20,8 @@ from .bench_clock import seconds, turns
 class Ceilings:
     """FLOP/s of a large matrix product, bytes/s of a large copy, and of a copy that reads and writes so many bytes.
 
-    On the CPU a large copy is slower than one that a cache holds, as its memory is asked of the system each time: there
-    it is the best copy of any size.
+    On the CPU a large copy is slower than a cached one, because the system allocates its memory each time. There it
+    is the best copy of any size.
     """
 
     flops: float
@@ -30,7 +30,7 @@ class Ceilings:
 
 
 def ceilings(backend: Backend, dtype: DType) -> Ceilings:
-    """Measured now, products in `dtype`; a copy of another size when it is asked for, once."""
+    """Measures now, with products in `dtype`; a copy of another size once, on demand."""
     n, sizes = (8192, (31,)) if backend.name == "cuda" else (1024, range(20, 28))
     copy = lru_cache(maxsize=None)(partial(_copy, backend))
     return Ceilings(_product(backend, n, dtype), max(copy(1 << size) for size in sizes), copy)

@@ -1,4 +1,4 @@
-"""The arithmetic of an op, run on shapes: what the time that it took is held against."""
+"""The arithmetic of an op, run on shapes, with which its time is compared."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Where a captured step's time goes: kernels by kind, and beside each the least time this machine could take.
+"""The time of a captured step by kind of kernel, compared with the least time on this machine.
 
-No profiler is asked: the step is captured once more for each kind, with the kernels of that kind alone, which find in
-memory what the last whole step left there. To leave a kind out instead would tell less: what others make of nothing
-costs the card less power, and where power is the limit all of them get faster. What makes numbers that others read as
-places (random draws, timesteps) is of no kind and always runs.
+It uses no profiler. It captures the step once more for each kind, with the kernels of that kind only; they run on the
+data of the last whole step. Skipping one kind instead would mislead: the others would run on zeros, draw less power
+and clock higher. Kernels whose results others use as indices (random numbers, timesteps) have no kind and always run.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ ABOUT_THE_REST: Final = (
 
 
 def kind_of(name: str) -> str:
-    """The kind of what is launched under a name, "" if it is none of the listed."""
+    """The kind of a launch by its name, "" if it has none of the listed."""
     return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.IGNORECASE)), "")
 
 
 def census(step: Callable[[], None], backend: Backend) -> dict[str, tuple[int, int]]:
-    """(launches, bytes) of an eager step by kind. Bytes are those of our own kernels' arrays, each counted once."""
+    """(launches, bytes) of an eager step by kind. Bytes are those of our kernels' arrays, each counted once."""
     launches, moved = defaultdict[str, int](int), defaultdict[str, int](int)
 
     def watch(name: str, args: Sequence[Any]) -> bool:
@@ -64,9 +63,20 @@ def breakdown(
     ceilings: tuple[float, float],
     milliseconds: Callable[[Callable[[], None]], float],
 ) -> list[dict[str, Any]]:
-    """A row a kind: launches, milliseconds, and the floor by the `ceilings`, FLOP/s and bytes/s, where there is one.
+    """The time of a captured step by kind of kernel.
 
-    `counted` is the step's census, `milliseconds` times a replay. What the step computes here means nothing.
+    The step runs once more for each kind, with the kernels of that kind only. Its numbers mean nothing here.
+
+    Args:
+        step: runs one training step.
+        backend: the CUDA backend.
+        counted: (launches, bytes) by kind, as `census` returns them.
+        flops: FLOP by kind, where they are counted.
+        ceilings: the best FLOP/s and bytes/s of this machine.
+        milliseconds: times a replay.
+
+    Returns:
+        A row for each kind: launches, milliseconds, and the roofline's milliseconds if there is one.
     """
 
     def time_of(kinds: Collection[str]) -> float:

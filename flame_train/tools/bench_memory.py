@@ -18,8 +18,8 @@ from .bench import SMALLER, Trial, prepare
 def run(trial: Trial) -> dict[str, Any]:
     """Bytes by kind and by op. Weights are random.
 
-    `kept` is what the graph holds when the forward pass is done, weights left out: the activations. With `workspace`,
-    what else ops have at the time, it makes up the peak of what they make in a step.
+    `kept` are the bytes that the graph holds after the forward pass, weights excluded: the activations. Together with
+    `workspace`, the ops' temporary memory at that time, it is the peak of a step.
     """
     p = prepare(trial)
     s, arena = p.state, p.state.optimizer.arena

@@ -1,4 +1,4 @@
-"""What `bench step` and `bench memory` measure: models of published size, in no file, with all that a step needs."""
+"""The models of `bench step` and `bench memory`: published sizes, random weights, all parts of a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flame_train.recipes import FAMILIES, NOTHING_NAMED, Family
 from flame_train.training.model import Model
 
 SIZE_CONDITIONING: Final = 6 * 256
-"""Of the UNet's vector, the part that tells sizes and crops."""
+"""The part of the UNet's vector with sizes and crops."""
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -1,7 +1,7 @@
 """`bench ops`: every op at the sizes that matter, against this machine's own measured ceilings.
 
-A row that arithmetic bounds has one share, of the FLOP/s of a large matrix product. One that memory bounds has two: of
-a large copy's bandwidth, and of what a copy of just as many bytes reaches, which is what is left to win: few bytes go
+A row that arithmetic bounds has one share, of the FLOP/s of a large matrix product. A memory-bound op has two: of the
+bandwidth of a large copy, and of a copy of as many bytes. The second shows the possible gain, because few bytes go
 slower than many.
 """
 
@@ -63,12 +63,21 @@ class Row:
 
 
 def run(names: list[str], device: str, dtype: str, against: str | None, exact: bool = True) -> dict[str, Any]:
-    """Times the named ops, or those of an SDXL step, or with the name "all" every op that has sizes of its own.
+    """Times ops, forward and backward. The gradients go to every argument but the base weights of a LoRA step.
 
-    Forward and backward, to all that can be differentiated but the base weights of a LoRA step. Inputs lie beyond the
-    cache's reach. `exact` asks our kernels for the same bits every run; PyTorch runs by its defaults.
+    Args:
+        names: the ops; none: those of an SDXL step; "all": every op with sizes for measuring.
+        device: "cuda" or "cpu".
+        dtype: dtype of the inputs, which exceed the cache.
+        against: "torch" also times PyTorch, with its defaults; None: this program only.
+        exact: whether our kernels give the same bits in every run.
 
-    Raises `ConfigError` for an unknown op, `EnvironmentFault` if `against` is "torch" and it is not importable.
+    Returns:
+        The device, its ceilings, and a row for each op and phase.
+
+    Raises:
+        ConfigError: an unknown op.
+        EnvironmentFault: `against` is not installed.
     """
     _check_names(names)
     if against and importlib.util.find_spec(against) is None:
@@ -106,7 +115,19 @@ def _check_names(names: list[str]) -> None:
 
 
 def _rows(op: Op, s: Sample, backend: Backend, dtype: DType, limits: Ceilings, against: str | None) -> Iterator[Row]:
-    """The op's forward pass and, if there is one, its backward pass."""
+    """Times an op's forward pass and, if there is one, its backward pass.
+
+    Args:
+        op: the op.
+        s: the sample with its arguments.
+        backend: the device.
+        dtype: dtype of the inputs.
+        limits: the ceilings of the machine.
+        against: "torch" also times PyTorch.
+
+    Returns:
+        One row or two.
+    """
     sets, wanted = _argument_sets(op, s, backend, dtype), _wanted(op)
     with no_grad():
         result = op(**sets[0])
@@ -174,7 +195,19 @@ def _row(
     done: tuple[float, int],
     limits: Ceilings,
 ) -> Row:
-    """`times` are ours and PyTorch's, `done` the arithmetic, 0 where it does not count, and the bytes."""
+    """One line of the report.
+
+    Args:
+        op: the op.
+        phase: "forward" or "backward".
+        bound: the op's arguments.
+        times: our seconds, and PyTorch's or None.
+        done: the FLOP, 0 where they are not counted, and the bytes.
+        limits: the ceilings of the machine.
+
+    Returns:
+        The row.
+    """
     choices = explain(op, **bound)
     chosen = next(i for i, why in choices if why == "chosen")
     declined = "; ".join(f"{i}: {why}" for i, why in choices if i != chosen and "passed over" not in why)

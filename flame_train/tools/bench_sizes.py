@@ -32,7 +32,7 @@ STEP: Mapping[str, list[Sample]] = {
         _attention(4, 20, 1024, 64, keys=77),
     ],
 }
-"""What one SDXL step at batch 4 and 1024 x 1024 is made of: the ops that are timed if none is named."""
+"""The ops of an SDXL step at batch 4 and 1024 x 1024, which are timed by default."""
 
 _ONE = [sample((4, 4096, 640))]
 _TWO = [sample((4, 4096, 640), (4, 4096, 640)), sample((4608, 3072), (3072,))]

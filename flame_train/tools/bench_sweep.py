@@ -23,11 +23,11 @@ _INK, _GRID, _SPEED, _MEMORY = "#222222", "#dddddd", "#1f6fb4", "#c8501e"
 
 
 def run(trial: Trial, path: Path) -> tuple[dict[str, Any], BaseException | None]:
-    """Doubles the batch from 1 until memory runs out, or to 64; draws what was measured into `path`, a PNG.
+    """Doubles the batch from 1 until memory runs out, or to 64; plots the measurements into `path`, a PNG.
 
-    What else goes wrong on the way, Ctrl-C included, ends the sweep and comes back beside what was measured until
-    then, to be raised once that is shown. Raises what goes wrong before anything is measured: ConfigError for another
-    ending of `path`, OutputError where it cannot be written, what the first step raises.
+    Another error on the way, Ctrl-C included, ends the sweep. It is returned with the measurements so far, and raised
+    after they are shown. Before it measures, it raises ConfigError for another ending of `path`, OutputError if it
+    cannot be written, and errors of the first step.
     """
     refuse_place(path, ".png", force=True)
     make_folder(path.parent, "give another --plot")
@@ -95,7 +95,7 @@ def draw(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     half = _SIZE[0] // 2
     for left, key, name, colour in ((0, "images_per_s", "images / s", _SPEED), (half, "peak_gib", "peak GiB", _MEMORY)):
         if any(r[key] is None for r in rows):
-            canvas.text((left + _MARGIN, 60), f"{name}: cannot be told here", _INK)
+            canvas.text((left + _MARGIN, 60), f"{name}: unknown on this machine", _INK)
             continue
         box = (left + _MARGIN, 60, left + half - 20, _SIZE[1] - 50)
         top = _round_up(max(r[key] for r in rows))
@@ -130,6 +130,16 @@ def _axes(
 
 
 def _place(box: tuple[int, int, int, int], i: int, count: int, value: float, top: float) -> tuple[float, float]:
-    """Where the i-th of `count` points stands: evenly along, as the batch doubles."""
+    """Where a point of the plot stands; points are evenly spaced, as the batch doubles.
+
+    Args:
+        box: left, top, right and bottom of the axes, in pixels.
+        i, count: the number of the point, from 0, and how many there are.
+        value: its value.
+        top: the value at the top of the axes.
+
+    Returns:
+        (x, y) in pixels.
+    """
     along = (i + 0.5) / count
     return box[0] + (box[2] - box[0]) * along, box[3] - (box[3] - box[1]) * (value / top if top else 0.0)

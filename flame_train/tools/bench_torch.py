@@ -77,15 +77,23 @@ _WRITTEN_OUT: Mapping[str, Callable[..., Any]] = {
     "group_norm_silu": _group_norm_silu,
     "lora_linear": _lora_linear,
 }
-"""What a PyTorch user would write for an op that PyTorch has not."""
+"""The code of a PyTorch user for an op that PyTorch lacks."""
 
 
 def torch_seconds(
     op: Op, sets: Sequence[Mapping[str, Any]], wanted: Sequence[str], device: str, phase: str
 ) -> float | None:
-    """PyTorch's seconds for the same arguments; None for an op it does not have.
+    """Times PyTorch on the arguments of an op.
 
-    `phase` is "forward" or "backward", to the `wanted` arguments.
+    Args:
+        op: the op.
+        sets: sets of its arguments, used in turn.
+        wanted: the arguments whose gradients the backward pass computes.
+        device: "cuda" or "cpu".
+        phase: "forward" or "backward".
+
+    Returns:
+        Seconds of a call; None if PyTorch has no such op.
     """
     torch = importlib.import_module("torch")
     fn = function(torch, op)

@@ -23,7 +23,7 @@ _FLUX = (
 )
 
 Loss = Callable[[Any, Any], Any]
-"""(torch, network) -> the loss of one batch, everything random drawn anew."""
+"""(torch, network) -> the loss of one batch, with new random inputs."""
 
 
 @dataclass(frozen=True, slots=True)

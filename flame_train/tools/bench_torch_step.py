@@ -1,9 +1,9 @@
 """The yardstick: the same LoRA step in PyTorch + diffusers + PEFT, where they are installed.
 
-The practice measured is that of diffusers' example scripts: frozen network in low precision, fp32 LoRA parameters under
-autocast, cached latents and embeddings, clip 1.0, fused AdamW. A step is noise, timesteps, forward, loss, backward,
-clip, update. Added to it is what makes PyTorch faster at no one's cost: channels last for convolutions, cuDNN's own
-search for the fastest of them, TF32 for the fp32 that low precision leaves, and steps queued without waiting.
+The baseline follows diffusers' example scripts: a frozen network in low precision, fp32 LoRA parameters under
+autocast, cached latents and embeddings. It clips at 1.0 and uses fused AdamW. A step is noise, timesteps, forward,
+loss, backward, clip, update. It adds free speed-ups: channels last for convolutions, cuDNN's search for the fastest
+of them, TF32 for the remaining fp32, and steps queued without waiting.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RECOMPILE_LIMIT = 64  # UNet blocks of one class have a dozen shapes and share 
 
 
 def check_installed() -> None:
-    """Raises `EnvironmentFault` naming what the yardstick needs and is not installed."""
+    """Raises `EnvironmentFault` naming missing libraries."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise EnvironmentFault(f"bench step --against torch: {', '.join(missing)} not installed; leave the option out")
@@ -46,10 +46,24 @@ def run(
     device: str,
     compiled: bool,
 ) -> dict[str, Any]:
-    """Milliseconds a step (median), peak GiB, seconds to the end of the first step.
+    """Times a training step of PyTorch, diffusers and PEFT.
 
-    `compiled` compiles each block by itself; `left_eager` then counts the calls that PyTorch's compiler gave up on,
-    which is logged as well. Raises `EnvironmentFault` naming what is not installed.
+    Args:
+        model: the model to train.
+        resolution: side of the square image, in pixels.
+        batch: images in a step.
+        rank: rank of the LoRA.
+        precision: "fp32", "bf16" or "fp16".
+        checkpointing: whether activations are recomputed.
+        device: "cuda" or "cpu".
+        compiled: whether each block is compiled by itself.
+
+    Returns:
+        The median milliseconds of a step, peak GiB, and the seconds until the first step ended. `left_eager` counts the
+        calls that PyTorch's compiler gave up on; each is logged too.
+
+    Raises:
+        EnvironmentFault: a library is not installed; the message names it.
     """
     check_installed()
     torch = importlib.import_module("torch")
@@ -78,7 +92,7 @@ def run(
 
 
 def _prepare(torch: Any, model: Yardstick, precision: str, device: str) -> None:
-    """Lets go of what an earlier measurement left, and sets PyTorch up to be as fast as it can be."""
+    """Frees the memory of an earlier measurement, and sets PyTorch up for its best speed."""
     gc.collect()
     torch._dynamo.reset()
     if device != "cuda":
@@ -101,7 +115,7 @@ def compile_blocks(
 
 
 def calls_given_up(torch: Any) -> int:
-    """How many calls PyTorch's compiler was asked for and left as they are, since the program began.
+    """The number of calls that PyTorch's compiler gave up on, since the program began.
 
     It asks no more once a limit is hit, so any number above 0 says that something runs uncompiled.
     """
@@ -145,7 +159,19 @@ def _on_cpu(step: Callable[[], None]) -> float:
 def build(
     torch: Any, model: Yardstick, rank: int, precision: str, checkpointing: bool, device: str
 ) -> tuple[Any, list[Any]]:
-    """The network with random weights on the device, adapted, and the parameters that are trained."""
+    """Builds the network with random weights and adds the LoRA.
+
+    Args:
+        torch: the module.
+        model: the model to train.
+        rank: rank of the LoRA.
+        precision: "fp32", "bf16" or "fp16".
+        checkpointing: whether activations are recomputed.
+        device: "cuda" or "cpu".
+
+    Returns:
+        The network, and its trainable parameters.
+    """
     peft = importlib.import_module("peft")
     before = torch.get_default_dtype()
     torch.set_default_dtype(_dtype(torch, precision))

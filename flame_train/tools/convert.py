@@ -22,7 +22,7 @@ _ABOUT_SCALES: Final = (ALPHA_KEY, METADATA_KEY)  # true of the source's tensors
 
 @dataclass(frozen=True, slots=True)
 class ConvertReport:
-    """What was read and written. `modules`: component -> count. `dropped_metadata`: keys too long to keep."""
+    """The report of a conversion. `modules`: component -> count. `dropped_metadata`: keys too long to keep."""
 
     source: Path
     target: Path
@@ -40,9 +40,9 @@ class ConvertReport:
 def convert(source: Path, target: Path, to: str, force: bool = False) -> ConvertReport:
     """Write the LoRA `source` to `target` in format `to`, "kohya" or "diffusers".
 
-    The source may be in any dialect. Raises ConfigError for an unknown format, ModelFileError for a file that
-    is no LoRA of a supported family, NonFiniteError for one that holds NaN, OutputError when the target cannot be
-    written, or exists and `force` does not say to overwrite it.
+    The source may be in any dialect. Raises ConfigError for an unknown format, and ModelFileError for a file that is
+    no LoRA of a supported family. Raises NonFiniteError for NaN, and OutputError if the target cannot be written, or
+    exists without `force`.
     """
     source, target = Path(source), Path(target)
     if to not in FORMATS:
@@ -67,5 +67,5 @@ def convert(source: Path, target: Path, to: str, force: bool = False) -> Convert
 
 
 def _described(state: LoraState, family: LoraFamily, title: str) -> dict[str, str]:
-    """What a file should say of itself, for sources that are silent."""
+    """The metadata of the file, for sources without any."""
     return network_metadata(state, family) | model_spec(family, title) | {"format": "pt"}

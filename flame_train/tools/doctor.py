@@ -1,4 +1,4 @@
-"""`flame-train doctor`: what is there, what is missing, and the one command that mends it."""
+"""`flame-train doctor`: what this machine has, what is missing, and the command that installs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ State = Literal["ok", "missing", "bad", "low"]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing looked at. `mend` is the command (or act) that puts it right, empty where nothing is wrong.
+    """One check. `mend` is the command (or act) that puts it right, empty where nothing is wrong.
 
     `device` is the device that cannot be used while the line is not ok: cpu, cuda, or none.
     """
@@ -32,7 +32,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found. `usable` says whether the device that was asked for can train here."""
+    """The result of all checks. `usable` says whether the wanted device can train."""
 
     device: str
     lines: tuple[Line, ...]
@@ -55,7 +55,7 @@ def examine(device: str, machine: Machine | None = None) -> Report:
 
 
 def render(report: Report) -> str:
-    """The report for a reader, a line a thing, each fault followed by what mends it."""
+    """The report for a reader, a line for each check, each fault followed by its remedy."""
     rows = []
     for line in report.lines:
         rows.append(f"{line.state:<8}{line.name:<20}{line.found}")

@@ -1,4 +1,4 @@
-"""From what a file was identified as to the family whose LoRA names apply to it."""
+"""From a file's identity to the family whose LoRA names apply to it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def refuse_non_finite(lora: Path, state: LoraState) -> None:
 
 
 def identify_file(path: Path) -> Identity:
-    """What `path` is, from headers alone. Raises ModelFileError."""
+    """The identity of `path`, from headers alone. Raises ModelFileError."""
     with open_weights(path) as weights:
         return identify(weights.shapes, weights.metadata)
 
 
 def require_lora(path: Path) -> Identity:
-    """The identity of a plain LoRA. Raises ModelFileError for anything else, saying what it is."""
+    """The identity of a plain LoRA. Raises ModelFileError for any other file, with its identity."""
     identity = identify_file(path)
     if identity.kind != "lora":
         raise ModelFileError(f"{path}: expected a LoRA, but this is: {identity.detail}")
@@ -88,6 +88,6 @@ def _known() -> str:
 
 
 def split_metadata(metadata: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The metadata that may be written, and the keys of what is too long to be."""
+    """The metadata that may be written, and the keys of values that are too long."""
     short = {key: value for key, value in metadata.items() if len(value.encode()) <= MAX_METADATA_VALUE}
     return short, tuple(sorted(metadata.keys() - short.keys()))

@@ -28,8 +28,8 @@ def template(family: str) -> str:
 def write_template(family: str, path: Path, force: bool = False) -> None:
     """Write the commented config of `family` to `path`.
 
-    Raises ConfigError if there is no such family or `path` does not end in .toml, OutputError if it exists and `force`
-    does not say to overwrite it, or cannot be written.
+    Raises ConfigError for an unknown family or a `path` without .toml. Raises OutputError if it cannot be written, or
+    exists without `force`.
     """
     raw = template(family).encode()
     refuse_place(path, ".toml", force)

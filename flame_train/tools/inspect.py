@@ -1,4 +1,4 @@
-"""`flame-train inspect`: what a safetensors file is, from its header and a LoRA's alphas."""
+"""`flame-train inspect`: describes a safetensors file by its header and a LoRA's alphas."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class DtypeSummary:
 
 @dataclass(frozen=True, slots=True)
 class InspectReport:
-    """What a file is. `lora` is None for anything but an adapter; `identity.parts` are a model's components."""
+    """A description. `lora` is None for anything but an adapter; `identity.parts` are a model's components."""
 
     path: Path
     identity: Identity
@@ -65,7 +65,7 @@ class InspectReport:
 
 
 def inspect_file(path: Path) -> InspectReport:
-    """What the file, or folder of files, at `path` is. Raises ModelFileError if it cannot be read at all."""
+    """Describes the file, or the folder of files, at `path`. Raises ModelFileError if it cannot be read at all."""
     path = Path(path)
     with open_weights(path) as weights:
         shapes = weights.shapes
@@ -136,7 +136,7 @@ def _lora(weights: Weights, identity: Identity) -> LoraSummary:
 
 
 def _number(alpha: Array) -> float:
-    """NaN for what is no real number."""
+    """NaN for a value that is no real number."""
     return math.nan if alpha.dtype.kind == "c" else float(alpha.reshape(()))
 
 

@@ -58,13 +58,25 @@ class _Patch:
 
 
 def merge(base: Path, lora: Path, out: Path, strength: float = 1.0, force: bool = False) -> MergeReport:
-    """Write `base` with W + strength * (alpha / rank) * up @ down for every module of `lora` to `out`.
+    """Writes `base` with W + strength * (alpha / rank) * up @ down for every module of `lora`.
 
-    `base` is a single file or one component's folder; the result is a single file in the base's own layout,
-    names and dtypes. Sums are in fp32, rounded once. One tensor at a time is in memory. Raises ModelFileError
-    when the two files do not belong together or the base holds NaN, NonFiniteError when the LoRA does or a sum
-    overflows the stored dtype, OutputError when `out` exists and `force` does not say to overwrite it, Interrupted
-    after a signal.
+    The sums are in fp32 and rounded once. One tensor at a time is in memory.
+
+    Args:
+        base: a single file, or the folder of one component.
+        lora: the LoRA's file.
+        out: the file to write, in the base's own layout, names and dtypes.
+        strength: factor of the update.
+        force: whether an existing `out` is overwritten.
+
+    Returns:
+        What was merged, for the report.
+
+    Raises:
+        ModelFileError: the two files do not belong together, or the base holds NaN.
+        NonFiniteError: the LoRA holds NaN, or a sum overflows the stored dtype.
+        OutputError: `out` exists and `force` is false.
+        Interrupted: a signal came.
     """
     base, lora, out = Path(base), Path(lora), Path(out)
     _check_call(base, lora, out, strength, force)
@@ -115,7 +127,20 @@ def _matching(lora: Path, base: Path, base_identity: Identity) -> Identity:
 
 
 def _patches(lora: Path, base: Path, state: LoraState, resolved: Resolved, weights: Weights) -> dict[str, list[_Patch]]:
-    """Stored tensor name -> the updates it gets. Raises ModelFileError listing every module without a place."""
+    """Finds the stored tensor of each module of a LoRA.
+
+    Args:
+        lora, base: the two files, for messages.
+        state: the factors by component and module.
+        resolved: the components' names of the base's tensors.
+        weights: the base, open.
+
+    Returns:
+        The updates of each stored tensor, by its name.
+
+    Raises:
+        ModelFileError: every module without a tensor.
+    """
     shapes = weights.shapes
     found: dict[str, list[_Patch]] = {}
     faults: list[str] = []
@@ -142,7 +167,7 @@ def _patches(lora: Path, base: Path, state: LoraState, resolved: Resolved, weigh
 
 
 def _misfit(source: Source, factors: LoraFactors, weights: Weights, shapes: Mapping[str, Shape]) -> str:
-    """What a weight is that its update cannot be added to; "" if it can."""
+    """The reason why a weight cannot take its update; "" if it can."""
     if source.op is Op.SCALE:
         return "stored as scaled fp8, which cannot be merged into"
     quantised = {weights.info(name).dtype for name in source.names} - FLOAT_TAGS
@@ -171,9 +196,9 @@ def _history(metadata: Mapping[str, str], lora: Path, strength: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Merging:
-    """The base's tensors as they will be: read when asked for, updated on the way.
+    """The base's tensors after the merge: each is read on demand and updated.
 
-    `used` are those that networks are made of. Others pass as they are: tables of noise schedules may hold infinity.
+    `used` are the tensors of networks. Others pass as they are: tables of noise schedules may hold infinity.
     """
 
     base: Path
@@ -196,7 +221,7 @@ class _Merging:
         if patches is None:
             return stored
         total = stored.astype(np.promote_types(stored.dtype, np.float32), order="C")
-        with np.errstate(over="ignore", invalid="ignore"):  # told below, with the tensor's name
+        with np.errstate(over="ignore", invalid="ignore"):  # reported below, with the tensor's name
             for patch in patches:
                 for stored_as, rows, update in patch.source.spread(patch.factors.delta(self.strength), self.shapes):
                     if stored_as == name:
@@ -205,6 +230,6 @@ class _Merging:
         if not np.isfinite(merged).all():
             raise NonFiniteError(
                 f"{name}: the merged weights are too large for {self.weights.info(name).dtype}; try a smaller "
-                "--strength, or look at what the LoRA does to images. Nothing was written"
+                "--strength, or check the effect of the LoRA on images. Nothing was written"
             )
         return merged

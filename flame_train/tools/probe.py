@@ -1,4 +1,4 @@
-"""What is on this machine, asked in ways that work where there is nothing. `doctor` judges the answers.
+"""Detects drivers, libraries and GPUs; it works on machines without them. `doctor` judges the answers.
 
 Every probe returns None (or an error's text) instead of raising: a broken driver must not break the program
 that is there to say so.
@@ -37,12 +37,12 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Everything `doctor` looks at.
+    """The facts that `doctor` checks.
 
     `driver` and `driver_cuda` are versions, None without a driver (`driver_error` then says why).
-    `packages` has installed distributions by name; `libraries` has the version of each CUDA library that
-    loads; `codecs` the image formats that Pillow can read; `visible` is CUDA_VISIBLE_DEVICES if set; `choices` says
-    where kernels' choices are kept and how many there are.
+    `packages` has installed distributions by name, `libraries` the version of each CUDA library that loads. `codecs`
+    has the image formats that Pillow can read. `visible` is CUDA_VISIBLE_DEVICES if set. `choices` is the folder of
+    the autotune cache with its size.
     """
 
     python: str

@@ -56,14 +56,37 @@ def sample(
     vae: str = "",
     text_encoders: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Draws an image for each prompt and writes them as one PNG. Returns what was drawn, from what, and where.
+    """Samples an image for each prompt and writes them as one PNG.
 
-    Image i starts from noise number seed + i, so an image with a LoRA stands beside one without it. The LoRA may
-    be in any dialect and may sit on the text encoders too. `text_encoders` are keys of that section of a config.
+    Image i starts from noise number seed + i. So an image with a LoRA can be compared with one without it.
 
-    Raises ConfigError for impossible sizes, ModelFileError for a model of an unknown family or a LoRA that is not one
-    of it, NonFiniteError rather than draw NaN, OutputError where the PNG exists and `force` does not say to overwrite
-    it, and what loading and writing raise.
+    Args:
+        checkpoint: the base model's file, folder or hub id.
+        prompts: the prompts, in order.
+        output: the PNG.
+        lora: the LoRA's file, in any naming, for the text encoders too; None: the base model only.
+        strength: factor of the LoRA's update.
+        negative: the negative prompt.
+        steps, guidance_scale: of the sampler; 0: the model's own.
+        sampler: the name of the sampler.
+        prediction: "epsilon" or "v".
+        precision: dtype of the networks.
+        seed: seed of the first image.
+        width, height: size of an image, in pixels.
+        device: "cuda" or "cpu".
+        force: whether an existing PNG is overwritten.
+        quantize, arithmetic: as `model.quantize` and `model.arithmetic` in a config.
+        vae: another autoencoder's file; "": the checkpoint's own.
+        text_encoders: keys of that section of a config.
+
+    Returns:
+        The prompts, the settings and the path of the PNG.
+
+    Raises:
+        ConfigError: impossible sizes, or settings that do not fit the model.
+        ModelFileError: a model of an unknown family, or a LoRA of another one.
+        NonFiniteError: the result holds NaN or infinity.
+        OutputError: the PNG exists and `force` is false.
     """
     refuse_place(output, ".png", force)
     if not math.isfinite(strength):
@@ -89,7 +112,7 @@ def sample(
             "height": height,
         },
     )
-    get_backend(device)  # a missing GPU is told before anything is read
+    get_backend(device)  # a missing GPU is an error before any file is read
     fp8 = fp8_of(quantize, arithmetic)
     nn.check_fp8(fp8, device, precision)
     if not prompts:
@@ -135,7 +158,7 @@ def sample(
 
 
 def _factors(lora: Path, model: Model) -> LoraState:
-    """The LoRA's matrices by component. Raises ModelFileError for what is no LoRA of this family."""
+    """The LoRA's matrices by component. Raises ModelFileError for a file that is no LoRA of this family."""
     identity = require_lora(lora)
     if not could_be(identity.family, model.name):
         raise ModelFileError(f"{lora}: expected a LoRA for {model.title}, but this is: {identity.detail}")
@@ -153,7 +176,20 @@ def _conditioning(
     strength: float,
     stop: StopRequest,
 ) -> dict[str, Example]:
-    """The arrays of every prompt and of the negative one; the text encoders are gone again afterwards."""
+    """Encodes every prompt and the negative one; unloads the text encoders afterwards.
+
+    Args:
+        encoding: the text encoders.
+        texts: the prompts, and last the negative one.
+        sizes: the arrays that describe the image's size.
+        device: "cuda" or "cpu".
+        factors: the LoRA by component.
+        strength: factor of the LoRA's update.
+        stop: raises Interrupted after a signal.
+
+    Returns:
+        The denoiser's arrays of each text.
+    """
     examples: dict[str, Example] = {}
     with no_grad():
         encoders = encoding.encoders(device)

@@ -1,1 +1,1 @@
-"""The one training loop, and what a step consists of. It knows no model family."""
+"""The training loop and the parts of a step. It knows no model family."""

@@ -24,7 +24,7 @@ class HostBatch:
     """One micro-batch: arrays (B, ...) by name, its place in the run, and the files it came from.
 
     `step` counts optimizer updates from 0. `samples` (B,) number the samples within the update, over all its
-    micro-batches, so that every random draw of a run has a name of its own. `sent` is the same batch on its way to the
+    micro-batches. So every random number of a run has a unique index. `sent` is the same batch on its way to the
     device, if it was sent ahead.
     """
 
@@ -36,7 +36,7 @@ class HostBatch:
 
     @property
     def signature(self) -> Signature:
-        """What a captured step depends on: the names and shapes of the arrays."""
+        """The names and shapes of the arrays, on which a captured step depends."""
         return tuple(sorted((name, tuple(a.shape)) for name, a in self.arrays.items()))
 
 

@@ -1,4 +1,4 @@
-"""What Python code is told while a run goes on. It may look, and changes no trained bit."""
+"""Callbacks: functions of the caller that hear of a run's progress. It may look, and changes no trained bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Callbacks:
         on_checkpoint: gets the step and the folder of a checkpoint that is on the disk.
         on_sample: gets the step and the file of a sample grid that is on the disk.
 
-    What a function raises ends the run as any error does: the checkpoints stay, and the same call continues it.
+    An exception of a function ends the run as any error does: the checkpoints stay, and the same call continues it.
     """
 
     on_step: Callable[[Mapping[str, Any]], object] | None = None

@@ -14,8 +14,8 @@ from flame_train.engine.optim import Optimizer
 class GradientNorms:
     """The norm of each block's accumulated gradients, as the optimizer will divide them: by loss scale and batches.
 
-    A trained matrix belongs to the innermost block of the network that its layer lies in; where it lies in none, to
-    its layer's first part. Blocks come in the order of their names.
+    A trained matrix belongs to the innermost block that contains its layer; without a block, to the first part of its
+    layer's name. Blocks come in the order of their names.
     """
 
     def __init__(self, optimizer: Optimizer, blocks: Iterable[str]) -> None:
@@ -43,7 +43,7 @@ class GradientNorms:
 
 
 def block_names(network: nn.Module) -> list[str]:
-    """The names of a network's blocks; none where it is not made of blocks."""
+    """The names of a network's blocks; empty if it has none."""
     blocks = getattr(network, "blocks", None)
     return [] if blocks is None else list(blocks())
 

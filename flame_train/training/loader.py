@@ -1,4 +1,4 @@
-"""Batches for the loop: which samples come next, read from the cache, one batch ahead on a thread of its own."""
+"""Batches for the loop, read from the cache one batch ahead, on a separate thread."""
 
 from __future__ import annotations
 
@@ -20,14 +20,23 @@ MakeExample = Callable[[int, bool, frozenset[str]], Example]
 
 
 class Loader:
-    """Micro-batches from `first` on. `example(index, drop_caption, dropped)` gives one item's arrays.
+    """Loads micro-batches from number `first` on, one ahead, in a thread.
 
-    `encoder_dropout` has the probability of each text encoder to be dropped, by its key, apart from the caption's.
+    Micro-batch m belongs to update m // accumulation. Order and caption dropout are functions of (seed, epoch). So a
+    loader that starts at m gives what an uninterrupted run has there. Of N ranks, micro-batch m of rank r is number
+    m N + r of the common order. So N ranks see in a step what one rank sees with N times the accumulation.
 
-    The micro-batch number m belongs to update m // accumulation; order and caption dropout are functions of
-    (seed, epoch), so starting at any m gives what an uninterrupted run would have had there. `send` starts a batch on
-    its way to the device, on the loader's thread. Of several `ranks`, micro-batch m of rank r is number m N + r of the
-    one order: N ranks see in a step what one rank sees that accumulates N times as often.
+    Args:
+        order: the batches by step.
+        example: gives the arrays of an item: (index, whether the caption is dropped, names of dropped encoders).
+        names: the names of the items, for messages.
+        first: number of the first micro-batch.
+        accumulation: micro-batches in one update.
+        caption_dropout: probability that a caption is dropped.
+        seed: the run's seed.
+        encoder_dropout: probability that a text encoder is dropped, by its key; independent of captions.
+        send: starts the upload of a batch, on the loader's thread.
+        ranks: which of several processes this one is.
     """
 
     def __init__(

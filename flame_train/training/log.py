@@ -1,4 +1,4 @@
-"""What a run says while it runs: a progress bar or plain lines, and TensorBoard. None of it can end the run."""
+"""The output of a run: a progress bar or plain lines, and TensorBoard. None of it can end the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Console:
 
     def __init__(self, total: int, start: int) -> None:
         self._total, self._start = total, start
-        self._begin: float | None = None  # of the first step; a grid that is drawn before says nothing of the rest
+        self._begin: float | None = None  # of the first step; a sample grid before it does not count
         self._last_line = 0.0
         self._smooth: float | None = None
         self._bar: Any = None
@@ -100,11 +100,11 @@ def _clock(seconds: float) -> str:
 
 
 class TensorBoard:
-    """TensorBoard's event files, if asked for. A writer that fails is given up with one warning.
+    """TensorBoard's event files, if the config wants them. A writer that fails is given up with one warning.
 
-    `done` is the step the run continues after; what an earlier process wrote beyond it is superseded. Events are
-    written here and now: tensorboardX's own SummaryWriter has a thread do it, which a full disk ends, and then waits
-    for it without end.
+    `done` is the last step before the run continues; it supersedes later events of earlier processes. It writes
+    events at once. tensorboardX's own SummaryWriter writes on a thread, which a full disk ends, and then waits for it
+    forever.
     """
 
     def __init__(self, folder: Path | None, done: int) -> None:
@@ -116,7 +116,7 @@ class TensorBoard:
             self._writer = _events(folder, done + 1)
         except ImportError:
             _LOG.warning("TensorBoard events are not written: pip install 'flame-train[tensorboard]'")
-        except Exception as e:  # beside the disk's: a protobuf of another version raises what it likes
+        except Exception as e:  # besides the disk's errors: a protobuf of another version raises others
             _LOG.warning("TensorBoard events are not written: %s", e)
 
     def __enter__(self) -> Self:
@@ -154,12 +154,12 @@ class TensorBoard:
         except Exception as e:
             _LOG.warning("TensorBoard events are no longer written: %s", e)
             writer, self._writer = self._writer, None
-            with contextlib.suppress(Exception):  # it tries once more to write what the disk has refused
+            with contextlib.suppress(Exception):  # it writes once more the bytes that the disk has refused
                 writer.close()
 
 
 def _events(folder: Path, first: int) -> Any:
-    """A new event file, which tells TensorBoard that steps from `first` on are written anew."""
+    """A new event file, by which TensorBoard drops the old events from step `first` on."""
     from tensorboardX.proto.event_pb2 import Event, SessionLog
     from tensorboardX.record_writer import RecordWriter
 

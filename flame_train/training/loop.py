@@ -42,7 +42,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything a run is made of, ready to start at `first`."""
+    """All parts of a run, ready to start at `first`."""
 
     train: TrainSection
     gradient: GradientSection
@@ -83,8 +83,8 @@ class _Pending:
 def train(run: Run) -> dict[str, Any]:
     """Runs the steps that are left, saves, and returns the last step's figures; none if no step was left.
 
-    Raises `NonFiniteError` before a non-finite number reaches the weights, and `Interrupted` after a signal, with
-    the checkpoint saved; not if nothing is left to do then.
+    Raises `NonFiniteError` before a non-finite number reaches the weights. Raises `Interrupted` after a signal, with
+    a checkpoint saved, unless the run is done.
     """
     steps = run.train.steps
     step_once = _Stepper(run)
@@ -97,7 +97,7 @@ def train(run: Run) -> dict[str, Any]:
         for step in range(run.first + 1, steps + 1):
             figures.push(step_once(step))
             hit("train.after_step")
-            stopping = run.stop.requested  # asked once: a signal may come between any two lines
+            stopping = run.stop.requested  # read once: a signal may come between any two lines
             save = stopping or step == steps or _due(step, run.checkpoint.every)
             draw = not stopping and _due(step, run.sample.every)
             if save or draw:
@@ -115,13 +115,13 @@ def train(run: Run) -> dict[str, Any]:
 
 
 def _heed(run: Run, step: int, where: str) -> None:
-    """Stops if asked to and something is left to do: steps, or the grid of the last."""
+    """Stops after a signal if work is left: steps, or the grid of the last."""
     if step < run.train.steps or _lacks_grid(run, step):
         run.stop.check(where)
 
 
 def _catch_up(run: Run) -> None:
-    """What comes before the next step: the sample grid of this one, and what the last run left undone."""
+    """The work before the next step: the sample grid of this one, and the unfinished work of the last run."""
     if (run.first == 0 and run.sample.every) or _lacks_grid(run, run.first):
         _draw(run, run.first)
     if run.first >= run.train.steps:
@@ -156,8 +156,8 @@ class _Figures:
     def settle(self) -> None:
         """Waits for the figures of the step in flight. Raises `NonFiniteError` if it was not sound.
 
-        A step took from its begin, or from the end of the one before it if that was later, until it was done: on a
-        device that works on by itself until its figures came.
+        A step's time begins with its start, or with the end of the step before if that is later. It ends when the
+        step is done; on an asynchronous device, when its metrics arrive.
         """
         if self._pending is None:
             return
@@ -246,7 +246,7 @@ def _diagnosis(run: Run, p: _Pending, figures: dict[str, float]) -> str:
 
 
 def _advice(gradient: GradientSection, train: TrainSection) -> str:
-    """What may help against numbers that grow too large, of what is not set already."""
+    """Settings that may help against overflow and are not set already."""
     found = ["a lower optimizer.lr"]
     if not 0 < gradient.clip_norm <= 1:
         found.append("gradient.clip_norm=1")
@@ -273,7 +273,7 @@ def _save(run: Run, step: int) -> None:
 def _write_result(run: Run, step: int) -> None:
     """The LoRA in its place, whatever was there: it may be of a run with fewer steps, or in the other format.
 
-    A second file that is not asked for any more goes: it would pass for this result in its other format.
+    Removes a second file that the config no longer wants: it would pass for this result in the other format.
     """
     first, *others = formats(run.output.format)
     _write_lora(run, run.folder.place(run.folder.lora), step, first)
@@ -297,7 +297,7 @@ def _write_lora(run: Run, path: Place, step: int, form: str) -> None:
 
 
 def best_effort(preview: Callable[[int], None]) -> Callable[[int], None]:
-    """A preview whose failure costs the image, never the run. Being asked to stop ends it; the loop sees to it."""
+    """A preview whose failure costs the image, never the run. A signal ends it; the loop handles that."""
 
     def attempt(step: int) -> None:
         try:

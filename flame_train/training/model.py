@@ -1,4 +1,4 @@
-"""A base model whose files were opened: what the stages of a run hold, and what a family adds to it."""
+"""An opened base model, which the stages of a run hold, and the methods that a family adds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Example = dict[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """How images of a model are drawn where a config leaves it to the model: sampler steps and guidance."""
+    """The sampling defaults of a model: steps and guidance."""
 
     steps: int
     guidance_scale: float
@@ -132,32 +132,49 @@ class Model(ABC):
     @property
     @abstractmethod
     def sampling_defaults(self) -> SamplingDefaults:
-        """How images are drawn by default."""
+        """The sampling defaults."""
 
     @property
     def guidance_distilled(self) -> bool:
-        """Whether the network is told its guidance, and needs no classifier-free one."""
+        """Whether the network is guidance-distilled, and needs no classifier-free guidance."""
         return False
 
     @abstractmethod
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
-        """The denoiser's prediction (B, h, w, Z).
+        """The denoiser's prediction.
 
         Args:
             network: the loaded denoiser.
             x: noised latents (B, h, w, Z) in the network's dtype.
             t: timesteps or noise levels (B,), as the objective gives them.
             cond: the arrays of the text encoders and of `size_conditioning`, batched.
-            guidance: (1,) fp32, what a guidance-distilled network is told.
+            guidance: (1,) fp32, the guidance scale that a guidance-distilled network gets.
+
+        Returns:
+            The prediction (B, h, w, Z).
         """
 
     @abstractmethod
     def objective(self, model: ModelSection, loss: LossSection, device: str) -> Objective:
-        """What training minimises."""
+        """The training objective."""
 
     @abstractmethod
     def sampler(self, model: ModelSection, loss: LossSection, steps: int, sampler: str, size: Size) -> Sampler:
-        """The sampler for images (H, W). Raises ConfigError for steps that cannot be taken."""
+        """The sampler for images of a size.
+
+        Args:
+            model: the `[model]` section.
+            loss: the `[loss]` section.
+            steps: number of steps.
+            sampler: its name.
+            size: (height, width) of an image, in pixels.
+
+        Returns:
+            A function from noise to latents.
+
+        Raises:
+            ConfigError: `steps` does not fit the schedule.
+        """
 
     def size_conditioning(self, placement: Placement) -> Example:
         """Conditioning that follows from an image's size and crop alone."""
@@ -172,18 +189,18 @@ class Model(ABC):
     def loss_problems(
         self, loss: LossSection, weighting: type[Weighting], sampling: type[TimestepSampling]
     ) -> Mapping[str, str]:
-        """What this model cannot be trained with, by key: a weighting, a timestep sampling, or a guidance."""
+        """The settings that do not fit this model, by key: a weighting, a timestep sampling or a guidance."""
         wrong = {}
         if not weighting.serves(self.flow):
             wrong["loss.weighting"] = f'"{weighting.name}" has no formula for {self.title}; remove it'
         wrong |= {
-            f"loss.{key}": f'means nothing with "auto", which is uniform for {self.title}; '
+            f"loss.{key}": f'has no effect with "auto", which is uniform for {self.title}; '
             'set loss.timestep_sampling = "logit_normal" with it'
             for key, usual in (("logit_mean", 0.0), ("logit_std", 1.0))
             if not self.flow and sampling.name == "auto" and getattr(loss, key) != usual
         }
         if loss.guidance_scale != 1.0 and not self.guidance_distilled:
-            wrong["loss.guidance_scale"] = f"this model is told none, got {loss.guidance_scale}; remove it"
+            wrong["loss.guidance_scale"] = f"this model has no guidance input, got {loss.guidance_scale}; remove it"
         return wrong
 
     def classifier_free_guidance(self, guidance_scale: float) -> float:
@@ -193,7 +210,7 @@ class Model(ABC):
     def load_denoiser(
         self, *, device: str, dtype: DType | str, fp8: nn.Fp8 = "off", guidance_scale: float = 1.0
     ) -> Denoiser:
-        """The network to adapt, loaded. `guidance_scale` is what a guidance-distilled network is told."""
+        """The network to adapt, loaded. `guidance_scale` is the input of a guidance-distilled network."""
         network: BlockNetwork = self.denoiser.load(device=device, dtype=dtype, fp8=fp8)
         return Denoiser.of(self, network, device, guidance_scale)
 
@@ -212,7 +229,7 @@ class Denoiser:
 
     @classmethod
     def of(cls, model: Model, network: BlockNetwork, device: str, guidance_scale: float) -> Denoiser:
-        """The denoiser that is told this guidance."""
+        """The denoiser with this guidance as input."""
         return cls(model, network, tensor(np.full((1,), guidance_scale, np.float32), device=device))
 
     @property

@@ -26,9 +26,16 @@ def build_optimizer(
     parameters: Iterable[Parameter], train: TrainSection, optimizer: OptimizerSection, schedule: ScheduleSection,
     gradient: GradientSection, backend: Backend, faster_end: str = "",
 ) -> Optimizer:  # fmt: skip
-    """Clip by value, clip by norm, noise, rule: in that order, each only if asked for. fp16 scales its loss.
+    """Builds the chain: clip by value, clip by norm, noise, rule. Each but the rule is optional.
 
-    Parameters whose names end with `faster_end` are trained at `lora_plus_ratio` times the rate.
+    Args:
+        parameters: the trainable parameters.
+        train, optimizer, schedule, gradient: the sections of the config; fp16 adds loss scaling.
+        backend: the device.
+        faster_end: parameters whose names end with it are trained at `lora_plus_ratio` times the rate.
+
+    Returns:
+        The optimizer.
     """
     chain: list[Transform] = []
     if gradient.clip_value > 0:

@@ -31,7 +31,7 @@ Pixels = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """How images are drawn: everything but the prompts."""
+    """The settings of sampling: everything but the prompts."""
 
     sampler: Sampler
     guidance: float
@@ -49,7 +49,22 @@ def draw(
     negative: Example,
     stop: StopRequest,
 ) -> list[Pixels]:
-    """One uint8 image (H, W, 3) for each conditioning example; image i starts from noise number seed + i."""
+    """Samples one image for each prompt; image i starts from noise number seed + i.
+
+    Args:
+        d: the settings of the sampler.
+        denoise: the network: (x, t, conditioning) to its prediction.
+        decode: decodes latents into pixels.
+        prompts: the arrays of each prompt.
+        negative: the arrays of the negative prompt.
+        stop: raises Interrupted after a signal; checked between steps.
+
+    Returns:
+        The images, uint8 (H, W, 3).
+
+    Raises:
+        NonFiniteError: latents hold NaN or infinity.
+    """
     images = []
     xp = get_backend(d.device).xp
     with no_grad():

@@ -10,7 +10,7 @@ from flame_train.engine.dtype import Array
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Rank `rank` of `world` processes that train together. One process alone has nothing to add up."""
+    """Rank `rank` of `world` processes that train together. A single process does nothing here."""
 
     rank: int = 0
     world: int = 1

@@ -1,4 +1,4 @@
-"""What a run leaves: the LoRA file, and the state from which it can be continued to the bit."""
+"""The results of a run: the LoRA file, and the state from which the run continues to the bit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HEADERS = 1 << 16  # bytes: a checkpoint's names and metadata, roughly
 
 
 def formats(output_format: str) -> tuple[str, ...]:
-    """What the result is written in, by `output.format`: the first as lora.safetensors, others beside it."""
+    """The formats of the result, by `output.format`: the first is lora.safetensors, others have further files."""
     return FORMATS if output_format == "both" else (output_format,)
 
 
@@ -78,9 +78,9 @@ def _finite(name: str, factors: Factors) -> Factors:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What a run's weights follow from beside its settings, as hashes.
+    """Hashes of the inputs of a run's weights, settings excepted.
 
-    `image` and `caption` are the networks that encode those, `base` the base model, `dataset` what is trained on.
+    `image` and `caption` are the networks that encode those, `base` is the base model, `dataset` the dataset.
     """
 
     image: str
@@ -100,7 +100,7 @@ _SAID = {
 def checkpoint_files(
     optimizer: Optimizer, step: int, sources: Sources, write: Content
 ) -> tuple[dict[str, Content], int]:
-    """What a checkpoint consists of, and about how many bytes it takes.
+    """The files of a checkpoint, and roughly their bytes.
 
     The LoRA as `write` writes it, exact values and moments, and the run's place.
     """
@@ -120,7 +120,7 @@ def checkpoint_files(
 def check_sources(found: Found, sources: Sources) -> None:
     """Raises `OutputError` if a checkpoint was made from other files: what follows would not continue it.
 
-    What an older version did not record is not compared.
+    Hashes that an older version did not record are not compared.
     """
     place = _place(found)
     for name, now in asdict(sources).items():
@@ -132,7 +132,7 @@ def check_sources(found: Found, sources: Sources) -> None:
 
 
 def knows_sources(found: Found) -> bool:
-    """Whether a checkpoint tells its files by what is in them, so that they may lie elsewhere now."""
+    """Whether a checkpoint identifies its files by their contents, so that they may lie elsewhere now."""
     return _SAID.keys() <= _place(found).keys()
 
 

@@ -1,4 +1,4 @@
-"""A training step: device work only. Static shapes, fixed addresses, nothing read back to the host."""
+"""A training step: device work only. Shapes are static and addresses fixed, and the host reads no value back."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .batch import Batch
 from .ranks import ALONE, Ranks
 
 POSTERIOR = 32
-"""The stream of random numbers from which latents are drawn; the objective has streams of its own."""
+"""The stream of random numbers for sampling latents; the objective has other streams."""
 
 
 class Denoiser(Protocol):
-    """What a step trains: see `model.Denoiser`."""
+    """The trained network: see `model.Denoiser`."""
 
     @property
     def network(self) -> nn.Module:
@@ -33,19 +33,19 @@ class Denoiser(Protocol):
 
 
 class Objective(Protocol):
-    """What is minimised: how images are noised, and how the answer is judged. All on the device."""
+    """The objective: how latents are noised, and the loss of a prediction. All on the device."""
 
     def timesteps(self, rng: Rng, shape: Sequence[int]) -> Tensor:
-        """(B,) places in the schedule, for latents of `shape` (H, W, Z); as the denoiser is told of them."""
+        """(B,) positions in the schedule, for latents of `shape` (H, W, Z), as the denoiser gets them."""
 
     def noise(self, rng: Rng, latents: Tensor) -> Tensor:
-        """(B, H, W, Z) fp32, for latents of this shape: what the answer is judged by."""
+        """(B, H, W, Z) fp32, the noise of the target, for latents of this shape."""
 
     def mixed(self, rng: Rng, noise: Tensor) -> Tensor:
-        """What is mixed into the latents instead of the noise."""
+        """The noise that is mixed into the latents."""
 
     def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """What the denoiser sees."""
+        """The denoiser's input."""
 
     def loss(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """0-d fp32."""
@@ -53,7 +53,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything a step works on. `loss` sums the micro-batches' losses; `figures` is what the log reads.
+    """Everything a step works on. `loss` sums the micro-batches' losses; the log reads `figures`.
 
     `figures` is fp64, as many as `figure_names`.
     """
@@ -69,7 +69,7 @@ class State:
 
     @property
     def figure_names(self) -> tuple[str, ...]:
-        """What `figures` holds after `update`, in order."""
+        """The names of the metrics in `figures` after `update`, in order."""
         return ("loss", *self.optimizer.metric_names)
 
 
@@ -81,7 +81,18 @@ def micro(s: State, batch: Batch) -> None:
 
 
 def batch_loss(denoiser: Denoiser, objective: Objective, dtype: DType, seed: int, batch: Batch) -> Tensor:
-    """The loss of a batch, fp32 scalar; latents, noise and timesteps are drawn by (seed, the batch's place)."""
+    """The loss of a batch.
+
+    Args:
+        denoiser: the network.
+        objective: gives noise, timesteps and the loss.
+        dtype: dtype of the network's input.
+        seed: the run's seed; with the batch's step and samples it determines latents, noise and timesteps.
+        batch: the batch on the device.
+
+    Returns:
+        fp32 scalar.
+    """
     moments = batch.latents()
     xp, shape = moments[0].backend.xp, moments[0].shape[1:]
     rng = Rng(xp, seed, batch.step, batch.samples)
@@ -93,7 +104,7 @@ def batch_loss(denoiser: Denoiser, objective: Objective, dtype: DType, seed: int
 
 
 def update(s: State) -> None:
-    """Unscale, clip, noise, schedule, optimizer, all or nothing; then the gradients and the loss start anew."""
+    """Unscale, clip, noise, schedule, optimizer, all or none; then the gradients and the loss are zeroed."""
     s.ranks.sum_gradients(s.optimizer.arena.grads)
     s.optimizer.step(s.loss)
     s.figures[0] = s.loss.data / s.optimizer.accumulation

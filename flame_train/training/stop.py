@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGINT, SIGTERM, SIGHUP and SIGUSR1 are noted, and acted on where nothing is lost."""
+"""Stop requests: SIGINT, SIGTERM, SIGHUP and SIGUSR1 take effect at the next place where no work is lost."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SIGNALS = tuple(signal.Signals[name] for name in _NAMES if hasattr(signal, name
 class StopRequest:
     """While entered, the first signal sets `signal_number` and is said to be heard; a second one ends the process.
 
-    Work in many small parts (caching, sampling) calls `check()` between them; the training loop looks at
-    `requested` at the end of a step, saves, and then calls `check()`. A signal that is ignored from outside, as
-    `nohup` does with SIGHUP and a shell with a background job's SIGINT, stays ignored.
+    Work in many small parts (caching, sampling) calls `check()` between them. The training loop reads `requested` at
+    the end of a step, saves, and then calls `check()`. A signal that is ignored from outside, as `nohup` does with
+    SIGHUP and a shell with a background job's SIGINT, stays ignored.
     """
 
     def __init__(self) -> None:
@@ -52,11 +52,11 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
-            _say("stopped at once: what was not saved before is lost")
+            _say("stopped at once: unsaved work is lost")
             os._exit(128 + number)
         self.signal_number = number
         name = signal.Signals(number).name  # it is said, for a step or a download may take minutes
-        _say(f"{name}: stopping as soon as nothing is lost; a second signal stops at once")
+        _say(f"{name}: stopping as soon as no work is lost; a second signal stops at once")
 
 
 def _say(text: str) -> None:

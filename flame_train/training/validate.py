@@ -28,9 +28,24 @@ def held_out_loss(
     seed: int,
     draws: int = 4,
 ) -> float:
-    """The mean loss over `draws` fixed noises and timesteps of each example. No graph is recorded.
+    """The mean loss of examples over fixed noises and timesteps. It records no graph.
 
-    The examples' noise depends on their order and `seed`, and on nothing else. Raises ValueError for no examples.
+    Noise depends on the order of the examples and on `seed`, and on nothing else.
+
+    Args:
+        denoiser: the network.
+        objective: gives noise, timesteps and the loss.
+        examples: the arrays of each example.
+        device: "cuda" or "cpu".
+        dtype: dtype of the network's input.
+        seed: seed of noise and timesteps.
+        draws: noises and timesteps for each example.
+
+    Returns:
+        The mean.
+
+    Raises:
+        ValueError: there are no examples.
     """
     backend = get_backend(device)
     losses = []

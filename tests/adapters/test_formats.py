@@ -236,7 +236,7 @@ class TestRefusals:
     def test_embeddings_beside_a_lora_are_left_out_with_a_word(self, tmp_path, tensors, caplog):
         save_file(tmp_path / "x.safetensors", tensors | {"bundle_emb.word.string_to_param.*": np.zeros((2, 4))})
         assert same_state(from_file(tmp_path / "x.safetensors", SDXL).state, state_of("lora_kohya_sdxl"))
-        assert "1 tensors of embeddings that lie beside the LoRA, such as bundle_emb.word" in caplog.text
+        assert "1 tensors of embeddings in the LoRA's file, such as bundle_emb.word" in caplog.text
 
     def test_half_a_pair(self, tmp_path, tensors):
         del tensors["lora_unet_middle_block_1_proj_in.lora_up.weight"]

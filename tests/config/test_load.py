@@ -186,7 +186,7 @@ BAD_LINES = [
     (
         "[loss]\nzero_terminal_snr = true",
         '8: loss.zero_terminal_snr: expected model.prediction = "v" with it: '
-        "pure noise teaches an epsilon model nothing",
+        "an epsilon model learns nothing from pure noise",
     ),
     ("[loss]\noffset_noise = 2.0", "8: loss.offset_noise: expected a number from 0 to 1, got 2.0"),
     ("[checkpoint]\nkeep = 0", "8: checkpoint.keep: expected an integer >= 1, got 0"),
@@ -220,7 +220,7 @@ BAD_LINES = [
     ("[loss]\ntimestep_sampling = 'list'", "7: loss.timestep_list: expected at least one timestep, got none"),
     (
         "[loss]\ntimestep_sampling = 'list'\ntimestep_list = [3]\nmax_timestep = 10",
-        '10: loss.min_timestep: means nothing with loss.timestep_sampling = "list"; remove it, or change that',
+        '10: loss.min_timestep: has no effect with loss.timestep_sampling = "list"; remove it, or change that',
     ),
     (
         "[loss]\nhuber_c = 0.2",

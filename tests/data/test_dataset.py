@@ -78,7 +78,7 @@ def test_all_problems_in_one_report(folder: Folder) -> None:
         "0.png: the file is empty",
         "1.png: the PNG is cut short",
         "2.png: expected an image, but its content is text",
-        "3.png: has no caption: write 3.txt beside it",
+        "3.png: has no caption: write 3.txt in the same folder",
         "4.txt:2: not valid UTF-8",
         "5.png: 5.caption, 5.txt differ",
         "6.heic: expected an image, but its content is HEIC",

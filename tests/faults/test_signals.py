@@ -20,7 +20,7 @@ def assert_stopped(job, ended, code: int) -> None:
     assert ended.code == code, ended.stderr
     name = signal.Signals(code - 128).name
     assert f"stopped by {name}" in ended.complaint
-    heard = ended.stderr.index(f"{name}: stopping as soon as nothing is lost; a second signal stops at once")
+    heard = ended.stderr.index(f"{name}: stopping as soon as no work is lost; a second signal stops at once")
     assert heard < ended.stderr.index("error: ")
     assert (job.status()["state"], job.status()["exit_code"]) == ("interrupted", code)
 

@@ -67,7 +67,7 @@ def test_a_model_that_is_told_no_guidance_refuses_one(drawn: Path, tmp_path: Pat
         model=ModelSection(checkpoint=str(base)), loss=LossSection(guidance_scale=3.5),
         data=DataSection(path=str(drawn)), output=OutputSection(dir=str(tmp_path / "run")),
     )  # fmt: skip
-    with pytest.raises(ConfigError, match=r"loss.guidance_scale: this model is told none, got 3.5; remove it"):
+    with pytest.raises(ConfigError, match=r"loss.guidance_scale: this model has no guidance input, got 3.5; remove it"):
         check(config, FAMILIES["flux"])
 
 
@@ -142,7 +142,7 @@ def test_sdxl_refuses_what_is_of_the_flow_families(small_config: Callable[..., C
     with pytest.raises(ConfigError) as refused:
         check(asked, FAMILIES["sdxl"])
     for told in ("loss.shift", "text_encoders.t5", "text_encoders.t5_tokens"):
-        assert f"{told}: it means nothing for SDXL, got " in str(refused.value)
+        assert f"{told}: it has no effect on SDXL, got " in str(refused.value)
 
 
 def test_a_checkpoint_without_text_encoders_needs_their_files(

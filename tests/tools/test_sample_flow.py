@@ -96,7 +96,7 @@ def test_t5_in_8_bits_draws_nearly_the_same(drawn, base):
 
 def test_a_file_that_means_nothing_is_refused(small_base, draw, base, family, capsys):
     assert draw(small_base, "--t5", str(base)) == 2
-    assert "--t5: it means nothing for SDXL" in capsys.readouterr().err
+    assert "--t5: it has no effect on SDXL" in capsys.readouterr().err
     if family == "flux":
         assert draw(base, "--clip-g", str(base)) == 2
-        assert "--clip-g: it means nothing for Flux.1" in capsys.readouterr().err
+        assert "--clip-g: it has no effect on Flux.1" in capsys.readouterr().err

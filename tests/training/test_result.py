@@ -168,5 +168,5 @@ def test_what_a_run_is_continued_from_is_told_from_a_lora(small_config, tmp_path
     optimizer = build_optimizer(adapters.parameters(), c.train, c.optimizer, c.schedule, c.gradient, get_backend("cpu"))
     files, _ = checkpoint_files(optimizer, 3, Sources("", "", "", "images"), b"")
     files["optimizer.safetensors"](tmp_path / "optimizer.safetensors")
-    with pytest.raises(ModelFileError, match="expected a LoRA, but this is: what a flame-train run is continued from"):
+    with pytest.raises(ModelFileError, match="expected a LoRA, but this is: a checkpoint of a flame-train run"):
         require_lora(tmp_path / "optimizer.safetensors")

@@ -1,4 +1,4 @@
-"""What an adapter kind is to a training run, and to the files that hold its results."""
+"""The interface of an adapter kind, for training and for files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Make(Protocol):
 
 
 class AdapterKind(Entry):
-    """One kind of adapter: its fields are keys of `[lora]` beside `rank`, `alpha` and `targets`."""
+    """One kind of adapter: its fields are further keys of `[lora]`."""
 
     ends: ClassVar[Mapping[str, str]]
     """How its tensors' names end in files, in every dialect, and which array of `Factors` each is."""
@@ -73,11 +73,39 @@ class AdapterKind(Entry):
     """How the names of the parameters end that LoRA+ trains at a higher rate; empty: none."""
 
     def create(self, layer: Layer, name: str, rank: int, alpha: float, seed: int, make: Make) -> Adapter:
-        """A fresh adapter of the layer called `name`, which leaves the layer's output as it is."""
+        """Makes a fresh adapter that does not change the layer's output.
+
+        Args:
+            layer: the layer that gets the adapter.
+            name: its name in the network.
+            rank, alpha: the inner width, and the numerator of the update's scale alpha / rank.
+            seed: seed of the first values, which also depend on `name`.
+            make: makes a parameter from its name and values.
+
+        Returns:
+            The adapter, which the layer's `forward` calls.
+
+        Raises:
+            NotImplementedError: the kind does not define it.
+        """
         raise NotImplementedError
 
     def from_factors(self, layer: Layer, name: str, factors: Any, strength: float, make: Make) -> Adapter:
-        """The adapter of a finished file, `strength` times as strong as it was trained."""
+        """Makes the adapter of a finished file.
+
+        Args:
+            layer: the layer that gets the adapter.
+            name: its name in the network.
+            factors: the arrays of this layer in the file.
+            strength: factor of the update; 1 is as trained.
+            make: makes a parameter from its name and values.
+
+        Returns:
+            The adapter, which the layer's `forward` calls.
+
+        Raises:
+            NotImplementedError: the kind does not define it.
+        """
         raise NotImplementedError
 
     def kohya(self, factors: Any) -> Mapping[str, HostArray]:
@@ -89,14 +117,14 @@ class AdapterKind(Entry):
         raise NotImplementedError
 
     def fault(self, slots: Mapping[str, HostArray]) -> str:
-        """What is wrong with the arrays of a module, by the names of `ends`; nothing if they fit together."""
+        """The problems of a module's arrays, by the names of `ends`; empty if they fit together."""
         raise NotImplementedError
 
     def read(self, slots: Mapping[str, HostArray], folded: float | None, scale: float) -> Factors:
         """The factors of arrays without fault.
 
-        `folded` is the alpha that the file's metadata says was multiplied in, `scale` the one that its configuration
-        says; an alpha among the arrays goes before both.
+        `folded` is the alpha that the file's metadata says was multiplied in, `scale` the one of its configuration.
+        An alpha among the arrays overrides both.
         """
         raise NotImplementedError
 

@@ -47,7 +47,7 @@ _ENDS: Final = MappingProxyType(
 class Lora(AdapterKind):
     """down is uniform in +-1 / sqrt(fan in) (Kaiming with a = sqrt 5, as in the reference implementation), up is zero.
 
-    down is drawn for each layer from (seed, the layer's name): which other layers take part does not matter.
+    down is random, by (seed, the layer's name), and does not depend on the other layers.
     """
 
     name = "lora"
@@ -113,8 +113,8 @@ class Lora(AdapterKind):
 class LoraAdapter:
     """One layer's low-rank update, sitting in the layer's `adapter` slot.
 
-    For a linear layer `down` is (rank, in) and `up` (out, rank); for a convolution `down` is
-    (rank, in, kh, kw) with the layer's own stride and padding, and `up` (out, rank, 1, 1).
+    For a linear layer `down` is (rank, in) and `up` (out, rank). For a convolution `down` is (rank, in, kh, kw) with
+    the layer's stride and padding, and `up` (out, rank, 1, 1).
     """
 
     down: Parameter

@@ -1,8 +1,7 @@
 """CLIP's byte-pair tokenizer (Radford et al. 2021), as both of SDXL's text encoders use it.
 
-The merges are OpenAI's, shipped beside this file; a diffusers folder's own `vocab.json` and `merges.txt` can
-take their place. The two encoders differ only in the id they pad with: CLIP-L with the end token 49407,
-OpenCLIP bigG with 0.
+The merges are OpenAI's and part of the package; a diffusers folder's `vocab.json` and `merges.txt` can replace them.
+The two encoders differ only in the id they pad with: CLIP-L with the end token 49407, OpenCLIP bigG with 0.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class ClipTokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of tables and padding: what a cached text embedding depends on besides its model."""
+        """SHA-256 of tables and padding, on which a cached text embedding depends besides its model."""
         own = f"padding {self.pad_id}, {len(self._vocabulary.ids)} tokens\n".encode()
         return hashlib.sha256(own + self._vocabulary.content).hexdigest()
 
@@ -100,7 +99,7 @@ class ClipTokenizer:
 
 
 class _Vocabulary:
-    """What tokenizers of one folder share: `ids` by token, the merges, and the `tokenizers` object made of them."""
+    """The common part of one folder's tokenizers: `ids` by token, the merges, and the `tokenizers` object."""
 
     def __init__(self, folder: Path | None) -> None:
         self.ids, self._merges = shipped_tables() if folder is None else folder_tables(folder)

@@ -22,7 +22,7 @@ _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 
 @dataclass(frozen=True, slots=True)
 class Spiece:
-    """What a model file holds: pieces with their log probabilities, in the order of their ids."""
+    """The content of a model file: pieces with their log probabilities, in the order of their ids."""
 
     pieces: tuple[tuple[str, float], ...]
     user_defined: tuple[str, ...]  # pieces that are never cut

@@ -1,8 +1,8 @@
 """T5's unigram tokenizer (Kudo 2018), as the text encoders of SD3 and Flux use it.
 
-The vocabulary is not shipped: it comes from `spiece.model` or `tokenizer.json`, which diffusers folders hold. From
-either the same tokenizer is built, that of transformers: characters normalised as SentencePiece does, words split at
-white space and begun with "▁", each cut into the likeliest pieces.
+The vocabulary is not shipped: it comes from `spiece.model` or `tokenizer.json`, which diffusers folders hold. Both
+give the tokenizer of transformers. It normalises characters as SentencePiece does, splits words at white space and
+begins them with "▁". It cuts each into the likeliest pieces.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class T5Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of vocabulary and normalisation: what a cached text embedding depends on besides its model."""
+        """SHA-256 of vocabulary and normalisation, on which a cached text embedding depends besides its model."""
         vocabulary = self.vocabulary
         digest = hashlib.sha256(json.dumps([vocabulary.pieces, vocabulary.whole]).encode())
         digest.update(vocabulary.charsmap)
@@ -115,10 +115,9 @@ class T5Tokenizer:
 
 @contextmanager
 def _damage_told(path: Path) -> Iterator[None]:
-    """What the library meets in a damaged vocabulary, as a ModelFileError.
+    """Raises the library's errors about a damaged vocabulary as ModelFileError.
 
-    It has no class of its own for errors; and where it panics, as at a table that leads beyond its end, what comes is
-    no `Exception`.
+    The library has no error class. When it panics, as at a table that leads beyond its end, it raises no `Exception`.
     """
     try:
         yield
@@ -133,8 +132,8 @@ def _damage_told(path: Path) -> Iterator[None]:
 def find_vocabulary(places: Iterable[str | Path], option: str) -> Path:
     """The vocabulary file in or beside the first of `places` that has one: a checkpoint or a diffusers folder each.
 
-    Raises ModelFileError saying where it looked, which file is needed and where to put it; `option` is the name of
-    the setting that takes its path.
+    Raises ModelFileError with the searched places, the needed file and its place. `option` is the name of the setting
+    for its path.
     """
     folders: list[Path] = []
     for place in map(Path, places):
@@ -147,7 +146,7 @@ def find_vocabulary(places: Iterable[str | Path], option: str) -> Path:
     raise ModelFileError(
         f"T5's vocabulary: expected a spiece.model, or a tokenizer.json of T5, found none in {looked}. The file is in "
         "tokenizer_3/ of SD3's and tokenizer_2/ of Flux's diffusers folder, and published with google/t5-v1_1-xxl; "
-        f"put it beside the checkpoint, or name its path in {option}"
+        f"put it into the checkpoint's folder, or name its path in {option}"
     )
 
 

@@ -14,9 +14,9 @@ from .kind import LossKind, NoiseLevel
 class Huber(LossKind):
     """2 d (sqrt(e^2 + d^2) - d) for an error e: e^2 far below the delta d, 2 d |e| far above.
 
-    The delta is `huber_c`, or follows the noise level as sd-scripts' `huber_schedule` says:
-    "exponential" falls from 1 to huber_c, "snr" is (1 - huber_c) / (1 + sigma)^2 + huber_c, each times `huber_scale`
-    but for "snr", to which sd-scripts does not apply it.
+    The delta is `huber_c`, or follows the noise level by sd-scripts' `huber_schedule`. "exponential" falls from 1 to
+    huber_c. "snr" is (1 - huber_c) / (1 + sigma)^2 + huber_c. `huber_scale` multiplies all but "snr", as in
+    sd-scripts.
     """
 
     name = "huber"

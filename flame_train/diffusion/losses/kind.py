@@ -1,4 +1,4 @@
-"""What a loss is to an objective: the distance between prediction and target."""
+"""The interface of a loss: the distance between prediction and target."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flame_train.settings import Entry
 
 @dataclass(frozen=True, slots=True)
 class NoiseLevel:
-    """How noisy each sample is, for losses that depend on it. Each is computed when it is asked for.
+    """How noisy each sample is, for losses that depend on it. Each is computed on first use.
 
     Attributes:
         time: the place between image (0) and pure noise (1), (B,) fp32.

@@ -1,4 +1,4 @@
-"""What the noise of training is: normal, and what each kind in a file of this folder makes of it."""
+"""The noise of training: standard normal, changed by each kind in a file of this folder."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Noise:
         return cls(tuple(kind for kind in made if kind.on))
 
     def drawn(self, rng: Rng, latents: Tensor) -> Tensor:
-        """The noise (B, H, W, C) fp32 for latents of this shape, which is what a prediction is compared with."""
+        """The noise (B, H, W, C) fp32 of the target, for latents of this shape."""
         noise = Tensor(rng.normal(Stream.NOISE, latents.shape[1:]))
         for kind in self.kinds:
             noise = kind.changed(noise, latents, rng)
         return noise
 
     def mixed(self, rng: Rng, noise: Tensor) -> Tensor:
-        """What is mixed into the latents instead of the noise."""
+        """The noise that is mixed into the latents."""
         for kind in self.kinds:
             noise = kind.mixed(noise, rng)
         return noise

@@ -20,8 +20,8 @@ MOST: Final = 64
 
 
 class ImmiscibleNoise(NoiseKind):
-    """The batch's noises are dealt out anew: the nearest pair of an image and a noise first, then the nearest of the
-    rest, and so on. The paper's assignment has the least sum of distances, for which no fixed number of steps is known.
+    """It assigns the batch's noises to its images greedily: the nearest pair first, then the nearest of the rest, and
+    so on. The paper's assignment has the least sum of distances, for which no fixed number of steps is known.
     """
 
     name = "immiscible"
@@ -50,7 +50,7 @@ class ImmiscibleNoise(NoiseKind):
 
 
 def nearest_first(xp: Namespace, distances: Array) -> Array:
-    """Of a matrix (B, B), the column (B,) int64 of each row: the least entry's first, then the least of what is left.
+    """Assigns a column (B,) int64 to each row of a matrix (B, B): the least entry first, then the least of the rest.
 
     Of equal entries the first in memory is taken.
     """

@@ -1,4 +1,4 @@
-"""Input perturbation (arXiv 2301.11706): the denoiser sees a little more noise than it is asked for."""
+"""Input perturbation (arXiv 2301.11706): the denoiser's input has a little more noise than its target."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .kind import NoiseKind
 
 
 class InputPerturbation(NoiseKind):
-    """noise + gamma * n is mixed into the latents; the noise stays what is asked for. sd-scripts' `ip_noise_gamma`."""
+    """noise + gamma * n is mixed into the latents; the target keeps the noise. sd-scripts' `ip_noise_gamma`."""
 
     name = "input_perturbation"
     order = 3
 
     input_perturbation: float = field(
         0.0,
-        "strength of noise that is mixed in, not asked for; 0: off, 0.1 is usual",
+        "strength of noise in the input that the target lacks; 0: off, 0.1 is usual",
         ge=0,
         le=1,
         aka=("ip_noise_gamma",),
     )
     input_perturbation_random: bool = field(
-        False, "the strength is drawn between 0 and input_perturbation", aka=("ip_noise_gamma_random_strength",)
+        False, "the strength is random, between 0 and input_perturbation", aka=("ip_noise_gamma_random_strength",)
     )
 
     @property

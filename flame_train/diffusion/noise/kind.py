@@ -1,4 +1,4 @@
-"""What a kind of noise is to an objective: a change of the standard normal noise."""
+"""The interface of a kind of noise: a change of the standard normal noise."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ class NoiseKind(Entry):
         return noise
 
     def mixed(self, noise: Tensor, rng: Rng) -> Tensor:
-        """What is mixed into the latents, where that is not the noise that a prediction is compared with."""
+        """The noise that is mixed into the latents, if it differs from the target's."""
         return noise

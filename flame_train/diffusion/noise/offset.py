@@ -18,8 +18,8 @@ from .kind import NoiseKind
 class OffsetNoise(NoiseKind):
     """noise + strength * n with a normal number n a channel.
 
-    The strength is `offset_noise`, or drawn evenly between 0 and it for each sample; then comes `offset_noise_adaptive`
-    times the magnitude of the channel's mean in the latents. It is never below 0.
+    The strength is `offset_noise`, or uniform between 0 and it for each sample. `offset_noise_adaptive` times the
+    magnitude of the channel's mean in the latents is added. It is never below 0.
     """
 
     name = "offset"
@@ -29,7 +29,7 @@ class OffsetNoise(NoiseKind):
         0.0, "strength of a constant added to each channel's noise; 0: off", ge=0, le=1, aka=("noise_offset",)
     )
     offset_noise_random: bool = field(
-        False, "the strength is drawn between 0 and offset_noise", aka=("noise_offset_random_strength",)
+        False, "the strength is random, between 0 and offset_noise", aka=("noise_offset_random_strength",)
     )
     offset_noise_adaptive: float = field(
         0.0, "added to the strength for each unit of the channel's mean", ge=-10, le=10, aka=("adaptive_noise_scale",)

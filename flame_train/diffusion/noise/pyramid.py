@@ -20,9 +20,9 @@ from .kind import NoiseKind
 class PyramidNoise(NoiseKind):
     """noise + sum over i of discount^i times noise of 1 / r^i of the size, enlarged bilinearly; then of deviation 1.
 
-    The r of each level is drawn evenly in [2, 4) for each sample; sd-scripts draws one for the batch, and divides by
-    the batch's deviation. Levels end with one that is a single row or column. Sizes differ by sample, while a captured
-    step has fixed shapes: a level is drawn at its largest size, and weights read the part that counts.
+    The r of each level is uniform in [2, 4) for each sample. sd-scripts has one r for the batch, and divides by the
+    batch's deviation. Levels end with one that is a single row or column. Sizes differ by sample, while a captured
+    step has fixed shapes. So each level has its largest size, and weights select the part that counts.
     """
 
     name = "pyramid"
@@ -65,9 +65,16 @@ class PyramidNoise(NoiseKind):
 
 
 def enlarged(xp: Namespace, grid: Tensor, size: tuple[int, int], high: Array, wide: Array) -> Tensor:
-    """The first `high` (B,) rows and `wide` (B,) columns of (B, h, w, C), enlarged bilinearly to `size`.
+    """Enlarges the first rows and columns of each grid bilinearly, as torch.nn.Upsample does without aligned corners.
 
-    As torch.nn.Upsample does, without aligned corners.
+    Args:
+        xp: the array namespace.
+        grid: (B, h, w, C).
+        size: (height, width) of the result.
+        high, wide: (B,), the number of rows and of columns that are enlarged in each grid.
+
+    Returns:
+        (B, height, width, C).
     """
     b, rows, columns, c = grid.shape
     down, across = _weights(xp, size[0], rows, high), _weights(xp, size[1], columns, wide)

@@ -1,4 +1,4 @@
-"""What a timestep sampling is to an objective: how noise levels are drawn."""
+"""The interface of a timestep sampling: the distribution of noise levels."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class TimestepSampling(Entry):
     """One distribution of noise levels: its fields are keys of `[loss]`."""
 
     exact: ClassVar[bool] = False
-    """Whether its levels are what the network is told, so that neither shift nor least and greatest apply."""
+    """Whether the network gets its levels as they are: then neither the shift nor the bounds apply."""
 
     even: ClassVar[bool] = False
-    """Whether it draws every timestep of a noise schedule alike."""
+    """Whether every timestep of a noise schedule is equally likely."""
 
     def levels(self, rng: Rng) -> Array:
         """(B,) in (0, 1): noise levels of a flow before the shift, 1 being pure noise."""
         raise NotImplementedError
 
     def on(self, device: str) -> Callable[[Rng], Array]:
-        """What draws levels on a device. It may hold tables there, which a captured step could not bring."""
+        """Samples levels on a device. It may hold tables there, which a captured step could not bring."""
         return self.levels
 
 

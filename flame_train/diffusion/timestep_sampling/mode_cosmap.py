@@ -14,7 +14,7 @@ from .kind import Stream, TimestepSampling
 
 
 class Mode(TimestepSampling):
-    """With a `mode_scale` above 2 / (pi - 2), some 1.75, one level would come of several draws: it is refused."""
+    """A `mode_scale` above 2 / (pi - 2), about 1.75, is refused: the map would not be one to one."""
 
     name = "mode"
 

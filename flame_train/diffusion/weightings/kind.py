@@ -1,4 +1,4 @@
-"""What a weighting is to an objective: how much a sample counts in the loss, by how noisy it is."""
+"""The interface of a weighting: the weight of a sample in the loss, by its noise level."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from flame_train.engine import Tensor, checkpoint, nn
 
 Checkpointing = Literal["off", "full", "offload", "mlp"]
-"""What the backward pass recomputes: nothing, whole blocks, whole blocks whose inputs wait on the host, or MLPs."""
+"""What the backward pass recomputes: nothing, blocks, blocks with inputs on the host, or MLPs."""
 
 
 def whole_blocks(checkpointing: Checkpointing) -> bool:
@@ -33,7 +33,7 @@ class Resident:
 class Block(nn.Module):
     """A part of a network that can be checkpointed: then only its inputs are saved. All inputs are tensors or None.
 
-    A block with an MLP of its own handles "mlp" itself; the others ignore it.
+    A block with an MLP handles "mlp" itself; the others ignore it.
     """
 
     has_feed_forward: ClassVar[bool] = True
@@ -64,7 +64,7 @@ class BlockNetwork(nn.Module):
 
     @property
     def checkpointing(self) -> Checkpointing:
-        """What the backward pass recomputes, in all blocks or in those that were chosen."""
+        """The recomputation policy, of all blocks or of the chosen ones."""
         return self._checkpointing
 
     @checkpointing.setter

@@ -21,7 +21,7 @@ Activation = Literal["quick_gelu", "gelu"]
 
 @dataclass(frozen=True, slots=True)
 class ClipArch:
-    """What decides the encoder's shapes, its heads and its activation."""
+    """The encoder's shapes, heads and activation."""
 
     width: int
     layers: int
@@ -51,8 +51,8 @@ class ClipArch:
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], activation: Activation) -> Self:
         """The architecture of a file's text encoder, from its native names and shapes.
 
-        The activation is in no file: CLIP-L has "quick_gelu", bigG "gelu". Raises ModelFileError naming the
-        tensor it looked for in vain.
+        The activation is in no file: CLIP-L has "quick_gelu", bigG "gelu". Raises ModelFileError naming a missing
+        tensor.
         """
         vocabulary, width = _shape(shapes, "text_model.embeddings.token_embedding.weight")
         layers = {int(m[1]) for n in shapes if (m := re.match(r"text_model\.encoder\.layers\.(\d+)\.", n))}
@@ -69,7 +69,7 @@ class ClipArch:
 
 
 def _heads(width: int) -> int:
-    """Heads are 64 wide, in an encoder narrower than 128 half its width; shapes do not tell."""
+    """Heads are 64 wide, or half the width of an encoder narrower than 128; shapes do not determine it."""
     return width // min(64, width // 2)
 
 
@@ -136,7 +136,7 @@ class Encoder(nn.Module):
 
 
 class TextModel(nn.Module):
-    """What the transformers layout puts below `text_model`."""
+    """The modules that the transformers layout puts below `text_model`."""
 
     def __init__(self, arch: ClipArch) -> None:
         self.embeddings = Embeddings(arch)
@@ -157,8 +157,8 @@ class ClipTextEncoder(nn.Module):
         """The last hidden state but one (B, T, C), not normalised, and pooled text (B, projection) or None.
 
         Pooled is the last hidden state, normalised, at each row's end token (`eos_B` is its position), projected.
-        Of an encoder without a projection it is None, and the last layer, which then has nothing to do, does not run;
-        unless the pooled text is wanted `unprojected` (B, C).
+        Without a projection it is None, and the unused last layer does not run. With `unprojected` it is the pooled
+        text (B, C).
         """
         *layers, last = self.text_model.encoder.layers
         h_BTC = self.text_model.embeddings(ids_BT)

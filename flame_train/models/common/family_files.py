@@ -1,6 +1,6 @@
-"""A family's networks from its files, one at a time: checkpoints, diffusers folders, or a network in a file of its own.
+"""Loads a family's networks one at a time: from checkpoints, diffusers folders, or files of single networks.
 
-What differs between families is a value; a family without peculiarities needs nothing else to be loaded.
+The differences between families are values of this class.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Resolve(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FamilyFiles:
-    """Where a family's networks are found and what they are built as.
+    """Where a family's networks lie, and how they are built.
 
-    `family` is a key of FAMILY_NAMES; `alone` says which component a text encoder in a file of its own is, by what
-    that is identified as.
+    `family` is a key of FAMILY_NAMES. `alone` maps the identified family of a single text encoder's file to its
+    component.
     """
 
     family: str
@@ -72,12 +72,27 @@ class FamilyFiles:
         check_finite: bool = True,
         fp8: nn.Fp8 = "off",
     ) -> Any:
-        """One network with its weights; see `Part.load`. Raises ModelFileError as `parts` does."""
+        """Loads one network with its weights.
+
+        Args:
+            path: the checkpoint's file or folder.
+            component: the name of the network, such as "vae".
+            device: "cuda" or "cpu".
+            dtype: dtype of the weights.
+            check_finite: whether NaN and infinity are refused.
+            fp8: whether, and how, linear layers are stored in 8 bits.
+
+        Returns:
+            The network, of the class that `build` makes.
+
+        Raises:
+            ModelFileError: as `parts` and `Part.load`.
+        """
         part = self.parts(path, [component])[component]
         return part.load(device=device, dtype=dtype, check_finite=check_finite, fp8=fp8)
 
     def _resolved(self, weights: Weights, components: Collection[str]) -> Resolved:
-        """The file's tensors sorted into components, once it is known to be the family's and to hold what is wanted."""
+        """The file's tensors sorted into components, after a check of its family and components."""
         found = identify(weights.shapes, weights.metadata)
         only = self._only(found, components)
         if not only:
@@ -93,16 +108,16 @@ class FamilyFiles:
         return resolved
 
     def _in_words(self, components: Collection[str]) -> str:
-        """What a file is opened for: the family, and of a part that may have a file of its own which it is."""
+        """The purpose of a file in messages: the family, and the component if it may have its own file."""
         encoders = {component: FAMILY_NAMES[known] for known, component in self.alone.items()}
         family, parts = FAMILY_NAMES[self.family], [encoders.get(c, c.replace("_", " ")) for c in components]
         whole = not components or self.components[0].name in components
         return family if whole else f"{' and '.join(parts)} of {family}"
 
     def _only(self, found: Identity, components: Collection[str]) -> str:
-        """What the file holds: "checkpoint", or the one component there is; empty if none of the family's.
+        """The content of the file: "checkpoint", or its single component; empty if it has none of the family's.
 
-        A text encoder of a width that is not known is taken for the one that is asked for.
+        A text encoder of unknown width counts as the wanted one.
         """
         if found.kind == "text_encoder":
             (asked,) = components if len(components) == 1 else ("",)
@@ -124,5 +139,5 @@ class FamilyFiles:
 
 @lru_cache(maxsize=16)
 def _resolve(resolve: Resolve, names: tuple[str, ...], only: str | None) -> Resolved:
-    """What became of a file's names; every part of the program asks for it again."""
+    """The components' names of a file's tensors, cached because every stage needs them."""
     return resolve(names, only)

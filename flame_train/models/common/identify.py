@@ -1,4 +1,4 @@
-"""What a weights file is, told from its header alone: kind, family, layout.
+"""Identifies a weights file by its header alone: kind, family, layout.
 
 The signs are the names and a few shapes that differ between published models; the first that fits wins.
 """
@@ -18,14 +18,14 @@ from flame_train.models.common.identify_lora import is_adapter, lora_family_of
 from flame_train.models.common.signs import Network, Shape, Shapes, Signs
 
 STATE_PREFIXES: Final = ("values.", "optimizer.")
-"""How the names in a checkpoint's optimizer file begin: exact values, and what the optimizer knows of them."""
+"""Prefixes of names in a checkpoint's optimizer file: exact values, and the optimizer's state."""
 _QUANTISED: Final = (
     (".quant_state.", "bitsandbytes' 4 bits (NF4 or FP4)"),
     (".absmax", "bitsandbytes' 4 bits (NF4 or FP4)"),
     (".SCB", "bitsandbytes' 8 bits"),
     (".comfy_quant", "ComfyUI's quantised format"),
 )
-"""What in a tensor's name says that the weights beside it are packed, and how."""
+"""Parts of tensor names that indicate packed weights, with the packing's name."""
 _NETWORK_PREFIXES: Final = ("model.diffusion_model.", "diffusion_model.", "unet/", "transformer/")
 _VAE_PREFIXES: Final = ("first_stage_model.", "vae/", "vae.")
 
@@ -52,12 +52,12 @@ FAMILY_NAMES: Final[Mapping[str, str]] = {
     "clip-h": "OpenCLIP ViT-H",
     "t5-xxl": "T5-XXL",
 }
-"""Every model and text encoder that is told apart -> what a person calls it."""
+"""Each identifiable model and text encoder -> its usual name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a file is. `family` is a key of FAMILY_NAMES or "unknown"; `parts` are the components it holds.
+    """The identity of a file. `family` is a key of FAMILY_NAMES or "unknown"; `parts` are the components it holds.
 
     kind: checkpoint (several components), unet, transformer, vae, text_encoder, lora, adapter (LoHa, LoKr,
     DoRA, OFT: not a plain LoRA), quantised, state (what a run is continued from) or unknown. layout: single-file,
@@ -72,7 +72,7 @@ class Identity:
 
 
 def identify(shapes: Shapes, metadata: Mapping[str, str] | None = None) -> Identity:
-    """What a file with these tensors is. `shapes`: name -> shape, as `open_weights(path).shapes`."""
+    """Identifies a file by its tensors. `shapes`: name -> shape, as `open_weights(path).shapes`."""
     return _identified(tuple(shapes.items()), tuple((metadata or {}).items()))
 
 
@@ -80,9 +80,7 @@ def identify(shapes: Shapes, metadata: Mapping[str, str] | None = None) -> Ident
 def _identified(tensors: tuple[tuple[str, Shape], ...], notes: tuple[tuple[str, str], ...]) -> Identity:
     shapes, metadata = dict(tensors), dict(notes)
     if shapes and all(name.startswith(STATE_PREFIXES) for name in shapes):
-        words = (
-            "what a flame-train run is continued from: exact values and the optimizer's state; the LoRA lies beside it"
-        )
+        words = "a checkpoint of a flame-train run: exact values and optimizer state; the LoRA lies in the same folder"
         return Identity("state", "unknown", "", words)
     if is_adapter(shapes):
         return _adapter(shapes, metadata)
@@ -107,7 +105,7 @@ def _identified(tensors: tuple[tuple[str, Shape], ...], notes: tuple[tuple[str, 
 
 
 def could_be(family: str, wanted: str) -> bool:
-    """Whether what was found does not contradict `wanted`: the same, or a name for several that includes it."""
+    """Whether the identified family agrees with `wanted`: the same, or a name for several that includes it."""
     groups = {"unknown": tuple(FAMILY_NAMES)}
     for signs in SIGNS:
         groups |= signs.groups

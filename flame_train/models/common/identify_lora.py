@@ -25,7 +25,7 @@ def is_adapter(shapes: Shapes) -> bool:
 def lora_family_of(shapes: Shapes, metadata: Mapping[str, str], every: Sequence[Signs]) -> tuple[str, str]:
     """Family (a key of `identify.FAMILY_NAMES`, or "unknown") and layout ("kohya", "peft" or "native").
 
-    Every name is looked at with its dots made underscores, so that a sign is sought once for all dialects.
+    Dots of names become underscores, so that one sign serves all naming schemes.
     """
     flat = {name.replace(".", "_"): shape for name, shape in shapes.items()}
     named, written = _by_names(flat, every), _by_metadata(metadata, every)
@@ -40,7 +40,7 @@ def _layout(shapes: Shapes) -> str:
 
 
 def _by_names(flat: Shapes, every: Sequence[Signs]) -> str | None:
-    """What names and shapes prove; None where they leave several families possible."""
+    """The model that names and shapes prove; None if several are possible."""
     return next((family for signs in reversed(every) if (family := signs.lora(flat)) is not None), None)
 
 

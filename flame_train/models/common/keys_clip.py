@@ -1,7 +1,7 @@
 """SDXL's two text encoders: OpenCLIP names -> the native ones, which are those of transformers.
 
-OpenCLIP keeps q, k and v as one matrix, and `text_projection` as a bare matrix that multiplies from the
-right: a linear layer's weight is its transpose. It is square, so no shape check would catch a mistake.
+OpenCLIP stores q, k and v as one matrix. Its `text_projection` is a bare matrix that multiplies from the right: a
+linear layer's weight is its transpose. It is square, so no shape check would catch a mistake.
 """
 
 from __future__ import annotations

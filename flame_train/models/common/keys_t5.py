@@ -2,7 +2,7 @@
 
 Stand-alone files have none, full checkpoints `text_encoders.t5xxl.transformer.`, diffusers folders `text_encoder_3/`
 (SD3) or `text_encoder_2/` (Flux). Many files hold the embedding twice, some under its second name alone. ComfyUI's
-scaled fp8 files keep a factor beside each fp8 matrix, which the stored values are to be multiplied by.
+scaled fp8 files store a factor for each fp8 matrix, by which its values are multiplied.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def modules(layers: int) -> tuple[str, ...]:
 
 
 def component(name: str, prefixes: tuple[str, ...]) -> Component:
-    """The encoder as a part of a model, found below one of `prefixes`; ("",) where the file holds nothing else."""
+    """The encoder as a part of a model, below one of `prefixes`; ("",) if the file holds the encoder only."""
     layouts = (Layout("transformers", ".SelfAttention.", t5_table),)
     return Component(name, prefixes, layouts, _EXTRAS, duplicates={_EMBEDDING_AGAIN: _EMBEDDING})
 
 
 def prefix_of(names: Iterable[str]) -> str | None:
-    """What a file puts before the encoder's names, "" for nothing; None if it holds no such encoder."""
+    """The prefix of the encoder's names in a file, maybe ""; None if the file holds no such encoder."""
     return next((name.removesuffix(_FIRST) for name in names if name.endswith(_FIRST)), None)

@@ -1,4 +1,4 @@
-"""The T5 encoder from a file of its own, its folder, a whole diffusers folder, or a checkpoint that holds it."""
+"""Loads the T5 encoder from its file, its folder, a whole diffusers folder, or a checkpoint that holds it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def t5_part(path: str | Path, component: str = "T5 text encoder") -> Part:
     """The encoder in a file or folder, with its weights declared: only headers are read.
 
     Its `load` takes weights of any float type, fp8 (plain or scaled) included. Tensors go to the device one by one, so
-    16 GB of host memory suffice for T5-XXL. A plain fp8 file loses nothing by `fp8="weights"`.
+    16 GB of host memory suffice for T5-XXL. A plain fp8 file keeps its exact values with `fp8="weights"`.
 
     Raises:
         ModelFileError: there is no T5 v1.1 encoder, or tensors are missing, unexpected or mis-shaped.

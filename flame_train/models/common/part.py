@@ -1,4 +1,4 @@
-"""One network of a base model whose file was opened: what it is, and where each of its weights is read."""
+"""One network of an opened base model: its name, and the source of each of its weights."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Part:
     def load(self, *, device: str, dtype: DType | str, fp8: nn.Fp8 = "off", check_finite: bool = True) -> Any:
         """A network with its weights, of the class that `build` makes. Tensors go to the device one by one.
 
-        On a GPU that is only described nothing is read.
+        On a described GPU it reads no file.
 
         Raises:
             ModelFileError: a tensor holds NaN or infinity, or the file was changed since it was opened.

@@ -1,7 +1,7 @@
 """A model's networks from an open file: each component's empty network, and where each of its weights is read.
 
-Everything is checked against names and shapes first, for all components together; then each tensor goes from the
-file to the device on its own, so the host never holds a whole network.
+Names and shapes of all components are checked first. Then each tensor goes from the file to the device by itself, so
+the host never holds a whole network.
 """
 
 from __future__ import annotations
@@ -36,11 +36,21 @@ class Native:
 def parts(
     weights: Weights, shapes: Mapping[str, Shape], resolved: Resolved, components: Sequence[Component], build: Build
 ) -> dict[str, tuple[nn.Module, Native]]:
-    """Each component's empty network and where its weights come from, every name and shape checked.
+    """Builds each component's empty network and finds the sources of its weights, checking every name and shape.
 
-    `shapes` are those of the file, `resolved` what became of its names. Raises ModelFileError with all missing,
-    unexpected and mis-shaped tensors of all components; unexpected is what lies below a component's prefix and has no
-    place in it.
+    Args:
+        weights: the open file.
+        shapes: the shapes of its tensors, by stored name.
+        resolved: the components' names of its tensors.
+        components: the components that are wanted.
+        build: makes the network of a component from its shapes.
+
+    Returns:
+        For each component its network and the sources of its weights.
+
+    Raises:
+        ModelFileError: all missing, unexpected and mis-shaped tensors of all components. A tensor is unexpected if its
+            name has a component's prefix and no place in that component.
     """
     found: dict[str, tuple[nn.Module, Native]] = {}
     faults = []
@@ -63,7 +73,7 @@ def parts(
 
 
 def _built(weights: Weights, component: Component, native: Mapping[str, Shape], build: Build) -> nn.Module:
-    """What `build` makes of the shapes, its refusals with the file's name before them."""
+    """The network that `build` makes from the shapes; errors begin with the file's name."""
     try:
         return build(component.name, native)
     except ModelFileError as fault:

@@ -1,4 +1,4 @@
-"""How a family's files and LoRAs are told from all others: the part of identification that a family brings along."""
+"""The signs by which a family's files and LoRAs are identified; each family declares its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Shapes = Mapping[str, Shape]
 
 
 class Network(NamedTuple):
-    """What a denoiser is: `family` is a key of some `Signs.names`, `layout` that of its names, `kind` its component."""
+    """A denoiser: `family` is a key of some `Signs.names`, `layout` that of its names, `kind` its component."""
 
     family: str
     layout: str
@@ -25,7 +25,7 @@ class Signs(ABC):
     """The signs of one family and of its relatives, known by name alone."""
 
     names: ClassVar[Mapping[str, str]]
-    """Each model that is told apart -> what a person calls it."""
+    """Each identifiable model -> its usual name."""
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     """A name that stands for several models -> these."""
     written: ClassVar[tuple[tuple[str, str], ...]] = ()
@@ -39,7 +39,7 @@ class Signs(ABC):
 
     @abstractmethod
     def lora(self, flat: Shapes) -> str | None:
-        """The model of a LoRA by its names, every dot an underscore, and shapes; None where they prove nothing."""
+        """The model of a LoRA by its names, every dot an underscore, and shapes; None if they prove none."""
 
 
 def dim(shapes: Shapes, name: str, axis: int) -> int | None:

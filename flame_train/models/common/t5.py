@@ -1,8 +1,8 @@
 """The encoder of T5 v1.1 (arXiv 1910.10683, 2002.05202): the long text encoder of SD3 and Flux.
 
 Attribute names are those of the transformers layout (`encoder.block.0.layer.0.SelfAttention.q.weight`). The sum
-that runs through all layers grows beyond what fp16 holds. It is kept in fp32 at least, and with fp16 weights what is
-added to it is computed in fp32 too; so nothing is clamped. Shape letters: B batch, T token positions, C channels.
+that runs through all layers grows beyond what fp16 holds. It is kept in fp32 at least. With fp16 weights the terms
+added to it are computed in fp32 too, so no value is clamped. Shape letters: B batch, T token positions, C channels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BLOCK: Final = "encoder.block.0.layer"
 
 @dataclass(frozen=True, slots=True)
 class T5Arch:
-    """What decides the encoder's shapes. The heads together may be wider than the sequence, or narrower."""
+    """The encoder's shapes. The heads together may be wider than the sequence, or narrower."""
 
     width: int
     layers: int
@@ -53,7 +53,7 @@ class T5Arch:
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> Self:
         """The architecture of a file's encoder, from its native names and shapes.
 
-        Raises ModelFileError naming the tensor it looked for in vain, as in a T5 of version 1.0, which has no gate.
+        Raises ModelFileError naming a missing tensor, as in a T5 of version 1.0, which has no gate.
         """
         vocabulary, width = _shape(shapes, "shared.weight", 2)
         buckets, heads = _shape(shapes, f"{_BLOCK}.0.SelfAttention.relative_attention_bias.weight", 2)
@@ -157,7 +157,7 @@ class Stack(nn.Module):
         self.final_layer_norm = nn.RMSNorm(arch.width, EPS)
 
     def bias(self, length: int) -> Tensor:
-        """What is added to the scores of `length` positions, (1, heads, T, T)."""
+        """The bias of the scores of `length` positions, (1, heads, T, T)."""
         table = self.block[0].layer[0].SelfAttention.relative_attention_bias
         buckets_TT = tensor(position_buckets(length, table.weight.shape[0]), device=table.weight.device)
         return table(buckets_TT).permute(2, 0, 1).unsqueeze(0).clone()
@@ -178,7 +178,7 @@ class T5Encoder(nn.Module):
     def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None) -> Tensor:
         """(B, T, C) in the weights' dtype. `mask_BT` is True where there is a token to look at.
 
-        Without one, padding is looked at like any token: so SD3 and Flux were trained, and so their pipelines do it.
+        Without one, attention includes padding, as SD3 and Flux were trained and as their pipelines sample.
         """
         h_BTC = self.shared(ids_BT)
         h_BTC = h_BTC.to(compute_dtype(h_BTC.dtype))

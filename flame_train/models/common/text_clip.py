@@ -35,10 +35,10 @@ def encode_prompts(
 def encode_windows(encoder: ClipTextEncoder, ids_BNT: Ids, unprojected: bool = False) -> tuple[Tensor, Tensor | None]:
     """One encoder's hidden states (B, 75 N + 2, E) and pooled text (B, E) of B captions, each in N windows of 77 ids.
 
-    Both are on the encoder's device and in its dtype. The hidden states are the last but one, not normalised. A caption
-    of several windows keeps the first begin token and the last end token; its pooled text is that of its first window
-    (the convention of sd-scripts, which most published LoRAs follow). An encoder without a text projection has no
-    pooled text, or with `unprojected` its raw one.
+    Both are on the encoder's device and in its dtype. The hidden states are the last but one, not normalised. A
+    caption of several windows keeps the first begin token and the last end token. Its pooled text is that of its
+    first window, by the convention of sd-scripts, which most published LoRAs follow. An encoder without a text
+    projection has no pooled text, or with `unprojected` its raw one.
     """
     windows = ids_BNT.shape[1]
     ids = np.ascontiguousarray(ids_BNT.reshape(-1, ids_BNT.shape[-1]), np.int32)

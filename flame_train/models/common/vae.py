@@ -22,7 +22,7 @@ _EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class VaeArch:
-    """What decides the autoencoder's shapes, and what is done to its latents."""
+    """The autoencoder's shapes, and the scale and shift of its latents."""
 
     channels: int = 128
     channel_mult: tuple[int, ...] = (1, 2, 4, 4)
@@ -89,7 +89,7 @@ class VaeArch:
 
 
 def _groups(channels: int) -> int:
-    """The family's 32 groups, less in networks too narrow for them; shapes do not tell."""
+    """The family's 32 groups, less in narrower networks; shapes do not determine it."""
     return min(32, channels // 4)
 
 
@@ -170,6 +170,15 @@ class Level(nn.Module):
     def __init__(
         self, in_channels: int, channels: int, blocks: int, groups: int, down: bool = False, up: bool = False
     ) -> None:
+        """Declares the layers.
+
+        Args:
+            in_channels: channels of the input.
+            channels: channels of the output.
+            blocks: number of residual blocks.
+            groups: groups of the group norms.
+            down, up: whether the stage ends by halving or doubling height and width.
+        """
         self.block = nn.ModuleList(
             [ResnetBlock(in_channels if i == 0 else channels, channels, groups) for i in range(blocks)]
         )
@@ -245,7 +254,7 @@ class Vae(nn.Module):
 
     @property
     def dtype(self) -> DType:
-        """What the pixels and latents given to it must be in."""
+        """The dtype of its pixels and latents."""
         return nn.compute_copy(self.decoder.conv_in.weight).dtype
 
     def encode_moments(self, pixels_BHWC: Tensor) -> tuple[Tensor, Tensor]:

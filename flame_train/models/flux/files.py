@@ -1,4 +1,4 @@
-"""Flux's networks from its files. T5 has a loader of its own (`loading_t5`) that finds it anywhere."""
+"""Flux's networks from its files. T5 has a separate loader (`loading_t5`), which finds it in any layout."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def transformer_to_diffusers() -> KeyMap:
 
 
 def _native(names: Collection[str]) -> KeyMap:
-    """From a single file, whose fp8 weights may have a factor beside them."""
+    """From a single file, which may store a factor for each fp8 weight."""
     return KeyMap(beside_factors(names, (Rule(rule.source, rule.source) for rule in transformer_to_diffusers().rules)))
 
 

@@ -1,9 +1,9 @@
 """Flux.1's denoiser: blocks with a stream each for image and text, then blocks with both in one stream.
 
-Attribute names are those of the published single file. The architecture was published as code only; the parts are
-those of arXiv 2403.03206 (two streams, joint attention), 2302.05442 (attention and MLP side by side) and 2104.09864
-(rotary positions). Activations are channels-last. Shape letters: B batch, H height and W width in latent pixels, C
-latent channels, L image tokens, T text tokens, S = T + L, D model width, N heads, E width of a head.
+Attribute names are those of the published single file. The architecture was published as code only. Its parts come
+from arXiv 2403.03206 (two streams, joint attention), 2302.05442 (parallel attention and MLP) and 2104.09864 (rotary
+positions). Activations are channels-last. Shape letters: B batch, H height and W width in latent pixels, C latent
+channels, L image tokens, T text tokens, S = T + L, D model width, N heads, E width of a head.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class FluxArch(TransformerArch):
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> Self:
         """The architecture of a file's transformer, from its native names and shapes.
 
-        Raises ModelFileError naming the tensor it looked for in vain, and for the relatives that see a second image.
+        Raises ModelFileError naming a missing tensor, or for inpainting and control variants (extra input channels).
         """
         width, features = _shape(shapes, "img_in.weight")
         made = _shape(shapes, "final_layer.linear.weight")[0]
@@ -89,7 +89,7 @@ class FluxArch(TransformerArch):
 
     @property
     def axes(self) -> tuple[int, int, int]:
-        """How many numbers of a head tell the image (always 0 here), the row and the column of a token."""
+        """How many values of a head encode the image (always 0 here), the row and the column of a token."""
         each = self.head_dim * 7 // 16 // 2 * 2  # 56 of 128
         return self.head_dim - 2 * each, each, each
 
@@ -128,7 +128,7 @@ class Embedder(nn.Module):
 
 
 class Modulation(nn.Module):
-    """(shift, scale, gate) for each part of a block, (B, 1, D) each, from what the image is conditioned on."""
+    """(shift, scale, gate) for each part of a block, (B, 1, D) each, from the vector of the conditioning."""
 
     def __init__(self, width: int, parts: int) -> None:
         self.rows = 3 * parts
@@ -140,7 +140,7 @@ class Modulation(nn.Module):
 
 
 class RmsScale(nn.Module):
-    """What a head's numbers are multiplied by after they are divided by their root mean square."""
+    """The scale of a head's values after RMS normalization."""
 
     scale: Tensor
 
@@ -149,7 +149,7 @@ class RmsScale(nn.Module):
 
 
 class QueryKeyNorm(nn.Module):
-    """What queries and keys are normalised with, by head."""
+    """The scales that normalise queries and keys, by head."""
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
@@ -193,8 +193,8 @@ def _feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: Tenso
     return F.gated_add(x_BLD, gate, feed_forward(mlp[0], mlp[2], _modulated(x_BLD, shift, scale)))
 
 
-# What linear layers are given is of the size of what it is made from, and that is kept anyway: in 16 bits this is a
-# fifth of all that dev's blocks keep, for two more passes over it.
+# The inputs of linear layers are rematerialized: their own inputs have the same size and are saved anyway. In 16 bits
+# this frees a fifth of dev's activations, for two more passes over memory.
 
 
 def _modulated(x_BLD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ def _beside(found_BSD: Tensor, hidden_BSF: Tensor) -> Tensor:
 
 
 class DoubleBlock(Block):
-    """Image and text, each with weights of its own, through one attention."""
+    """Image and text, with separate weights, in one joint attention."""
 
     def __init__(self, arch: FluxArch) -> None:
         self.img_mod = Modulation(arch.width, 2)
@@ -224,6 +224,17 @@ class DoubleBlock(Block):
     def forward(
         self, img_BLD: Tensor, txt_BTD: Tensor, silu_vec_BD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """Attends over text and image together, then applies each stream's own MLP.
+
+        Args:
+            img_BLD: the image's tokens (B, L, D).
+            txt_BTD: the text's tokens (B, T, D).
+            silu_vec_BD: SiLU of the embedding of timestep, pooled text and guidance, (B, D).
+            cos_S1E, sin_S1E: rotary angles of all S = T + L positions, (S, 1, E).
+
+        Returns:
+            The image's and the text's tokens, with the shapes of the inputs.
+        """
         T = txt_BTD.shape[1]
         shift_i, scale_i, gate_i, *feed_i = self.img_mod(silu_vec_BD)
         shift_t, scale_t, gate_t, *feed_t = self.txt_mod(silu_vec_BD)
@@ -300,11 +311,22 @@ class Flux(BlockNetwork):
         pooled_BP: Tensor,
         guidance_B: Tensor | None = None,
     ) -> Tensor:
-        """The velocity (B, H, W, C) for latents of that shape, H and W even.
+        """The velocity for noised latents.
 
-        timesteps are 1000 times the noise level; context is (B, T, context_dim) from T5, pooled (B, pooled_dim) from
-        CLIP-L; guidance is as users give it, 3.5 say, and only for a model that knows one (ValueError otherwise). All
-        but timesteps and guidance are in the dtype of the weights.
+        Args:
+            x_BHWC: latents (B, H, W, C), H and W even.
+            timesteps_B: 1000 times the noise level, (B,), fp32.
+            context_BTC: T5's output (B, T, context_dim).
+            pooled_BP: CLIP-L's pooled output (B, pooled_dim).
+            guidance_B: the guidance scale (B,), such as 3.5; None for a model that is not guidance-distilled.
+
+        All but timesteps and guidance have the dtype of the weights.
+
+        Returns:
+            The velocity (B, H, W, C).
+
+        Raises:
+            ValueError: guidance for a model without that input, or none for a model with it.
         """
         silu_vec_BD = F.silu(self._vector(timesteps_B, pooled_BP, guidance_B))
         B, H, W, C = x_BHWC.shape
@@ -325,7 +347,7 @@ class Flux(BlockNetwork):
         return linears_in([*self.double_blocks, *self.single_blocks], frozenset(("img_mod", "txt_mod", "modulation")))
 
     def _vector(self, timesteps_B: Tensor, pooled_BP: Tensor, guidance_B: Tensor | None) -> Tensor:
-        """What the whole image is conditioned on, (B, D). The sinusoids are computed in fp32."""
+        """The vector of timestep, pooled text and guidance, (B, D). The sinusoids are computed in fp32."""
         if (guidance_B is not None) != self.arch.guidance:
             wanted, came = ("a", "none") if self.arch.guidance else ("no", "one")
             raise ValueError(f"Flux: expected {wanted} guidance for this model, got {came}")

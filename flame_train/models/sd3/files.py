@@ -1,4 +1,4 @@
-"""SD3's and SD3.5's networks from their files. T5 has a loader of its own (`loading_t5`) that finds it anywhere."""
+"""SD3's and SD3.5's networks from their files. T5 has a separate loader (`loading_t5`)."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _MODULATION: Final = re.compile(
 
 
 def _native(names: Collection[str]) -> KeyMap:
-    """From a single file, whose fp8 weights may have a factor beside them."""
+    """From a single file, which may store a factor for each fp8 weight."""
     native = (rule.source for rule in mmdit_to_diffusers(depth_of(names)).rules)
     return KeyMap(beside_factors(names, (Rule(name, name) for name in native)))
 
@@ -72,9 +72,9 @@ def resolve(names: Iterable[str], only: str | None = None) -> Resolved:
 def lora_family(depth: int = 38, dual: Sequence[int] | None = None) -> LoraFamily:
     """How LoRA files of SD3 and SD3.5 name their modules, for a transformer of `depth` blocks: 24 or 38.
 
-    `dual` are the blocks whose image attends to itself as well; None if that is not known, the names then hold for
-    every model of that depth. The depth counts, because in the last block the diffusers name of the text's modulation
-    means other rows than in the blocks before.
+    `dual` are the blocks whose image attends to itself too. If they are unknown (None), the names hold for every
+    model of that depth. The depth counts, because in the last block the diffusers name of the text's modulation means
+    other rows than in the blocks before.
     """
     transformer = modules_by_table(_layers(depth, _DUAL if dual is None else dual), mmdit_to_diffusers(depth))
     text = base_modules()
@@ -100,11 +100,11 @@ def lora_family(depth: int = 38, dual: Sequence[int] | None = None) -> LoraFamil
 
 
 def lora_family_of(shapes: Mapping[str, Shape]) -> LoraFamily:
-    """The names of the model that a LoRA file with these tensors was made for, as far as the tensors tell.
+    """The names of the model that a LoRA file with these tensors was made for, as far as they identify it.
 
     The text's modulation has two rows to each of its inputs in the last block, six in the others: that gives the depth.
-    Without it the depth is that of the smallest published model that has all the modules, and every name means the
-    same in the larger one.
+    Without it the depth is that of the smallest published model with all the modules. Every name has the same meaning
+    in the larger one.
     """
     flat = {name.replace(".", "_"): shape for name, shape in shapes.items()}
     found = [(int(match[1]), match[2], shape) for name, shape in flat.items() if (match := _IN_BLOCK.match(name))]
@@ -135,7 +135,7 @@ def _modulations(found: Iterable[tuple[int, str, Shape]]) -> dict[int, float]:
 
 
 def _model(depth: int, dual: Collection[int] | None) -> str:
-    """The model as sd-scripts' metadata has it; nothing where it is not known."""
+    """The model's name in sd-scripts' metadata; empty for an unknown one."""
     if depth == _DEPTHS[1]:
         return "-5-large"
     if depth != _DEPTHS[0] or dual is None:

@@ -56,7 +56,7 @@ def depth_of(names: Collection[str]) -> int:
 def mmdit_to_diffusers(depth: int) -> KeyMap:
     """The table from native to diffusers names; its `inverse` reads a diffusers transformer.
 
-    In the last block nothing goes on from the text, and its modulation's halves are exchanged, as the final layer's.
+    The last block drops the text, and the halves of its modulation are swapped, as in the final layer.
     """
     going_on = [(f"transformer_blocks.{i}.", f"joint_blocks.{i}.", "goes on") for i in range(depth - 1)]
     last = (f"transformer_blocks.{depth - 1}.", f"joint_blocks.{depth - 1}.", "ends")

@@ -62,7 +62,7 @@ class MmditArch(TransformerArch):
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> Self:
         """The architecture of a file's denoiser, from its native names and shapes.
 
-        Raises ModelFileError naming the tensor it looked for in vain.
+        Raises ModelFileError naming a missing tensor.
         """
         width, channels = _shape(shapes, "x_embedder.proj.weight")[:2]
         norm = shapes.get("joint_blocks.0.x_block.attn.ln_q.weight")
@@ -87,7 +87,7 @@ def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
     return shapes[name]
 
 
-# What linear layers are given is made again in the backward pass: it comes from what is kept anyway.
+# The inputs of linear layers are rematerialized: their own inputs are saved anyway.
 
 
 def _modulated(x_BLD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class Projections(nn.Module):
 
 
 Projected = tuple[Projections, Sequence[Tensor]]
-"""What a stream brings to an attention, and by which weights."""
+"""A stream's share of an attention, with its weights."""
 
 
 def _attend(streams: Sequence[Projected]) -> list[Tensor]:
@@ -167,11 +167,11 @@ class Stream(nn.Module):
         return [rows[:, i : i + 1] for i in range(rows.shape[1])]
 
     def project(self, x_BLD: Tensor, m: Sequence[Tensor]) -> Projected:
-        """What the stream brings to the joint attention."""
+        """The stream's queries, keys and values for the joint attention."""
         return self.attn.project(_modulated(x_BLD, m[0], m[1]))
 
     def proceed(self, x_BLD: Tensor, found_BLD: Tensor, m: Sequence[Tensor], lean: bool) -> Tensor:
-        """The stream with what the joint attention found for it, its own attention's part, and its feed-forward's.
+        """Adds the residuals of the joint attention, the stream's own attention and the MLP.
 
         With `lean` the feed-forward is run again for its gradient instead of being kept.
         """
@@ -187,7 +187,7 @@ class Stream(nn.Module):
 
 
 class JointBlock(Block):
-    """Both streams through one attention. In the last block nothing goes on from the text."""
+    """Both streams through one attention. The last block drops the text."""
 
     def __init__(self, arch: MmditArch, index: int) -> None:
         self.context_block = Stream(arch, goes_on=index + 1 < arch.depth)

@@ -49,7 +49,7 @@ _MIDDLE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class UNetLevels:
-    """What the numbering depends on: resnets per level on the way down, and which levels have attention."""
+    """The numbering depends on the resnets per level on the way down, and on the levels with attention."""
 
     resnets: int
     attention: tuple[bool, ...]

@@ -1,6 +1,6 @@
 """The transformer inside a UNet (Latent Diffusion, arXiv 2112.10752): self attention, cross attention, GEGLU.
 
-And what other transformers share with it: attention on projected tokens, a feed-forward, what is made again.
+Other transformers share its attention on projected tokens, its feed-forward and its rematerialization.
 
 Shape letters: B batch, L image positions, T text positions, C channels, H heads, D channels a head.
 """
@@ -28,7 +28,7 @@ remultiplied = partial(rematerialize, min_bytes=LARGE)
 def linears_in(parts: Iterable[nn.Module], exact: frozenset[str] = frozenset()) -> dict[nn.Linear, bool]:
     """For `Module.quantizable`: all linear layers below the parts; False for those below one named in `exact`.
 
-    What modulates a whole stream comes from a row an image: to round it would cost much and gain nothing.
+    A modulation has one row an image: rounding it would cost accuracy and save no time.
     """
     named = [(set(name.split(".")), m) for part in parts for name, m in part.named_modules()]
     return {m: not names & exact for names, m in named if isinstance(m, nn.Linear)}
@@ -44,10 +44,21 @@ def attend(
     mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Multi-head attention on projected queries, keys and values; returns (B, L, C).
+    """Multi-head attention on projected queries, keys and values.
 
-    `mask` (B or 1, H or 1, L, T) and `scale` are scaled_dot_product_attention's. What is found is made again where the
-    attention's own gradients do not need it, which is where keys are few: then it costs about what a norm does.
+    The result is rematerialized where the gradients of attention do not need it. That is so for few keys, where
+    rematerialization costs about as much as a norm.
+
+    Args:
+        q_BLC: queries (B, L, C).
+        k_BTC, v_BTC: keys and values (B, T, C).
+        heads: number of heads, a divisor of C.
+        is_causal: whether a query attends to earlier keys only.
+        mask: (B or 1, H or 1, L, T), as for scaled_dot_product_attention.
+        scale: factor of the scores; None: 1 / sqrt(C / heads).
+
+    Returns:
+        (B, L, C).
     """
 
     def split(x: Tensor) -> Tensor:
@@ -66,7 +77,7 @@ def _merged(x_BHLD: Tensor) -> Tensor:
 def feed_forward(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
     """second(gelu(first(x))), the tanh formula: one op where neither is adapted and both are stored alike.
 
-    Otherwise what the second is given, and then needs for a gradient, is made again out of what the first made.
+    Otherwise the input of the second, which its gradient needs, is rematerialized from the output of the first.
     """
     plain = first.adapter is second.adapter is None
     a, a_bias, b, b_bias = (nn.compute_copy(w) for w in (first.weight, first.bias, second.weight, second.bias))
@@ -93,7 +104,7 @@ class Attention(nn.Module):
         self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
 
     def forward(self, x_BLC: Tensor, text_BTC: tuple[Tensor, Tensor] | None, residual_BLC: Tensor) -> Tensor:
-        """residual + what the positions of x find in themselves, or in the text's (keys, values)."""
+        """residual + attention of x to itself, or to the text's (keys, values)."""
         if text_BTC is None:
             q_BLC, k_BTC, v_BTC = nn.grouped_linear([self.to_q, self.to_k, self.to_v], x_BLC)
         else:
@@ -102,9 +113,11 @@ class Attention(nn.Module):
 
 
 NARROW: Final = 640
-"""Up to this width what geglu is given is made again instead of kept, from LARGE on. It is eight times as wide as the
-image, and the arithmetic for each byte of it grows with the width: at 640 it takes about the time of a norm, at 1280
-twice that."""
+"""Up to this width, and from LARGE on, GEGLU's input is rematerialized.
+
+It is eight times as wide as the image. Its arithmetic for each byte grows with the width: at 640 it takes about as long
+as a norm, at 1280 twice as long.
+"""
 
 
 class GegluProjection(nn.Module):
@@ -156,6 +169,15 @@ class SpatialTransformer(nn.Module):
     """A feature map as a sequence of positions, through transformer blocks, around a residual."""
 
     def __init__(self, channels: int, depth: int, context_dim: int, head_dim: int, groups: int) -> None:
+        """Declares the layers.
+
+        Args:
+            channels: channels of the image.
+            depth: number of transformer blocks.
+            context_dim: width of the text's tokens.
+            head_dim: width of an attention head.
+            groups: groups of the group norm.
+        """
         self.norm = nn.GroupNorm(groups, channels, eps=1e-6)
         self.proj_in = nn.Linear(channels, channels)
         self.transformer_blocks = nn.ModuleList(

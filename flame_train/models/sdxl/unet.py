@@ -25,7 +25,7 @@ SIZES = 6
 
 @dataclass(frozen=True, slots=True)
 class UNetArch:
-    """Everything that decides the network's shapes, and the two numbers that shapes do not tell."""
+    """The network's shapes, and the two numbers that the shapes do not determine."""
 
     in_channels: int = 4
     out_channels: int = 4
@@ -59,7 +59,7 @@ class UNetArch:
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> Self:
         """The architecture of a file's UNet, from its native names and shapes.
 
-        Raises ModelFileError naming the tensor it looked for in vain, and for the relatives that see a second image.
+        Raises ModelFileError naming a missing tensor, or for inpainting and edit variants (extra input channels).
         """
         seen, made = _shape(shapes, "input_blocks.0.0.weight")[1], _shape(shapes, "out.2.weight")[0]
         if seen != made:
@@ -94,12 +94,12 @@ class UNetArch:
 
 
 def _head_dim(model_channels: int) -> int:
-    """The family's 64, less in networks too narrow for them; shapes do not tell."""
+    """The family's 64, less in narrower networks; shapes do not determine it."""
     return min(64, model_channels // 2)
 
 
 def _groups(model_channels: int) -> int:
-    """The family's 32, less in networks too narrow for them; shapes do not tell."""
+    """The family's 32, less in narrower networks; shapes do not determine it."""
     return min(32, model_channels // 4)
 
 
@@ -118,7 +118,7 @@ def _numbers(pattern: str, names: Iterable[str]) -> set[int]:
 
 
 def size_conditioning(time_ids_B6: Tensor, dtype: DType | str) -> Tensor:
-    """The sizes SDXL is told, each as a 256-wide sinusoid: (B, 6) -> (B, 1536).
+    """SDXL's size conditioning, each number as a 256-wide sinusoid: (B, 6) -> (B, 1536).
 
     The six are original height and width, crop top and left, target height and width, in pixels
     (arXiv 2307.01952, section 2.2).
@@ -291,9 +291,9 @@ class UNet(BlockNetwork):
     def forward(self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, vector_BE: Tensor) -> Tensor:
         """The prediction (B, H, W, out_channels) for latents (B, H, W, in_channels).
 
-        H and W must be multiples of 4 for three levels (2 to the number of downsamplings). timesteps are in
-        0..999; context is (B, T, context_dim) from the text encoders, vector (B, adm_in_channels) from
-        `vector_conditioning`. Everything but the timesteps is in the dtype of the weights.
+        H and W must be multiples of 4 for three levels (2 to the number of downsamplings). Timesteps are in 0..999.
+        The text encoders give context (B, T, context_dim), `vector_conditioning` gives vector (B, adm_in_channels).
+        Everything but the timesteps is in the dtype of the weights.
         """
         silu_emb_BE = F.silu(self._embed(timesteps_B, vector_BE))  # every residual block's first step, done once
         text = self._text(context_BTC)
@@ -313,7 +313,7 @@ class UNet(BlockNetwork):
         return images + [self._text_layers(width) for width in widths]
 
     def quantizable(self) -> dict[nn.Linear, bool]:
-        """The transformers' linear layers: what is left are convolutions and embeddings."""
+        """The transformers' linear layers; the others are convolutions and embeddings."""
         return linears_in([part for _, part in self.named_modules() if isinstance(part, SpatialTransformer)])
 
     def _text_layers(self, width: int) -> list[nn.Linear]:
@@ -344,9 +344,17 @@ class UNet(BlockNetwork):
         text: TextKeys,
         skip_BHWC: Tensor | None = None,
     ) -> Tensor:
-        """One numbered block of the checkpoint: residual block, transformer, resampling, in its order.
+        """Runs one numbered block of the checkpoint: residual block, transformer and resampling, in its order.
 
-        On the way up the residual block also takes what a block of the way down has left.
+        Args:
+            stage: the parts of the block.
+            h_BHWC: the activations (B, H, W, C).
+            silu_emb_BE: SiLU of the embedding of timestep and sizes, (B, E).
+            text: keys and values of the text.
+            skip_BHWC: the activations of a block of the way down, concatenated by the residual blocks of the way up.
+
+        Returns:
+            The activations, with the channels and the size that the block gives them.
         """
         for part in stage:
             if isinstance(part, ResBlock):

@@ -1,4 +1,4 @@
-// What attention_gradients.cuh asks of each query: -lse in units of log 2 and -sum(g out), (B H, tiles of queries, 2, TILE)
+// Factors of each query for wgmma_gradients.cuh: -lse in units of log 2 and -sum(g out), (B H, tiles of queries, 2, TILE)
 // fp32; minus infinity and 0 up to a whole tile.
 //
 // g and out are (B, H, L, 64) with dense rows at multiples of 16 bytes, their distances in elements; lse (B, H, L) fp32.

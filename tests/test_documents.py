@@ -1,0 +1,85 @@
+"""Every file that a document cites exists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted(
+    path
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    if path.name != "log.md"  # the log speaks of the files of its day
+)
+FOLDERS = ("flame_train", "tests", "scripts", "docs", "configs")
+ENDINGS = ("py", "cu", "cuh", "cpp", "md", "toml", "sh", "json", "jsonl", "txt", "png", "safetensors")
+ELSEWHERE = frozenset(
+    [
+        "my.toml",
+        "cat.png",
+        "cat.txt",
+        "images.png",
+        "bench-step.png",
+        "metadata.jsonl",
+        "images.json",
+        "base.safetensors",
+        "lora.safetensors",
+        "lora.diffusers.safetensors",
+        "merged.safetensors",
+        "net.safetensors",
+        "config.toml",
+        "dataset.json",
+        "status.json",
+        "log.jsonl",
+        "samples/",
+        "checkpoints/",
+        "sd3_train_network.py",
+        "utils.py",
+        "configs/FAMILY.toml",
+        "op_errors.jsonl",
+    ]
+)
+"""Files of a user or of another project, a name that the design refuses, and a name with a part to fill in."""
+
+
+def cited(text: str) -> Iterator[str]:
+    """Names of files and folders in code, and the targets of links."""
+    code = re.findall(r"```.*?```", text, re.DOTALL)
+    code += re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    for word in re.findall(r"(?<![\w/.$~<{*-])[\w./-]*\w/?(?![\w/*<{(]|\.\w)", " ".join(code)):
+        top, _, rest = word.partition("/")
+        if word.startswith((".venv/", "flame_train.")):  # made by a user; a module's dotted name
+            continue
+        if Path(word).suffix[1:] in ENDINGS or (rest and (ROOT / top).is_dir()) or (word.endswith("/") and top):
+            yield word
+    yield from (link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in link)
+
+
+@pytest.fixture(scope="module")
+def paths() -> frozenset[str]:
+    """Every file and folder of the repository, from its root."""
+    found = [path for folder in FOLDERS for path in [ROOT / folder, *(ROOT / folder).rglob("*")]]
+    return frozenset(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.*"), *found])
+
+
+def exists(name: str, document: Path, paths: frozenset[str]) -> bool:
+    """Whether the name is the end of a path: `io/commit.py` is `flame_train/io/commit.py`."""
+    end = name.rstrip("/")
+    if end.startswith("../"):
+        end = (document.parent / end).resolve().relative_to(ROOT).as_posix()
+    return any(path == end or path.endswith("/" + end) for path in paths)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_cited_files_exist(document: Path, paths: frozenset[str]) -> None:
+    names = set(cited(document.read_text(encoding="utf-8"))) - ELSEWHERE
+    assert [name for name in sorted(names) if not exists(name, document, paths)] == []
+
+
+def test_a_missing_file_is_found(paths: frozenset[str]) -> None:
+    text = "`io/commit.py`, `io/gone.py`, `tests/gone/`, [a page](docs/gone.md#end), `tests/data`, `x.item`, `a / b`"
+    names = [name for name in cited(text) if not exists(name, ROOT / "README.md", paths)]
+    assert names == ["io/gone.py", "tests/gone/", "docs/gone.md"]
