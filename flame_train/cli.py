@@ -25,7 +25,7 @@ from flame_train.arguments import (
     ConfigPath,
     Debug,
     Device,
-    DeviceName,
+    DeviceOrBest,
     DryRun,
     Force,
     Overrides,
@@ -167,9 +167,7 @@ def quickstart(
     family: Annotated[
         FamilyName, typer.Option("--family", help="Whose base model; all but sdxl's know nothing.")
     ] = "sdxl",
-    device: Annotated[
-        DeviceName | None, typer.Option("--device", help="Default: a GPU if one is usable, else the CPU.")
-    ] = None,
+    device: DeviceOrBest = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

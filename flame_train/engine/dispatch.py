@@ -10,7 +10,7 @@ import numpy as np
 from numpy.exceptions import AxisError
 
 from ..errors import ShapeError, kind_of
-from .backend import Backend, get_backend
+from .backend import Backend, get_backend, several_gpus
 from .dtype import (
     FLOATS,
     Array,
@@ -169,7 +169,8 @@ def _backend(op: Op, used: list[Used], m: Mode) -> Backend:
         if not op.list_names:
             raise TypeError(f"{op.name}: expected at least one Tensor, got none")
         return get_backend(m.device)
-    if len({type(t.data) for _, _, t in used}) > 1 and len({t.device for _, _, t in used}) > 1:
+    mixed = several_gpus() or len({type(t.data) for _, _, t in used}) > 1
+    if mixed and len({t.device for _, _, t in used}) > 1:
         where = ", ".join([f"{name} on {t.device}" for name, _, t in used])
         raise RuntimeError(f"{op.name}: expected all tensors on one device, got {where}; move them with .to(device)")
     return used[0][2].backend

@@ -137,19 +137,23 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
 
     # ---- moving and casting ------------------------------------------------------------------------
 
-    def to(self, target: str | DType) -> Tensor:
-        """A copy on another device, or in another dtype, both differentiable; itself if it is there already.
+    def to(self, target: str | DType, dtype: str | DType | None = None) -> Tensor:
+        """A copy on another device, in another dtype, or both, differentiable; itself if it is there already.
 
-        As torch.Tensor.to. Raises `TypeError` for an unknown dtype, `EnvironmentFault` where "cuda" cannot be used.
+        `target` is a device, "cpu", "cuda" or "cuda:1", or a dtype. As torch.Tensor.to. Raises `TypeError` for an
+        unknown dtype, `EnvironmentFault` where a GPU cannot be used.
         """
+        if dtype is not None:
+            return self.to(target).to(dtype)
         if isinstance(target, str) and target.partition(":")[0] in ("cpu", "cuda"):
-            if target == self.device:
+            here, there = self.backend, get_backend(target)
+            if there is here:
                 return self
-            there = get_backend(target)
             node = device_copy_node(self, there) if self.requires_grad and mode().grad else None
-            return Tensor._from_op(there.to_device(self.backend.to_host(self.data)), node, 0)
-        dtype = as_dtype(target)
-        return self if dtype == self.dtype else REGISTRY["cast"](self, dtype)
+            host = here.to_host(self.data)
+            return Tensor._from_op(there.to_device(host), node, 0)
+        wanted = as_dtype(target)
+        return self if wanted == self.dtype else REGISTRY["cast"](self, wanted)
 
     def float(self) -> Tensor:
         return self.to("float32")

@@ -117,6 +117,7 @@ class Optimizer:
                 "move it with .to(device)"
             )
         # Overflow is expected here and handled, so NumPy need not warn of it.
+        self.arena.backend.enter_thread()
         with np.errstate(all="ignore"):
             self.arena.collect_grads()
             self._update.step(None if loss is None else loss.data)
