@@ -15,29 +15,69 @@ from .autograd import grad
 from .backprop import backward
 from .capture import capture
 from .checkpoint import checkpoint
+from .creation import (
+    Generator,
+    arange,
+    empty,
+    empty_like,
+    eye,
+    full,
+    full_like,
+    linspace,
+    manual_seed,
+    ones,
+    ones_like,
+    rand,
+    rand_like,
+    randint,
+    randn,
+    randn_like,
+    zeros,
+    zeros_like,
+)
 from .dispatch import explain
 from .memory_report import memory_report
-from .mode import enable_grad, no_grad
+from .mode import enable_grad, no_grad, set_default_device, set_default_dtype
 from .rematerialize import rematerialize
 from .tensor import Frozen, Parameter, Tensor, tensor
 
 __all__ = [
     "Frozen",
+    "Generator",
     "Parameter",
     "Tensor",
+    "arange",
     "backward",
     "capture",
     "checkpoint",
+    "empty",
+    "empty_like",
     "enable_grad",
     "explain",
+    "eye",
+    "full",
+    "full_like",
     "functional",
     "grad",
+    "linspace",
+    "manual_seed",
     "memory_report",
     "nn",
     "no_grad",
+    "ones",
+    "ones_like",
     "optim",
+    "rand",
+    "rand_like",
+    "randint",
+    "randn",
+    "randn_like",
     "rematerialize",
+    "set_default_device",
+    "set_default_dtype",
     "tensor",
+    "zeros",
+    "zeros_like",
 ]
 
 # NaN and infinity are values like any other here, as in PyTorch: what makes one need not say so each time. Ops and

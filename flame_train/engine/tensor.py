@@ -288,8 +288,8 @@ def tensor(
 ) -> Tensor:
     """A new tensor holding a copy of `data`: a NumPy array, nested lists, a number, a Tensor, or an object with DLPack.
 
-    Python floats become float32, as torch.tensor does; arrays keep their dtype unless `dtype` is given. `device` is the
-    mode's unless given.
+    Python floats get the mode's dtype, float32 unless set otherwise, as torch.tensor does; arrays keep theirs unless
+    `dtype` is given. `device` is the mode's unless given.
 
     Raises `TypeError` for what holds no numbers, for tensors in a list, and for an object with DLPack that NumPy cannot
     read: on a GPU, or of a dtype that NumPy lacks, such as bfloat16.
@@ -308,7 +308,7 @@ def tensor(
             raise TypeError("tensor: expected numbers, got tensors in a list; functional.stack puts tensors together")
         host = _as_array(data)
         if host.dtype == np.float64 and not isinstance(data, (np.ndarray, np.generic)):
-            host = host.astype(np.float32)
+            host = host.astype(mode().dtype)
     host = host.astype(host.dtype.newbyteorder("="), copy=False)
     if not is_float(host.dtype) and host.dtype.kind not in "biu":
         kind = f"numbers of {host.dtype}" if host.dtype.kind in "fc" else type(data).__name__
