@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..errors import ShapeError
 from .operators import Number, Operators, TensorT, by_name
 
 Dims = int | Sequence[int] | None
@@ -156,6 +157,15 @@ class Methods(Operators[TensorT]):
     def relu(self) -> TensorT:
         return by_name("relu", self)
 
+    def gelu(self, *, approximate: str = "none") -> TensorT:
+        return by_name("gelu", self, approximate=approximate)
+
+    def silu(self) -> TensorT:
+        return by_name("silu", self)
+
+    def leaky_relu(self, negative_slope: Number = 0.01) -> TensorT:
+        return by_name("leaky_relu", self, negative_slope)
+
     def softmax(self, dim: int) -> TensorT:
         return by_name("softmax", self, dim)
 
@@ -225,6 +235,12 @@ class Methods(Operators[TensorT]):
 
     def transpose(self, dim0: int, dim1: int) -> TensorT:
         return by_name("transpose", self, dim0, dim1)
+
+    def t(self) -> TensorT:
+        """A matrix with rows and columns exchanged; a vector or a number as it is. As torch.Tensor.t."""
+        if len(self.shape) > 2:
+            raise ShapeError(f"t: expected a tensor of at most 2 dims, got {len(self.shape)}; mT takes more")
+        return by_name("transpose", self, 0, 1) if len(self.shape) == 2 else by_name("view", self, self.shape)
 
     @property
     def T(self) -> TensorT:  # noqa: N802
