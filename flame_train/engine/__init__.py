@@ -36,6 +36,7 @@ from .creation import (
     zeros_like,
 )
 from .dispatch import explain
+from .files import load, save
 from .memory_report import memory_report
 from .mode import enable_grad, no_grad, set_default_device, set_default_dtype
 from .rematerialize import rematerialize
@@ -60,6 +61,7 @@ __all__ = [
     "functional",
     "grad",
     "linspace",
+    "load",
     "manual_seed",
     "memory_report",
     "nn",
@@ -73,6 +75,7 @@ __all__ = [
     "randn",
     "randn_like",
     "rematerialize",
+    "save",
     "set_default_device",
     "set_default_dtype",
     "tensor",

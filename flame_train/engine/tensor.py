@@ -12,6 +12,7 @@ from ..errors import ShapeError, kind_of
 from .backend import get_backend
 from .backprop import backward
 from .device_copy import device_copy_node
+from .display import values_shown
 from .dtype import Array, DType, as_dtype, is_float
 from .graph import Node
 from .hooks import HookHandle, Hooks
@@ -46,8 +47,10 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
         return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
+        """The values, of large tensors those at the edges and the shape; in a captured step the shape alone."""
         extra = ", requires_grad=True" if self.requires_grad else ""
-        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype.name}, device={self.device!r}{extra})"
+        shown = values_shown(self.data, self.backend, len(type(self).__name__) + 1)
+        return f"{type(self).__name__}({shown}, dtype={self.dtype.name}, device={self.device!r}{extra})"
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if not self.ndim else super().__format__(spec)
@@ -226,7 +229,8 @@ class Parameter(Tensor):
         return self if self._compute_copy is None else self._compute_copy
 
     def __repr__(self) -> str:
-        return f"Parameter({self.name!r}, shape={self.shape}, dtype={self.dtype.name}, device={self.device!r})"
+        shown = values_shown(self.data, self.backend, len("Parameter("))
+        return f"Parameter({shown}, name={self.name!r}, dtype={self.dtype.name}, device={self.device!r})"
 
 
 class ComputeCopy(Tensor):

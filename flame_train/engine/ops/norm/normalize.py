@@ -1,0 +1,19 @@
+"""Vectors divided by their length."""
+
+from __future__ import annotations
+
+from ...op import composite, sample
+from ...tensor import Tensor
+from ..common.dims import Dims
+from ..pointwise.where_clamp import clamp
+from ..reduction.reduce import norm
+
+
+@composite(torch="nn.functional.normalize")
+def normalize(input: Tensor, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12) -> Tensor:
+    """input / max(||input||_p, eps), the norm over dim"""
+    length: Tensor = norm(input, p, dim, True)
+    return input / clamp(length, eps)
+
+
+normalize.samples(sample((2, 3)), sample((2, 3, 4), 3.0, -1), sample((3, 4), dim=0))
