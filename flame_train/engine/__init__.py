@@ -35,6 +35,7 @@ from .creation import (
     zeros,
     zeros_like,
 )
+from .debugging import detect_anomaly, trace
 from .dispatch import explain
 from .files import load, save
 from .memory_report import memory_report
@@ -51,6 +52,7 @@ __all__ = [
     "backward",
     "capture",
     "checkpoint",
+    "detect_anomaly",
     "empty",
     "empty_like",
     "enable_grad",
@@ -79,6 +81,7 @@ __all__ = [
     "set_default_device",
     "set_default_dtype",
     "tensor",
+    "trace",
     "zeros",
     "zeros_like",
 ]

@@ -114,10 +114,14 @@ class BackwardPass:
 
     def _observed(self, node: Node, grads: list[Array | None]) -> tuple[list[Array | None], frozenset[int]]:
         """`_run`, with the mode's hooks called before and after."""
-        hooks = mode().hooks
+        hooks, watch = mode().hooks, mode().watch
         for h in hooks:
             h.before(node.name, "backward", [g for g in grads if g is not None])
+        for w in watch:
+            w.before_node(node, grads)
         sent, totals = self._run(node, grads)
+        for w in watch:
+            w.after_node(node, grads, sent)
         for h in hooks:
             h.after(node.name, "backward", [g for g in sent if g is not None])
         return sent, totals

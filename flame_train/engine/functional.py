@@ -29,7 +29,6 @@ from .ops.loss.regression import cosine_similarity, huber_loss, l1_loss, mse_los
 from .ops.norm.batch_norm import batch_norm, batch_norm_inference, batch_norm_train, instance_norm
 from .ops.norm.group_norm import cat_group_norm_silu, group_norm, group_norm_silu
 from .ops.norm.layer_norm import layer_norm
-from .ops.norm.normalize import normalize
 from .ops.norm.rms_norm import rms_norm, rms_norm_rope, rope
 from .ops.norm.softmax import log_softmax, logsumexp, softmax, softmin
 from .ops.pointwise.activations import elu, gelu, hardswish, leaky_relu, mish, quick_gelu, relu, silu, softplus, swiglu
@@ -69,6 +68,7 @@ from .ops.pointwise.unary import (
 )
 from .ops.pointwise.where_clamp import clamp, maximum, minimum, where
 from .ops.reduction.min_max import amax, amin, argmax, argmin, max, max_dim, min, min_dim
+from .ops.reduction.normalize import normalize
 from .ops.reduction.reduce import cumsum, mean, norm, prod, std, sum, var
 from .ops.reduction.truth import all, any
 from .ops.shape.concat import cat, chunk, split, stack, unbind

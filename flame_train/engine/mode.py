@@ -6,7 +6,7 @@ what the block changed, even when an exception passes through; what was set insi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -32,6 +32,16 @@ class OpHook(Protocol):
         """
 
 
+class NodeWatch(Protocol):
+    """Observes every node of a backward pass. While one is set, nodes know the line that made them."""
+
+    def before_node(self, node: Any, grads: Sequence[Array | None]) -> None:
+        """Called with the complete gradients of a node's outputs, before its formulas run."""
+
+    def after_node(self, node: Any, grads: Sequence[Array | None], sent: Sequence[Array | None]) -> None:
+        """Called with what it sends along each of its edges."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mode:
     """The ambient settings.
@@ -44,6 +54,7 @@ class Mode:
     - `capturing`: a step is being captured, so nothing may be read back to the host.
     - `recomputing`: what was computed before is computed a second time, for a gradient.
     - `hooks`: the observers of every op.
+    - `watch`: the observers of every node of a backward pass.
     - `forced`: the implementation an op must use, by the op's name.
     """
 
@@ -56,6 +67,7 @@ class Mode:
     capturing: bool = False
     recomputing: bool = False
     hooks: tuple[OpHook, ...] = ()
+    watch: tuple[NodeWatch, ...] = ()
     forced: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -134,6 +146,13 @@ def set_default_dtype(dtype: str | DType) -> None:
 def op_hooks(*hooks: OpHook) -> Iterator[None]:
     """Adds observers of every op run inside."""
     with _changed(hooks=(*mode().hooks, *hooks)):
+        yield
+
+
+@contextmanager
+def watching(watch: NodeWatch) -> Iterator[None]:
+    """Adds an observer of every node of the backward passes inside."""
+    with _changed(watch=(*mode().watch, watch)):
         yield
 
 

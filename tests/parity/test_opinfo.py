@@ -80,7 +80,9 @@ UNSUPPORTED = [
     Unsupported("narrow", "a tensor as start", lambda s: isinstance(s.args[1], torch.Tensor)),
     Unsupported("norm", "the nuclear norm", lambda s: s.args[:1] == ("nuc",)),
     Unsupported(
-        "repeat_interleave", "a tensor of repeats: the result's shape would be read from the device", has("repeats")
+        "repeat_interleave",
+        "a tensor of repeats: the result's shape would be read from the device",
+        lambda s: any(isinstance(v, torch.Tensor) for v in (*s.args, *s.kwargs.values())),
     ),
     Unsupported("scaled_dot_product_attention", "chance without an rng", lambda s: s.kwargs.get("dropout_p", 0.0) > 0),
     Unsupported(

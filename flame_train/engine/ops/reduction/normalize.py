@@ -6,7 +6,7 @@ from ...op import composite, sample
 from ...tensor import Tensor
 from ..common.dims import Dims
 from ..pointwise.where_clamp import clamp
-from ..reduction.reduce import norm
+from .reduce import norm
 
 
 @composite(torch="nn.functional.normalize")
