@@ -37,6 +37,7 @@ from .creation import (
 )
 from .debugging import detect_anomaly, trace
 from .dispatch import explain
+from .elementwise import elementwise
 from .files import load, save
 from .memory_report import memory_report
 from .mode import enable_grad, no_grad, set_default_device, set_default_dtype
@@ -53,6 +54,7 @@ __all__ = [
     "capture",
     "checkpoint",
     "detect_anomaly",
+    "elementwise",
     "empty",
     "empty_like",
     "enable_grad",

@@ -29,6 +29,7 @@ from .graph import Edge, Node, Remat, arrays_in
 from .mode import Mode, mode
 from .namespace import Namespace
 from .op import VJP, Guard, Kernel, Op
+from .symbolic import Scalar
 from .tensor import Tensor
 
 _FROM_INTEGERS = {float64: float32, np.dtype(np.uint64): int64}
@@ -45,7 +46,13 @@ def run(op: Op, values: dict[str, Any]) -> Any:
     implementation that cannot run, `ShapeError` for shapes that do not fit, `Unsupported` where no gradient is known.
     """
     m = mode()
-    arrays, used = _unwrap(op, values)
+    try:
+        arrays, used = _unwrap(op, values)
+    except TypeError:
+        for v in values.values():
+            if isinstance(v, Scalar):  # a function that is being traced called the op
+                return v.apply_op(op.name, values)
+        raise
     backend = _backend(op, used, m)
     arrays = _fit(op, arrays, backend)
     wanted = [u for u in used if u[2].requires_grad and u[0] not in op.non_differentiable_names] if m.grad else []
