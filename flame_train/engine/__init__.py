@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 
-from . import functional, nn, optim
+from . import check, functional, nn, optim
 from .autograd import grad
 from .backprop import backward
 from .capture import capture
@@ -35,16 +35,21 @@ from .creation import (
     zeros,
     zeros_like,
 )
+from .cuda_kernel import cuda_kernel
 from .debugging import detect_anomaly, trace
 from .dispatch import explain
+from .dtype import Array
 from .elementwise import elementwise
 from .files import load, save
 from .memory_report import memory_report
 from .mode import enable_grad, no_grad, set_default_device, set_default_dtype
+from .op import ErrorSample, primitive, sample
 from .rematerialize import rematerialize
 from .tensor import Frozen, Parameter, Tensor, tensor
 
 __all__ = [
+    "Array",
+    "ErrorSample",
     "Frozen",
     "Generator",
     "Parameter",
@@ -52,7 +57,9 @@ __all__ = [
     "arange",
     "backward",
     "capture",
+    "check",
     "checkpoint",
+    "cuda_kernel",
     "detect_anomaly",
     "elementwise",
     "empty",
@@ -73,12 +80,14 @@ __all__ = [
     "ones",
     "ones_like",
     "optim",
+    "primitive",
     "rand",
     "rand_like",
     "randint",
     "randn",
     "randn_like",
     "rematerialize",
+    "sample",
     "save",
     "set_default_device",
     "set_default_dtype",
