@@ -42,6 +42,7 @@ from .dtype import Array
 from .elementwise import elementwise
 from .files import load, save
 from .memory_report import memory_report
+from .method_docs import document
 from .mode import enable_grad, no_grad, set_default_device, set_default_dtype
 from .op import ErrorSample, primitive, sample
 from .rematerialize import rematerialize
@@ -96,6 +97,8 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+document()
 
 # NaN and infinity are values like any other here, as in PyTorch: what makes one need not say so each time. Ops and
 # backward passes run under an errstate, because NumPy's sums warn in the name of a module of NumPy's. A cast or a write

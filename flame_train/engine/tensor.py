@@ -77,6 +77,7 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
         return bool(self.item())
 
     def tolist(self) -> Any:
+        """The values as nested lists of Python numbers."""
         return self.numpy().tolist()
 
     def __array__(self, dtype: DType | None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -159,9 +160,11 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
         return self if wanted == self.dtype else REGISTRY["cast"](self, wanted)
 
     def float(self) -> Tensor:
+        """The values in fp32."""
         return self.to("float32")
 
     def clone(self) -> Tensor:
+        """A copy in memory of its own, differentiable."""
         return REGISTRY["clone"](self)
 
     def contiguous(self) -> Tensor:
