@@ -23,6 +23,12 @@ Root = tuple[GraphTensor, Array]
 """An output and the gradient that the pass starts from."""
 
 
+class Passes:
+    """How many times `backward` was called: so that an optimizer knows where its gradients may come from."""
+
+    count = 0
+
+
 class LeafSink(Protocol):
     """Where the gradients of leaves go.
 
@@ -290,6 +296,7 @@ def backward(
     graph that is freed or whose tensors were written in place; `TypeError`, `ValueError` or `ShapeError` for arguments
     of another kind, number or shape.
     """
+    Passes.count += 1
     several = _listed(outputs)
     given = None if grad_outputs is None else _listed(grad_outputs)
     BackwardPass(_AccumulateGrad()).run(roots_of(several, given), retain_graph=retain_graph)

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...errors import ModelFileError, kind_of
 from ..backend import several_gpus
+from ..backprop import Passes
 from ..dtype import Array
 from ..tensor import Tensor
 from .ema import EMA
@@ -70,6 +71,7 @@ class Optimizer:
         self.schedule, self.scaler, self.accumulation = schedule or Schedule(), scaler, accumulation
         self.average, self.halt = average, halt
         self._scaled = self._scaled_by_hand = False
+        self._passes = Passes.count  # when the last step was taken
         control = StepControl(self.schedule, scaler, average, accumulation, halt)
         self._own = control.state(xp, lr)
         self._mean: State = average.init(arena) if average else {}
@@ -129,12 +131,12 @@ class Optimizer:
         Raises `RuntimeError` if it lies on another device than the parameters, and with a scaler if the loss was not
         scaled; `TypeError` if it is no Tensor.
         """
-        if self.scaler is not None and not (self._scaled or self._scaled_by_hand):
+        if self.scaler is not None and Passes.count > self._passes and not (self._scaled or self._scaled_by_hand):
             raise RuntimeError(
                 "optimizer: with a LossScaler gradients are divided by a scale by which no loss was multiplied: "
                 "call optimizer.backward(loss) instead of loss.backward()"
             )
-        self._scaled = False
+        self._scaled, self._passes = False, Passes.count
         if loss is not None and not isinstance(loss, Tensor):
             raise TypeError(f"optimizer: expected the loss, a Tensor, or nothing, got {kind_of(loss)}")
         if loss is not None and loss.device != self.arena.backend.name:

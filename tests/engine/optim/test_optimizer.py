@@ -38,8 +38,7 @@ def make(transforms: Sequence[Transform] = (AdamWRule(),), **settings: object) -
 
 
 def give(optimizer: Optimizer, seed: int, scale: float = 1.0) -> None:
-    """Random gradients, times `scale`; a loss scale, if there is one, counts as applied."""
-    assert optimizer.loss_scale.shape == ()
+    """Random gradients, times `scale`."""
     rng = np.random.default_rng(seed)
     for p in optimizer.arena.parameters.values():
         p.grad.data[...] = rng.standard_normal(p.shape).astype(np.float32) * np.float32(scale)
