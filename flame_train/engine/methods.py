@@ -224,8 +224,8 @@ class Methods(Operators[TensorT]):
     def all(self, dim: Dims = None, keepdim: bool = False) -> TensorT:
         return by_name("all", self, dim, keepdim)
 
-    def sort(self, dim: int = -1, descending: bool = False, stable: bool = False) -> tuple[TensorT, TensorT]:
-        return by_name("sort", self, dim, descending, stable)
+    def sort(self, dim: int = -1, descending: bool = False, *, stable: bool = False) -> tuple[TensorT, TensorT]:
+        return by_name("sort", self, dim, descending, stable=stable)
 
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[TensorT, TensorT]:
         return by_name("topk", self, k, dim, largest, sorted)

@@ -28,7 +28,7 @@ def _taken(xp: Namespace, input: Array, index: Array, dim: int) -> tuple[Pair, A
 
 @primitive(torch="sort", multiple=True, aux=("index",), accepts_integers=True)
 def sort(
-    xp: Namespace, input: Array, dim: int = -1, descending: bool = False, stable: bool = False
+    xp: Namespace, input: Array, dim: int = -1, descending: bool = False, *, stable: bool = False
 ) -> tuple[Pair, Array]:
     """The values along dim in rising, or falling, order, and the index each had; equal ones stay in their order"""
     dim = axis(dim, input.ndim, "sort")
