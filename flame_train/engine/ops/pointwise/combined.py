@@ -50,6 +50,10 @@ elementwise_kernel(
 addcdiv.samples(sample((2, 3), (2, 3), apart(2, 3)), sample((3, 1), (4,), apart(3, 4), value=-0.5))
 
 
+for _op in (addcmul, addcdiv):
+    _op.errors(ErrorSample(sample((2, 3), (4,), (1,)), ShapeError, "do not broadcast together"))
+
+
 @composite(torch="nn.functional.glu")
 def glu(input: Tensor, dim: int = -1) -> Tensor:
     """a * sigmoid(b) for input = [a, b] along dim (arXiv 1612.08083)"""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...op import composite, sample
+from ....errors import ShapeError
+from ...op import ErrorSample, composite, sample
 from ...tensor import Tensor
 from ..common.dims import Dims
 from ..pointwise.where_clamp import clamp
@@ -17,3 +18,4 @@ def normalize(input: Tensor, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12) 
 
 
 normalize.samples(sample((2, 3)), sample((2, 3, 4), 3.0, -1), sample((3, 4), dim=0))
+normalize.errors(ErrorSample(sample((2, 3), 2.0, 2), ShapeError, "dim 2 is outside a tensor of 2 dims"))
