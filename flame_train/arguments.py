@@ -9,8 +9,23 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-DeviceName = Literal["cuda", "cpu"]
-Device = Annotated[DeviceName, typer.Option("--device", help="Where to compute. Never chosen silently.")]
+
+def device_name(value: str) -> str:
+    """A device as given, if it is one. Raises `BadParameter` if not."""
+    kind, colon, number = value.partition(":")
+    if value == "cpu" or (kind == "cuda" and (number.isdecimal() or not colon)):
+        return value
+    raise typer.BadParameter(f"{value!r} is not one of 'cuda', 'cuda:N' (GPU number N, from 0), 'cpu'.")
+
+
+_SHOWN = "cuda|cuda:N|cpu"
+Device = Annotated[
+    str, typer.Option("--device", parser=device_name, metavar=_SHOWN, help="Where to compute. Never chosen silently.")
+]
+DeviceOrBest = Annotated[
+    str | None,
+    typer.Option("--device", parser=device_name, metavar=_SHOWN, help="Default: a GPU if one is usable, else the CPU."),
+]
 ConfigPath = Annotated[
     str, typer.Option("--config", "-c", help="TOML or YAML file as `init` writes it; -: standard input.")
 ]

@@ -27,7 +27,7 @@ from flame_train.arguments import (
     ConfigPath,
     Debug,
     Device,
-    DeviceName,
+    DeviceOrBest,
     DryRun,
     Force,
     Overrides,
@@ -172,9 +172,7 @@ def quickstart(
     family: Annotated[
         FamilyName, typer.Option("--family", help="Family of the base model; only sdxl's was trained before.")
     ] = "sdxl",
-    device: Annotated[
-        DeviceName | None, typer.Option("--device", help="Default: a GPU if one is usable, else the CPU.")
-    ] = None,
+    device: DeviceOrBest = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

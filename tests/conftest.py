@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """`tests/parity` and `tests/gpu` are not even imported where `-m` leaves their mark out: PyTorch takes seconds."""
     left_out = f"not {collection_path.name}" in config.option.markexpr
     return True if left_out and collection_path.parent == Path(__file__).parent else None
+
+
+@pytest.fixture(autouse=True)
+def own_mode() -> Iterator[None]:
+    """A test that sets a seed, a default device or a default dtype sets it for itself."""
+    from flame_train.engine.mode import isolated
+
+    with isolated():
+        yield
 
 
 @pytest.fixture(scope="session")

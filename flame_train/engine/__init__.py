@@ -10,35 +10,95 @@ from __future__ import annotations
 
 import warnings
 
-from . import functional, nn, optim
+from . import check, functional, nn, optim
 from .autograd import grad
 from .backprop import backward
 from .capture import capture
 from .checkpoint import checkpoint
+from .creation import (
+    Generator,
+    arange,
+    empty,
+    empty_like,
+    eye,
+    full,
+    full_like,
+    linspace,
+    manual_seed,
+    ones,
+    ones_like,
+    rand,
+    rand_like,
+    randint,
+    randn,
+    randn_like,
+    zeros,
+    zeros_like,
+)
+from .cuda_kernel import cuda_kernel
+from .debugging import detect_anomaly, trace
 from .dispatch import explain
+from .dtype import Array
+from .elementwise import elementwise
+from .files import load, save
 from .memory_report import memory_report
-from .mode import enable_grad, no_grad
+from .method_docs import document
+from .mode import enable_grad, no_grad, set_default_device, set_default_dtype
+from .op import ErrorSample, primitive, sample
 from .rematerialize import rematerialize
 from .tensor import Frozen, Parameter, Tensor, tensor
 
 __all__ = [
+    "Array",
+    "ErrorSample",
     "Frozen",
+    "Generator",
     "Parameter",
     "Tensor",
+    "arange",
     "backward",
     "capture",
+    "check",
     "checkpoint",
+    "cuda_kernel",
+    "detect_anomaly",
+    "elementwise",
+    "empty",
+    "empty_like",
     "enable_grad",
     "explain",
+    "eye",
+    "full",
+    "full_like",
     "functional",
     "grad",
+    "linspace",
+    "load",
+    "manual_seed",
     "memory_report",
     "nn",
     "no_grad",
+    "ones",
+    "ones_like",
     "optim",
+    "primitive",
+    "rand",
+    "rand_like",
+    "randint",
+    "randn",
+    "randn_like",
     "rematerialize",
+    "sample",
+    "save",
+    "set_default_device",
+    "set_default_dtype",
     "tensor",
+    "trace",
+    "zeros",
+    "zeros_like",
 ]
+
+document()
 
 # NaN and infinity are values like any other here, as in PyTorch: what makes one need not say so each time. Ops and
 # backward passes run under an errstate, because NumPy's sums warn in the name of a module of NumPy's. A cast or a write

@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import chain
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 Kind = Literal["tensor", "list", "attr"]
 When = Callable[..., "bool | str"]
@@ -98,13 +99,35 @@ def parameters_of(fn: Callable[..., Any], skip_first: bool) -> tuple[Argument, .
     return tuple(
         Argument(
             p.name,
-            _kind(str(p.annotation)),
+            _kind(text),
             p.default,
             p.kind is inspect.Parameter.KEYWORD_ONLY,
-            frozenset(str(p.annotation).split(" | ")),
+            frozenset(text.split(" | ")),
         )
-        for p in found
+        for p, text in ((p, _spelled(fn, p)) for p in found)
     )
+
+
+def _spelled(fn: Callable[..., Any], p: inspect.Parameter) -> str:
+    """A parameter's annotation as text, whether or not its module postpones annotations. Raises TypeError for none."""
+    if p.annotation is p.empty:
+        raise TypeError(
+            f"op {fn.__name__}: argument {p.name!r} has no annotation, which says whether it is a tensor: "
+            f"write {p.name}: Array, or its type, such as int"
+        )
+    if isinstance(p.annotation, str):
+        return p.annotation.replace("flame.", "")
+    parts = get_args(p.annotation) if isinstance(p.annotation, UnionType) or get_origin(p.annotation) is Union else None
+    return " | ".join(map(_type_name, parts)) if parts else _type_name(p.annotation)
+
+
+def _type_name(kind: Any) -> str:
+    """`Array`, which is Any while the program runs, and the names of other types."""
+    if kind is Any:
+        return "Array"
+    if get_args(kind):
+        return f"{get_origin(kind).__name__}[{', '.join(map(_type_name, get_args(kind)))}]"
+    return "None" if kind is type(None) else getattr(kind, "__name__", str(kind))
 
 
 def _kind(annotation: str) -> Kind:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import ShapeError, kind_of
-from .backend import same_place
+from .backend import same_place, several_gpus
 from .dtype import Array
 from .grad_paths import GradPaths, Listeners
 from .grad_target import FRESH, GradAccumulator, GradTarget, ViewBuffers
@@ -21,6 +21,12 @@ from .versions import SEQUENCE
 
 Root = tuple[GraphTensor, Array]
 """An output and the gradient that the pass starts from."""
+
+
+class Passes:
+    """How many times `backward` was called: so that an optimizer knows where its gradients may come from."""
+
+    count = 0
 
 
 class LeafSink(Protocol):
@@ -78,6 +84,8 @@ class BackwardPass:
             self.send(Edge(t), g)
         while self._heap:
             node = heapq.heappop(self._heap)[1]
+            if several_gpus():
+                node.backend.enter_thread()
             grads = self._complete(node)
             if self._paths is not None and not self._paths.through(node):
                 continue
@@ -112,10 +120,14 @@ class BackwardPass:
 
     def _observed(self, node: Node, grads: list[Array | None]) -> tuple[list[Array | None], frozenset[int]]:
         """`_run`, with the mode's hooks called before and after."""
-        hooks = mode().hooks
+        hooks, watch = mode().hooks, mode().watch
         for h in hooks:
             h.before(node.name, "backward", [g for g in grads if g is not None])
+        for w in watch:
+            w.before_node(node, grads)
         sent, totals = self._run(node, grads)
+        for w in watch:
+            w.after_node(node, grads, sent)
         for h in hooks:
             h.after(node.name, "backward", [g for g in sent if g is not None])
         return sent, totals
@@ -270,20 +282,33 @@ class _ForwardToParent:
 
 
 def backward(
-    outputs: Sequence[GraphTensor],
-    grad_outputs: Sequence[GraphTensor | None] | None = None,
+    outputs: GraphTensor | Sequence[GraphTensor],
+    grad_outputs: GraphTensor | Sequence[GraphTensor | None] | None = None,
     *,
     retain_graph: bool = False,
 ) -> None:
     """Accumulates d outputs / d leaf into the `.grad` of every leaf, as torch.autograd.backward.
 
-    `grad_outputs` holds a gradient of its output's shape for each output; None stands for 1 at a scalar.
+    `outputs` is a Tensor or several. `grad_outputs` holds a gradient of its output's shape for each; None stands for 1
+    at a scalar.
 
     Raises `RuntimeError` for an output that does not require grad, a missing gradient of one that is no scalar, and a
     graph that is freed or whose tensors were written in place; `TypeError`, `ValueError` or `ShapeError` for arguments
     of another kind, number or shape.
     """
-    BackwardPass(_AccumulateGrad()).run(roots_of(outputs, grad_outputs), retain_graph=retain_graph)
+    Passes.count += 1
+    several = _listed(outputs)
+    given = None if grad_outputs is None else _listed(grad_outputs)
+    BackwardPass(_AccumulateGrad()).run(roots_of(several, given), retain_graph=retain_graph)
+
+
+def _listed(given: Any) -> Sequence[Any]:
+    """One tensor as a list of one. Raises `TypeError` for what is neither a Tensor nor a sequence."""
+    if hasattr(given, "_leaf"):
+        return [given]
+    if not isinstance(given, Iterable):
+        raise TypeError(f"backward: expected a Tensor or a list of them, got {kind_of(given)}")
+    return list(given)
 
 
 class _AccumulateGrad:

@@ -11,7 +11,7 @@ from numpy.exceptions import AxisError
 
 from ..errors import ShapeError, kind_of
 from .arguments import Guard
-from .backend import Backend, get_backend
+from .backend import Backend, get_backend, several_gpus
 from .dtype import (
     FLOATS,
     Array,
@@ -30,6 +30,7 @@ from .graph import Edge, Node, Remat, arrays_in
 from .mode import Mode, mode
 from .namespace import Namespace
 from .op import VJP, Kernel, Op
+from .symbolic import Scalar
 from .tensor import Tensor
 
 _FROM_INTEGERS = {float64: float32, np.dtype(np.uint64): int64}
@@ -46,7 +47,13 @@ def run(op: Op, values: dict[str, Any]) -> Any:
     implementation that cannot run, `ShapeError` for shapes that do not fit, `Unsupported` where no gradient is known.
     """
     m = mode()
-    arrays, used = _unwrap(op, values)
+    try:
+        arrays, used = _unwrap(op, values)
+    except TypeError:
+        for v in values.values():
+            if isinstance(v, Scalar):  # a function that is being traced called the op
+                return v.apply_op(op.name, values)
+        raise
     backend = _backend(op, used, m)
     arrays = _fit(op, arrays, backend)
     wanted = [u for u in used if u[2].requires_grad and u[0] not in op.non_differentiable_names] if m.grad else []
@@ -170,7 +177,8 @@ def _backend(op: Op, used: list[Used], m: Mode) -> Backend:
         if not op.list_names:
             raise TypeError(f"{op.name}: expected at least one Tensor, got none")
         return get_backend(m.device)
-    if len({type(t.data) for _, _, t in used}) > 1 and len({t.device for _, _, t in used}) > 1:
+    mixed = several_gpus() or len({type(t.data) for _, _, t in used}) > 1
+    if mixed and len({t.device for _, _, t in used}) > 1:
         where = ", ".join([f"{name} on {t.device}" for name, _, t in used])
         raise RuntimeError(f"{op.name}: expected all tensors on one device, got {where}; move them with .to(device)")
     return used[0][2].backend

@@ -13,10 +13,11 @@ from .ops.fused.diffusion import gated_add, geglu, timestep_embedding
 from .ops.fused.feed_forward import feed_forward
 from .ops.fused.fp8_feed_forward import fp8_feed_forward
 from .ops.fused.qk_norm_rope import cat_rms_norm
-from .ops.fused.sequences import cat_gelu, layer_norm_modulate, linear_activation
+from .ops.fused.sequences import cat_gelu, layer_norm_modulate
 from .ops.indexing.embedding import embedding, index_select, masked_fill, one_hot
 from .ops.indexing.gather import gather, scatter, scatter_add, take_along_dim
 from .ops.indexing.getitem import getitem, narrow
+from .ops.indexing.order import sort, topk
 from .ops.linear.einsum import einsum
 from .ops.linear.fp8 import fp8_dequantize, fp8_linear, fp8_quantize
 from .ops.linear.fp8_lora import fp8_lora_linears
@@ -33,6 +34,7 @@ from .ops.norm.rms_norm import rms_norm, rms_norm_rope, rope
 from .ops.norm.softmax import log_softmax, logsumexp, softmax, softmin
 from .ops.pointwise.activations import elu, gelu, hardswish, leaky_relu, mish, quick_gelu, relu, silu, softplus, swiglu
 from .ops.pointwise.arithmetic import abs, add, div, lerp, mul, neg, pow, reciprocal, rsub, sign, square, sub
+from .ops.pointwise.combined import addcdiv, addcmul, glu
 from .ops.pointwise.comparison import (
     eq,
     ge,
@@ -47,6 +49,7 @@ from .ops.pointwise.comparison import (
     ne,
 )
 from .ops.pointwise.dropout import dropout
+from .ops.pointwise.rectifiers import celu, hardsigmoid, hardtanh, logsigmoid, prelu, relu6, selu, softsign
 from .ops.pointwise.unary import (
     ceil,
     cos,
@@ -67,18 +70,24 @@ from .ops.pointwise.unary import (
 from .ops.pointwise.where_clamp import clamp, maximum, minimum, where
 from .ops.reduction.cumsum import cumsum
 from .ops.reduction.min_max import amax, amin, argmax, argmin, max, max_dim, min, min_dim
+from .ops.reduction.normalize import normalize
 from .ops.reduction.prod import prod
 from .ops.reduction.reduce import mean, norm, std, sum, var
-from .ops.shape.concat import cat, chunk, split, stack
-from .ops.shape.rearrange import flip, pad, pixel_shuffle, pixel_unshuffle, repeat, roll, tril, triu
-from .ops.shape.reshape import expand, flatten, movedim, permute, reshape, squeeze, transpose, unsqueeze, view
+from .ops.reduction.truth import all, any
+from .ops.shape.concat import cat, chunk, split, stack, unbind
+from .ops.shape.rearrange import flip, pad, pixel_shuffle, pixel_unshuffle, repeat, repeat_interleave, roll, tril, triu
+from .ops.shape.reshape import expand, flatten, movedim, permute, reshape, squeeze, t, transpose, unsqueeze, view
 
 __all__ = [
     "abs",
     "adaptive_avg_pool2d",
     "add",
+    "addcdiv",
+    "addcmul",
+    "all",
     "amax",
     "amin",
+    "any",
     "argmax",
     "argmin",
     "avg_pool2d",
@@ -94,6 +103,7 @@ __all__ = [
     "cat_group_norm_silu",
     "cat_rms_norm",
     "ceil",
+    "celu",
     "chunk",
     "clamp",
     "clone",
@@ -130,10 +140,13 @@ __all__ = [
     "geglu",
     "gelu",
     "getitem",
+    "glu",
     "group_norm",
     "group_norm_silu",
     "gt",
+    "hardsigmoid",
     "hardswish",
+    "hardtanh",
     "huber_loss",
     "index_select",
     "instance_norm",
@@ -147,7 +160,6 @@ __all__ = [
     "leaky_relu",
     "lerp",
     "linear",
-    "linear_activation",
     "linear_add",
     "log",
     "log1p",
@@ -156,6 +168,7 @@ __all__ = [
     "logical_not",
     "logical_or",
     "logical_xor",
+    "logsigmoid",
     "logsumexp",
     "lora_conv2d",
     "lora_linear",
@@ -181,6 +194,7 @@ __all__ = [
     "neg",
     "nll_loss",
     "norm",
+    "normalize",
     "one_hot",
     "outer",
     "pad",
@@ -188,11 +202,14 @@ __all__ = [
     "pixel_shuffle",
     "pixel_unshuffle",
     "pow",
+    "prelu",
     "prod",
     "quick_gelu",
     "reciprocal",
     "relu",
+    "relu6",
     "repeat",
+    "repeat_interleave",
     "reshape",
     "rms_norm",
     "rms_norm_rope",
@@ -204,6 +221,7 @@ __all__ = [
     "scaled_dot_product_attention",
     "scatter",
     "scatter_add",
+    "selu",
     "sigmoid",
     "sign",
     "silu",
@@ -212,6 +230,8 @@ __all__ = [
     "softmax",
     "softmin",
     "softplus",
+    "softsign",
+    "sort",
     "split",
     "sqrt",
     "square",
@@ -221,13 +241,16 @@ __all__ = [
     "sub",
     "sum",
     "swiglu",
+    "t",
     "take_along_dim",
     "tanh",
     "timestep_embedding",
+    "topk",
     "transpose",
     "tril",
     "triu",
     "trunc",
+    "unbind",
     "unfold",
     "unsqueeze",
     "upsample_nearest",

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from .backend import Backend
 from .dtype import Array, DType
 from .hooks import Hooks
-from .mode import rematerializing
+from .mode import mode, rematerializing
 from .op import VJP
+from .user_line import user_line
 from .versions import SEQUENCE
 
 Shaped = tuple[tuple[int, ...], DType]
@@ -73,7 +74,7 @@ class Node:
 
     `outputs` are shapes and dtypes; `multiple` says that they are a tuple even if there is one. `split_views` maps an
     array of the input's shape to views that correspond to the outputs; None unless the outputs are views. `hooks` are
-    those of the output tensors, by index.
+    those of the output tensors, by index. `line` is the user's line that made it, where somebody watches.
     """
 
     __slots__ = (
@@ -82,6 +83,7 @@ class Node:
         "edges",
         "formulas",
         "hooks",
+        "line",
         "multiple",
         "name",
         "outputs",
@@ -108,6 +110,7 @@ class Node:
         self.saved: dict[str, Any] | None = saved
         self.outputs, self.backend, self.multiple, self.split_views = outputs, backend, multiple, split_views
         self.seq = next(SEQUENCE)
+        self.line = user_line() if mode().watch else ""
         self.hooks: dict[int, Hooks] = {}
 
     @property

@@ -91,14 +91,17 @@ class InPlace(TensorBase, Generic[TensorT]):
     # ---- methods -----------------------------------------------------------------------------------
 
     def copy_(self, src: TensorT) -> TensorT:
+        """Writes the values of `src`, which broadcasts, here; cast to this dtype."""
         if not hasattr(src, "_leaf"):
             raise TypeError(f"copy_: expected a Tensor, got {kind_of(src)}; fill_ writes a number")
         return self._put("copy_", ..., src)
 
     def fill_(self, value: Number) -> TensorT:
+        """Writes one number to every element."""
         return self._put("fill_", ..., value)
 
     def zero_(self) -> TensorT:
+        """Writes 0 to every element."""
         return self.fill_(0)
 
     def add_(self, other: TensorT | Number, *, alpha: Number = 1) -> TensorT:

@@ -105,6 +105,12 @@ class Methods(Operators[TensorT]):
     def lerp(self, end: TensorT, weight: TensorT | Number) -> TensorT:
         return by_name("lerp", self, end, weight)
 
+    def addcmul(self, tensor1: TensorT, tensor2: TensorT, *, value: Number = 1) -> TensorT:
+        return by_name("addcmul", self, tensor1, tensor2, value=value)
+
+    def addcdiv(self, tensor1: TensorT, tensor2: TensorT, *, value: Number = 1) -> TensorT:
+        return by_name("addcdiv", self, tensor1, tensor2, value=value)
+
     def clamp(self, min: TensorT | Number | None = None, max: TensorT | Number | None = None) -> TensorT:
         return by_name("clamp", self, min, max)
 
@@ -156,6 +162,15 @@ class Methods(Operators[TensorT]):
     def relu(self) -> TensorT:
         return by_name("relu", self)
 
+    def gelu(self, *, approximate: str = "none") -> TensorT:
+        return by_name("gelu", self, approximate=approximate)
+
+    def silu(self) -> TensorT:
+        return by_name("silu", self)
+
+    def leaky_relu(self, negative_slope: Number = 0.01) -> TensorT:
+        return by_name("leaky_relu", self, negative_slope)
+
     def softmax(self, dim: int) -> TensorT:
         return by_name("softmax", self, dim)
 
@@ -203,6 +218,18 @@ class Methods(Operators[TensorT]):
     def logsumexp(self, dim: Dims, keepdim: bool = False) -> TensorT:
         return by_name("logsumexp", self, dim, keepdim)
 
+    def any(self, dim: Dims = None, keepdim: bool = False) -> TensorT:
+        return by_name("any", self, dim, keepdim)
+
+    def all(self, dim: Dims = None, keepdim: bool = False) -> TensorT:
+        return by_name("all", self, dim, keepdim)
+
+    def sort(self, dim: int = -1, descending: bool = False, *, stable: bool = False) -> tuple[TensorT, TensorT]:
+        return by_name("sort", self, dim, descending, stable=stable)
+
+    def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[TensorT, TensorT]:
+        return by_name("topk", self, k, dim, largest, sorted)
+
     def cumsum(self, dim: int) -> TensorT:
         return by_name("cumsum", self, dim)
 
@@ -225,6 +252,9 @@ class Methods(Operators[TensorT]):
 
     def transpose(self, dim0: int, dim1: int) -> TensorT:
         return by_name("transpose", self, dim0, dim1)
+
+    def t(self) -> TensorT:
+        return by_name("t", self)
 
     @property
     def T(self) -> TensorT:  # noqa: N802
@@ -253,6 +283,12 @@ class Methods(Operators[TensorT]):
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[TensorT, ...]:
         return by_name("chunk", self, chunks, dim)
+
+    def unbind(self, dim: int = 0) -> tuple[TensorT, ...]:
+        return by_name("unbind", self, dim)
+
+    def repeat_interleave(self, repeats: int, dim: int | None = None) -> TensorT:
+        return by_name("repeat_interleave", self, repeats, dim)
 
     def narrow(self, dim: int, start: int, length: int) -> TensorT:
         return by_name("narrow", self, dim, start, length)

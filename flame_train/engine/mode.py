@@ -1,19 +1,19 @@
 """All ambient state of the engine: one frozen value in a ContextVar.
 
-A thread, an asyncio task or a test that changes the mode changes it for itself alone; leaving the `with`
-block restores the old value even when an exception passes through.
+A thread, an asyncio task or a test that changes the mode changes it for itself alone. Leaving a `with` block restores
+what the block changed, even when an exception passes through; what was set inside it, such as a seed, stays set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
-from .dtype import Array
+from .dtype import Array, DType, as_dtype, float32, is_float
 
 
 class OpHook(Protocol):
@@ -32,25 +32,42 @@ class OpHook(Protocol):
         """
 
 
+class NodeWatch(Protocol):
+    """Observes every node of a backward pass. While one is set, nodes know the line that made them."""
+
+    def before_node(self, node: Any, grads: Sequence[Array | None]) -> None:
+        """Called with the complete gradients of a node's outputs, before its formulas run."""
+
+    def after_node(self, node: Any, grads: Sequence[Array | None], sent: Sequence[Array | None]) -> None:
+        """Called with what it sends along each of its edges."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mode:
     """The ambient settings.
 
     - `grad`: ops record a graph.
-    - `device`: where new tensors are made, "cpu" or "cuda".
+    - `device`: where new tensors are made, "cpu", "cuda" or "cuda:1".
+    - `dtype`: what new tensors of numbers with a point are made in.
+    - `seed`, `drawn`: of the random numbers of new tensors, and how many of these were drawn with that seed.
     - `deterministic`: kernels must give the same bits every run.
     - `capturing`: a step is being captured, so nothing may be read back to the host.
     - `recomputing`: what was computed before is computed a second time, for a gradient.
     - `hooks`: the observers of every op.
+    - `watch`: the observers of every node of a backward pass.
     - `forced`: the implementation an op must use, by the op's name.
     """
 
     grad: bool = True
     device: str = "cpu"
+    dtype: DType = float32
+    seed: int = 0
+    drawn: int = 0
     deterministic: bool = True
     capturing: bool = False
     recomputing: bool = False
     hooks: tuple[OpHook, ...] = ()
+    watch: tuple[NodeWatch, ...] = ()
     forced: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -63,11 +80,27 @@ def mode() -> Mode:
     return _MODE.get()
 
 
+def set_mode(**fields: Any) -> None:
+    """Sets fields of the mode from here on, in this thread."""
+    _MODE.set(replace(mode(), **fields))
+
+
 @contextmanager
-def _changed(new: Mode) -> Iterator[Mode]:
-    token = _MODE.set(new)
+def _changed(**fields: Any) -> Iterator[None]:
+    before = mode()
+    set_mode(**fields)
     try:
-        yield new
+        yield
+    finally:
+        set_mode(**{name: getattr(before, name) for name in fields})
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Starts from the settings that a new thread has; afterwards all are as before, those set for good inside too."""
+    token = _MODE.set(_DEFAULT)
+    try:
+        yield
     finally:
         _MODE.reset(token)
 
@@ -75,28 +108,51 @@ def _changed(new: Mode) -> Iterator[Mode]:
 @contextmanager
 def no_grad() -> Iterator[None]:
     """Nothing computed inside records a graph. Also works as a decorator, as torch.no_grad."""
-    with _changed(replace(mode(), grad=False)):
+    with _changed(grad=False):
         yield
 
 
 @contextmanager
 def enable_grad() -> Iterator[None]:
     """Records a graph again inside a `no_grad` block, as torch.enable_grad."""
-    with _changed(replace(mode(), grad=True)):
+    with _changed(grad=True):
         yield
 
 
 @contextmanager
 def device(name: str) -> Iterator[None]:
     """New tensors are made on `name` ("cpu" or "cuda") unless a device is given."""
-    with _changed(replace(mode(), device=name)):
+    with _changed(device=name):
         yield
+
+
+def set_default_device(name: str) -> None:
+    """New tensors are made on `name` from here on, in this thread, unless a device is given."""
+    set_mode(device=name)
+
+
+def set_default_dtype(dtype: str | DType) -> None:
+    """New tensors of numbers with a point have `dtype` from here on, in this thread, unless one is given.
+
+    Raises `TypeError` for a dtype that is not floating.
+    """
+    found = as_dtype(dtype)
+    if not is_float(found):
+        raise TypeError(f"set_default_dtype: expected a floating dtype, got {found.name}")
+    set_mode(dtype=found)
 
 
 @contextmanager
 def op_hooks(*hooks: OpHook) -> Iterator[None]:
     """Adds observers of every op run inside."""
-    with _changed(replace(mode(), hooks=(*mode().hooks, *hooks))):
+    with _changed(hooks=(*mode().hooks, *hooks)):
+        yield
+
+
+@contextmanager
+def watching(watch: NodeWatch) -> Iterator[None]:
+    """Adds an observer of every node of the backward passes inside."""
+    with _changed(watch=(*mode().watch, watch)):
         yield
 
 
@@ -106,33 +162,33 @@ def use(**implementations: str) -> Iterator[None]:
 
     An op whose forced implementation does not exist or cannot run raises RuntimeError when it is called.
     """
-    with _changed(replace(mode(), forced=MappingProxyType({**mode().forced, **implementations}))):
+    with _changed(forced=MappingProxyType({**mode().forced, **implementations})):
         yield
 
 
 @contextmanager
 def capturing() -> Iterator[None]:
     """Marks the extent of a graph capture, in which nothing may be read back to the host."""
-    with _changed(replace(mode(), capturing=True)):
+    with _changed(capturing=True):
         yield
 
 
 @contextmanager
 def recomputing() -> Iterator[None]:
     """Records a graph for a function's second run: its side effects, such as running statistics, have happened."""
-    with _changed(replace(mode(), grad=True, recomputing=True)):
+    with _changed(grad=True, recomputing=True):
         yield
 
 
 @contextmanager
 def rematerializing() -> Iterator[None]:
     """As `recomputing`, for a single value of which no graph is wanted."""
-    with _changed(replace(mode(), grad=False, recomputing=True)):
+    with _changed(grad=False, recomputing=True):
         yield
 
 
 @contextmanager
 def deterministic(on: bool) -> Iterator[None]:
     """Whether kernels must give the same bits every run, where the library offers the choice."""
-    with _changed(replace(mode(), deterministic=on)):
+    with _changed(deterministic=on):
         yield

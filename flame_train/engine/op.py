@@ -127,6 +127,7 @@ class Op:
         mutates: tuple[str, ...] = (),
         accepts_integers: bool | tuple[str, ...] = (),
         rounds_scalars: bool = False,
+        registered: bool = True,
     ) -> None:
         self.name = fn.__name__
         self.fn = fn
@@ -165,9 +166,10 @@ class Op:
         self.__doc__ = fn.__doc__
         self.__name__ = self.name
         self.__signature__ = public_signature(fn, skip_first=not composite)
-        if self.name in REGISTRY:
-            raise ValueError(f"op {self.name}: declared twice")
-        REGISTRY[self.name] = self
+        if registered:
+            if self.name in REGISTRY:
+                raise ValueError(f"op {self.name}: declared twice")
+            REGISTRY[self.name] = self
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"

@@ -32,6 +32,9 @@ GRADIENT_NOISE = 1
 DROPOUT = 2
 """Stream of dropout unless another is given."""
 
+CREATION = 3
+"""Stream of new tensors of random numbers."""
+
 _MASK = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))

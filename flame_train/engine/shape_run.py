@@ -61,7 +61,7 @@ def gpu_of(device: str) -> Gpu:
     if device == "cpu":
         return H100
     try:
-        backend = get_backend("cuda")
+        backend = get_backend(device)
     except EnvironmentFault:
         return H100
     k = backend.kernels

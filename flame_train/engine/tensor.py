@@ -12,6 +12,7 @@ from ..errors import ShapeError, kind_of
 from .backend import get_backend
 from .backprop import backward
 from .device_copy import device_copy_node
+from .display import values_shown
 from .dtype import Array, DType, as_dtype, is_float
 from .graph import Node
 from .hooks import HookHandle, Hooks
@@ -46,8 +47,10 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
         return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
+        """The values, of large tensors those at the edges and the shape; in a captured step the shape alone."""
         extra = ", requires_grad=True" if self.requires_grad else ""
-        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype.name}, device={self.device!r}{extra})"
+        shown = values_shown(self.data, self.backend, len(type(self).__name__) + 1)
+        return f"{type(self).__name__}({shown}, dtype={self.dtype.name}, device={self.device!r}{extra})"
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if not self.ndim else super().__format__(spec)
@@ -74,6 +77,7 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
         return bool(self.item())
 
     def tolist(self) -> Any:
+        """The values as nested lists of Python numbers."""
         return self.numpy().tolist()
 
     def __array__(self, dtype: DType | None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -137,24 +141,30 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
 
     # ---- moving and casting ------------------------------------------------------------------------
 
-    def to(self, target: str | DType) -> Tensor:
-        """A copy on another device, or in another dtype, both differentiable; itself if it is there already.
+    def to(self, target: str | DType, dtype: str | DType | None = None) -> Tensor:
+        """A copy on another device, in another dtype, or both, differentiable; itself if it is there already.
 
-        As torch.Tensor.to. Raises `TypeError` for an unknown dtype, `EnvironmentFault` where "cuda" cannot be used.
+        `target` is a device, "cpu", "cuda" or "cuda:1", or a dtype. As torch.Tensor.to. Raises `TypeError` for an
+        unknown dtype, `EnvironmentFault` where a GPU cannot be used.
         """
+        if dtype is not None:
+            return self.to(target).to(dtype)
         if isinstance(target, str) and target.partition(":")[0] in ("cpu", "cuda"):
-            if target == self.device:
+            here, there = self.backend, get_backend(target)
+            if there is here:
                 return self
-            there = get_backend(target)
             node = device_copy_node(self, there) if self.requires_grad and mode().grad else None
-            return Tensor._from_op(there.to_device(self.backend.to_host(self.data)), node, 0)
-        dtype = as_dtype(target)
-        return self if dtype == self.dtype else REGISTRY["cast"](self, dtype)
+            host = here.to_host(self.data)
+            return Tensor._from_op(there.to_device(host), node, 0)
+        wanted = as_dtype(target)
+        return self if wanted == self.dtype else REGISTRY["cast"](self, wanted)
 
     def float(self) -> Tensor:
+        """The values in fp32."""
         return self.to("float32")
 
     def clone(self) -> Tensor:
+        """A copy in memory of its own, differentiable."""
         return REGISTRY["clone"](self)
 
     def contiguous(self) -> Tensor:
@@ -222,7 +232,8 @@ class Parameter(Tensor):
         return self if self._compute_copy is None else self._compute_copy
 
     def __repr__(self) -> str:
-        return f"Parameter({self.name!r}, shape={self.shape}, dtype={self.dtype.name}, device={self.device!r})"
+        shown = values_shown(self.data, self.backend, len("Parameter("))
+        return f"Parameter({shown}, name={self.name!r}, dtype={self.dtype.name}, device={self.device!r})"
 
 
 class ComputeCopy(Tensor):
@@ -284,8 +295,8 @@ def tensor(
 ) -> Tensor:
     """A new tensor holding a copy of `data`: a NumPy array, nested lists, a number, a Tensor, or an object with DLPack.
 
-    Python floats become float32, as torch.tensor does; arrays keep their dtype unless `dtype` is given. `device` is the
-    mode's unless given.
+    Python floats get the mode's dtype, float32 unless set otherwise, as torch.tensor does; arrays keep theirs unless
+    `dtype` is given. `device` is the mode's unless given.
 
     Raises `TypeError` for what holds no numbers, for tensors in a list, and for an object with DLPack that NumPy cannot
     read: on a GPU, or of a dtype that NumPy lacks, such as bfloat16.
@@ -304,7 +315,7 @@ def tensor(
             raise TypeError("tensor: expected numbers, got tensors in a list; functional.stack puts tensors together")
         host = _as_array(data)
         if host.dtype == np.float64 and not isinstance(data, (np.ndarray, np.generic)):
-            host = host.astype(np.float32)
+            host = host.astype(mode().dtype)
     host = host.astype(host.dtype.newbyteorder("="), copy=False)
     if not is_float(host.dtype) and host.dtype.kind not in "biu":
         kind = f"numbers of {host.dtype}" if host.dtype.kind in "fc" else type(data).__name__

@@ -36,10 +36,12 @@ class TensorBase:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The size of each dim."""
         return tuple(self.data.shape)
 
     @property
     def ndim(self) -> int:
+        """The number of dims."""
         return len(self.data.shape)
 
     @property
@@ -49,15 +51,18 @@ class TensorBase:
 
     @property
     def dtype(self) -> DType:
+        """The elements' type, a NumPy dtype."""
         result: DType = self.data.dtype
         return result
 
     @property
     def device(self) -> str:
+        """Where it is: "cpu", "cuda" or another GPU by its number, "cuda:1"."""
         return self.backend.name
 
     @property
     def backend(self) -> Backend:
+        """What the device offers: memory, copies and kernels."""
         return backend_of(self.data)
 
     @property
@@ -66,13 +71,16 @@ class TensorBase:
         return self._node is None
 
     def numel(self) -> int:
+        """The number of elements."""
         return self.size
 
     @property
     def nbytes(self) -> int:
+        """The bytes that the elements take."""
         return int(self.data.nbytes)
 
     def dim(self) -> int:
+        """The number of dims."""
         return self.ndim
 
     def __len__(self) -> int:
@@ -82,6 +90,7 @@ class TensorBase:
 
     @property
     def requires_grad(self) -> bool:
+        """Whether ops record a graph of what is computed from it."""
         return self._requires_grad
 
     @requires_grad.setter
@@ -89,6 +98,7 @@ class TensorBase:
         self.requires_grad_(value)
 
     def requires_grad_(self, value: bool = True) -> Self:
+        """Sets `requires_grad` of a leaf, which is floating; returns this tensor."""
         if not self.is_leaf:
             raise RuntimeError("requires_grad can be changed on leaves only; use detach() on a computed tensor")
         if value:

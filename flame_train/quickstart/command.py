@@ -205,7 +205,7 @@ def _config(folder: Path, device: str, lesson: Lesson) -> Config:
 
 
 def _precision(device: str) -> Literal["fp32", "bf16"]:
-    return "bf16" if device == "cuda" else "fp32"
+    return "fp32" if device == "cpu" else "bf16"
 
 
 def _held_out(plan: Plan, folder: Path, lora: Path, device: str, stop: StopRequest) -> dict[str, dict[str, float]]:

@@ -205,7 +205,7 @@ def _step(trial: Trial, by_kind: bool) -> dict[str, Any]:
         "before_step_gib": _gib(p.ready),
         "peak_gib": _peak_gib(p.backend),
     }
-    if trial.device == "cuda":
+    if trial.device != "cpu":
         foretold = predicted(trial)
         return result | {"predicted_gib": _gib(foretold.peak)} | _on_gpu(p, foretold.flops, by_kind)
     return result | {"figures": _figures(p)}

@@ -31,7 +31,7 @@ class Ceilings:
 
 def ceilings(backend: Backend, dtype: DType) -> Ceilings:
     """Measures now, with products in `dtype`; a copy of another size once, on demand."""
-    n, sizes = (8192, (31,)) if backend.name == "cuda" else (1024, range(20, 28))
+    n, sizes = (8192, (31,)) if backend.kernels is not None else (1024, range(20, 28))
     copy = lru_cache(maxsize=None)(partial(_copy, backend))
     return Ceilings(_product(backend, n, dtype), max(copy(1 << size) for size in sizes), copy)
 
@@ -57,4 +57,4 @@ def _copy(backend: Backend, moved: int) -> float:
 
 def _least(calls: Sequence[Callable[[], object]], backend: Backend) -> float:
     """Seconds a call; on the CPU the least of some times, since other programs take their part of each."""
-    return min(seconds(calls, backend) for _ in range(1 if backend.name == "cuda" else 3))
+    return min(seconds(calls, backend) for _ in range(1 if backend.kernels is not None else 3))

@@ -16,7 +16,7 @@ _BEYOND_CACHE, _SETS = 1 << 28, 24  # bytes that no GPU's cache holds; copies of
 
 def turns(size: int, backend: Backend) -> int:
     """How many copies of arguments of `size` bytes it takes for one to be gone from the cache when its turn comes."""
-    return min(_SETS, -(-_BEYOND_CACHE // max(size, 1))) if backend.name == "cuda" else 1
+    return min(_SETS, -(-_BEYOND_CACHE // max(size, 1))) if backend.kernels is not None else 1
 
 
 def seconds(calls: Sequence[Callable[[], Any]], backend: Backend) -> float:

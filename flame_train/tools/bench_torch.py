@@ -100,7 +100,7 @@ def torch_seconds(
     if fn is None:
         return None
     every = [arguments(torch, bound) for bound in sets]
-    if device != "cuda":
+    if device == "cpu":
         return _timed(torch, _calls(torch, fn, every, wanted, phase), None)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):  # a backward pass runs on its forward pass's stream, which must be the captured one

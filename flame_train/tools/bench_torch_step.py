@@ -77,10 +77,10 @@ def run(
     loss = model.loss(torch, batch, resolution, {"device": device, "dtype": dtype})
     step = _step(torch, network, trained, loss, dtype, device)
     step()
-    if device == "cuda":
+    if device != "cpu":
         torch.cuda.synchronize()
     first = time.monotonic() - begin
-    ms, peak = _on_gpu(torch, step) if device == "cuda" else (_on_cpu(step), None)
+    ms, peak = _on_gpu(torch, step) if device != "cpu" else (_on_cpu(step), None)
     result = {
         "framework": f"torch {torch.__version__}" + (", compiled blocks" if compiled else ", eager"),
         "ms": round(ms, 3),
@@ -95,7 +95,7 @@ def _prepare(torch: Any, model: Yardstick, precision: str, device: str) -> None:
     """Frees the memory of an earlier measurement, and sets PyTorch up for its best speed."""
     gc.collect()
     torch._dynamo.reset()
-    if device != "cuda":
+    if device == "cpu":
         return
     torch.cuda.empty_cache()
     torch.backends.cuda.enable_cudnn_sdp(model.cudnn_attention)
@@ -200,7 +200,7 @@ def build(
 
 
 def _step(torch: Any, network: Any, trained: list[Any], loss: Loss, dtype: Any, device: str) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=device == "cuda")
+    optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=device != "cpu")
 
     def step() -> None:
         with torch.autocast(device, dtype, enabled=dtype != torch.float32):

@@ -108,6 +108,6 @@ def update(s: State) -> None:
     s.ranks.sum_gradients(s.optimizer.arena.grads)
     s.optimizer.step(s.loss)
     s.figures[0] = s.loss.data / s.optimizer.accumulation
-    s.figures[1:] = s.optimizer.metrics()
+    s.figures[1:] = s.optimizer.metric_values
     s.optimizer.zero_grad()
     s.loss.data[...] = 0.0

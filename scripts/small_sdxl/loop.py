@@ -85,7 +85,7 @@ class Training:
             self.backend.synchronize()
             if time.monotonic() - begin > said:
                 said += _TELL
-                found, loss = (self.backend.to_host(x) for x in (self.optimizer.metrics(), self.loss))
+                found, loss = (self.backend.to_host(x) for x in (self.optimizer.metric_values, self.loss))
                 figures = dict(zip(("count", "lr", "norm"), found, strict=False))
                 report(
                     f"{time.monotonic() - begin:6.1f} s  step {done}  loss {float(loss):.4f}  "

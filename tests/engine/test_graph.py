@@ -328,7 +328,7 @@ def test_devices_do_not_mix_and_arrays_must_be_wrapped() -> None:
         F.exp(np.ones(3))
     with pytest.raises(TypeError, match="missing argument 'dim'"):
         F.softmax(leaf(3))
-    with pytest.raises(ValueError, match="expected 'cpu' or 'cuda'"):
+    with pytest.raises(ValueError, match="expected 'cpu', 'cuda' or a GPU by its number, as in 'cuda:1', got"):
         flame.tensor([1.0], device="tpu")
 
 

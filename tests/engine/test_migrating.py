@@ -117,7 +117,7 @@ class TestWhatDiffers:
         layer.requires_grad_(False)
         assert layer.weight is weight
         assert not list(layer.parameters())
-        assert not any(hasattr(nn, name) for name in ("Sequential", "Dropout", "BatchNorm2d"))
+        assert not any(hasattr(nn, name) for name in ("Dropout", "ReLU", "LSTM"))
 
     def test_how_weights_are_drawn(self) -> None:
         for layer, deviation in (
@@ -219,9 +219,8 @@ class TestWhatDiffers:
         assert detached.requires_grad
 
     def test_what_numpy_has(self) -> None:
-        assert not any(hasattr(flame, name) for name in ("zeros", "ones", "randn", "arange"))
         x, y = flame.tensor([5.5, -5.5]), flame.tensor([2.0, 2.0])
-        assert not any(hasattr(x, name) for name in ("half", "cpu", "any", "__mod__"))
+        assert not any(hasattr(x, name) for name in ("half", "cpu", "__mod__"))
         assert (x - x // y * y).tolist() == [1.5, 0.5]
         assert bool((x > 5.0).amax())
         turned = flame.tensor(np.ones((2, 3))).T
@@ -270,7 +269,7 @@ class TestWhatDiffers:
         (p * 2.0).sum().backward()
         optimizer.step()
         assert p.item() < 1.0
-        assert optimizer.metrics()[optim.METRICS.index("skipped")] == 1
+        assert optimizer.metrics()["skipped"].item() == 1
 
     def test_sizes_truth_values_and_maxima(self) -> None:
         x = flame.tensor([[1.0, 2.0]])

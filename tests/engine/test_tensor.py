@@ -35,6 +35,7 @@ CALLS: dict[str, tuple[flame.Tensor, tuple[Any, ...]]] = {
     "reshape": (X, ((4, 3),)), "view": (X, ((2, 6),)), "expand": (X, ((2, 3, 4),)), "repeat": (X, ((2, 1),)),
     "gather": (X, (0, INDEX)), "scatter": (X, (0, INDEX, 0.0)), "scatter_add": (X, (0, INDEX, X)),
     "index_select": (X, (0, INDEX[0])), "take_along_dim": (X, (INDEX, 0)),
+    "topk": (X, (2,)), "repeat_interleave": (X, (2, 1)), "addcmul": (X, (Y, Y)), "addcdiv": (X, (Y, Y + 3.0)),
     "matmul": (X, (X.T,)), "bmm": (SQUARE, (SQUARE,)), "outer": (VECTOR, (VECTOR,)),
 }  # fmt: skip
 METHODS = sorted(n for n, f in vars(Methods).items() if inspect.isfunction(f) and not n.startswith("_"))
@@ -173,7 +174,7 @@ def test_freezing_and_thawing() -> None:
 def test_what_a_tensor_says_of_itself() -> None:
     t = flame.tensor([[1, 2, 3]], requires_grad=False)
     assert (t.numel(), t.dim(), len(t), t.ndim, t.size) == (3, 2, 1, 2, 3)
-    assert repr(t) == "Tensor(shape=(1, 3), dtype=int64, device='cpu')"
+    assert repr(t) == "Tensor([[1, 2, 3]], dtype=int64, device='cpu')"
     assert "requires_grad=True" in repr(flame.tensor([1.0], requires_grad=True))
     assert (int(t[0, 1]), float(t[0, 2]), bool(t[0, 0]), t.tolist()) == (2, 3.0, True, [[1, 2, 3]])
     with pytest.raises(ValueError, match="expected one element"):

@@ -99,7 +99,7 @@ MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: F.stack(3), TypeError, "stack: expected a list or tuple of Tensors for 'tensors', got int"),
     (replaced_by_a_tensor, TypeError, r"a tensor's data is an array, this is a Tensor; engine\.tensor\(\)"),
     (lambda: flame.Tensor([1.0, 2.0]), TypeError, r"this is a list; engine\.tensor\(\) makes tensors"),
-    (lambda: leaf().to("cuda:0"), ValueError, "expected 'cpu' or 'cuda', got 'cuda:0'; .* CUDA_VISIBLE_DEVICES"),
+    (lambda: leaf().to("cuda:one"), ValueError, "expected 'cpu', 'cuda' or a GPU by its number, .* got 'cuda:one'"),
     (lambda: list(ONE), TypeError, "iteration over a 0-d tensor"),
     (lambda: leaf().var(False), TypeError, "var: expected a whole number for the dim, got False"),
     (lambda: leaf()[flame.tensor(np.ones(3, np.uint8))], ShapeError, "uint8 .* bool .* int64"),

@@ -65,7 +65,7 @@ def optimizer(
 
 
 def everything(o: Optimizer) -> dict[str, np.ndarray]:
-    metrics = get_backend("cuda" if o.arena.values.__class__.__module__ != "numpy" else "cpu").to_host(o.metrics())
+    metrics = get_backend("cuda" if o.arena.values.__class__.__module__ != "numpy" else "cpu").to_host(o.metric_values)
     return {**o.arena.state(), **o.state_dict(), "metrics": metrics.copy()}
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.parity
 
 LAYERS = [
     "Linear", "Conv2d", "ConvTranspose2d", "LayerNorm", "RMSNorm", "GroupNorm", "Embedding", "MultiheadAttention",
-    "ModuleList",
+    "ModuleList", "BatchNorm1d", "BatchNorm2d",
 ]  # fmt: skip
 SAME = {"dim": "normalized_shape"}  # one size here, a shape there
 
@@ -32,8 +32,8 @@ def test_what_is_given_by_position_has_pytorchs_place(name: str) -> None:
     ("Conv2d", (3, 3, (3, 3, 3)), r"Conv2d: expected an int kernel_size, or two, got \(3, 3, 3\)"),
     ("Conv2d", (3, 3, (3, 3.0)), "Conv2d: expected an int kernel_size, got 3.0"),
     ("Conv2d", (3.0, 3, 3), "Conv2d: expected an int in_channels, got 3.0"),
-    ("LayerNorm", ((4,),), r"LayerNorm: expected an int dim, got \(4,\)"),
-    ("LayerNorm", ([2, 4],), "LayerNorm: expected an int dim"),
+    ("LayerNorm", ((4, 2.0),), "LayerNorm: expected an int dim, got 2.0"),
+    ("LayerNorm", ("4",), "LayerNorm: expected an int dim, got '4'"),
     ("RMSNorm", ((4,),), r"RMSNorm: expected an int dim, got \(4,\)"),
     ("GroupNorm", (2, 4.0), "GroupNorm: expected an int num_channels, got 4.0"),
     ("Linear", (4, 2.0), "Linear: expected an int out_features, got 2.0"),

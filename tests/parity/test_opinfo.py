@@ -22,6 +22,8 @@ pytest.importorskip("expecttest", reason="PyTorch's sample inputs need it")
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
 LIMIT = 1e-10
+OWN_LIMIT = {"hardsigmoid": 1e-7}
+"""Where PyTorch is less exact: its gradient has 1 / 6 in fp32."""
 MOST = 200  # samples of one op and variant
 NO_SAMPLES = {"fold", "log_softmax", "max_pool2d_with_indices", "softmax"}
 """PyTorch lists these under other names or not at all; test_ops.py has them."""
@@ -77,6 +79,11 @@ UNSUPPORTED = [
     ),
     Unsupported("narrow", "a tensor as start", lambda s: isinstance(s.args[1], torch.Tensor)),
     Unsupported("norm", "the nuclear norm", lambda s: s.args[:1] == ("nuc",)),
+    Unsupported(
+        "repeat_interleave",
+        "a tensor of repeats: the result's shape would be read from the device",
+        lambda s: any(isinstance(v, torch.Tensor) for v in (*s.args, *s.kwargs.values())),
+    ),
     Unsupported("scaled_dot_product_attention", "chance without an rng", lambda s: s.kwargs.get("dropout_p", 0.0) > 0),
     Unsupported(
         "scaled_dot_product_attention",
@@ -174,7 +181,7 @@ def check(name: str, info: Any, s: Any) -> None:
     assert len(ours) == len(theirs)
     for o, t in zip(ours, theirs, strict=True):
         assert o.dtype == t.detach().numpy().dtype
-        assert error(o.numpy().astype(np.float64), t.detach().numpy().astype(np.float64)) <= LIMIT
+        assert error(o.numpy().astype(np.float64), t.detach().numpy().astype(np.float64)) <= OWN_LIMIT.get(name, LIMIT)
     pairs = [(o, t) for o, t in zip(ours, theirs, strict=True) if t.requires_grad]
     inputs = list(leaves([s.input, s.args, s.kwargs], [first, args, kwargs]))
     if not pairs or not inputs or (name == "scatter" and _partial_source(s)):
@@ -188,7 +195,7 @@ def check(name: str, info: Any, s: Any) -> None:
     other = torch.autograd.grad([t for _, t in pairs], [t for t, _ in inputs], given, allow_unused=True)
     for (t, _), m, g in zip(inputs, mine, other, strict=True):
         a, b = (np.zeros(t.shape) if x is None else x.numpy() for x in (m, g))
-        assert error(a, b) <= LIMIT
+        assert error(a, b) <= OWN_LIMIT.get(name, LIMIT)
 
 
 @pytest.mark.parametrize(("name", "theirs"), list(named()), ids=lambda v: str(v))

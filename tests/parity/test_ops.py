@@ -30,6 +30,8 @@ CASES = [
     if "rng" not in s.kwargs  # which elements fall is ours to say; see the ops' own tests
 ]
 LIMIT = {float32: 1e-5, float64: 1e-10}
+OWN_LIMIT = {"celu": 1e-8, "hardsigmoid": 1e-7}
+"""Where PyTorch's own gradient is less exact in fp64: a constant in it is rounded to fp32."""
 NO_GRADIENT_THERE = {("scatter", 1), ("scatter_add", 1), ("cosine_similarity", 3)}
 """PyTorch has no gradient for a source larger than the index, and forgets the bound of norms; finite differences check
 ours."""
@@ -118,7 +120,7 @@ def test_values_and_gradients(name: str, index: int, s: Sample, dtype: Any) -> N
     for (arg, _, t), m, w in zip(found, mine_g, theirs_g, strict=True):
         got = np.zeros(t.shape) if m is None else m.numpy()
         want = np.zeros(t.shape) if w is None else w.numpy()
-        assert relative(got, want) < LIMIT[dtype], arg
+        assert relative(got, want) < max(LIMIT[dtype], OWN_LIMIT.get(name, 0.0)), arg
 
 
 NAMESAKES = {"upsample_nearest"}
@@ -136,8 +138,12 @@ def test_no_op_escapes() -> None:
     assert {c.values[0] for c in CASES} == set(OPS)
 
 
-OF_ITS_OWN = {"einsum", "expand", "getitem", "max", "min", "repeat", "view"}
+OF_ITS_OWN = {"einsum", "expand", "getitem", "max", "min", "repeat", "sort", "view"}
 """PyTorch spells these `*sizes`, `*operands`, in brackets, or as several functions under one name."""
+
+
+ATEN = {"logsigmoid": "log_sigmoid"}
+"""Where PyTorch's schema has another name."""
 
 
 def torch_arguments(op: Op) -> list[list[str]]:
@@ -146,7 +152,7 @@ def torch_arguments(op: Op) -> list[list[str]]:
     try:
         return [list(inspect.signature(fn).parameters)]
     except ValueError:  # built in: the schema knows, and calls `self` what Python calls `input`
-        schemas = torch._C._jit_get_schemas_for_operator(f"aten::{op.name}")
+        schemas = torch._C._jit_get_schemas_for_operator(f"aten::{ATEN.get(op.name, op.name)}")
         return [["input" if a.name == "self" else a.name for a in s.arguments] for s in schemas]
 
 

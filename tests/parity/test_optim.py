@@ -201,7 +201,7 @@ def test_loss_scale_follows_grad_scaler(planted: set[int]) -> None:
             p.grad.data[2] = bad
         mine.step()
         np.testing.assert_allclose(p.numpy(), w.detach().numpy(), rtol=1e-6)
-    assert mine.metrics()[METRICS.index("skipped")] == len(planted)
+    assert mine.metric_values[METRICS.index("skipped")] == len(planted)
 
 
 @pytest.mark.parametrize("scaler", [None, LossScaler(init=2.0)])
@@ -225,7 +225,7 @@ def test_steps_that_are_not_finite_are_left_out_and_the_next_are_taken(scaler: L
         made.step()
     for p, q in zip(mine, theirs, strict=True):
         np.testing.assert_allclose(p.numpy(), q.detach().numpy(), rtol=1e-5, atol=1e-6)
-    figures = dict(zip(METRICS, made.metrics().tolist(), strict=True))
+    figures = dict(zip(METRICS, made.metric_values.tolist(), strict=True))
     assert (figures["skipped"], figures["count"], figures["healthy"]) == (5, 7, 1)
 
 

@@ -112,7 +112,7 @@ def test_twenty_steps(
         for p, q in zip(parameters, theirs, strict=True):
             np.testing.assert_allclose(p.numpy(), q.detach().numpy(), rtol=2e-5, atol=2e-5, err_msg=f"step {step}")
     if name == "prodigy":
-        d = optimizer.metrics()[optimizer.metric_names.index("d")]
+        d = optimizer.metric_values[optimizer.metric_names.index("d")]
         assert d == pytest.approx(other.param_groups[0]["d"], rel=1e-4)
         assert d > 2 * keys.get("d0", 1e-6) or "growth_rate" in keys, "it found a rate"
     if hasattr(other, "eval"):
@@ -136,7 +136,7 @@ def test_every_optimizer_continues_to_the_bit(name: str) -> None:
     for a, b in zip(whole, second, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
         assert np.isfinite(a.numpy()).all()
-    np.testing.assert_array_equal(optimizer.metrics(), two.metrics())
+    np.testing.assert_array_equal(optimizer.metric_values, two.metric_values)
     for start_, stop in optimizer.arena.padding:
         assert not optimizer.arena.values[start_:stop].any()
 
@@ -151,7 +151,7 @@ def test_a_step_that_is_not_finite_changes_nothing(name: str) -> None:
     for before, after in ((values, optimizer.arena.state()), (state, optimizer.state_dict())):
         for key in before.keys() - {"skipped"}:
             np.testing.assert_array_equal(before[key], after[key], err_msg=key)
-    assert optimizer.metrics()[METRICS.index("skipped")] == 1
+    assert optimizer.metric_values[METRICS.index("skipped")] == 1
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -58,7 +58,7 @@ def test_a_fixed_loss_scale_stays_and_an_overflow_under_it_fails():
     optimizer = built([parameter], train=fp16)
     parameter.grad.data[...] = np.inf
     optimizer.step()
-    figures = dict(zip(optimizer.metric_names, optimizer.metrics(), strict=True))
+    figures = dict(zip(optimizer.metric_names, optimizer.metric_values, strict=True))
     assert (figures["healthy"], figures["loss_scale"]) == (0, 128.0)
     assert not parameter.numpy().any()
 

@@ -1,4 +1,4 @@
-"""The two places a tensor can live, "cpu" and "cuda", looked up by name or by array."""
+"""The places a tensor can live, "cpu" and the GPUs "cuda", "cuda:1", ..., looked up by name or by array."""
 
 from __future__ import annotations
 
@@ -7,22 +7,36 @@ import numpy as np
 from ..dtype import Array
 from .base import Backend, Memory, Upload, extent, owner, same_place
 from .cpu import CpuBackend
-from .cuda import cuda_backend
+from .cuda import backend_of_array, cuda_backend, current_gpu, several_gpus
 from .shapes.array import ShapeArray
 
-__all__ = ["Backend", "Memory", "Upload", "backend_of", "extent", "get_backend", "owner", "same_place"]
+__all__ = [
+    "Backend",
+    "Memory",
+    "Upload",
+    "backend_of",
+    "current_gpu",
+    "extent",
+    "get_backend",
+    "owner",
+    "same_place",
+    "several_gpus",
+]
 
 _CPU = CpuBackend()
 
 
 def get_backend(name: str) -> Backend:
-    """The backend called `name`. Raises `ValueError` for another name, `EnvironmentFault` if no GPU can be used."""
+    """The backend called `name`: "cpu", "cuda", which is "cuda:0", or another GPU by its number, as in "cuda:1".
+
+    Raises `ValueError` for another name, `EnvironmentFault` if that GPU cannot be used, naming those that are there.
+    """
     if name == "cpu":
         return _CPU
-    if name == "cuda":
-        return cuda_backend()
-    choice = "; set CUDA_VISIBLE_DEVICES to choose among several GPUs" if str(name).startswith("cuda:") else ""
-    raise ValueError(f"device: expected 'cpu' or 'cuda', got {name!r}{choice}")
+    kind, colon, number = str(name).partition(":")
+    if kind == "cuda" and (number.isdecimal() or not colon):
+        return cuda_backend(int(number or 0))
+    raise ValueError(f"device: expected 'cpu', 'cuda' or a GPU by its number, as in 'cuda:1', got {name!r}")
 
 
 def backend_of(array: Array) -> Backend:
@@ -34,4 +48,4 @@ def backend_of(array: Array) -> Backend:
         return found
     if not hasattr(type(array), "__cuda_array_interface__"):
         raise TypeError(f"a tensor's data is an array, this is a {type(array).__name__}; engine.tensor() makes tensors")
-    return get_backend("cuda")
+    return backend_of_array(array)

@@ -77,7 +77,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """ "cpu" or "cuda"."""
+        """ "cpu", "cuda", or another GPU by its number: "cuda:1"."""
 
     @property
     def xp(self) -> ModuleType:
@@ -98,6 +98,9 @@ class Backend(Protocol):
     @property
     def asynchronous(self) -> bool:
         """Whether calls return before the device has done what they ask for."""
+
+    def enter_thread(self) -> None:
+        """Makes the device and its stream those that work of this thread goes to."""
 
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
         """An uninitialised array."""

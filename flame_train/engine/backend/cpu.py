@@ -66,6 +66,9 @@ class CpuBackend:
         self._peak = Peak()
         _keep_freed_memory()
 
+    def enter_thread(self) -> None:
+        pass
+
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
         return np.empty(tuple(shape), dtype)
 

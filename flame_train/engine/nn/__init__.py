@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from .attention import MultiheadAttention
+from .batch_norm import BatchNorm1d, BatchNorm2d
+from .fit import check_shapes
 from .fp8 import Fp8, Fp8Weight, check_fp8
 from .layers import (
     Conv2d,
@@ -15,9 +17,12 @@ from .layers import (
     RMSNorm,
     grouped_linear,
 )
-from .module import Module, ModuleList, ParamSpec, WeightSource, allocate, check_shapes, compute_copy, load, param
+from .module import Module, ModuleList, Sequential, WeightSource, allocate, compute_copy, load
+from .spec import ParamSpec, buffer, param
 
 __all__ = [
+    "BatchNorm1d",
+    "BatchNorm2d",
     "Conv2d",
     "ConvTranspose2d",
     "Embedding",
@@ -32,8 +37,10 @@ __all__ = [
     "MultiheadAttention",
     "ParamSpec",
     "RMSNorm",
+    "Sequential",
     "WeightSource",
     "allocate",
+    "buffer",
     "check_fp8",
     "check_shapes",
     "compute_copy",

@@ -10,7 +10,8 @@ from ..dtype import bool_, is_float
 from ..random import DROPOUT, Rng
 from ..tensor import Tensor, tensor
 from .layers import Linear
-from .module import Module, compute_copy, param
+from .module import Module, compute_copy
+from .spec import param
 
 
 class MultiheadAttention(Module):

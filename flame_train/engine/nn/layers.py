@@ -8,10 +8,12 @@ from typing import Any, Protocol
 
 from ...errors import ShapeError
 from .. import functional as F
+from ..op import LAYOUTS
 from ..ops.conv.geometry import Padding, Pair
 from ..tensor import Parameter, Tensor
 from .fp8 import Fp8Weight
-from .module import Module, compute_copy, param
+from .module import Module, compute_copy
+from .spec import param
 
 
 class LayerAdapter(Protocol):
@@ -116,20 +118,24 @@ class Conv2d(_Convolution):
         groups: int = 1,
         *,
         bias: bool = True,
+        layout: str = "NHWC",
     ) -> None:
         super().__init__((in_channels, out_channels), kernel_size, groups, bias)
         self.stride, self.padding, self.dilation = stride, padding, dilation
+        self.layout = checked_layout(self, layout)
         self.adapter: LayerAdapter | None = None
 
-    def forward(self, x_BHWC: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         if self.adapter is None:
             w, b = compute_copy(self.weight), compute_copy(self.bias)
-            return F.conv2d(x_BHWC, w, b, self.stride, self.padding, self.dilation, self.groups, layout="NHWC")
-        return self.adapter(self, x_BHWC)
+            return F.conv2d(x, w, b, self.stride, self.padding, self.dilation, self.groups, layout=self.layout)
+        if self.layout == "NHWC":
+            return self.adapter(self, x)
+        return self.adapter(self, x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class ConvTranspose2d(_Convolution):
-    """Transposed 2-D convolution over channels-last activations (B, H, W, C).
+    """Transposed 2-D convolution over channels-last activations (B, H, W, C), or (B, C, H, W) with layout="NCHW".
 
     weight is (in, out / groups, kh, kw) as in checkpoints.
 
@@ -150,32 +156,36 @@ class ConvTranspose2d(_Convolution):
         *,
         bias: bool = True,
         dilation: Pair = 1,
+        layout: str = "NHWC",
     ) -> None:
         super().__init__((in_channels, out_channels), kernel_size, groups, bias, transposed=True)
         self.stride, self.padding, self.dilation = stride, padding, dilation
         self.output_padding = output_padding
+        self.layout = checked_layout(self, layout)
 
-    def forward(self, x_BHWC: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         w, b = compute_copy(self.weight), compute_copy(self.bias)
         return F.conv_transpose2d(
-            x_BHWC, w, b, self.stride, self.padding, self.output_padding, self.groups, self.dilation, layout="NHWC"
+            x, w, b, self.stride, self.padding, self.output_padding, self.groups, self.dilation, layout=self.layout
         )
 
 
 class LayerNorm(Module):
-    """Layer normalisation over the last dim."""
+    """Layer normalisation over the last dim, or over the last few: `LayerNorm((4, 8))`."""
 
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, dim: int, eps: float = 1e-5) -> None:
-        _sizes(self, dim=dim)
-        self.dim, self.eps = dim, eps
-        self.weight = param(dim, init="ones")
-        self.bias = param(dim, init="zeros")
+    def __init__(self, dim: int | Sequence[int], eps: float = 1e-5) -> None:
+        self.dims = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
+        for size in self.dims:
+            _sizes(self, dim=size)
+        self.eps = eps
+        self.weight = param(*self.dims, init="ones")
+        self.bias = param(*self.dims, init="zeros")
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, (self.dim,), compute_copy(self.weight), compute_copy(self.bias), self.eps)
+        return F.layer_norm(x, self.dims, compute_copy(self.weight), compute_copy(self.bias), self.eps)
 
 
 class RMSNorm(Module):
@@ -193,12 +203,18 @@ class RMSNorm(Module):
 
 
 class GroupNorm(Module):
-    """Group normalisation over channels-last activations; `silu=True` applies the activation in the same pass."""
+    """Group normalisation over channels-last activations, or (B, C, ...) with layout="NCHW".
+
+    `silu=True` applies the activation in the same pass.
+    """
 
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, *, silu: bool = False) -> None:
+    def __init__(
+        self, num_groups: int, num_channels: int, eps: float = 1e-5, *, silu: bool = False, layout: str = "NHWC"
+    ) -> None:
+        self.layout = checked_layout(self, layout)
         _sizes(self, num_groups=num_groups, num_channels=num_channels)
         if num_groups <= 0 or num_channels % num_groups:
             raise ShapeError(f"GroupNorm: {num_channels} channels are not divisible into {num_groups} groups")
@@ -207,9 +223,9 @@ class GroupNorm(Module):
         self.weight = param(num_channels, init="ones")
         self.bias = param(num_channels, init="zeros")
 
-    def forward(self, x_BHWC: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         w, b = compute_copy(self.weight), compute_copy(self.bias)
-        return self.op(x_BHWC, self.num_groups, w, b, self.eps, layout="NHWC")
+        return self.op(x, self.num_groups, w, b, self.eps, layout=self.layout)
 
 
 class Embedding(Module):
@@ -251,6 +267,13 @@ def _kernel(layer: Module, in_channels: int, out_channels: int, kernel_size: Pai
             f"{type(layer).__name__}: {in_channels} and {out_channels} channels are not divisible into {groups} groups"
         )
     return kernel
+
+
+def checked_layout(layer: Module, layout: str) -> str:
+    """`layout`. Raises ShapeError, naming the layer, unless it is one."""
+    if layout not in LAYOUTS:
+        raise ShapeError(f"{type(layer).__name__}: expected layout 'NCHW' or 'NHWC', got {layout!r}")
+    return layout
 
 
 def _sizes(layer: Module, **given: Any) -> None:

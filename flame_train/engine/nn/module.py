@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
-from numbers import Integral
-from typing import Any, Literal, Protocol, Self, get_args
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -19,37 +16,10 @@ from ..backend import get_backend
 from ..dtype import Array, DType, as_dtype, float16, float32, is_float
 from ..ops.reduction.finite import NonFiniteFlags
 from ..tensor import Frozen, Parameter, Tensor
+from .fit import check_shapes
 from .fp8 import Fp8, Fp8Weight, check_fp8
-
-Init = Literal["fan_in", "ones", "zeros", "normal"]
-
-
-@dataclass(frozen=True, slots=True)
-class ParamSpec:
-    """A declared weight: its shape in the checkpoint, and how `init` fills it for tests."""
-
-    shape: tuple[int, ...]
-    init: Init = "fan_in"
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-
-def param(*shape: int, init: Init = "fan_in") -> Any:
-    """Declares a weight. The attribute becomes a Tensor when the module is loaded.
-
-    Raises TypeError for a size that is no integer, ValueError for a negative one and for another `init`.
-    """
-    sizes: tuple[Any, ...] = shape
-    for size in sizes:
-        if not isinstance(size, Integral):
-            raise TypeError(f"param: expected ints as sizes, as in param(3, 4), got {size!r}")
-        if size < 0:
-            raise ValueError(f"weight: expected sizes of at least 0, got {size}")
-    if init not in get_args(Init):
-        raise ValueError(f"param: expected init to be one of {', '.join(get_args(Init))}, got {init!r}")
-    return ParamSpec(shape, init)
+from .spec import ParamSpec, kernel_order
+from .state import ModuleState
 
 
 def compute_copy(weight: Any) -> Any:
@@ -57,8 +27,11 @@ def compute_copy(weight: Any) -> Any:
     return weight.compute_copy if isinstance(weight, Parameter) else weight
 
 
-class Module:
-    """A part of a network. Parts and weights are found by assigning them to attributes, as torch.nn.Module."""
+class Module(ModuleState):
+    """A part of a network. Parts and weights are found by assigning them to attributes, as torch.nn.Module.
+
+    `training` says whether layers that behave differently in training do: `train()` and `eval()` set it.
+    """
 
     _specs: dict[str, ParamSpec]
 
@@ -152,7 +125,7 @@ class Module:
         if not isinstance(rng, np.random.Generator):
             raise TypeError(f"init: expected a generator, such as numpy.random.default_rng(0), got {kind_of(rng)}")
         for _, module, attr, spec in self.named_specs():
-            _fill(module, attr, _initial(spec, rng).astype(as_dtype(dtype)), device)
+            _fill(module, attr, _initial(spec, rng).astype(spec.dtype or as_dtype(dtype)), device)
 
     def requires_grad_(self, value: bool = True) -> Self:
         """Makes every loaded weight a trainable `Parameter` (fp32), or stops it from being trained. As torch.nn.Module.
@@ -163,8 +136,10 @@ class Module:
         if value and any(isinstance(weight, Fp8Weight) for _, weight in self.weights()):
             raise TypeError("requires_grad_: weights stored in 8 bits are never trained; load them with fp8='off'")
         made: dict[int, tuple[Tensor, Tensor]] = {}  # holds the old tensors as well, so that their ids stay unique
-        for name, module, attr, _ in self.named_specs():
+        for name, module, attr, spec in self.named_specs():
             before = getattr(module, attr)
+            if spec.is_buffer:
+                continue
             if isinstance(before, Parameter):
                 before.requires_grad_(value)
             elif not isinstance(before, Fp8Weight):
@@ -218,6 +193,24 @@ class ModuleList(Module):
         return self._items[index]
 
 
+class Sequential(ModuleList):
+    """Parts, or functions such as `F.relu`, applied one after another. As torch.nn.Sequential.
+
+    Parts are named 0, 1, 2, ..., the functions counted too. Raises TypeError for what cannot be called.
+    """
+
+    def __init__(self, *parts: Any) -> None:
+        for part in parts:
+            if not callable(part):
+                raise TypeError(f"Sequential: expected modules and functions, got {kind_of(part)}")
+        super().__init__(parts)
+
+    def forward(self, x: Any) -> Any:
+        for part in self:
+            x = part(x)
+        return x
+
+
 class WeightSource(Protocol):
     """Where weights come from: all shapes at once, values one tensor at a time."""
 
@@ -261,15 +254,16 @@ def load(
     if not hasattr(source, "shapes"):
         raise TypeError(f"load: expected what has shapes and read(), such as a SafetensorsFile, got {kind_of(source)}")
     check_shapes(module.shapes(), source.shapes, what)
-    backend, target = get_backend(device), as_dtype(dtype)
+    backend, wanted = get_backend(device), as_dtype(dtype)
     specs = list(module.named_specs())
     check_fp8(fp8, device, dtype)
     packed = module.quantizable() if fp8 != "off" else {}
     broken = NonFiniteFlags(backend, len(specs))  # read at the end, so that reading, copying and checking overlap
-    for place, (name, part, attr, _) in enumerate(specs):
+    for place, (name, part, attr, spec) in enumerate(specs):
+        target = spec.dtype or wanted
         packs = attr == "weight" and part in packed
         with np.errstate(over="ignore"):  # numbers too large for the dtype become infinite, and are reported below
-            host = _kernel_order(_widened(_read(source, name, what), float32 if packs else target))
+            host = kernel_order(_widened(_read(source, name, what, spec), float32 if packs else target))
             given = backend.to_device(host)
             array = _place(part, attr, given.astype(target, copy=False))
         if check_finite and is_float(target):
@@ -281,7 +275,7 @@ def load(
         module.pack_contiguous()
     names = [specs[place][0] for place in broken.places()]
     if names:
-        beyond = f", or numbers beyond the {np.finfo(target).max:g} of fp16" if target == float16 else ""
+        beyond = f", or numbers beyond the {np.finfo(wanted).max:g} of fp16" if wanted == float16 else ""
         raise ModelFileError(
             f"{what}: {len(names)} tensor(s) hold NaN or infinity{beyond} ({', '.join(names[:5])}); "
             f"the file is damaged or was saved from a broken run: get another copy{', or take bf16' if beyond else ''}"
@@ -294,7 +288,9 @@ def allocate(module: Module, *, dtype: DType | str, device: str, fp8: Fp8 = "off
     packed = module.quantizable() if fp8 != "off" else {}
     for _, part, attr, spec in list(module.named_specs()):
         four = len(spec.shape) == 4
-        made = backend.empty([spec.shape[i] for i in (0, 2, 3, 1)] if four else spec.shape, as_dtype(dtype))
+        made = backend.empty(
+            [spec.shape[i] for i in (0, 2, 3, 1)] if four else spec.shape, spec.dtype or as_dtype(dtype)
+        )
         _place(part, attr, made.transpose(0, 3, 1, 2) if four else made)
         if attr == "weight" and part in packed:
             part.quantize(fp8 == "dynamic" and packed[part])
@@ -302,9 +298,9 @@ def allocate(module: Module, *, dtype: DType | str, device: str, fp8: Fp8 = "off
         module.pack_contiguous()
 
 
-def _read(source: WeightSource, name: str, what: str) -> np.ndarray[Any, Any]:
+def _read(source: WeightSource, name: str, what: str, spec: ParamSpec) -> np.ndarray[Any, Any]:
     host = source.read(name)
-    if host.dtype.kind in "biu":
+    if host.dtype.kind in "biu" and (spec.dtype is None or is_float(spec.dtype)):
         raise ModelFileError(
             f"{what}: {name} holds whole numbers ({host.dtype}), which only the program that quantised them can read; "
             "get the model in fp32, bf16, fp16 or fp8"
@@ -312,34 +308,8 @@ def _read(source: WeightSource, name: str, what: str) -> np.ndarray[Any, Any]:
     return host
 
 
-def check_shapes(declared: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], what: str) -> None:
-    """Raises `ModelFileError` listing every missing, unexpected and mis-shaped tensor of the component `what`."""
-    missing = [n for n in declared if n not in found]
-    unexpected = [n for n in found if n not in declared]
-    wrong = [n for n in declared if n in found and tuple(found[n]) != declared[n]]
-    if not (missing or unexpected or wrong):
-        return
-    lines = [f"{what}: the weights do not fit the model"]
-    lines += _listed("missing", missing, lambda n: f"{n}{_near(n, unexpected)}")
-    lines += _listed("unexpected", unexpected, lambda n: n)
-    lines += _listed("mis-shaped", wrong, lambda n: f"{n}: expected {declared[n]}, found {tuple(found[n])}")
-    raise ModelFileError("\n".join(lines))
-
-
-def _near(name: str, names: Sequence[str]) -> str:
-    match = get_close_matches(name, names[:2000], n=1, cutoff=0.85)
-    return f" (the file has {match[0]})" if match else ""
-
-
-def _listed(title: str, names: Sequence[str], show: Any) -> list[str]:
-    if not names:
-        return []
-    rest = [f"    ... and {len(names) - 5} more"] if len(names) > 5 else []
-    return [f"  {title}: {len(names)}", *(f"    {show(n)}" for n in names[:5]), *rest]
-
-
 def _fill(module: Module, attr: str, host: np.ndarray[Any, Any], device: str) -> None:
-    _place(module, attr, get_backend(device).to_device(_kernel_order(host)))
+    _place(module, attr, get_backend(device).to_device(kernel_order(host)))
 
 
 def _widened(host: np.ndarray[Any, Any], target: DType) -> np.ndarray[Any, Any]:
@@ -347,19 +317,12 @@ def _widened(host: np.ndarray[Any, Any], target: DType) -> np.ndarray[Any, Any]:
     return host.astype(target) if is_float(host.dtype) and host.dtype.itemsize == 1 else host
 
 
-def _kernel_order(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Convolution weights (out, in, kh, kw) in channels-last memory, which kernels need; others as they are."""
-    if host.ndim != 4:
-        return host
-    return np.ascontiguousarray(host.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
-
-
 def _trainable(weight: Tensor, name: str) -> Parameter:
     return Parameter(weight.data.astype(float32, copy=False), name)
 
 
 def _place(module: Module, attr: str, array: Array) -> Array:
-    object.__setattr__(module, attr, Frozen(array))
+    object.__setattr__(module, attr, module._specs[attr].placed(array))
     return array
 
 

@@ -14,17 +14,19 @@ from .gradients import (
     statistics,
 )
 from .optimizer import Optimizer
-from .optimizers import AdamWRule, SGDRule
+from .optimizers import AdamRule, AdamWRule, SGDRule
 from .scaler import LossScaler
 from .schedule import Schedule
 from .step_control import METRICS
-from .torch_api import SGD, AdamW
+from .torch_api import SGD, Adam, AdamW
 from .transform import ClipNorm, ClipValue, GradientNoise, Rule, State, Step, Transform
 
 __all__ = [
     "EMA",
     "METRICS",
     "SGD",
+    "Adam",
+    "AdamRule",
     "AdamW",
     "AdamWRule",
     "ClipNorm",

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import ModelFileError, kind_of
+from ..backend import several_gpus
+from ..backprop import Passes
 from ..dtype import Array
 from ..tensor import Tensor
 from .ema import EMA
@@ -29,7 +31,8 @@ class Optimizer:
     """Updates an arena's values with a chain of transforms whose last transform gives the direction.
 
     `lr` is the schedule's peak. The gradients are divided by `accumulation` and by the loss scale, with which
-    the loss must have been multiplied: `(loss * optimizer.loss_scale).backward()`, `accumulation` times.
+    the loss must have been multiplied: `optimizer.backward(loss)`, or `(loss * optimizer.loss_scale).backward()`, is
+    called `accumulation` times.
 
     A step whose gradient norm or loss is not finite is skipped and counted: values, moments and schedule stay
     as they were. With a `scaler` (fp16) it lowers the loss scale. Without one, or once that is exhausted,
@@ -67,6 +70,8 @@ class Optimizer:
         self.arena, self.transforms = arena, tuple(transforms)
         self.schedule, self.scaler, self.accumulation = schedule or Schedule(), scaler, accumulation
         self.average, self.halt = average, halt
+        self._scaled = self._scaled_by_hand = False
+        self._passes = Passes.count  # when the last step was taken
         control = StepControl(self.schedule, scaler, average, accumulation, halt)
         self._own = control.state(xp, lr)
         self._mean: State = average.init(arena) if average else {}
@@ -80,6 +85,7 @@ class Optimizer:
     @property
     def loss_scale(self) -> Tensor:
         """The factor by which to multiply the loss before backward: 0-d fp32, always the same buffer."""
+        self._scaled_by_hand = True
         return Tensor(self._own["scale"])
 
     @property
@@ -92,13 +98,28 @@ class Optimizer:
         """The number of updates done: 0-d int64, always the same buffer."""
         return self._own["count"]
 
-    def metrics(self) -> Array:
-        """The last step's figures in the order of `metric_names`: fp64, on the device, always the same buffer.
+    def metrics(self) -> dict[str, Tensor]:
+        """The last step's figures by name: 0-d fp64 tensors on the device, always of the same buffer.
 
         `count` and `skipped` are as after the step, `lr` and `loss_scale` as used in it, `grad_norm` is the
         unscaled norm before any clipping, `finite` and `healthy` are 0 or 1.
         """
+        return {name: Tensor(self._metrics[i : i + 1].reshape(())) for i, name in enumerate(self.metric_names)}
+
+    @property
+    def metric_values(self) -> Array:
+        """What `metrics` shows as one array, in the order of `metric_names`: to be read in one go."""
         return self._metrics
+
+    def backward(self, loss: Tensor) -> None:
+        """Scales the loss, which must be a scalar, by `loss_scale` and carries gradients to the parameters.
+
+        The way to train in fp16, right without a scaler too. Raises what `Tensor.backward` does.
+        """
+        if not isinstance(loss, Tensor):
+            raise TypeError(f"optimizer: expected the loss, a Tensor, got {kind_of(loss)}")
+        self._scaled = True
+        (loss if self.scaler is None else loss * Tensor(self._own["scale"])).backward()
 
     def zero_grad(self) -> None:
         """Clears every gradient."""
@@ -107,8 +128,15 @@ class Optimizer:
     def step(self, loss: Tensor | None = None) -> None:
         """One update from the accumulated gradients. `loss`, of any shape, is only checked for finiteness.
 
-        Raises `RuntimeError` if it lies on another device than the parameters, `TypeError` if it is no Tensor.
+        Raises `RuntimeError` if it lies on another device than the parameters, and with a scaler if the loss was not
+        scaled; `TypeError` if it is no Tensor.
         """
+        if self.scaler is not None and Passes.count > self._passes and not (self._scaled or self._scaled_by_hand):
+            raise RuntimeError(
+                "optimizer: with a LossScaler gradients are divided by a scale by which no loss was multiplied: "
+                "call optimizer.backward(loss) instead of loss.backward()"
+            )
+        self._scaled, self._passes = False, Passes.count
         if loss is not None and not isinstance(loss, Tensor):
             raise TypeError(f"optimizer: expected the loss, a Tensor, or nothing, got {kind_of(loss)}")
         if loss is not None and loss.device != self.arena.backend.name:
@@ -117,6 +145,8 @@ class Optimizer:
                 "move it with .to(device)"
             )
         # Overflow is expected here and handled, so NumPy need not warn of it.
+        if several_gpus():
+            self.arena.backend.enter_thread()
         with np.errstate(all="ignore"):
             self.arena.collect_grads()
             self._update.step(None if loss is None else loss.data)

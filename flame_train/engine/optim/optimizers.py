@@ -36,19 +36,34 @@ class AdamWRule:
         return {"exp_avg": xp.zeros(arena.size, float32), "exp_avg_sq": xp.zeros(arena.size, float32)}
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
+        direction, after = self._direction(g, state, step)
+        return decayed(direction, self.weight_decay, step.arena), after
+
+    def _direction(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
+        """The corrected mean over the root of the corrected mean square, and the state after it."""
         xp, (b1, b2) = step.xp, self.betas
         numbers = step.numbers_of(self, state)
         first, second = numbers["first"], numbers["second"]
         m = b1 * state["exp_avg"] + (1.0 - b1) * g
         v = b2 * state["exp_avg_sq"] + (1.0 - b2) * (g * g)
-        direction = m / (first * (xp.sqrt(v) / second + self.eps))
-        return decayed(direction, self.weight_decay, step.arena), {"exp_avg": m, "exp_avg_sq": v}
+        return m / (first * (xp.sqrt(v) / second + self.eps)), {"exp_avg": m, "exp_avg_sq": v}
 
     def numbers(self, state: State, step: Step) -> State:
         """The bias corrections: the divisors of the `first` moment and of the root of the `second`, 0-d fp32."""
         xp, (b1, b2) = step.xp, self.betas
         t = step.count.astype(np.float64) + 1.0
         return {"first": (1.0 - b1**t).astype(float32), "second": xp.sqrt(1.0 - b2**t).astype(float32)}
+
+
+@dataclass(frozen=True, slots=True)
+class AdamRule(AdamWRule):
+    """Adam (arXiv 1412.6980): weight decay is added to the gradient, as in torch.optim.Adam."""
+
+    weight_decay: float = 0.0
+    name: str = "adam"
+
+    def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
+        return self._direction(decayed(g, self.weight_decay, step.arena), state, step)
 
 
 @dataclass(frozen=True, slots=True)

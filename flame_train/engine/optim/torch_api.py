@@ -12,7 +12,7 @@ from typing import Any
 from ..tensor import Tensor
 from .flat_parameters import FlatParameters, listed, named_parameters
 from .optimizer import Optimizer
-from .optimizers import AdamWRule, SGDRule
+from .optimizers import AdamRule, AdamWRule, SGDRule
 from .validation import check
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
@@ -32,6 +32,21 @@ class AdamW(Optimizer):
     ) -> None:
         arena, lr, weight_decay = _pack(params, lr, weight_decay)
         super().__init__(arena, [AdamWRule(betas, eps, weight_decay)], lr=lr)
+
+
+class Adam(Optimizer):
+    """torch.optim.Adam over fp32 leaves; groups may differ in `lr` and `weight_decay`."""
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        arena, lr, weight_decay = _pack(params, lr, weight_decay)
+        super().__init__(arena, [AdamRule(betas, eps, weight_decay)], lr=lr)
 
 
 class SGD(Optimizer):

@@ -314,7 +314,7 @@ def test_a_parcel_is_awaited_before_it_is_read_and_before_it_is_filled_again(gpu
 
 def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.setattr(cuda, "_STATE", [])
+    monkeypatch.setattr(cuda, "_STATE", {})
     with pytest.raises(EnvironmentFault, match="pip install 'flame-train"):
         backends.get_backend("cuda")
 
@@ -330,7 +330,7 @@ def test_without_a_gpu_the_error_says_so(gpu: Any, monkeypatch: pytest.MonkeyPat
     cupy = gpu.xp
     cupy.cuda.runtime.getDeviceCount = devices
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(cuda, "_STATE", [])
+    monkeypatch.setattr(cuda, "_STATE", {})
     with pytest.raises(EnvironmentFault, match=match):
         backends.get_backend("cuda")
 

@@ -45,7 +45,7 @@ def give(optimizer: Optimizer, seed: int, scale: float = 1.0) -> None:
 
 
 def figures(optimizer: Optimizer) -> dict[str, float]:
-    return dict(zip(METRICS, optimizer.metrics().tolist(), strict=True))
+    return dict(zip(METRICS, optimizer.metric_values.tolist(), strict=True))
 
 
 def everything(optimizer: Optimizer) -> dict[str, np.ndarray]:
@@ -94,7 +94,7 @@ def test_buffers_never_move(chain: str) -> None:
 
     def addresses() -> list[int]:
         buffers = [a for _, a in o._entries()]
-        buffers += [o.arena.values, o.arena.grads, o.metrics(), o.loss_scale.data, o.count]
+        buffers += [o.arena.values, o.arena.grads, o.metric_values, o.loss_scale.data, o.count]
         buffers += [t for p in o.arena.parameters.values() for t in (p.data, p.grad.data)]
         return [b.ctypes.data for b in buffers]
 

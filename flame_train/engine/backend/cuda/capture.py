@@ -33,6 +33,7 @@ class CapturingDevice(Protocol):
     graph_pool: Any
     graphs: weakref.WeakSet[Any]
 
+    def enter_thread(self) -> None: ...
     def peak_during(self, fn: Callable[[], None]) -> int: ...
     def graph_memory(self) -> AbstractContextManager[None]: ...
     def free_unused(self) -> None: ...
@@ -57,6 +58,7 @@ class _Captured:
             return
         if self._graph is None:
             self._record()
+        self._backend.enter_thread()
         self._graph.launch(self._backend.stream)
 
     def forget(self) -> None:

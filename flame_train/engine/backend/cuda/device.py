@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -26,14 +26,17 @@ _HINT = "use --device cpu, or run `flame-train doctor` to see what is missing"
 class CudaBackend:
     """One GPU, one stream, one memory pool. All work of all threads is queued on the one stream."""
 
-    name = "cuda"
     asynchronous = True
     described = False
 
-    def __init__(self, cupy: Any = None, launcher: type[Launcher] = Launcher) -> None:
+    def __init__(self, cupy: Any = None, launcher: type[Launcher] = Launcher, index: int = 0) -> None:
         """`cupy` and `launcher` are of a described GPU where that is run on shapes alone (`described.py`)."""
-        cupy = cupy or _import_cupy()
+        cupy = cupy or _import_cupy(index)
         self.xp: ModuleType = cupy
+        self.index, self.name = index, f"cuda:{index}" if index else "cuda"
+        self._alone = index == 0  # no other GPU is in use, so that this one is current already
+        if index:
+            cupy.cuda.Device(index).use()
         # A blocking stream: CuPy makes some copies on the null stream, and only with such a stream are they in order.
         self.stream = cupy.cuda.Stream()
         self._pool = cupy.cuda.MemoryPool()
@@ -53,8 +56,14 @@ class CudaBackend:
         CuPy keeps a current stream per thread, and leaving any `with stream:` block, ours or another library's, makes
         the null stream current again. Being called at every op, this keeps all work in one order.
         """
+        if not self._alone and self.xp.cuda.runtime.getDevice() != self.index:
+            self.xp.cuda.Device(self.index).use()
         if self.xp.cuda.get_current_stream() is not self.stream:
             self.stream.use()
+
+    def beside_others(self) -> None:
+        """Another GPU is used too, so that this one may have to be made current again."""
+        self._alone = False
 
     def _malloc(self, size: int) -> Any:
         memory = self._taken(self._pool, size)
@@ -74,7 +83,12 @@ class CudaBackend:
         self.free_unused()
         return pool.malloc(size)
 
+    def malloc(self, size: int) -> Any:
+        """Device memory that tensors are kept in."""
+        return self._malloc(size)
+
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
+        self.enter_thread()
         return self.xp.empty(tuple(shape), dtype)
 
     def to_device(self, host: np.ndarray[Any, Any]) -> Array:
@@ -91,6 +105,7 @@ class CudaBackend:
 
     def to_host(self, array: Array) -> np.ndarray[Any, Any]:
         _refuse_in_capture("reads nothing back to the host", "move this read out of the step")
+        self.enter_thread()
         result: np.ndarray[Any, Any] = array.get(stream=self.stream)
         return result
 
@@ -127,7 +142,7 @@ class CudaBackend:
         target.set(np.asarray(host, order="C"), stream=self.stream)
 
     def uploader(self) -> CudaUploader:
-        return CudaUploader(self.xp, self.stream)
+        return CudaUploader(self.xp, self.stream, self.enter_thread)
 
     def synchronize(self) -> None:
         _refuse_in_capture("waits for nothing", "synchronize after the step")
@@ -197,8 +212,16 @@ def _refuse_in_capture(what: str, instead: str) -> None:
         raise RuntimeError(f"a captured step {what}: {instead}")
 
 
-def _import_cupy() -> ModuleType:
-    """CuPy with a working device, or an `EnvironmentFault` that says what is wrong."""
+def allocate_by_device(backends: Mapping[int, CudaBackend]) -> None:
+    """Lets CuPy take memory for the GPU that is current from that GPU's backend."""
+    for backend in backends.values():
+        backend.beside_others()
+    cuda = next(iter(backends.values())).xp.cuda
+    cuda.set_allocator(lambda size: backends[int(cuda.runtime.getDevice())].malloc(size))
+
+
+def _import_cupy(index: int = 0) -> ModuleType:
+    """CuPy with GPU `index` working, or an `EnvironmentFault` that says what is wrong."""
     try:
         import cupy
     except ImportError as e:
@@ -211,5 +234,14 @@ def _import_cupy() -> ModuleType:
         raise EnvironmentFault(f"no usable NVIDIA GPU: {e}; {_HINT}") from e
     if count == 0:
         raise EnvironmentFault(f"no NVIDIA GPU is visible (CUDA_VISIBLE_DEVICES?); {_HINT}")
+    if index >= count:
+        names = [_name(cupy, i) for i in range(count)]
+        raise EnvironmentFault(f"cuda:{index} is not there; this machine has {', '.join(names)}")
     found: ModuleType = cupy
     return found
+
+
+def _name(cupy: ModuleType, index: int) -> str:
+    """ "cuda:0 (NVIDIA H100)"."""
+    name = cupy.cuda.runtime.getDeviceProperties(index)["name"]
+    return f"cuda:{index} ({name.decode() if isinstance(name, bytes) else name})"

@@ -144,6 +144,10 @@ class Launcher(Products):
         if threads:
             self._modules.generated(text, kernel)((-(-threads // block),), (block,), tuple(args))
 
+    def generated(self, text: str, kernel: str) -> Any:
+        """The function `kernel` of a text that names its own element types, compiled once."""
+        return self._modules.generated(text, kernel)
+
     def launch_header(
         self,
         header: str,

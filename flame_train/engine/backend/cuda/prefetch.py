@@ -6,7 +6,7 @@ device has done what was queued on the main stream up to the release of the buff
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -21,14 +21,15 @@ _BUFFERS = 2
 class CudaUploader:
     """Submits from one thread, waits and releases in another."""
 
-    def __init__(self, cupy: ModuleType, main: Any) -> None:
-        """For work that is queued on the stream `main`."""
-        self._cupy, self._main = cupy, main
+    def __init__(self, cupy: ModuleType, main: Any, enter_thread: Callable[[], None]) -> None:
+        """For work that is queued on the stream `main`; `enter_thread` makes its GPU current in a thread."""
+        self._cupy, self._main, self._enter_thread = cupy, main, enter_thread
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._buffers: dict[tuple[Any, ...], list[_UploadBuffer]] = {}
 
     def submit(self, arrays: Mapping[str, HostArray]) -> _UploadBuffer:
         """Starts copying; returns at once, unless both buffers for these shapes are still in use."""
+        self._enter_thread()
         kind = tuple((name, a.shape, a.dtype) for name, a in sorted(arrays.items()))
         buffers = self._buffers.setdefault(kind, [])
         if len(buffers) < _BUFFERS:

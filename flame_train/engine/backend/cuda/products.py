@@ -86,7 +86,7 @@ class Products(Arrays):
         """
         a, b = self._plain(a), self._plain(b)
         if b.ndim == 2 and a.ndim > 2:
-            a2 = self.mergeable_rows(a).reshape(-1, a.shape[-1])
+            a2 = self.mergeable_rows(a).reshape(math.prod(a.shape[:-1]), a.shape[-1])
             flat_out, flat_plus = (None if x is None else x.reshape(a2.shape[0], b.shape[1]) for x in (out, plus))
             flat = self.matmul(
                 a2, b, bias=bias, out=flat_out, alpha=alpha, plus=flat_plus, out_dtype=out_dtype, gelu=gelu
@@ -102,6 +102,8 @@ class Products(Arrays):
             return out
         if 0 in (*out.shape, a.shape[-1]):
             out[...] = 0 if plus is None else plus
+            if bias is not None:
+                out += bias
             return out
         a3, b3, o3 = (_three(self.xp, x, lead) for x in (a, b, out))
         p3 = o3 if plus is out else None if plus is None else _three(self.xp, self.contiguous(plus), lead)

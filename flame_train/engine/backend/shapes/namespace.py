@@ -256,7 +256,7 @@ class ShapeNamespace:
     def nonzero(self, x: ShapeArray) -> Any:
         return x.nonzero()
 
-    def argsort(self, x: ShapeArray, axis: int = -1) -> ShapeArray:
+    def argsort(self, x: ShapeArray, axis: int = -1, kind: str | None = None) -> ShapeArray:
         return self.empty(x.shape, np.int64)
 
     def searchsorted(self, x: ShapeArray, values: Any, side: str = "left") -> ShapeArray:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...backend import get_backend
+from ...backend import current_gpu
 from ...backend.cuda.launcher import Launcher
 from ...backend.cuda.nvrtc import included
 from ...backend.cuda.tensor_map import tensor_map
@@ -37,7 +37,7 @@ def why_not_forward(query: Array, key: Array, is_causal: bool, scale: float | No
         return f"a scale of {scale}: expected one above 0, which keeps the largest score the largest"
     if reason := _why_not(query, is_causal):
         return reason
-    (b, heads, length, _), keys, blocks = query.shape, key.shape[-2], get_backend("cuda").kernels.multiprocessors
+    (b, heads, length, _), keys, blocks = query.shape, key.shape[-2], current_gpu().kernels.multiprocessors
     ours, theirs = (_used(b * heads, length, rows, blocks) for rows in (_FORWARD_ROWS, _WHOLE))
     if ours * (SM_90.cudnn_forward if keys % _WHOLE == 0 else SM_90.cudnn_forward_partial) < theirs:
         return f"{length} queries of {b * heads} heads fill cuDNN's tiles better: {ours:.0%} of ours are used"

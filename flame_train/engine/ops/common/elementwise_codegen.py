@@ -30,7 +30,8 @@ def elementwise_kernel(
     when: Callable[..., bool | str] | None = None,
     result: DType | None = None,
     missing: Mapping[str, float] | None = None,
-    **gradients: str,
+    gradients: Mapping[str, str] | None = None,
+    **more: str,
 ) -> None:
     """Declares a generated kernel for `op`, by the expression `forward`, and for the gradients named.
 
@@ -39,6 +40,7 @@ def elementwise_kernel(
     - `when`: a further condition, a function of any of the op's arguments.
     - `result`: the output's dtype; by default that of the operands.
     - `missing`: by argument, the number that None stands for.
+    - `gradients`: those of arguments that have the name of a parameter here.
 
     A gradient that is just "g", or "alpha * g" with alpha 1, is `g` itself, without a kernel, unless it must be summed
     or added to another.
@@ -49,7 +51,7 @@ def elementwise_kernel(
         gradients = {f.args[0]: expression(f.fn, ("g", *f.names)) for f in op.formulas}
     condition = (_floating(op), *([when] if when else []))
     op.cuda("generated", when=condition)(_forward(op, forward, result, defaults))
-    for arg, text in gradients.items():
+    for arg, text in {**(gradients or {}), **more}.items():
         op.cuda_vjp("generated", arg, when=condition)(_gradient(op, arg, text, defaults))
 
 

@@ -74,9 +74,9 @@ def _horner(x: Array, coefficients: tuple[float, ...]) -> Array:
 def erf(xp: Namespace, x: Array) -> Array:
     """The error function, elementwise, accurate to a few ulp in fp64 and to one in fp32."""
     if not is_numpy(xp):
-        from ...backend import get_backend
+        from ...backend import current_gpu
 
-        return get_backend("cuda").kernels.erf(x)
+        return current_gpu().kernels.erf(x)
     flat = np.ascontiguousarray(x).reshape(-1)
     result = _erf32(flat) if flat.dtype == np.float32 else _cody(flat)
     return result.reshape(np.shape(x))

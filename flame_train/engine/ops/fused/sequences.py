@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Extent, Operands, Program, Reduction
 from ...backend.cuda.launcher import Launcher
@@ -26,37 +22,9 @@ from ..common.row_kernels import (
     target_rows,
     why_not_rows,
 )
-from ..linear.matmul import linear
 from ..norm.layer_norm import SUMS, Moments, gradient_program, layer_norm, normalized_rows
-from ..pointwise.activations import gelu, quick_gelu, relu, silu
-from ..pointwise.unary import sigmoid, tanh
+from ..pointwise.activations import gelu
 from ..shape.concat import cat
-
-_ACTIVATIONS: dict[str, Callable[..., Any]] = {
-    "gelu": gelu,
-    "gelu_tanh": partial(gelu, approximate="tanh"),
-    "quick_gelu": quick_gelu,
-    "relu": relu,
-    "sigmoid": sigmoid,
-    "silu": silu,
-    "tanh": tanh,
-}
-
-
-@composite()
-def linear_activation(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "gelu") -> Tensor:
-    """activation(linear(input, weight, bias)), "gelu", "gelu_tanh", "quick_gelu", "relu", "sigmoid", "silu", "tanh" """
-    if activation not in _ACTIVATIONS:
-        raise ValueError(f"linear_activation: expected one of {', '.join(_ACTIVATIONS)}, got {activation!r}")
-    return _ACTIVATIONS[activation](linear(input, weight, bias))
-
-
-linear_activation.samples(
-    sample((3, 4), (5, 4), (5,)), sample((2, 3, 4), (5, 4), None, "silu"), sample((3, 4), (5, 4), (5,), "gelu_tanh")
-)
-linear_activation.errors(
-    ErrorSample(sample((3, 4), (5, 4), None, "swish"), ValueError, "expected one of gelu, .* got 'swish'")
-)
 
 
 @composite()

@@ -58,6 +58,9 @@ matmul.samples(
     sample((2, 3, 4), (4,)),
     sample((4,), (4,)),
     sample((0, 4), (4, 2)),
+    sample((3, 0), (0, 2)),
+    sample((2, 3, 0), (0, 4)),
+    sample((2, 3, 0), (2, 0, 4)),
 )
 matmul.errors(
     ErrorSample(sample((2, 3), (4, 2)), ShapeError, "inner sizes 3 and 4 differ"),

@@ -129,3 +129,17 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 
 chunk.errors(ErrorSample(sample((2, 3), 0), ValueError, "at least one chunk, got 0"))
 chunk.samples(sample((2, 6), 2, -1), sample((5, 2), 3), sample((2, 0), 2, 1))
+
+
+@composite(torch="unbind", multiple=True)
+def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    """The slices along dim, without it"""
+    size_along(input.shape, dim, "unbind")
+    return tuple(piece.squeeze(dim) for piece in split(input, 1, dim)) if input.shape[dim] else ()
+
+
+unbind.samples(sample((3, 2)), sample((2, 3, 4), -1))
+unbind.errors(
+    ErrorSample(sample((2, 3), 2), ShapeError, "dim 2 is outside a tensor of 2 dims"),
+    ErrorSample(sample(()), ShapeError, "at least 1 dim"),
+)

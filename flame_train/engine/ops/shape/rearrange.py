@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from ....errors import ShapeError
@@ -9,7 +10,8 @@ from ...dtype import Array, compute_dtype
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ...op_samples import booleans, integers
-from ..common.dims import Shape, at_least, axes
+from ...sums import accurate_sum
+from ..common.dims import Shape, at_least, axes, axis
 from ..indexing.embedding import added_at
 
 
@@ -251,4 +253,32 @@ pixel_shuffle.errors(
 pixel_unshuffle.errors(
     ErrorSample(sample((1, 1, 3, 4), 2), ShapeError, "3 x 4 pixels do not divide"),
     ErrorSample(sample((1, 3, 4), -1), ShapeError, "a factor of at least 1, got .1, 3, 4. and -1"),
+)
+
+
+@primitive(torch="repeat_interleave", data_movement=True)
+def repeat_interleave(xp: Namespace, input: Array, repeats: int, dim: int | None = None) -> Array:
+    """Each element so many times in a row along dim; without dim, flattened"""
+    if not isinstance(repeats, int) or repeats < 0:
+        raise ShapeError(f"repeat_interleave: expected one number of repeats of at least 0, got {repeats!r}")
+    if dim is None or not input.ndim:
+        return xp.repeat(input.reshape(-1), repeats)
+    return xp.repeat(input, repeats, axis=axis(dim, input.ndim, "repeat_interleave"))
+
+
+@repeat_interleave.vjp("input")
+def _(xp: Namespace, g: Array, input_shape: Sequence[int], repeats: int, dim: int | None) -> Array:
+    shape = [math.prod(input_shape)] if dim is None or not input_shape else list(input_shape)
+    at = 0 if dim is None or not input_shape else axis(dim, len(shape), "repeat_interleave")
+    return accurate_sum(xp.sum, g.reshape([*shape[: at + 1], repeats, *shape[at + 1 :]]), (at + 1,), False).reshape(
+        input_shape
+    )
+
+
+repeat_interleave.samples(
+    sample((2, 3), 2), sample((2, 3), 3, 0), sample((2, 3, 2), 2, -1), sample((2, 3), 0, 1), sample((), 3)
+)
+repeat_interleave.errors(
+    ErrorSample(sample((2, 3), 2, 2), ShapeError, "dim 2 is outside a tensor of 2 dims"),
+    ErrorSample(sample((2, 3), -1), ShapeError, "expected one number of repeats of at least 0, got -1"),
 )

@@ -49,6 +49,18 @@ view.errors(ErrorSample(sample((2, 3), (4, 2)), ShapeError, r"has 6 elements, wh
 view.samples(sample((2, 6), (3, -1)))
 
 
+@composite(torch="t")
+def t(input: Tensor) -> Tensor:
+    """A matrix with rows and columns exchanged; a vector or a number as it is"""
+    if input.ndim > 2:
+        raise ShapeError(f"t: expected a tensor of at most 2 dims, got {input.ndim}; mT takes more")
+    return input.transpose(0, 1) if input.ndim == 2 else input.view(input.shape)
+
+
+t.samples(sample((2, 3)), sample((3,)), sample(()))
+t.errors(ErrorSample(sample((2, 3, 4)), ShapeError, "t: expected a tensor of at most 2 dims, got 3"))
+
+
 @composite(torch="flatten")
 def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """The dims from start_dim to end_dim as one"""
