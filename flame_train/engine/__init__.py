@@ -15,7 +15,7 @@ from .autograd import grad
 from .backprop import backward
 from .capture import capture
 from .checkpoint import checkpoint
-from .dispatch import explain
+from .dispatch import explain, explain_gradients
 from .memory_report import memory_report
 from .mode import enable_grad, no_grad
 from .rematerialize import rematerialize
@@ -30,6 +30,7 @@ __all__ = [
     "checkpoint",
     "enable_grad",
     "explain",
+    "explain_gradients",
     "functional",
     "grad",
     "memory_report",

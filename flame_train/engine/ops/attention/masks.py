@@ -41,7 +41,7 @@ def added(k: Launcher, mask: Array, query: Array, key: Array) -> Array:
 
 
 def settle_blind_rows(k: Launcher, lse: Array) -> None:
-    """Makes the log-sum-exp of a query that may look nowhere infinite, as in the reference: its probabilities are zeros.
+    """Makes the log-sum-exp of a query that may look nowhere infinite, as in the reference: it has no probabilities.
 
     Where cuDNN found nothing to look at it leaves zeros, as is right, and minus infinity, which makes no gradients.
     """
