@@ -131,12 +131,13 @@ def _(
     value: Array,
     out: Array,
     lse: Array,
+    is_causal: bool,
     scale: float | None,
     targets: GradTargets,
 ) -> tuple[Array, Array, Array]:
     dq, dk, dv = gradient_memory(k, query, key, value, targets)
     query, key, value, out, g = (in_packets(k, x) for x in (query, key, value, out, g))
-    wgmma.gradients(k, g, query, key, value, out, lse, (dq, dk, dv), factor_of(scale, query))
+    wgmma.gradients(k, g, query, key, value, out, lse, (dq, dk, dv), factor_of(scale, query), is_causal)
     return dq, dk, dv
 
 
