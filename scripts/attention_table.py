@@ -3,10 +3,11 @@
     python scripts/attention_table.py [--only PATTERN] [--dtype bf16|fp16|fp32] [--jobs N] [--unfused] [--json FILE]
 
 Times are of captured calls on this machine's GPU, inputs on the device; a gradient's are those of query, key and value.
-PyTorch's are of the fastest of its backends, cuDNN's included, in the same process. Ours are in both modes, with the
-same bits every run and with sums in any order. A ratio is our time over PyTorch's, of forward and backward together.
-Memory is what a call and its gradients take beyond the inputs. `--unfused` adds two products and a softmax, ours.
-`--jobs` processes prepare rows meanwhile; one at a time measures. Exits with 1 where a ratio is above 1.1.
+Both sides run in both modes: with the same bits every run ("exact"), and with sums in any order. PyTorch's times are of
+the fastest of its backends, cuDNN's included, in the same process. A ratio is our time over PyTorch's in the same mode,
+of forward and backward together; the last is of exact ones over PyTorch's in any order. Memory is what a call and its
+gradients take beyond the inputs. `--unfused` adds two products and a softmax, ours. `--jobs` processes first fill the
+cache of plans and kernels. Exits with 1 where a ratio in the same mode is above 1.1, or a row failed.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ import multiprocessing
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,10 +35,12 @@ from flame_train.engine import Tensor
 from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
+from flame_train.engine.random import Rng
 from flame_train.tools.bench_clock import seconds
 from flame_train.tools.bench_torch import arguments
 
 WITHIN, MIB, UNFUSED_BYTES = 1.1, 2**20, 24 * 2**30
+MODES = {"exact": True, "any order": False}
 
 
 @dataclass(frozen=True)
@@ -88,11 +94,12 @@ SIZES = [
 
 @dataclass
 class Row:
-    """Milliseconds and bytes of one size; None where there is no such measurement."""
+    """Milliseconds and bytes of one size, those of the backward passes by mode; None where there is no measurement."""
 
     size: Size
     backend: str = ""
-    torch: tuple[float, float] | None = None
+    torch_forward: float | None = None
+    torch_backward: dict[str, float] = field(default_factory=dict)
     torch_bytes: int | None = None
     forward: float = 0.0
     backward: dict[str, float] = field(default_factory=dict)
@@ -101,9 +108,11 @@ class Row:
     unfused: tuple[float, float] | None = None
     unfused_bytes: int | None = None
 
-    def ratio(self, how: str) -> float | None:
-        """Our forward and backward over PyTorch's, in one mode: "exact" or "any order"."""
-        return None if self.torch is None else (self.forward + self.backward[how]) / sum(self.torch)
+    def ratio(self, how: str, over: str) -> float | None:
+        """Our forward and backward in the mode `how` over PyTorch's in the mode `over`."""
+        if self.torch_forward is None:
+            return None
+        return (self.forward + self.backward[how]) / (self.torch_forward + self.torch_backward[over])
 
 
 # ---- ours ----------------------------------------------------------------------------------------------
@@ -118,7 +127,12 @@ def drawn(size: Size, dtype: str) -> dict[str, Any]:
         return Tensor(flame.tensor(values, dtype, "cuda").data.transpose(0, 2, 1, 3), requires_grad=True)
 
     mask = mask_of(size, rng)
+    rng_ = None
+    if size.dropout:
+        xp = get_backend("cuda").references
+        rng_ = Rng(xp, 7, 3, xp.arange(size.batch))
     return {
+        "rng": rng_,
         "query": by_head(size.queries, size.heads),
         "key": by_head(size.keys, size.key_heads),
         "value": by_head(size.keys, size.key_heads),
@@ -142,11 +156,8 @@ def mask_of(size: Size, rng: np.random.Generator) -> np.ndarray[Any, Any] | None
 
 
 def attend(given: dict[str, Any]) -> Tensor:
-    rng = None
-    if given["dropout_p"]:
-        xp = get_backend("cuda").references
-        rng = flame.random.Rng(xp, 7, xp.zeros((), np.int64), xp.arange(given["query"].shape[0]))
-    return F.scaled_dot_product_attention(**given, rng=rng)
+    found: Tensor = F.scaled_dot_product_attention(**given)
+    return found
 
 
 def unfused(given: dict[str, Any]) -> Tensor:
@@ -210,36 +221,39 @@ def theirs(torch: Any, given: dict[str, Any]) -> Callable[[], Any]:
 
 
 @contextmanager
-def by(torch: Any, backend: Any) -> Iterator[None]:
-    with torch.nn.attention.sdpa_kernel(backend):
-        yield
+def asked(torch: Any, backend: Any, exact: bool) -> Iterator[None]:
+    """One backend alone, and the same bits every run or not."""
+    torch.use_deterministic_algorithms(exact, warn_only=True)
+    try:
+        with torch.nn.attention.sdpa_kernel(backend):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
-def torch_ways(torch: Any, call: Callable[[], Any]) -> dict[str, Callable[[], tuple[float, float]]]:
-    """By backend that takes the call, which has run once: a function that times forward and backward."""
-    kinds, ways = torch.nn.attention.SDPBackend, dict[str, Callable[[], tuple[float, float]]]()
+def torch_times(torch: Any, call: Callable[[], Any], row: Row) -> None:
+    """Fills in PyTorch's times, of the backend that is fastest forward and backward with sums in any order."""
+    kinds, best = torch.nn.attention.SDPBackend, float("inf")
     for kind in (kinds.CUDNN_ATTENTION, kinds.FLASH_ATTENTION, kinds.EFFICIENT_ATTENTION):
-        stream = torch.cuda.Stream()
+        stream, backward = torch.cuda.Stream(), dict[str, float]()
         try:
-            with torch.cuda.stream(stream), by(torch, kind):
-                out, leaves = call()
-                torch.autograd.grad(out, leaves, out.detach(), retain_graph=True)
-            torch.cuda.synchronize()
+            with torch.cuda.stream(stream):
+                with asked(torch, kind, False):
+                    out, leaves = call()
+                g = out.detach().clone()
+                for how, exact in MODES.items():
+                    with asked(torch, kind, exact):
+                        again = partial(torch.autograd.grad, out, leaves, g, retain_graph=True)
+                        backward[how] = _replayed(torch, stream, again)
+                with asked(torch, kind, False), torch.no_grad():
+                    forward = _replayed(torch, stream, call)
         except RuntimeError:
-            continue  # not its kind of call
-
-        def measure(
-            kind: Any = kind, stream: Any = stream, out: Any = out, leaves: Any = leaves
-        ) -> tuple[float, float]:
-            g = out.detach().clone()
-            with torch.cuda.stream(stream), by(torch, kind):
-                back = _replayed(torch, stream, lambda: torch.autograd.grad(out, leaves, g, retain_graph=True))
-                with torch.no_grad():
-                    there = _replayed(torch, stream, call)
-            return there, back
-
-        ways[kind.name.split("_")[0].lower()] = measure
-    return ways
+            torch.cuda.synchronize()  # not its kind of call
+            continue
+        if forward + backward["any order"] < best:
+            best = forward + backward["any order"]
+            row.backend = kind.name.split("_")[0].lower()
+            row.torch_forward, row.torch_backward = forward, backward
 
 
 def _replayed(torch: Any, stream: Any, fn: Callable[[], Any]) -> float:
@@ -276,85 +290,92 @@ def torch_taken(torch: Any, call: Callable[[], Any]) -> int:
 
 # ---- the table -----------------------------------------------------------------------------------------
 
-_TURN: list[Any] = []  # of a process of the pool: whoever holds the lock measures
 
-
-def begin(lock: Any) -> None:
-    _TURN.append(lock)
+def prepare(size: Size, dtype: str) -> None:
+    """Runs all of ours once, so that its plans and kernels are on disk."""
+    given = drawn(size, dtype)
+    for exact in MODES.values():
+        with deterministic(exact):
+            ours(attend, given)
 
 
 def measured(size: Size, dtype: str, also_unfused: bool) -> Row:
-    """All figures of one size. What compiles and plans runs before it is this process's turn."""
+    """All figures of one size."""
     import torch
     import torch.nn.attention
 
-    backend, row, modes = get_backend("cuda"), Row(size), {"exact": True, "any order": False}
-    given = drawn(size, dtype)
-    passes = {}
-    for how, exact in modes.items():
-        with deterministic(exact):
-            passes[how] = ours(attend, given)
+    warnings.simplefilter("ignore")  # PyTorch says of each backend why it is not its kind of call
+    backend, row, given = get_backend("cuda"), Row(size), drawn(size, dtype)
     row.kernels = chosen(given)
+    for how, exact in MODES.items():
+        with deterministic(exact):
+            there, back = ours(attend, given)
+            row.forward = seconds([there], backend) * 1e3
+            row.backward[how] = seconds([back], backend) * 1e3
+            row.bytes[how] = taken(attend, given)
     call = theirs(torch, given)
-    ways = torch_ways(torch, call)
+    torch_times(torch, call, row)
+    if row.torch_forward is not None:
+        row.torch_bytes = torch_taken(torch, call)
     scores = size.batch * size.heads * size.queries * size.keys * 2
-    with _TURN[0]:
-        row.forward = seconds([passes["exact"][0]], backend) * 1e3
-        for how, exact in modes.items():
-            with deterministic(exact):
-                row.backward[how] = seconds([passes[how][1]], backend) * 1e3
-                row.bytes[how] = taken(attend, given)
-        times = {name: measure() for name, measure in ways.items()}
-        if times:
-            row.backend = min(times, key=lambda n: sum(times[n]))
-            row.torch = times[row.backend]
-            row.torch_bytes = torch_taken(torch, call)
-        if also_unfused and 8 * scores < UNFUSED_BYTES and not size.dropout:
-            there, back = ours(unfused, given)
-            row.unfused = seconds([there], backend) * 1e3, seconds([back], backend) * 1e3
-            row.unfused_bytes = taken(unfused, given)
-        backend.empty_cache()
-        torch.cuda.empty_cache()
+    if also_unfused and 8 * scores < UNFUSED_BYTES and not size.dropout:
+        there, back = ours(unfused, given)
+        row.unfused = seconds([there], backend) * 1e3, seconds([back], backend) * 1e3
+        row.unfused_bytes = taken(unfused, given)
+    backend.empty_cache()
+    torch.cuda.empty_cache()
     return row
 
 
 def chosen(given: dict[str, Any]) -> str:
     """Which kernels run forward and, if they are others, backward, in the mode that asks for the same bits."""
-    call = {n: v for n, v in given.items() if n != "rng"}
-    there = next(i for i, why in flame.explain(F.scaled_dot_product_attention, **call) if why == "chosen")
-    found = flame.explain_gradients(F.scaled_dot_product_attention, **call)["query"]
+    there = next(i for i, why in flame.explain(F.scaled_dot_product_attention, **given) if why == "chosen")
+    found = flame.explain_gradients(F.scaled_dot_product_attention, **given)["query"]
     back = next(i for i, why in found if why == "chosen")
     return there if there == back else f"{there}, {back}"
 
 
 HEAD = (
-    "| network | batch, heads/key heads, queries x keys, head | mask | torch fwd, bwd | by | ours fwd, bwd exact, "
-    "bwd any order | ratio exact | ratio any order | kernels | MiB torch, exact, any order | unfused fwd, bwd, MiB |"
+    "| network | batch, heads/key heads, queries x keys, head | mask | torch fwd, bwd exact, bwd any order | by | "
+    "ours fwd, bwd exact, bwd any order | exact | any order | exact over any order | kernels | "
+    "MiB torch, exact, any order | unfused fwd, bwd, MiB |"
 )
 
 
 def line(row: Row) -> str:
-    def number(x: float | None, digits: int) -> str:
-        return "-" if x is None else f"{x:.{digits}f}"
+    def numbers(found: Sequence[float | None], digits: int) -> str:
+        return ", ".join("-" if x is None else f"{x:.{digits}f}" for x in found)
 
-    torch = ", ".join(number(t, 3) for t in row.torch or (None, None))
-    mine = ", ".join(number(t, 3) for t in (row.forward, *row.backward.values()))
-    room = ", ".join("-" if b is None else f"{b / MIB:.0f}" for b in (row.torch_bytes, *row.bytes.values()))
-    apart = "-" if row.unfused is None else ", ".join(number(t, 2) for t in row.unfused)
-    apart += "" if row.unfused_bytes is None else f", {row.unfused_bytes / MIB:.0f}"
-    ratios = " | ".join(number(row.ratio(how), 2) for how in row.backward)
-    parts = (row.size.network, row.size.shape, row.size.barred, torch, row.backend or "-", mine, ratios, row.kernels)
-    return f"| {' | '.join(parts)} | {room} | {apart} |"
+    size, pairs = row.size, (("exact", "exact"), ("any order", "any order"), ("exact", "any order"))
+    room = [None if b is None else b / MIB for b in (row.torch_bytes, *row.bytes.values())]
+    apart = numbers(row.unfused or [None], 2)
+    return "| " + " | ".join((
+        size.network, size.shape, size.barred,
+        numbers([row.torch_forward, *row.torch_backward.values()], 3), row.backend or "-",
+        numbers([row.forward, *row.backward.values()], 3),
+        *(numbers([row.ratio(*pair)], 2) for pair in pairs), row.kernels, numbers(room, 0),
+        apart if row.unfused_bytes is None else f"{apart}, {row.unfused_bytes / MIB:.0f}",
+    )) + " |"  # fmt: skip
 
 
 def rows(sizes: Sequence[Size], args: argparse.Namespace) -> Iterator[tuple[Size, Row | str]]:
-    """As they come; a size that failed with why."""
+    """One after another; a size that failed with why."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(args.jobs, context, initializer=begin, initargs=(context.Lock(),)) as pool:
-        asked = {pool.submit(measured, size, args.dtype, args.unfused): size for size in sizes}
-        for done in as_completed(asked):
-            failure = done.exception()
-            yield asked[done], done.result() if failure is None else f"{type(failure).__name__}: {failure}"
+    if args.jobs > 1:
+        with ProcessPoolExecutor(args.jobs, context) as pool:
+            list(pool.map(prepare, sizes, [args.dtype] * len(sizes)))
+    left = list(sizes)
+    while left:  # a new process where one died of a size
+        with ProcessPoolExecutor(1, context) as pool:
+            while left:
+                size = left.pop(0)
+                try:
+                    yield size, pool.submit(measured, size, args.dtype, args.unfused).result()
+                except BrokenProcessPool as e:
+                    yield size, f"its process died ({e})"
+                    break
+                except Exception as e:
+                    yield size, f"{type(e).__name__}: {e}"
 
 
 def main() -> int:
@@ -366,7 +387,7 @@ def main() -> int:
     parser.add_argument("--json", help="also writes all figures there")
     args = parser.parse_args()
     sizes = [s for s in SIZES if fnmatch.fnmatch(s.network, args.only)]
-    print(HEAD, "|---" * HEAD.count(" | ") + "|---|", sep="\n", flush=True)
+    print(HEAD, "|---" * (HEAD.count(" | ") + 1) + "|", sep="\n", flush=True)
     found, failed = [], False
     for size, row in rows(sizes, args):
         if isinstance(row, str):
@@ -375,7 +396,7 @@ def main() -> int:
             continue
         found.append(row)
         print(line(row), flush=True)
-    over = [r for r in found if any((r.ratio(how) or 0.0) > WITHIN for how in r.backward)]
+    over = [r for r in found if any((r.ratio(how, how) or 0.0) > WITHIN for how in MODES)]
     print(f"{len(found)} of {len(sizes)} rows; over {WITHIN}: {', '.join(r.size.network for r in over) or 'none'}")
     if args.json:
         with open(args.json, "w") as f:
