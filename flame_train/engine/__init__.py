@@ -37,7 +37,7 @@ from .creation import (
 )
 from .cuda_kernel import cuda_kernel
 from .debugging import detect_anomaly, trace
-from .dispatch import explain
+from .dispatch import explain, explain_gradients
 from .dtype import Array
 from .elementwise import elementwise
 from .files import load, save
@@ -67,6 +67,7 @@ __all__ = [
     "empty_like",
     "enable_grad",
     "explain",
+    "explain_gradients",
     "eye",
     "full",
     "full_like",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -79,9 +79,21 @@ def explain(op: Op, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
     """(implementation, "chosen" or why it was passed over) for each implementation of `op` on these inputs."""
     arrays, used = _unwrap(op, op.bind(args, kwargs))
     backend = _backend(op, used, mode())
+    return _verdicts(op.kernels, _fit(op, arrays, backend), backend)
+
+
+def explain_gradients(op: Op, *args: Any, **kwargs: Any) -> dict[str, list[tuple[str, str]]]:
+    """As `explain`, for the gradient of each floating argument that has one, by the argument's name."""
+    arrays, used = _unwrap(op, op.bind(args, kwargs))
+    backend = _backend(op, used, mode())
     arrays = _fit(op, arrays, backend)
+    names = dict.fromkeys(name for name, _, t in used if name in op.differentiable and is_float(t.dtype))
+    return {n: _verdicts([f for f in op.kernel_formulas if n in f.args], arrays, backend) for n in names}
+
+
+def _verdicts(kernels: Sequence[Kernel | VJP], arrays: dict[str, Any], backend: Backend) -> list[tuple[str, str]]:
     rows, taken = [], False
-    for k in op.kernels:
+    for k in kernels:
         verdict = "needs a GPU" if backend.kernels is None else _declined(k.when, arrays)
         rows.append((k.impl, "not needed" if taken and not verdict else verdict or "chosen"))
         taken = taken or not verdict

@@ -6,7 +6,7 @@ In fp32 the formula (or its kernel) is run in fp32 and compared with the same di
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,9 +46,11 @@ def generator(op: str, sample: int) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(f"{op}/{sample}".encode()))
 
 
-def gradcheck(op: Op, device: str = "cpu", dtype: DType = float64) -> Iterator[Verdict]:
-    """Checks every differentiable argument of every sample of `op`, its formulas run in fp64 or fp32."""
-    for i, s in enumerate(op.iter_samples()):
+def gradcheck(
+    op: Op, device: str = "cpu", dtype: DType = float64, samples: Iterable[Sample] | None = None
+) -> Iterator[Verdict]:
+    """Checks every differentiable argument of `samples`, or of those of `op`, its formulas run in fp64 or fp32."""
+    for i, s in enumerate(op.iter_samples() if samples is None else samples):
         yield from _check_sample(op, s, i, device, dtype)
 
 

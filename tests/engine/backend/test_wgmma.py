@@ -62,6 +62,9 @@ def test_who_is_asked(calls: list[str], shape: Shape, keys: int, exact: bool, as
 
 def test_what_the_kernels_do_not_do_is_left_to_cudnn(calls: list[str]) -> None:
     attend((1, 20, 1024, 64), 1024, is_causal=True)
+    assert calls == ["cudnn", "wgmma"]
+    calls.clear()
+    attend((1, 20, 1024, 64), 1024, attn_mask=flame.tensor(np.ones((1024, 1024), bool), device="cuda"))
     assert calls == ["cudnn", "cudnn"]
     calls.clear()
     attend((1, 20, 1024, 64), 1024, scale=-1.0)
@@ -92,9 +95,16 @@ def test_what_the_kernels_are_told(launched: Any) -> None:
     assert blocks * threads >= 20 * 1024 * 8
 
 
+def test_a_causal_mask_is_compiled_in(launched: Any) -> None:
+    attend((1, 20, 1024, 64), 1000, is_causal=True)
+    assert "CAUSAL = true" in launched.texts["attention_gradients"]
+    attend((1, 20, 1024, 64), 1000)
+    assert "CAUSAL = false" in launched.texts["attention_gradients"]
+
+
 @pytest.mark.parametrize("name", ["forward", "gradients"])
 def test_the_kernels_structs_are_what_is_passed(name: str, same_layout: Any) -> None:
-    text = getattr(wgmma, f"_{name}_text")(bfloat16)
+    text = wgmma._forward_text(bfloat16) if name == "forward" else wgmma._gradients_text(bfloat16, False)
     structs = {"Sizes": wgmma.SIZES, "Rows": wgmma._PLACED}
     same_layout(text, structs | {"TensorMap": tensor_map.STRUCT})
 

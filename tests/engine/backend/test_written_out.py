@@ -36,12 +36,20 @@ def distance(got: Values, truth: Values) -> float:
     return float(np.linalg.norm(got.astype(np.float64) - truth) / np.linalg.norm(truth))
 
 
-def attend(case: tuple[int, ...], drawn: DType, dtype: DType, device: str) -> dict[str, Values]:
+def rows_sums(query: Array, key: Array, scale: float) -> Values:
+    """The log-sum-exp of each query's scores under a causal mask, in fp64."""
+    q, k = (np.asarray(x.get(), np.float64) for x in (query, key))
+    scores = np.where(np.tri(q.shape[2], k.shape[2]) > 0, q @ k.swapaxes(2, 3) * scale, -np.inf)
+    found: Values = np.logaddexp.reduce(scores, axis=-1)
+    return found
+
+
+def attend(case: tuple[int, ...], drawn: DType, dtype: DType, device: str, causal: bool = False) -> dict[str, Values]:
     """The output and gradients, of heads that lie beside each other as projections leave them."""
     batch, heads, length, keys = case
     given = [rounded((batch, n, heads, 64), i, drawn) for i, n in enumerate((length, keys, keys, length))]
     q, k, v, g = (flame.tensor(x, dtype, device, requires_grad=True).transpose(1, 2) for x in given)
-    made = F.scaled_dot_product_attention(q, k, v)
+    made = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     parts = zip(("out", "query", "key", "value"), (made, *flame.grad(made, (q, k, v), g.detach())), strict=True)
     return {name: np.asarray(x.numpy(), np.float64) for name, x in parts}
 
@@ -66,9 +74,11 @@ def test_attention_to_a_caption_by_few_blocks(computing: Any, monkeypatch: pytes
 
 @pytest.mark.parametrize("case", [(2, 2, 200, 200), (1, 3, 70, 333), (1, 2, 256, 128), (1, 2, 130, 700)], ids=str)
 @pytest.mark.parametrize("multiprocessors", [132, 2], ids=["an item a block", "several"])
+@pytest.mark.parametrize("causal", [False, True])
 def test_attention_by_warpgroups(
-    computing: Any, case: tuple[int, ...], multiprocessors: int, monkeypatch: pytest.MonkeyPatch
+    computing: Any, case: tuple[int, ...], multiprocessors: int, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Forward without a causal mask alone: with one it is cuDNN's."""
     monkeypatch.setattr(computing.kernels, "multiprocessors", multiprocessors)
     k, (batch, heads, length, keys), scale = computing.kernels, case, 0.125
     q, key, value, g = (
@@ -77,9 +87,12 @@ def test_attention_by_warpgroups(
     )
     out, lse = k.empty(q.shape, bfloat16), k.empty(q.shape[:3], float32)
     into = tuple(k.empty(x.shape, bfloat16) for x in (q, key, value))
-    wgmma.forward(k, q, key, value, out, lse, scale)
-    wgmma.gradients(k, g, q, key, value, out, lse, into, scale)
-    plain, truth = (attend(case, bfloat16, dtype, "cpu") for dtype in (bfloat16, float64))
+    plain, truth = (attend(case, bfloat16, dtype, "cpu", causal) for dtype in (bfloat16, float64))
+    if causal:
+        out[...], lse[...] = truth["out"].astype(bfloat16), rows_sums(q, key, scale)
+    else:
+        wgmma.forward(k, q, key, value, out, lse, scale)
+    wgmma.gradients(k, g, q, key, value, out, lse, into, scale, causal)
     for (name, t), got in zip(truth.items(), (out, *into), strict=True):
         assert distance(got.get(), t) <= 2 * distance(plain[name], t) + float(ml_dtypes.finfo(bfloat16).eps), name
 

@@ -41,12 +41,21 @@ def query(capability: str) -> SimpleNamespace:
     return SimpleNamespace(shape=(1, 24, 4608, 128), itemsize=2, device=SimpleNamespace(compute_capability=capability))
 
 
-def parts(capability: str) -> list[range]:
-    return [range(24)[part] for part in head_parts(query(capability), query(capability), 132)]
+def parts(capability: str, keys: int = 24) -> list[range]:
+    key = SimpleNamespace(shape=(1, keys, 4608, 128))
+    split = head_parts(query(capability), key, 132)
+    of_queries, of_keys = ([range(n)[part[i]] for part in split] for i, n in enumerate((24, keys)))
+    assert [[h * keys // 24 for h in part[:: 24 // keys]] for part in of_queries] == [list(part) for part in of_keys]
+    return of_queries
 
 
 def test_every_head_is_in_one_part() -> None:
     assert parts("90") == [range(13), range(13, 24)]
+
+
+def test_heads_that_share_keys_stay_together() -> None:
+    assert parts("90", 12) == [range(14), range(14, 24)]
+    assert parts("90", 6) == [range(24)]  # 12 and 12, or 16 and 8, would cost a round
 
 
 def test_one_part_where_sums_may_be_in_any_order_or_rounds_are_not_known() -> None:

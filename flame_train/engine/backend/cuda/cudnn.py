@@ -10,7 +10,7 @@ import gc
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -141,33 +141,40 @@ class CuDnn:
     # ---- attention -----------------------------------------------------------------------------------
 
     def attention_forward(
-        self, q: Array, k: Array, v: Array, out: Array, stats: Array, scale: float, causal: bool
+        self, q: Array, k: Array, v: Array, out: Array, stats: Array, scale: float, causal: bool, bias: Array | None
     ) -> None:
         """out and the rows' log-sum-exp for (B, H, L, D) operands of any strides with unit stride along D.
+
+        k and v may have fewer heads, each for as many of q's in a row. A row that the bias bars everywhere gets zeros, and
+        minus infinity as its log-sum-exp.
 
         Args:
             q, out: (B, H, L, D).
             k, v: (B, H, S, D).
+            bias: added to the scores, (B or 1, H or 1, L or 1, S).
             stats: fp32 (B, H, L, 1), the log-sum-exp.
             scale: the factor of the scores.
             causal: whether a query attends to no later keys.
         """
-        layouts = [strided(a) for a in (q, k, v, out, stats)]
-        key = ("sdpa", q.dtype, *_flat(*layouts), scale, causal)
+        mask = {} if bias is None else {"b": bias}
+        arrays = {"q": q, "k": k, "v": v, "o": out, "s": stats, **mask}
+        layouts = _sdpa_layouts(arrays, q)
+        key = ("sdpa", q.dtype, *_flat(*layouts.values()), scale, causal, *mask)
 
         def build(g: Any, t: Callable[..., Any]) -> None:
             o, s = g.sdpa(
-                q=t("q", layouts[0]),
-                k=t("k", layouts[1]),
-                v=t("v", layouts[2]),
+                q=t("q", layouts["q"]),
+                k=t("k", layouts["k"]),
+                v=t("v", layouts["v"]),
                 attn_scale=scale,
                 generate_stats=True,
                 use_causal_mask=causal,
+                **({"bias": t("b", layouts["b"])} if mask else {}),
             )[:2]
-            t("o", layouts[3], output=o)
-            t("s", layouts[4], output=s, dtype=float32)
+            t("o", layouts["o"], output=o)
+            t("s", layouts["s"], output=s, dtype=float32)
 
-        self._run(key, q.dtype, build, {"q": q, "k": k, "v": v, "o": out, "s": stats})
+        self._run(key, q.dtype, build, arrays)
 
     def attention_backward(
         self,
@@ -182,24 +189,28 @@ class CuDnn:
         dv: Array,
         scale: float,
         causal: bool,
+        bias: Array | None,
+        g_bias: Array | None = None,
     ) -> None:
         """The gradients of attention; bit-equal between runs where the mode asks for determinism.
 
-        `stats` must lie in row-major memory. Others may have any strides, with unit stride along D.
+        `stats` must lie in row-major memory, with infinity for a row that is barred everywhere. Others may have any strides, with unit stride along D.
 
         Args:
             q, out, g_out, dq: (B, H, L, D).
             k, v, dk, dv: (B, H, S, D).
+            bias, g_bias: added to the scores; filled with its gradient, of all rows, if wanted.
             stats: fp32 (B, H, L, 1), as the forward pass wrote it.
             scale: the factor of the scores.
             causal: whether a query attends to no later keys.
         """
         inputs = {"q": q, "k": k, "v": v, "o": out, "g": g_out}
         results = {"dq": dq, "dk": dk, "dv": dv}
-        layouts = {n: strided(a) for n, a in {**inputs, **results}.items()}
+        masks = {n: x for n, x in (("b", bias), ("db", g_bias)) if x is not None}
+        layouts = _sdpa_layouts({**inputs, **results, **masks}, q)
         layouts["s"] = list(stats.shape), list(dense_strides(stats.shape))  # those of dims of 1 too: cuDNN compares
         exact = mode().deterministic
-        key = ("sdpa_backward", q.dtype, *_flat(*layouts.values()), scale, causal, exact)
+        key = ("sdpa_backward", q.dtype, *_flat(*layouts.values()), scale, causal, exact, *masks)
 
         def build(g: Any, t: Callable[..., Any]) -> None:
             made = g.sdpa_backward(
@@ -212,11 +223,12 @@ class CuDnn:
                 attn_scale=scale,
                 use_causal_mask=causal,
                 use_deterministic_algorithm=exact,
+                **{name: t(n, layouts[n]) for n, name in (("b", "bias"), ("db", "dBias")) if n in masks},
             )
             for name, tensor in zip(results, made, strict=False):
                 t(name, layouts[name], output=tensor)
 
-        self._run(key, q.dtype, build, {**inputs, **results, "s": stats})
+        self._run(key, q.dtype, build, {**inputs, **results, "s": stats, **masks})
 
     # ---- plans ---------------------------------------------------------------------------------------
 
@@ -378,6 +390,17 @@ def nhwc(x: Array) -> Layout:
 def strided(x: Array) -> Layout:
     """An array's own dims and strides."""
     return list(x.shape), [s // x.itemsize for s in x.strides]
+
+
+def _sdpa_layouts(arrays: Mapping[str, Array], queries: Array) -> dict[str, Layout]:
+    """By name. A bias, "b", has a row for each query, all at one place where it is the same for all."""
+    layouts = {name: strided(x) for name, x in arrays.items()}
+    if "b" in layouts:
+        (b, h, rows, keys), strides = layouts["b"]
+        of_batch, of_head, of_row = (s or keys for s in strides[:3])  # a dim of 1 may lie at any distance but none
+        length = queries.shape[2]
+        layouts["b"] = [b, h, length, keys], [of_batch, of_head, of_row if rows == length else 0, strides[3]]
+    return layouts
 
 
 def _flat(*layouts: Layout) -> tuple[int, ...]:

@@ -4,8 +4,10 @@ How much a plan of cuDNN's works in is known on the card alone. What was seen th
 
 - a convolution in fp32 copies its images to another order of dims: as many bytes as it reads and writes of them;
 - a convolution in 16 bits takes nothing worth counting;
-- attention's gradients in a fixed order write down all scores, in the operands' dtype;
-- its gradients by atomics add up the queries' in fp32.
+- attention's gradients in a fixed order, and those of a mask, write down all scores, in the operands' dtype, in whole
+  tiles of 64 queries and 128 keys;
+- other gradients of attention are by atomics, which add up the queries' in fp32;
+- where heads share keys, the keys' and values' gradients of each head are written down too.
 """
 
 from __future__ import annotations
@@ -84,12 +86,18 @@ def workspace_bytes(kind: str, dtype: DType, arrays: dict[str, Array]) -> int:
     if kind == "sdpa":
         return 0
     if kind == "sdpa_backward":
-        queries, keys = arrays["q"], arrays["k"]
-        if mode().deterministic:
-            return math.prod(queries.shape[:-1]) * int(keys.shape[-2]) * dtype.itemsize
-        return int(queries.size) * float32.itemsize
+        return _attention_bytes(arrays["q"], arrays["k"], arrays["v"], mode().deterministic or "db" in arrays)
     images = [a for name, a in arrays.items() if name in ("x", "y", "g", "dx")]
     return sum(int(a.nbytes) for a in images) if dtype == float32 else 0
+
+
+def _attention_bytes(queries: Array, keys: Array, values: Array, scores: bool) -> int:
+    batch, heads, length, _ = queries.shape
+    sums = int(queries.size) * float32.itemsize
+    if scores:
+        sums = batch * heads * -(-length // 64) * 64 * -(-keys.shape[2] // 128) * 128 * queries.itemsize
+    shared = heads // keys.shape[1] if heads != keys.shape[1] else 0
+    return sums + shared * (int(keys.nbytes) + int(values.nbytes))
 
 
 def _flops(kind: str, arrays: dict[str, Array]) -> int:

@@ -1,1 +1,3 @@
 """Attention, and the kernels that it may take."""
+
+from . import kernels as kernels

@@ -1,10 +1,7 @@
 """Scaled dot-product attention, block by block: the L x L matrix is never whole in memory.
 
 The forward pass keeps each row's log-sum-exp, from which the backward pass rebuilds any block of the
-probabilities (FlashAttention, arXiv 2205.14135). On CUDA, bf16 and fp16 without a mask go through cuDNN, except where
-a kernel of ours is faster: for few keys, such as a caption's (short_kv_forward.cuh), and for heads of size 64 on
-compute capability 9.0 (wgmma.cuh). All else goes through tiled.cuh, up to head sizes where the
-reference, whose products cuBLASLt makes, is faster.
+probabilities (FlashAttention, arXiv 2205.14135). kernels.py says what runs on CUDA instead.
 """
 
 from __future__ import annotations
@@ -15,19 +12,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from ....errors import ShapeError
-from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
-from ...grad_target import GradTargets
 from ...namespace import NUMPY, Namespace
 from ...op import ErrorSample, primitive, sample
 from ...op_samples import booleans, integers
 from ...random import DROPOUT, Rng, blocks_of_bits, check_rng, uniform_of
-from ..common import conditions
-from . import short_kv, wgmma
-from .flops import backward_flops, forward_flops
-from .head_split import head_parts
-from .layout import gradient_memory, in_packets, like_rows, unit
-from .tiled import Problem, backward_tiles, forward_tiles, nowhere
 
 _BLOCK_BYTES = 1 << 26  # one block of scores, over all batches and heads, stays below this
 
@@ -99,7 +88,7 @@ def scaled_dot_product_attention(
         )
     _check_dropout(query, dropout_p, rng)
     shape = (*query.shape[:-1], value.shape[-1])
-    factor, heads = _factor(scale, query), math.prod(query.shape[1:-2])
+    factor, heads = factor_of(scale, query), math.prod(query.shape[1:-2])
     query, key, value, attn_mask = _by_group(query, key, value, attn_mask, enable_gqa)
     out = xp.empty((*query.shape[:-1], value.shape[-1]), query.dtype)
     lse = xp.empty((*query.shape[:-1], 1), query.dtype)
@@ -150,7 +139,7 @@ def check_attention(query: Array, key: Array, value: Array, grouped: bool) -> No
         )
 
 
-def _factor(scale: float | None, query: Array) -> float:
+def factor_of(scale: float | None, query: Array) -> float:
     return scale if scale is not None else query.shape[-1] ** -0.5
 
 
@@ -183,7 +172,7 @@ def _gradient(
     rng: Rng | None,
     stream: int,
 ) -> tuple[Array, Array, Array]:
-    shapes, factor = (query.shape, key.shape, value.shape), _factor(scale, query)
+    shapes, factor = (query.shape, key.shape, value.shape), factor_of(scale, query)
     heads = math.prod(query.shape[1:-2])
     query, key, value, attn_mask = _by_group(query, key, value, attn_mask, enable_gqa)
     g, out, lse = (a.reshape(*query.shape[:-1], a.shape[-1]) for a in (g, out, lse))
@@ -224,7 +213,7 @@ def _(
     stream: int,
 ) -> Array:
     """Takes memory for all scores at once, unlike the other gradients: for learnt biases of short sequences."""
-    shape, factor = (*query.shape[:-1], key.shape[-2]), _factor(scale, query)
+    shape, factor = (*query.shape[:-1], key.shape[-2]), factor_of(scale, query)
     heads = math.prod(query.shape[1:-2])
     query, key, value, attn_mask = _by_group(query, key, value, attn_mask, enable_gqa)
     g, out, lse = (a.reshape(*query.shape[:-1], a.shape[-1]) for a in (g, out, lse))
@@ -273,157 +262,6 @@ scaled_dot_product_attention.errors(
 )
 
 
-# ---- cuDNN ---------------------------------------------------------------------------------------------
-
-
-def _flash(query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, enable_gqa: bool) -> str:
-    """Why cuDNN's flash attention cannot be used; "" if it can."""
-    if dropout_p or enable_gqa:
-        return "no dropout, no grouped heads"
-    if attn_mask is not None or not query.ndim == key.ndim == value.ndim == 4 or 0 in (*query.shape, *key.shape):
-        return "only (B, H, L, E) without a mask"
-    if query.shape[-2] == key.shape[-2] == 1:
-        return "cuDNN has no plan for one query and one key"
-    if query.shape[-1] % 8 or query.shape[-1] > 128 or value.shape[-1] != query.shape[-1]:
-        return f"head sizes {query.shape[-1]} and {value.shape[-1]}: expected equal, a multiple of 8, at most 128"
-    if reason := conditions.same(conditions.LOW, query, key, value):
-        return reason
-    return "" if int(query.device.compute_capability) >= 80 else "cuDNN's attention needs compute capability 8.0"
-
-
-_short_kv = (_flash, short_kv.why_not)
-_wgmma, _wgmma_back = (_flash, wgmma.why_not_forward), (_flash, wgmma.why_not_gradients)
-
-
-@scaled_dot_product_attention.cuda("short_kv", when=_short_kv)
-def _(
-    k: Launcher, query: Array, key: Array, value: Array, scale: float | None, enable_gqa: bool
-) -> tuple[Array, Array]:
-    check_attention(query, key, value, enable_gqa)
-    out, lse = like_rows(k, query), k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
-    short_kv.forward(k, query, key, value, out, lse, _factor(scale, query))
-    return out, lse
-
-
-@scaled_dot_product_attention.cuda("wgmma", when=_wgmma)
-def _(
-    k: Launcher, query: Array, key: Array, value: Array, scale: float | None, enable_gqa: bool
-) -> tuple[Array, Array]:
-    check_attention(query, key, value, enable_gqa)
-    query, key, value = (in_packets(k, x) for x in (query, key, value))
-    out, lse = like_rows(k, query), k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
-    wgmma.forward(k, query, key, value, out, lse, _factor(scale, query))
-    return out, lse
-
-
-@scaled_dot_product_attention.cuda("cudnn", when=_flash)
-def _(
-    k: Launcher, query: Array, key: Array, value: Array, is_causal: bool, scale: float | None, enable_gqa: bool
-) -> tuple[Array, Array]:
-    check_attention(query, key, value, enable_gqa)
-    q, key, value = (unit(k, x) for x in (query, key, value))
-    out, lse = like_rows(k, q), k.empty((*q.shape[:-1], 1), np.dtype(np.float32))
-    k.cudnn.attention_forward(q, key, value, out, lse, _factor(scale, q), is_causal)
-    return out, lse
-
-
-@scaled_dot_product_attention.cuda_vjp("short_kv", "query", "key", "value", when=_short_kv)
-def _(
-    k: Launcher, g: Array, query: Array, key: Array, value: Array, lse: Array, scale: float | None
-) -> tuple[Array, Array, Array]:
-    dq, dk, dv = (like_rows(k, x) for x in (query, key, value))
-    short_kv.gradients(k, g, query, key, value, lse, (dq, dk, dv), _factor(scale, query))
-    return dq, dk, dv
-
-
-@scaled_dot_product_attention.cuda_vjp("wgmma", "query", "key", "value", when=_wgmma_back, accumulates=False)
-def _(
-    k: Launcher,
-    g: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    out: Array,
-    lse: Array,
-    scale: float | None,
-    targets: GradTargets,
-) -> tuple[Array, Array, Array]:
-    dq, dk, dv = gradient_memory(k, query, key, value, targets)
-    query, key, value, out, g = (in_packets(k, x) for x in (query, key, value, out, g))
-    wgmma.gradients(k, g, query, key, value, out, lse, (dq, dk, dv), _factor(scale, query))
-    return dq, dk, dv
-
-
-@scaled_dot_product_attention.cuda_vjp("cudnn", "query", "key", "value", when=_flash, accumulates=False)
-def _(
-    k: Launcher,
-    g: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    out: Array,
-    lse: Array,
-    is_causal: bool,
-    scale: float | None,
-    targets: GradTargets,
-) -> tuple[Array, Array, Array]:
-    dq, dk, dv = gradient_memory(k, query, key, value, targets)
-    q, key, value, g = (unit(k, x) for x in (query, key, value, g))
-    for heads in head_parts(q, key, k.multiprocessors):
-        some = [x[:, heads] for x in (q, key, value, out, lse, g, dq, dk, dv)]
-        some[4] = k.contiguous(some[4])
-        k.cudnn.attention_backward(*some, _factor(scale, q), is_causal)  # type: ignore[call-arg]
-    return dq, dk, dv
-
-
-# ---- our kernels ---------------------------------------------------------------------------------------
-
-
-@scaled_dot_product_attention.cuda("flame", when=forward_tiles)
-def _(
-    k: Launcher,
-    query: Array,
-    key: Array,
-    value: Array,
-    attn_mask: Array | None,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> tuple[Array, Array]:
-    check_attention(query, key, value, enable_gqa)
-    problem = Problem(k, query, key, value, attn_mask, is_causal, _factor(scale, query))
-    k.launch_hooks.multiplied("attention", forward_flops(query, key, value))
-    lse = k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
-    out = k.empty((*query.shape[:-1], value.shape[-1]), query.dtype)
-    return problem.run("attention_forward", nowhere(), lse, nowhere(), out), lse
-
-
-@scaled_dot_product_attention.cuda_vjp("flame", "query", "key", "value", when=backward_tiles)
-def _(
-    k: Launcher,
-    g: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    out: Array,
-    lse: Array,
-    attn_mask: Array | None,
-    is_causal: bool,
-    scale: float | None,
-    needs: frozenset[str],
-) -> tuple[Array | None, Array | None, Array | None]:
-    problem = Problem(k, query, key, value, attn_mask, is_causal, _factor(scale, query), g, out)
-    k.launch_hooks.multiplied("attention", backward_flops(query, key, value))
-    g, out = problem.others
-    delta = problem.delta(g, out)
-    wanted = (("query", query), ("key", key), ("value", value))
-    dq, dk, dv = (
-        problem.run(f"attention_{name}", g, lse, delta, k.empty(x.shape, x.dtype)) if name in needs else None
-        for name, x in wanted
-    )
-    return dq, dk, dv
-
-
 scaled_dot_product_attention.perf_samples(
     sample((2, 4, 256, 64), (2, 4, 256, 64), (2, 4, 256, 64)),
     sample((1, 2, 300, 64), (1, 2, 2125, 64), (1, 2, 2125, 64)),
@@ -444,4 +282,13 @@ scaled_dot_product_attention.perf_samples(
     sample((1, 2, 70, 200), (1, 2, 130, 200), (1, 2, 130, 100), booleans(1, 2, 70, 130)),
     sample((1, 1, 67, 512), (1, 1, 60, 512), (1, 1, 60, 300), (67, 60), is_causal=True),
     sample((64, 1, 70, 260), (64, 1, 130, 260), (64, 1, 130, 260), is_causal=True),
+    sample((2, 4, 100, 64), (2, 4, 77, 64), (2, 4, 77, 64), booleans(2, 1, 1, 77)),
+    sample((1, 8, 130, 128), (1, 2, 130, 128), (1, 2, 130, 128), enable_gqa=True),
+    sample((2, 6, 129, 128), (2, 2, 129, 128), (2, 2, 129, 128), booleans(2, 1, 1, 129), 0.0, True, enable_gqa=True),
+    sample((1, 4, 65, 128), (1, 4, 131, 128), (1, 4, 131, 128), (65, 131)),
+    sample((2, 4, 70, 96), (2, 2, 131, 96), (2, 2, 131, 96), (1, 4, 70, 131), 0.0, True, enable_gqa=True),
+    sample((2, 2, 64, 256), (2, 2, 72, 256), (2, 2, 72, 256), (72,)),
+    sample((2, 2, 50, 160), (2, 2, 60, 160), (2, 2, 60, 160), booleans(2, 2, 50, 1)),
+    sample((1, 2, 90, 128), (1, 2, 77, 128), (1, 2, 77, 64), np.tri(90, 77, -3) > 0),
+    sample((2, 4, 1, 128), (2, 2, 300, 128), (2, 2, 300, 128), booleans(2, 1, 1, 300), enable_gqa=True),
 )

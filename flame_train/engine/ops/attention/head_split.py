@@ -13,22 +13,29 @@ from ...mode import mode
 _TILE = 128  # keys
 
 
-def head_parts(query: Array, key: Array, multiprocessors: int) -> list[slice]:
-    """The heads of (B, H, L, E) query and key, all at once or in two parts."""
+def head_parts(query: Array, key: Array, multiprocessors: int) -> list[tuple[slice, slice]]:
+    """The heads of (B, H, L, E) query, all at once or in two parts, and of the keys that they look at."""
     batch, heads, length, _ = query.shape
     if not mode().deterministic or int(query.device.compute_capability) != 90:
-        return [slice(heads)]
-    first = larger_part(batch, heads, length, key.shape[-2], query.itemsize, multiprocessors)
-    return [part for part in (slice(first), slice(first, heads)) if part.start != heads]
+        return [(slice(heads), slice(key.shape[1]))]
+    group = heads // key.shape[1]
+    first = larger_part(batch, heads, length, key.shape[-2], query.itemsize, multiprocessors, group)
+    parts = [part for part in (slice(first), slice(first, heads)) if part.start != heads]
+    return [(part, slice((part.start or 0) // group, part.stop // group)) for part in parts]
 
 
-def larger_part(batch: int, heads: int, queries: int, keys: int, itemsize: int, multiprocessors: int) -> int:
-    """How many heads are asked for at once: the fewest from half of them on that cost no round, or all."""
+def larger_part(
+    batch: int, heads: int, queries: int, keys: int, itemsize: int, multiprocessors: int, group: int = 1
+) -> int:
+    """How many heads are asked for at once: the fewest from half of them on that cost no round, or all.
+
+    Heads that share keys, a `group`, stay together.
+    """
     if batch * heads * queries * keys * itemsize < SM_90.head_split_bytes:
         return heads
 
     def rounds(count: int) -> int:
         return -(-batch * count * -(-keys // _TILE) // multiprocessors)
 
-    halves = range((heads + 1) // 2, heads)
+    halves = range(-(-heads // (2 * group)) * group, heads, group)
     return next((n for n in halves if rounds(n) + rounds(heads - n) <= rounds(heads)), heads)

@@ -32,10 +32,13 @@ def placed(arrays: Iterable[Array]) -> list[Any]:
     return [given for x in arrays for given in (x, *(np.int64(s // x.itemsize) for s in x.strides[:3]))]
 
 
-def like_rows(k: Launcher, x: Array) -> Array:
-    """Memory for (B, H, L, E) laid out as (B, L, H, E), so that merging the heads copies nothing."""
+def like_rows(k: Launcher, x: Array, width: int | None = None) -> Array:
+    """Memory for (B, H, L, E) laid out as (B, L, H, E), so that merging the heads copies nothing.
+
+    E is `width` if given.
+    """
     b, h, length, e = x.shape
-    return k.empty((b, length, h, e), x.dtype).transpose(0, 2, 1, 3)
+    return k.empty((b, length, h, width or e), x.dtype).transpose(0, 2, 1, 3)
 
 
 def _rows_together(k: Launcher, *arrays: Array) -> list[Array]:

@@ -35,7 +35,9 @@ def why_not_forward(query: Array, key: Array, is_causal: bool, scale: float | No
     """Why the forward kernel does not replace cuDNN's; "" if it does."""
     if scale is not None and scale <= 0:
         return f"a scale of {scale}: expected one above 0, which keeps the largest score the largest"
-    if reason := _why_not(query, is_causal):
+    if is_causal:
+        return "cuDNN passes over what a causal mask bars"
+    if reason := _why_not(query):
         return reason
     (b, heads, length, _), keys, blocks = query.shape, key.shape[-2], current_gpu().kernels.multiprocessors
     ours, theirs = (_used(b * heads, length, rows, blocks) for rows in (_FORWARD_ROWS, _WHOLE))
@@ -44,9 +46,9 @@ def why_not_forward(query: Array, key: Array, is_causal: bool, scale: float | No
     return ""
 
 
-def why_not_gradients(query: Array, key: Array, is_causal: bool, scale: float | None) -> str:
+def why_not_gradients(query: Array, key: Array) -> str:
     """Why the gradient kernel does not replace cuDNN's; "" if it does: for determinism, wherever it can."""
-    if reason := _why_not(query, is_causal):
+    if reason := _why_not(query):
         return reason
     rows = query.shape[0] * query.shape[1] * query.shape[-2]
     many = rows >= SM_90.cudnn_backward_rows
@@ -55,9 +57,9 @@ def why_not_gradients(query: Array, key: Array, is_causal: bool, scale: float | 
     return ""
 
 
-def _why_not(query: Array, is_causal: bool) -> str:
-    if query.shape[-1] != _HEAD or is_causal:
-        return f"heads of {query.shape[-1]}{' and a causal mask' * is_causal}: expected {_HEAD} and no mask"
+def _why_not(query: Array) -> str:
+    if query.shape[-1] != _HEAD:
+        return f"heads of {query.shape[-1]}: expected {_HEAD}"
     return "" if int(query.device.compute_capability) == 90 else "its products are compute capability 9.0's alone"
 
 
@@ -98,6 +100,7 @@ def gradients(
     lse: Array,
     into: tuple[Array, Array, Array],
     scale: float,
+    causal: bool = False,
 ) -> None:
     """Fills `into` with the gradients of (B, H, L, 64) query and (B, H, S, 64) key and value.
 
@@ -120,7 +123,7 @@ def gradients(
     _launch(
         k,
         "attention_gradients",
-        _gradients_text(g.dtype),
+        _gradients_text(g.dtype, causal),
         items,
         _GROUPS,
         (query, key, value, g),
@@ -159,8 +162,9 @@ def _forward_text(dtype: DType) -> str:
 
 
 @cache
-def _gradients_text(dtype: DType) -> str:
-    return _text("ops/attention/wgmma_gradients.cuh", dtype, _TILE, held=True)
+def _gradients_text(dtype: DType, causal: bool) -> str:
+    kind = f"constexpr bool CAUSAL = {str(causal).lower()};\n"
+    return kind + _text("ops/attention/wgmma_gradients.cuh", dtype, _TILE, held=True)
 
 
 def _text(header: str, dtype: DType, columns: int, held: bool) -> str:

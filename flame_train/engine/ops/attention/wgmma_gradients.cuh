@@ -10,7 +10,8 @@
 // of log 2 and -drop, which attention_factors fills: minus infinity and 0 where there is no query.
 //
 // CONSUMERS warpgroups have TILE rows of an item each. While p is found of one tile, the tensor cores make what the one before
-// gives and the other operand of its ds. Items of keys, which are longer, come first. Grid: at most one block a
+// gives and the other operand of its ds. Items of keys, which are longer, come first. With CAUSAL, a bool that is defined
+// before, query i sees the keys up to i, and tiles in which nothing is seen are passed over. Grid: at most one block a
 // multiprocessor; THREADS a block.
 #include "ops/attention/wgmma.cuh"
 
@@ -53,7 +54,17 @@ struct Items {
   __device__ Item at(int i, int batches) const {
     bool keys = i < of_keys * heads * batches;
     int rest = keys ? i : i - of_keys * heads * batches, blocks = keys ? of_keys : of_queries;
-    return {keys, rest / blocks / heads, rest / blocks % heads, rest % blocks * ROWS};
+    int block = CAUSAL && !keys ? blocks - 1 - rest % blocks : rest % blocks;  // later queries see more
+    return {keys, rest / blocks / heads, rest / blocks % heads, block * ROWS};
+  }
+};
+
+// The tiles that pass an item: all of the other side, or those of which something is seen, but one at least.
+struct Passing {
+  int first, end;
+  __device__ Passing(const Item& item, const Sizes& s) : first(0), end(tiles_of(item.keys ? s.queries : s.keys)) {
+    if (CAUSAL && item.keys) first = min(item.row / TILE, end - 1);
+    if (CAUSAL && !item.keys) end = min(item.row / TILE + CONSUMERS, end);
   }
 };
 
@@ -67,8 +78,8 @@ template <bool KEYS> struct Consumer {
   float factor[2], drop[2];  // of queries that are rows here
   float scale;
 
-  // p of a tile, of which `left` columns are there.
-  __device__ __forceinline__ void find_p(u32 factors, int left) {
+  // p of a tile, of which `left` columns are there; its first column is `before` places before this warpgroup's first row.
+  __device__ __forceinline__ void find_p(u32 factors, int left, int before) {
     u32 column = threadIdx.x % 4 * 2;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -81,6 +92,14 @@ template <bool KEYS> struct Consumer {
 #pragma unroll
       for (int i = 0; i < 32; i++)
         if (i / 4 * 8 + column + i % 2 >= left) e[i] = 0.f;
+    if (CAUSAL && (KEYS ? before > -TILE : before < TILE)) {
+      int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+      for (int i = 0; i < 32; i++) {
+        int ahead = static_cast<int>(i / 4 * 8 + column + i % 2) - (row + i % 4 / 2 * 8) - before;
+        if (KEYS ? ahead < 0 : ahead > 0) e[i] = 0.f;
+      }
+    }
   }
 
   __device__ __forceinline__ void find_ds(u32 drops) {
@@ -101,8 +120,8 @@ template <bool KEYS> struct Consumer {
 
 // Fetches what an item owns, `x` and `y`, and all that passes it, `u` and `w`.
 __device__ __forceinline__ void produce(
-    const TensorMap& x, const TensorMap& y, const TensorMap& u, const TensorMap& w, const float* factors, int tiles,
-    const Item& item, const Memory& room, Place<STAGES>& at, u32 phase
+    const TensorMap& x, const TensorMap& y, const TensorMap& u, const TensorMap& w, const float* factors,
+    const Passing& passing, const Item& item, const Memory& room, Place<STAGES>& at, u32 phase
 ) {
   wait(room.left, phase ^ 1);
   expect(room.came, OWN_BYTES);
@@ -111,7 +130,7 @@ __device__ __forceinline__ void produce(
     fetch(room.own + 2 * i * TILE_BYTES, x, room.came, item.row + i * TILE, item.head, item.batch);
     fetch(room.own + (2 * i + 1) * TILE_BYTES, y, room.came, item.row + i * TILE, item.head, item.batch);
   }
-  for (int i = 0; i < tiles; i++, at.next()) {
+  for (int i = passing.first; i < passing.end; i++, at.next()) {
     u32 to = room.places + at.stage * STAGE_BYTES, barrier = room.full + 8 * at.stage;
     wait(room.empty + 8 * at.stage, at.phase ^ 1);
     expect(barrier, STAGE_BYTES + (item.keys ? 2 * FACTOR_BYTES : 0));
@@ -124,11 +143,11 @@ __device__ __forceinline__ void produce(
 
 template <bool KEYS>
 __device__ __forceinline__ void consume(
-    const Rows& out, const Rows& out2, const float* factors, const Sizes& s, const Item& item, const Memory& room,
-    Place<STAGES>& at, u32 phase
+    const Rows& out, const Rows& out2, const float* factors, const Sizes& s, const Passing& tiles, const Item& item,
+    const Memory& room, Place<STAGES>& at, u32 phase
 ) {
   u32 group = threadIdx.x / 128 - 1;
-  int passing = KEYS ? s.queries : s.keys, rows = KEYS ? s.keys : s.queries, tiles = tiles_of(passing);
+  int passing = KEYS ? s.queries : s.keys, rows = KEYS ? s.keys : s.queries;
   int row = item.row + group * TILE;
   bool teller = threadIdx.x % 32 == 0;
   Consumer<KEYS> c;
@@ -154,9 +173,9 @@ __device__ __forceinline__ void consume(
   scores(c.dp, c.y, here + TILE_BYTES);
   end_products();
   products_done<0>();
-  c.find_p(columns, passing);
+  c.find_p(columns, passing - tiles.first * TILE, row - tiles.first * TILE);
   c.find_ds(columns + FACTOR_BYTES);
-  for (int i = 1; i < tiles; i++) {
+  for (int i = tiles.first + 1; i < tiles.end; i++) {
     u32 before = at.stage, last = here;
     at.next();
     here = room.places + at.stage * STAGE_BYTES, columns = room.rest + at.stage * 2 * FACTOR_BYTES;
@@ -171,7 +190,7 @@ __device__ __forceinline__ void consume(
     end_products();
     next_turn(group, CONSUMERS);
     products_done<1>();
-    c.find_p(columns, passing - i * TILE);
+    c.find_p(columns, passing - i * TILE, row - i * TILE);
     products_done<0>();
     if (teller) arrive_at(room.empty + 8 * before);
     c.find_ds(columns + FACTOR_BYTES);
@@ -204,8 +223,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_gradients(
       for (int n = 0, i; (i = nth(n)) < items.count; n++) {
         Item item = items.at(i, s.batches);
         const float* own = factors_of(factors, item, s);
-        if (item.keys) produce(key, value, query, g, own, tiles_of(s.queries), item, room, at, n % 2);
-        else produce(query, g, key, value, own, tiles_of(s.keys), item, room, at, n % 2);
+        Passing tiles(item, s);
+        if (item.keys) produce(key, value, query, g, own, tiles, item, room, at, n % 2);
+        else produce(query, g, key, value, own, tiles, item, room, at, n % 2);
       }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -213,8 +233,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_gradients(
     for (int n = 0, i; (i = nth(n)) < items.count; n++) {
       Item item = items.at(i, s.batches);
       const float* own = factors_of(factors, item, s);
-      if (item.keys) consume<true>(dk, dv, own, s, item, room, at, n % 2);
-      else consume<false>(dq, dq, own, s, item, room, at, n % 2);
+      Passing tiles(item, s);
+      if (item.keys) consume<true>(dk, dv, own, s, tiles, item, room, at, n % 2);
+      else consume<false>(dq, dq, own, s, tiles, item, room, at, n % 2);
     }
   }
 }

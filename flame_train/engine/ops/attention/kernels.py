@@ -1,0 +1,257 @@
+"""Which kernels attention has on CUDA, in the order in which they are tried, and how each is called.
+
+bf16 and fp16 go through cuDNN, masks, grouped heads and all, except where a kernel of ours is faster: for few keys,
+such as a caption's (short_kv_forward.cuh), and for heads of size 64 on compute capability 9.0 (wgmma.cuh). All else
+goes through tiled.cuh, up to head sizes where the reference, whose products cuBLASLt makes, is faster.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...backend.cuda.launcher import Launcher
+from ...dtype import Array
+from ...grad_target import GradTargets
+from ..common import conditions
+from . import masks, short_kv, wgmma
+from .attention import check_attention, factor_of, scaled_dot_product_attention
+from .flops import backward_flops, forward_flops
+from .head_split import head_parts
+from .layout import gradient_memory, in_packets, like_rows, unit
+from .tiled import Problem, backward_tiles, forward_tiles, nowhere
+
+# ---- when ----------------------------------------------------------------------------------------------
+
+
+def _flash(query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, enable_gqa: bool) -> str:
+    """Why cuDNN's flash attention cannot be used; "" if it can."""
+    if dropout_p:
+        return "cuDNN drops other probabilities than the reference"
+    if not query.ndim == key.ndim == value.ndim == 4 or 0 in (*query.shape, *key.shape, *value.shape):
+        return "only (B, H, L, E), and not empty"
+    if query.shape[-2] == key.shape[-2] == 1:
+        return "cuDNN has no plan for one query and one key"
+    if reason := _head_sizes(query, value):
+        return reason
+    if reason := conditions.same(conditions.LOW, query, key, value) or masks.why_not(query, attn_mask):
+        return reason
+    return "" if _capability(query) >= 80 else "cuDNN's attention needs compute capability 8.0"
+
+
+def _head_sizes(query: Array, value: Array) -> str:
+    """Those that cuDNN has gradients of too: up to 256 on compute capability 9.0."""
+    sizes, most = (query.shape[-1], value.shape[-1]), 256 if _capability(query) == 90 else 128
+    if any(n % 8 or n > most for n in sizes):
+        return f"head sizes {sizes[0]} and {sizes[1]}: expected multiples of 8, at most {most}"
+    return ""
+
+
+def _flash_with_mask(query: Array, attn_mask: Array | None) -> str:
+    """Why cuDNN's gradients do not include the mask's; "" if they do."""
+    if attn_mask is None:
+        return "no mask"
+    return "" if _capability(query) == 90 else "cuDNN's gradient of a mask was seen on compute capability 9.0 alone"
+
+
+def _plain(query: Array, key: Array, value: Array, attn_mask: Array | None) -> str:
+    """Why our kernels for flash attention cannot be used; "" if they can."""
+    if attn_mask is not None or query.shape[1] != key.shape[1]:
+        return "no mask, no grouped heads"
+    return "" if query.shape[-1] == value.shape[-1] else "values of another head size"
+
+
+def _capability(x: Array) -> int:
+    return int(x.device.compute_capability)
+
+
+_short_kv = (_flash, _plain, short_kv.why_not)
+_wgmma, _wgmma_back = (_flash, _plain, wgmma.why_not_forward), (_flash, _plain, wgmma.why_not_gradients)
+_masked = (_flash, _flash_with_mask)
+
+# ---- how -----------------------------------------------------------------------------------------------
+
+
+@scaled_dot_product_attention.cuda("short_kv", when=_short_kv)
+def _(
+    k: Launcher, query: Array, key: Array, value: Array, scale: float | None, enable_gqa: bool
+) -> tuple[Array, Array]:
+    check_attention(query, key, value, enable_gqa)
+    out, lse = like_rows(k, query), k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
+    short_kv.forward(k, query, key, value, out, lse, factor_of(scale, query))
+    return out, lse
+
+
+@scaled_dot_product_attention.cuda("wgmma", when=_wgmma)
+def _(
+    k: Launcher, query: Array, key: Array, value: Array, scale: float | None, enable_gqa: bool
+) -> tuple[Array, Array]:
+    check_attention(query, key, value, enable_gqa)
+    query, key, value = (in_packets(k, x) for x in (query, key, value))
+    out, lse = like_rows(k, query), k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
+    wgmma.forward(k, query, key, value, out, lse, factor_of(scale, query))
+    return out, lse
+
+
+@scaled_dot_product_attention.cuda("cudnn", when=_flash)
+def _(
+    k: Launcher,
+    query: Array,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> tuple[Array, Array]:
+    check_attention(query, key, value, enable_gqa)
+    q, key, value = (unit(k, x) for x in (query, key, value))
+    bias = None if attn_mask is None else masks.added(k, attn_mask, q, key)
+    out, lse = like_rows(k, q, value.shape[-1]), k.empty((*q.shape[:-1], 1), np.dtype(np.float32))
+    k.cudnn.attention_forward(q, key, value, out, lse, factor_of(scale, q), is_causal, bias)
+    if bias is not None:
+        masks.settle_blind_rows(k, lse)
+    return out, lse
+
+
+@scaled_dot_product_attention.cuda_vjp("short_kv", "query", "key", "value", when=_short_kv)
+def _(
+    k: Launcher, g: Array, query: Array, key: Array, value: Array, lse: Array, scale: float | None
+) -> tuple[Array, Array, Array]:
+    dq, dk, dv = (like_rows(k, x) for x in (query, key, value))
+    short_kv.gradients(k, g, query, key, value, lse, (dq, dk, dv), factor_of(scale, query))
+    return dq, dk, dv
+
+
+@scaled_dot_product_attention.cuda_vjp("wgmma", "query", "key", "value", when=_wgmma_back, accumulates=False)
+def _(
+    k: Launcher,
+    g: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,
+    lse: Array,
+    is_causal: bool,
+    scale: float | None,
+    targets: GradTargets,
+) -> tuple[Array, Array, Array]:
+    dq, dk, dv = gradient_memory(k, query, key, value, targets)
+    query, key, value, out, g = (in_packets(k, x) for x in (query, key, value, out, g))
+    wgmma.gradients(k, g, query, key, value, out, lse, (dq, dk, dv), factor_of(scale, query), is_causal)
+    return dq, dk, dv
+
+
+@scaled_dot_product_attention.cuda_vjp("cudnn", "query", "key", "value", "attn_mask", when=_masked, accumulates=False)
+def _(
+    k: Launcher,
+    g: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,
+    lse: Array,
+    attn_mask: Array,
+    is_causal: bool,
+    scale: float | None,
+    needs: frozenset[str],
+    targets: GradTargets,
+) -> tuple[Array | None, ...]:
+    bias, g_bias = masks.added(k, attn_mask, query, key), None
+    if "attn_mask" in needs:
+        g_bias = k.empty((*bias.shape[:2], query.shape[2], key.shape[2]), query.dtype)
+    return *_by_cudnn(k, g, query, key, value, out, lse, is_causal, scale, targets, bias, g_bias), g_bias
+
+
+@scaled_dot_product_attention.cuda_vjp("cudnn", "query", "key", "value", when=_flash, accumulates=False)
+def _(
+    k: Launcher,
+    g: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,
+    lse: Array,
+    attn_mask: Array | None,
+    is_causal: bool,
+    scale: float | None,
+    targets: GradTargets,
+) -> tuple[Array | None, ...]:
+    bias = None if attn_mask is None else masks.added(k, attn_mask, query, key)
+    return tuple(_by_cudnn(k, g, query, key, value, out, lse, is_causal, scale, targets, bias))
+
+
+def _by_cudnn(
+    k: Launcher,
+    g: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,
+    lse: Array,
+    is_causal: bool,
+    scale: float | None,
+    targets: GradTargets,
+    bias: Array | None,
+    g_bias: Array | None = None,
+) -> list[Array]:
+    """The gradients of query, key and value; fills `g_bias`, if given, with that of what was added to the scores."""
+    into = gradient_memory(k, query, key, value, targets)
+    q, key, value, g = (unit(k, x) for x in (query, key, value, g))
+    parts = head_parts(q, key, k.multiprocessors) if g_bias is None else [(slice(None), slice(None))]
+    for heads, groups in parts:
+        of_queries = (x[:, heads] for x in (q, out, lse, g, into[0]))
+        of_keys = (x[:, groups] for x in (key, value, *into[1:]))
+        (q_, out_, lse_, g_, dq), (key_, value_, dk, dv) = of_queries, of_keys
+        bias_ = bias if bias is None or bias.shape[1] == 1 else bias[:, heads]
+        lse_ = k.contiguous(lse_)
+        factor = factor_of(scale, q)
+        k.cudnn.attention_backward(q_, key_, value_, out_, lse_, g_, dq, dk, dv, factor, is_causal, bias_, g_bias)
+    return into
+
+
+# ---- our kernels ---------------------------------------------------------------------------------------
+
+
+@scaled_dot_product_attention.cuda("flame", when=forward_tiles)
+def _(
+    k: Launcher,
+    query: Array,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> tuple[Array, Array]:
+    check_attention(query, key, value, enable_gqa)
+    problem = Problem(k, query, key, value, attn_mask, is_causal, factor_of(scale, query))
+    k.launch_hooks.multiplied("attention", forward_flops(query, key, value))
+    lse = k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
+    out = k.empty((*query.shape[:-1], value.shape[-1]), query.dtype)
+    return problem.run("attention_forward", nowhere(), lse, nowhere(), out), lse
+
+
+@scaled_dot_product_attention.cuda_vjp("flame", "query", "key", "value", when=backward_tiles)
+def _(
+    k: Launcher,
+    g: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,
+    lse: Array,
+    attn_mask: Array | None,
+    is_causal: bool,
+    scale: float | None,
+    needs: frozenset[str],
+) -> tuple[Array | None, Array | None, Array | None]:
+    problem = Problem(k, query, key, value, attn_mask, is_causal, factor_of(scale, query), g, out)
+    k.launch_hooks.multiplied("attention", backward_flops(query, key, value))
+    g, out = problem.others
+    delta = problem.delta(g, out)
+    wanted = (("query", query), ("key", key), ("value", value))
+    dq, dk, dv = (
+        problem.run(f"attention_{name}", g, lse, delta, k.empty(x.shape, x.dtype)) if name in needs else None
+        for name, x in wanted
+    )
+    return dq, dk, dv
