@@ -19,6 +19,7 @@ from flame_train.data.images import Animated, ImageInfo, probe, quiet_decoders
 from flame_train.data.sniff import IMAGES
 from flame_train.data.walk import Listing, list_files
 from flame_train.errors import DataError, shown
+from flame_train.io.digests import Digests
 
 IMAGE_ENDINGS = frozenset(
     {".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".gif"}
@@ -83,6 +84,7 @@ class Dataset:
         max_ratio: float = MAX_RATIO,
         progress: Progress | None = None,
         seen: Mapping[str, tuple[int, int]] | None = None,
+        digests: Digests | None = None,
     ) -> Self:
         """Read every image and caption under `path`, subfolders included, decoding each image fully.
 
@@ -90,14 +92,14 @@ class Dataset:
         leaves out an image that has a problem, with a notice. by_folder: images of a folder N_name come N
         times as often, as kohya's trainers read names. min_side (pixels) and max_ratio (longer side
         to shorter) bound what can be trained on. `seen` are the sizes, by SHA-256, of images that need not be
-        decoded again. Raises DatasetError with every problem found, or DataError
-        if `path` is no folder.
+        decoded again, nor read where `digests` knows their hash. Raises DatasetError with every problem found,
+        or DataError if `path` is no folder.
         """
         if repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {repeats}")
         listing = list_files(path)
         scan = _Scan(path, listing, default_caption, tuple(caption_endings), min_side, max_ratio)
-        items = scan.read(animated, progress, seen)
+        items = scan.read(animated, progress, seen, digests)
         scan.look_at_folders(by_folder)
         fatal = [*listing.problems, *scan.problems, *([] if on_bad == "skip" else scan.bad)]
         if fatal:
@@ -144,13 +146,17 @@ class _Scan:
         self.empty = self.defaulted = 0
 
     def read(
-        self, animated: Animated, progress: Progress | None, seen: Mapping[str, tuple[int, int]] | None
+        self,
+        animated: Animated,
+        progress: Progress | None,
+        seen: Mapping[str, tuple[int, int]] | None,
+        digests: Digests | None,
     ) -> list[Item]:
         images = [key for key in self.files if _ending(key) in IMAGE_ENDINGS]
         texts = self._caption_files()
         metadata = self._metadata(set(images))
         items = []
-        for key, info in self._probe_all(images, animated, progress, seen):
+        for key, info in self._probe_all(images, animated, progress, seen, digests):
             caption = self._caption(key, texts, metadata)
             if info is not None and caption is not None and self._fits(key, info):
                 items.append(Item(self.root / key, key, caption, info.size, info.sha256, not info.notices))
@@ -164,12 +170,13 @@ class _Scan:
         animated: Animated,
         progress: Progress | None,
         seen: Mapping[str, tuple[int, int]] | None,
+        digests: Digests | None,
     ) -> list[tuple[str, ImageInfo | None]]:
         """Decode every image, a few at a time; the result's order is the input's."""
 
         def one(key: str) -> ImageInfo | str:
             try:
-                return probe(self.root / key, animated=animated, name=shown(key), seen=seen)
+                return probe(self.root / key, animated=animated, name=shown(key), seen=seen, digests=digests)
             except DataError as error:
                 return str(error)
 

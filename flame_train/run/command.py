@@ -20,6 +20,7 @@ from flame_train.engine.mode import deterministic
 from flame_train.engine.shape_run import gpu_of
 from flame_train.errors import OutputError
 from flame_train.io.commit import Found, count
+from flame_train.io.digests import Digests
 from flame_train.io.durable import write_durably
 from flame_train.io.files import preflight
 from flame_train.io.hub import fetching
@@ -29,6 +30,7 @@ from flame_train.recipes import FAMILIES
 from flame_train.training.callbacks import SILENT, Callbacks
 from flame_train.training.result import Sources, check_sources, knows_sources
 from flame_train.training.stop import StopRequest
+from flame_train.user_cache import user_cache
 
 from .check import check, fp8_of
 from .describe import describe
@@ -140,7 +142,8 @@ def preflighted(plan: Plan, folder: RunFolder) -> Found | None:
 
 def sources_of(plan: Plan, keys: Keys) -> Sources:
     """What a plan's weights will follow from, told by the contents of files."""
-    base = sampled_digest(plan.checked.base)
+    with Digests(user_cache("digests")) as digests:
+        base = sampled_digest(plan.checked.base, digests)
     return Sources(keys.networks["image"], keys.networks["caption"], base, dataset_digest(plan.placed, keys))
 
 

@@ -24,11 +24,13 @@ from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import is_float
 from flame_train.errors import DataError, NonFiniteError, OutputError, shown
+from flame_train.io.digests import Digests
 from flame_train.io.failpoint import hit
 from flame_train.io.files import could_make_folder, make_folder
 from flame_train.text_encoders import TextEncoder
 from flame_train.training.model import Autoencoder, Example, encoder_outputs
 from flame_train.training.stop import StopRequest
+from flame_train.user_cache import user_cache
 
 _LOG = logging.getLogger(__name__)
 CACHE_FOLDER = ".flame-cache"
@@ -66,7 +68,8 @@ class Encoding:
 
     def keys(self, placed: Placed, prompts: Sequence[str]) -> Keys:
         """The keys of every array that training and sampling will read, over all that the array depends on."""
-        networks = {"image": self.vae.part.digest(), "caption": self._text_digest()}
+        with Digests(user_cache("digests")) as digests:
+            networks = {"image": self.vae.part.digest(digests), "caption": self._text_digest(digests)}
         vae = {"precision": self.vae_precision}
         text = {"precision": self.precision, "text_precision": self.text_precision}
         images = tuple(
@@ -89,8 +92,10 @@ class Encoding:
         """The arrays of any caption: their names and shapes."""
         return {name: shape for encoder in self.text for name, shape in encoder.outputs.items()}
 
-    def _text_digest(self) -> str:
-        parts = [part for e in self.text for part in (e.part.component, e.part.digest(), e.vocabulary, *e.outputs)]
+    def _text_digest(self, digests: Digests) -> str:
+        parts = [
+            part for e in self.text for part in (e.part.component, e.part.digest(digests), e.vocabulary, *e.outputs)
+        ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def encoders(self, device: str) -> CaptionEncoders:

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flame_train.data import images
 from flame_train.errors import ConfigError, DataError
+from flame_train.io import digests
 from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.models.common import part
 from flame_train.run.check import check
 from flame_train.run.encode import Encoded, encode
 from flame_train.run.plan import make_plan
@@ -144,6 +147,24 @@ def test_another_vae_is_used_and_told_from_the_checkpoints_own(warm, made_anew, 
     assert made_anew(config) == (IMAGES, 0)
     own, other = (run(c).example(0, False)["mean"] for c in (warm, config))
     np.testing.assert_allclose(other, own + 1.0, atol=1e-4)
+
+
+def test_a_second_start_reads_neither_networks_nor_images(warm, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(digests, "_SETTLED", 0)  # the files are younger than two seconds
+
+    def start():
+        plan = make_plan(check(warm), StopRequest())
+        return plan.encoding.keys(plan.placed, ())
+
+    first = start()
+
+    def read(*_, **__):
+        raise AssertionError("a file was read whose digest is known")
+
+    monkeypatch.setattr(part, "digest", read)
+    monkeypatch.setattr(images, "read_bytes", read)
+    assert start() == first
 
 
 def test_an_example_has_the_image_the_caption_and_the_size(warm):
