@@ -17,7 +17,7 @@ from flame_train.data.buckets import Placement
 from flame_train.engine import capture, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
-from flame_train.engine.shape_run import Gpu, shape_run
+from flame_train.engine.shape_run import Asked, Gpu, shape_run
 from flame_train.training.batch import Batch, HostBatch, sender
 from flame_train.training.model import Example
 from flame_train.training.step import State, micro, update
@@ -32,10 +32,14 @@ _DRAWN = 1  # step of a sampler: the others take what this one takes
 
 @dataclass(frozen=True, slots=True)
 class PredictedMemory:
-    """Bytes on the device when they are most: while images and captions are encoded, and in training."""
+    """Bytes on the device when they are most: while images and captions are encoded, and in training.
+
+    `kernels` are those that the run will want compiled.
+    """
 
     encoding: int
     training: int
+    kernels: Asked
 
     @property
     def peak(self) -> int:
@@ -53,7 +57,7 @@ def predicted_memory(plan: Plan, gpu: Gpu) -> PredictedMemory:
         run.backend.reset_peak()
         with deterministic(plan.config.train.deterministic):
             _train(plan, largest)
-        return PredictedMemory(encoding, run.peak_bytes)
+        return PredictedMemory(encoding, run.peak_bytes, run.asked)
 
 
 def _encode(plan: Plan, largest: Placement) -> None:
