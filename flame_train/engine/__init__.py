@@ -17,7 +17,7 @@ from .capture import capture
 from .checkpoint import checkpoint
 from .dispatch import explain
 from .memory_report import memory_report
-from .mode import enable_grad, no_grad
+from .mode import enable_grad, get_float32_matmul_precision, no_grad, set_float32_matmul_precision
 from .rematerialize import rematerialize
 from .tensor import Frozen, Parameter, Tensor, tensor
 
@@ -31,12 +31,14 @@ __all__ = [
     "enable_grad",
     "explain",
     "functional",
+    "get_float32_matmul_precision",
     "grad",
     "memory_report",
     "nn",
     "no_grad",
     "optim",
     "rematerialize",
+    "set_float32_matmul_precision",
     "tensor",
 ]
 

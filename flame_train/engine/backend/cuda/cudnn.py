@@ -199,6 +199,8 @@ class CuDnn:
 
     def _run(self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None], arrays: dict[str, Array]) -> None:
         key = (*key, mode().deterministic)
+        if dtype == float32 and mode().float32_precision == "high":
+            key = (*key, "tf32")
         with self._lock:
             plan = self._plans.get(key)
             if plan is None:
@@ -299,11 +301,15 @@ class CuDnn:
         return _Plan(graph, json.loads(head))
 
     def _restrict(self, graph: Any, dtype: DType, kind: str) -> None:
-        """Bars plans that compute fp32 in less than fp32 and, for determinism, those that add in varying order."""
+        """Bars plans that compute fp32 in less than fp32, or TF32 if that is allowed; and for determinism those that
+        add in varying order.
+        """
         notes = self._cudnn.numerical_note
         barred = []
         if dtype == float32:
-            barred += [notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS, notes.WINOGRAD]
+            barred += [notes.DOWN_CONVERT_INPUTS, notes.WINOGRAD]
+            if mode().float32_precision == "highest":
+                barred.append(notes.TENSOR_CORE)
         if mode().deterministic and not kind.startswith("sdpa"):
             barred.append(notes.NONDETERMINISTIC)
         if barred:
