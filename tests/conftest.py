@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import pytest
 
 # Before NumPy loads: test workers share the cores, and BLAS threads that wait for one another spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# What programs under test find out is kept apart from the user's own. It stays: kernels are slow to compile.
+os.environ.setdefault("XDG_CACHE_HOME", str(Path(tempfile.gettempdir()).resolve() / "flame-train-tests"))
 
 # Every worker and each of the many interpreters that tests start would otherwise compile the package anew.
 sys.dont_write_bytecode = False

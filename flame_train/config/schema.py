@@ -53,8 +53,10 @@ class ModelSection(Section):
         "number format of their products; fp8: faster and less exact, on compute capability 8.9 and later. "
         "bf16: that of train.precision",
     )
-    vae_precision: Literal["fp32", "bf16"] = field(
-        "fp32", "number format of the VAE; no fp16, in which SDXL's overflows"
+    vae_precision: Literal["fp32", "tf32", "bf16"] = field(
+        "fp32",
+        "number format of the VAE; tf32: fp32 whose products round their operands to 10 bits, on a GPU; "
+        "no fp16, in which SDXL's overflows",
     )
 
 

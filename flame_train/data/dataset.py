@@ -19,6 +19,7 @@ from flame_train.data.images import Animated, ImageInfo, probe, quiet_decoders
 from flame_train.data.sniff import IMAGES
 from flame_train.data.walk import Listing, list_files
 from flame_train.errors import DataError, shown
+from flame_train.io.digests import Digests
 
 IMAGE_ENDINGS = frozenset(
     {".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".gif"}
@@ -83,6 +84,7 @@ class Dataset:
         max_ratio: float = MAX_RATIO,
         progress: Progress | None = None,
         seen: Mapping[str, tuple[int, int]] | None = None,
+        digests: Digests | None = None,
     ) -> Self:
         """Read every image and caption under `path`, subfolders included, decoding each image fully.
 
@@ -98,6 +100,7 @@ class Dataset:
             max_ratio: largest ratio of the longer side to the shorter.
             progress: gets the number of images read and their total.
             seen: (height, width) by SHA-256 of images that were decoded before and need no decoding.
+            digests: hashes of images that need not be read again.
 
         Returns:
             The dataset.
@@ -111,7 +114,7 @@ class Dataset:
             raise ValueError(f"repeats must be at least 1, got {repeats}")
         listing = list_files(path)
         scan = _Scan(path, listing, default_caption, tuple(caption_endings), min_side, max_ratio)
-        items = scan.read(animated, progress, seen)
+        items = scan.read(animated, progress, seen, digests)
         scan.look_at_folders(by_folder)
         fatal = [*listing.problems, *scan.problems, *([] if on_bad == "skip" else scan.bad)]
         if fatal:
@@ -168,13 +171,17 @@ class _Scan:
         self.empty = self.defaulted = 0
 
     def read(
-        self, animated: Animated, progress: Progress | None, seen: Mapping[str, tuple[int, int]] | None
+        self,
+        animated: Animated,
+        progress: Progress | None,
+        seen: Mapping[str, tuple[int, int]] | None,
+        digests: Digests | None,
     ) -> list[Item]:
         images = [key for key in self.files if _ending(key) in IMAGE_ENDINGS]
         texts = self._caption_files()
         metadata = self._metadata(set(images))
         items = []
-        for key, info in self._probe_all(images, animated, progress, seen):
+        for key, info in self._probe_all(images, animated, progress, seen, digests):
             caption = self._caption(key, texts, metadata)
             if info is not None and caption is not None and self._fits(key, info):
                 items.append(Item(self.root / key, key, caption, info.size, info.sha256, not info.notices))
@@ -188,12 +195,13 @@ class _Scan:
         animated: Animated,
         progress: Progress | None,
         seen: Mapping[str, tuple[int, int]] | None,
+        digests: Digests | None,
     ) -> list[tuple[str, ImageInfo | None]]:
         """Decode every image, a few at a time; the result's order is the input's."""
 
         def one(key: str) -> ImageInfo | str:
             try:
-                return probe(self.root / key, animated=animated, name=shown(key), seen=seen)
+                return probe(self.root / key, animated=animated, name=shown(key), seen=seen, digests=digests)
             except DataError as error:
                 return str(error)
 

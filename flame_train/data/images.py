@@ -22,6 +22,7 @@ from flame_train.data.buckets import Size
 from flame_train.data.colour import WHITE, to_rgb
 from flame_train.data.files import read_bytes
 from flame_train.errors import DataError, shown
+from flame_train.io.digests import Digests
 
 MAX_PIXELS = 89_478_485  # Pillow's own bound, at which it only warns: 256 MiB of RGB
 MAX_FILE_BYTES = 1 << 30
@@ -58,18 +59,30 @@ def read_image(
 
 
 def probe(
-    path: Path, *, animated: Animated = "refuse", name: str | None = None, seen: Mapping[str, Size] | None = None
+    path: Path,
+    *,
+    animated: Animated = "refuse",
+    name: str | None = None,
+    seen: Mapping[str, Size] | None = None,
+    digests: Digests | None = None,
 ) -> ImageInfo:
     """Decodes the image fully, as `load_image` does, and keeps only the facts about it.
 
-    `seen` are the sizes, by hash, of those that need not be decoded again; of such nothing else is known.
+    `seen` are the sizes, by hash, of those that need not be decoded again; of such nothing else is known. Those whose
+    hash `digests` knows are not even read.
     """
     label = name if name is not None else shown(path)
-    data = read_bytes(path, limit=MAX_FILE_BYTES, name=label)
-    digest = hashlib.sha256(data).hexdigest()
+    data = b""
+
+    def hashed() -> str:
+        nonlocal data
+        data = read_bytes(path, limit=MAX_FILE_BYTES, name=label)
+        return hashlib.sha256(data).hexdigest()
+
+    digest = (digests or Digests(None)).of([path], "content", hashed)
     if seen is not None and digest in seen:
         return ImageInfo(*seen[digest], "", "", digest)
-    return _loaded(data, label, WHITE, animated)[1]
+    return _loaded(data or read_bytes(path, limit=MAX_FILE_BYTES, name=label), label, WHITE, animated)[1]
 
 
 def load_image(

@@ -7,8 +7,6 @@ decoded without a word to say. The file lies in the cache; a damaged one, or one
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -16,27 +14,20 @@ from typing import Final
 import PIL
 
 from flame_train.data.buckets import Size
-from flame_train.disk.durable import write_durably
 from flame_train.errors import OutputError
+from flame_train.io.checked_json import read_checked, write_checked
 
 _NAME: Final = "images.json"
 _DECODERS: Final = f"1 Pillow {PIL.__version__}"  # the number is raised where `data/images.py` judges otherwise
 _MOST: Final = 1_000_000  # images of all datasets that share a cache
-_LARGEST: Final = 200 << 20
 
 
 def seen_images(folder: Path) -> dict[str, Size]:
     """(height, width) by SHA-256 in hex, of the remembered images."""
+    content = read_checked(folder / _NAME)
     try:
-        path = folder / _NAME
-        if not path.is_file() or path.stat().st_size > _LARGEST:
-            return {}
-        digest, _, body = path.read_bytes().partition(b"\n")
-        if digest != hashlib.sha256(body).hexdigest().encode():
-            return {}
-        content = json.loads(body)
         return {name: (h, w) for name, (h, w) in content["images"].items()} if content["by"] == _DECODERS else {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
@@ -46,7 +37,5 @@ def remember(folder: Path, images: Mapping[str, Size]) -> None:
     if images.items() <= known.items() or not folder.is_dir():
         return
     kept = {**(known if len(known) + len(images) <= _MOST else {}), **images}
-    body = json.dumps({"by": _DECODERS, "images": dict(sorted(kept.items()))}, separators=(",", ":")).encode()
-    parts = [hashlib.sha256(body).hexdigest().encode(), b"\n", body]
     with contextlib.suppress(OutputError):
-        write_durably(folder / _NAME, parts, sum(map(len, parts)))
+        write_checked(folder / _NAME, {"by": _DECODERS, "images": dict(sorted(kept.items()))})

@@ -23,6 +23,10 @@ READ_AND_SYNC: Final[int] = os.O_RDONLY if FOLDER is not None else os.O_RDWR
 """A file is read, and then waited for to be on the disk: Windows syncs only what could be written to."""
 
 
+HAS_CHANGE_TIME: Final[bool] = not hasattr(os.stat_result, "st_file_attributes")
+"""`st_ctime` is when a file was changed last, and nobody can set it. On Windows it is when the file was made."""
+
+
 def optional_module(name: str) -> ModuleType | None:
     """The module, or None where the system lacks it. The name is a string: mypy knows the module on one system only."""
     try:

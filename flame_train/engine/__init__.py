@@ -43,7 +43,14 @@ from .elementwise import elementwise
 from .files import load, save
 from .memory_report import memory_report
 from .method_docs import document
-from .mode import enable_grad, no_grad, set_default_device, set_default_dtype
+from .mode import (
+    enable_grad,
+    get_float32_matmul_precision,
+    no_grad,
+    set_default_device,
+    set_default_dtype,
+    set_float32_matmul_precision,
+)
 from .op import ErrorSample, primitive, sample
 from .rematerialize import rematerialize
 from .tensor import Frozen, Parameter, Tensor, tensor
@@ -72,6 +79,7 @@ __all__ = [
     "full",
     "full_like",
     "functional",
+    "get_float32_matmul_precision",
     "grad",
     "linspace",
     "load",
@@ -93,6 +101,7 @@ __all__ = [
     "save",
     "set_default_device",
     "set_default_dtype",
+    "set_float32_matmul_precision",
     "tensor",
     "trace",
     "zeros",

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from .dtype import Array, DType, as_dtype, float32, is_float
+
+Float32Precision = Literal["highest", "high"]
 
 
 class OpHook(Protocol):
@@ -51,6 +53,7 @@ class Mode:
     - `dtype`: what new tensors of numbers with a point are made in.
     - `seed`, `drawn`: of the random numbers of new tensors, and how many of these were drawn with that seed.
     - `deterministic`: kernels must give the same bits every run.
+    - `float32_precision`: "highest", or "high": products and convolutions of fp32 may round their operands to TF32.
     - `capturing`: a step is being captured, so nothing may be read back to the host.
     - `recomputing`: what was computed before is computed a second time, for a gradient.
     - `hooks`: the observers of every op.
@@ -64,6 +67,7 @@ class Mode:
     seed: int = 0
     drawn: int = 0
     deterministic: bool = True
+    float32_precision: Float32Precision = "highest"
     capturing: bool = False
     recomputing: bool = False
     hooks: tuple[OpHook, ...] = ()
@@ -192,3 +196,28 @@ def deterministic(on: bool) -> Iterator[None]:
     """Whether kernels must give the same bits every run, where the library offers the choice."""
     with _changed(deterministic=on):
         yield
+
+
+class set_float32_matmul_precision:  # noqa: N801  # torch's name
+    """How exact products and convolutions of fp32 are on a GPU, from now on, as torch.set_float32_matmul_precision.
+
+    "highest" is fp32 throughout. "high" lets them round their operands to TF32, which keeps 10 bits of 23, and sums up
+    in fp32; there convolutions follow too. In a `with` block the earlier choice comes back at its end. Other threads
+    have a choice of their own. Raises ValueError for another word.
+    """
+
+    def __init__(self, precision: Float32Precision) -> None:
+        if precision not in get_args(Float32Precision):
+            raise ValueError(f"set_float32_matmul_precision: expected 'highest' or 'high', got {precision!r}")
+        self._token = _MODE.set(replace(mode(), float32_precision=precision))
+
+    def __enter__(self) -> None:
+        """The choice was made already."""
+
+    def __exit__(self, *exception: object) -> None:
+        _MODE.reset(self._token)
+
+
+def get_float32_matmul_precision() -> Float32Precision:
+    """The choice in force here, as torch.get_float32_matmul_precision."""
+    return mode().float32_precision

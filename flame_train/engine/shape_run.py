@@ -17,11 +17,12 @@ from contextlib import contextmanager
 from ..errors import EnvironmentFault
 from .backend import get_backend
 from .backend.cuda import standing_in
+from .backend.cuda.asked import Asked
 from .backend.cuda.described import ShapeBackend
 from .backend.cuda.launch_hooks import Flops
 from .backend.shapes.gpu import H100, RTX_3090, Gpu
 
-__all__ = ["H100", "RTX_3090", "Flops", "Gpu", "ShapeRun", "gpu_of", "shape_run"]
+__all__ = ["H100", "RTX_3090", "Asked", "Flops", "Gpu", "ShapeRun", "compile_ahead", "gpu_of", "shape_run"]
 
 
 class ShapeRun:
@@ -49,6 +50,11 @@ class ShapeRun:
         assert found is not None
         return found
 
+    @property
+    def asked(self) -> Asked:
+        """The kernels that were asked for so far."""
+        return self.backend.asked
+
     def multiplied(self, fn: Callable[[], object]) -> dict[str, int]:
         """The floating-point operations of what `fn` multiplies, by kind, without what it multiplies again."""
         before = self.flops.once.copy()
@@ -66,6 +72,11 @@ def gpu_of(device: str) -> Gpu:
         return H100
     k = backend.kernels
     return Gpu(str(k.compute_capability), k.multiprocessors, k.shared_bytes, backend.memory().total)
+
+
+def compile_ahead(asked: Asked) -> None:
+    """Starts compiling what a run on shapes asked for on "cuda", on threads. Who needs a kernel waits for it."""
+    get_backend("cuda").kernels.compile_ahead(asked)
 
 
 @contextmanager

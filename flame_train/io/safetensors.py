@@ -44,6 +44,7 @@ class SafetensorsFile:
     def __init__(self, path: str | Path) -> None:
         """Check the header of `path`. Raises ModelFileError naming the file, the reason and the remedy."""
         self.path = Path(path)
+        self.files = (self.path,)
         reason = refused_by_suffix(self.path)
         if reason is not None:
             raise ModelFileError(f"{self.path}: refused. {reason}")

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, Self
 import numpy as np
 
 from flame_train.errors import ModelFileError
+from flame_train.io.digests import Digests
 from flame_train.io.dtypes import Array
 from flame_train.io.header import TensorInfo
 from flame_train.io.safetensors import SafetensorsFile
@@ -35,6 +36,10 @@ class Weights(Protocol):
     @property
     def path(self) -> Path: ...
     @property
+    def files(self) -> tuple[Path, ...]:
+        """The safetensors files that hold the tensors."""
+
+    @property
     def names(self) -> tuple[str, ...]: ...
     @property
     def metadata(self) -> Mapping[str, str]: ...
@@ -53,25 +58,29 @@ class Weights(Protocol):
     def __exit__(self, *exception: object) -> None: ...
 
 
-def sampled_digest(path: str | Path) -> str:
+def sampled_digest(path: str | Path, digests: Digests | None = None) -> str:
     """SHA-256, in hex, over every tensor's name, dtype, shape and a few of its bytes: cheap for files of any size.
 
     It reads 4 KiB at the beginning, in the middle and at the end of a tensor, and small tensors whole. Training,
     merging or rounding changes all of a tensor, so this distinguishes models. It misses a value changed by hand
-    elsewhere, and metadata.
+    elsewhere, and metadata. Files whose digest `digests` knows are not read.
     """
-    summed = hashlib.sha256()
     with open_weights(path) as weights:
-        for name in sorted(weights.names):
-            info = weights.info(name)
-            summed.update(f"{name} {info.dtype} {info.shape}".encode("utf-8", "surrogateescape"))
-            if info.nbytes:
-                raw = weights.read(name).reshape(-1).view(np.uint8)
-                middle = (raw.size - _PIECE) // 2
-                whole = raw.size <= 3 * _PIECE
-                pieces = (raw,) if whole else (raw[:_PIECE], raw[middle : middle + _PIECE], raw[-_PIECE:])
-                for piece in pieces:
-                    summed.update(piece.data)
+        return (digests or Digests(None)).of(weights.files, "sampled tensors", lambda: _sampled(weights))
+
+
+def _sampled(weights: Weights) -> str:
+    summed = hashlib.sha256()
+    for name in sorted(weights.names):
+        info = weights.info(name)
+        summed.update(f"{name} {info.dtype} {info.shape}".encode("utf-8", "surrogateescape"))
+        if info.nbytes:
+            raw = weights.read(name).reshape(-1).view(np.uint8)
+            middle = (raw.size - _PIECE) // 2
+            whole = raw.size <= 3 * _PIECE
+            pieces = (raw,) if whole else (raw[:_PIECE], raw[middle : middle + _PIECE], raw[-_PIECE:])
+            for piece in pieces:
+                summed.update(piece.data)
     return summed.hexdigest()
 
 
@@ -117,6 +126,7 @@ class Together:
         self._parts = tuple(parts)
         self._home = home
         self.names: tuple[str, ...] = tuple(home)
+        self.files: tuple[Path, ...] = tuple(file for part in parts for file in part.files)
         metadata = {key: value for part in parts for key, value in part.metadata.items()}
         self.metadata: Mapping[str, str] = MappingProxyType(metadata)
 

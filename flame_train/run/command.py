@@ -19,9 +19,10 @@ from flame_train.disk.files import preflight
 from flame_train.engine import nn
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
-from flame_train.engine.shape_run import gpu_of
+from flame_train.engine.shape_run import compile_ahead, gpu_of
 from flame_train.errors import OutputError
 from flame_train.io.commit import Found, count
+from flame_train.io.digests import Digests
 from flame_train.io.hub import fetching
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.weights import sampled_digest
@@ -29,6 +30,7 @@ from flame_train.recipes import FAMILIES
 from flame_train.training.callbacks import SILENT, Callbacks
 from flame_train.training.result import Sources, check_sources, knows_sources
 from flame_train.training.stop import StopRequest
+from flame_train.user_cache import user_cache
 
 from .check import check, fp8_of
 from .describe import describe
@@ -99,7 +101,7 @@ def train_plan(plan: Plan, device: str, stop: StopRequest, callbacks: Callbacks 
     closed = run_folder(plan)
     found = preflighted(plan, closed)
     with ThreadPoolExecutor(1) as beside:  # while files are hashed, which leaves Python free
-        memory = None if device == "cpu" else beside.submit(predicted_memory, plan, gpu_of(device))
+        memory = None if device == "cpu" else beside.submit(_predicted, plan, device)
         keys = plan.encoding.keys(plan.placed, plan.prompts)
         sources = sources_of(plan, keys)
     if found is not None:
@@ -143,7 +145,8 @@ def preflighted(plan: Plan, folder: RunFolder) -> Found | None:
 
 def sources_of(plan: Plan, keys: Keys) -> Sources:
     """Digests of the files on which a plan's weights depend."""
-    base = sampled_digest(plan.checked.base)
+    with Digests(user_cache("digests")) as digests:
+        base = sampled_digest(plan.checked.base, digests)
     return Sources(keys.networks["image"], keys.networks["caption"], base, dataset_digest(plan.placed, keys))
 
 
@@ -162,6 +165,13 @@ def _notice_copies(plan: Plan) -> None:
         _LOG.info(
             "%d of an epoch's %d samples repeat others, to fill batches of data.batch_size=%d", filled, seen, size
         )
+
+
+def _predicted(plan: Plan, device: str) -> PredictedMemory:
+    """What the run will take. Its kernels, which that showed, are compiled from now on, while files are read."""
+    predicted = predicted_memory(plan, gpu_of(device))
+    compile_ahead(predicted.kernels)
+    return predicted
 
 
 def _notice_memory(predicted: Callable[[], PredictedMemory], total: int) -> None:

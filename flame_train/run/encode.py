@@ -8,14 +8,14 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from flame_train.config.schema import DataSection
-from flame_train.data.buckets import Placement, resize_and_crop
+from flame_train.data.buckets import Placement, Size, resize_and_crop
 from flame_train.data.cache import DiskCache, Shapes, cache_key
 from flame_train.data.images import load_image
 from flame_train.data.placed import Placed
@@ -24,14 +24,21 @@ from flame_train.disk.failpoint import hit
 from flame_train.disk.files import could_make_folder, make_folder
 from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import get_backend
-from flame_train.engine.dtype import is_float
+from flame_train.engine.dtype import DType, is_float
 from flame_train.errors import DataError, NonFiniteError, OutputError, shown
+from flame_train.io.digests import Digests
 from flame_train.text_encoders import TextEncoder
-from flame_train.training.model import Autoencoder, Example, encoder_outputs
+from flame_train.training.fixed_batch import FixedBatches, HostArrays
+from flame_train.training.model import Autoencoder, Example, encoder_outputs, images_at_once
 from flame_train.training.stop import StopRequest
+from flame_train.user_cache import user_cache
+
+from .pipeline import Pipeline
 
 _LOG = logging.getLogger(__name__)
 CACHE_FOLDER = ".flame-cache"
+_ROUNDING = 2  # raised where networks are run in another way, so that what they make differs in its last bits
+_SAID_EVERY = 50  # entries
 _T = TypeVar("_T")
 
 
@@ -66,9 +73,10 @@ class Encoding:
 
     def keys(self, placed: Placed, prompts: Sequence[str]) -> Keys:
         """The keys of every array that training and sampling will read, over all that the array depends on."""
-        networks = {"image": self.vae.part.digest(), "caption": self._text_digest()}
+        with Digests(user_cache("digests")) as digests:
+            networks = {"image": self.vae.part.digest(digests), "caption": self._text_digest(digests)}
         vae = {"precision": self.vae_precision}
-        text = {"precision": self.precision, "text_precision": self.text_precision}
+        text = {"precision": self.precision, "text_precision": self.text_precision, "rounding": _ROUNDING}
         images = tuple(
             cache_key("latents", item.sha256, networks["image"], {**vae, **_geometry(p)}) for item, p in placed
         )
@@ -89,8 +97,10 @@ class Encoding:
         """The arrays of any caption: their names and shapes."""
         return {name: shape for encoder in self.text for name, shape in encoder.outputs.items()}
 
-    def _text_digest(self) -> str:
-        parts = [part for e in self.text for part in (e.part.component, e.part.digest(), e.vocabulary, *e.outputs)]
+    def _text_digest(self, digests: Digests) -> str:
+        parts = [
+            part for e in self.text for part in (e.part.component, e.part.digest(digests), e.vocabulary, *e.outputs)
+        ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def encoders(self, device: str) -> CaptionEncoders:
@@ -99,23 +109,59 @@ class Encoding:
             encoder.part.component: encoder.load(device=device, dtype=self.precision, precision=self.text_precision)
             for encoder in self.text
         }
-        return CaptionEncoders(self.text, networks)
+        dtypes = {encoder.key: encoder.dtype(self.precision, self.text_precision) for encoder in self.text}
+        return CaptionEncoders(self.text, networks, dtypes, device)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class CaptionEncoders:
     """Loaded text encoders; `networks` by the names that LoRA files have for them."""
 
-    encoders: tuple[TextEncoder, ...]
-    networks: Mapping[str, nn.Module]
+    def __init__(
+        self,
+        encoders: Sequence[TextEncoder],
+        networks: Mapping[str, nn.Module],
+        dtypes: Mapping[str, DType],
+        device: str,
+    ) -> None:
+        self.networks = networks
+        self._encoders = tuple(encoders)
+        self._batches = {e.key: _batches(e, networks[e.part.component], dtypes[e.key], device) for e in self._encoders}
+        self._at_once = {e.key: e.at_once if get_backend(device).asynchronous else 1 for e in self._encoders}
+
+    @property
+    def at_once(self) -> int:
+        """How many captions are worth starting on together."""
+        return max(self._at_once.values(), default=1)
+
+    def inputs(self, text: str) -> dict[str, HostArrays]:
+        """What `start` takes of a caption: the inputs of each encoder, by its key."""
+        return {encoder.key: encoder.inputs(text) for encoder in self._encoders}
+
+    def start(self, captions: Sequence[Mapping[str, HostArrays]]) -> Callable[[], list[Example]]:
+        """Starts on captions; calling the result waits for the conditioning arrays of each, in the encoders' dtype."""
+        waits: list[list[Callable[[], list[Example]]]] = []
+        for key, batches in self._batches.items():
+            given = [caption[key] for caption in captions]
+            waits.append([batches.start(part) for part in _cut(given, self._at_once[key])])
+
+        def wait() -> list[Example]:
+            made = [[example for part in parts for example in part()] for parts in waits]
+            return [dict(pair for arrays in each for pair in arrays.items()) for each in zip(*made, strict=True)]
+
+        return wait
+
+    def captions(self, texts: Sequence[str]) -> list[Example]:
+        """The conditioning arrays of captions."""
+        return self.start([self.inputs(text) for text in texts])()
 
     def caption(self, text: str) -> Example:
-        """The conditioning arrays of a caption, in the encoders' dtype."""
-        made: Example = {}
-        for encoder in self.encoders:
-            tensors = encoder.encode(self.networks[encoder.part.component], encoder.ids(text)[None])
-            made |= {name: tensor.numpy()[0] for name, tensor in tensors.items()}
-        return made
+        """The conditioning arrays of a caption."""
+        return self.captions([text])[0]
+
+
+def _batches(encoder: TextEncoder, network: nn.Module, dtype: DType, device: str) -> FixedBatches:
+    results = {name: (shape, dtype) for name, shape in encoder.outputs.items()}
+    return FixedBatches(partial(encoder.encode, network), lambda _: results, lambda _: encoder.at_once, device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,12 +226,13 @@ def _named_for_cache() -> Iterator[None]:
         raise OutputError(f"{error}\n  data.cache says where encoded images are kept") from None
 
 
-def _geometry(placement: Any) -> dict[str, Any]:
-    return {
+def _geometry(placement: Placement) -> dict[str, Any]:
+    found: dict[str, Any] = {
         "resized": list(placement.resized),
         "crop": [placement.crop_top, placement.crop_left],
         "bucket": list(placement.bucket),
     }
+    return found if images_at_once(placement.bucket) == 1 else found | {"rounding": _ROUNDING}
 
 
 def encode(
@@ -239,47 +286,73 @@ def encode(
             make_folder(cache.folder, "name another")
     with no_grad():
         if captions:
-            encoders = encoding.encoders(device)
-            _fill(cache, "caption", captions, _quoted, encoders.caption, stop)
-            del encoders
+            _encode_captions(encoding, cache, captions, device, stop)
             get_backend(device).empty_cache()
         if images:
-            vae = encoding.vae.load(encoding.vae_precision, device)
-            items = placed.dataset.items
-            _fill(
-                cache, "image", images, lambda i: shown(items[i].path), lambda i: vae.encode(_pixels(placed, i)), stop
-            )
+            _encode_images(encoding, placed, cache, images, device, stop)
             get_backend(device).empty_cache()
     remember(cache.folder, {item.sha256: item.size for item in placed.dataset.items if item.plain})
     return encoded
 
 
-def _fill(
+def _encode_captions(
+    encoding: Encoding, cache: DiskCache, captions: Mapping[str, str], device: str, stop: StopRequest
+) -> None:
+    encoders = encoding.encoders(device)
+    keys = list(captions)
+    Pipeline[str, Mapping[str, HostArrays]](
+        lambda key: encoders.inputs(captions[key]),
+        encoders.start,
+        lambda key, example: _keep(cache, key, _quoted(captions[key]), example),
+        get_backend(device).asynchronous,
+    ).run(_cut(keys, encoders.at_once), _progress("caption", len(keys), stop))
+
+
+def _encode_images(
+    encoding: Encoding,
+    placed: Placed,
     cache: DiskCache,
-    what: str,
-    missing: Mapping[str, _T],
-    name_of: Callable[[_T], str],
-    make: Callable[[_T], Example],
+    images: Mapping[str, int],
+    device: str,
     stop: StopRequest,
 ) -> None:
-    """Encodes each missing entry and writes it into the cache.
+    vae, items = encoding.vae.load(encoding.vae_precision, device), placed.dataset.items
+    overlapped, buckets = get_backend(device).asynchronous, dict[Size, list[str]]()
+    for key, index in images.items():
+        buckets.setdefault(placed.placements[index].bucket, []).append(key)
+    sizes = {bucket: images_at_once(bucket) if overlapped else 1 for bucket in buckets}
+    batches = [batch for bucket, keys in buckets.items() for batch in _cut(keys, sizes[bucket])]
+    Pipeline[str, HostArrays](
+        lambda key: vae.inputs(_pixels(placed, images[key])),
+        vae.encoder().start,
+        lambda key, example: _keep(cache, key, shown(items[images[key]].path), example),
+        overlapped,
+    ).run(batches, _progress("image", len(images), stop))
 
-    Args:
-        cache: the cache.
-        what: the kind of the entries in messages, such as "image".
-        missing: entries by key.
-        name_of: an entry's name in messages.
-        make: encodes an entry.
-        stop: raises Interrupted after a signal.
-    """
-    for done, (key, entry) in enumerate(missing.items(), 1):
-        example = make(entry)
-        if done % 50 == 0 or done == len(missing):
-            _LOG.info("encoded %d of %d %ss", done, len(missing), what)
-        _check_finite(name_of(entry), example)
-        hit("encode.before_put")
-        cache.put(key, example)
+
+def _cut(keys: Sequence[_T], size: int) -> list[Sequence[_T]]:
+    return [keys[i : i + size] for i in range(0, len(keys), size)]
+
+
+def _keep(cache: DiskCache, key: str, name: str, example: Example) -> None:
+    """Writes what was made of the input called `name`."""
+    _check_finite(name, example)
+    hit("encode.before_put")
+    cache.put(key, example)
+
+
+def _progress(what: str, total: int, stop: StopRequest) -> Callable[[int], None]:
+    """Says now and then how many entries are done, and ends if that was asked for."""
+    said = 0
+
+    def after(done: int) -> None:
+        nonlocal said
+        if done - said >= _SAID_EVERY or (done == total and said < total):
+            _LOG.info("encoded %d of %d %ss", done, total, what)
+            said = done
         stop.check("while encoding; the cache keeps the finished entries")
+
+    return after
 
 
 def _missing(

@@ -17,9 +17,9 @@ from flame_train.data.buckets import Placement
 from flame_train.engine import capture, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
-from flame_train.engine.shape_run import Gpu, shape_run
+from flame_train.engine.shape_run import Asked, Gpu, shape_run
 from flame_train.training.batch import Batch, HostBatch, sender
-from flame_train.training.model import Example
+from flame_train.training.model import Example, images_at_once
 from flame_train.training.step import State, micro, update
 from flame_train.training.stop import StopRequest
 
@@ -32,10 +32,14 @@ _DRAWN = 1  # step of a sampler: the others take what this one takes
 
 @dataclass(frozen=True, slots=True)
 class PredictedMemory:
-    """Bytes on the device when they are most: while images and captions are encoded, and in training."""
+    """Bytes on the device when they are most: while images and captions are encoded, and in training.
+
+    `kernels` are those that the run will want compiled.
+    """
 
     encoding: int
     training: int
+    kernels: Asked
 
     @property
     def peak(self) -> int:
@@ -47,22 +51,31 @@ def predicted_memory(plan: Plan, gpu: Gpu) -> PredictedMemory:
     """The memory that the plan's run needs on `gpu`. Raises EnvironmentFault where it cannot run there."""
     with shape_run(gpu) as run:
         largest = max(plan.placed.placements, key=lambda p: (math.prod(p.bucket), p.bucket))
-        _encode(plan, largest)
+        _encode(plan)
         run.backend.empty_cache()
         encoding = run.peak_bytes
         run.backend.reset_peak()
         with deterministic(plan.config.train.deterministic):
             _train(plan, largest)
-        return PredictedMemory(encoding, run.peak_bytes)
+        return PredictedMemory(encoding, run.peak_bytes, run.asked)
 
 
-def _encode(plan: Plan, largest: Placement) -> None:
-    """As `encode` does: a caption, then an image."""
-    encoding = plan.encoding
+def _encode(plan: Plan) -> None:
+    """As `encode` does: two batches of captions, then two of the bucket whose batches are largest.
+
+    The first of each runs eagerly, the second is captured.
+    """
+    encoding, backend = plan.encoding, get_backend(_DEVICE)
     with no_grad():
-        encoding.encoders(_DEVICE).caption("")
-        get_backend(_DEVICE).empty_cache()
-        encoding.vae.load(encoding.vae_precision, _DEVICE).encode(np.zeros((*largest.bucket, 3), np.uint8))
+        captions = encoding.encoders(_DEVICE)
+        for _ in range(2):
+            captions.caption("")
+        del captions
+        backend.empty_cache()
+        vae, buckets = encoding.vae.load(encoding.vae_precision, _DEVICE), {p.bucket for p in plan.placed.placements}
+        largest, encoder = max(buckets, key=lambda b: (images_at_once(b) * math.prod(b), b)), vae.encoder()
+        for _ in range(2):
+            encoder.start([vae.inputs(np.zeros((*largest, 3), np.uint8))])()
 
 
 def _train(plan: Plan, largest: Placement) -> None:

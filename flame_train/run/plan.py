@@ -15,10 +15,12 @@ from flame_train.data.order import Order
 from flame_train.data.placed import Placed, place
 from flame_train.data.seen import seen_images
 from flame_train.errors import ConfigError
+from flame_train.io.digests import Digests
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.text_encoders import too_long
 from flame_train.training.model import Model
 from flame_train.training.stop import StopRequest
+from flame_train.user_cache import user_cache
 
 from .check import Checked
 from .encode import Encoding, cache_folder
@@ -83,16 +85,18 @@ def make_plan(checked: Checked, stop: StopRequest) -> Plan:
     Raises DataError for what cannot be trained on, ConfigError for settings that do not fit the dataset.
     """
     data, model = checked.config.data, checked.model
-    dataset = Dataset.scan(
-        Path(data.path),
-        data.repeats,
-        by_folder=data.folder_repeats,
-        default_caption=data.caption or None,
-        caption_endings=(data.caption_extension,),
-        on_bad=data.on_bad_image,
-        progress=lambda done, total: stop.check("while reading the dataset"),
-        seen=seen_images(cache_folder(data)),
-    )
+    with Digests(user_cache("digests")) as digests:
+        dataset = Dataset.scan(
+            Path(data.path),
+            data.repeats,
+            by_folder=data.folder_repeats,
+            default_caption=data.caption or None,
+            caption_endings=(data.caption_extension,),
+            on_bad=data.on_bad_image,
+            progress=lambda done, total: stop.check("while reading the dataset"),
+            seen=seen_images(cache_folder(data)),
+            digests=digests,
+        )
     _check_epoch(dataset)
     placed = place(dataset, _rule(data), data.on_bad_image)
     _check_sides(placed, model.longest_side)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from flame_train.settings import entries_in
 
-from .encoder import EncoderKeys, Ids, TextEncoder, too_long
+from .encoder import EncoderKeys, TextEncoder, too_long
 
 ENCODER_KEYS: tuple[type[EncoderKeys], ...] = tuple(entries_in(__name__, EncoderKeys))
 
-__all__ = ["ENCODER_KEYS", "EncoderKeys", "Ids", "TextEncoder", "too_long"]
+__all__ = ["ENCODER_KEYS", "EncoderKeys", "TextEncoder", "too_long"]

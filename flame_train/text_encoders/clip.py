@@ -6,15 +6,19 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from flame_train.data.tokenizers.clip import CHUNK, ClipTokenizer
 from flame_train.engine import Tensor, nn
 from flame_train.models.common.clip import ClipTextEncoder
-from flame_train.models.common.text_clip import encode_windows
+from flame_train.models.common.text_clip import encode_windows_on, end_positions
 from flame_train.settings import field
 
-from .encoder import EncoderKeys, Ids, TextEncoder
+from .encoder import EncoderKeys, TextEncoder
+
+_CAPTIONS = 32  # of one window, encoded at once: some 2500 tokens
 
 
 class ClipLKeys(EncoderKeys):
@@ -63,12 +67,17 @@ class Clip(TextEncoder):
     def limit(self) -> tuple[str, int]:
         return "data.max_tokens", self.windows * CHUNK
 
-    def ids(self, text: str) -> Ids:
-        return self.tokenizer.chunks(text, self.windows, self.windows).ids
+    @property
+    def at_once(self) -> int:
+        return max(1, _CAPTIONS // self.windows)
 
-    def encode(self, network: nn.Module, ids: Ids) -> dict[str, Tensor]:
+    def inputs(self, text: str) -> dict[str, np.ndarray[Any, Any]]:
+        ids = np.ascontiguousarray(self.tokenizer.chunks(text, self.windows, self.windows).ids, np.int32)
+        return {"ids": ids, "ends": end_positions(ids)}
+
+    def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         assert isinstance(network, ClipTextEncoder)
-        states, pooled = encode_windows(network, ids, unprojected=bool(self.pooled))
+        states, pooled = encode_windows_on(network, inputs["ids"], inputs["ends"], unprojected=bool(self.pooled))
         made = {self.states: states}
         if self.pooled:
             assert pooled is not None

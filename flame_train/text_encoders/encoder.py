@@ -16,9 +16,6 @@ from flame_train.models.common.family_files import FamilyFiles
 from flame_train.models.common.part import Part
 from flame_train.settings import Entry
 
-Ids = np.ndarray[Any, Any]
-"""Token ids, int32; the last dim is the position."""
-
 
 class EncoderKeys(Entry):
     """The keys that a text encoder adds to `[text_encoders]`. The key of its `name` names its file."""
@@ -56,13 +53,21 @@ class TextEncoder(ABC):
     def limit(self) -> tuple[str, int]:
         """The config key that says how many tokens of a caption are kept, and how many that is."""
 
+    @property
     @abstractmethod
-    def ids(self, text: str) -> Ids:
-        """The token ids of a caption, as `encode` takes them for a batch of such."""
+    def at_once(self) -> int:
+        """How many captions a GPU encodes at once: a few thousand tokens keep it busy."""
 
     @abstractmethod
-    def encode(self, network: nn.Module, ids: Ids) -> dict[str, Tensor]:
-        """The arrays of `outputs` for a batch of captions: ids (B, ...) to tensors (B, ...)."""
+    def inputs(self, text: str) -> dict[str, np.ndarray[Any, Any]]:
+        """What `encode` takes of a caption: its token ids, and what follows from them."""
+
+    @abstractmethod
+    def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The arrays of `outputs` for a batch of captions: inputs (B, ...) to tensors (B, ...) in the network's dtype.
+
+        It is device work alone, so that it can be captured. No caption's arrays depend on the others.
+        """
 
     @abstractmethod
     def overlong(self, text: str) -> bool:
@@ -75,12 +80,11 @@ class TextEncoder(ABC):
 
     def load(self, *, device: str, dtype: DType | str, precision: str) -> nn.Module:
         """The network with its weights. `precision` is `text_encoders.precision`, `dtype` that of training."""
-        network: nn.Module = self.part.load(
-            device=device, dtype=self._dtype(dtype, precision), fp8=self._fp8(precision)
-        )
+        network: nn.Module = self.part.load(device=device, dtype=self.dtype(dtype, precision), fp8=self._fp8(precision))
         return network
 
-    def _dtype(self, dtype: DType | str, precision: str) -> DType:
+    def dtype(self, dtype: DType | str, precision: str) -> DType:
+        """Of its arrays, where training's is `dtype` and `text_encoders.precision` is `precision`."""
         return as_dtype(dtype if precision in ("auto", "fp8") else precision)
 
     def _fp8(self, precision: str) -> nn.Fp8:

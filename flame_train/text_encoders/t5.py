@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from flame_train.data.tokenizers.t5 import T5Tokenizer, find_vocabulary, named_vocabulary
 from flame_train.engine import Tensor, nn
@@ -15,10 +17,11 @@ from flame_train.models.common.family_files import FamilyFiles
 from flame_train.models.common.loading_t5 import t5_part
 from flame_train.models.common.part import Part
 from flame_train.models.common.t5 import T5Encoder
-from flame_train.models.common.text_t5 import encode_prompts
 from flame_train.settings import field
 
-from .encoder import EncoderKeys, Ids, TextEncoder
+from .encoder import EncoderKeys, TextEncoder
+
+_TOKENS = 4096  # of all captions that are encoded at once
 
 
 class T5Keys(EncoderKeys):
@@ -73,12 +76,16 @@ class T5(TextEncoder):
     def limit(self) -> tuple[str, int]:
         return "text_encoders.t5_tokens", self.length
 
-    def ids(self, text: str) -> Ids:
-        return self.tokenizer.row(text, self.length).ids
+    @property
+    def at_once(self) -> int:
+        return max(1, _TOKENS // self.length)
 
-    def encode(self, network: nn.Module, ids: Ids) -> dict[str, Tensor]:
+    def inputs(self, text: str) -> dict[str, np.ndarray[Any, Any]]:
+        return {"ids": np.ascontiguousarray(self.tokenizer.row(text, self.length).ids, np.int32)}
+
+    def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         assert isinstance(network, T5Encoder)
-        return {"t5": encode_prompts(network, ids)}
+        return {"t5": network(inputs["ids"])}
 
     def overlong(self, text: str) -> bool:
         return self.tokenizer.row(text, self.length).truncated > 0

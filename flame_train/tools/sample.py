@@ -190,13 +190,12 @@ def _conditioning(
     Returns:
         The denoiser's arrays of each text.
     """
-    examples: dict[str, Example] = {}
     with no_grad():
         encoders = encoding.encoders(device)
         _adapt(encoders, factors, strength)
-        for text in dict.fromkeys(texts):
-            stop.check("while reading the prompts")
-            examples[text] = encoders.caption(text) | sizes
+        stop.check("while reading the prompts")
+        wanted = list(dict.fromkeys(texts))
+        examples = {text: made | sizes for text, made in zip(wanted, encoders.captions(wanted), strict=True)}
     *prompts, _ = texts
     cut, longest = too_long(encoding.text, prompts)
     if cut and longest is not None:

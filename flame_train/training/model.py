@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -14,21 +14,32 @@ from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Placement, Size
 from flame_train.diffusion.timestep_sampling import TimestepSampling
 from flame_train.diffusion.weightings import Weighting
-from flame_train.engine import Tensor, nn, tensor
-from flame_train.engine.dtype import DType
+from flame_train.engine import Tensor, nn, set_float32_matmul_precision, tensor
+from flame_train.engine.dtype import DType, float32
+from flame_train.engine.mode import Float32Precision
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.blocks import BlockNetwork
 from flame_train.models.common.part import Part
 from flame_train.models.common.vae import Vae, VaeArch, sample_latents
 from flame_train.text_encoders import TextEncoder
 
+from .fixed_batch import FixedBatches, HostArrays, Layout
 from .step import Objective
 
 Sampler = Callable[[Callable[[Tensor, Tensor, Any], Tensor], Tensor, Any], Tensor]
 """(denoise(x, t, cond), standard normal noise (B, h, w, Z), cond) -> latents."""
 
-Example = dict[str, np.ndarray[Any, Any]]
+Example = HostArrays
 """Arrays of one sample, without a batch dimension."""
+
+
+_PIXELS: Final = 1 << 20  # of all images that are encoded at once
+_IMAGES: Final = 8  # at most
+
+
+def images_at_once(size: Size) -> int:
+    """How many images (H, W) a GPU encodes at once: they take no more memory than one of a megapixel."""
+    return max(1, min(_IMAGES, _PIXELS // (size[0] * size[1])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +72,46 @@ class Autoencoder:
         """(h, w, Z) of an image (H, W)."""
         return size[0] // self.downscale, size[1] // self.downscale, self.network.arch.latent_channels
 
-    def load(self, precision: DType | str, device: str) -> LoadedVae:
-        """The VAE with its weights."""
-        network: Vae = self.part.load(device=device, dtype=precision)
-        return LoadedVae(network, device)
+    def load(self, precision: str, device: str) -> LoadedVae:
+        """The VAE with its weights. `precision` is `model.vae_precision`."""
+        tf32 = precision == "tf32"
+        network: Vae = self.part.load(device=device, dtype="fp32" if tf32 else precision)
+        return LoadedVae(network, device, "high" if tf32 else "highest")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedVae:
-    """Images to latent moments, latents to images."""
+    """Images to latent moments, latents to images; fp32 as exact as `precision` says."""
 
     network: Vae
     device: str
+    precision: Float32Precision = "highest"
 
-    def encode(self, pixels: np.ndarray[Any, Any]) -> Example:
-        """`mean` and `logvar` (H / 8, W / 8, Z), fp32, of uint8 RGB pixels (H, W, 3)."""
-        scaled = pixels.astype(np.float32)[None] / 127.5 - 1.0
-        mean, logvar = self.network.encode_moments(tensor(scaled, self.network.dtype, self.device))
-        return {"mean": mean.float().numpy()[0], "logvar": logvar.float().numpy()[0]}
+    def inputs(self, pixels: np.ndarray[Any, Any]) -> HostArrays:
+        """What `encoder` takes of uint8 RGB pixels (H, W, 3): they are scaled to [-1, 1]."""
+        scaled = (np.arange(256, dtype=np.float32) / 127.5 - 1.0).astype(self.network.dtype)
+        return {"pixels": scaled[pixels]}
+
+    def encoder(self) -> FixedBatches:
+        """Makes `mean` and `logvar` (H / 8, W / 8, Z), fp32, of images."""
+        arch = self.network.arch
+
+        def moments(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            with set_float32_matmul_precision(self.precision):
+                mean, logvar = self.network.encode_moments(given["pixels"])
+            return {"mean": mean.float(), "logvar": logvar.float()}
+
+        def results(item: HostArrays) -> Layout:
+            height, width = item["pixels"].shape[:2]
+            shape = height // arch.downscale, width // arch.downscale, arch.latent_channels
+            return dict.fromkeys(("mean", "logvar"), (shape, float32))
+
+        return FixedBatches(moments, results, lambda item: images_at_once(item["pixels"].shape[:2]), self.device)
 
     def decode(self, latents: Tensor) -> np.ndarray[Any, Any]:
         """Uint8 RGB pixels (B, H, W, 3) of latents (B, h, w, Z) as the denoiser sees them."""
-        pixels = self.network.decode(latents.to(self.network.dtype)).float().numpy()
+        with set_float32_matmul_precision(self.precision):
+            pixels = self.network.decode(latents.to(self.network.dtype)).float().numpy()
         return np.rint((np.clip(pixels, -1.0, 1.0) + 1.0) * 127.5).astype(np.uint8)
 
 

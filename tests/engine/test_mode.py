@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pytest
 
 import flame_train.engine as flame
 from flame_train.engine.mode import deterministic, device, enable_grad, mode, no_grad
@@ -42,3 +43,26 @@ def test_another_thread_has_its_own() -> None:
         thread.start()
         thread.join()
     assert seen == [True]
+
+
+def test_the_precision_of_fp32_products_is_set_from_now_on_or_for_a_block() -> None:
+    assert flame.get_float32_matmul_precision() == "highest"
+    with flame.set_float32_matmul_precision("high"):
+        assert flame.get_float32_matmul_precision() == mode().float32_precision == "high"
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(flame.get_float32_matmul_precision()))
+        thread.start()
+        thread.join()
+        assert seen == ["highest"]
+    assert flame.get_float32_matmul_precision() == "highest"
+    flame.set_float32_matmul_precision("high")
+    try:
+        assert flame.get_float32_matmul_precision() == "high"
+    finally:
+        flame.set_float32_matmul_precision("highest")
+
+
+def test_another_word_for_a_precision_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected 'highest' or 'high', got 'medium'"):
+        flame.set_float32_matmul_precision("medium")  # type: ignore[arg-type]
+    assert flame.get_float32_matmul_precision() == "highest"

@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flame_train.data import images
+from flame_train.engine.backend.cpu import CpuBackend
 from flame_train.errors import ConfigError, DataError
+from flame_train.io import digests
 from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.models.common import part
 from flame_train.run.check import check
 from flame_train.run.encode import Encoded, encode
 from flame_train.run.plan import make_plan
@@ -95,6 +99,7 @@ def test_one_more_image_is_one_more(warm, made_anew, drawn):
     [
         ({"data": {"resolution": 64}}, (IMAGES, 0)),
         ({"model": {"vae_precision": "bf16"}}, (IMAGES, 0)),
+        ({"model": {"vae_precision": "tf32"}}, (IMAGES, 0)),
         ({"train": {"precision": "bf16"}}, (0, CAPTIONS)),
         ({"data": {"max_tokens": 150}}, (0, CAPTIONS)),
         ({"text_encoders": {"precision": "fp16"}}, (0, CAPTIONS)),
@@ -144,6 +149,47 @@ def test_another_vae_is_used_and_told_from_the_checkpoints_own(warm, made_anew, 
     assert made_anew(config) == (IMAGES, 0)
     own, other = (run(c).example(0, False)["mean"] for c in (warm, config))
     np.testing.assert_allclose(other, own + 1.0, atol=1e-4)
+
+
+def test_a_second_start_reads_neither_networks_nor_images(warm, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(digests, "_SETTLED", 0)  # the files are younger than two seconds
+
+    def start():
+        plan = make_plan(check(warm), StopRequest())
+        return plan.encoding.keys(plan.placed, ())
+
+    first = start()
+
+    def read(*_, **__):
+        raise AssertionError("a file was read whose digest is known")
+
+    monkeypatch.setattr(part, "digest", read)
+    monkeypatch.setattr(images, "read_bytes", read)
+    assert start() == first
+
+
+def entries(folder):
+    return {path.name: path.read_bytes() for path in folder.rglob("*.safetensors")}
+
+
+def test_the_cache_has_the_same_bytes_one_by_one_and_together(small_config, drawn, tmp_path, monkeypatch):
+    """The CPU takes items in batches here, as a GPU does."""
+    monkeypatch.setattr(CpuBackend, "asynchronous", True)
+    for name in KEPT:  # a second image of each shape, so that batches have several
+        pixels = np.array(Image.open(drawn / f"{name}.png"))
+        Image.fromarray(pixels[::-1]).save(drawn / f"{name} again.png")
+        (drawn / f"{name} again.txt").write_text(f"{name}, upside down")
+    run(small_config(data={"cache": str(tmp_path / "together")}))
+    for image in sorted(drawn.glob("*.png")):
+        alone = tmp_path / "alone" / image.stem
+        alone.mkdir(parents=True)
+        for ending in ("png", "txt"):
+            shutil.copy(image.with_suffix(f".{ending}"), alone)
+        run(small_config(data={"path": str(alone), "cache": str(tmp_path / "one by one")}))
+    together = entries(tmp_path / "together")
+    assert len(together) == 2 * IMAGES + 2 * IMAGES + 1
+    assert entries(tmp_path / "one by one") == together
 
 
 def test_an_example_has_the_image_the_caption_and_the_size(warm):

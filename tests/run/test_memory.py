@@ -185,7 +185,8 @@ def test_encoding_is_most_where_text_encoders_are(predict: Predict, plan_of: Cal
     found, text = predict("sd35-medium", **small), plan_of("sd35-medium").model.text
     weights = 2 * sum(encoder.part.network.num_weights() for encoder in text)
     assert found.peak == found.encoding > found.training
-    assert weights < found.encoding < 1.02 * weights
+    hidden = 2 * 4096 * 10240  # bytes of T5's hidden units, of all tokens that are encoded at once
+    assert weights < found.encoding < weights + 8 * hidden
     less = predict("sd35-medium", text_encoders={"precision": "fp8"}, **small).encoding
     t5 = text[-1].part.network
     assert weights - less == pytest.approx(sum(p.out_features * p.in_features for p in t5.quantizable()), rel=0.05)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from flame_train.engine import nn
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
+from flame_train.io.digests import Digests
 from flame_train.io.keymap import Shape, Source
 from flame_train.io.weights import Weights, open_weights
 from flame_train.models.common.parts import Native, digest
@@ -59,10 +62,15 @@ class Part:
             nn.load(network, source, dtype=dtype, device=device, what=what, check_finite=check_finite, fp8=fp8)
         return network
 
-    def digest(self) -> str:
-        """SHA-256, in hex, over names and values of all its tensors: a cache of its outputs depends on it."""
+    def digest(self, digests: Digests | None = None) -> str:
+        """SHA-256, in hex, over names and values of all its tensors: a cache of its outputs depends on it.
+
+        Files whose digest `digests` knows are not read.
+        """
         with open_weights(self.path) as weights:
-            return digest(weights, [self.sources])
+            names = sorted({name for source in self.sources.values() for name in source.names})
+            what = f"tensors {hashlib.sha256(json.dumps(names).encode()).hexdigest()}"
+            return (digests or Digests(None)).of(weights.files, what, lambda: digest(weights, [self.sources]))
 
 
 class _Unchanged(Native):

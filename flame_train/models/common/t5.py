@@ -155,12 +155,15 @@ class Stack(nn.Module):
     def __init__(self, arch: T5Arch) -> None:
         self.block = nn.ModuleList([Block(arch, has_bias=i == 0) for i in range(arch.layers)])
         self.final_layer_norm = nn.RMSNorm(arch.width, EPS)
+        self.buckets: dict[int, Tensor] = {}  # by length: a captured call cannot bring them from the host
 
     def bias(self, length: int) -> Tensor:
         """The bias of the scores of `length` positions, (1, heads, T, T)."""
         table = self.block[0].layer[0].SelfAttention.relative_attention_bias
-        buckets_TT = tensor(position_buckets(length, table.weight.shape[0]), device=table.weight.device)
-        return table(buckets_TT).permute(2, 0, 1).unsqueeze(0).clone()
+        if length not in self.buckets:
+            found = position_buckets(length, table.weight.shape[0])
+            self.buckets[length] = tensor(found, device=table.weight.device)
+        return table(self.buckets[length]).permute(2, 0, 1).unsqueeze(0).clone()
 
 
 class T5Encoder(nn.Module):

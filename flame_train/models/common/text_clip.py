@@ -40,12 +40,21 @@ def encode_windows(encoder: ClipTextEncoder, ids_BNT: Ids, unprojected: bool = F
     first window, by the convention of sd-scripts, which most published LoRAs follow. An encoder without a text
     projection has no pooled text, or with `unprojected` its raw one.
     """
-    windows = ids_BNT.shape[1]
-    ids = np.ascontiguousarray(ids_BNT.reshape(-1, ids_BNT.shape[-1]), np.int32)
     device = encoder.text_model.final_layer_norm.weight.device
-    states, pooled = encoder(tensor(ids, device=device), tensor(end_positions(ids), device=device), unprojected)
-    first = None if pooled is None else pooled.reshape(*ids_BNT.shape[:2], -1)[:, 0]
-    return _joined(states, windows), first
+    ids = np.ascontiguousarray(ids_BNT, np.int32)
+    return encode_windows_on(
+        encoder, tensor(ids, device=device), tensor(end_positions(ids), device=device), unprojected
+    )
+
+
+def encode_windows_on(
+    encoder: ClipTextEncoder, ids_BNT: Tensor, ends_BN: Tensor, unprojected: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """`encode_windows` of ids and positions of end tokens that are on the device already: device work alone."""
+    B, N, T = ids_BNT.shape
+    states, pooled = encoder(ids_BNT.reshape(B * N, T), ends_BN.reshape(B * N), unprojected)
+    first = None if pooled is None else pooled.reshape(B, N, -1)[:, 0]
+    return _joined(states, N), first
 
 
 def end_positions(ids_BT: Ids) -> Ids:

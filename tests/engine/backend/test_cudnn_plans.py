@@ -16,6 +16,7 @@ from flame_train.engine.backend.cuda import cudnn
 from flame_train.engine.backend.cuda.autotune_cache import AutotuneCache
 from flame_train.engine.backend.cuda.launch_hooks import LaunchHooks
 from flame_train.engine.backend.cuda.workspace import Workspace
+from flame_train.engine.mode import set_float32_matmul_precision
 
 
 class NotSupported(Exception):
@@ -88,3 +89,30 @@ def test_a_plan_made_keeps_no_array_alive(library: cudnn.CuDnn, gpu: Any, collec
 
     assert once()() is None
     assert gc.isenabled() is collector
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "barred"),
+    [
+        ("float32", "highest", {"TENSOR_CORE", "DOWN_CONVERT_INPUTS", "WINOGRAD", "NONDETERMINISTIC"}),
+        ("float32", "high", {"DOWN_CONVERT_INPUTS", "WINOGRAD", "NONDETERMINISTIC"}),
+        ("float16", "high", {"NONDETERMINISTIC"}),
+    ],
+)
+def test_tensor_cores_take_fp32_only_where_that_was_chosen(
+    library: cudnn.CuDnn, gpu: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, precision: Any, barred: set[str]
+) -> None:
+    found = list[int]()
+    monkeypatch.setattr(Plan, "deselect_numeric_notes", lambda self, notes: found.extend(notes), raising=False)
+    x, w, out = (gpu.empty((1, 4, 4, 8), np.dtype(dtype)) for _ in range(3))
+    with set_float32_matmul_precision(precision):
+        library.conv_forward(x, w, None, out, (1, 1), (0, 0), (1, 1))
+    assert set(found) == {getattr(library._cudnn.numerical_note, name) for name in barred}
+
+
+def test_plans_of_either_precision_are_told_apart(library: cudnn.CuDnn, gpu: Any) -> None:
+    x, w, out = (gpu.empty((1, 4, 4, 8), np.dtype(np.float32)) for _ in range(3))
+    for precision in ("highest", "high", "highest"):
+        with set_float32_matmul_precision(precision):
+            library.conv_forward(x, w, None, out, (1, 1), (0, 0), (1, 1))
+    assert len(library._plans) == 2

@@ -11,24 +11,20 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from pathlib import Path
 
 from flame_train.disk.durable import write_durably
 from flame_train.errors import OutputError
+
+from ....user_cache import user_cache
 
 _LOG = logging.getLogger(__name__)
 _FORMAT = 1  # raised when the meaning of values changes: older files are then simply not found
 
 
 def default_folder() -> Path | None:
-    """`flame-train/choices` in XDG_CACHE_HOME or ~/.cache; None if the user has no home folder."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        base = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
-    except RuntimeError:  # a container's user without HOME or an entry in the system's table of users
-        return None
-    return base / "flame-train" / "choices"
+    """`choices` in the user's cache folder; None if the user has no home folder."""
+    return user_cache("choices")
 
 
 class AutotuneCache:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import threading
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from ....errors import DeviceFault
 from ...dtype import DType
 from .autotune_cache import AutotuneCache
+from .made_once import MadeOnce, started
 from .nvrtc import options
 
 _SHARED_BYTES_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -23,8 +21,7 @@ class Cubins:
 
     def __init__(self, cupy: Any, cache: AutotuneCache) -> None:
         self._cupy, self._cache = cupy, cache
-        self._functions: dict[tuple[str, DType], Future[tuple[Any, Any]]] = {}
-        self._lock = threading.Lock()
+        self._functions = MadeOnce[tuple[str, DType], tuple[Any, Any]]()
 
     @cached_property
     def version(self) -> str:
@@ -36,28 +33,11 @@ class Cubins:
 
         Several threads may ask at once, also for the same function. Raises DeviceFault if it does not compile.
         """
-        found, first = self._awaited(text, dtype)
-        if first:
-            try:
-                found.set_result(self._loaded(text, kernel, dtype, shared_bytes))
-            except BaseException as e:
-                with self._lock:
-                    del self._functions[text, dtype]
-                found.set_exception(e)
-        return found.result()[0]
+        return self._functions.of((text, dtype), lambda: self._loaded(text, kernel, dtype, shared_bytes))[0]
 
     def ahead(self, wanted: Iterable[tuple[str, str, DType, int]]) -> None:
-        """Starts compiling what `get` will be called for, by its arguments, on as many threads as there are cores."""
-        pool = ThreadPoolExecutor(os.cpu_count())
-        for each in wanted:
-            pool.submit(self.get, *each)
-        pool.shutdown(wait=False)
-
-    def _awaited(self, text: str, dtype: DType) -> tuple[Future[tuple[Any, Any]], bool]:
-        """The future of a function, and whether this call is the first to ask, and so has to make it."""
-        with self._lock:
-            first = (text, dtype) not in self._functions
-            return self._functions.setdefault((text, dtype), Future()), first
+        """Starts compiling what `get` will be asked for, by its arguments."""
+        started(partial(self.get, *each) for each in wanted)
 
     def _loaded(self, text: str, kernel: str, dtype: DType, shared_bytes: int) -> tuple[Any, Any]:
         module = self._cupy.cuda.function.Module()

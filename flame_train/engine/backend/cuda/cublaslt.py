@@ -27,7 +27,7 @@ from .tuning import tuning_for
 
 _LOG = logging.getLogger(__name__)
 _TYPE = {float32: 0, float64: 1, float16: 2, bfloat16: 14, uint8: 28}  # cudaDataType_t; uint8 holds e4m3
-_COMPUTE_32F, _COMPUTE_64F = 68, 70  # full-precision accumulation: no TF32
+_COMPUTE_32F, _COMPUTE_64F, _COMPUTE_TF32 = 68, 70, 77  # cublasComputeType_t; all accumulate in full precision
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER, _BIAS_TYPE = 3, 4, 7, 8, 26  # cublasLtMatmulDescAttributes_t
 _AUX_POINTER, _AUX_ROW = 11, 12  # of the same: the auxiliary array that an epilogue reads or writes
 _A_SCALES, _B_SCALES, _QUICK_SUMS, _A_SCALED, _B_SCALED = 17, 18, 25, 31, 32  # of the same: for 8-bit operands
@@ -92,6 +92,7 @@ class _Problem(NamedTuple):
     alignment: int
     """That of all pointers, in bytes."""
     measured: bool
+    tf32: bool
 
 
 class _Plan:
@@ -184,6 +185,7 @@ class CublasLt:
             plus is not None,
             16 if all(p % 16 == 0 for p in pointers) else a.itemsize,
             not mode().deterministic,
+            a.dtype == float32 and mode().float32_precision == "high",
         )
         scale = (_Doubles if a.dtype == float64 else _Floats)(alpha, 0.0 if plus is None else 1.0)
         with self._lock:
@@ -237,7 +239,7 @@ class CublasLt:
         fp64 = p.dtype == float64
         description = self._new(
             lib.cublasLtMatmulDescCreate,
-            _COMPUTE_64F if fp64 else _COMPUTE_32F,
+            _COMPUTE_64F if fp64 else _COMPUTE_TF32 if p.tf32 else _COMPUTE_32F,
             _TYPE[float64 if fp64 else float32],
         )
         # cuBLASLt's A is our b and its B is our a: the product is asked for transposed.

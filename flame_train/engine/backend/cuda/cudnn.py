@@ -145,8 +145,8 @@ class CuDnn:
     ) -> None:
         """out and the rows' log-sum-exp for (B, H, L, D) operands of any strides with unit stride along D.
 
-        k and v may have fewer heads, each for as many of q's in a row. A row that the bias bars everywhere gets zeros, and
-        minus infinity as its log-sum-exp.
+        k and v may have fewer heads, each for as many of q's in a row. A row that the bias bars everywhere gets zeros,
+        and minus infinity as its log-sum-exp.
 
         Args:
             q, out: (B, H, L, D).
@@ -194,7 +194,8 @@ class CuDnn:
     ) -> None:
         """The gradients of attention; bit-equal between runs where the mode asks for determinism.
 
-        `stats` must lie in row-major memory, with infinity for a row that is barred everywhere. Others may have any strides, with unit stride along D.
+        `stats` must lie in row-major memory, with infinity for a row that is barred everywhere. Others may have any
+        strides, with unit stride along D.
 
         Args:
             q, out, g_out, dq: (B, H, L, D).
@@ -234,6 +235,8 @@ class CuDnn:
 
     def _run(self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None], arrays: dict[str, Array]) -> None:
         key = (*key, mode().deterministic)
+        if dtype == float32 and mode().float32_precision == "high":
+            key = (*key, "tf32")
         with self._lock:
             plan = self._plans.get(key)
             if plan is None:
@@ -334,11 +337,15 @@ class CuDnn:
         return _Plan(graph, json.loads(head))
 
     def _restrict(self, graph: Any, dtype: DType, kind: str) -> None:
-        """Bars plans that compute fp32 in less than fp32 and, for determinism, those that add in varying order."""
+        """Bars plans that compute fp32 in less than fp32, or TF32 if that is allowed; and for determinism those that
+        add in varying order.
+        """
         notes = self._cudnn.numerical_note
         barred = []
         if dtype == float32:
-            barred += [notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS, notes.WINOGRAD]
+            barred += [notes.DOWN_CONVERT_INPUTS, notes.WINOGRAD]
+            if mode().float32_precision == "highest":
+                barred.append(notes.TENSOR_CORE)
         if mode().deterministic and not kind.startswith("sdpa"):
             barred.append(notes.NONDETERMINISTIC)
         if barred:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..shapes.gpu import Gpu
 from ..shapes.namespace import ShapeNamespace
+from .asked import Asked
 from .autotune_cache import AutotuneCache
 from .described_libraries import Modules, Pairs, Plans, Products
 from .device import CudaBackend
@@ -18,7 +19,8 @@ class ShapeLauncher(Launcher):
     """`Launcher` whose launches do nothing, but for what they say that they multiply."""
 
     def __init__(self, cupy: Any, stream: Any) -> None:
-        super().__init__(cupy, stream, Modules())
+        self._made = Modules()
+        super().__init__(cupy, stream, self._made)
         self.launch_hooks.flops = Flops()
 
     @cached_property
@@ -46,6 +48,11 @@ class ShapeLauncher(Launcher):
     def _cubins(self) -> Any:
         return Modules()
 
+    @property
+    def asked(self) -> Asked:
+        """The kernels that were asked for so far."""
+        return Asked(tuple(self._made.files), tuple(self._made.texts), tuple(self._cubins.files))
+
 
 class _Replay:
     """A captured graph, which takes no memory of its own."""
@@ -63,6 +70,12 @@ class ShapeBackend(CudaBackend):
         cupy: Any = ShapeNamespace(gpu)
         super().__init__(cupy, ShapeLauncher)
         cupy.backend = self
+
+    @property
+    def asked(self) -> Asked:
+        """The kernels that were asked for so far."""
+        assert isinstance(self.kernels, ShapeLauncher)
+        return self.kernels.asked
 
     def recorded(self) -> Any:
         return _Replay()

@@ -10,6 +10,7 @@ from typing import Any
 from ...dtype import DType, bfloat16, bool_, float16, float32, int32, int64, uint8
 from .launch_hooks import LaunchHooks
 from .libraries import header_directory
+from .made_once import MadeOnce
 
 _ENGINE = Path(__file__).parents[2]
 _TYPES = {float32: "float", float16: "__half", bfloat16: "__nv_bfloat16"}
@@ -82,13 +83,13 @@ class _Function:
 
 
 class KernelModules:
-    """Compiled modules by (file, element type), or by their text."""
+    """Compiled modules by (file, element type), or by their text. Several threads may ask at once."""
 
     def __init__(self, cupy: Any, launch_hooks: LaunchHooks) -> None:
         self._cupy, self._launch_hooks = cupy, launch_hooks
-        self._modules: dict[tuple[str, DType], Any] = {}
-        self._functions: dict[tuple[str, str, DType], _Function] = {}
-        self._generated: dict[tuple[str, str], _Function] = {}
+        self._modules = MadeOnce[tuple[str, DType], Any]()
+        self._functions = MadeOnce[tuple[str, str, DType], _Function]()
+        self._generated = MadeOnce[tuple[str, str], _Function]()
         self._lock = threading.Lock()
 
     def get(self, file: str, kernel: str, dtype: DType, shared_bytes: int = 0) -> _Function:
@@ -96,25 +97,25 @@ class KernelModules:
 
         Its blocks may use `shared_bytes` of shared memory.
         """
-        key = (file, kernel, dtype)
+        found = self._functions.of((file, kernel, dtype), lambda: self._of_file(file, kernel, dtype))
         with self._lock:
-            if key not in self._functions:
-                found = self._module(file, dtype).get_function(kernel)
-                self._functions[key] = _Function(found, kernel, self._launch_hooks)
-            self._functions[key].allow(shared_bytes)
-            return self._functions[key]
-
-    def _module(self, file: str, dtype: DType) -> Any:
-        key = (file, dtype)
-        if key not in self._modules:
-            code = included((_ENGINE / file).read_text(encoding="utf-8"))
-            self._modules[key] = self._cupy.RawModule(code=code, options=options(dtype))
-        return self._modules[key]
+            found.allow(shared_bytes)
+        return found
 
     def generated(self, text: str, kernel: str) -> _Function:
         """The function `kernel` of a generated text, which names its element types itself."""
-        with self._lock:
-            if (text, kernel) not in self._generated:
-                module = self._cupy.RawModule(code=included(text), options=("-std=c++17",))
-                self._generated[text, kernel] = _Function(module.get_function(kernel), kernel, self._launch_hooks)
-            return self._generated[text, kernel]
+        return self._generated.of((text, kernel), lambda: self._of_text(text, kernel))
+
+    def _of_file(self, file: str, kernel: str, dtype: DType) -> _Function:
+        def module() -> Any:
+            code = included((_ENGINE / file).read_text(encoding="utf-8"))
+            made = self._cupy.RawModule(code=code, options=options(dtype))
+            made.get_function(kernel)  # which compiles all of the file
+            return made
+
+        found = self._modules.of((file, dtype), module).get_function(kernel)
+        return _Function(found, kernel, self._launch_hooks)
+
+    def _of_text(self, text: str, kernel: str) -> _Function:
+        module = self._cupy.RawModule(code=included(text), options=("-std=c++17",))
+        return _Function(module.get_function(kernel), kernel, self._launch_hooks)

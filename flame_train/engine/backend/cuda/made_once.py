@@ -1,0 +1,56 @@
+"""Values that are slow to make and asked for by several threads: each is made once, by whoever asks first."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+_MOST = 16  # threads: NVRTC gains nothing from more
+
+
+class MadeOnce(dict[_K, _V], Generic[_K, _V]):
+    """What was made, by key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._making: dict[_K, Future[_V]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, key: _K, make: Callable[[], _V]) -> _V:
+        """The value of `key`. Raises what `make` does, to all who wait for it; the next to ask makes it again."""
+        if key in self:
+            return self[key]
+        with self._lock:
+            if key in self:
+                return self[key]
+            first = key not in self._making
+            awaited = self._making.setdefault(key, Future())
+        if first:
+            self._make(key, make, awaited)
+        return awaited.result()
+
+    def _make(self, key: _K, make: Callable[[], _V], awaited: Future[_V]) -> None:
+        try:
+            made = make()
+        except BaseException as e:
+            with self._lock:
+                del self._making[key]
+            awaited.set_exception(e)
+            return
+        with self._lock:
+            self[key] = made
+            del self._making[key]
+        awaited.set_result(made)
+
+
+def started(calls: Iterable[Callable[[], Any]]) -> None:
+    """Starts the calls, in their order, on as many threads as there are cores. What fails is told to who needs it."""
+    pool = ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST))
+    for call in calls:
+        pool.submit(call)
+    pool.shutdown(wait=False)
