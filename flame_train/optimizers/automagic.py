@@ -73,7 +73,9 @@ class AutomagicRule:
             root = moments.inverse_root(own * own + np.float32(1e-30), i, self.beta2)
             update = clipped(xp, root * own, self.clip_threshold)
             before = state["unit"][0, first : first + count].reshape(beside)
-            rates, positive = self._rates(xp, stack.take(xp, state["rates"]), before, stack.take(xp, state["above"]), update)
+            rates, positive = self._rates(
+                xp, stack.take(xp, state["rates"]), before, stack.take(xp, state["above"]), update
+            )
             most = rates.max(tuple(range(1, rates.ndim)), keepdims=True)
             unit = (most.astype(np.float64) / _TOP).astype(float32)
             stack.put(xp, codes, xp.rint(rates / unit).clip(0, _TOP).astype(uint8))

@@ -1,4 +1,4 @@
-"""The passes over the arena by which a rule updates it on a GPU: generated from the rule's own Python, or a kernel it has.
+"""The passes over the arena by which a rule updates it on a GPU: generated from its own Python, or a kernel it has.
 
 `Rule.update` is called once with elements that record what is done to them. Each operation is rounded for itself. So
 the kernel gives the bits of the reference, which runs the same Python over whole arrays.
@@ -154,7 +154,13 @@ class _Generated:
         return self._pass(f"{self._rule.name}_terms", _TERMS, _SUM_BLOCKS, formula, names)
 
     def _pass(
-        self, name: str, template: str, blocks: int, formula: Callable[..., Any], sums: Sequence[str] = (), how: str = ""
+        self,
+        name: str,
+        template: str,
+        blocks: int,
+        formula: Callable[..., Any],
+        sums: Sequence[str] = (),
+        how: str = "",
     ) -> Pass:
         arena, flat = self._arena, self._flat
         operands = {"g": "g.e[k]", "p": "p.e[k]", "rate": "now[RATE]"}
@@ -195,9 +201,7 @@ _COMMON = """
     const float* grads, float* values, float* mean, T* low, const float* lr_scale, const float* decay_scale,
     const unsigned char* filled, const float* now, const long long* count, long long seed, long long n"""
 
-_ARENA = (
-    "  const FlatParameters arena = {{grads, values, mean, low, lr_scale, decay_scale, filled, now, count, seed}};"
-)
+_ARENA = "  const FlatParameters arena = {{grads, values, mean, low, lr_scale, decay_scale, filled, now, count, seed}};"
 
 _UPDATE = f"""
 extern "C" __global__ void __launch_bounds__(256) {{name}}({_COMMON}{{parameters}}) {{{{
@@ -219,7 +223,8 @@ extern "C" __global__ void __launch_bounds__(256) {{name}}({_COMMON}{{parameters
   if (now[TAKE] == 0.f) return;
 {_ARENA}
   double total[{{count}}] = {{{{}}}};
-  for (long long i = 4 * (blockIdx.x * (long long)blockDim.x + threadIdx.x); i < n; i += 4ll * gridDim.x * blockDim.x) {{{{
+  const long long stride = 4ll * gridDim.x * blockDim.x;
+  for (long long i = 4 * (blockIdx.x * (long long)blockDim.x + threadIdx.x); i < n; i += stride) {{{{
   const Four g = arena.gradient(i), p = four(values, i);
 {{scales}}{{states}}
 #pragma unroll

@@ -1,4 +1,4 @@
-"""Parameters as matrices, for rules that keep means over rows and columns: one buffer for all rows, one for all columns."""
+"""Parameters as matrices, for rules that keep means over rows and columns: a buffer for all rows, one for all columns."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ Cutting = Callable[[Shape], Cut | None]
 class Matrices:
     """Where each parameter's rows and columns lie in the buffers `row` and `col`; `whole` has those that are not cut.
 
-    The parameters of a shape lie together, in the order of the arena's stacks. Buffers are (1, n) fp32, so that they are
-    saved whole.
+    The parameters of a shape lie together, in the order of the arena's stacks. Buffers are (1, n) fp32: they are saved
+    whole.
     """
 
     def __init__(self, segments: Sequence[tuple[Shape, int]], backend: Backend, cut: Cutting = last_two) -> None:
@@ -68,7 +68,7 @@ class Matrices:
         self._rows = rows
 
     def table(self, extra: Mapping[int, int] | None = None) -> Array:
-        """Ten int64 a parameter, and one of `extra` by its number: what `Matrix` in matrices.cuh reads. Largest first."""
+        """What `Matrix` in matrices.cuh reads: ten int64 a parameter, the last of `extra`, by its number. Largest first."""
         ordered = sorted(self._rows, key=lambda row: -row[-1])
         given = [(*row[:-1], (extra or {}).get(row[-2], 0)) for row in ordered]
         return self._backend.to_device(np.array(given, np.int64))

@@ -113,8 +113,8 @@ class ReferenceUpdate:
 class FusedUpdate:
     """A few kernels on a GPU for any chain that `fits`, with the same bits as `ReferenceUpdate` if it is elementwise.
 
-    One sums squares, one runs the control, one updates the arena. A rule that looks at sums over all values has one more
-    that concludes from them, and one that sums, unless its own kernel does both. The gradients are not written.
+    One sums squares, one runs the control, one updates the arena. A rule that looks at sums over all values has one
+    more that concludes from them, and one that sums, unless its own kernel does both. Gradients are not written.
     """
 
     def __init__(self, buffers: UpdateBuffers) -> None:
@@ -152,7 +152,10 @@ class FusedUpdate:
 
     @staticmethod
     def fits(buffers: UpdateBuffers) -> bool:
-        """True on a GPU for an elementwise rule, or one with a kernel, after any of clipping by value, by norm and noise, in this order."""
+        """True on a GPU for an elementwise rule, or one with a kernel, behind links that the kernels know.
+
+        These are any of clipping by value, by norm and noise, in this order.
+        """
         *links, _ = (type(t) for t in buffers.transforms)
         known = [kind for kind in (ClipValue, ClipNorm, GradientNoise) if kind in links]
         rule, state = buffers.transforms[-1], buffers.states[-1]

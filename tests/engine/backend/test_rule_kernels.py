@@ -16,8 +16,8 @@ from flame_train.optimizers import OPTIMIZERS
 from flame_train.schedules.rex import Rex
 
 SHAPES = {
-    "down": (4, 700), "up": (150, 4), "odd": (33, 7), "conv": (8, 40, 3, 3), "point": (36, 4, 1, 1), "small": (3, 5, 2, 2),
-    "vector": (70,), "one": (1,),
+    "down": (4, 700), "up": (150, 4), "odd": (33, 7), "conv": (8, 40, 3, 3), "point": (36, 4, 1, 1),
+    "small": (3, 5, 2, 2), "vector": (70,), "one": (1,),
 }  # fmt: skip
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("schedule_free_adamw", {"weight_decay": 0.1}),
