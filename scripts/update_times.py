@@ -51,7 +51,7 @@ def made(name: str, sizes: list[tuple[int, int]], backend: Backend) -> Optimizer
     parameters = [Parameter(rng.standard_normal(s).astype(np.float32) * 0.02, f"p{i}") for i, s in enumerate(sizes)]
     config = from_options(
         train={"precision": "bf16", "steps": 1000},
-        optimizer={"name": name, "lr": 1.0 if OPTIMIZERS[name]().finds_rate else 1e-4},
+        optimizer={"name": name, "lr": 1.0 if OPTIMIZERS[name]().lr_is_factor else 1e-4},
         schedule={"name": "constant"},
     )
     optimizer = build_optimizer(

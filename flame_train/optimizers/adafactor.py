@@ -94,7 +94,7 @@ class Adafactor(OptimizerKind):
     warmup_init: bool = field(False, "relative_step's rate is at most a millionth of the step")
 
     @property
-    def finds_rate(self) -> bool:
+    def lr_is_factor(self) -> bool:
         return self.relative_step
 
     def problems(self, config: Any) -> Mapping[str, str]:

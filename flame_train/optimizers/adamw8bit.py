@@ -73,7 +73,7 @@ class AdamW8bitRule:
             "BETA1": b1, "BETA2": b2, "FRESH1": 1.0 - b1, "FRESH2": 1.0 - b2, "EPS": self.eps,
             "WEIGHT_DECAY": self.weight_decay, "BLOCKS": len(places),
         }  # fmt: skip
-        states = {
+        states: dict[str, Any] = {
             "signed": float32, "unsigned": float32, "exp_avg": uint8, "exp_avg_max": float32, "exp_avg_sq": uint8,
             "exp_avg_sq_max": float32,
         }  # fmt: skip

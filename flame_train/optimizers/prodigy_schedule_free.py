@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flame_train.engine.dtype import Array, float32, int64
+from flame_train.engine.dtype import Array, float32
 from flame_train.engine.namespace import Namespace
 from flame_train.engine.optim import FlatParameters, State, Step
 from flame_train.engine.optim.fused import Kernel
@@ -34,7 +34,7 @@ def first_two(shape: tuple[int, ...]) -> Cut | None:
     """
     if len(shape) < 2 or max(shape) < 32:
         return None
-    return Cut(1, *shape[:2], math.prod(shape[2:]))
+    return Cut(1, shape[0], shape[1], math.prod(shape[2:]))
 
 
 def whole(shape: tuple[int, ...]) -> None:
@@ -178,8 +178,8 @@ class ProdigyScheduleFreeRule:
 
 def _sliced(arena: FlatParameters) -> Array:
     """The places in the flat buffers of every 11th value of each parameter: (1, n) int64, stack by stack."""
-    places = [np.arange(start, start + size, _EVERY, int64) for start, size in arena.matrices(whole).spans()]
-    return arena.backend.to_device(np.concatenate(places)[None])
+    places = [np.arange(start, start + size, _EVERY) for start, size in arena.matrices(whole).spans()]
+    return arena.backend.to_device(np.concatenate(places)[None].astype(np.int64))
 
 
 class ProdigyScheduleFree(OptimizerKind):

@@ -193,7 +193,7 @@ def chosen(device: str, name: str) -> Optimizer:
     """As a run has it, behind clipping, with LoRA+ and a warm-up."""
     rng = np.random.default_rng(0)
     ps = [Parameter(rng.standard_normal(s).astype(np.float32), n) for n, s in LORA.items()]
-    rate = 1.0 if OPTIMIZERS[name]().finds_rate else 0.01
+    rate = 1.0 if OPTIMIZERS[name]().lr_is_factor else 0.01
     config = from_options(
         train={"precision": "bf16", "steps": 100},
         optimizer={"name": name, "lr": rate, "lora_plus_ratio": 4.0},
@@ -271,7 +271,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
     name: str, small_base: Path, drawn: Path, tmp_path: Path
 ) -> None:
     """The process dies at once while a checkpoint is written, and is started again by the same command."""
-    rate = "1.0" if OPTIMIZERS[name]().finds_rate else "0.001"
+    rate = "1.0" if OPTIMIZERS[name]().lr_is_factor else "0.001"
 
     def run(folder: str, failpoint: str = "") -> int:
         keys = {

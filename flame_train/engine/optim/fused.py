@@ -173,7 +173,7 @@ class _Generated:
         def traced(xp: Namespace, given: dict[str, Any]) -> dict[str, Any]:
             element: Any = _Element(given["p"], given.get("lr_scale"), given.get("decay_scale"))
             numbers = {n: given[f"number.{n}"] for n in self._numbers}
-            step = Step(xp, element, None, numbers=numbers, rate=given["rate"])  # type: ignore[arg-type]
+            step = Step(xp, element, None, numbers=numbers, rate=given["rate"])
             result: dict[str, Any] = formula(given, {n: given[f"state.{n}"] for n in flat}, step)
             return result
 

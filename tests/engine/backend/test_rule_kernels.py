@@ -44,7 +44,7 @@ def make(device: str, name: str, keys: dict[str, Any], links: list[Any]) -> Opti
         lr_scale={"up": 4.0} if links else None, decay_scale={"odd": 0.5},
     )  # fmt: skip
     more: dict[str, Any] = {"scaler": LossScaler(init=4.0), "average": EMA(0.9)} if links else {}
-    lr = 1.0 if OPTIMIZERS[name](**keys).finds_rate else 0.01
+    lr = 1.0 if OPTIMIZERS[name](**keys).lr_is_factor else 0.01
     return Optimizer(
         arena, [*links, OPTIMIZERS[name](**keys).rule()], lr=lr, accumulation=2, schedule=Rex().build(9, 1, 0.0), **more
     )
