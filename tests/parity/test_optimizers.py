@@ -215,7 +215,8 @@ class OwnRates:
         self.parameters, self.bump, self.decay, self.bounds = parameters, bump, decay, (least, most)
         self.states = [
             {"codes": torch.full_like(p, 127.0), "scale": torch.tensor(lr) / 127, "above": torch.zeros_like(p).bool(),
-             "row": torch.zeros(p.shape[:-1]), "col": torch.zeros(*p.shape[:-2], *p.shape[-1:]), "v": torch.zeros_like(p)}
+             "row": torch.zeros(p.shape[:-1]), "col": torch.zeros(*p.shape[:-2], *p.shape[-1:]),
+             "v": torch.zeros_like(p)}
             for p in parameters
         ]  # fmt: skip
 

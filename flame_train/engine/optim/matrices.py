@@ -1,4 +1,4 @@
-"""Parameters as matrices, for rules that keep means over rows and columns: a buffer for all rows, one for all columns."""
+"""Parameters as matrices, for rules that keep means over rows and columns: one buffer for all rows, one for columns."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Matrices:
         self._rows = rows
 
     def table(self, extra: Mapping[int, int] | None = None) -> Array:
-        """What `Matrix` in matrices.cuh reads: ten int64 a parameter, the last of `extra`, by its number. Largest first."""
+        """What `Matrix` in matrices.cuh reads: ten int64 a parameter, the last out of `extra`. Largest first."""
         ordered = sorted(self._rows, key=lambda row: -row[-1])
         given = [(*row[:-1], (extra or {}).get(row[-2], 0)) for row in ordered]
         return self._backend.to_device(np.array(given, np.int64))
