@@ -90,7 +90,18 @@ def test_a_run_continues_to_the_bit_with_every_choice(train_small: Callable[...,
 
 def test_images_are_drawn_by_its_command(small_base: Path, tmp_path: Path) -> None:
     command = ["sample", "--checkpoint", str(small_base), "--prompt", "a red circle", "--prediction", "flow"]
-    size = ["--steps", "2", "--width", "64", "--height", "64", "--device", "cpu", "--output", str(tmp_path / "drawn.png")]
+    size = [
+        "--steps",
+        "2",
+        "--width",
+        "64",
+        "--height",
+        "64",
+        "--device",
+        "cpu",
+        "--output",
+        str(tmp_path / "drawn.png"),
+    ]
     assert cli.run([*command, *size]) == 0
     assert list(tmp_path.rglob("*.png"))
 

@@ -10,9 +10,19 @@ import pytest
 from flame_train.engine import Parameter
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import bfloat16, float32
-from flame_train.engine.optim import EMA, ClipNorm, ClipValue, FlatParameters, GradientNoise, LossScaler, Optimizer
+from flame_train.engine.optim import (
+    EMA,
+    ClipNorm,
+    ClipValue,
+    FlatParameters,
+    GradientNoise,
+    LossScaler,
+    Optimizer,
+    fused,
+    update,
+)
 from flame_train.engine.optim.update import FusedUpdate, ReferenceUpdate
-from flame_train.optimizers import OPTIMIZERS
+from flame_train.optimizers import OPTIMIZERS, factored
 from flame_train.schedules.rex import Rex
 
 SHAPES = {
@@ -68,6 +78,9 @@ def trained(o: Optimizer, device: str, steps: range) -> dict[str, np.ndarray]:
 def test_kernels_do_what_the_reference_does(gpu: Any, compiled: Any, links: list[Any], monkeypatch: Any) -> None:
     """To the bit where no sum is involved; else as far as the order of sums allows."""
     monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
+    monkeypatch.setattr(factored, "THREADS", 64)
+    monkeypatch.setattr(fused, "_SUM_BLOCKS", 3)
+    monkeypatch.setattr(update, "_BLOCKS", 3)
     for case in CASES:
         trained(make("cuda", *case, links), "cuda", range(1))
     compiled.build()
