@@ -20,12 +20,13 @@ from tests.parity.test_optimizers import published
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
-pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.parity, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 STEPS = 50
 RUNS = {
     "adamw": (1e-3, {}, published("torch.optim", "AdamW", weight_decay=0.01)),
-    "prodigy": (1.0, {}, published("prodigyopt", "Prodigy")),
+    # With a d_coef of 1 the loss leaps at step 30, and what is rounding becomes another run.
+    "prodigy": (1.0, {"d_coef": 0.25}, published("prodigyopt", "Prodigy", d_coef=0.25)),
     "adafactor": (1e-3, {}, published("transformers", "Adafactor", scale_parameter=False, relative_step=False)),
     "lion": (1e-4, {}, published("lion_pytorch", "Lion")),
     "schedule_free_adamw": (1e-3, {}, published("schedulefree", "AdamWScheduleFree")),
