@@ -216,7 +216,7 @@ def sample(
     guidance_scale: Annotated[float, typer.Option("--guidance-scale", min=0.0, help="0: the model's own.")] = 0.0,
     sampler: Annotated[Literal["euler", "ddim"], typer.Option("--sampler", help="Of SDXL alone.")] = "euler",
     prediction: Annotated[
-        Literal["epsilon", "v"], typer.Option("--prediction", help="As model.prediction in a config (SDXL).")
+        Literal["epsilon", "v", "flow"], typer.Option("--prediction", help="As model.prediction in a config (SDXL).")
     ] = "epsilon",
     precision: Annotated[
         Literal["fp32", "bf16", "fp16"], typer.Option("--precision", help="As train.precision in a config.")

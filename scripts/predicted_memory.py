@@ -24,6 +24,7 @@ from random_checkpoint import parts_of, tensors, write_empty
 
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
+from flame_train.optimizers import OPTIMIZERS
 from flame_train.recipes.small import write_vocabulary
 from flame_train.tools.bench import Trial, predicted, prepare
 
@@ -50,6 +51,11 @@ STEPS: dict[str, dict[str, Any]] = {
     "flux, offloading": {"model": "flux-dev", "checkpointing": "offload"},
     "flux, 8 bits": {"model": "flux-dev", "arithmetic": "fp8", **_8_BITS},
     "flux, base in 8 bits, checkpointing": {"model": "flux-dev", "checkpointing": "full", **_8_BITS},
+    # Of rank 128, checkpointed: so that state is a good part of it.
+    **{
+        f"sdxl, {name}": {"optimizer": name, "rank": 128, "checkpointing": "full", "resolution": 512}
+        for name in OPTIMIZERS
+    },
 }
 RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "sdxl, first run": ("sdxl", ("sample.every=0",)),

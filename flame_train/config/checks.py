@@ -143,7 +143,15 @@ def _normalize(config: Config) -> str | None:
 def _zero_terminal_snr(config: Config) -> str | None:
     if not config.loss.zero_terminal_snr or config.model.prediction == "v":
         return None
+    if config.model.prediction == "flow":
+        return 'means nothing with model.prediction = "flow", which has no noise schedule; remove it'
     return 'expected model.prediction = "v" with it: an epsilon model learns nothing from pure noise'
+
+
+def _flow_sampler(config: Config) -> str | None:
+    if config.model.prediction != "flow" or config.sample.sampler == "euler":
+        return None
+    return f'expected "euler" with model.prediction = "flow", got "{config.sample.sampler}"'
 
 
 def _timestep_span(config: Config) -> str | None:
@@ -228,4 +236,5 @@ def checks() -> Iterator[Check]:
     yield Check(("model.arithmetic", "model.quantize"), _arithmetic)
     yield Check(("sample.guidance_scale",), _guidance)
     yield Check(("loss.zero_terminal_snr", "model.prediction"), _zero_terminal_snr)
+    yield Check(("sample.sampler", "model.prediction"), _flow_sampler)
     yield Check(("loss.min_timestep", "loss.max_timestep", "loss.timestep_sampling"), _timestep_span)

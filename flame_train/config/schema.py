@@ -40,8 +40,10 @@ class ModelSection(Section):
         place=True,
         aka=("pretrained_vae_model_name_or_path", "ae"),
     )
-    prediction: Literal["epsilon", "v"] = field(
-        "epsilon", "the model's target", aka=("prediction_type", "v_parameterization")
+    prediction: Literal["epsilon", "v", "flow"] = field(
+        "epsilon",
+        "the model's target; flow: the velocity of a rectified flow, as bigASP 2.5 and NoobAI RF do",
+        aka=("prediction_type", "v_parameterization", "flow_matching", "flow_model"),
     )
     quantize: Literal["off", "fp8"] = field(
         "off",
@@ -244,7 +246,7 @@ class LossSection(Section):
 
     shift: float = field(
         0.0,
-        "shift of noise levels towards more noise (SD3, Flux); 1: none; 0: the family's own",
+        "shift of noise levels towards more noise (models of flow); 1: none; 0: the family's own",
         ge=0,
         le=100,
         aka=("discrete_flow_shift", "training_shift"),

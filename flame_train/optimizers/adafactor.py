@@ -1,17 +1,20 @@
-"""Adafactor (arXiv 1804.04235) with a learning rate from outside, as transformers has it without `relative_step`."""
+"""Adafactor (arXiv 1804.04235), as transformers has it, with a learning rate from outside or its own, falling one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
 from flame_train.engine.dtype import Array, float32
 from flame_train.engine.optim import FlatParameters, State, Step
+from flame_train.engine.optim.fused import Kernel
 from flame_train.settings import field
 
-from .factored import clipped, inverse_root, rms, zeros
+from .factored import Moments, clipped, matrix_kernel, moments_of, rms
 from .kind import OptimizerKind
 
 
@@ -24,31 +27,40 @@ class AdafactorRule:
     beta1: float
     weight_decay: float
     scale_parameter: bool
+    relative_step: bool
+    warmup_init: bool
     name: str = "adafactor"
     elementwise: ClassVar[bool] = False
     moves: ClassVar[bool] = True
 
     def init(self, arena: FlatParameters) -> State:
+        _ = arena.stacks  # made now: a captured step cannot
         momentum = {"exp_avg": arena.backend.xp.zeros(arena.size, float32)} if self.beta1 else {}
-        return zeros(arena, "exp_avg_sq") | momentum
+        return arena.matrices().zeros("exp_avg_sq") | momentum
 
     def numbers(self, state: State, step: Step) -> State:
-        return {}
+        """The second moment's decay, and the rate of `relative_step`: 1 / sqrt(step), at first less."""
+        t = step.count.astype(np.float64) + 1.0
+        relative = step.xp.minimum(t, 1.0)
+        if self.relative_step:
+            relative = step.xp.minimum(1e-6 * t if self.warmup_init else 1e-2, 1.0 / step.xp.sqrt(t))
+        return {"decay": (1.0 - t**-self.decay_rate).astype(float32), "relative": relative.astype(float32)}
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
         xp, arena, p = step.xp, step.arena, step.arena.values
-        decay = (1.0 - (step.count.astype(np.float64) + 1.0) ** -self.decay_rate).astype(float32)
-        scaled, scales, changed = xp.zeros_like(g), xp.ones_like(g), State()
+        numbers = step.numbers_of(self, state)
+        moments = Moments(xp, arena.matrices(), state, "exp_avg_sq")
+        scaled, scales = xp.zeros_like(g), xp.ones_like(g)
         for i, stack in enumerate(arena.stacks):
             own = stack.take(xp, g)
-            root, moments = inverse_root(xp, own * own + np.float32(1e-30), state, "exp_avg_sq", i, decay)
+            root = moments.inverse_root(own * own + np.float32(1e-30), i, numbers["decay"])
             stack.put(xp, scaled, clipped(xp, root * own, self.clip_threshold))
-            changed |= moments
             if self.scale_parameter:
                 size = xp.maximum(rms(xp, stack.take(xp, p)), np.float32(1e-3))
                 stack.put(xp, scales, xp.broadcast_to(size, own.shape))
-        rates = step.rates * scales if self.scale_parameter else step.rates
-        moved = rates * scaled
+        rates = step.rates * numbers["relative"] if self.relative_step else step.rates
+        rates = rates * scales if self.scale_parameter else rates
+        moved, changed = rates * scaled, moments.changed()
         if self.beta1:
             moved = self.beta1 * state["exp_avg"] + (1.0 - self.beta1) * moved
             changed["exp_avg"] = moved
@@ -57,9 +69,18 @@ class AdafactorRule:
             moved = moved + decayed * (rates * p)
         return moved, changed
 
+    def kernel(self, arena: FlatParameters) -> Kernel:
+        constants = {
+            "THRESHOLD": self.clip_threshold, "BETA1": self.beta1, "WEIGHT_DECAY": self.weight_decay,
+            "SCALED": self.scale_parameter,
+        }  # fmt: skip
+        text = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
+        states = moments_of("exp_avg_sq") | {"exp_avg": float32}
+        return matrix_kernel(arena, text, states=states, constants=constants)
+
 
 class Adafactor(OptimizerKind):
-    """Its `relative_step`, by which other trainers have it find its rate, is not here: `optimizer.lr` is the rate."""
+    """With `relative_step`, `optimizer.lr` is a factor on the rate that it has by itself: 1."""
 
     name = "adafactor"
     aka = ("transformers.adafactor", "adafactorfused")
@@ -69,6 +90,20 @@ class Adafactor(OptimizerKind):
     beta1: float = field(0.0, "decay of the first moment; 0: none", ge=0, lt=1)
     weight_decay: float = field(0.0, "weight decay, decoupled from the gradient", ge=0, le=1)
     scale_parameter: bool = field(False, "the rate of a matrix is multiplied by its root mean square, 0.001 at least")
+    relative_step: bool = field(False, "the rate is 1 / sqrt(step), 0.01 at most, times optimizer.lr, which is 1")
+    warmup_init: bool = field(False, "relative_step's rate is at most a millionth of the step")
+
+    @property
+    def lr_is_factor(self) -> bool:
+        return self.relative_step
+
+    def problems(self, config: Any) -> Mapping[str, str]:
+        if self.warmup_init and not self.relative_step:
+            return {"warmup_init": "expected optimizer.relative_step = true with it: it warms up that rate"}
+        return {}
 
     def rule(self) -> AdafactorRule:
-        return AdafactorRule(self.decay_rate, self.clip_threshold, self.beta1, self.weight_decay, self.scale_parameter)
+        return AdafactorRule(
+            self.decay_rate, self.clip_threshold, self.beta1, self.weight_decay, self.scale_parameter,
+            self.relative_step, self.warmup_init,
+        )  # fmt: skip

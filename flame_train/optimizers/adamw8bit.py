@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from flame_train.engine.dtype import Array, float32
+from flame_train.engine.dtype import Array, float32, uint8
 from flame_train.engine.namespace import Namespace
 from flame_train.engine.optim import FlatParameters, State, Step
+from flame_train.engine.optim.fused import Kernel
 from flame_train.engine.optim.optimizers import decayed
 
 from .adamw import AdamW
 
 _BLOCK = 256
+_WARPS = 8  # of a block of threads; each has a block of values
 _ZERO = {"signed": 127, "unsigned": 0}
 """The place of 0 among the levels."""
 
@@ -34,33 +37,56 @@ class AdamW8bitRule:
     elementwise: ClassVar[bool] = False
 
     def init(self, arena: FlatParameters) -> State:
-        xp, put = arena.backend.xp, arena.backend.to_device
+        _ = arena.stacks  # made now: a captured step cannot
+        xp, put, blocks = arena.backend.xp, arena.backend.to_device, len(_blocks(arena))
         state = {"signed": put(dynamic_levels(signed=True)[None]), "unsigned": put(dynamic_levels(signed=False)[None])}
-        for i, stack in enumerate(arena.stacks):
-            n, blocks = stack.places.shape[0], -(-int(np.prod(stack.shape)) // _BLOCK)
-            for moment in ("exp_avg", "exp_avg_sq"):
-                state[f"{moment}.{i}"] = xp.zeros((n, blocks, _BLOCK), np.uint8)
-                state[f"{moment}_max.{i}"] = xp.zeros((n, blocks, 1), float32)
+        for moment in ("exp_avg", "exp_avg_sq"):
+            state[moment] = xp.zeros((blocks, _BLOCK), uint8)
+            state[f"{moment}_max"] = xp.zeros((blocks, 1), float32)
         return state
 
     def numbers(self, state: State, step: Step) -> State:
-        return {}
+        """The bias corrections: the divisors of the `first` moment and of the root of the `second`, 0-d fp32."""
+        xp, (b1, b2) = step.xp, self.betas
+        t = step.count.astype(np.float64) + 1.0
+        return {"first": (1.0 - b1**t).astype(float32), "second": xp.sqrt(1.0 - b2**t).astype(float32)}
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
         xp, (b1, b2) = step.xp, self.betas
-        t = step.count.astype(np.float64) + 1.0
-        first, second = (1.0 - b1**t).astype(float32), xp.sqrt(1.0 - b2**t).astype(float32)
-        direction, changed = xp.zeros_like(g), State()
-        for i, stack in enumerate(step.arena.stacks):
-            own = stack.take(xp, g)
-            blocks = _in_blocks(xp, own)
-            m = b1 * _read(state, "signed", f"exp_avg.{i}", f"exp_avg_max.{i}") + (1.0 - b1) * blocks
-            v = b2 * _read(state, "unsigned", f"exp_avg_sq.{i}", f"exp_avg_sq_max.{i}") + (1.0 - b2) * blocks * blocks
-            moved = (m / first) / (xp.sqrt(v) / second + self.eps)
-            stack.put(xp, direction, moved.reshape(len(own), -1)[:, : own[0].size])
-            changed |= _written(xp, state, "signed", m, f"exp_avg.{i}", f"exp_avg_max.{i}")
-            changed |= _written(xp, state, "unsigned", v, f"exp_avg_sq.{i}", f"exp_avg_sq_max.{i}")
+        numbers = step.numbers_of(self, state)
+        own = xp.concatenate([_in_blocks(xp, stack.take(xp, g)) for stack in step.arena.stacks])
+        m = b1 * _read(state, "signed", "exp_avg") + (1.0 - b1) * own
+        v = b2 * _read(state, "unsigned", "exp_avg_sq") + (1.0 - b2) * own * own
+        moved = (m / numbers["first"]) / (xp.sqrt(v) / numbers["second"] + self.eps)
+        direction, at = xp.zeros_like(g), 0
+        for stack in step.arena.stacks:
+            count, size = stack.places.shape[0], int(np.prod(stack.shape))
+            blocks = count * -(-size // _BLOCK)
+            stack.put(xp, direction, moved[at : at + blocks].reshape(count, -1)[:, :size])
+            at += blocks
+        changed = _written(xp, state, "signed", m, "exp_avg") | _written(xp, state, "unsigned", v, "exp_avg_sq")
         return decayed(direction, self.weight_decay, step.arena), changed
+
+    def kernel(self, arena: FlatParameters) -> Kernel:
+        (b1, b2), places = self.betas, _blocks(arena)
+        constants = {
+            "BETA1": b1, "BETA2": b2, "FRESH1": 1.0 - b1, "FRESH2": 1.0 - b2, "EPS": self.eps,
+            "WEIGHT_DECAY": self.weight_decay, "BLOCKS": len(places),
+        }  # fmt: skip
+        states: dict[str, Any] = {
+            "signed": float32, "unsigned": float32, "exp_avg": uint8, "exp_avg_max": float32, "exp_avg_sq": uint8,
+            "exp_avg_sq_max": float32,
+        }  # fmt: skip
+        text = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
+        tables = {"places": arena.backend.to_device(places)}
+        return Kernel(text, -(-len(places) // _WARPS), _WARPS * 32, tables, states, constants)
+
+
+def _blocks(arena: FlatParameters) -> np.ndarray[Any, Any]:
+    """Where each block of values begins in the flat buffers, and how many it has: (blocks, 2) int64, stack by stack."""
+    spans = arena.matrices().spans()
+    found = [(at, min(_BLOCK, start + size - at)) for start, size in spans for at in range(start, start + size, _BLOCK)]
+    return np.array(found, np.int64)
 
 
 def dynamic_levels(signed: bool) -> np.ndarray[Any, Any]:
@@ -77,40 +103,28 @@ def dynamic_levels(signed: bool) -> np.ndarray[Any, Any]:
 
 
 def _in_blocks(xp: Namespace, values: Array) -> Array:
-    """(n, *shape) as (n, blocks, 256), the last block filled up with zeros."""
+    """(n, *shape) as (n * blocks, 256), the last block of each filled up with zeros."""
     flat = values.reshape(len(values), -1)
     blocks = -(-flat.shape[1] // _BLOCK)
     filled = xp.zeros((len(values), blocks * _BLOCK), float32)
     filled[:, : flat.shape[1]] = flat
-    return filled.reshape(len(values), blocks, _BLOCK)
+    return filled.reshape(-1, _BLOCK)
 
 
-def _read(state: State, levels: str, codes: str, largest: str) -> Array:
-    """The values of a moment, (n, blocks, 256) fp32."""
+def _read(state: State, levels: str, moment: str) -> Array:
+    """The values of a moment, (blocks, 256) fp32."""
     table = state[levels][0]
-    places = state[codes].astype(np.int64)
-    return table[(places + _ZERO[levels]) % _BLOCK] * state[largest]
+    places = state[moment].astype(np.int64)
+    return table[(places + _ZERO[levels]) % _BLOCK] * state[f"{moment}_max"]
 
 
-def _written(xp: Namespace, state: State, levels: str, values: Array, codes: str, largest: str) -> State:
-    """Quantizes moments to the nearest level of each block.
-
-    Args:
-        xp: the array namespace.
-        state: the optimizer's state, which holds the table of levels.
-        levels: the name of that table.
-        values: moments (n, blocks, 256), fp32.
-        codes: the name under which the codes are stored.
-        largest: the name under which the largest magnitude of each block is stored.
-
-    Returns:
-        The two changed entries of the state.
-    """
+def _written(xp: Namespace, state: State, levels: str, values: Array, moment: str) -> State:
+    """The nearest levels of values (blocks, 256), and the largest magnitude of each block."""
     most = xp.abs(values).max(-1, keepdims=True)
     shares = values / xp.where(most > 0, most, np.float32(1.0))
     table = state[levels][0]
     places = xp.searchsorted((table[1:] + table[:-1]) * np.float32(0.5), shares)
-    return {codes: ((places - _ZERO[levels]) % _BLOCK).astype(np.uint8), largest: most}
+    return {moment: ((places - _ZERO[levels]) % _BLOCK).astype(np.uint8), f"{moment}_max": most}
 
 
 class AdamW8bit(AdamW):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from flame_train.engine.dtype import Array, float32
 from flame_train.engine.optim import FlatParameters, State, Step
+from flame_train.engine.optim.fused import Kernel
 from flame_train.engine.optim.optimizers import decayed
 from flame_train.settings import field
 
 from .betas import betas_problem
-from .factored import clipped, inverse_root, zeros
+from .factored import Moments, clipped, matrix_kernel, moments_of
 from .kind import OptimizerKind
 
 
@@ -29,30 +31,40 @@ class CameRule:
     elementwise: ClassVar[bool] = False
 
     def init(self, arena: FlatParameters) -> State:
-        momentum = {"exp_avg": arena.backend.xp.zeros(arena.size, float32)}
-        residuals = {n: a for n, a in zeros(arena, "exp_avg_res").items() if "whole" not in n}
-        return momentum | zeros(arena, "exp_avg_sq") | residuals
+        _ = arena.stacks  # made now: a captured step cannot
+        matrices, momentum = arena.matrices(), arena.backend.xp.zeros(arena.size, float32)
+        confidence = {n: a for n, a in matrices.zeros("exp_avg_res").items() if "whole" not in n}
+        return {"exp_avg": momentum} | matrices.zeros("exp_avg_sq") | confidence
 
     def numbers(self, state: State, step: Step) -> State:
         return {}
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
         xp, (b1, b2, b3) = step.xp, self.betas
-        direction, momentum, changed = xp.zeros_like(g), xp.zeros_like(g), State()
+        matrices = step.arena.matrices()
+        squares, residuals = (Moments(xp, matrices, state, name) for name in ("exp_avg_sq", "exp_avg_res"))
+        direction, momentum = xp.zeros_like(g), xp.zeros_like(g)
         for i, stack in enumerate(step.arena.stacks):
             own = stack.take(xp, g)
-            root, moments = inverse_root(xp, own * own + np.float32(1e-30), state, "exp_avg_sq", i, b2)
+            root = squares.inverse_root(own * own + np.float32(1e-30), i, b2)
             update = clipped(xp, root * own, self.clip_threshold)
             m = b1 * stack.take(xp, state["exp_avg"]) + (1.0 - b1) * update
-            changed |= moments
             stack.put(xp, momentum, m)
-            if len(stack.shape) > 1:
-                residual = (update - m) ** 2 + np.float32(1e-16)
-                root, moments = inverse_root(xp, residual, state, "exp_avg_res", i, b3)
-                changed |= moments
-                m = root * m
+            if matrices.is_cut(i):
+                m = residuals.inverse_root((update - m) ** 2 + np.float32(1e-16), i, b3) * m
             stack.put(xp, direction, m)
-        return decayed(direction, self.weight_decay, step.arena), changed | {"exp_avg": momentum}
+        changed = {"exp_avg": momentum} | squares.changed() | residuals.changed()
+        return decayed(direction, self.weight_decay, step.arena), changed
+
+    def kernel(self, arena: FlatParameters) -> Kernel:
+        b1, b2, b3 = self.betas
+        constants = {
+            "THRESHOLD": self.clip_threshold, "WEIGHT_DECAY": self.weight_decay, "BETA1": b1, "BETA2": b2, "BETA3": b3,
+            "FRESH1": 1.0 - b1, "FRESH2": 1.0 - b2, "FRESH3": 1.0 - b3,
+        }  # fmt: skip
+        text = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
+        states = moments_of("exp_avg_sq", "exp_avg_res") | {"exp_avg": float32}
+        return matrix_kernel(arena, text, pairs=2, states=states, constants=constants)
 
 
 class Came(OptimizerKind):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,44 +10,66 @@ import numpy as np
 from flame_train.engine.dtype import Array, float32
 from flame_train.engine.namespace import Namespace
 from flame_train.engine.optim import FlatParameters, State
+from flame_train.engine.optim.fused import Kernel
+from flame_train.engine.optim.matrices import Cutting, Matrices, last_two
+
+THREADS = 512
+"""Of the block that has a matrix."""
 
 
-def zeros(arena: FlatParameters, name: str) -> State:
-    """The factored moments of every stack of parameters: `row.i` and `col.i`, or `whole.i` below two dims."""
-    state: State = {}
-    for i, stack in enumerate(arena.stacks):
-        n, shape, xp = stack.places.shape[0], stack.shape, arena.backend.xp
-        if len(shape) < 2:
-            state[f"{name}_whole.{i}"] = xp.zeros((n, *shape), float32)
-        else:
-            state[f"{name}_row.{i}"] = xp.zeros((n, *shape[:-1]), float32)
-            state[f"{name}_col.{i}"] = xp.zeros((n, *shape[:-2], shape[-1]), float32)
-    return state
+def matrix_kernel(
+    arena: FlatParameters, text: str, *, cut: Cutting = last_two, pairs: int = 1,
+    extra: Mapping[int, int] | None = None, tables: Mapping[str, Array] | None = None, **more: Any,
+) -> Kernel:  # fmt: skip
+    """A kernel with a block for each matrix: its tables are the matrices, and `pairs` of places for their factors.
 
-
-def inverse_root(xp: Namespace, squares: Array, state: State, name: str, i: int, decay: Any) -> tuple[Array, State]:
-    """1 / sqrt of the second moment, factored into rows and columns for matrices (Adafactor, arXiv 1804.04235).
-
-    Args:
-        xp: the array namespace.
-        squares: squared gradients (n, *shape).
-        state: the state that holds the moments.
-        name: their prefix in the state.
-        i: the number of the stack of parameters.
-        decay: the decay of the moments; the new value has the weight 1 - decay.
-
-    Returns:
-        The inverse root, which broadcasts to `squares`, and the changed entries of the state.
+    `extra` is a number for each parameter by its own, which the kernel finds in its `Matrix`; `tables` stand last.
     """
-    fresh = 1.0 - decay
-    if squares.ndim < 3:
-        whole = decay * state[f"{name}_whole.{i}"] + fresh * squares
-        return 1.0 / xp.sqrt(whole), {f"{name}_whole.{i}": whole}
-    row = decay * state[f"{name}_row.{i}"] + fresh * squares.mean(-1)
-    col = decay * state[f"{name}_col.{i}"] + fresh * squares.mean(-2)
-    by_row = 1.0 / xp.sqrt(row / row.mean(-1, keepdims=True))
-    by_col = 1.0 / xp.sqrt(col)
-    return by_row[..., None] * by_col[..., None, :], {f"{name}_row.{i}": row, f"{name}_col.{i}": col}
+    matrices, xp = arena.matrices(cut), arena.backend.xp
+    factors = {
+        f"by_{kind}{i}": xp.empty((1, max(matrices.totals[kind], 1)), float32)
+        for i in range(pairs)
+        for kind in ("row", "col")
+    }
+    given = {"matrices": matrices.table(extra)} | factors | dict(tables or {})
+    return Kernel(text, matrices.count, THREADS, given, **more)
+
+
+def moments_of(*names: str) -> dict[str, Any]:
+    """The dtypes of the moments of these names, of rows, of columns and whole, in a kernel's order."""
+    return {f"{name}_{kind}": float32 for name in names for kind in ("row", "col", "whole")}
+
+
+class Moments:
+    """The factored moments `name` in a step: read, moved on stack by stack, and joined again."""
+
+    def __init__(self, xp: Namespace, matrices: Matrices, state: State, name: str) -> None:
+        self._xp, self._matrices, self._state, self._name = xp, matrices, state, name
+        self._parts: dict[str, list[Array]] = {}
+
+    def inverse_root(self, squares: Array, stack: int, decay: Any) -> Array:
+        """1 / sqrt of the moment of `squares` (n, *shape), which moves by 1 - `decay`."""
+        xp = self._xp
+        if not self._matrices.is_cut(stack):
+            return 1.0 / xp.sqrt(self.moved("whole", stack, squares, decay))
+        row = self.moved("row", stack, squares.mean(-1), decay)
+        col = self.moved("col", stack, squares.mean(-2), decay)
+        by_row = 1.0 / xp.sqrt(row / row.mean(-1, keepdims=True))
+        by_col = 1.0 / xp.sqrt(col)
+        root: Array = by_row[..., None] * by_col[..., None, :]
+        return root
+
+    def moved(self, kind: str, stack: int, mean: Array, decay: Any, fresh: Any = None) -> Array:
+        """A moment, in the shape of `mean`: decay * moment + fresh * mean; `fresh` is 1 - decay if not given."""
+        before = self._matrices.part(self._state[f"{self._name}_{kind}"], kind, stack).reshape(mean.shape)
+        after: Array = decay * before + (1.0 - decay if fresh is None else fresh) * mean
+        self._parts.setdefault(kind, []).append(after)
+        return after
+
+    def changed(self) -> State:
+        """The entries of the state."""
+        joined = Matrices.joined
+        return {f"{self._name}_{kind}": joined(self._xp, parts) for kind, parts in self._parts.items()}
 
 
 def rms(xp: Namespace, x: Array) -> Array:

@@ -14,6 +14,11 @@ class OptimizerKind(Entry):
     finds_rate: ClassVar[bool] = False
     """Whether it finds the learning rate by itself, and `optimizer.lr` is a factor, 1 as a rule."""
 
+    @property
+    def lr_is_factor(self) -> bool:
+        """Whether it finds the learning rate with the values that its keys have."""
+        return self.finds_rate
+
     averages: ClassVar[bool] = False
     """Whether it averages the values itself, which takes the place of a decaying schedule and of a moving average."""
 

@@ -12,6 +12,8 @@ import numpy as np
 from flame_train.engine.dtype import Array, float32
 from flame_train.engine.namespace import Namespace
 from flame_train.engine.optim import FlatParameters, State, Step
+from flame_train.engine.optim.optimizers import decayed
+from flame_train.engine.optim.transform import settled, singles
 from flame_train.settings import field
 
 from .betas import betas_problem
@@ -35,7 +37,7 @@ class ProdigyRule:
     use_bias_correction: bool
     safeguard_warmup: bool
     name: str = "prodigy"
-    elementwise: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = True
     shown: ClassVar[tuple[str, ...]] = ("d",)
 
     def init(self, arena: FlatParameters) -> State:
@@ -49,31 +51,52 @@ class ProdigyRule:
         )
 
     def numbers(self, state: State, step: Step) -> State:
-        return {}
+        """The gradient's factors in the moments and in s."""
+        d = state["d"]
+        weight = (d / self.d0) * (d if self.safeguard_warmup else self._dlr(step, state))
+        return {
+            "in_first": (d * (1.0 - self.betas[0])).astype(float32),
+            "in_second": (d * d * (1.0 - self.betas[1])).astype(float32),
+            "in_s": weight.astype(float32),
+        }
+
+    def terms(self, g: Array, state: State, step: Step) -> tuple[State, State]:
+        assert step.rate is not None
+        assert step.numbers is not None
+        s = math.sqrt(self.betas[1]) * state["s"] + step.numbers["in_s"] * g
+        inner = g * (state["p0"] - step.arena.values)
+        return {"inner": inner, "size": step.xp.abs(s)}, {"s": step.xp.where(step.rate > 0, s, state["s"])}
+
+    def conclude(self, state: State, step: Step) -> State:
+        assert step.rate is not None
+        assert step.sums is not None
+        xp, d, size = step.xp, state["d"], step.sums["size"]
+        grown = (d / self.d0) * self._dlr(step, state) * step.sums["inner"]
+        numerator = math.sqrt(self.betas[1]) * state["d_numerator"] + grown
+        moved = (step.rate > 0) & (size > 0)
+        d_new, d_max = self._estimate(xp, state, self.d_coef * numerator / xp.where(moved, size, 1.0))
+        changed = {"d": d_new, "d_max": d_max, "d_numerator": numerator, "k": state["k"] + 1.0}
+        return {name: xp.where(moved, new, state[name]) for name, new in changed.items()} | {
+            "moved": moved.astype(float32),
+            "floor": (d_new * self.eps).astype(float32),
+            "factor": (d * self._bias(xp, state["k"])).astype(float32),
+        }
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
+        step, changed = settled(self, g, state, step)
         assert step.rate is not None
-        xp, (b1, b2), p, d = step.xp, self.betas, step.arena.values, state["d"]
-        b3 = math.sqrt(b2)
-        bias = self._bias(xp, state["k"])
-        dlr = d * step.rate.astype(np.float64) * bias
-        weight = (d / self.d0) * (d if self.safeguard_warmup else dlr)
-        m = b1 * state["exp_avg"] + (d * (1.0 - b1)).astype(float32) * g
-        v = b2 * state["exp_avg_sq"] + (d * d * (1.0 - b2)).astype(float32) * (g * g)
-        s = b3 * state["s"] + weight.astype(float32) * g
-        numerator = b3 * state["d_numerator"] + (d / self.d0) * dlr * xp.sum(g * (state["p0"] - p), dtype=np.float64)
-        size = xp.sum(xp.abs(s), dtype=np.float64)
-        live = step.rate > 0
-        moved = live & (size > 0)
-        d_new, d_max = self._estimate(xp, state, self.d_coef * numerator / xp.where(moved, size, 1.0))
-        direction = m / (xp.sqrt(v) + (d_new * self.eps).astype(float32))
-        if self.weight_decay:
-            decay = step.arena.decay_scale
-            direction = direction + (self.weight_decay if decay is None else self.weight_decay * decay) * p
-        changed = {"d": d_new, "d_max": d_max, "d_numerator": numerator, "k": state["k"] + 1.0}
-        kept = {name: xp.where(moved, new, state[name]) for name, new in changed.items()}
-        kept |= {n: xp.where(live, new, state[n]) for n, new in {"exp_avg": m, "exp_avg_sq": v, "s": s}.items()}
-        return xp.where(moved, (d * bias).astype(float32) * direction, np.float32(0.0)), kept
+        assert step.numbers is not None
+        xp, (b1, b2), numbers, live = step.xp, self.betas, step.numbers, step.rate > 0
+        m = b1 * state["exp_avg"] + numbers["in_first"] * g
+        v = b2 * state["exp_avg_sq"] + numbers["in_second"] * (g * g)
+        direction = decayed(m / (xp.sqrt(v) + numbers["floor"]), self.weight_decay, step.arena)
+        changed |= {n: xp.where(live, new, state[n]) for n, new in {"exp_avg": m, "exp_avg_sq": v}.items()}
+        moved = xp.where(numbers["moved"] > 0, numbers["factor"] * direction, np.float32(0.0))
+        return moved, changed | singles(state, numbers)
+
+    def _dlr(self, step: Step, state: State) -> Any:
+        assert step.rate is not None
+        return state["d"] * step.rate.astype(np.float64) * self._bias(step.xp, state["k"])
 
     def _bias(self, xp: Namespace, k: Array) -> Any:
         if not self.use_bias_correction:
@@ -99,7 +122,6 @@ class Prodigy(OptimizerKind):
         "dadaptadampreprint",
         "dadaptlion",
         "prodigy8bit",
-        "prodigyplusschedulefree",
     )
 
     betas: tuple[float, float] = field((0.9, 0.999), "decay of the two moments")

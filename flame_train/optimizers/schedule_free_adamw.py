@@ -10,6 +10,8 @@ import numpy as np
 
 from flame_train.engine.dtype import Array, float32
 from flame_train.engine.optim import FlatParameters, State, Step
+from flame_train.engine.optim.optimizers import decayed
+from flame_train.engine.optim.transform import singles
 from flame_train.settings import field
 
 from .betas import betas_problem
@@ -27,7 +29,7 @@ class ScheduleFreeAdamWRule:
     eps: float
     weight_decay: float
     name: str = "schedule_free_adamw"
-    elementwise: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = True
     moves: ClassVar[bool] = True
 
     def init(self, arena: FlatParameters) -> State:
@@ -40,28 +42,28 @@ class ScheduleFreeAdamWRule:
         }
 
     def numbers(self, state: State, step: Step) -> State:
-        return {}
-
-    def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
+        """How far y is pulled to z, its share of z's step, and the second moment's bias correction."""
         assert step.rate is not None
-        xp, (b1, b2), y, z = step.xp, self.betas, step.arena.values, state["z"]
+        xp, (b1, b2) = step.xp, self.betas
         lr_max = xp.maximum(step.rate.astype(np.float64), state["lr_max"])
         weight = lr_max * lr_max
         total = state["weight_sum"] + weight
         share = xp.where(total > 0, weight / xp.where(total > 0, total, 1.0), 0.0)
-        correction = (1.0 - b2 ** (step.count.astype(np.float64) + 1.0)).astype(float32)
-        v = b2 * state["exp_avg_sq"] + (1.0 - b2) * (g * g)
-        direction = g / (xp.sqrt(v / correction) + self.eps)
-        if self.weight_decay:
-            decay = step.arena.decay_scale
-            direction = direction + (self.weight_decay if decay is None else self.weight_decay * decay) * y
-        pulled = share.astype(float32) * (y - z) + (1.0 - b1 * (1.0 - share)).astype(float32) * step.rates * direction
-        return pulled, {
-            "z": z - step.rates * direction,
-            "exp_avg_sq": v,
+        return {
+            "pull": share.astype(float32),
+            "along": (1.0 - b1 * (1.0 - share)).astype(float32),
+            "second": (1.0 - b2 ** (step.count.astype(np.float64) + 1.0)).astype(float32),
             "weight_sum": total,
             "lr_max": lr_max,
         }
+
+    def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
+        xp, b2, y, z = step.xp, self.betas[1], step.arena.values, state["z"]
+        numbers = step.numbers_of(self, state)
+        v = b2 * state["exp_avg_sq"] + (1.0 - b2) * (g * g)
+        direction = decayed(g / (xp.sqrt(v / numbers["second"]) + self.eps), self.weight_decay, step.arena)
+        moved = numbers["pull"] * (y - z) + numbers["along"] * step.rates * direction
+        return moved, {"z": z - step.rates * direction, "exp_avg_sq": v} | singles(state, numbers)
 
     def evaluated(self, values: Array, state: State) -> Array:
         """The average x, of which y = (1 - b1) z + b1 x."""

@@ -14,13 +14,14 @@ from flame_train.adapters.targets import UNET_PRESETS
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Placement, Size
 from flame_train.data.tokenizers.clip import CHUNK
+from flame_train.diffusion.flow import NO_SHIFT, FlowObjective, constant_shift, flow_euler, static_sigmas
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import Noise
 from flame_train.diffusion.objectives import Objective
 from flame_train.diffusion.samplers import SamplerConfig, ddim, euler
 from flame_train.diffusion.schedules import NoiseSchedule
-from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
-from flame_train.diffusion.weightings import WEIGHTINGS
+from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS, TimestepSampling
+from flame_train.diffusion.weightings import WEIGHTINGS, Weighting
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.errors import ConfigError
@@ -32,11 +33,15 @@ from flame_train.models.sdxl import keys
 from flame_train.models.sdxl.files import SDXL_FILES, stated_prediction
 from flame_train.models.sdxl.unet import UNet, UNetArch, vector_conditioning
 from flame_train.text_encoders.clip import ClipG, ClipGKeys, ClipL, ClipLKeys
+from flame_train.training import step as training
 from flame_train.training.model import Autoencoder, Example, Model, Sampler, SamplingDefaults
 
 from .family import Family, Networks, Opening
 from .lesson import Lesson
 from .small import copy_small_sdxl
+
+_FLOW_SHIFT = 3.0
+"""The shift of sampling where `loss.shift` names none. The author of bigASP 2.5 recommends 3 to 12."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +69,8 @@ class SdxlModel(Model):
         out: Tensor = network(x, t, context, vector_conditioning(cond["pooled"], cond["time_ids"]))
         return out
 
-    def objective(self, model: ModelSection, loss: LossSection, device: str) -> Objective:
+    def objective(self, model: ModelSection, loss: LossSection, device: str) -> training.Objective:
+        assert model.prediction != "flow"
         return Objective(
             noise_schedule(loss),
             model.prediction,
@@ -79,11 +85,53 @@ class SdxlModel(Model):
     def sampler(self, model: ModelSection, loss: LossSection, steps: int, sampler: str, size: Size) -> Sampler:
         schedule = noise_schedule(loss)
         schedule.timesteps(steps)
+        assert model.prediction != "flow"
         draw = {"euler": euler, "ddim": ddim}[sampler]
         return partial(draw, config=SamplerConfig(schedule, steps, model.prediction))
 
+    def loss_problems(
+        self, loss: LossSection, weighting: type[Weighting], sampling: type[TimestepSampling]
+    ) -> Mapping[str, str]:
+        wrong = dict(super(SdxlModel, self).loss_problems(loss, weighting, sampling))
+        if loss.shift and not self.flow:
+            wrong["loss.shift"] = f'expected model.prediction = "flow" with it, got {loss.shift}; remove it'
+        return wrong
+
     def size_conditioning(self, placement: Placement) -> Example:
         return {"time_ids": np.asarray(placement.time_ids, np.int32)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SdxlFlowModel(SdxlModel):
+    """SDXL's network trained as a rectified flow (bigASP 2.5, NoobAI RF).
+
+    It predicts noise - x_0. The network is told 1000 s, as ComfyUI's ModelSamplingSD3 tells it, by which the authors
+    run these models; s needs not be a whole thousandth. What it sees is x_s itself, not scaled.
+    """
+
+    flow = True
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        return SamplingDefaults(28, 5.0)
+
+    def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
+        return super(SdxlFlowModel, self).predict(network, x, t * 1000.0, cond, guidance)
+
+    def objective(self, model: ModelSection, loss: LossSection, device: str) -> training.Objective:
+        return FlowObjective(
+            TIMESTEP_SAMPLINGS.chosen(loss),
+            constant_shift(loss.shift) if loss.shift else NO_SHIFT,
+            LOSSES.chosen(loss),
+            WEIGHTINGS.chosen(loss),
+            Noise.of(loss),
+            1,
+            (loss.min_timestep, loss.max_timestep),
+            device,
+        )
+
+    def sampler(self, model: ModelSection, loss: LossSection, steps: int, sampler: str, size: Size) -> Sampler:
+        return partial(flow_euler, sigmas=static_sigmas(steps, loss.shift or _FLOW_SHIFT))
 
 
 def noise_schedule(loss: LossSection) -> NoiseSchedule:
@@ -112,7 +160,7 @@ class SdxlFamily(Family):
     name = "sdxl"
     files = SDXL_FILES
     encoders = MappingProxyType({"clip_l": "text_encoder", "clip_g": "text_encoder_2"})
-    unsupported = ("loss.shift", "loss.guidance_scale")
+    unsupported = ("loss.guidance_scale",)
     published = MappingProxyType(
         {
             "sdxl": lambda: _networks(UNetArch.sdxl(), ClipArch.clip_l(), ClipArch.bigg(), VaeArch.sdxl()),
@@ -140,7 +188,7 @@ class SdxlFamily(Family):
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> SdxlModel:
         text, windows = opening.text, opening.max_tokens // CHUNK
         clip_l, clip_g, base = parts["text_encoder"], parts["text_encoder_2"], opening.base
-        return SdxlModel(
+        return (SdxlFlowModel if opening.model.prediction == "flow" else SdxlModel)(
             name=self.name,
             title=self.title,
             denoiser=parts["unet"],

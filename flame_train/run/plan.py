@@ -116,9 +116,11 @@ def _rule(data: DataSection) -> BucketRule:
 def _notice_rate(optimizer: OptimizerSection) -> None:
     """A rate of 1 is a factor for Prodigy, and far too high for the others."""
     chosen = OPTIMIZERS.chosen(optimizer)
-    name, finds = chosen.name, chosen.finds_rate
+    name, finds = chosen.name, chosen.lr_is_factor
     if optimizer.lr >= 1 and not finds:
-        _LOG.warning('optimizer.lr: %s is usual for "prodigy" alone; "%s" wants 1e-5 to 1e-3', optimizer.lr, name)
+        _LOG.warning(
+            'optimizer.lr: %s is usual for "prodigy" and its kin alone; "%s" wants 1e-5 to 1e-3', optimizer.lr, name
+        )
     if optimizer.lr < 0.1 and finds:
         _LOG.warning('optimizer.lr: "%s" finds its rate, of which %s is a factor; 1 is usual', name, optimizer.lr)
 

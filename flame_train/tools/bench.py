@@ -55,6 +55,7 @@ class Trial:
     quantize: Literal["off", "fp8"] = "off"
     arithmetic: Literal["bf16", "fp8"] = "bf16"
     checkpoint_blocks: Sequence[str] = ()
+    optimizer: str = "adamw"
 
     @property
     def fp8(self) -> nn.Fp8:
@@ -99,6 +100,7 @@ def prepare(trial: Trial) -> Prepared:
         lora={"rank": trial.rank, "alpha": float(trial.rank), "targets": (family.bench_targets,)},
         data={"resolution": trial.resolution, "batch_size": trial.batch},
         gradient={"checkpointing": trial.checkpointing},
+        optimizer={"name": trial.optimizer},
         model={"quantize": trial.quantize, "arithmetic": trial.arithmetic},
     )
     if trial.resolution % model.side_multiple:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from flame_train.config.load import from_options
 from flame_train.config.schema import LossSection
 from flame_train.diffusion.noise import Noise
 from flame_train.diffusion.objectives import Objective
@@ -34,6 +39,9 @@ from flame_train.engine.optim import (
 )
 from flame_train.engine.optim.update import FusedUpdate, ReferenceUpdate
 from flame_train.engine.random import Rng
+from flame_train.io.safetensors import SafetensorsFile
+from flame_train.optimizers import OPTIMIZERS
+from flame_train.training.optimizer import build_optimizer
 
 pytestmark = pytest.mark.gpu
 
@@ -165,6 +173,131 @@ def test_one_pass_gives_the_bits_of_the_links(rule: Any, schedule: str, compute_
         for name, value in results[1].items():
             np.testing.assert_array_equal(results[0][name], value, err_msg=f"{name} after {links}")
         assert results[0]["skipped"] == 2
+
+
+# ---- every optimizer that a config can choose ----------------------------------------------------------------------
+
+DEVICE = "cuda"
+ARMED = Path(__file__).parents[1] / "faults" / "armed.py"
+LORA = {
+    "down": (16, 1280),
+    "up": (1280, 16),
+    "conv": (16, 320, 3, 3),
+    "odd": (33, 7),
+    "tall": (5120, 16),
+    "vector": (70,),
+}
+
+
+def chosen(device: str, name: str) -> Optimizer:
+    """As a run has it, behind clipping, with LoRA+ and a warm-up."""
+    rng = np.random.default_rng(0)
+    ps = [Parameter(rng.standard_normal(s).astype(np.float32), n) for n, s in LORA.items()]
+    rate = 1.0 if OPTIMIZERS[name]().lr_is_factor else 0.01
+    config = from_options(
+        train={"precision": "bf16", "steps": 100},
+        optimizer={"name": name, "lr": rate, "lora_plus_ratio": 4.0},
+        schedule={"name": "constant", "warmup_steps": 2},
+        gradient={"clip_norm": 400.0},
+    )
+    return build_optimizer(
+        ps, config.train, config.optimizer, config.schedule, config.gradient, get_backend(device), "up"
+    )
+
+
+def gradients(o: Optimizer, step: int) -> None:
+    rng = np.random.default_rng(step)
+    for p in o.arena.parameters.values():
+        g = rng.standard_normal(p.shape).astype(np.float32) * np.float32(math.inf if step == 4 else 1.0)
+        p.grad.data[...] = o.arena.backend.to_device(g + np.float32(0.5))
+
+
+def after(o: Optimizer, steps: range, run: Any = None) -> dict[str, np.ndarray]:
+    for i in steps:
+        gradients(o, i)
+        (run or o.step)()
+        o._own["healthy"][...] = True  # as after a resume: the overflow does not end the run
+    return {**o.arena.state(), **o.state_dict(), "metrics": o.arena.backend.to_host(o.metrics()).copy()}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_does_what_it_does_on_the_cpu(name: str) -> None:
+    """Within rounding: sums are in another order. Codes of 8 bits and signs may fall to the other side."""
+    found, wanted = (after(chosen(device, name), range(10)) for device in ("cuda", "cpu"))
+    assert found.keys() == wanted.keys()
+    for entry, value in wanted.items():
+        if value.dtype in (np.uint8, np.bool_):
+            assert np.mean(found[entry] != value) < 0.01, entry
+        elif name == "muon" and "momentum" not in entry:  # its products are in TF32 or fp32, as the card has them
+            np.testing.assert_allclose(found[entry], value, rtol=1e-2, atol=1e-3, err_msg=entry)
+        else:
+            np.testing.assert_allclose(found[entry], value, rtol=1e-4, atol=2e-5, err_msg=entry)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_is_the_same_twice_captured_and_continued(name: str) -> None:
+    first = after(chosen("cuda", name), range(10))
+    again = after(chosen("cuda", name), range(10))
+    o = chosen("cuda", name)
+    captured = after(o, range(10), capture(o.step, "cuda"))
+    one, two = chosen("cuda", name), chosen("cuda", name)
+    after(one, range(6))
+    two.arena.load_state(one.arena.state())
+    two.load_state_dict(one.state_dict())
+    continued = after(two, range(6, 10))
+    for entry, value in first.items():
+        np.testing.assert_array_equal(again[entry], value, err_msg=f"{entry}, twice")
+        np.testing.assert_array_equal(captured[entry], value, err_msg=f"{entry}, captured")
+        np.testing.assert_array_equal(continued[entry], value, err_msg=f"{entry}, continued")
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "muon"])
+def test_every_update_but_muons_is_a_few_kernels(name: str) -> None:
+    o, told = chosen("cuda", name), list[str]()
+    assert isinstance(o._update, FusedUpdate)
+    with o.arena.backend.kernels.launch_hooks.hooked(lambda kernel, _: told.append(kernel) or True):
+        o.step()
+    assert told[:2] == ["squares", "scalars"]
+    assert len(told) <= 5
+
+
+def lora_bytes(folder: Path) -> dict[str, bytes]:
+    with SafetensorsFile(folder / "lora.safetensors") as file:
+        return {name: np.asarray(file.read(name)).tobytes() for name in file.names}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
+    name: str, small_base: Path, drawn: Path, tmp_path: Path
+) -> None:
+    """The process dies at once while a checkpoint is written, and is started again by the same command."""
+    rate = "1.0" if OPTIMIZERS[name]().lr_is_factor else "0.001"
+
+    def run(folder: str, failpoint: str = "") -> int:
+        keys = {
+            "model.checkpoint": str(small_base), "data.path": str(drawn), "data.resolution": "96",
+            "data.bucket_step": "32", "data.batch_size": "2", "lora.rank": "4", "lora.alpha": "4.0",
+            "train.steps": "12", "checkpoint.every": "4", "output.dir": str(tmp_path / folder),
+            "optimizer.name": name, "optimizer.lr": rate, "schedule.name": "constant", "sample.every": "0",
+        }  # fmt: skip
+        settings = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+        (tmp_path / "config.toml").write_text("")
+        command = [
+            sys.executable,
+            str(ARMED),
+            failpoint,
+            "sdxl-lora",
+            "--config",
+            str(tmp_path / "config.toml"),
+            *settings,
+        ]
+        return subprocess.run([*command, "--device", DEVICE], capture_output=True, timeout=300).returncode
+
+    assert run("whole") == 0
+    assert run("killed", "checkpoint.before_rename:2") == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "lora.safetensors").exists()
+    assert run("killed") == 0
+    assert lora_bytes(tmp_path / "killed") == lora_bytes(tmp_path / "whole")
 
 
 def test_state_moves_between_devices() -> None:

@@ -48,6 +48,14 @@ CASES: list[tuple[str, float, dict[str, Any], Callable[..., Any]]] = [
     ("adafactor", 0.01, {}, published("transformers", "Adafactor", scale_parameter=False, relative_step=False)),
     ("adafactor", 0.1, {"beta1": 0.9, "weight_decay": 0.1, "scale_parameter": True, "clip_threshold": 0.5},
      published("transformers", "Adafactor", relative_step=False, beta1=0.9, weight_decay=0.1, clip_threshold=0.5)),
+    ("adafactor", 1.0, {"relative_step": True, "scale_parameter": True},
+     lambda parameters, lr: published("transformers", "Adafactor", relative_step=True)(parameters, None)),
+    ("adafactor", 1.0, {"relative_step": True, "warmup_init": True, "scale_parameter": True, "beta1": 0.9},
+     lambda parameters, lr: published("transformers", "Adafactor", relative_step=True, warmup_init=True, beta1=0.9)(
+         parameters, None)),
+    ("adafactor", 1.0, {"relative_step": True, "weight_decay": 0.1},
+     lambda parameters, lr: published("transformers", "Adafactor", scale_parameter=False, weight_decay=0.1)(
+         parameters, None)),
     ("came", 0.01, {}, published("pytorch_optimizer", "CAME")),
     ("came", 0.01, {"came_betas": (0.8, 0.9, 0.99), "weight_decay": 0.1, "clip_threshold": 0.5},
      published("pytorch_optimizer", "CAME", betas=(0.8, 0.9, 0.99), weight_decay=0.1, clip_threshold=0.5)),
@@ -163,6 +171,96 @@ def test_zero_gradients_are_no_trouble(name: str) -> None:
             p.grad.data[...] = 0.0
         optimizer.step()
     assert all(np.isfinite(p.numpy()).all() for p in parameters)
+
+
+PLUS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"d0": 1e-4, "d_coef": 2.0, "weight_decay": 0.1, "schedulefree_c": 8.0, "betas": (0.95, 0.98)},) * 2,
+    ({"d_limiter": False, "factored": False, "d_coef": 0.1},) * 2,
+    ({"factored": False, "use_stableadamw": False},) * 2,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shapes", [SHAPES, [(40, 40), (32, 8, 3, 3), (64, 4, 1, 1)]], ids=["lora", "others"])
+@pytest.mark.parametrize(("keys", "theirs"), PLUS)
+def test_prodigy_schedule_free(keys: Any, theirs: Any, shapes: Any) -> None:
+    """The published one is given fp64, so that it keeps in fp64 what d is estimated from.
+
+    Given fp32 it rounds the first values to bf16, and takes their rounding for a distance that was gone.
+    """
+    values = [np.random.default_rng(i).standard_normal(shape).astype(np.float32) for i, shape in enumerate(shapes)]
+    parameters, optimizer = made("prodigy_schedule_free", 1.0, keys, values)
+    others = [torch.nn.Parameter(torch.tensor(w, dtype=torch.float64)) for w in values]
+    other = published("prodigyplus", "ProdigyPlusScheduleFree", **theirs)(others, 1.0)
+    for step in range(STEPS):
+        trained(parameters, optimizer, range(step, step + 1))
+        for i, q in enumerate(others):
+            q.grad = torch.tensor(gradient(step, i, q.detach().numpy().astype(np.float32)), dtype=torch.float64)
+        other.step()
+        d = optimizer.metrics()[optimizer.metric_names.index("d")]
+        assert d == pytest.approx(other.param_groups[0]["d"], rel=1e-4), f"step {step}"
+        for p, q in zip(parameters, others, strict=True):
+            np.testing.assert_allclose(p.numpy(), q.detach().numpy(), rtol=2e-5, atol=2e-5, err_msg=f"step {step}")
+    assert d > 2 * keys.get("d0", 1e-6), "it found a rate"
+    other.eval()
+    with optimizer.averaged():
+        for p, q in zip(parameters, others, strict=True):
+            np.testing.assert_allclose(p.numpy(), q.detach().numpy(), rtol=2e-5, atol=2e-5)
+
+
+class OwnRates:
+    """ai-toolkit's Automagic in PyTorch and in other words; its module asks for optimum-quanto."""
+
+    def __init__(self, parameters: list[Any], lr: float, bump: float, decay: float, least: float, most: float) -> None:
+        self.parameters, self.bump, self.decay, self.bounds = parameters, bump, decay, (least, most)
+        self.states = [
+            {"codes": torch.full_like(p, 127.0), "scale": torch.tensor(lr) / 127, "above": torch.zeros_like(p).bool(),
+             "row": torch.zeros(p.shape[:-1]), "col": torch.zeros(*p.shape[:-2], *p.shape[-1:]),
+             "v": torch.zeros_like(p)}
+            for p in parameters
+        ]  # fmt: skip
+
+    @torch.no_grad()
+    def step(self) -> float:
+        means = []
+        for p, s in zip(self.parameters, self.states, strict=True):
+            squares = p.grad**2 + 1e-30
+            if p.ndim > 1:
+                s["row"].lerp_(squares.mean(-1), 0.001)
+                s["col"].lerp_(squares.mean(-2), 0.001)
+                share = s["row"] / s["row"].mean(-1, keepdim=True)
+                u = p.grad * torch.outer(share.rsqrt(), s["col"].rsqrt())
+            else:
+                s["v"].lerp_(squares, 0.001)
+                u = p.grad * s["v"].rsqrt()
+            u = u / max(float(u.norm() / u.numel() ** 0.5), 1.0)
+            agree = s["above"] == (u > 0)
+            rate = (s["codes"] * s["scale"] + torch.where(agree, self.bump, -self.bump)).clamp(*self.bounds)
+            s["above"], s["scale"] = u > 0, rate.max() / 127
+            s["codes"] = (rate / s["scale"]).round()
+            p.mul_(1 - self.decay * rate).sub_(rate * u)
+            means.append(float(rate.mean()))
+        return float(np.mean(means))
+
+
+@pytest.mark.parametrize(("bump", "decay", "most"), [(1e-6, 0.0, 1e-3), (1e-4, 0.1, 5e-4)])
+def test_automagic_is_ai_toolkits(bump: float, decay: float, most: float) -> None:
+    """A rate half way between two codes may fall to either, which moves its value by a 254th of the largest rate."""
+    keys = {"lr_bump": bump, "weight_decay": decay, "start_lr": 1e-4, "largest_lr": most}
+    values = start()
+    parameters, optimizer = made("automagic", 1.0, keys, values)
+    theirs = [torch.nn.Parameter(torch.tensor(w)) for w in values]
+    other = OwnRates(theirs, 1e-4, bump, decay, 1e-7, most)
+    for step in range(STEPS):
+        trained(parameters, optimizer, range(step, step + 1))
+        for i, q in enumerate(theirs):
+            q.grad = torch.tensor(gradient(step, i, q.detach().numpy()))
+        mean = other.step()
+        assert optimizer.metrics()[optimizer.metric_names.index("avg_lr")] == pytest.approx(mean, rel=1e-3)
+    moved = max(abs(p.numpy() - w).max() for p, w in zip(parameters, values, strict=True))
+    far = np.concatenate([abs(p.numpy() - q.detach().numpy()).ravel() for p, q in zip(parameters, theirs, strict=True)])
+    assert np.mean(far > 2e-6) < 0.01
+    assert far.max() < 0.02 * moved
 
 
 def test_lora_plus_is_a_higher_rate_for_the_up_matrices() -> None:

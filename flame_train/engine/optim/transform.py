@@ -26,8 +26,8 @@ class Step:
     """What a transform reads: the arena, and `count`, the number of updates done so far (0-d int64).
 
     `norm` is that of the gradient it is given, if known: for the first transform of a chain; else None. `numbers` are
-    the rule's, where they were computed already. `rate` is the learning rate (0-d fp32), for rules that are no
-    `elementwise` ones.
+    the rule's, where they were computed already, and `sums` those that it asked for. `rate` is the learning rate (0-d
+    fp32).
     """
 
     xp: Namespace
@@ -36,6 +36,7 @@ class Step:
     norm: Array | None = None
     numbers: State | None = None
     rate: Array | None = None
+    sums: State | None = None
 
     @property
     def rates(self) -> Array:
@@ -66,20 +67,36 @@ class Rule(Transform, Protocol):
     """The last transform of a chain: from the gradient to the update, which the learning rate multiplies.
 
     With `elementwise`, `update` is written over single elements: each entry of the result depends on the same entry of
-    the gradient, the values and the flat fp32 arrays of the state, and no 0-d entry changes. A GPU then runs it, and
-    all links before it, as one pass (`fused`), traced from the very same Python.
+    the gradient, the values and the flat fp32 arrays of the state, and on the rule's `numbers`. A GPU then runs it, and
+    all links before it, as one pass (`fused`), traced from the very same Python. What depends on more than an element
+    goes as one pass if the rule has a kernel (`KernelRule`).
 
-    Other rules may have, besides: `moves = True`, when `update` returns the very change of the values, with the
+    Any rule may have, besides: `moves = True`, when `update` returns the very change of the values, with the
     learning rate in it; `shown`, the names of single numbers of the state that belong in the log; and `evaluated`,
-    see `EvaluatedRule`.
+    see `EvaluatedRule`; sums over all values, see `SummingRule`.
     """
 
-    @property
-    def elementwise(self) -> bool:
-        """Whether `update` works element by element."""
-
     def numbers(self, state: State, step: Step) -> State:
-        """What `update` needs of single numbers, such as bias corrections: 0-d fp32, a function of the count."""
+        """The rule's single numbers in this step, 0-d, from the state's and the step's `count` and `rate`.
+
+        Those named as 0-d entries of the state are their new values; all others are fp32.
+        """
+
+
+@runtime_checkable
+class SummingRule(Protocol):
+    """A rule that looks at sums over all trained values, such as Prodigy's estimate of the distance."""
+
+    def conclude(self, state: State, step: Step) -> State:
+        """More single numbers, as `numbers`, from the step's `sums`, `numbers` and `rate`; not from its `count`."""
+
+
+@runtime_checkable
+class TermsRule(SummingRule, Protocol):
+    """An elementwise rule that is summed over before its update: a pass of its own on a GPU."""
+
+    def terms(self, g: Array, state: State, step: Step) -> tuple[State, State]:
+        """What is summed, by name and element, and the changed flat entries of the state."""
 
 
 @runtime_checkable
@@ -88,6 +105,24 @@ class EvaluatedRule(Protocol):
 
     def evaluated(self, values: Array, state: State) -> Array:
         """The values to sample with and to save, for the trained ones; a new array."""
+
+
+def settled(rule: TermsRule, g: Array, state: State, step: Step) -> tuple[Step, State]:
+    """The step with all numbers of a rule that has `terms`, and the entries of the state that these change.
+
+    On a GPU both were done by an earlier pass, and nothing is left to do.
+    """
+    if step.numbers is not None:
+        return step, {}
+    step = replace(step, numbers=rule.numbers(state, step))  # type: ignore[attr-defined]  # it is a rule
+    terms, changed = rule.terms(g, state, step)
+    step = replace(step, sums={name: step.xp.sum(term, dtype=np.float64) for name, term in terms.items()})
+    return replace(step, numbers=(step.numbers or {}) | rule.conclude(state, step)), changed
+
+
+def singles(state: State, numbers: State) -> State:
+    """The new values of the 0-d entries of a rule's state among its numbers."""
+    return {name: value for name, value in numbers.items() if name in state}
 
 
 def shown_by(rule: Transform) -> tuple[str, ...]:

@@ -36,12 +36,12 @@ extern "C" __global__ void __launch_bounds__(256) squares(const float* g, const 
   if (limit) within[blockIdx.x] = some;
 }
 
-// What all rules have in common, for four elements from i. The kernel of a rule is generated (fused.py).
+// What all rules have in common, for four elements from i. The kernel of a rule is generated (fused.py), or its own.
 struct FlatParameters {
   const float* grads;
   float *values, *mean;
   T* low;
-  const float* lr_scale;
+  const float *lr_scale, *decay_scale;
   const unsigned char* filled;
   const float* now;
   const long long* count;
@@ -63,11 +63,41 @@ struct FlatParameters {
     return g;
   }
 
-  // Values p go a step; the working copy and the average follow.
-  __device__ __forceinline__ void move(Four p, const Four& step, long long i) const {
-    const Four scale = lr_scale ? four(lr_scale, i) : Four{1.f, 1.f, 1.f, 1.f};
+  // The same for the element i alone.
+  __device__ __forceinline__ float gradient_at(long long i) const {
+    if constexpr (NOISE) return gradient(i / 4 * 4).e[i % 4];
+    return __fmul_rn(limited(__fdiv_rn(grads[i], now[DIVISOR]), now[LIMIT]), now[CLIP]);
+  }
+
+  __device__ __forceinline__ Four rates(long long i) const {
+    Four r = lr_scale ? four(lr_scale, i) : Four{1.f, 1.f, 1.f, 1.f};
 #pragma unroll
-    for (int k = 0; k < 4; k++) p.e[k] = __fsub_rn(p.e[k], __fmul_rn(__fmul_rn(now[RATE], scale.e[k]), step.e[k]));
+    for (int k = 0; k < 4; k++) r.e[k] = __fmul_rn(now[RATE], r.e[k]);
+    return r;
+  }
+
+  // step + weight_decay * p.
+  __device__ __forceinline__ Four decayed(Four step, const Four& p, float weight_decay, long long i) const {
+    if (weight_decay == 0.f) return step;
+    const Four scale = decay_scale ? four(decay_scale, i) : Four{1.f, 1.f, 1.f, 1.f};
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      step.e[k] = __fadd_rn(step.e[k], __fmul_rn(__fmul_rn(weight_decay, scale.e[k]), p.e[k]));
+    return step;
+  }
+
+  // Values p go a step, at the learning rate.
+  __device__ __forceinline__ void move(const Four& p, Four step, long long i) const {
+    const Four r = rates(i);
+#pragma unroll
+    for (int k = 0; k < 4; k++) step.e[k] = __fmul_rn(r.e[k], step.e[k]);
+    change(p, step, i);
+  }
+
+  // Values p are less by `moved`; the working copy and the average follow.
+  __device__ __forceinline__ void change(Four p, const Four& moved, long long i) const {
+#pragma unroll
+    for (int k = 0; k < 4; k++) p.e[k] = __fsub_rn(p.e[k], moved.e[k]);
     store<float, 4>(values + i, p.e);
     if (low) store<T, 4>(low + i, p.e);
     if (!mean) return;

@@ -12,9 +12,21 @@ from ..dtype import Array, float32
 from ..namespace import Namespace
 from ..random import GRADIENT_NOISE, signed, tables
 from .flat_parameters import FlatParameters
-from .fused import flat_states, fuses, kernel_text
+from .fused import Pass, fuses, passes_of
 from .step_control import METRICS, StepControl
-from .transform import ClipNorm, ClipValue, GradientNoise, Rule, State, Step, Transform, global_norm, shown_by
+from .transform import (
+    ClipNorm,
+    ClipValue,
+    GradientNoise,
+    Rule,
+    State,
+    Step,
+    SummingRule,
+    Transform,
+    global_norm,
+    shown_by,
+    singles,
+)
 
 _BLOCKS, _THREADS = 1024, 256
 
@@ -99,9 +111,10 @@ class ReferenceUpdate:
 
 
 class FusedUpdate:
-    """Three kernels on a GPU for any chain that `fits`, with the same bits as `ReferenceUpdate`.
+    """A few kernels on a GPU for any chain that `fits`, with the same bits as `ReferenceUpdate` if it is elementwise.
 
-    One sums squares, one runs the control, one updates the arena. The gradients themselves are not written.
+    One sums squares, one runs the control, one updates the arena. A rule that looks at sums over all values has one
+    more that concludes from them, and one that sums, unless its own kernel does both. Gradients are not written.
     """
 
     def __init__(self, buffers: UpdateBuffers) -> None:
@@ -119,10 +132,11 @@ class FusedUpdate:
         }
         self._seed = signed(noise[0].seed if noise else 0)
         state = buffers.states[-1]
-        own = self._rule.numbers(state, Step(xp, arena, buffers.own["count"]))
-        neutral = _SCALAR_DEFAULTS | dict.fromkeys(own, 1.0)
+        own = self._numbers_once(xp, state)
+        neutral = _SCALAR_DEFAULTS | {n: 1.0 for n in own if n not in state}
         self._before = f"{tables()}enum {{ {', '.join(neutral).upper()} }};\n"
-        self._text = kernel_text(self._rule, arena, state, list(own), arena.backend.kernels.scalars.elements)
+        names = [n for n in own if n not in state]
+        self._passes = passes_of(self._rule, arena, state, names, arena.backend.kernels.scalars.elements)
         self._sums: Array = xp.empty((2, _BLOCKS), np.float64)
         self._now: Array = arena.backend.to_device(np.array([*neutral.values()], float32))
         self._filled: Array = arena.backend.to_device(arena.valid_lengths)
@@ -130,11 +144,18 @@ class FusedUpdate:
         for transform, state in self._transforms.values():
             self._given |= {f"{transform.name}.{n}": a for n, a in state.items() if a.ndim == 0}
         self._into = {n: self._now[i : i + 1].reshape(()) for i, n in enumerate(neutral)} | buffers.places()
+        shown = enumerate(shown_by(self._rule), len(METRICS))
+        self._into |= {f"metrics.{n}": buffers.metrics[i : i + 1].reshape(()) for i, n in shown}
+        self._into |= {f"state.{n}": a for n, a in state.items() if not a.ndim}
+        self._names_now = {"take", "rate", *names}
         self._programs: dict[Any, Any] = {}
 
     @staticmethod
     def fits(buffers: UpdateBuffers) -> bool:
-        """True on a GPU for an elementwise rule after any of clipping by value, by norm and noise, in this order."""
+        """True on a GPU for an elementwise rule, or one with a kernel, behind links that the kernels know.
+
+        These are any of clipping by value, by norm and noise, in this order.
+        """
         *links, _ = (type(t) for t in buffers.transforms)
         known = [kind for kind in (ClipValue, ClipNorm, GradientNoise) if kind in links]
         rule, state = buffers.transforms[-1], buffers.states[-1]
@@ -161,7 +182,48 @@ class FusedUpdate:
         if kind not in self._programs:
             self._programs[kind] = k.scalars.program(self._scalars, given, self._into)
         self._programs[kind](given, self._into)
-        self._pass()
+        for each in self._passes:
+            self._run(each)
+            if each.sums:
+                self._conclude(each)
+
+    def _numbers_once(self, xp: Namespace, state: State) -> State:
+        """The rule's numbers as they are in the first step, for their names."""
+        zero = xp.zeros((), float32)
+        step = Step(xp, self._buffers.arena, self._buffers.own["count"], rate=zero)
+        own = self._rule.numbers(state, step)
+        if isinstance(self._rule, SummingRule):
+            step = replace(step, numbers=own, sums=_Zeros(xp))
+            own = own | self._rule.conclude(state, step)
+        return own
+
+    def _changes(self, xp: Namespace, given: State, numbers: State, take: Array) -> State:
+        """Numbers of the rule as they are written: those of its state if the step is taken, some of them to the log."""
+        state = {n: given[f"{self._rule.name}.{n}"] for n, a in self._buffers.states[-1].items() if not a.ndim}
+        new = {n: xp.where(take, v, state[n]) for n, v in singles(state, numbers).items()}
+        found = {n: v for n, v in numbers.items() if n not in state} | {f"state.{n}": v for n, v in new.items()}
+        return found | {f"metrics.{n}": new[n] for n in shown_by(self._rule) if n in new}
+
+    def _conclude(self, done: Pass) -> None:
+        """Launches the kernel of the rule's numbers that follow from a pass's sums."""
+        own = f"{self._rule.name}."
+        given: State = {n: a for n, a in self._given.items() if n.startswith(own)}
+        given |= {f"now.{n}": a for n, a in self._into.items() if n in self._names_now}
+        given |= {f"sum.{n}": a for n, a in done.sums.items()}
+        key = ("conclude", done.name)
+        if key not in self._programs:
+            self._programs[key] = self._buffers.arena.backend.kernels.scalars.program(self._after, given, self._into)
+        self._programs[key](given, self._into)
+
+    def _after(self, xp: Namespace, given: State) -> State:
+        """What the rule concludes: the formula that is traced into a kernel."""
+        assert isinstance(self._rule, SummingRule)
+        own = f"{self._rule.name}."
+        state = {n.removeprefix(own): a for n, a in given.items() if n.startswith(own)}
+        now = {n.removeprefix("now."): a for n, a in given.items() if n.startswith("now.")}
+        sums = {n.removeprefix("sum."): xp.sum(a) for n, a in given.items() if n.startswith("sum.")}
+        step = Step(xp, self._buffers.arena, self._buffers.own["count"], numbers=now, rate=now["rate"], sums=sums)
+        return self._changes(xp, given, self._rule.conclude(state, step), now["take"] > 0)
 
     def _scalars(self, xp: Namespace, given: State) -> State:
         """The control, and the numbers of all transforms: the formula that is traced into a kernel."""
@@ -170,17 +232,18 @@ class FusedUpdate:
         step = Step(xp, self._buffers.arena, given["count"], norm)
         if ClipValue in self._transforms and ClipNorm in self._transforms:
             step = replace(step, norm=_norm_of(xp, given["limited sums"]))
+        step = replace(step, rate=numbers["rate"])
         for transform, _ in self._transforms.values():
             own = f"{transform.name}."
-            numbers |= transform.numbers({n.removeprefix(own): a for n, a in given.items() if n.startswith(own)}, step)
+            found = transform.numbers({n.removeprefix(own): a for n, a in given.items() if n.startswith(own)}, step)
+            numbers |= self._changes(xp, given, found, numbers["take"]) if transform is self._rule else found
         return numbers | after
 
-    def _pass(self) -> None:
-        """Launches the kernel that updates the arena."""
-        w, arena, state = self._buffers, self._buffers.arena, self._buffers.states[-1]
+    def _run(self, each: Pass) -> None:
+        """Launches a pass of the rule."""
+        w, arena = self._buffers, self._buffers.arena
         none = np.intp(0)
         optional = (w.mean.get("values"), arena.compute_values, arena.lr_scale, arena.decay_scale)
-        flat = [state[name] for name in flat_states(arena, state)]
         args = (
             arena.grads,
             arena.values,
@@ -190,18 +253,30 @@ class FusedUpdate:
             w.own["count"],
             self._seed,
             np.int64(arena.size),
-            *flat,
+            *each.args,
         )
-        self._launch(self._rule.name, (-(-arena.size // (4 * _THREADS)),), args, self._text)
+        self._launch(each.name, (each.blocks,), args, each.text, each.threads)
 
-    def _launch(self, kernel: str, grid: tuple[int, ...], args: tuple[Any, ...], after: str = "") -> None:
+    def _launch(
+        self, kernel: str, grid: tuple[int, ...], args: tuple[Any, ...], after: str = "", threads: int = _THREADS
+    ) -> None:
         kernels = self._buffers.arena.backend.kernels
-        kernels.launch_header("optim/update.cuh", kernel, self._names, grid, _THREADS, args, self._before, after)
+        kernels.launch_header("optim/update.cuh", kernel, self._names, grid, threads, args, self._before, after)
 
 
 def make_update(buffers: UpdateBuffers) -> Update:
     """`FusedUpdate` if it fits, else `ReferenceUpdate`."""
     return FusedUpdate(buffers) if FusedUpdate.fits(buffers) else ReferenceUpdate(buffers)
+
+
+class _Zeros(dict[str, Array]):
+    """Sums of any name, all of them 0."""
+
+    def __init__(self, xp: Namespace) -> None:
+        self._zero = xp.zeros((), np.float64)
+
+    def __missing__(self, name: str) -> Array:
+        return self._zero
 
 
 def _norm_of(xp: Namespace, sums: Array) -> Array:

@@ -30,18 +30,20 @@ _ALONE: Final = {"clip-l": "text_encoder", "clip-bigg": "text_encoder_2"}
 SDXL_FILES: Final = FamilyFiles("sdxl", sdxl.COMPONENTS, sdxl.resolve, _ALONE, _build)
 
 _V_MARKERS: Final = frozenset({"v_pred", "ztsnr"})  # empty tensors in single files of such models, as NoobAI's
-_PREDICTIONS: Final = {"v": "v", "v_prediction": "v", "epsilon": "epsilon"}
+_PREDICTIONS: Final = {"v": "v", "v_prediction": "v", "epsilon": "epsilon", "flow": "flow"}
 _MAX_CONFIG_BYTES: Final = 1_000_000
 
 
 def stated_prediction(path: str | Path) -> str:
-    """ "epsilon" or "v", if the file or folder says what its UNet predicts, else empty.
+    """ "epsilon", "v" or "flow", if the file or folder says what its UNet predicts, else empty.
 
     A single file is believed when it says v: epsilon is what most say, those that were made from a v model too.
     """
     with open_weights(path) as weights:
         if not _V_MARKERS.isdisjoint(weights.names) or weights.metadata.get("modelspec.prediction_type") == "v":
             return "v"
+        if weights.metadata.get("modelspec.prediction_type") == "flow":
+            return "flow"
     scheduler = Path(path) / "scheduler" / "scheduler_config.json"
     return _PREDICTIONS.get(_prediction_type(scheduler), "") if scheduler.is_file() else ""
 
@@ -50,7 +52,8 @@ def _prediction_type(scheduler: Path) -> str:
     try:
         with scheduler.open("rb") as file:
             content: Any = json.loads(file.read(_MAX_CONFIG_BYTES))
-        return str(content.get("prediction_type", ""))
+        flows = str(content.get("_class_name", "")).startswith("FlowMatch")
+        return "flow" if flows else str(content.get("prediction_type", ""))
     except OSError as error:
         raise ModelFileError(f"{scheduler}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError, AttributeError):

@@ -94,6 +94,9 @@ class Traced:
     def __le__(self, other: Any) -> Traced:
         return self.trace.made("{0} <= {1}", self, other, dtype=bool_)
 
+    def __gt__(self, other: Any) -> Traced:
+        return self.trace.made("{0} > {1}", self, other, dtype=bool_)
+
     def __ge__(self, other: Any) -> Traced:
         return self.trace.made("{0} >= {1}", self, other, dtype=bool_)
 
@@ -104,6 +107,9 @@ class Traced:
 
     def __and__(self, other: Any) -> Traced:
         return self.trace.made("{0} & {1}", self, other)
+
+    def __or__(self, other: Any) -> Traced:
+        return self.trace.made("{0} | {1}", self, other)
 
     def __invert__(self) -> Traced:
         if self.dtype != bool_:
