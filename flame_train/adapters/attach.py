@@ -104,7 +104,9 @@ def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: f
     """
     layers = _layers(model)
     strangers = [name for name in factors if name not in layers]
-    strangers += [name for name, f in factors.items() if name in layers and not _fits(f, layers[name])]
+    strangers += [
+        name for name, f in factors.items() if name in layers and not f.fits(tuple(layers[name].weight.shape))
+    ]
     if strangers:
         raise ModelFileError(
             f"the LoRA does not fit the model: {len(strangers)} of its {len(factors)} modules are not there or have "
@@ -116,13 +118,6 @@ def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: f
         made = ADAPTERS[f.kind]().from_factors(layers[name], name, f, strength, _own_parameter)
         adapters[name] = layers[name].adapter = made
     return Attached(model, MappingProxyType(adapters))
-
-
-def _fits(factors: Factors, layer: Layer) -> bool:
-    """Whether the update has the weight's shape, but for trailing ones: a 1x1 convolution is a linear layer."""
-    shape, wanted = factors.weight_shape, tuple(layer.weight.shape)
-    longest = max(len(shape), len(wanted))
-    return shape + (1,) * (longest - len(shape)) == wanted + (1,) * (longest - len(wanted))
 
 
 def _own_parameter(name: str, values: HostArray, device: str) -> Parameter:

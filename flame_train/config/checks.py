@@ -71,6 +71,13 @@ def _lora_plus(config: Config) -> str | None:
     return "expected 1: this kind of adapter has no up matrix"
 
 
+def _kind_in_format(config: Config) -> str | None:
+    """A kind of adapter that a file of the result cannot hold."""
+    kind, form = ADAPTERS.chosen(config.lora), config.output.format
+    wrong = [kind.misfit_of_format(each) for each in (("kohya", "diffusers") if form == "both" else (form,))]
+    return next((text.replace('got "diffusers"', f'got "{form}"') for text in wrong if text), None)
+
+
 def _min_lr(config: Config) -> str | None:
     low, peak = config.schedule.min_lr, config.optimizer.lr
     return f"expected at most optimizer.lr ({peak}), got {low}" if low > peak else None
@@ -210,6 +217,7 @@ def checks() -> Iterator[Check]:
     yield Check(("data.min_bucket", "data.resolution"), _min_bucket)
     yield Check(("data.max_bucket", "data.resolution"), _max_bucket)
     yield Check(("lora.targets",), _targets)
+    yield Check(("output.format", "lora.kind"), _kind_in_format)
     for path, key in keys().items():
         yield Check((path,), partial(_own_problem, path=path))
         if key.only:

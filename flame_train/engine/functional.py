@@ -31,7 +31,7 @@ from .ops.norm.layer_norm import layer_norm
 from .ops.norm.rms_norm import rms_norm, rms_norm_rope, rope
 from .ops.norm.softmax import log_softmax, logsumexp, softmax, softmin
 from .ops.pointwise.activations import elu, gelu, hardswish, leaky_relu, mish, quick_gelu, relu, silu, softplus, swiglu
-from .ops.pointwise.arithmetic import abs, add, div, lerp, mul, neg, pow, reciprocal, rsub, sign, square, sub
+from .ops.pointwise.arithmetic import abs, add, addcmul, div, lerp, mul, neg, pow, reciprocal, rsub, sign, square, sub
 from .ops.pointwise.comparison import (
     eq,
     ge,
@@ -74,6 +74,7 @@ __all__ = [
     "abs",
     "adaptive_avg_pool2d",
     "add",
+    "addcmul",
     "amax",
     "amin",
     "argmax",

@@ -9,9 +9,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flame_train.adapters.targets import resolve
+from flame_train.adapters.kinds import ADAPTERS
+from flame_train.adapters.targets import layer_shapes, resolve
 from flame_train.config.load import Gathered, Located
-from flame_train.config.schema import Config, LossSection
+from flame_train.config.schema import Config, LoraSection, LossSection
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.engine import nn
@@ -81,6 +82,7 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
     with wrong:
         targets = resolve(model.network, config.lora.targets, model.presets)
         _check_names(model, targets)
+        _check_kind(config.lora, model, targets)
     blocks: frozenset[str] = frozenset()
     with wrong:
         blocks = blocks_named(model.network, config.gradient.checkpointing, config.gradient.checkpoint_blocks)
@@ -117,6 +119,13 @@ def _check_places(config: Config) -> None:
             f"output.dir: {out} lies inside data.path, where its sample grids would be taken for images to train "
             "on; name a folder elsewhere"
         )
+
+
+def _check_kind(lora: LoraSection, model: Model, targets: Sequence[str]) -> None:
+    """The kind of adapter must suit the chosen layers' shapes."""
+    shapes = layer_shapes(model.network)
+    if wrong := ADAPTERS.chosen(lora).misfit({name: shapes[name] for name in targets}, lora.rank):
+        raise ConfigError(f"lora.{wrong[0]}: {wrong[1]}")
 
 
 def _check_names(model: Model, targets: Sequence[str]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from flame_train.settings import Entry
 
 Layer = nn.Linear | nn.Conv2d
 HostArray = np.ndarray[Any, Any]
+_LARGEST: Final = float(np.finfo(np.float32).max)
 
 
 class Factors(Protocol):
@@ -39,8 +41,11 @@ class Factors(Protocol):
     def arrays(self) -> Mapping[str, HostArray]:
         """Its arrays by name, to be checked for NaN."""
 
-    def delta(self, strength: float = 1.0) -> HostArray:
-        """The update of the weight, fp32, in its shape, `strength` times as strong as it was trained."""
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether the weight that it modifies may have this shape."""
+
+    def delta(self, weight: HostArray, strength: float = 1.0) -> HostArray:
+        """The update of `weight`, fp32, in its shape, `strength` times as strong as it was trained."""
 
 
 class Adapter(LayerAdapter, Protocol):
@@ -69,8 +74,23 @@ class AdapterKind(Entry):
     ends: ClassVar[Mapping[str, str]]
     """How its tensors' names end in files, in every dialect, and which array of `Factors` each is."""
 
+    inner: ClassVar[tuple[str, ...]] = ()
+    """Of these arrays, the first that is there has the rank as its first size."""
+
     faster: ClassVar[str] = ""
     """How the names of the parameters end that LoRA+ trains at a higher rate; empty: none."""
+
+    def misfit(self, shapes: Mapping[str, tuple[int, ...]], rank: int) -> tuple[str, str] | None:
+        """A key and what is wrong with it for layers whose weights have these shapes, by name; None if nothing is."""
+        return None
+
+    def misfit_of_format(self, form: str) -> str:
+        """Why a file in `form`, "kohya" or "diffusers", cannot hold it, and what to do; nothing if it can."""
+        return ""
+
+    def network_args(self, factors: Any) -> Mapping[str, str]:
+        """What a file's `ss_network_args` say of it; with an "algo" the file is of LyCORIS' kinds."""
+        return {}
 
     def create(self, layer: Layer, name: str, rank: int, alpha: float, seed: int, make: Make) -> Adapter:
         """A fresh adapter of the layer called `name`, which leaves the layer's output as it is."""
@@ -85,8 +105,11 @@ class AdapterKind(Entry):
         raise NotImplementedError
 
     def diffusers(self, factors: Any, paths: Paths) -> Mapping[str, tuple[Mapping[str, HostArray], Any]]:
-        """Its tensors as diffusers' files have them, by path and by what follows it, with the factors of that part."""
-        raise NotImplementedError
+        """Its tensors as diffusers' files have them, by path and by what follows it, with the factors of that part.
+
+        ValueError, saying what it is, for one that diffusers does not read.
+        """
+        raise ValueError(f'an adapter of kind "{factors.kind}", which diffusers does not read')
 
     def fault(self, slots: Mapping[str, HostArray]) -> str:
         """What is wrong with the arrays of a module, by the names of `ends`; nothing if they fit together."""
@@ -107,3 +130,37 @@ class AdapterKind(Entry):
     def count(self, weight_shape: tuple[int, ...], rank: int) -> int:
         """The number of trained values for a layer whose weight has this shape."""
         raise NotImplementedError
+
+
+def generator(seed: int, name: str) -> np.random.Generator:
+    """What a layer's first values are drawn from: which other layers take part does not matter."""
+    return np.random.default_rng([seed, zlib.crc32(name.encode())])
+
+
+def alpha_of(slots: Mapping[str, HostArray], rank: int) -> tuple[float, str]:
+    """The alpha among a module's arrays, or its rank, and what is wrong with it."""
+    if "alpha" not in slots:
+        return float(rank), ""
+    alpha = slots["alpha"]
+    if alpha.size != 1 or not abs(float(alpha.reshape(()))) <= _LARGEST:
+        return float(rank), "has an alpha that is not one finite number"
+    return float(alpha.reshape(())), ""
+
+
+def alpha_tensor(alpha: float, dtype: np.dtype[Any]) -> HostArray:
+    """A scalar in the weights' dtype, as other writers have it, or in fp32 where that would change it."""
+    with np.errstate(over="ignore"):
+        own = np.array(alpha, dtype)
+    return own if float(own) == alpha else np.array(alpha, np.float32)
+
+
+def kohya_only(kind: str, form: str) -> str:
+    """Why a file in `form` cannot hold a kind that diffusers does not read."""
+    return "" if form == "kohya" else f'expected "kohya" with {kind}, which diffusers does not read, got "{form}"'
+
+
+def unjoined(kind: str, parts: Mapping[str, Any]) -> Any:
+    """The factors of a whole module. ValueError for parts of one: no sum of them is of this kind."""
+    if "" not in parts:
+        raise ValueError(f"a {kind} of parts of a layer has no {kind} of the whole")
+    return parts[""]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,12 +17,11 @@ from flame_train.engine import Parameter, Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.mode import no_grad
 
-from .kind import AdapterKind, HostArray, Layer, Make
+from .kind import AdapterKind, HostArray, Layer, Make, alpha_of, alpha_tensor, generator
 
 DOWN: Final = "down"
 UP: Final = "up"
 ALPHA: Final = "alpha"
-_LARGEST: Final = float(np.finfo(np.float32).max)
 
 _ENDS: Final = MappingProxyType(
     {
@@ -51,6 +49,7 @@ class Lora(AdapterKind):
     """
 
     name = "lora"
+    inner = ("down",)
     ends = _ENDS
     faster = ".lora_up.weight"
 
@@ -72,7 +71,7 @@ class Lora(AdapterKind):
         return {
             ".lora_down.weight": factors.down,
             ".lora_up.weight": factors.up,
-            ".alpha": _alpha_tensor(factors),
+            ".alpha": alpha_tensor(factors.alpha, factors.down.dtype),
         }
 
     def diffusers(self, factors: LoraFactors, paths: Paths) -> dict[str, tuple[dict[str, HostArray], LoraFactors]]:
@@ -93,9 +92,7 @@ class Lora(AdapterKind):
             return f"has shapes {down} and {up}"
         if down[0] != up[1] or down[0] == 0:
             return f"has rank {down[0]} in its down matrix and {up[1]} in its up matrix"
-        if ALPHA in slots and not (slots[ALPHA].size == 1 and abs(float(slots[ALPHA].reshape(()))) <= _LARGEST):
-            return "has an alpha that is not one finite number"
-        return ""
+        return alpha_of(slots, down[0])[1]
 
     def read(self, slots: Mapping[str, HostArray], folded: float | None, scale: float) -> LoraFactors:
         down, up = slots[DOWN], slots[UP]
@@ -128,7 +125,11 @@ class LoraAdapter:
 
     def __call__(self, layer: Layer, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layer's output with the update; the layer's weight stays as it is."""
-        weight, bias = nn.compute_copy(layer.weight), nn.compute_copy(layer.bias)
+        return self.apply(layer, x, nn.compute_copy(layer.bias), residual)
+
+    def apply(self, layer: Layer, x: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
+        """The same with another bias than the layer's."""
+        weight = nn.compute_copy(layer.weight)
         if isinstance(layer, nn.Linear):
             if isinstance(weight, nn.Fp8Weight):
                 (y,) = self._packed([weight], [self], x, bias, residual)
@@ -189,7 +190,7 @@ def initial(
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """A layer's first (down, up) in fp32; see `attach`."""
     out, *taps = weight_shape
-    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    rng = generator(seed, name)
     bound = 1.0 / math.sqrt(math.prod(taps))
     down = rng.uniform(-bound, bound, (rank, *taps)).astype(np.float32)
     return down, np.zeros((out, rank, *(1 for _ in taps[1:])), np.float32)
@@ -200,10 +201,3 @@ def _adapter(layer: Layer, name: str, down: HostArray, up: HostArray, alpha: flo
     return LoraAdapter(
         make(f"{name}.lora_down.weight", down, device), make(f"{name}.lora_up.weight", up, device), alpha, len(down)
     )
-
-
-def _alpha_tensor(factors: LoraFactors) -> HostArray:
-    """A scalar in the weights' dtype, as other writers have it, or in fp32 where that would change it."""
-    with np.errstate(over="ignore"):
-        own = np.array(factors.alpha, factors.down.dtype)
-    return own if float(own) == factors.alpha else np.array(factors.alpha, np.float32)

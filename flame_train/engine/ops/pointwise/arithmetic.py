@@ -263,6 +263,33 @@ lerp.samples(
 )
 
 
+@primitive(torch="addcmul", accepts_integers=True)
+def addcmul(xp: Namespace, input: Array, tensor1: Array, tensor2: Array, *, value: float = 1.0) -> Array:
+    """input + value * tensor1 * tensor2"""
+    return input + tensor1 * tensor2 * value
+
+
+addcmul.vjp("input")(lambda xp, g: g)
+addcmul.vjp("tensor1")(lambda xp, g, tensor2, value: g * tensor2 * value)
+addcmul.vjp("tensor2")(lambda xp, g, tensor1, value: g * tensor1 * value)
+
+
+elementwise_kernel(
+    addcmul,
+    "input + tensor1 * tensor2 * value",
+    input="g",
+    tensor1="g * tensor2 * value",
+    tensor2="g * tensor1 * value",
+)
+addcmul.errors(ErrorSample(sample((2, 3), (4,), (2, 3)), ShapeError, r"addcmul: the shapes of input \(2, 3\)"))
+addcmul.samples(
+    sample((3, 4), (3, 4), (3, 4)),
+    sample((3, 4), (3, 4), (4,), value=0.5),
+    sample((2, 3, 2, 5), (2, 1, 2, 1), (1, 3, 1, 5), value=-1.5),
+)
+addcmul.perf_samples(sample((1280, 1280), (1280, 1280), (1280, 1280), value=0.25))
+
+
 @primitive(torch="reciprocal")
 def reciprocal(xp: Namespace, input: Array) -> Array:
     """1 / input"""
