@@ -117,6 +117,14 @@ def from_options(**sections: dict[str, Any]) -> Config:
     return config
 
 
+def with_overrides(sections: dict[str, dict[str, Any]], overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`sections` as `from_options` takes them, with `--set` values laid over. Raises ConfigError for unknown keys."""
+    layered = Layered({name: dict(options) for name, options in sections.items()}, {})
+    if problems := _apply(layered, overrides):
+        raise ConfigError("; ".join(map(str, problems)))
+    return layered.tree
+
+
 @contextmanager
 def told_by_option() -> Iterator[None]:
     """Within, each line of a ConfigError that begins with a key begins with the option of that name instead."""

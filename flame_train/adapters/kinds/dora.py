@@ -17,8 +17,8 @@ import numpy as np
 from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.folding import fold
 from flame_train.adapters.fused import Paths
-from flame_train.adapters.merged import dense
-from flame_train.engine import Parameter, Tensor, nn, no_grad
+from flame_train.adapters.merged import KEPT_BELOW, dense
+from flame_train.engine import Parameter, Tensor, nn, no_grad, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import float32
 from flame_train.settings import field
@@ -203,7 +203,7 @@ class DoraAdapter:
     def _whole(self, layer: Layer, x: Tensor, residual: Tensor | None) -> Tensor:
         gain = self._gain().to(x.dtype)
         if self.axis == 1:
-            return self.lora(layer, F.addcmul(x, x, gain), residual)
+            return self.lora(layer, rematerialize(F.addcmul, x, x, gain, min_bytes=KEPT_BELOW), residual)
         y = self.lora.apply(layer, x, None)
         y = F.addcmul(y, y, gain)
         for term in (nn.compute_copy(layer.bias), residual):
