@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +14,7 @@ from flame_train.engine.dtype import compute_dtype, float32
 from flame_train.engine.mode import no_grad
 from flame_train.errors import ModelFileError
 
+from .dropping import Chances, Drops, dropping
 from .kinds import ADAPTERS, Adapter, AdapterKind, Factors, Layer, Make
 from .kinds.kind import HostArray
 from .kinds.lora import Lora
@@ -24,6 +26,7 @@ class Attached:
 
     model: nn.Module
     adapters: Mapping[str, Adapter]
+    drops: Drops = field(default_factory=Drops)
     faster: str = ""
     """How the names of parameters end that LoRA+ trains at a higher rate."""
 
@@ -45,6 +48,11 @@ class Attached:
             yield from (found[which] for which in matrices[0] for found in matrices)
         else:
             yield from (p for found in matrices for p in found.values())
+
+    def limit(self, max_norm: float) -> None:
+        """Makes every update smaller whose norm is above `max_norm`: device work only."""
+        for adapter in self.adapters.values():
+            adapter.limit(max_norm)
 
     def detach(self) -> None:
         """Empties the slots; the model computes what it did before `attach`."""
@@ -72,6 +80,8 @@ def attach(
     seed: int,
     kind: AdapterKind | None = None,
     make_parameter: Make | None = None,
+    scale: str = "rank",
+    chances: Chances | None = None,
 ) -> Attached:
     """Puts a fresh adapter into each named layer of a loaded `model`, whose output stays.
 
@@ -82,18 +92,22 @@ def attach(
         seed: of the first values, which also depend on the layer's name.
         kind: the adapter kind; None: LoRA.
         make_parameter: makes a parameter, called `<layer>.lora_down.weight` and so on.
+        scale: "rank", or "sqrt_rank": the update is scaled by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732).
+        chances: what a step leaves out, within `Attached.drops.during`.
 
     Raises:
         KeyError: a name is no layer.
         ValueError: a layer has an adapter already, or is a convolution in groups or dilated.
     """
-    kind, layers = kind or Lora(), _layers(model)
+    kind, layers, drops = kind or Lora(), _layers(model), Drops()
     _check_room(layers, names)
     adapters: dict[str, Any] = {}
     for name in names:
-        made = kind.create(layers[name], name, rank, alpha, seed, make_parameter or _own_parameter)
-        adapters[name] = layers[name].adapter = made
-    return Attached(model, MappingProxyType(adapters), kind.faster)
+        own_rank, own_alpha = kind.sizes(tuple(layers[name].weight.shape), rank, alpha)
+        own_alpha *= math.sqrt(own_rank) if scale == "sqrt_rank" else 1.0
+        made = kind.create(layers[name], name, own_rank, own_alpha, seed, make_parameter or _own_parameter)
+        adapters[name] = layers[name].adapter = dropping(made, name, chances or Chances(), drops)
+    return Attached(model, MappingProxyType(adapters), drops, kind.faster)
 
 
 def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: float = 1.0) -> Attached:

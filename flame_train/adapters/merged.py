@@ -15,6 +15,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, float32
 from flame_train.engine.mode import no_grad
 
+from .dropping import Drop
 from .factors import Array
 
 KEPT_BELOW: Final = 8 << 20
@@ -34,7 +35,19 @@ class MergedAdapter:
 
     def __call__(self, layer: nn.Linear | nn.Conv2d, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layer's output with the merged weight; the layer's own stays as it is."""
+        return self._output(layer, x, self.product(x.dtype, tuple(layer.weight.shape)), residual)
+
+    def dropped(self, layer: nn.Linear | nn.Conv2d, x: Tensor, drop: Drop) -> Tensor:
+        """The same without rows of the update, or without all of it."""
         first, second, shape = self.product(x.dtype, tuple(layer.weight.shape))
+        rows, kept = drop.rows(layer.weight.shape[0]), drop.module()
+        if rows is not None:
+            split = next(shape[:n] for n in range(1, len(shape)) if math.prod(shape[:n]) == rows.shape[0])
+            first = first * rows.reshape(*split, *(1 for _ in shape[len(split) :])).to(x.dtype)
+        return self._output(layer, x, (first if kept is None else first * kept.to(x.dtype), second, shape), None)
+
+    def _output(self, layer: nn.Linear | nn.Conv2d, x: Tensor, product: _Product, residual: Tensor | None) -> Tensor:
+        first, second, shape = product
         weight = rematerialize(_merged, layer.weight, first, second, self.scale, shape, x.dtype, min_bytes=KEPT_BELOW)
         return plain(layer, x, weight, residual)
 

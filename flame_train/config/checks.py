@@ -78,6 +78,22 @@ def _kind_in_format(config: Config) -> str | None:
     return next((text.replace('got "diffusers"', f'got "{form}"') for text in wrong if text), None)
 
 
+def _dropout(config: Config) -> str | None:
+    """Only a LoRA has inner activations to leave out."""
+    kind = ADAPTERS.chosen(config.lora)
+    if config.lora.dropout == 0.0 or kind.has_dropout:
+        return None
+    return f'expected 0 with lora.kind = "{kind.name}", which has none of its own; use rank_dropout or module_dropout'
+
+
+def _max_norm(config: Config) -> str | None:
+    """An optimizer that averages keeps values of its own, which nothing makes smaller."""
+    chosen = OPTIMIZERS.chosen(config.optimizer)
+    if config.lora.max_norm and chosen.averages:
+        return f'expected 0 with optimizer.name = "{chosen.name}", got {config.lora.max_norm}'
+    return None
+
+
 def _min_lr(config: Config) -> str | None:
     low, peak = config.schedule.min_lr, config.optimizer.lr
     return f"expected at most optimizer.lr ({peak}), got {low}" if low > peak else None
@@ -218,6 +234,8 @@ def checks() -> Iterator[Check]:
     yield Check(("data.max_bucket", "data.resolution"), _max_bucket)
     yield Check(("lora.targets",), _targets)
     yield Check(("output.format", "lora.kind"), _kind_in_format)
+    yield Check(("lora.dropout", "lora.kind"), _dropout)
+    yield Check(("lora.max_norm", "optimizer.name"), _max_norm)
     for path, key in keys().items():
         yield Check((path,), partial(_own_problem, path=path))
         if key.only:

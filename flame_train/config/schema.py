@@ -147,6 +147,26 @@ class LoraSection(Section):
         "presets (attention, attention+mlp, full) or globs over module names",
         aka=("target_modules",),
     )
+    scale: Literal["rank", "sqrt_rank"] = field(
+        "rank",
+        "what alpha is divided by; sqrt_rank: rsLoRA (arXiv 2312.03732), steadier at high ranks",
+        aka=("rs_lora", "use_rslora"),
+    )
+    dropout: float = field(
+        0.0,
+        "share of the inner activations that a step leaves out",
+        ge=0,
+        lt=1,
+        aka=("network_dropout", "lora_dropout"),
+    )
+    rank_dropout: float = field(0.0, "share of the ranks that a step leaves out for an image", ge=0, lt=1)
+    module_dropout: float = field(0.0, "share of the layers whose update a step leaves out", ge=0, lt=1)
+    max_norm: float = field(
+        0.0,
+        "largest norm of a layer's update: it is made smaller after a step; 0: off",
+        ge=0,
+        aka=("scale_weight_norms",),
+    )
 
 
 @choices(OPTIMIZERS)

@@ -74,7 +74,8 @@ class Plan:
         """The number of trained values."""
         shapes, lora = layer_shapes(self.model.network), self.config.lora
         kind = ADAPTERS.chosen(lora)
-        return sum(kind.count(shapes[name], lora.rank) for name in self.checked.targets)
+        chosen = [shapes[name] for name in self.checked.targets]
+        return sum(kind.count(shape, kind.sizes(shape, lora.rank, lora.alpha)[0]) for shape in chosen)
 
 
 def make_plan(checked: Checked, stop: StopRequest) -> Plan:

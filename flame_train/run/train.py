@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from flame_train.adapters.attach import Attached, attach
+from flame_train.adapters.dropping import Chances
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.config.schema import GradientSection, OptimizerSection, SampleSection, ScheduleSection, TrainSection
 from flame_train.engine import Tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
+from flame_train.engine.optim import Optimizer
 from flame_train.io.commit import Found
 from flame_train.io.runfolder import RunFolder
 from flame_train.training.batch import sender
@@ -85,10 +89,20 @@ def loaded(plan: Plan, device: str) -> tuple[Denoiser, Attached, State]:
         alpha=c.lora.alpha,
         seed=c.train.seed,
         kind=ADAPTERS.chosen(c.lora),
+        scale=c.lora.scale,
+        chances=Chances(c.lora.dropout, c.lora.rank_dropout, c.lora.module_dropout),
     )
     objective = model.objective(c.model, c.loss, device)
     state = make_state(denoiser, attached, objective, c.train, c.optimizer, c.schedule, c.gradient, device)
+    state = replace(state, drops=attached.drops)
+    if c.lora.max_norm:
+        state = replace(state, limit=partial(_limit, attached, state.optimizer, c.lora.max_norm))
     return denoiser, attached, state
+
+
+def _limit(attached: Attached, optimizer: Optimizer, max_norm: float) -> None:
+    attached.limit(max_norm)
+    optimizer.arena.sync_copies()
 
 
 def load_denoiser(plan: Plan, device: str) -> Denoiser:

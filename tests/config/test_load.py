@@ -56,6 +56,15 @@ BAD_LINES = [
         '8: lora.kind: expected one of "lora", "locon", "dora", "loha", "lokr", got "oft"',
     ),
     (
+        "[lora]\nkind = 'lokr'\ndropout = 0.1",
+        '9: lora.dropout: expected 0 with lora.kind = "lokr", which has none of its own; use rank_dropout or '
+        "module_dropout",
+    ),
+    (
+        "[lora]\nmax_norm = 1.0\n[optimizer]\nname = 'schedule_free_adamw'\n[schedule]\nname = 'constant'",
+        '8: lora.max_norm: expected 0 with optimizer.name = "schedule_free_adamw", got 1.0',
+    ),
+    (
         "[lora]\nfactor = 8",
         '8: lora.factor: expected lora.kind = "lokr" with it, got "lora"; remove this key or change that one',
     ),

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from flame_train.adapters.dropping import Drop
 from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.folding import fold
 from flame_train.adapters.fused import Paths
@@ -209,6 +210,22 @@ class DoraAdapter:
         for term in (nn.compute_copy(layer.bias), residual):
             y = y if term is None else y + term
         return y
+
+    def dropped(self, layer: Layer, x: Tensor, drop: Drop) -> Tensor:
+        gain, kept = self._gain(), drop.module()
+        gain = (gain if kept is None else gain * kept).to(x.dtype)
+        if self.axis == 1:
+            scaled = F.addcmul(x, x, gain)
+            return layer.bare(scaled) + self.lora.low_rank(layer, scaled, drop)
+        bias = nn.compute_copy(layer.bias)
+        y = layer.bare(x) if bias is None else layer.bare(x) - bias
+        y = y + self.lora.low_rank(layer, x, drop)
+        y = F.addcmul(y, y, gain)
+        return y if bias is None else y + bias
+
+    def limit(self, max_norm: float) -> None:
+        """As LyCORIS has it: of what is added before the norm is taken away."""
+        self.lora.limit(max_norm)
 
     def apply_grouped(self, layers: Sequence[Any], x: Tensor) -> tuple[Tensor, ...] | None:
         """None: each layer has an input, or an output, of its own."""

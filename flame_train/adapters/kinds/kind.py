@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 
+from flame_train.adapters.dropping import Drop
 from flame_train.adapters.fused import Paths
-from flame_train.engine import Parameter, Tensor, nn
+from flame_train.engine import Parameter, Tensor, nn, no_grad
 from flame_train.engine.nn.layers import LayerAdapter
 from flame_train.settings import Entry
 
@@ -60,6 +61,12 @@ class Adapter(LayerAdapter, Protocol):
     def factors(self) -> Factors:
         """The present values on the host."""
 
+    def dropped(self, layer: Layer, x: Tensor, drop: Drop) -> Tensor:
+        """The layer's output with the parts of the update that `drop` leaves in."""
+
+    def limit(self, max_norm: float) -> None:
+        """Makes the update smaller, in place, where its Frobenius norm is above `max_norm`; on the device."""
+
 
 class Make(Protocol):
     """Makes a parameter: an arena may place it."""
@@ -77,12 +84,19 @@ class AdapterKind(Entry):
     inner: ClassVar[tuple[str, ...]] = ()
     """Of these arrays, the first that is there has the rank as its first size."""
 
+    has_dropout: ClassVar[bool] = False
+    """Whether it has inner activations, of which `lora.dropout` zeroes some."""
+
     faster: ClassVar[str] = ""
     """How the names of the parameters end that LoRA+ trains at a higher rate; empty: none."""
 
     def misfit(self, shapes: Mapping[str, tuple[int, ...]], rank: int) -> tuple[str, str] | None:
         """A key and what is wrong with it for layers whose weights have these shapes, by name; None if nothing is."""
         return None
+
+    def sizes(self, weight_shape: tuple[int, ...], rank: int, alpha: float) -> tuple[int, float]:
+        """Rank and alpha on a layer whose weight has this shape."""
+        return rank, alpha
 
     def misfit_of_format(self, form: str) -> str:
         """Why a file in `form`, "kohya" or "diffusers", cannot hold it, and what to do; nothing if it can."""
@@ -164,3 +178,12 @@ def unjoined(kind: str, parts: Mapping[str, Any]) -> Any:
     if "" not in parts:
         raise ValueError(f"a {kind} of parts of a layer has no {kind} of the whole")
     return parts[""]
+
+
+def shrink(norm: Tensor, max_norm: float, factors: Sequence[Parameter]) -> None:
+    """Multiplies `factors`, of which the update is a product, so that its norm is at most `max_norm`; sd-scripts'."""
+    with no_grad():
+        floored = norm.clamp(max_norm / 2)
+        ratio = (floored.clamp(None, max_norm) / floored) ** (1.0 / len(factors))
+        for p in factors:
+            p.data[...] = (p.detach() * ratio).data

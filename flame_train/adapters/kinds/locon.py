@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from flame_train.settings import field
 
-from .kind import Layer, Make
-from .lora import Lora, LoraAdapter
+from .lora import Lora
 
 
 class Locon(Lora):
@@ -27,13 +26,8 @@ class Locon(Lora):
             'as "full" of SDXL has them, or set lora.kind = "lora"'
         )
 
-    def create(self, layer: Layer, name: str, rank: int, alpha: float, seed: int, make: Make) -> LoraAdapter:
-        if _has_kernel(tuple(layer.weight.shape)):
-            rank, alpha = self.conv_rank, self.conv_alpha
-        return super().create(layer, name, rank, alpha, seed, make)
-
-    def count(self, weight_shape: tuple[int, ...], rank: int) -> int:
-        return super().count(weight_shape, self.conv_rank if _has_kernel(weight_shape) else rank)
+    def sizes(self, weight_shape: tuple[int, ...], rank: int, alpha: float) -> tuple[int, float]:
+        return (self.conv_rank, self.conv_alpha) if _has_kernel(weight_shape) else (rank, alpha)
 
 
 def _has_kernel(weight_shape: tuple[int, ...]) -> bool:

@@ -15,7 +15,7 @@ from flame_train.adapters.merged import MergedAdapter, as_matrix, fits_flattened
 from flame_train.engine import Parameter, Tensor
 from flame_train.engine.dtype import DType
 
-from .kind import AdapterKind, HostArray, Layer, Make, alpha_of, alpha_tensor, generator, kohya_only, unjoined
+from .kind import AdapterKind, HostArray, Layer, Make, alpha_of, alpha_tensor, generator, kohya_only, shrink, unjoined
 
 ARRAYS: Final = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
 
@@ -125,6 +125,9 @@ class LohaAdapter(MergedAdapter):
 
     def delta(self) -> Tensor:
         return self.update(self.shape)
+
+    def limit(self, max_norm: float) -> None:
+        shrink(self.delta().square().sum().sqrt(), max_norm, (self.matrices["hada_w1_a"],))
 
     def factors(self) -> LohaFactors:
         return LohaFactors({name: p.numpy() for name, p in self.matrices.items()}, self.alpha)

@@ -16,11 +16,11 @@ import numpy as np
 
 from flame_train.adapters.fused import Paths
 from flame_train.adapters.merged import MergedAdapter, fits_flattened, product_of
-from flame_train.engine import Parameter, Tensor
-from flame_train.engine.dtype import DType
+from flame_train.engine import Parameter, Tensor, no_grad
+from flame_train.engine.dtype import DType, float32
 from flame_train.settings import field
 
-from .kind import AdapterKind, HostArray, Layer, Make, alpha_of, alpha_tensor, generator, kohya_only, unjoined
+from .kind import AdapterKind, HostArray, Layer, Make, alpha_of, alpha_tensor, generator, kohya_only, shrink, unjoined
 
 ARRAYS: Final = ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b")
 
@@ -172,6 +172,13 @@ class LokrAdapter(MergedAdapter):
 
     def delta(self) -> Tensor:
         return self.update(self.shape)
+
+    def limit(self, max_norm: float) -> None:
+        with no_grad():
+            w1, w2 = (self._whole(which, float32).square().sum().sqrt() for which in ("lokr_w1", "lokr_w2"))
+            first = self.matrices.get("lokr_w1", self.matrices.get("lokr_w1_a"))
+            assert first is not None
+            shrink(w1 * w2 * abs(self.scale), max_norm, (first,))
 
     def factors(self) -> LokrFactors:
         return LokrFactors({name: p.numpy() for name, p in self.matrices.items()}, self.alpha)

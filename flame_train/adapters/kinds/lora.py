@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from flame_train.adapters.dropping import Drop
 from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.folding import fold, unfold
 from flame_train.adapters.fused import Paths, entire, join, split
@@ -17,7 +18,7 @@ from flame_train.engine import Parameter, Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.mode import no_grad
 
-from .kind import AdapterKind, HostArray, Layer, Make, alpha_of, alpha_tensor, generator
+from .kind import AdapterKind, HostArray, Layer, Make, alpha_of, alpha_tensor, generator, shrink
 
 DOWN: Final = "down"
 UP: Final = "up"
@@ -52,6 +53,7 @@ class Lora(AdapterKind):
     inner = ("down",)
     ends = _ENDS
     faster = ".lora_up.weight"
+    has_dropout = True
 
     def create(self, layer: Layer, name: str, rank: int, alpha: float, seed: int, make: Make) -> LoraAdapter:
         down, up = initial(layer.weight.shape, rank, seed, name)
@@ -136,6 +138,30 @@ class LoraAdapter:
                 return y
             return F.lora_linear(x, weight, bias, *self.compute(x), self.scale, residual)
         return F.lora_conv2d(x, weight, bias, *self.compute(x), self.scale, layer.stride, layer.padding, layout="NHWC")
+
+    def dropped(self, layer: Layer, x: Tensor, drop: Drop) -> Tensor:
+        return layer.bare(x) + self.low_rank(layer, x, drop)
+
+    def low_rank(self, layer: Layer, x: Tensor, drop: Drop) -> Tensor:
+        """scale * up(down(x)) without what `drop` leaves out."""
+        down, up = self.compute(x)
+        if isinstance(layer, nn.Linear):
+            low = F.linear(x, down)
+        else:
+            low = F.conv2d(x, down, None, layer.stride, layer.padding, layout="NHWC")
+        low, kept = drop.hidden(low) * self.scale, drop.module()
+        low = low if kept is None else low * kept.to(low.dtype)
+        return F.linear(low, up.reshape(up.shape[0], self.rank))
+
+    def norm(self) -> Tensor:
+        """The Frobenius norm of the update: |up @ down|^2 is the sum of (up^T up) * (down down^T)."""
+        with no_grad():
+            up, down = self.up.detach().reshape(-1, self.rank), self.down.detach().reshape(self.rank, -1)
+            square = ((up.T @ up) * (down @ down.T)).sum()
+            return square.clamp(0.0).sqrt() * abs(self.scale)
+
+    def limit(self, max_norm: float) -> None:
+        shrink(self.norm(), max_norm, (self.up, self.down))
 
     def parameters(self) -> dict[str, Parameter]:
         return {"lora_down.weight": self.down, "lora_up.weight": self.up}

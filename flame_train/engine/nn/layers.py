@@ -39,8 +39,10 @@ class Linear(Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The output (..., out_features) for x (..., in_features), plus `residual`, of the output's shape."""
-        if self.adapter is not None:
-            return self.adapter(self, x, residual)
+        return self.bare(x, residual) if self.adapter is None else self.adapter(self, x, residual)
+
+    def bare(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The same without the adapter."""
         w, b = compute_copy(self.weight), compute_copy(self.bias)
         if isinstance(w, Fp8Weight):
             alike = residual if residual is not None and residual.dtype == x.dtype else None
@@ -98,10 +100,12 @@ class Conv2d(Module):
         self.adapter: LayerAdapter | None = None
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        if self.adapter is None:
-            w, b = compute_copy(self.weight), compute_copy(self.bias)
-            return F.conv2d(x_BHWC, w, b, self.stride, self.padding, self.dilation, self.groups, layout="NHWC")
-        return self.adapter(self, x_BHWC)
+        return self.bare(x_BHWC) if self.adapter is None else self.adapter(self, x_BHWC)
+
+    def bare(self, x_BHWC: Tensor) -> Tensor:
+        """The same without the adapter."""
+        w, b = compute_copy(self.weight), compute_copy(self.bias)
+        return F.conv2d(x_BHWC, w, b, self.stride, self.padding, self.dilation, self.groups, layout="NHWC")
 
 
 class ConvTranspose2d(Module):
