@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +18,7 @@ from .dropping import Chances, Drops, dropping
 from .kinds import ADAPTERS, Adapter, AdapterKind, Factors, Layer, Make
 from .kinds.kind import HostArray
 from .kinds.lora import Lora
+from .rules import Own
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ def attach(
     make_parameter: Make | None = None,
     scale: str = "rank",
     chances: Chances | None = None,
+    own: Mapping[str, Own] = MappingProxyType({}),
 ) -> Attached:
     """Puts a fresh adapter into each named layer of a loaded `model`, whose output stays.
 
@@ -93,6 +95,7 @@ def attach(
         kind: the adapter kind; None: LoRA.
         make_parameter: makes a parameter, called `<layer>.lora_down.weight` and so on.
         scale: "rank", or "sqrt_rank": the update is scaled by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732).
+        own: what layers have of their own instead of `rank`, `alpha` and dropout.
         chances: what a step leaves out, within `Attached.drops.during`.
 
     Raises:
@@ -103,11 +106,20 @@ def attach(
     _check_room(layers, names)
     adapters: dict[str, Any] = {}
     for name in names:
-        own_rank, own_alpha = kind.sizes(tuple(layers[name].weight.shape), rank, alpha)
+        layer, mine = layers[name], own.get(name, Own())
+        own_rank, own_alpha = _size(kind, layer, mine, rank, alpha)
         own_alpha *= math.sqrt(own_rank) if scale == "sqrt_rank" else 1.0
-        made = kind.create(layers[name], name, own_rank, own_alpha, seed, make_parameter or _own_parameter)
-        adapters[name] = layers[name].adapter = dropping(made, name, chances or Chances(), drops)
+        made = kind.create(layer, name, own_rank, own_alpha, seed, make_parameter or _own_parameter)
+        left_out = chances or Chances()
+        left_out = left_out if mine.dropout is None else replace(left_out, dropout=mine.dropout)
+        adapters[name] = layer.adapter = dropping(made, name, left_out, drops)
     return Attached(model, MappingProxyType(adapters), drops, kind.faster)
+
+
+def _size(kind: AdapterKind, layer: Layer, own: Own, rank: int, alpha: float) -> tuple[int, float]:
+    """Rank and alpha on a layer: its own before what its kind has on such layers."""
+    usual_rank, usual_alpha = kind.sizes(tuple(layer.weight.shape), rank, alpha)
+    return own.rank or usual_rank, own.alpha or usual_alpha
 
 
 def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: float = 1.0) -> Attached:

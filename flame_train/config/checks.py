@@ -81,7 +81,7 @@ def _kind_in_format(config: Config) -> str | None:
 def _dropout(config: Config) -> str | None:
     """Only a LoRA has inner activations to leave out."""
     kind = ADAPTERS.chosen(config.lora)
-    if config.lora.dropout == 0.0 or kind.has_dropout:
+    if kind.has_dropout or not any([config.lora.dropout, *(rule.dropout for rule in config.lora.rules)]):
         return None
     return f'expected 0 with lora.kind = "{kind.name}", which has none of its own; use rank_dropout or module_dropout'
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from flame_train.adapters.kinds import ADAPTERS
+from flame_train.adapters.rules import Rule
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import NOISE_KINDS
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
@@ -166,6 +167,9 @@ class LoraSection(Section):
         "largest norm of a layer's update: it is made smaller after a step; 0: off",
         ge=0,
         aka=("scale_weight_norms",),
+    )
+    rules: tuple[Rule, ...] = field(
+        (), "tables [[lora.rules]]: layers with a rank, alpha, lr or dropout of their own, or off"
     )
 
 

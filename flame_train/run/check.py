@@ -5,11 +5,13 @@ Model files are opened here, once, for their headers; the later stages hold what
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from flame_train.adapters.kinds import ADAPTERS
+from flame_train.adapters.rules import Own, apply_rules
 from flame_train.adapters.targets import layer_shapes, resolve
 from flame_train.config.load import Gathered, Located
 from flame_train.config.schema import Config, LoraSection, LossSection
@@ -35,6 +37,7 @@ class Checked:
         model: the opened model.
         targets: the names of the layers to adapt.
         checkpointed: the names of the blocks whose activations are recomputed.
+        own: what rules say of each adapted layer.
     """
 
     config: Config
@@ -42,6 +45,7 @@ class Checked:
     model: Model
     targets: tuple[str, ...]
     checkpointed: frozenset[str]
+    own: Mapping[str, Own] = field(default_factory=dict)
 
 
 def check(asked: Config | Located, family: Family | None = None) -> Checked:
@@ -78,16 +82,17 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
         with wrong:
             size = image_size(config.sample, config.data.resolution, model)
             check_sampling(config.sample, size, config.model, config.loss, model)
-    targets: list[str] = []
+    layers: dict[str, Own] = {}
     with wrong:
         targets = resolve(model.network, config.lora.targets, model.presets)
         _check_names(model, targets)
-        _check_kind(config.lora, model, targets)
+        layers = apply_rules(targets, config.lora.rules, model.presets)
+        _check_kind(config.lora, model, list(layers))
     blocks: frozenset[str] = frozenset()
     with wrong:
         blocks = blocks_named(model.network, config.gradient.checkpointing, config.gradient.checkpoint_blocks)
     wrong.tell()
-    return Checked(config, base, model, tuple(targets), blocks)
+    return Checked(config, base, model, tuple(layers), blocks, MappingProxyType(layers))
 
 
 def fp8_of(quantize: str, arithmetic: str) -> nn.Fp8:

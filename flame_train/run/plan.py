@@ -74,8 +74,11 @@ class Plan:
         """The number of trained values."""
         shapes, lora = layer_shapes(self.model.network), self.config.lora
         kind = ADAPTERS.chosen(lora)
-        chosen = [shapes[name] for name in self.checked.targets]
-        return sum(kind.count(shape, kind.sizes(shape, lora.rank, lora.alpha)[0]) for shape in chosen)
+        ranks = {name: own.rank for name, own in self.checked.own.items()}
+        return sum(
+            kind.count(shapes[n], ranks.get(n) or kind.sizes(shapes[n], lora.rank, lora.alpha)[0])
+            for n in self.checked.targets
+        )
 
 
 def make_plan(checked: Checked, stop: StopRequest) -> Plan:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from flame_train.adapters.attach import Attached, attach
 from flame_train.adapters.dropping import Chances
 from flame_train.adapters.kinds import ADAPTERS
+from flame_train.adapters.rules import rates
 from flame_train.config.schema import GradientSection, OptimizerSection, SampleSection, ScheduleSection, TrainSection
 from flame_train.engine import Tensor
 from flame_train.engine.backend import get_backend
@@ -91,9 +93,13 @@ def loaded(plan: Plan, device: str) -> tuple[Denoiser, Attached, State]:
         kind=ADAPTERS.chosen(c.lora),
         scale=c.lora.scale,
         chances=Chances(c.lora.dropout, c.lora.rank_dropout, c.lora.module_dropout),
+        own=plan.checked.own,
     )
     objective = model.objective(c.model, c.loss, device)
-    state = make_state(denoiser, attached, objective, c.train, c.optimizer, c.schedule, c.gradient, device)
+    state = make_state(
+        denoiser, attached, objective, c.train, c.optimizer, c.schedule, c.gradient, device,
+        rates(plan.checked.own, c.optimizer.lr),
+    )  # fmt: skip
     state = replace(state, drops=attached.drops)
     if c.lora.max_norm:
         state = replace(state, limit=partial(_limit, attached, state.optimizer, c.lora.max_norm))
@@ -127,10 +133,15 @@ def make_state(
     schedule: ScheduleSection,
     gradient: GradientSection,
     device: str,
+    layer_rates: Mapping[str, float] = MappingProxyType({}),
 ) -> State:
-    """The device state of a fresh run."""
+    """The device state of a fresh run. `layer_rates` are factors on the learning rate by layer."""
     backend = get_backend(device)
-    made = build_optimizer(attached.parameters(), train, optimizer, schedule, gradient, backend, attached.faster)
+    factors = {
+        p.name: layer_rates[layer] for layer in layer_rates for p in attached.adapters[layer].parameters().values()
+    }
+    parameters = attached.parameters()
+    made = build_optimizer(parameters, train, optimizer, schedule, gradient, backend, attached.faster, factors)
     return State(
         denoiser=denoiser,
         objective=objective,

@@ -56,6 +56,16 @@ BAD_LINES = [
         '8: lora.kind: expected one of "lora", "locon", "dora", "loha", "lokr", got "oft"',
     ),
     (
+        "[[lora.rules]]\nmatch = ['*']\nrnk = 3",
+        "7: lora.rules: expected a list of tables of match, rank, alpha, lr, dropout, off, got [{'match': ['*'], "
+        "'rnk': 3}]; in lora.rules 1: rnk: unknown key",
+    ),
+    (
+        "[lora]\nrules = 3",
+        "8: lora.rules: expected a list of tables of match, rank, alpha, lr, dropout, off, got 3; in lora.rules: "
+        "input should be a valid tuple",
+    ),
+    (
         "[lora]\nkind = 'lokr'\ndropout = 0.1",
         '9: lora.dropout: expected 0 with lora.kind = "lokr", which has none of its own; use rank_dropout or '
         "module_dropout",
