@@ -18,7 +18,7 @@ from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.schedules import SCHEDULES
-from flame_train.settings import Section, choices, field, keys_of
+from flame_train.settings import Section, choices, field, keys_of, reserved_key
 from flame_train.text_encoders import ENCODER_KEYS
 
 FORMAT = 1
@@ -132,6 +132,16 @@ class DataSection(Section):
 
 
 @choices(ADAPTERS)
+@reserved_key(
+    "from",
+    str,
+    field(
+        "",
+        "file of a finished LoRA that a new run begins with, in any naming; empty: none",
+        place=True,
+        aka=("network_weights", "init_lora", "pretrained_lora_path", "lora_model_name"),
+    ),
+)
 class LoraSection(Section):
     """The adapter that is trained."""
 
@@ -167,6 +177,9 @@ class LoraSection(Section):
         "largest norm of a layer's update: it is made smaller after a step; 0: off",
         ge=0,
         aka=("scale_weight_norms",),
+    )
+    from_resize: bool = field(
+        False, "cut or pad the ranks of lora.from by SVD; layers it lacks begin fresh", aka=("dim_from_weights",)
     )
     rules: tuple[Rule, ...] = field(
         (), "tables [[lora.rules]]: layers with a rank, alpha, lr or dropout of their own, or off"

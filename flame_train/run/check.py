@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from flame_train.adapters.kinds import ADAPTERS
+from flame_train.adapters.kinds import ADAPTERS, Factors
 from flame_train.adapters.rules import Own, apply_rules
 from flame_train.adapters.targets import layer_shapes, resolve
 from flame_train.config.load import Gathered, Located
@@ -23,6 +23,7 @@ from flame_train.io.hub import resolve_checkpoint
 from flame_train.recipes import Family, Opening, family_of
 from flame_train.training.model import Model
 
+from .begin import beginning
 from .checkpointing import blocks_named
 from .sampling import check_sampling, image_size, with_defaults
 
@@ -38,6 +39,7 @@ class Checked:
         targets: the names of the layers to adapt.
         checkpointed: the names of the blocks whose activations are recomputed.
         own: what rules say of each adapted layer.
+        begun: the finished adapter that a fresh run begins with, by layer.
     """
 
     config: Config
@@ -46,6 +48,7 @@ class Checked:
     targets: tuple[str, ...]
     checkpointed: frozenset[str]
     own: Mapping[str, Own] = field(default_factory=dict)
+    begun: Mapping[str, Factors] = field(default_factory=dict)
 
 
 def check(asked: Config | Located, family: Family | None = None) -> Checked:
@@ -83,16 +86,18 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
             size = image_size(config.sample, config.data.resolution, model)
             check_sampling(config.sample, size, config.model, config.loss, model)
     layers: dict[str, Own] = {}
+    begun: dict[str, Factors] = {}
     with wrong:
         targets = resolve(model.network, config.lora.targets, model.presets)
         _check_names(model, targets)
         layers = apply_rules(targets, config.lora.rules, model.presets)
         _check_kind(config.lora, model, list(layers))
+        begun = beginning(config.lora, model, layers)
     blocks: frozenset[str] = frozenset()
     with wrong:
         blocks = blocks_named(model.network, config.gradient.checkpointing, config.gradient.checkpoint_blocks)
     wrong.tell()
-    return Checked(config, base, model, tuple(layers), blocks, MappingProxyType(layers))
+    return Checked(config, base, model, tuple(layers), blocks, MappingProxyType(layers), MappingProxyType(begun))
 
 
 def fp8_of(quantize: str, arithmetic: str) -> nn.Fp8:

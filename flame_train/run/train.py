@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from flame_train.adapters.attach import Attached, attach
+from flame_train.adapters.beginning import begin_with
 from flame_train.adapters.dropping import Chances
-from flame_train.adapters.kinds import ADAPTERS
+from flame_train.adapters.kinds import ADAPTERS, Factors
 from flame_train.adapters.rules import rates
 from flame_train.config.schema import GradientSection, OptimizerSection, SampleSection, ScheduleSection, TrainSection
 from flame_train.engine import Tensor
@@ -54,7 +55,7 @@ def train_run(
 ) -> dict[str, Any]:
     """Runs the steps that are left and returns the last step's figures; none if no step was left."""
     c = plan.config
-    denoiser, attached, state = loaded(plan, device)
+    denoiser, attached, state = loaded(plan, device, plan.checked.begun if found is None else {})
     first = 0 if found is None else restore(found, state.optimizer)
     if first >= c.train.steps:
         _LOG.info("all %d steps are done already", c.train.steps)
@@ -80,8 +81,10 @@ def train_run(
         return train(run)
 
 
-def loaded(plan: Plan, device: str) -> tuple[Denoiser, Attached, State]:
-    """The network with its adapters, and the state of a fresh run."""
+def loaded(
+    plan: Plan, device: str, begun: Mapping[str, Factors] = MappingProxyType({})
+) -> tuple[Denoiser, Attached, State]:
+    """The network with its adapters, which begin with `begun`, and the state of a fresh run."""
     c, model = plan.config, plan.model
     denoiser = load_denoiser(plan, device)
     attached = attach(
@@ -95,6 +98,7 @@ def loaded(plan: Plan, device: str) -> tuple[Denoiser, Attached, State]:
         chances=Chances(c.lora.dropout, c.lora.rank_dropout, c.lora.module_dropout),
         own=plan.checked.own,
     )
+    begin_with(attached, begun)
     objective = model.objective(c.model, c.loss, device)
     state = make_state(
         denoiser, attached, objective, c.train, c.optimizer, c.schedule, c.gradient, device,
