@@ -35,7 +35,7 @@ STEPS, EVERY = 60, 20
 LEFT_OUT = ("optimizer", "schedule", "loss", "sample")
 """Sections of the quickstart's config that a way to train begins without."""
 
-IGNORED = VERSION | CONFIG | {"modelspec.title"}
+IGNORED = VERSION | CONFIG | {"modelspec.title", "ss_output_name"}
 """Metadata that differ: the title is the run folder's name."""
 
 
@@ -64,6 +64,7 @@ class _Run:
     def __init__(self, config: Path, folder: Path, settings: list[str], device: str) -> None:
         self.folder, self.log = folder, folder.with_suffix(".log")
         mine = [f"output.dir={folder}", f"train.steps={STEPS}", f"checkpoint.every={EVERY}", "sample.every=0"]
+        mine.append("output.precision=fp32")  # in 16 bits most differences would not show
         self.command = [sys.executable, "-m", "flame_train", "train", "--config", str(config), "--device", device]
         self.command += [part for setting in (*mine, *settings) for part in ("--set", setting)]
 

@@ -369,6 +369,17 @@ class OutputSection(Section):
         free=True,
         aka=("save_model_as",),
     )
+    precision: Literal["bf16", "fp16", "fp32"] = field(
+        "bf16",
+        "number format of the LoRA's matrices in its file; a run is continued from fp32 all the same",
+        free=True,
+        aka=("save_precision", "save_dtype"),
+    )
+    title: str = field(
+        "", "the LoRA's name in its metadata; empty: the run folder's", free=True, aka=("output_name", "metadata_title")
+    )
+    author: str = field("", "its author, in its metadata", free=True, aka=("metadata_author",))
+    trigger: str = field("", "the words that call it, in its metadata", free=True, aka=("metadata_trigger_phrase",))
     tensorboard: bool = field(
         False, "also write TensorBoard events", free=True, aka=("log_with", "report_to", "logging_dir")
     )

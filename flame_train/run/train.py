@@ -72,7 +72,7 @@ def train_run(
             state=state,
             loader=loader,
             sources=sources,
-            lora=lora_writer(c, plan.model, attached),
+            lora=lora_writer(c, plan.model, attached, plan.placed.dataset),
             first=first,
             preview=best_effort(_preview(plan, encoded, denoiser, folder, device, stop)),
             stop=stop,
