@@ -16,6 +16,7 @@ from flame_train.arguments import (
     Debug,
     Deterministic,
     Device,
+    Overrides,
     Quantize,
 )
 from flame_train.output import show
@@ -45,6 +46,7 @@ def bench_step(
     plot: Annotated[
         Path | None, typer.Option("--plot", show_default="bench-step.png", help="Write the sweep's plot to this PNG.")
     ] = None,
+    overrides: Overrides = None,
     device: Device = "cuda",
     as_json: AsJson = False,
     debug: Debug = False,
@@ -72,6 +74,7 @@ def bench_step(
         quantize,
         arithmetic,
         checkpoint_blocks or (),
+        settings=overrides or (),
     )
     if sweep:
         found, failed = bench_sweep.run(trial, plot or Path("bench-step.png"))

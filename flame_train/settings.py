@@ -165,6 +165,18 @@ def choices(*tables: Table[Any]) -> Callable[[type[S]], type[S]]:
     return add
 
 
+def reserved_key(name: str, kind: type, info: Any) -> Callable[[type[S]], type[S]]:
+    """A class decorator: the section gets the key `name`, a word that Python keeps for itself."""
+
+    def add(section: type[S]) -> type[S]:
+        fields: dict[str, Any] = {name: (kind, info)}
+        whole: type[S] = create_model(section.__name__, __base__=section, __module__=section.__module__, **fields)
+        whole.__doc__ = section.__doc__
+        return whole
+
+    return add
+
+
 def entries_of(section: Section) -> list[Entry]:
     """The entries that a section chooses or always has, each with the values of its keys."""
     tables: tuple[Table[Any], ...] = getattr(section, "tables", ())

@@ -3,7 +3,7 @@
     flame-train quickstart QUICKSTART --device cuda
     python scripts/kill_and_continue.py QUICKSTART FOLDER [optimizer.name=lion "loss.kind=huber train.seed=1" ...]
 
-Each argument after FOLDER is one way to train; without one, every optimizer, schedule and loss that a config can name.
+Each argument after FOLDER is one way to train; without one, every optimizer, schedule, loss and kind of adapter.
 A way is settings on top of QUICKSTART's config, which is read without the sections whose keys follow from a choice.
 Each way is trained twice: once without a stop, and once killed by SIGKILL after its first checkpoint and started again.
 The LoRAs' tensors must have the same bits. `--at-once` says how many ways share the machine. Exits with 1 where one
@@ -24,6 +24,7 @@ from pathlib import Path
 
 from same_bits import CONFIG, VERSION, differences
 
+from flame_train.adapters.kinds import ADAPTERS
 from flame_train.diffusion.losses import LOSSES
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.schedules import SCHEDULES
@@ -34,7 +35,7 @@ STEPS, EVERY = 60, 20
 LEFT_OUT = ("optimizer", "schedule", "loss", "sample")
 """Sections of the quickstart's config that a way to train begins without."""
 
-IGNORED = VERSION | CONFIG | {"modelspec.title"}
+IGNORED = VERSION | CONFIG | {"modelspec.title", "ss_output_name"}
 """Metadata that differ: the title is the run folder's name."""
 
 
@@ -44,6 +45,8 @@ def every_way() -> list[str]:
         *(f"optimizer.name={name} schedule.name=constant" for name in OPTIMIZERS),
         *(f"schedule.name={name}" for name in SCHEDULES),
         *(f"loss.kind={name}" for name in LOSSES),
+        *(f"lora.kind={name}" for name in ADAPTERS if name != "locon"),
+        'lora.kind=locon lora.targets=["full"]',  # it wants convolutions
     ]
 
 
@@ -61,6 +64,7 @@ class _Run:
     def __init__(self, config: Path, folder: Path, settings: list[str], device: str) -> None:
         self.folder, self.log = folder, folder.with_suffix(".log")
         mine = [f"output.dir={folder}", f"train.steps={STEPS}", f"checkpoint.every={EVERY}", "sample.every=0"]
+        mine.append("output.precision=fp32")  # in 16 bits most differences would not show
         self.command = [sys.executable, "-m", "flame_train", "train", "--config", str(config), "--device", device]
         self.command += [part for setting in (*mine, *settings) for part in ("--set", setting)]
 

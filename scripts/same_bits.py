@@ -15,7 +15,7 @@ from pathlib import Path
 
 from flame_train.io.safetensors import SafetensorsFile
 
-VERSION, CONFIG = {"flame_train_version"}, {"flame_train_config", "sshs_legacy_hash"}
+VERSION, CONFIG = {"flame_train_version"}, {"flame_train_config", "flame_train_config_hash", "sshs_legacy_hash"}
 """`sshs_legacy_hash` is over a stretch of the file that begins after its header, which the config lengthens."""
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -13,9 +14,11 @@ from flame_train.engine.dtype import compute_dtype, float32
 from flame_train.engine.mode import no_grad
 from flame_train.errors import ModelFileError
 
+from .dropping import Chances, Drops, dropping
 from .kinds import ADAPTERS, Adapter, AdapterKind, Factors, Layer, Make
 from .kinds.kind import HostArray
 from .kinds.lora import Lora
+from .rules import Own
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class Attached:
 
     model: nn.Module
     adapters: Mapping[str, Adapter]
+    drops: Drops = field(default_factory=Drops)
     faster: str = ""
     """How the names of parameters end that LoRA+ trains at a higher rate."""
 
@@ -45,6 +49,11 @@ class Attached:
             yield from (found[which] for which in matrices[0] for found in matrices)
         else:
             yield from (p for found in matrices for p in found.values())
+
+    def limit(self, max_norm: float) -> None:
+        """Makes every update smaller whose norm is above `max_norm`: device work only."""
+        for adapter in self.adapters.values():
+            adapter.limit(max_norm)
 
     def detach(self) -> None:
         """Removes the adapters; the model computes as before `attach`."""
@@ -72,6 +81,9 @@ def attach(
     seed: int,
     kind: AdapterKind | None = None,
     make_parameter: Make | None = None,
+    scale: str = "rank",
+    chances: Chances | None = None,
+    own: Mapping[str, Own] = MappingProxyType({}),
 ) -> Attached:
     """Puts a fresh adapter into each named layer of a loaded `model`; the model's output does not change.
 
@@ -82,6 +94,9 @@ def attach(
         seed: seed of the first values, which also depend on the layer's name.
         kind: the adapter kind; None: LoRA.
         make_parameter: makes a parameter, called `<layer>.lora_down.weight` and so on.
+        scale: "rank", or "sqrt_rank": the update is scaled by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732).
+        own: what layers have of their own instead of `rank`, `alpha` and dropout.
+        chances: what a step leaves out, within `Attached.drops.during`.
 
     Returns:
         The adapters by layer.
@@ -90,13 +105,24 @@ def attach(
         KeyError: a name is no layer.
         ValueError: a layer has an adapter already, or is a convolution in groups or dilated.
     """
-    kind, layers = kind or Lora(), _layers(model)
+    kind, layers, drops = kind or Lora(), _layers(model), Drops()
     _check_room(layers, names)
     adapters: dict[str, Any] = {}
     for name in names:
-        made = kind.create(layers[name], name, rank, alpha, seed, make_parameter or _own_parameter)
-        adapters[name] = layers[name].adapter = made
-    return Attached(model, MappingProxyType(adapters), kind.faster)
+        layer, mine = layers[name], own.get(name, Own())
+        own_rank, own_alpha = _size(kind, layer, mine, rank, alpha)
+        own_alpha *= math.sqrt(own_rank) if scale == "sqrt_rank" else 1.0
+        made = kind.create(layer, name, own_rank, own_alpha, seed, make_parameter or _own_parameter)
+        left_out = chances or Chances()
+        left_out = left_out if mine.dropout is None else replace(left_out, dropout=mine.dropout)
+        adapters[name] = layer.adapter = dropping(made, name, left_out, drops)
+    return Attached(model, MappingProxyType(adapters), drops, kind.faster)
+
+
+def _size(kind: AdapterKind, layer: Layer, own: Own, rank: int, alpha: float) -> tuple[int, float]:
+    """Rank and alpha on a layer: its own before what its kind has on such layers."""
+    usual_rank, usual_alpha = kind.sizes(tuple(layer.weight.shape), rank, alpha)
+    return own.rank or usual_rank, own.alpha or usual_alpha
 
 
 def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: float = 1.0) -> Attached:
@@ -107,7 +133,9 @@ def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: f
     """
     layers = _layers(model)
     strangers = [name for name in factors if name not in layers]
-    strangers += [name for name, f in factors.items() if name in layers and not _fits(f, layers[name])]
+    strangers += [
+        name for name, f in factors.items() if name in layers and not f.fits(tuple(layers[name].weight.shape))
+    ]
     if strangers:
         raise ModelFileError(
             f"the LoRA does not fit the model: {len(strangers)} of its {len(factors)} modules are not there or have "
@@ -119,13 +147,6 @@ def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: f
         made = ADAPTERS[f.kind]().from_factors(layers[name], name, f, strength, _own_parameter)
         adapters[name] = layers[name].adapter = made
     return Attached(model, MappingProxyType(adapters))
-
-
-def _fits(factors: Factors, layer: Layer) -> bool:
-    """Whether the update has the weight's shape, but for trailing ones: a 1x1 convolution is a linear layer."""
-    shape, wanted = factors.weight_shape, tuple(layer.weight.shape)
-    longest = max(len(shape), len(wanted))
-    return shape + (1,) * (longest - len(shape)) == wanted + (1,) * (longest - len(wanted))
 
 
 def _own_parameter(name: str, values: HostArray, device: str) -> Parameter:

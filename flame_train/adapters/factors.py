@@ -43,8 +43,13 @@ class LoraFactors:
         """The shape of the weight it modifies."""
         return (int(self.up.shape[0]), *self.down.shape[1:])
 
-    def delta(self, strength: float = 1.0) -> Array:
-        """strength * (alpha / rank) * up @ down in fp32, in the shape of the weight."""
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Equal, or one a linear layer and the other the same as a 1x1 convolution."""
+        mine, wanted = self.weight_shape, tuple(shape)
+        return mine == wanted or (mine[:2] == wanted[:2] and set(mine[2:] + wanted[2:]) <= {1})
+
+    def delta(self, weight: Array | None = None, strength: float = 1.0) -> Array:
+        """strength * (alpha / rank) * up @ down in fp32, in the shape of the weight, whose values do not matter."""
         down = self.down.astype(np.float32).reshape(self.rank, -1)
         up = self.up.astype(np.float32).reshape(-1, self.rank)
         product: Array = np.float32(strength * self.scale) * (up @ down)

@@ -57,13 +57,16 @@ def to_kohya(state: LoraState, family: LoraFamily) -> dict[str, Array]:
 def to_diffusers(state: LoraState, family: LoraFamily) -> tuple[dict[str, Array], dict[str, str]]:
     """Tensors by diffusers' names, and the metadata that undoes the folding of alpha / rank.
 
-    KeyError for a module that the family does not have.
+    KeyError for a module that the family does not have, ModelFileError for an adapter that diffusers does not read.
     """
     tensors: dict[str, Array] = {}
     written: dict[str, dict[str, Factors]] = {}
     for component in family.components:
         for module, whole in state.get(component.name, {}).items():
-            parts = ADAPTERS[whole.kind]().diffusers(whole, component.modules[module])
+            try:
+                parts = ADAPTERS[whole.kind]().diffusers(whole, component.modules[module])
+            except ValueError as fault:
+                raise ModelFileError(f"{component.name} {module} is {fault}; only kohya's format holds it") from fault
             for path, (arrays, factors) in parts.items():
                 name = diffusers_name(component, path)
                 tensors |= {name + end: array for end, array in arrays.items()}
@@ -131,7 +134,7 @@ def _real(file: SafetensorsFile, key: str) -> Array:
 
 def _lost_message(path: Path, lost: Sequence[str], table: Mapping[str, Place]) -> str:
     if kind := other_kind(lost):
-        return f"{path}: is {kind}, not a plain LoRA; only plain LoRA files can be read here"
+        return f"{path}: is {kind}, a kind that is not read here; a LoRA, LoCon, LoHa, LoKr or DoRA is"
     lines = [f"{path}: {len(lost)} of its tensors belong to no module of this family, so it is not used:"]
     for key in lost[:5]:
         found = split_key(key)
@@ -163,8 +166,13 @@ def _kind(slots: _Slots) -> AdapterKind:
     return (fitting or [ADAPTERS[ADAPTERS.default]])[0]()
 
 
+def _mixed(slots: _Slots) -> str:
+    """What is wrong with arrays that no one kind of adapter has."""
+    return "" if slots.keys() <= set(_kind(slots).ends.values()) else f"is of several kinds: it has {', '.join(slots)}"
+
+
 def _problems(places: _Places) -> list[str]:
-    faults = {key: _kind(slots).fault(slots) for key, slots in sorted(places.items())}
+    faults = {key: _kind(slots).fault(slots) or _mixed(slots) for key, slots in sorted(places.items())}
     return [f"{component} {path or module} {fault}" for (component, module, path), fault in faults.items() if fault]
 
 

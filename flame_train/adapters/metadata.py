@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from flame_train.adapters.factors import Array, LoraState
+from flame_train.adapters.kinds import ADAPTERS
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import hash_data, serialize
 
@@ -24,14 +25,16 @@ def network_metadata(
 ) -> dict[str, str]:
     """The `ss_*` keys that every reader of kohya files relies on; "Dynamic" where modules differ."""
     ranks = {str(factors.rank) for modules in state.values() for factors in modules.values()}
+    found = [factors for modules in state.values() for factors in modules.values()]
+    args = {key: value for f in found[:1] for key, value in ADAPTERS[f.kind]().network_args(f).items()}
     alphas = {str(float(factors.alpha)) for modules in state.values() for factors in modules.values()}
     return {
         "ss_v2": "False",
         "ss_base_model_version": family.base_version,
-        "ss_network_module": family.network_module,
+        "ss_network_module": "lycoris.kohya" if "algo" in args else family.network_module,
         "ss_network_dim": ranks.pop() if len(ranks) == 1 else "Dynamic",
         "ss_network_alpha": alphas.pop() if len(alphas) == 1 else "Dynamic",
-        "ss_network_args": json.dumps(dict(network_args or {}), sort_keys=True),
+        "ss_network_args": json.dumps(args | dict(network_args or {}), sort_keys=True),
     }
 
 

@@ -71,6 +71,29 @@ def _lora_plus(config: Config) -> str | None:
     return "expected 1: this kind of adapter has no up matrix"
 
 
+def _kind_in_format(config: Config) -> str | None:
+    """A kind of adapter that a file of the result cannot hold."""
+    kind, form = ADAPTERS.chosen(config.lora), config.output.format
+    wrong = [kind.misfit_of_format(each) for each in (("kohya", "diffusers") if form == "both" else (form,))]
+    return next((text.replace('got "diffusers"', f'got "{form}"') for text in wrong if text), None)
+
+
+def _dropout(config: Config) -> str | None:
+    """Only a LoRA has inner activations to leave out."""
+    kind = ADAPTERS.chosen(config.lora)
+    if kind.has_dropout or not any([config.lora.dropout, *(rule.dropout for rule in config.lora.rules)]):
+        return None
+    return f'expected 0 with lora.kind = "{kind.name}", which has none of its own; use rank_dropout or module_dropout'
+
+
+def _max_norm(config: Config) -> str | None:
+    """An optimizer that averages keeps values of its own, which nothing makes smaller."""
+    chosen = OPTIMIZERS.chosen(config.optimizer)
+    if config.lora.max_norm and chosen.averages:
+        return f'expected 0 with optimizer.name = "{chosen.name}", got {config.lora.max_norm}'
+    return None
+
+
 def _min_lr(config: Config) -> str | None:
     low, peak = config.schedule.min_lr, config.optimizer.lr
     return f"expected at most optimizer.lr ({peak}), got {low}" if low > peak else None
@@ -218,6 +241,9 @@ def checks() -> Iterator[Check]:
     yield Check(("data.min_bucket", "data.resolution"), _min_bucket)
     yield Check(("data.max_bucket", "data.resolution"), _max_bucket)
     yield Check(("lora.targets",), _targets)
+    yield Check(("output.format", "lora.kind"), _kind_in_format)
+    yield Check(("lora.dropout", "lora.kind"), _dropout)
+    yield Check(("lora.max_norm", "optimizer.name"), _max_norm)
     for path, key in keys().items():
         yield Check((path,), partial(_own_problem, path=path))
         if key.only:

@@ -60,6 +60,11 @@ class Key:
         """Whether the value is a list in the file (a tuple in Python)."""
         return get_origin(self.annotation) is tuple
 
+    @property
+    def is_tables(self) -> bool:
+        """Whether it is a list of tables, written as [[section.name]]; with none it stands in no template."""
+        return self.is_list and issubclass(get_args(self.annotation)[0], BaseModel)
+
 
 @functools.cache
 def keys() -> types.MappingProxyType[str, Key]:
@@ -140,6 +145,8 @@ def _expected(info: FieldInfo) -> str:
         return " or ".join([words, *(f"{_WORDS[get_args(part)[0]]} {_limits(info)}".rstrip() for part in numbers)])
     if get_origin(annotation) is tuple:
         arguments = get_args(annotation)
+        if issubclass(arguments[0], BaseModel):
+            return f"a list of tables of {', '.join(arguments[0].model_fields)}"
         count = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
         return f"a list of {count}{_PLURALS[arguments[0]]}"
     assert isinstance(annotation, type)

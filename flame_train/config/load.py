@@ -117,6 +117,14 @@ def from_options(**sections: dict[str, Any]) -> Config:
     return config
 
 
+def with_overrides(sections: dict[str, dict[str, Any]], overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`sections` as `from_options` takes them, with `--set` values laid over. Raises ConfigError for unknown keys."""
+    layered = Layered({name: dict(options) for name, options in sections.items()}, {})
+    if problems := _apply(layered, overrides):
+        raise ConfigError("; ".join(map(str, problems)))
+    return layered.tree
+
+
 @contextmanager
 def told_by_option() -> Iterator[None]:
     """Within, each line of a ConfigError that begins with a key begins with the option of that name instead."""
@@ -209,9 +217,16 @@ def _known_part(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
+def _frozen(item: Any) -> Any:
+    """A table of a list with lists in it as tuples."""
+    if not isinstance(item, dict):
+        return item
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in item.items()}
+
+
 def _as_key(value: Any, key: Key) -> Any:
     if isinstance(value, list) and key.is_list:
-        return tuple(value)
+        return tuple(_frozen(item) for item in value)
     if isinstance(value, str) and key.any_case:
         return next((choice for choice in key.choices if str(choice).lower() == value.lower()), value)
     return os.path.expanduser(value) if isinstance(value, str) and key.place else value
@@ -223,11 +238,12 @@ def _validate(layered: Layered) -> tuple[Config, list[Problem]]:
     try:
         return Config.model_validate(tree), []
     except ValidationError as error:
-        wrong = dict.fromkeys(_wrong_keys(error))
+        failed, wrong = error, dict.fromkeys(_wrong_keys(error))
     problems = []
     for section, name in wrong:
         key = keys()[f"{section}.{name}"]
         message = _wrong_value(key, layered.tree[section][name])
+        message += _wrong_table(failed, key) if key.is_tables else ""
         problems.append(Problem(_place(layered, (section, name)), key.path, message))
         del tree[section][name]
     return Config.model_validate(tree), problems
@@ -238,6 +254,15 @@ def _wrong_keys(error: ValidationError) -> Iterator[tuple[str, str]]:
     for item in error.errors():
         if item["type"] != "default_factory_not_called":
             yield str(item["loc"][0]), str(item["loc"][1])
+
+
+def _wrong_table(error: ValidationError, key: Key) -> str:
+    """Which entry of a list of tables is wrong, and in what."""
+    found = next(item for item in error.errors() if item["loc"][:2] == (key.section, key.name))
+    number, *rest = found["loc"][2:] or ("",)
+    where = f"{key.path} {number + 1}" if isinstance(number, int) else key.path
+    said = "unknown key" if found["type"] == "extra_forbidden" else found["msg"].lower()
+    return f"; in {where}: {said}" if not rest else f"; in {where}: {rest[0]}: {said}"
 
 
 def _wrong_value(key: Key, value: Any) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from pydantic import BaseModel
+
 from flame_train.config.keys import Key, applies, keys, sections
 from flame_train.config.schema import FORMAT, Config
 
@@ -22,7 +24,8 @@ def commented(config: Config, title: str, leave_out: Collection[str] = ()) -> st
         heading = (model.__doc__ or "").strip().splitlines()[:1]  # there is none if Python runs without docstrings
         lines += ["", *(f"# {line}" for line in heading), f"[{section}]"]
         for key in keys().values():
-            if key.section == section and key.path in values and key.path not in leave_out:
+            written = key.path in values and key.path not in leave_out and not (key.is_tables and not values[key.path])
+            if key.section == section and written:
                 setting = f"{key.name} = {toml_value(values[key.path])}"
                 lines.append(f"{setting:<{_COMMENT_COLUMN}}  # {_comment(key)}")
     return "\n".join(lines) + "\n"
@@ -54,7 +57,7 @@ def decisive(config: Config) -> dict[str, Any]:
 
 
 def toml_value(value: Any) -> str:
-    """`value` (text, number, truth value, or a list of them) as TOML writes it, read back unchanged."""
+    """`value` (text, number, truth value, or a list or table of them) as TOML writes it, read back unchanged."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -63,7 +66,13 @@ def toml_value(value: Any) -> str:
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, int | float):
         return repr(value)
-    raise TypeError(f"toml_value: expected text, a number, a truth value or a list, got {type(value).__name__}")
+    if isinstance(value, BaseModel):
+        value = {name: getattr(value, name) for name in type(value).model_fields if name in value.model_fields_set}
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {toml_value(item)}" for name, item in value.items()) + "}"
+    raise TypeError(
+        f"toml_value: expected text, a number, a truth value, a list or a table, got {type(value).__name__}"
+    )
 
 
 def _quoted(text: str) -> str:

@@ -44,7 +44,7 @@ def differences(old: str, new: Config, *, moved: bool = False) -> str | None:
 def _same(key: Key, was: Any, value: Any, moved: bool) -> bool:
     if key.place and isinstance(was, str) and was and value:
         return moved or ("\0" not in was and Path(was).resolve() == Path(value).resolve())
-    return bool(was == value)
+    return toml_value(was) == toml_value(value) if key.is_tables else bool(was == value)
 
 
 def _settings(text: str) -> dict[str, Any] | None:

@@ -12,13 +12,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from flame_train.adapters.kinds import ADAPTERS
+from flame_train.adapters.rules import Rule
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import NOISE_KINDS
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.schedules import SCHEDULES
-from flame_train.settings import Section, choices, field, keys_of
+from flame_train.settings import Section, choices, field, keys_of, reserved_key
 from flame_train.text_encoders import ENCODER_KEYS
 
 FORMAT = 1
@@ -136,6 +137,16 @@ class DataSection(Section):
 
 
 @choices(ADAPTERS)
+@reserved_key(
+    "from",
+    str,
+    field(
+        "",
+        "file of a finished LoRA that a new run begins with, in any naming; empty: none",
+        place=True,
+        aka=("network_weights", "init_lora", "pretrained_lora_path", "lora_model_name"),
+    ),
+)
 class LoraSection(Section):
     """The adapter that is trained."""
 
@@ -151,6 +162,32 @@ class LoraSection(Section):
         ("attention",),
         "presets (attention, attention+mlp, full) or globs over module names",
         aka=("target_modules",),
+    )
+    scale: Literal["rank", "sqrt_rank"] = field(
+        "rank",
+        "what alpha is divided by; sqrt_rank: rsLoRA (arXiv 2312.03732), steadier at high ranks",
+        aka=("rs_lora", "use_rslora"),
+    )
+    dropout: float = field(
+        0.0,
+        "share of the inner activations that a step leaves out",
+        ge=0,
+        lt=1,
+        aka=("network_dropout", "lora_dropout"),
+    )
+    rank_dropout: float = field(0.0, "share of the ranks that a step leaves out for an image", ge=0, lt=1)
+    module_dropout: float = field(0.0, "share of the layers whose update a step leaves out", ge=0, lt=1)
+    max_norm: float = field(
+        0.0,
+        "largest norm of a layer's update: it is made smaller after a step; 0: off",
+        ge=0,
+        aka=("scale_weight_norms",),
+    )
+    from_resize: bool = field(
+        False, "cut or pad the ranks of lora.from by SVD; layers it lacks begin fresh", aka=("dim_from_weights",)
+    )
+    rules: tuple[Rule, ...] = field(
+        (), "tables [[lora.rules]]: layers with a rank, alpha, lr or dropout of their own, or off"
     )
 
 
@@ -333,6 +370,17 @@ class OutputSection(Section):
         free=True,
         aka=("save_model_as",),
     )
+    precision: Literal["bf16", "fp16", "fp32"] = field(
+        "bf16",
+        "number format of the LoRA's matrices in its file; a run is continued from fp32 all the same",
+        free=True,
+        aka=("save_precision", "save_dtype"),
+    )
+    title: str = field(
+        "", "the LoRA's name in its metadata; empty: the run folder's", free=True, aka=("output_name", "metadata_title")
+    )
+    author: str = field("", "its author, in its metadata", free=True, aka=("metadata_author",))
+    trigger: str = field("", "the words that call it, in its metadata", free=True, aka=("metadata_trigger_phrase",))
     tensorboard: bool = field(
         False, "also write TensorBoard events", free=True, aka=("log_with", "report_to", "logging_dir")
     )

@@ -1,18 +1,17 @@
-"""LoRA's relatives by how their tensors' names end: files that must not be taken for plain LoRAs."""
+"""LoRA's relatives by how their tensors' names end: those that are read here, and those that must not be."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 _KINDS: Final = tuple(
     (re.compile(rf".*({ends})"), kind)
     for ends, kind in (
-        (r"\.hada_(w[12]_[ab]|t[12])", "LoHa"),
-        (r"\.lokr_(w[12]|t2|w[12]_[ab])", "LoKr"),
+        (r"\.hada_t[12]", "Tucker-decomposed LoHa"),
+        (r"\.lokr_t2", "Tucker-decomposed LoKr"),
         (r"\.(oft_blocks|oft_diag|oft_R(\.\w+)*)", "OFT"),
-        (r"\.(dora_scale|magnitude|lora_magnitude_vector(\.\w+)*)", "DoRA"),
         (r"\.lora_mid\.weight", "Tucker-decomposed LoCon"),
         (r"(lora|lycoris)_.*\.[ab][12]\.weight", "GLoRA"),
         (r"\.on_input", "IA3"),
@@ -22,8 +21,30 @@ _KINDS: Final = tuple(
     )
 )
 
+_READ: Final = tuple(
+    (re.compile(rf".*({ends})"), kind)
+    for ends, kind in (
+        (r"\.hada_w[12]_[ab]", "LoHa"),
+        (r"\.lokr_w[12](_[ab])?", "LoKr"),
+        (r"\.lora_magnitude_vector(\.\w+)*", "DoRA, norms of output rows as PEFT has them,"),
+        (r"\.magnitude", "DoRA, norms of output rows as ai-toolkit has them,"),
+    )
+)
+_DORA: Final = (".dora_scale", "DoRA, norms of {} as LyCORIS has them,")
+
+
+def read_kind(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """What an adapter of these tensors is, if it is of a kind that is read here: "LoRA" as a rule."""
+    for pattern, kind in _READ:
+        if any(pattern.fullmatch(name) for name in shapes):
+            return kind
+    scales = [shape for name, shape in shapes.items() if name.endswith(_DORA[0])]
+    if scales:
+        return _DORA[1].format("input columns" if all(shape[:1] == (1,) for shape in scales) else "output rows")
+    return "LoRA"
+
 
 def other_kind(names: Iterable[str]) -> str | None:
-    """The kind of an adapter with these tensors, if it is not a plain LoRA."""
+    """The kind of the adapter with these tensors, if flame-train does not read that kind."""
     every = tuple(names)
     return next((kind for pattern, kind in _KINDS if any(pattern.fullmatch(name) for name in every)), None)

@@ -5,13 +5,16 @@ This stage alone opens model files, for their headers; later stages hold the res
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
-from flame_train.adapters.targets import resolve
+from flame_train.adapters.kinds import ADAPTERS, Factors
+from flame_train.adapters.rules import Own, apply_rules
+from flame_train.adapters.targets import layer_shapes, resolve
 from flame_train.config.load import Gathered, Located
-from flame_train.config.schema import Config, LossSection
+from flame_train.config.schema import Config, LoraSection, LossSection
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.engine import nn
@@ -20,6 +23,7 @@ from flame_train.io.hub import resolve_checkpoint
 from flame_train.recipes import Family, Opening, family_of
 from flame_train.training.model import Model
 
+from .begin import beginning
 from .checkpointing import blocks_named
 from .sampling import check_sampling, image_size, with_defaults
 
@@ -34,6 +38,8 @@ class Checked:
         model: the opened model.
         targets: the names of the layers to adapt.
         checkpointed: the names of the blocks whose activations are recomputed.
+        own: what rules say of each adapted layer.
+        begun: the finished adapter that a fresh run begins with, by layer.
     """
 
     config: Config
@@ -41,6 +47,8 @@ class Checked:
     model: Model
     targets: tuple[str, ...]
     checkpointed: frozenset[str]
+    own: Mapping[str, Own] = field(default_factory=dict)
+    begun: Mapping[str, Factors] = field(default_factory=dict)
 
 
 def check(asked: Config | Located, family: Family | None = None) -> Checked:
@@ -77,15 +85,19 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
         with wrong:
             size = image_size(config.sample, config.data.resolution, model)
             check_sampling(config.sample, size, config.model, config.loss, model)
-    targets: list[str] = []
+    layers: dict[str, Own] = {}
+    begun: dict[str, Factors] = {}
     with wrong:
         targets = resolve(model.network, config.lora.targets, model.presets)
         _check_names(model, targets)
+        layers = apply_rules(targets, config.lora.rules, model.presets)
+        _check_kind(config.lora, model, list(layers))
+        begun = beginning(config.lora, model, layers)
     blocks: frozenset[str] = frozenset()
     with wrong:
         blocks = blocks_named(model.network, config.gradient.checkpointing, config.gradient.checkpoint_blocks)
     wrong.tell()
-    return Checked(config, base, model, tuple(targets), blocks)
+    return Checked(config, base, model, tuple(layers), blocks, MappingProxyType(layers), MappingProxyType(begun))
 
 
 def fp8_of(quantize: str, arithmetic: str) -> nn.Fp8:
@@ -117,6 +129,13 @@ def _check_places(config: Config) -> None:
             f"output.dir: {out} lies inside data.path, where its sample grids would be taken for images to train "
             "on; name a folder elsewhere"
         )
+
+
+def _check_kind(lora: LoraSection, model: Model, targets: Sequence[str]) -> None:
+    """The kind of adapter must suit the chosen layers' shapes."""
+    shapes = layer_shapes(model.network)
+    if wrong := ADAPTERS.chosen(lora).misfit({name: shapes[name] for name in targets}, lora.rank):
+        raise ConfigError(f"lora.{wrong[0]}: {wrong[1]}")
 
 
 def _check_names(model: Model, targets: Sequence[str]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,30 +14,85 @@ from flame_train.adapters.attach import Attached
 from flame_train.config.keys import keys
 from flame_train.config.render import decisive
 from flame_train.config.schema import Config
+from flame_train.data.dataset import Dataset
+from flame_train.engine.dtype import as_dtype
 from flame_train.io.runfolder import RunFolder
+from flame_train.io.safetensors import MAX_METADATA_VALUE
+from flame_train.optimizers import OPTIMIZERS
+from flame_train.schedules import SCHEDULES
 from flame_train.training.model import Model
 from flame_train.training.result import LoraWriter, formats
 from flame_train.version import __version__
 
 
-def lora_writer(config: Config, model: Model, attached: Attached) -> LoraWriter:
+def lora_writer(config: Config, model: Model, attached: Attached, dataset: Dataset) -> LoraWriter:
     """The writer of the run's LoRA files. Equal runs give equal bytes: no time, no path."""
-    names, side = model.lora_names, config.data.resolution
-    predicted = {"prediction_type": config.model.prediction} if names.several_predictions else {}
+    names, side, out = model.lora_names, config.data.resolution, config.output
+    described = {"resolution": f"{side}x{side}"}
+    if names.several_predictions:
+        described["prediction_type"] = config.model.prediction
+    described |= {k: v for k, v in (("author", out.author), ("trigger_phrase", out.trigger)) if v}
+    title = out.title or Path(out.dir).name or "lora"
+    settings = json.dumps(_without_places(config), sort_keys=True, default=list)
     return LoraWriter(
         attached,
         model.denoiser.component,
         names,
-        title=Path(config.output.dir).name or "lora",
-        described={"resolution": f"{side}x{side}", **predicted},
+        title=title,
+        described=described,
         metadata={
-            "ss_seed": str(config.train.seed),
-            "ss_learning_rate": repr(config.optimizer.lr),
-            "ss_sd_model_name": Path(config.model.checkpoint).name,
+            **_as_sd_scripts(config, dataset, title),
             "flame_train_version": __version__,
-            "flame_train_config": json.dumps(_without_places(config), sort_keys=True, default=list),
+            "flame_train_config": settings,
+            "flame_train_config_hash": hashlib.sha256(settings.encode()).hexdigest(),
+            "flame_train_dataset_hash": dataset_hash(dataset),
         },
+        dtype=as_dtype(out.precision),
     )
+
+
+def _as_sd_scripts(config: Config, dataset: Dataset, title: str) -> dict[str, str]:
+    """The run in sd-scripts' words, by which web interfaces show it."""
+    per_epoch = sum(dataset.comings)
+    batches = max(1, math.ceil(per_epoch / (config.data.batch_size * config.gradient.accumulation)))
+    return {
+        "ss_output_name": title,
+        "ss_seed": str(config.train.seed),
+        "ss_learning_rate": repr(config.optimizer.lr),
+        "ss_unet_lr": repr(config.optimizer.lr),
+        "ss_optimizer": OPTIMIZERS.chosen(config.optimizer).name,
+        "ss_lr_scheduler": SCHEDULES.chosen(config.schedule).name,
+        "ss_lr_warmup_steps": str(config.schedule.warmup_of(config.train.steps)),
+        "ss_max_train_steps": str(config.train.steps),
+        "ss_num_epochs": str(math.ceil(config.train.steps / batches)),
+        "ss_num_train_images": str(per_epoch),
+        "ss_num_batches_per_epoch": str(batches),
+        "ss_total_batch_size": str(config.data.batch_size * config.gradient.accumulation),
+        "ss_gradient_accumulation_steps": str(config.gradient.accumulation),
+        "ss_max_grad_norm": repr(config.gradient.clip_norm),
+        "ss_mixed_precision": config.train.precision,
+        "ss_network_dropout": repr(config.lora.dropout),
+        "ss_resolution": f"({config.data.resolution}, {config.data.resolution})",
+        "ss_sd_model_name": Path(config.model.checkpoint).name,
+        "ss_tag_frequency": _tag_frequency(dataset),
+    }
+
+
+def _tag_frequency(dataset: Dataset) -> str:
+    """How often each tag, between commas of a caption, comes: {folder: {tag: count}} as JSON, the rarest left out."""
+    counts = Counter(tag.strip() for item in dataset.items for tag in item.caption.split(",") if tag.strip())
+    kept = counts.most_common()
+    while len(text := json.dumps({dataset.root.name: dict(kept)}).encode()) > MAX_METADATA_VALUE:
+        kept = kept[: len(kept) * 3 // 4]
+    return text.decode()
+
+
+def dataset_hash(dataset: Dataset) -> str:
+    """Of every image's bytes and its caption, in their order; not of where they lie."""
+    digest = hashlib.sha256()
+    for item in dataset.items:
+        digest.update(f"{item.sha256} {len(item.caption)} ".encode() + item.caption.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
 def _without_places(config: Config) -> dict[str, Any]:

@@ -76,7 +76,11 @@ class Plan:
         """The number of trained values."""
         shapes, lora = layer_shapes(self.model.network), self.config.lora
         kind = ADAPTERS.chosen(lora)
-        return sum(kind.count(shapes[name], lora.rank) for name in self.checked.targets)
+        ranks = {name: own.rank for name, own in self.checked.own.items()}
+        return sum(
+            kind.count(shapes[n], ranks.get(n) or kind.sizes(shapes[n], lora.rank, lora.alpha)[0])
+            for n in self.checked.targets
+        )
 
 
 def make_plan(checked: Checked, stop: StopRequest) -> Plan:

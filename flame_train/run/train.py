@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from flame_train.adapters.attach import Attached, attach
-from flame_train.adapters.kinds import ADAPTERS
+from flame_train.adapters.beginning import begin_with
+from flame_train.adapters.dropping import Chances
+from flame_train.adapters.kinds import ADAPTERS, Factors
+from flame_train.adapters.rules import rates
 from flame_train.config.schema import GradientSection, OptimizerSection, SampleSection, ScheduleSection, TrainSection
 from flame_train.engine import Tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
+from flame_train.engine.optim import Optimizer
 from flame_train.io.commit import Found
 from flame_train.io.runfolder import RunFolder
 from flame_train.training.batch import sender
@@ -62,7 +69,7 @@ def train_run(
         The last step's metrics; empty if no step was left.
     """
     c = plan.config
-    denoiser, attached, state = loaded(plan, device)
+    denoiser, attached, state = loaded(plan, device, plan.checked.begun if found is None else {})
     first = 0 if found is None else restore(found, state.optimizer)
     if first >= c.train.steps:
         _LOG.info("all %d steps are done already", c.train.steps)
@@ -79,7 +86,7 @@ def train_run(
             state=state,
             loader=loader,
             sources=sources,
-            lora=lora_writer(c, plan.model, attached),
+            lora=lora_writer(c, plan.model, attached, plan.placed.dataset),
             first=first,
             preview=best_effort(_preview(plan, encoded, denoiser, folder, device, stop)),
             stop=stop,
@@ -88,8 +95,10 @@ def train_run(
         return train(run)
 
 
-def loaded(plan: Plan, device: str) -> tuple[Denoiser, Attached, State]:
-    """The network with its adapters, and the state of a fresh run."""
+def loaded(
+    plan: Plan, device: str, begun: Mapping[str, Factors] = MappingProxyType({})
+) -> tuple[Denoiser, Attached, State]:
+    """The network with its adapters, which begin with `begun`, and the state of a fresh run."""
     c, model = plan.config, plan.model
     denoiser = load_denoiser(plan, device)
     attached = attach(
@@ -99,10 +108,25 @@ def loaded(plan: Plan, device: str) -> tuple[Denoiser, Attached, State]:
         alpha=c.lora.alpha,
         seed=c.train.seed,
         kind=ADAPTERS.chosen(c.lora),
+        scale=c.lora.scale,
+        chances=Chances(c.lora.dropout, c.lora.rank_dropout, c.lora.module_dropout),
+        own=plan.checked.own,
     )
+    begin_with(attached, begun)
     objective = model.objective(c.model, c.loss, device)
-    state = make_state(denoiser, attached, objective, c.train, c.optimizer, c.schedule, c.gradient, device)
+    state = make_state(
+        denoiser, attached, objective, c.train, c.optimizer, c.schedule, c.gradient, device,
+        rates(plan.checked.own, c.optimizer.lr),
+    )  # fmt: skip
+    state = replace(state, drops=attached.drops)
+    if c.lora.max_norm:
+        state = replace(state, limit=partial(_limit, attached, state.optimizer, c.lora.max_norm))
     return denoiser, attached, state
+
+
+def _limit(attached: Attached, optimizer: Optimizer, max_norm: float) -> None:
+    attached.limit(max_norm)
+    optimizer.arena.sync_copies()
 
 
 def load_denoiser(plan: Plan, device: str) -> Denoiser:
@@ -127,6 +151,7 @@ def make_state(
     schedule: ScheduleSection,
     gradient: GradientSection,
     device: str,
+    layer_rates: Mapping[str, float] = MappingProxyType({}),
 ) -> State:
     """The device state of a fresh run.
 
@@ -136,12 +161,17 @@ def make_state(
         objective: the loss.
         train, optimizer, schedule, gradient: the sections of the config.
         device: "cuda" or "cpu".
+        layer_rates: factors on the learning rate by layer.
 
     Returns:
         Network, objective and optimizer on the device.
     """
     backend = get_backend(device)
-    made = build_optimizer(attached.parameters(), train, optimizer, schedule, gradient, backend, attached.faster)
+    factors = {
+        p.name: layer_rates[layer] for layer in layer_rates for p in attached.adapters[layer].parameters().values()
+    }
+    parameters = attached.parameters()
+    made = build_optimizer(parameters, train, optimizer, schedule, gradient, backend, attached.faster, factors)
     return State(
         denoiser=denoiser,
         objective=objective,

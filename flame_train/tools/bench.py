@@ -13,7 +13,7 @@ import numpy as np
 from flame_train.adapters.attach import attach
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import resolve
-from flame_train.config.load import from_options
+from flame_train.config.load import from_options, with_overrides
 from flame_train.engine import Frozen, capture, nn
 from flame_train.engine.backend import Backend, get_backend
 from flame_train.engine.dtype import DType, as_dtype
@@ -56,6 +56,8 @@ class Trial:
     arithmetic: Literal["bf16", "fp8"] = "bf16"
     checkpoint_blocks: Sequence[str] = ()
     optimizer: str = "adamw"
+    settings: Sequence[str] = ()
+    """Keys of a config, as `--set` has them: what no option is for, such as the kind of adapter."""
 
     @property
     def fp8(self) -> nn.Fp8:
@@ -95,14 +97,15 @@ class Prepared:
 def prepare(trial: Trial) -> Prepared:
     """A step with random weights, made on the device. Raises `ConfigError` for settings that allow no step."""
     family, model = find(trial.model)
-    config = from_options(
-        train={"precision": trial.precision, "steps": 100},
-        lora={"rank": trial.rank, "alpha": float(trial.rank), "targets": (family.bench_targets,)},
-        data={"resolution": trial.resolution, "batch_size": trial.batch},
-        gradient={"checkpointing": trial.checkpointing},
-        optimizer={"name": trial.optimizer},
-        model={"quantize": trial.quantize, "arithmetic": trial.arithmetic},
-    )
+    options: dict[str, dict[str, Any]] = {
+        "train": {"precision": trial.precision, "steps": 100},
+        "lora": {"rank": trial.rank, "alpha": float(trial.rank), "targets": (family.bench_targets,)},
+        "data": {"resolution": trial.resolution, "batch_size": trial.batch},
+        "gradient": {"checkpointing": trial.checkpointing},
+        "optimizer": {"name": trial.optimizer},
+        "model": {"quantize": trial.quantize, "arithmetic": trial.arithmetic},
+    }
+    config = from_options(**with_overrides(options, trial.settings))
     if trial.resolution % model.side_multiple:
         raise ConfigError(
             f"--resolution: expected a multiple of {model.side_multiple} for {trial.model}, got {trial.resolution}"
@@ -114,7 +117,7 @@ def prepare(trial: Trial) -> Prepared:
     randomise(network, dtype, backend, trial.fp8)
     targets = resolve(network, config.lora.targets, model.presets)
     attached = attach(
-        network, targets, rank=trial.rank, alpha=float(trial.rank), seed=0, kind=ADAPTERS.chosen(config.lora)
+        network, targets, rank=config.lora.rank, alpha=config.lora.alpha, seed=0, kind=ADAPTERS.chosen(config.lora)
     )
     objective = model.objective(config.model, config.loss, trial.device)
     denoiser = Denoiser.of(model, network, trial.device, 1.0)
@@ -165,6 +168,7 @@ def _check_counterpart(trial: Trial) -> None:
     lacking = [f"--quantize {trial.quantize}"] if trial.quantize != "off" else []
     lacking += [f"--checkpointing {trial.checkpointing}"] if trial.checkpointing not in ("off", "full") else []
     lacking += ["--checkpoint-blocks"] if trial.checkpoint_blocks else []
+    lacking += [f"--set {setting}" for setting in trial.settings]
     if lacking:
         raise ConfigError(
             f"--against: PyTorch's step has no counterpart of {' and '.join(lacking)}; leave one of them out"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flame_train.adapters.dialects import split_key
-from flame_train.adapters.kinds.lora import ALPHA, DOWN
+from flame_train.adapters.kinds import ADAPTERS
 from flame_train.errors import shown
 from flame_train.io.dtypes import Array
 from flame_train.io.weights import Weights, open_weights
@@ -25,6 +25,7 @@ _COMPONENTS: Final = (
     (re.compile(r"lora_te1?_|text_encoder\.|text_encoders\.clip_l\."), "text_encoder"),
     (re.compile(r"transformer\."), "transformer"),
 )
+_INNER: Final = tuple(slot for kind in ADAPTERS.values() for slot in kind.inner)
 _LONGEST_VALUE: Final = 100
 
 
@@ -118,15 +119,18 @@ def _lora(weights: Weights, identity: Identity) -> LoraSummary:
     ranks: Counter[int] = Counter()
     alphas: Counter[float] = Counter()
     targets: Counter[str] = Counter()
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
     for name in weights.names:
         module, slot = split_key(name) or ("", "")
         shape = weights.info(name).shape
-        if slot == DOWN and shape:
-            modules[places[module].component if module in places else _component(module, usual)] += 1
-            targets[_target(module)] += 1
-            ranks[shape[0]] += 1
-        elif slot == ALPHA and math.prod(shape) == 1:
+        if slot == "alpha" and math.prod(shape) == 1:
             alphas[_number(weights.read(name))] += 1
+        elif slot:
+            found.setdefault(module, {})[slot] = shape
+    for module, shapes in found.items():
+        modules[places[module].component if module in places else _component(module, usual)] += 1
+        targets[_target(module)] += 1
+        ranks.update([shapes[slot][0] for slot in _INNER if shapes.get(slot)][:1])
     return LoraSummary(
         modules=dict(modules.most_common()),
         ranks=dict(ranks.most_common()),

@@ -11,8 +11,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from flame_train.adapters.factors import LoraFactors, LoraState
+from flame_train.adapters.factors import LoraState
 from flame_train.adapters.formats import from_file
+from flame_train.adapters.kinds import Factors
 from flame_train.disk.files import is_same_file, refuse_place
 from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
 from flame_train.io.dtypes import FLOAT_TAGS, Array
@@ -54,7 +55,7 @@ class _Patch:
     """One module's update, and where its weight is stored."""
 
     source: Source
-    factors: LoraFactors
+    factors: Factors
 
 
 def merge(base: Path, lora: Path, out: Path, strength: float = 1.0, force: bool = False) -> MergeReport:
@@ -166,7 +167,7 @@ def _patches(lora: Path, base: Path, state: LoraState, resolved: Resolved, weigh
     return found
 
 
-def _misfit(source: Source, factors: LoraFactors, weights: Weights, shapes: Mapping[str, Shape]) -> str:
+def _misfit(source: Source, factors: Factors, weights: Weights, shapes: Mapping[str, Shape]) -> str:
     """The reason why a weight cannot take its update; "" if it can."""
     if source.op is Op.SCALE:
         return "stored as scaled fp8, which cannot be merged into"
@@ -174,14 +175,9 @@ def _misfit(source: Source, factors: LoraFactors, weights: Weights, shapes: Mapp
     if quantised:
         return f"stored as {', '.join(quantised)}, quantised by another program, which cannot be merged into"
     shape = source.made_shape(shapes)
-    if shape is None or not _fits(shape, factors.weight_shape):
+    if shape is None or not factors.fits(shape):
         return f"{factors.weight_shape} in the LoRA, {shape} in the base"
     return ""
-
-
-def _fits(stored: Shape, wanted: Shape) -> bool:
-    """Equal, or one a linear layer and the other the same as a 1x1 convolution."""
-    return stored == wanted or (stored[:2] == wanted[:2] and set(stored[2:] + wanted[2:]) <= {1})
 
 
 def _history(metadata: Mapping[str, str], lora: Path, strength: float) -> str:
@@ -223,7 +219,7 @@ class _Merging:
         total = stored.astype(np.promote_types(stored.dtype, np.float32), order="C")
         with np.errstate(over="ignore", invalid="ignore"):  # reported below, with the tensor's name
             for patch in patches:
-                for stored_as, rows, update in patch.source.spread(patch.factors.delta(self.strength), self.shapes):
+                for stored_as, rows, update in patch.source.spread(self._update(patch), self.shapes):
                     if stored_as == name:
                         total[rows] += update
             merged: Array = total.astype(stored.dtype)
@@ -233,3 +229,6 @@ class _Merging:
                 "--strength, or check the effect of the LoRA on images. Nothing was written"
             )
         return merged
+
+    def _update(self, patch: _Patch) -> Array:
+        return patch.factors.delta(patch.source.read(self.weights), self.strength)

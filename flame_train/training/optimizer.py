@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from flame_train.config.schema import GradientSection, OptimizerSection, ScheduleSection, TrainSection
 from flame_train.engine import Parameter
@@ -25,6 +26,7 @@ from flame_train.schedules import SCHEDULES
 def build_optimizer(
     parameters: Iterable[Parameter], train: TrainSection, optimizer: OptimizerSection, schedule: ScheduleSection,
     gradient: GradientSection, backend: Backend, faster_end: str = "",
+    rates: Mapping[str, float] = MappingProxyType({}),
 ) -> Optimizer:  # fmt: skip
     """Builds the chain: clip by value, clip by norm, noise, rule. Each but the rule is optional.
 
@@ -33,6 +35,7 @@ def build_optimizer(
         train, optimizer, schedule, gradient: the sections of the config; fp16 adds loss scaling.
         backend: the device.
         faster_end: parameters whose names end with it are trained at `lora_plus_ratio` times the rate.
+        rates: factors on the learning rate by parameter name.
 
     Returns:
         The optimizer.
@@ -47,8 +50,9 @@ def build_optimizer(
     chain.append(OPTIMIZERS.chosen(optimizer).rule())
     trained = list(parameters)
     faster = {p.name: optimizer.lora_plus_ratio for p in trained if faster_end and p.name.endswith(faster_end)}
+    scale = {p.name: faster.get(p.name, 1.0) * rates.get(p.name, 1.0) for p in trained if p.name in {*faster, *rates}}
     return Optimizer(
-        FlatParameters(trained, backend, compute_dtype=as_dtype(train.precision), lr_scale=faster),
+        FlatParameters(trained, backend, compute_dtype=as_dtype(train.precision), lr_scale=scale),
         chain,
         lr=optimizer.lr,
         schedule=SCHEDULES.chosen(schedule).build(train.steps, schedule.warmup_of(train.steps), schedule.min_lr),

@@ -15,6 +15,7 @@ from flame_train.adapters.kinds import Factors
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
 from flame_train.disk.files import reading
 from flame_train.disk.held import Place
+from flame_train.engine.dtype import Array, DType, float32
 from flame_train.engine.optim import Optimizer
 from flame_train.errors import EnvironmentFault, ModelFileError, NonFiniteError, OutputError
 from flame_train.io.commit import Content, Found
@@ -25,6 +26,7 @@ from flame_train.version import __version__
 
 _VALUES, _OPTIMIZER = STATE_PREFIXES
 STATE_FORMAT = 1
+_EXACT = (".alpha", ".dora_scale", ".lora_magnitude_vector")
 _HEADERS = 1 << 16  # bytes: a checkpoint's names and metadata, roughly
 
 
@@ -44,6 +46,7 @@ class LoraWriter:
         title: the file's title.
         described: what ModelSpec's keys say of the run, and not of the family.
         metadata: what else the file says of the run.
+        dtype: what matrices are rounded to, to nearest even. Scales and magnitudes stay in fp32: they are few.
     """
 
     attached: Attached
@@ -52,6 +55,7 @@ class LoraWriter:
     title: str
     described: Mapping[str, str]
     metadata: Mapping[str, str]
+    dtype: DType = float32
 
     def write(self, path: Place, step: int, form: str) -> None:
         """The file in `form`, one of `formats`. Raises `NonFiniteError` rather than write a NaN."""
@@ -67,7 +71,17 @@ class LoraWriter:
         else:
             tensors, record = to_diffusers(state, self.names)
             metadata |= {"format": "pt", **record}
+        tensors = {name: self._rounded(name, array) for name, array in tensors.items()}
         save_file(path, tensors, with_hashes(tensors, metadata))
+
+    def _rounded(self, name: str, array: Array) -> Array:
+        if name.endswith(_EXACT):
+            return array
+        with np.errstate(over="ignore"):  # told below
+            rounded: Array = array.astype(self.dtype)
+        if not np.isfinite(rounded.astype(np.float32)).all():
+            raise NonFiniteError(f'{name} is too large for {self.dtype.name}; set output.precision = "bf16"')
+        return rounded
 
 
 def _finite(name: str, factors: Factors) -> Factors:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from flame_train.adapters.dropping import Drops
 from flame_train.engine import Tensor, nn
 from flame_train.engine.dtype import Array, DType
 from flame_train.engine.optim import Optimizer
@@ -66,6 +67,9 @@ class State:
     loss: Tensor
     figures: Array
     ranks: Ranks = ALONE
+    drops: Drops = field(default_factory=Drops)
+    limit: Callable[[], None] = lambda: None
+    """Bounds the adapters' updates after each step of the optimizer."""
 
     @property
     def figure_names(self) -> tuple[str, ...]:
@@ -75,8 +79,9 @@ class State:
 
 def micro(s: State, batch: Batch) -> None:
     """One micro-batch: noise, forward, loss, backward. Gradients add up in the arena."""
-    loss = batch_loss(s.denoiser, s.objective, s.dtype, s.seed, batch)
-    (loss * s.optimizer.loss_scale).backward()
+    with s.drops.during(Rng(s.loss.backend.xp, s.seed, batch.step, batch.samples)):
+        loss = batch_loss(s.denoiser, s.objective, s.dtype, s.seed, batch)
+        (loss * s.optimizer.loss_scale).backward()
     s.loss.data[...] += loss.data
 
 
@@ -107,6 +112,7 @@ def update(s: State) -> None:
     """Unscale, clip, noise, schedule, optimizer, all or none; then the gradients and the loss are zeroed."""
     s.ranks.sum_gradients(s.optimizer.arena.grads)
     s.optimizer.step(s.loss)
+    s.limit()
     s.figures[0] = s.loss.data / s.optimizer.accumulation
     s.figures[1:] = s.optimizer.metric_values
     s.optimizer.zero_grad()

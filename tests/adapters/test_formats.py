@@ -262,18 +262,29 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("end", "kind"),
         [
-            ("hada_w1_a", "LoHa"),
-            ("lokr_w1", "LoKr"),
-            ("dora_scale", "DoRA"),
+            ("hada_t1", "LoHa"),
+            ("lokr_t2", "LoKr"),
             ("lora_mid.weight", "Tucker"),
             ("lora_B.bias", "LoRA with biases"),
             ("diff", "full differences"),
-            ("magnitude", "DoRA"),
         ],
     )
     def test_relatives_of_lora(self, tmp_path, tensors, end, kind):
         tensors[f"lora_unet_middle_block_1_proj_in.{end}"] = np.zeros((2, 2), np.float16)
-        self.check(tmp_path, tensors, f"is .*{kind}.*, not a plain LoRA")
+        self.check(tmp_path, tensors, f"is .*{kind}.*, a kind that is not read here")
+
+    @pytest.mark.parametrize(
+        ("end", "words"),
+        [
+            ("hada_w1_a", "proj_in is of several kinds: it has .*hada_w1_a"),
+            ("lokr_w1", "proj_in is of several kinds: it has .*lokr_w1"),
+            ("dora_scale", r"proj_in has a magnitude of shape \(2, 2\)"),
+            ("magnitude", r"proj_in has a magnitude of shape \(2, 2\)"),
+        ],
+    )
+    def test_a_module_of_several_kinds(self, tmp_path, tensors, end, words):
+        tensors[f"lora_unet_middle_block_1_proj_in.{end}"] = np.zeros((2, 2), np.float16)
+        self.check(tmp_path, tensors, words)
 
     def test_nothing(self, tmp_path):
         self.check(tmp_path, {}, "holds no tensors")

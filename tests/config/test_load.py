@@ -51,7 +51,33 @@ BAD_LINES = [
     ("[lora]\nalpha = 0", "8: lora.alpha: expected a number > 0 and <= 1000000, got 0"),
     ("[lora]\nalpha = nan", "8: lora.alpha: expected a number > 0 and <= 1000000, got nan"),
     ("[lora]\nalpha = inf", "8: lora.alpha: expected a number > 0 and <= 1000000, got inf"),
-    ("[lora]\nkind = 'loha'", "8: lora.kind: unknown key; did you mean loss.kind?"),
+    (
+        "[lora]\nkind = 'oft'",
+        '8: lora.kind: expected one of "lora", "locon", "dora", "loha", "lokr", got "oft"',
+    ),
+    (
+        "[[lora.rules]]\nmatch = ['*']\nrnk = 3",
+        "7: lora.rules: expected a list of tables of match, rank, alpha, lr, dropout, off, got [{'match': ['*'], "
+        "'rnk': 3}]; in lora.rules 1: rnk: unknown key",
+    ),
+    (
+        "[lora]\nrules = 3",
+        "8: lora.rules: expected a list of tables of match, rank, alpha, lr, dropout, off, got 3; in lora.rules: "
+        "input should be a valid tuple",
+    ),
+    (
+        "[lora]\nkind = 'lokr'\ndropout = 0.1",
+        '9: lora.dropout: expected 0 with lora.kind = "lokr", which has none of its own; use rank_dropout or '
+        "module_dropout",
+    ),
+    (
+        "[lora]\nmax_norm = 1.0\n[optimizer]\nname = 'schedule_free_adamw'\n[schedule]\nname = 'constant'",
+        '8: lora.max_norm: expected 0 with optimizer.name = "schedule_free_adamw", got 1.0',
+    ),
+    (
+        "[lora]\nfactor = 8",
+        '8: lora.factor: expected lora.kind = "lokr" with it, got "lora"; remove this key or change that one',
+    ),
     ("[lora]\ntargets = 'attention'", '8: lora.targets: expected a list of strings, got "attention"'),
     ("[lora]\ntargets = [1]", "8: lora.targets: expected a list of strings, got [1]"),
     ("[lora]\ntargets = []", "8: lora.targets: expected presets or globs, got []"),
@@ -352,6 +378,21 @@ def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def write(text: str, name: str = "x.toml") -> str:
     Path(name).write_text(text, encoding="utf-8")
     return name
+
+
+def test_a_kind_of_adapter_that_the_format_cannot_hold_is_refused() -> None:
+    for lora, form, said in (
+        ("kind = 'loha'", "both", 'expected "kohya" with LoHa, which diffusers does not read, got "both"'),
+        ("kind = 'lokr'", "diffusers", 'expected "kohya" with LoKr, which diffusers does not read, got "diffusers"'),
+        (
+            "kind = 'dora'",
+            "diffusers",
+            'expected "kohya" with norms of input columns, which diffusers does not read, got "diffusers"; or set '
+            "lora.wd_on_output = true",
+        ),
+    ):
+        text = f"{GOOD}format = '{form}'\n[lora]\n{lora}\n"
+        assert report(write(text)) == f"x.toml:7: output.format: {said}"
 
 
 @pytest.mark.parametrize(("lines", "message"), BAD_LINES)

@@ -267,15 +267,10 @@ def test_metadata_decides_only_what_names_cannot():
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("hada_w1_a", "LoHa"),
-        ("lokr_w1", "LoKr"),
-        ("dora_scale", "DoRA"),
-        ("lora_magnitude_vector", "DoRA"),
         ("oft_blocks", "OFT"),
         ("oft_R.weight", "OFT"),
         ("hada_t1", "LoHa"),
-        ("magnitude", "DoRA"),
-        ("lora_magnitude_vector.weight", "DoRA"),
+        ("lokr_t2", "LoKr"),
         ("lora_mid.weight", "LoCon"),
         ("a1.weight", "GLoRA"),
         ("on_input", "IA3"),
@@ -283,10 +278,28 @@ def test_metadata_decides_only_what_names_cannot():
         ("lora_B.bias", "LoRA with biases, such as BFL's control LoRAs"),
     ],
 )
-def test_relatives_of_lora_are_no_plain_lora(key, words):
+def test_relatives_of_lora_that_are_not_read(key, words):
     found = identify(kohya("lora_kohya_sdxl") | {f"lora_unet_x.{key}": (4, 4)})
     assert found.kind == "adapter"
     assert words in found.detail
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ({"hada_w1_a": (9, 2), "hada_w1_b": (2, 5)}, "LoHa for SDXL, kohya names"),
+        ({"lokr_w1": (3, 2)}, "LoKr for SDXL, kohya names"),
+        ({"lora_down.weight": (2, 5), "dora_scale": (1, 5)}, "DoRA, norms of input columns as LyCORIS has them, for"),
+        ({"lora_down.weight": (2, 5), "dora_scale": (9, 1)}, "DoRA, norms of output rows as LyCORIS has them, for"),
+        ({"lora_A.weight": (2, 5), "lora_magnitude_vector": (9,)}, "DoRA, norms of output rows as PEFT has them, for"),
+        ({"lora_A.weight": (2, 5), "magnitude": (9,)}, "DoRA, norms of output rows as ai-toolkit has them, for"),
+    ],
+)
+def test_kinds_that_are_read_are_named(ends, words):
+    module = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q"
+    found = identify({f"{module}.{end}": shape for end, shape in ends.items()}, {"ss_base_model_version": "sdxl_base"})
+    assert (found.kind, found.family) == ("lora", "sdxl")
+    assert found.detail.startswith(words)
 
 
 @pytest.mark.parametrize(

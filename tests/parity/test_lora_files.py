@@ -12,6 +12,7 @@ import pytest
 
 from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.formats import from_file, to_diffusers, to_kohya
+from flame_train.adapters.kinds.dora import DoraFactors
 from flame_train.adapters.metadata import network_metadata, with_hashes
 from flame_train.adapters.peft_config import peft_scales
 from flame_train.io.safetensors import save_file
@@ -134,6 +135,40 @@ def test_every_unet_module_changes_by_the_formula(tmp_path, unet, form):
         np.testing.assert_allclose(after[name] - before[name], factors.delta(), atol=2e-5)
     touched = {f"{unet_paths[path]}.weight" for path in state["unet"]}
     assert all(np.array_equal(after[name], value) for name, value in before.items() if name not in touched)
+
+
+def test_a_dora_on_output_rows_is_loaded_and_computed_as_here(tmp_path, unet):
+    """Linear layers and convolutions, in diffusers' own hands."""
+    from diffusers import StableDiffusionXLPipeline
+
+    before = {name: value.detach().numpy().copy() for name, value in unet.state_dict().items()}
+    modules = next(c for c in SDXL.components if c.name == "unet").modules
+    rng = np.random.default_rng(1)
+    state = {}
+    for path in list(small_state("lora_kohya_sdxl_conv", tiny)["unet"])[::7]:
+        (there,) = modules[path]
+        out, into, *kernel = before[f"{there}.weight"].shape
+        down = rng.standard_normal((4, into, *kernel)).astype(np.float32)
+        up = rng.standard_normal((out, 4, *[1] * len(kernel))).astype(np.float32)
+        magnitude = rng.uniform(0.5, 2.0, (out, 1, *[1] * len(kernel))).astype(np.float32)
+        state[path] = DoraFactors(LoraFactors(down, up, 3.0), magnitude)
+    assert {len(f.weight_shape) for f in state.values()} == {2, 4}
+    tensors, record = to_diffusers({"unet": state}, SDXL)
+    save_file(tmp_path / "x.safetensors", tensors, with_hashes(tensors, record | {"format": "pt"}))
+    loaded, alphas, metadata = StableDiffusionXLPipeline.lora_state_dict(
+        str(tmp_path / "x.safetensors"), unet_config=unet.config, return_lora_metadata=True
+    )
+    StableDiffusionXLPipeline.load_lora_into_unet(loaded, alphas, unet, metadata=metadata)
+    try:
+        unet.fuse_lora()
+        after = {name.replace(".base_layer", ""): v.detach().numpy().copy() for name, v in unet.state_dict().items()}
+    finally:
+        unet.unfuse_lora()
+        unet.unload_lora()
+    for path, factors in state.items():
+        (there,) = modules[path]
+        weight = before[f"{there}.weight"]
+        np.testing.assert_allclose(after[f"{there}.weight"] - weight, factors.delta(weight), atol=2e-5)
 
 
 @pytest.mark.parametrize("form", ["kohya", "diffusers"])

@@ -10,8 +10,11 @@ import pytest
 from PIL import Image
 
 from flame_train import cli
+from flame_train.adapters.attach import attach
 from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.formats import to_diffusers, to_kohya
+from flame_train.adapters.kinds import ADAPTERS
+from flame_train.engine import nn, tensor
 from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.sdxl.keys import lora_family
@@ -104,6 +107,33 @@ def test_a_lora_attached_is_a_lora_merged(drawn_with, kohya, small_base, tmp_pat
     merge(base, kohya, merged, 0.7)
     difference = drawn_with(base=merged) - drawn_with(base=base, lora=kohya, strength=0.7)
     assert np.abs(difference).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"), [("loha", {}), ("lokr", {"factor": 2}), ("dora", {}), ("dora", {"wd_on_output": True})], ids=str
+)
+def test_so_is_an_adapter_of_any_kind(drawn_with, state, small_base, tmp_path, kind, keys):
+    """Beside the base that it was merged into, at half its strength."""
+    with SafetensorsFile(small_base) as file:
+        exact = {name: np.array(file.read(name), np.float32) for name in file.names}
+    base, lora, merged = (tmp_path / f"{name}.safetensors" for name in ("fp32", "lora", "merged"))
+    save_file(base, exact)
+    adapters = {}
+    for module in state["unet"]:
+        holder = nn.Module()
+        weight = exact[f"{UNET}{module}.weight"]
+        out, width, *kernel = weight.shape
+        holder.layer = nn.Conv2d(width, out, tuple(kernel), bias=False) if kernel else nn.Linear(width, out, bias=False)
+        holder.layer.weight = tensor(weight)
+        attached = attach(holder, ["layer"], rank=2, alpha=1.5, seed=1, kind=ADAPTERS[kind](**keys))
+        for p in attached.parameters():
+            p.data[...] = np.where(p.data == 0, 0.2, p.data * 1.1)
+        adapters[module] = attached.adapters["layer"].factors()
+    save_file(lora, to_kohya({"unet": adapters}, lora_family()))
+    merge(base, lora, merged, 0.5)
+    attached_image = drawn_with(base=base, lora=lora, strength=0.5)
+    assert np.abs(drawn_with(base=merged) - attached_image).max() <= 1
+    assert not np.array_equal(attached_image, drawn_with(base=base))
 
 
 def test_the_text_encoders_part_is_used(drawn_with, state, tmp_path):

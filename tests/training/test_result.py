@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors
@@ -17,6 +19,7 @@ from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.config.keys import keys
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ModelFileError, NonFiniteError
+from flame_train.io.safetensors import SafetensorsFile
 from flame_train.models.flux import keys as flux
 from flame_train.models.sd3 import keys as sd3
 from flame_train.models.sdxl.keys import lora_family
@@ -27,6 +30,13 @@ from flame_train.training.optimizer import build_optimizer
 from flame_train.training.result import Sources, checkpoint_files
 
 RANK, ALPHA = 3, 5.0
+CAPTIONS = ("cat, red", "cat", "dog, , red")
+PHOTOS = SimpleNamespace(
+    root=Path("photos"),
+    items=[SimpleNamespace(caption=text, sha256=str(i)) for i, text in enumerate(CAPTIONS)],
+    comings=(2, 2, 3),
+)
+"""What is asked of a dataset."""
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +60,59 @@ def named(names):
 def write(attached, small_config, tmp_path):
     def to(name, **sections):
         path = tmp_path / name
-        config = small_config(**{"lora": {"rank": RANK, "alpha": ALPHA}, **sections})
-        lora_writer(config, named(lora_family()), attached).write(path, 7, config.output.format)
+        out = {"precision": "fp32"} | sections.pop("output", {})
+        config = small_config(**{"lora": {"rank": RANK, "alpha": ALPHA}, "output": out, **sections})
+        lora_writer(config, named(lora_family()), attached, PHOTOS).write(path, 7, config.output.format)
         return path
 
     return to
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", ml_dtypes.bfloat16), ("fp16", np.float16)])
+def test_matrices_are_rounded_once_to_nearest_even(write, precision, dtype):
+    exact = safetensors.numpy.load_file(write("exact.safetensors"))
+    path = write("rounded.safetensors", output={"precision": precision})
+    with SafetensorsFile(path) as file:
+        for name, value in exact.items():
+            wanted = value if name.endswith(".alpha") else value.astype(dtype)
+            assert file.read(name).dtype == wanted.dtype
+            np.testing.assert_array_equal(file.read(name), wanted)
+
+
+def test_what_fp16_cannot_hold_is_not_written(attached, write):
+    up = attached.parameters()[1].data
+    before = up.copy()
+    up[...] = 1e6
+    try:
+        with pytest.raises(NonFiniteError, match=r'is too large for float16; set output\.precision = "bf16"'):
+            write("large.safetensors", output={"precision": "fp16"})
+    finally:
+        up[...] = before
+
+
+def test_says_who_made_it_and_of_what(write):
+    about = {"title": "Tiles", "author": "A. N.", "trigger": "ohwx tile"}
+    path = write("about.safetensors", output=about, train={"steps": 9}, data={"batch_size": 2})
+    with safetensors.safe_open(path, "numpy") as file:
+        found = file.metadata()
+    assert [found[f"modelspec.{key}"] for key in ("title", "author", "trigger_phrase")] == list(about.values())
+    assert json.loads(found["ss_tag_frequency"]) == {"photos": {"cat": 2, "red": 2, "dog": 1}}
+    assert [found[f"ss_{key}"] for key in ("num_train_images", "num_batches_per_epoch", "num_epochs")] == [
+        "7",
+        "4",
+        "3",
+    ]
+    assert found["ss_output_name"] == "Tiles"
+    assert found["ss_optimizer"] == "adamw"
+
+
+def test_a_tag_list_that_is_too_long_keeps_the_most_frequent(monkeypatch, write):
+    items = [SimpleNamespace(caption=f"often, tag {i:05d} {'x' * 40}", sha256="0") for i in range(3000)]
+    monkeypatch.setattr(PHOTOS, "items", items)
+    with safetensors.safe_open(write("tags.safetensors"), "numpy") as file:
+        text = file.metadata()["ss_tag_frequency"]
+    assert 20_000 < len(text) <= 65536
+    assert json.loads(text)["photos"]["often"] == 3000
 
 
 @pytest.mark.parametrize("form", ["kohya", "diffusers"])
@@ -116,7 +174,7 @@ def test_says_what_it_was_trained_as(attached, small_config, tmp_path, names, ar
     config = small_config(data={"resolution": 512}, model={"prediction": "v"})
     denoiser = names.components[0]
     one = Attached(attached.model, {next(iter(denoiser.modules)): next(iter(attached.adapters.values()))})
-    lora_writer(config, named(names), one).write(tmp_path / "l.safetensors", 1, "kohya")
+    lora_writer(config, named(names), one, PHOTOS).write(tmp_path / "l.safetensors", 1, "kohya")
     with safetensors.safe_open(tmp_path / "l.safetensors", "numpy") as file:
         said = file.metadata()
     assert (said["modelspec.architecture"], said.get("modelspec.prediction_type")) == (architecture, prediction)
@@ -145,7 +203,8 @@ def test_never_writes_what_is_not_finite(attached, write, tmp_path, bad):
 def test_where_the_files_lay_does_not_show(write):
     """Two people with the same files in other folders get the same bytes, whichever files a config can name."""
     texts = {path: key for path, key in keys().items() if key.annotation is str and key.default == ""}
-    notes = {"data.caption", "sample.negative", "output.dir"}  # the last folder's name is the LoRA's title
+    notes = {"data.caption", "sample.negative", "output.title", "output.author", "output.trigger"}
+    notes.add("output.dir")  # the last folder's name is the LoRA's title
 
     def run(name, folder):
         sections: dict[str, dict[str, str]] = {}

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 
+from flame_train.adapters.dropping import Drop
 from flame_train.adapters.fused import Paths
-from flame_train.engine import Parameter, Tensor, nn
+from flame_train.engine import Parameter, Tensor, nn, no_grad
 from flame_train.engine.nn.layers import LayerAdapter
 from flame_train.settings import Entry
 
 Layer = nn.Linear | nn.Conv2d
 HostArray = np.ndarray[Any, Any]
+_LARGEST: Final = float(np.finfo(np.float32).max)
 
 
 class Factors(Protocol):
@@ -39,8 +42,11 @@ class Factors(Protocol):
     def arrays(self) -> Mapping[str, HostArray]:
         """Its arrays by name, to be checked for NaN."""
 
-    def delta(self, strength: float = 1.0) -> HostArray:
-        """The update of the weight, fp32, in its shape, `strength` times as strong as it was trained."""
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether the weight that it modifies may have this shape."""
+
+    def delta(self, weight: HostArray, strength: float = 1.0) -> HostArray:
+        """The update of `weight`, fp32, in its shape, `strength` times as strong as it was trained."""
 
 
 class Adapter(LayerAdapter, Protocol):
@@ -54,6 +60,12 @@ class Adapter(LayerAdapter, Protocol):
 
     def factors(self) -> Factors:
         """The present values on the host."""
+
+    def dropped(self, layer: Layer, x: Tensor, drop: Drop) -> Tensor:
+        """The layer's output with the parts of the update that `drop` leaves in."""
+
+    def limit(self, max_norm: float) -> None:
+        """Makes the update smaller, in place, where its Frobenius norm is above `max_norm`; on the device."""
 
 
 class Make(Protocol):
@@ -69,8 +81,30 @@ class AdapterKind(Entry):
     ends: ClassVar[Mapping[str, str]]
     """How its tensors' names end in files, in every dialect, and which array of `Factors` each is."""
 
+    inner: ClassVar[tuple[str, ...]] = ()
+    """Of these arrays, the first that is there has the rank as its first size."""
+
+    has_dropout: ClassVar[bool] = False
+    """Whether it has inner activations, of which `lora.dropout` zeroes some."""
+
     faster: ClassVar[str] = ""
     """How the names of the parameters end that LoRA+ trains at a higher rate; empty: none."""
+
+    def misfit(self, shapes: Mapping[str, tuple[int, ...]], rank: int) -> tuple[str, str] | None:
+        """A key and what is wrong with it for layers whose weights have these shapes, by name; None if nothing is."""
+        return None
+
+    def sizes(self, weight_shape: tuple[int, ...], rank: int, alpha: float) -> tuple[int, float]:
+        """Rank and alpha on a layer whose weight has this shape."""
+        return rank, alpha
+
+    def misfit_of_format(self, form: str) -> str:
+        """Why a file in `form`, "kohya" or "diffusers", cannot hold it, and what to do; nothing if it can."""
+        return ""
+
+    def network_args(self, factors: Any) -> Mapping[str, str]:
+        """What a file's `ss_network_args` say of it; with an "algo" the file is of LyCORIS' kinds."""
+        return {}
 
     def create(self, layer: Layer, name: str, rank: int, alpha: float, seed: int, make: Make) -> Adapter:
         """Makes a fresh adapter that does not change the layer's output.
@@ -113,8 +147,11 @@ class AdapterKind(Entry):
         raise NotImplementedError
 
     def diffusers(self, factors: Any, paths: Paths) -> Mapping[str, tuple[Mapping[str, HostArray], Any]]:
-        """Its tensors as diffusers' files have them, by path and by what follows it, with the factors of that part."""
-        raise NotImplementedError
+        """Its tensors as diffusers' files have them, by path and by what follows it, with the factors of that part.
+
+        ValueError, saying what it is, for one that diffusers does not read.
+        """
+        raise ValueError(f'an adapter of kind "{factors.kind}", which diffusers does not read')
 
     def fault(self, slots: Mapping[str, HostArray]) -> str:
         """The problems of a module's arrays, by the names of `ends`; empty if they fit together."""
@@ -135,3 +172,46 @@ class AdapterKind(Entry):
     def count(self, weight_shape: tuple[int, ...], rank: int) -> int:
         """The number of trained values for a layer whose weight has this shape."""
         raise NotImplementedError
+
+
+def generator(seed: int, name: str) -> np.random.Generator:
+    """What a layer's first values are drawn from: which other layers take part does not matter."""
+    return np.random.default_rng([seed, zlib.crc32(name.encode())])
+
+
+def alpha_of(slots: Mapping[str, HostArray], rank: int) -> tuple[float, str]:
+    """The alpha among a module's arrays, or its rank, and what is wrong with it."""
+    if "alpha" not in slots:
+        return float(rank), ""
+    alpha = slots["alpha"]
+    if alpha.size != 1 or not abs(float(alpha.reshape(()))) <= _LARGEST:
+        return float(rank), "has an alpha that is not one finite number"
+    return float(alpha.reshape(())), ""
+
+
+def alpha_tensor(alpha: float, dtype: np.dtype[Any]) -> HostArray:
+    """A scalar in the weights' dtype, as other writers have it, or in fp32 where that would change it."""
+    with np.errstate(over="ignore"):
+        own = np.array(alpha, dtype)
+    return own if float(own) == alpha else np.array(alpha, np.float32)
+
+
+def kohya_only(kind: str, form: str) -> str:
+    """Why a file in `form` cannot hold a kind that diffusers does not read."""
+    return "" if form == "kohya" else f'expected "kohya" with {kind}, which diffusers does not read, got "{form}"'
+
+
+def unjoined(kind: str, parts: Mapping[str, Any]) -> Any:
+    """The factors of a whole module. ValueError for parts of one: no sum of them is of this kind."""
+    if "" not in parts:
+        raise ValueError(f"a {kind} of parts of a layer has no {kind} of the whole")
+    return parts[""]
+
+
+def shrink(norm: Tensor, max_norm: float, factors: Sequence[Parameter]) -> None:
+    """Multiplies `factors`, of which the update is a product, so that its norm is at most `max_norm`; sd-scripts'."""
+    with no_grad():
+        floored = norm.clamp(max_norm / 2)
+        ratio = (floored.clamp(None, max_norm) / floored) ** (1.0 / len(factors))
+        for p in factors:
+            p.data[...] = (p.detach() * ratio).data

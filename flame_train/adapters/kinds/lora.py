@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -11,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from flame_train.adapters.dropping import Drop
 from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.folding import fold, unfold
 from flame_train.adapters.fused import Paths, entire, join, split
@@ -18,12 +18,11 @@ from flame_train.engine import Parameter, Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.mode import no_grad
 
-from .kind import AdapterKind, HostArray, Layer, Make
+from .kind import AdapterKind, HostArray, Layer, Make, alpha_of, alpha_tensor, generator, shrink
 
 DOWN: Final = "down"
 UP: Final = "up"
 ALPHA: Final = "alpha"
-_LARGEST: Final = float(np.finfo(np.float32).max)
 
 _ENDS: Final = MappingProxyType(
     {
@@ -51,8 +50,10 @@ class Lora(AdapterKind):
     """
 
     name = "lora"
+    inner = ("down",)
     ends = _ENDS
     faster = ".lora_up.weight"
+    has_dropout = True
 
     def create(self, layer: Layer, name: str, rank: int, alpha: float, seed: int, make: Make) -> LoraAdapter:
         down, up = initial(layer.weight.shape, rank, seed, name)
@@ -72,7 +73,7 @@ class Lora(AdapterKind):
         return {
             ".lora_down.weight": factors.down,
             ".lora_up.weight": factors.up,
-            ".alpha": _alpha_tensor(factors),
+            ".alpha": alpha_tensor(factors.alpha, factors.down.dtype),
         }
 
     def diffusers(self, factors: LoraFactors, paths: Paths) -> dict[str, tuple[dict[str, HostArray], LoraFactors]]:
@@ -93,9 +94,7 @@ class Lora(AdapterKind):
             return f"has shapes {down} and {up}"
         if down[0] != up[1] or down[0] == 0:
             return f"has rank {down[0]} in its down matrix and {up[1]} in its up matrix"
-        if ALPHA in slots and not (slots[ALPHA].size == 1 and abs(float(slots[ALPHA].reshape(()))) <= _LARGEST):
-            return "has an alpha that is not one finite number"
-        return ""
+        return alpha_of(slots, down[0])[1]
 
     def read(self, slots: Mapping[str, HostArray], folded: float | None, scale: float) -> LoraFactors:
         down, up = slots[DOWN], slots[UP]
@@ -128,13 +127,41 @@ class LoraAdapter:
 
     def __call__(self, layer: Layer, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layer's output with the update; the layer's weight stays as it is."""
-        weight, bias = nn.compute_copy(layer.weight), nn.compute_copy(layer.bias)
+        return self.apply(layer, x, nn.compute_copy(layer.bias), residual)
+
+    def apply(self, layer: Layer, x: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
+        """The same with another bias than the layer's."""
+        weight = nn.compute_copy(layer.weight)
         if isinstance(layer, nn.Linear):
             if isinstance(weight, nn.Fp8Weight):
                 (y,) = self._packed([weight], [self], x, bias, residual)
                 return y
             return F.lora_linear(x, weight, bias, *self.compute(x), self.scale, residual)
         return F.lora_conv2d(x, weight, bias, *self.compute(x), self.scale, layer.stride, layer.padding, layout="NHWC")
+
+    def dropped(self, layer: Layer, x: Tensor, drop: Drop) -> Tensor:
+        return layer.bare(x) + self.low_rank(layer, x, drop)
+
+    def low_rank(self, layer: Layer, x: Tensor, drop: Drop) -> Tensor:
+        """scale * up(down(x)) without what `drop` leaves out."""
+        down, up = self.compute(x)
+        if isinstance(layer, nn.Linear):
+            low = F.linear(x, down)
+        else:
+            low = F.conv2d(x, down, None, layer.stride, layer.padding, layout="NHWC")
+        low, kept = drop.hidden(low) * self.scale, drop.module()
+        low = low if kept is None else low * kept.to(low.dtype)
+        return F.linear(low, up.reshape(up.shape[0], self.rank))
+
+    def norm(self) -> Tensor:
+        """The Frobenius norm of the update: |up @ down|^2 is the sum of (up^T up) * (down down^T)."""
+        with no_grad():
+            up, down = self.up.detach().reshape(-1, self.rank), self.down.detach().reshape(self.rank, -1)
+            square = ((up.T @ up) * (down @ down.T)).sum()
+            return square.clamp(0.0).sqrt() * abs(self.scale)
+
+    def limit(self, max_norm: float) -> None:
+        shrink(self.norm(), max_norm, (self.up, self.down))
 
     def parameters(self) -> dict[str, Parameter]:
         return {"lora_down.weight": self.down, "lora_up.weight": self.up}
@@ -189,7 +216,7 @@ def initial(
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """A layer's first (down, up) in fp32; see `attach`."""
     out, *taps = weight_shape
-    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    rng = generator(seed, name)
     bound = 1.0 / math.sqrt(math.prod(taps))
     down = rng.uniform(-bound, bound, (rank, *taps)).astype(np.float32)
     return down, np.zeros((out, rank, *(1 for _ in taps[1:])), np.float32)
@@ -200,10 +227,3 @@ def _adapter(layer: Layer, name: str, down: HostArray, up: HostArray, alpha: flo
     return LoraAdapter(
         make(f"{name}.lora_down.weight", down, device), make(f"{name}.lora_up.weight", up, device), alpha, len(down)
     )
-
-
-def _alpha_tensor(factors: LoraFactors) -> HostArray:
-    """A scalar in the weights' dtype, as other writers have it, or in fp32 where that would change it."""
-    with np.errstate(over="ignore"):
-        own = np.array(factors.alpha, factors.down.dtype)
-    return own if float(own) == factors.alpha else np.array(factors.alpha, np.float32)

@@ -41,8 +41,10 @@ class Linear(Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The output (..., out_features) for x (..., in_features), plus `residual`, of the output's shape."""
-        if self.adapter is not None:
-            return self.adapter(self, x, residual)
+        return self.bare(x, residual) if self.adapter is None else self.adapter(self, x, residual)
+
+    def bare(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The same without the adapter."""
         w, b = compute_copy(self.weight), compute_copy(self.bias)
         if isinstance(w, Fp8Weight):
             alike = residual if residual is not None and residual.dtype == x.dtype else None
@@ -127,11 +129,15 @@ class Conv2d(_Convolution):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.adapter is None:
-            w, b = compute_copy(self.weight), compute_copy(self.bias)
-            return F.conv2d(x, w, b, self.stride, self.padding, self.dilation, self.groups, layout=self.layout)
+            return self.bare(x)
         if self.layout == "NHWC":
             return self.adapter(self, x)
         return self.adapter(self, x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    def bare(self, x: Tensor) -> Tensor:
+        """The convolution without the adapter."""
+        w, b = compute_copy(self.weight), compute_copy(self.bias)
+        return F.conv2d(x, w, b, self.stride, self.padding, self.dilation, self.groups, layout=self.layout)
 
 
 class ConvTranspose2d(_Convolution):

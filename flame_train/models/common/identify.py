@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final, TypeGuard
 
 from flame_train.families import FAMILY_TITLES
-from flame_train.io.adapter_kinds import other_kind
+from flame_train.io.adapter_kinds import other_kind, read_kind
 from flame_train.models.common.identify_lora import is_adapter, lora_family_of
 from flame_train.models.common.signs import Network, Shape, Shapes, Signs
 
@@ -59,9 +59,9 @@ FAMILY_NAMES: Final[Mapping[str, str]] = {
 class Identity:
     """The identity of a file. `family` is a key of FAMILY_NAMES or "unknown"; `parts` are the components it holds.
 
-    kind: checkpoint (several components), unet, transformer, vae, text_encoder, lora, adapter (LoHa, LoKr,
-    DoRA, OFT: not a plain LoRA), quantised, state (what a run is continued from) or unknown. layout: single-file,
-    diffusers, openclip, transformers, kohya, peft, native or "". `detail` says it in words.
+    kind: checkpoint (several components), unet, transformer, vae, text_encoder, lora (or another kind of adapter that
+    is read here), adapter (OFT and others that are not), quantised, state (what a run is continued from) or unknown.
+    layout: single-file, diffusers, openclip, transformers, kohya, peft, native or "". `detail` says it in words.
     """
 
     kind: str
@@ -124,9 +124,9 @@ def _adapter(shapes: Shapes, metadata: Mapping[str, str]) -> Identity:
     family, layout = lora_family_of(shapes, metadata, SIGNS)
     name = FAMILY_NAMES.get(family, "a model that is not known here")
     if other:
-        return Identity("adapter", family, layout, f"{other} for {name}; not a plain LoRA")
+        return Identity("adapter", family, layout, f"{other} for {name}; not a kind that is read here")
     naming = "diffusers" if layout == "peft" else layout  # as `convert` and output.format call it
-    return Identity("lora", family, layout, f"LoRA for {name}, {naming} names")
+    return Identity("lora", family, layout, f"{read_kind(shapes)} for {name}, {naming} names")
 
 
 def _stripped(shapes: Shapes, prefixes: Iterable[str]) -> Shapes:

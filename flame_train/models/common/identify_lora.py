@@ -10,7 +10,8 @@ from flame_train.io.adapter_kinds import other_kind
 from flame_train.models.common.signs import JOINT, Shapes, Signs
 
 _LORA_ENDS: Final = re.compile(
-    r".*(\.lora_(down|up)\.weight|\.lora_[AB](\.[^.]+)?\.weight|[._](lora|lora_linear_layer)\.(down|up)\.weight)"
+    r".*(\.lora_(down|up)\.weight|\.lora_[AB](\.[^.]+)?\.weight|[._](lora|lora_linear_layer)\.(down|up)\.weight"
+    r"|\.hada_w[12]_[ab]|\.lokr_w[12](_[ab])?)"
 )
 _SAME_NAMES: Final = {("flux", "chroma")}  # of what the names say, and what the metadata then makes of it
 # the layouts of published single files, below their prefix or without one

@@ -49,8 +49,10 @@ def dim(shapes: Shapes, name: str, axis: int) -> int | None:
 
 
 # how the names of both matrices end in any dialect, every dot made an underscore
-_DOWN: Final = r".*%s_(lora_down|lora_A|lora_A_default|lora_linear_layer_down)_weight"
-_UP: Final = r".*%s_(lora_up|lora_B|lora_B_default|lora_linear_layer_up)_weight"
+_DOWN: Final = r".*%s_((lora_down|lora_A|lora_A_default|lora_linear_layer_down)_weight|hada_w1_b)"
+_UP: Final = r".*%s_((lora_up|lora_B|lora_B_default|lora_linear_layer_up)_weight|hada_w1_a)"
+# LoKr's two matrices, whose sizes multiply; either may be a product of an _a and a _b
+_KRON: Final = (r".*%s_lokr_w1(_%s)?", r".*%s_lokr_w2(_%s)?")
 # a block of joint attention in diffusers' layout, and its layers whose input is as wide as the model
 JOINT: Final = re.compile(r"(base_model_model_|lora_|lycoris_)?(transformer_)?transformer_blocks_\d+_")
 _AS_WIDE: Final = (
@@ -67,12 +69,18 @@ def joint_width(flat: Shapes) -> int | None:
 
 def down_width(flat: Shapes, module: str) -> int | None:
     """The input width of the first down matrix of a module whose path ends as the pattern `module` says."""
-    return _first(flat, _DOWN % module, 1)
+    return _first(flat, _DOWN % module, 1) or _kron(flat, module, 1)
 
 
 def up_rows(flat: Shapes, module: str) -> int | None:
     """The rows of the first up matrix of a module whose path ends as the pattern `module` says."""
-    return _first(flat, _UP % module, 0)
+    return _first(flat, _UP % module, 0) or _kron(flat, module, 0)
+
+
+def _kron(flat: Shapes, module: str, axis: int) -> int | None:
+    """The same of the first LoKr there."""
+    one, two = (_first(flat, pattern % (module, "ab"[axis]), axis) for pattern in _KRON)
+    return None if one is None or two is None else one * two
 
 
 def _first(flat: Shapes, name: str, axis: int) -> int | None:

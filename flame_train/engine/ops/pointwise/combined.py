@@ -28,6 +28,7 @@ elementwise_kernel(
     tensor1="g * value * tensor2",
     tensor2="g * value * tensor1",
 )
+addcmul.perf_samples(sample((1280, 1280), (1280, 1280), (1280, 1280), value=0.25))
 addcmul.samples(sample((2, 3), (2, 3), (2, 3)), sample((3, 1), (4,), (3, 4), value=-0.5), sample((0, 2), (2,), (1,)))
 
 

@@ -82,9 +82,6 @@ class Traced:
     def __neg__(self) -> Traced:
         return self.trace.made("-{0}", self)
 
-    def __gt__(self, other: Any) -> Traced:
-        return self.trace.made("{0} > {1}", self, other, dtype=bool_)
-
     def __ne__(self, other: object) -> Traced:  # type: ignore[override]  # elementwise, like an array's
         return self.trace.made("{0} != {1}", self, other, dtype=bool_)
 

@@ -1,0 +1,96 @@
+"""A run that begins with a finished adapter: its arrays, checked against the layers and put into fresh parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from flame_train.errors import ConfigError
+
+from .attach import Attached
+from .factors import Array, LoraFactors
+from .kinds import Factors
+
+_STORED: Final = {"lora_down.weight": "down", "lora_up.weight": "up"}
+"""The array of `Factors` that a parameter holds, where it goes by another name."""
+_SCALED: Final = ("lora_up.weight", "hada_w1_a", "lokr_w1", "lokr_w1_a")
+"""The parameters that take up a difference of scales: an update is linear in each."""
+
+
+def check_beginning(
+    found: Mapping[str, Factors],
+    kind: str,
+    ranks: Mapping[str, int],
+    shapes: Mapping[str, tuple[int, ...]],
+    resize: bool,
+) -> None:
+    """Raises ConfigError where `found`, a file's factors by layer, cannot be what adapters of these ranks begin with.
+
+    With `resize` plain LoRAs may be of another rank, and layers may be missing in the file.
+    """
+    extra = sorted(found.keys() - ranks.keys())
+    if extra:
+        raise ConfigError(f"lora.from: it adapts {len(extra)} layer(s) that lora.targets leave out, such as {extra[0]}")
+    missing = [name for name in ranks if name not in found]
+    if missing and not resize:
+        raise ConfigError(
+            f"lora.from: it has nothing for {len(missing)} layer(s) that lora.targets choose, such as {missing[0]}; "
+            "choose fewer, or set lora.from_resize = true, and these begin fresh"
+        )
+    for name, factors in found.items():
+        if not factors.fits(shapes[name]):
+            raise ConfigError(
+                f"lora.from: {name} is {factors.weight_shape} there and {shapes[name]} in the model: another base"
+            )
+        if factors.kind != kind:
+            raise ConfigError(f'lora.from: expected a file of kind "{kind}", as lora.kind says, got "{factors.kind}"')
+        if factors.rank != ranks[name] and not (resize and isinstance(factors, LoraFactors)):
+            advice = " or set lora.from_resize = true" if isinstance(factors, LoraFactors) else ""
+            raise ConfigError(
+                f"lora.from: {name} is of rank {factors.rank} there and {ranks[name]} here; set lora.rank to it{advice}"
+            )
+
+
+def begin_with(attached: Attached, found: Mapping[str, Factors]) -> None:
+    """Puts the factors, which were checked, into the adapters' parameters: the same update on the adapters' scale."""
+    for name, factors in found.items():
+        adapter = attached.adapters[name]
+        fresh = adapter.factors()
+        if isinstance(factors, LoraFactors) and isinstance(fresh, LoraFactors):
+            factors = resized(factors, fresh)
+        ratio = np.float32((factors.alpha / factors.rank) / (fresh.alpha / fresh.rank))
+        parameters = adapter.parameters()
+        stored = {which: factors.arrays.get(_STORED.get(which, which)) for which in parameters}
+        if any(array is None or array.size != math.prod(parameters[w].shape) for w, array in stored.items()):
+            raise ConfigError(
+                f"lora.from: the matrices of {name} are of other shapes; set the keys of its kind as then"
+            )
+        for which, p in parameters.items():
+            values = factors.arrays[_STORED.get(which, which)].astype(np.float32).reshape(p.shape)
+            p.data[...] = p.backend.to_device(values * ratio if which in _SCALED else values)
+
+
+def resized(factors: LoraFactors, fresh: LoraFactors) -> LoraFactors:
+    """`factors` with the rank of `fresh`: the largest singular values stay, missing ones begin as `fresh` does."""
+    rank = fresh.rank
+    if factors.rank == rank:
+        return factors
+    down, up = nearest(factors, min(rank, factors.rank))
+    if rank > factors.rank:
+        down = np.concatenate([down, fresh.down.reshape(rank, -1)[factors.rank :]])
+        up = np.concatenate([up, np.zeros((len(up), rank - factors.rank), np.float32)], axis=1)
+    return LoraFactors(down.reshape(fresh.down.shape), up.reshape(fresh.up.shape), float(rank))
+
+
+def nearest(factors: LoraFactors, rank: int) -> tuple[Array, Array]:
+    """down (rank, in) and up (out, rank) whose product is nearest to the update, by SVD of the small middle."""
+    down = factors.down.astype(np.float64).reshape(factors.rank, -1)
+    up = factors.up.astype(np.float64).reshape(-1, factors.rank) * factors.scale
+    left, r_left = np.linalg.qr(up)
+    right, r_right = np.linalg.qr(down.T)
+    u, s, vt = np.linalg.svd(r_left @ r_right.T)
+    root = np.sqrt(s[:rank])
+    return ((root[:, None] * vt[:rank]) @ right.T).astype(np.float32), ((left @ u[:, :rank]) * root).astype(np.float32)

@@ -1,0 +1,137 @@
+"""Dropout of adapters: which parts of an update a training step leaves out, by random numbers of (seed, step, sample).
+
+The numbers depend on position alone, so they are the same when a block is recomputed, and after a resume. Outside a
+step nothing is left out. Which parts there are, each kind of adapter knows.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from flame_train.engine import Parameter, Tensor, nn
+from flame_train.engine import functional as F
+from flame_train.engine.random import Rng
+
+if TYPE_CHECKING:
+    from .kinds import Adapter, Factors
+
+_FIRST: Final = 64  # streams below are those of objectives and latents
+
+
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """Probabilities of being left out: a number of LoRA's inner activations (`dropout`), a rank, a layer's update.
+
+    As sd-scripts has them.
+    """
+
+    dropout: float = 0.0
+    rank: float = 0.0
+    module: float = 0.0
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is ever left out."""
+        return max(self.dropout, self.rank, self.module) > 0.0
+
+
+@dataclass(slots=True)
+class Drops:
+    """The random numbers of the step that is running, for all adapters of a network; None outside."""
+
+    rng: Rng | None = None
+
+    @contextmanager
+    def during(self, rng: Rng) -> Iterator[None]:
+        """Inside, parts are left out as `rng` says."""
+        self.rng = rng
+        try:
+            yield
+        finally:
+            self.rng = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """What one layer leaves out in one step."""
+
+    chances: Chances
+    rng: Rng
+    name: str
+
+    def hidden(self, low: Tensor) -> Tensor:
+        """LoRA's inner activations (B, ..., rank) with numbers and ranks zeroed, the rest made larger for it."""
+        if self.chances.dropout:
+            low = F.dropout(low, self.chances.dropout, rng=self.rng, stream=self._stream("dropout"))
+        if self.chances.rank:
+            kept = self._kept("rank", (low.shape[-1],), self.chances.rank) / (1.0 - self.chances.rank)
+            low = low * kept.reshape(len(kept), *(1 for _ in low.shape[2:]), low.shape[-1]).to(low.dtype)
+        return low
+
+    def rows(self, size: int) -> Tensor | None:
+        """(size,): 0 for rows of the update that are left out, 1 for others, as LyCORIS has it; None: all stay."""
+        return self._kept("rank", (size,), self.chances.rank)[0] if self.chances.rank else None
+
+    def module(self) -> Tensor | None:
+        """(1,): 0 where the whole update is left out, else 1; None: it always stays."""
+        return self._kept("module", (), self.chances.module)[:1] if self.chances.module else None
+
+    def _kept(self, what: str, shape: tuple[int, ...], p: float) -> Tensor:
+        """fp32 (B, *shape) of zeros, with probability `p`, and ones."""
+        return Tensor((self.rng.uniform(self._stream(what), shape) >= np.float32(p)).astype(np.float32))
+
+    def _stream(self, what: str) -> int:
+        return _FIRST + zlib.crc32(f"{self.name} {what}".encode()) % (2**32 - _FIRST)
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedAdapter:
+    """An adapter of which a training step leaves out parts, in the adapter's place."""
+
+    adapter: Any
+    name: str
+    chances: Chances
+    drops: Drops = field(compare=False)
+
+    def __call__(self, layer: nn.Linear | nn.Conv2d, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        rng = self.drops.rng
+        if rng is None:
+            y: Tensor = self.adapter(layer, x, residual)
+        else:
+            y = self.adapter.dropped(layer, x, Drop(self.chances, rng, self.name))
+            y = y if residual is None else y + residual
+        return y
+
+    def apply_grouped(self, layers: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...] | None:
+        """None: each layer leaves out parts of its own."""
+        return None
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        found: Mapping[str, Parameter] = self.adapter.parameters()
+        return found
+
+    def delta(self) -> Tensor:
+        whole: Tensor = self.adapter.delta()
+        return whole
+
+    def factors(self) -> Factors:
+        found: Factors = self.adapter.factors()
+        return found
+
+    def dropped(self, layer: nn.Linear | nn.Conv2d, x: Tensor, drop: Drop) -> Tensor:
+        y: Tensor = self.adapter.dropped(layer, x, drop)
+        return y
+
+    def limit(self, max_norm: float) -> None:
+        self.adapter.limit(max_norm)
+
+
+def dropping(adapter: Adapter, name: str, chances: Chances, drops: Drops) -> Adapter:
+    """`adapter`, or what leaves out parts of it where `chances` says so."""
+    return DroppedAdapter(adapter, name, chances, drops) if chances.any else adapter

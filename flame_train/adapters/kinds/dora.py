@@ -1,0 +1,295 @@
+"""DoRA (arXiv 2402.09353): W' = m (W + scale * up @ down) / |W + scale * up @ down|, with a trained magnitude m.
+
+The norm is that of each input column, or with `wd_on_output` of each output row; no gradient goes through it (section
+4.3 of the paper, and PEFT). A layer's input, or output, is multiplied by m / norm, so that the rest is a plain LoRA.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+
+from flame_train.adapters.dropping import Drop
+from flame_train.adapters.factors import LoraFactors
+from flame_train.adapters.folding import fold
+from flame_train.adapters.fused import Paths
+from flame_train.adapters.merged import KEPT_BELOW, dense
+from flame_train.engine import Parameter, Tensor, nn, no_grad, rematerialize
+from flame_train.engine import functional as F
+from flame_train.engine.dtype import float32
+from flame_train.settings import field
+
+from .kind import AdapterKind, HostArray, Layer, Make
+from .lora import Lora, LoraAdapter
+
+SCALE: Final = "dora_scale"
+VECTOR: Final = "lora_magnitude_vector"
+_LORA: Final = Lora()
+_SMALLEST: Final = float(np.finfo(np.float32).eps)  # a column of zeros has no direction
+
+_ENDS: Final = MappingProxyType(
+    {
+        ".dora_scale": SCALE,
+        ".lora_magnitude_vector": VECTOR,
+        ".lora_magnitude_vector.weight": VECTOR,
+        ".lora_magnitude_vector.default.weight": VECTOR,
+        ".magnitude": VECTOR,
+    }
+)
+"""LyCORIS' tensor, whose shape tells of which norms it is, and PEFT's and ai-toolkit's, of output rows always."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoraFactors:
+    """One module's LoRA, and the magnitude: (1, in[, 1, 1]) of input columns or (out, 1[, 1, 1]) of output rows."""
+
+    lora: LoraFactors
+    magnitude: HostArray
+
+    @property
+    def kind(self) -> str:
+        return "dora"
+
+    @property
+    def on_output(self) -> bool:
+        """Whether the magnitudes are those of output rows; told as ComfyUI tells it."""
+        return bool(self.magnitude.shape[0] == self.weight_shape[0])
+
+    @property
+    def rank(self) -> int:
+        return self.lora.rank
+
+    @property
+    def alpha(self) -> float:
+        return self.lora.alpha
+
+    @property
+    def arrays(self) -> Mapping[str, HostArray]:
+        return {**self.lora.arrays, SCALE: self.magnitude}
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        return self.lora.weight_shape
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        return self.lora.fits(shape)
+
+    def delta(self, weight: HostArray, strength: float = 1.0) -> HostArray:
+        """strength * (W' - W), as ComfyUI applies it."""
+        base = weight.astype(np.float32)
+        total = base + self.lora.delta().reshape(base.shape)
+        others = tuple(i for i in range(base.ndim) if i != (0 if self.on_output else 1))
+        norm = np.maximum(np.sqrt((total.astype(np.float64) ** 2).sum(others, keepdims=True)), _SMALLEST)
+        made = total * (self.magnitude.astype(np.float32).reshape(norm.shape) / norm).astype(np.float32)
+        update: HostArray = np.float32(strength) * (made - base)
+        return update
+
+
+class Dora(AdapterKind):
+    """down and up begin as LoRA's, the magnitudes as the norms of the base weight: the output stays as it is."""
+
+    name = "dora"
+    inner = ("down",)
+    faster = Lora.faster
+    ends = MappingProxyType({**Lora.ends, **_ENDS})
+
+    wd_on_output: bool = field(
+        False,
+        "norms of output rows, as PEFT has them and LyCORIS by default; false: of input columns, right in ComfyUI",
+        aka=("wd_on_out", "lora_decompose_output_axis"),
+    )
+
+    def misfit_of_format(self, form: str) -> str:
+        if form == "kohya" or self.wd_on_output:
+            return ""
+        return (
+            f'expected "kohya" with norms of input columns, which diffusers does not read, got "{form}"; or set '
+            "lora.wd_on_output = true"
+        )
+
+    def network_args(self, factors: DoraFactors) -> dict[str, str]:
+        return {"algo": "lora", "dora_wd": "True", "wd_on_output": str(factors.on_output)}
+
+    def create(self, layer: Layer, name: str, rank: int, alpha: float, seed: int, make: Make) -> DoraAdapter:
+        axis = 0 if self.wd_on_output else 1
+        with no_grad():
+            norms = _squares(layer.weight, axis).sqrt().numpy()
+        magnitude = norms.reshape(_beside(tuple(layer.weight.shape), axis))
+        return _adapter(layer, name, _LORA.create(layer, name, rank, alpha, seed, make), magnitude, make)
+
+    def from_factors(self, layer: Layer, name: str, factors: DoraFactors, strength: float, make: Make) -> DoraAdapter:
+        lora = _LORA.from_factors(layer, name, factors.lora, 1.0, make)
+        magnitude = factors.magnitude.astype(np.float32)
+        shape = _beside(tuple(layer.weight.shape), 0 if factors.on_output else 1)
+        return _adapter(layer, name, lora, magnitude.reshape(shape), make, strength)
+
+    def count(self, weight_shape: tuple[int, ...], rank: int) -> int:
+        return _LORA.count(weight_shape, rank) + weight_shape[0 if self.wd_on_output else 1]
+
+    def kohya(self, factors: DoraFactors) -> dict[str, HostArray]:
+        """LoRA's tensors and `dora_scale`, whose shape tells of which norms it is."""
+        return {**_LORA.kohya(factors.lora), ".dora_scale": factors.magnitude}
+
+    def diffusers(self, factors: DoraFactors, paths: Paths) -> dict[str, tuple[dict[str, HostArray], Any]]:
+        """LoRA's tensors and `lora_magnitude_vector`. ValueError for norms of input columns."""
+        if not factors.on_output:
+            raise ValueError("a DoRA with norms of input columns, which files of diffusers cannot hold")
+        parts: dict[str, tuple[dict[str, HostArray], LoraFactors]] = {}
+        for path, source in paths.items():
+            part = LoraFactors(factors.lora.down, source.apply([factors.lora.up]), factors.alpha)
+            vector = _peft_shape(source.apply([factors.magnitude]))
+            arrays = {".lora_A.weight": part.down, ".lora_B.weight": fold(part), ".lora_magnitude_vector": vector}
+            parts[path] = arrays, part
+        return parts
+
+    def fault(self, slots: Mapping[str, HostArray]) -> str:
+        wrong = _LORA.fault(slots)
+        found = [slots[name] for name in (SCALE, VECTOR) if name in slots]
+        if wrong or len(found) != 1:
+            return wrong or ("has two magnitudes" if found else "has no magnitude")
+        out, width, shape = slots["up"].shape[0], slots["down"].shape[1], found[0].shape
+        lengths = (out,) if VECTOR in slots else (out, width)
+        if math.prod(shape) not in lengths or max(shape, default=0) != math.prod(shape):
+            return f"has a magnitude of shape {shape}, and a weight of {out} rows and {width} columns"
+        return ""
+
+    def read(self, slots: Mapping[str, HostArray], folded: float | None, scale: float) -> DoraFactors:
+        lora = _LORA.read(slots, folded, scale)
+        magnitude = slots[VECTOR if VECTOR in slots else SCALE]
+        rows = VECTOR in slots or magnitude.shape[:1] == (len(lora.up),)
+        return DoraFactors(lora, magnitude.reshape(_beside(lora.weight_shape, 0 if rows else 1)))
+
+    def join(self, parts: Mapping[str, DoraFactors], paths: Paths) -> DoraFactors:
+        """Rows of the whole from those of its parts; ValueError where one is not there: its rows have no magnitude."""
+        if "" in parts:
+            return DoraFactors(_LORA.join({"": parts[""].lora}, paths), parts[""].magnitude)
+        if any(path not in parts or not parts[path].on_output for path in paths):
+            raise ValueError("a DoRA of some parts of a layer has no magnitudes for the whole")
+        lora = _LORA.join({path: part.lora for path, part in parts.items()}, paths)
+        if len(paths) == 1:
+            ((path, source),) = paths.items()
+            return DoraFactors(lora, source.apply([parts[path].magnitude]))  # exchanging halves undoes itself
+        return DoraFactors(lora, np.concatenate([parts[path].magnitude for path in paths]))
+
+
+@dataclass(frozen=True, slots=True)
+class DoraAdapter:
+    """One layer's LoRA with magnitudes, sitting in the layer's `adapter` slot.
+
+    `squares` are the squared norms of the base weight alone; those of the sum follow from small products.
+    """
+
+    lora: LoraAdapter
+    magnitude: Parameter
+    squares: Tensor
+    weight: Any
+    strength: float
+
+    @property
+    def axis(self) -> int:
+        return 0 if self.magnitude.shape[0] == self.weight.shape[0] else 1
+
+    def __call__(self, layer: Layer, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        y = self._whole(layer, x, residual)
+        if self.strength == 1.0:
+            return y
+        bare = LoraAdapter(self.lora.down, self.lora.up, 0.0, self.lora.rank)
+        return F.lerp(bare(layer, x, residual), y, self.strength)
+
+    def _whole(self, layer: Layer, x: Tensor, residual: Tensor | None) -> Tensor:
+        gain = self._gain().to(x.dtype)
+        if self.axis == 1:
+            return self.lora(layer, rematerialize(F.addcmul, x, x, gain, min_bytes=KEPT_BELOW), residual)
+        y = self.lora.apply(layer, x, None)
+        y = F.addcmul(y, y, gain)
+        for term in (nn.compute_copy(layer.bias), residual):
+            y = y if term is None else y + term
+        return y
+
+    def dropped(self, layer: Layer, x: Tensor, drop: Drop) -> Tensor:
+        gain, kept = self._gain(), drop.module()
+        gain = (gain if kept is None else gain * kept).to(x.dtype)
+        if self.axis == 1:
+            scaled = F.addcmul(x, x, gain)
+            return layer.bare(scaled) + self.lora.low_rank(layer, scaled, drop)
+        bias = nn.compute_copy(layer.bias)
+        y = layer.bare(x) if bias is None else layer.bare(x) - bias
+        y = y + self.lora.low_rank(layer, x, drop)
+        y = F.addcmul(y, y, gain)
+        return y if bias is None else y + bias
+
+    def limit(self, max_norm: float) -> None:
+        """As LyCORIS has it: of what is added before the norm is taken away."""
+        self.lora.limit(max_norm)
+
+    def apply_grouped(self, layers: Sequence[Any], x: Tensor) -> tuple[Tensor, ...] | None:
+        """None: each layer has an input, or an output, of its own."""
+        return None
+
+    def _gain(self) -> Tensor:
+        """m / norm - 1 in fp32: (in,) or (out,). The 1 is taken away because the rest is small, and has few digits."""
+        return self.magnitude.reshape(-1) / self._norm() - 1.0
+
+    def _norm(self) -> Tensor:
+        """|W + scale * up @ down| of each column or row, by |W|^2 + 2 scale <W, up @ down> + scale^2 |up @ down|^2."""
+        with no_grad():
+            dtype = self.lora.down.compute_copy.dtype
+            out, width, *kernel = self.weight.shape
+            weight = dense(self.weight, dtype).reshape(out, -1)
+            down = self.lora.down.compute_copy.reshape(self.lora.rank, -1)
+            up = self.lora.up.compute_copy.reshape(out, self.lora.rank)
+            if self.axis == 0:
+                crossed, own, squared = up, weight @ down.T, up @ (down @ down.T)
+            else:
+                crossed, own, squared = down, up.T @ weight, (up.T @ up) @ down
+            s = self.lora.scale
+            terms = crossed.to(float32) * F.add(own.to(float32) * (2.0 * s), squared.to(float32), alpha=s * s)
+            if self.axis == 0:
+                extra = terms.sum(1)
+            else:
+                extra = terms.reshape(self.lora.rank, width, math.prod(kernel)).sum((0, 2))
+            return (self.squares + extra).clamp(_SMALLEST * _SMALLEST).sqrt()
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        return {**self.lora.parameters(), "dora_scale": self.magnitude}
+
+    def delta(self) -> Tensor:
+        with no_grad():
+            base = dense(self.weight, float32)
+            total = base + self.lora.delta().reshape(base.shape)
+            others = tuple(i for i in range(base.ndim) if i != self.axis)
+            norm = total.square().sum(others, keepdim=True).sqrt().clamp(_SMALLEST)
+            return total * (self.magnitude / norm) - base
+
+    def factors(self) -> DoraFactors:
+        return DoraFactors(self.lora.factors(), self.magnitude.numpy())
+
+
+def _squares(weight: Any, axis: int) -> Tensor:
+    """The squared norms of a weight's rows (axis 0) or input columns (axis 1), fp32."""
+    values = dense(weight, float32)
+    return values.square().sum(tuple(i for i in range(values.ndim) if i != axis))
+
+
+def _beside(weight_shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """The magnitudes' shape beside a weight: LyCORIS' `dora_scale`."""
+    return tuple(n if i == axis else 1 for i, n in enumerate(weight_shape))
+
+
+def _peft_shape(magnitude: HostArray) -> HostArray:
+    """(out,) for a linear layer; (1, out, 1, 1) for a convolution."""
+    return magnitude.reshape(-1) if magnitude.ndim == 2 else magnitude.reshape(1, -1, 1, 1)
+
+
+def _adapter(
+    layer: Layer, name: str, lora: LoraAdapter, magnitude: HostArray, make: Make, strength: float = 1.0
+) -> DoraAdapter:
+    trained = make(f"{name}.dora_scale", magnitude, layer.weight.device)
+    with no_grad():
+        squares = _squares(layer.weight, 0 if magnitude.shape[0] == layer.weight.shape[0] else 1)
+    return DoraAdapter(lora, trained, squares, layer.weight, strength)

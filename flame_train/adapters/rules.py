@@ -1,0 +1,60 @@
+"""Layers with settings of their own: rules over names, of which the last that matches a layer holds for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flame_train.errors import ConfigError
+from flame_train.globs import choose
+from flame_train.settings import Section, field
+
+from .targets import Presets
+
+
+class Rule(Section):
+    """One `[[lora.rules]]`: what a layer that `match` names has instead of the keys of `[lora]` and `optimizer.lr`."""
+
+    match: tuple[str, ...] = field((), "globs over module names, or presets")
+    rank: int | None = field(None, "inner width", ge=1, le=4096)
+    alpha: float | None = field(None, "the update is scaled by alpha / rank", gt=0, le=1_000_000)
+    lr: float | None = field(None, "peak learning rate", gt=0, le=10)
+    dropout: float | None = field(None, "share of the inner activations that a step leaves out", ge=0, lt=1)
+    off: bool = field(False, "no adapter")
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What a layer has of its own; None: what all have."""
+
+    rank: int | None = None
+    alpha: float | None = None
+    lr: float | None = None
+    dropout: float | None = None
+
+
+def apply_rules(names: Sequence[str], rules: Sequence[Rule], presets: Presets) -> dict[str, Own]:
+    """The adapted layers, those of `names` that no rule turns off, and what each has of its own.
+
+    Raises ConfigError for a rule that matches no layer, naming what comes near, and where no layer is left.
+    """
+    found: dict[str, Rule] = {}
+    for number, rule in enumerate(rules, 1):
+        if not rule.match:
+            raise ConfigError(
+                f"lora.rules: expected match in rule {number}, the globs of the layers it is for, got none"
+            )
+        if len(rule.model_fields_set) < 2:
+            raise ConfigError(f"lora.rules: expected rank, alpha, lr, dropout or off in rule {number}, got none")
+        wrong = f"lora.rules: no layer that lora.targets chose is named by match in rule {number}:"
+        advice = "Use a glob over layer names, or choose more layers by lora.targets."
+        found |= dict.fromkeys(choose(names, rule.match, presets, wrong, advice), rule)
+    left = {name: found.get(name) for name in names if not (name in found and found[name].off)}
+    if not left:
+        raise ConfigError("lora.rules: expected a layer to adapt, got off = true for all; remove a rule")
+    return {n: Own() if r is None else Own(r.rank, r.alpha, r.lr, r.dropout) for n, r in left.items()}
+
+
+def rates(layers: Mapping[str, Own], lr: float) -> dict[str, float]:
+    """The factor on the learning rate `lr` of each layer that has a rate of its own."""
+    return {name: own.lr / lr for name, own in layers.items() if own.lr is not None}

@@ -1,0 +1,42 @@
+"""The finished adapter that a run begins with, read and checked before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from flame_train.adapters.beginning import check_beginning
+from flame_train.adapters.formats import from_file
+from flame_train.adapters.kinds import ADAPTERS, Factors
+from flame_train.adapters.rules import Own
+from flame_train.adapters.targets import layer_shapes
+from flame_train.config.schema import LoraSection
+from flame_train.errors import ConfigError, ModelFileError
+from flame_train.io.weights import open_weights
+from flame_train.models.common.identify import could_be, identify
+from flame_train.training.model import Model
+
+
+def beginning(lora: LoraSection, model: Model, layers: Mapping[str, Own]) -> dict[str, Factors]:
+    """The factors by layer of the file that `lora.from` names; none where it names none.
+
+    Raises ConfigError for a file of another family, of other layers or of another rank.
+    """
+    path = Path(getattr(lora, "from"))
+    if path == Path():
+        return {}
+    try:
+        with open_weights(path) as weights:
+            identity = identify(weights.shapes, weights.metadata)
+        if identity.kind != "lora" or not could_be(identity.family, model.name):
+            raise ConfigError(f"lora.from: expected a LoRA for {model.title}, but {path} is: {identity.detail}")
+        state = from_file(path, model.lora_names).state
+    except ModelFileError as fault:
+        raise ConfigError(f"lora.from: {fault}") from fault
+    found = state.get(model.denoiser.component, {})
+    chosen = ADAPTERS.chosen(lora)
+    shapes = layer_shapes(model.network)
+    ranks = {n: own.rank or chosen.sizes(shapes[n], lora.rank, lora.alpha)[0] for n, own in layers.items()}
+    kind = "lora" if chosen.name == "locon" else chosen.name
+    check_beginning(found, kind, ranks, {n: shapes[n] for n in found if n in shapes}, lora.from_resize)
+    return found
