@@ -29,7 +29,7 @@ from flame_train.errors import DataError, NonFiniteError, OutputError, shown
 from flame_train.io.digests import Digests
 from flame_train.text_encoders import TextEncoder
 from flame_train.training.fixed_batch import FixedBatches, HostArrays
-from flame_train.training.model import Autoencoder, Example, encoder_outputs, images_at_once
+from flame_train.training.model import Autoencoder, Example, encoder_outputs
 from flame_train.training.stop import StopRequest
 from flame_train.user_cache import user_cache
 
@@ -227,12 +227,11 @@ def _named_for_cache() -> Iterator[None]:
 
 
 def _geometry(placement: Placement) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    return {
         "resized": list(placement.resized),
         "crop": [placement.crop_top, placement.crop_left],
         "bucket": list(placement.bucket),
     }
-    return found if images_at_once(placement.bucket) == 1 else found | {"rounding": _ROUNDING}
 
 
 def encode(
@@ -320,8 +319,7 @@ def _encode_images(
     overlapped, buckets = get_backend(device).asynchronous, dict[Size, list[str]]()
     for key, index in images.items():
         buckets.setdefault(placed.placements[index].bucket, []).append(key)
-    sizes = {bucket: images_at_once(bucket) if overlapped else 1 for bucket in buckets}
-    batches = [batch for bucket, keys in buckets.items() for batch in _cut(keys, sizes[bucket])]
+    batches = [[key] for keys in buckets.values() for key in keys]  # of one shape in a row, which is captured
     Pipeline[str, HostArrays](
         lambda key: vae.inputs(_pixels(placed, images[key])),
         vae.encoder().start,

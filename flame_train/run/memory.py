@@ -19,7 +19,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.engine.shape_run import Asked, Gpu, shape_run
 from flame_train.training.batch import Batch, HostBatch, sender
-from flame_train.training.model import Example, images_at_once
+from flame_train.training.model import Example
 from flame_train.training.step import State, micro, update
 from flame_train.training.stop import StopRequest
 
@@ -73,7 +73,7 @@ def _encode(plan: Plan) -> None:
         del captions
         backend.empty_cache()
         vae, buckets = encoding.vae.load(encoding.vae_precision, _DEVICE), {p.bucket for p in plan.placed.placements}
-        largest, encoder = max(buckets, key=lambda b: (images_at_once(b) * math.prod(b), b)), vae.encoder()
+        largest, encoder = max(buckets, key=lambda b: (math.prod(b), b)), vae.encoder()
         for _ in range(2):
             encoder.start([vae.inputs(np.zeros((*largest, 3), np.uint8))])()
 

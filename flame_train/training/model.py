@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -31,15 +31,6 @@ Sampler = Callable[[Callable[[Tensor, Tensor, Any], Tensor], Tensor, Any], Tenso
 
 Example = HostArrays
 """Arrays of one sample, without a batch dimension."""
-
-
-_PIXELS: Final = 1 << 20  # of all images that are encoded at once
-_IMAGES: Final = 8  # at most
-
-
-def images_at_once(size: Size) -> int:
-    """How many images (H, W) a GPU encodes at once: they take no more memory than one of a megapixel."""
-    return max(1, min(_IMAGES, _PIXELS // (size[0] * size[1])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +84,10 @@ class LoadedVae:
         return {"pixels": scaled[pixels]}
 
     def encoder(self) -> FixedBatches:
-        """Makes `mean` and `logvar` (H / 8, W / 8, Z), fp32, of images."""
+        """Makes `mean` and `logvar` (H / 8, W / 8, Z), fp32, of images, one at a time.
+
+        In bf16 some of cuDNN's convolutions round an image otherwise at another place of a batch.
+        """
         arch = self.network.arch
 
         def moments(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -106,7 +100,7 @@ class LoadedVae:
             shape = height // arch.downscale, width // arch.downscale, arch.latent_channels
             return dict.fromkeys(("mean", "logvar"), (shape, float32))
 
-        return FixedBatches(moments, results, lambda item: images_at_once(item["pixels"].shape[:2]), self.device)
+        return FixedBatches(moments, results, lambda item: 1, self.device)
 
     def decode(self, latents: Tensor) -> np.ndarray[Any, Any]:
         """Uint8 RGB pixels (B, H, W, 3) of latents (B, h, w, Z) as the denoiser sees them."""

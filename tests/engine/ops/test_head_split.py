@@ -44,13 +44,33 @@ def query(capability: str) -> SimpleNamespace:
 def parts(capability: str, keys: int = 24) -> list[range]:
     key = SimpleNamespace(shape=(1, keys, 4608, 128))
     split = head_parts(query(capability), key, 132)
-    of_queries, of_keys = ([range(n)[part[i]] for part in split] for i, n in enumerate((24, keys)))
+    of_queries, of_keys = ([range(n)[part[1 + i]] for part in split] for i, n in enumerate((24, keys)))
     assert [[h * keys // 24 for h in part[:: 24 // keys]] for part in of_queries] == [list(part) for part in of_keys]
     return of_queries
 
 
 def test_every_head_is_in_one_part() -> None:
     assert parts("90") == [range(13), range(13, 24)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "keys"), [((4, 30, 4608, 128), 30), ((2, 32, 16384, 128), 8), ((1, 24, 4608, 128), 24)]
+)
+def test_gradients_with_a_mask_are_asked_for_below_two_to_the_31_scores(shape, keys):
+    device = SimpleNamespace(compute_capability="80")
+    split = head_parts(
+        SimpleNamespace(shape=shape, itemsize=2, device=device),
+        SimpleNamespace(shape=(shape[0], keys, shape[2], 128)),
+        132,
+        masked=True,
+    )
+    covered = []
+    for samples, heads, groups in split:
+        of_samples, of_heads, of_groups = range(shape[0])[samples], range(shape[1])[heads], range(keys)[groups]
+        assert len(of_samples) * len(of_heads) * shape[2] ** 2 < 2**31
+        assert [h * keys // shape[1] for h in of_heads][:: shape[1] // keys] == list(of_groups)
+        covered += [(sample, head) for sample in of_samples for head in of_heads]
+    assert covered == [(sample, head) for sample in range(shape[0]) for head in range(shape[1])]
 
 
 def test_heads_that_share_keys_stay_together() -> None:

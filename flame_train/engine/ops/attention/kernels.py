@@ -197,12 +197,15 @@ def _by_cudnn(
     """The gradients of query, key and value; fills `g_bias`, if given, with that of what was added to the scores."""
     into = gradient_memory(k, query, key, value, targets)
     q, key, value, g = (unit(k, x) for x in (query, key, value, g))
-    parts = head_parts(q, key, k.multiprocessors) if g_bias is None else [(slice(None), slice(None))]
-    for heads, groups in parts:
-        of_queries = (x[:, heads] for x in (q, out, lse, g, into[0]))
-        of_keys = (x[:, groups] for x in (key, value, *into[1:]))
+    if g_bias is not None:  # which sums over what shares a row of the mask
+        parts = [(slice(None), slice(None), slice(None))]
+    else:
+        parts = head_parts(q, key, k.multiprocessors, bias is not None)
+    for samples, heads, groups in parts:
+        of_queries = (x[samples, heads] for x in (q, out, lse, g, into[0]))
+        of_keys = (x[samples, groups] for x in (key, value, *into[1:]))
         (q_, out_, lse_, g_, dq), (key_, value_, dk, dv) = of_queries, of_keys
-        bias_ = bias if bias is None or bias.shape[1] == 1 else bias[:, heads]
+        bias_ = None if bias is None else masks.part(bias, samples, heads)
         lse_ = k.contiguous(lse_)
         factor = factor_of(scale, q)
         k.cudnn.attention_backward(q_, key_, value_, out_, lse_, g_, dq, dk, dv, factor, is_causal, bias_, g_bias)

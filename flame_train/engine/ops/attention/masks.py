@@ -40,6 +40,11 @@ def added(k: Launcher, mask: Array, query: Array, key: Array) -> Array:
     return room
 
 
+def part(bias: Array, samples: slice, heads: slice) -> Array:
+    """What `added` made, for some samples and heads; a dim of 1 is for all."""
+    return bias[samples if bias.shape[0] > 1 else slice(None), heads if bias.shape[1] > 1 else slice(None)]
+
+
 def settle_blind_rows(k: Launcher, lse: Array) -> None:
     """Makes the log-sum-exp of a query that may look nowhere infinite, as in the reference: it has no probabilities.
 
