@@ -292,3 +292,19 @@ def test_an_optimizers_step_is_a_write() -> None:
     optimizer.step()
     with pytest.raises(RuntimeError, match="written in place"):
         z.backward()
+
+
+def test_an_upload_leaves_alone_memory_that_queued_work_still_uses() -> None:
+    """What Python has freed may be read by kernels that wait for their turn; the pool gives it away all the same."""
+    backend, n = get_backend("cuda"), 1 << 22
+    xp, uploader = backend.xp, backend.uploader()
+    long, used = xp.ones((6144, 6144), np.float32), xp.ones(n, np.float32)
+    backend.synchronize()
+    for _ in range(8):
+        long = long @ long * 1e-4
+    result = used + 1.0
+    place = used.data.ptr
+    del used
+    sent = uploader.submit({"x": np.full(n, 7.0, np.float32)})
+    assert sent.wait()["x"].data.ptr == place, "the pool gave other memory: this test shows nothing"
+    assert (backend.to_host(result) == 2.0).all()

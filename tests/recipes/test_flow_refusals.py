@@ -141,7 +141,8 @@ def test_sdxl_refuses_what_is_of_the_flow_families(small_config: Callable[..., C
     asked = small_config(loss={"shift": 3.0}, text_encoders={"t5": "t5.safetensors", "t5_tokens": 77})
     with pytest.raises(ConfigError) as refused:
         check(asked, FAMILIES["sdxl"])
-    for told in ("loss.shift", "text_encoders.t5", "text_encoders.t5_tokens"):
+    assert 'loss.shift: expected model.prediction = "flow"' in str(refused.value)
+    for told in ("text_encoders.t5", "text_encoders.t5_tokens"):
         assert f"{told}: it has no effect on SDXL, got " in str(refused.value)
 
 

@@ -106,7 +106,7 @@ def test_tensor_cores_take_fp32_only_where_that_was_chosen(
     monkeypatch.setattr(Plan, "deselect_numeric_notes", lambda self, notes: found.extend(notes), raising=False)
     x, w, out = (gpu.empty((1, 4, 4, 8), np.dtype(dtype)) for _ in range(3))
     with set_float32_matmul_precision(precision):
-        library.conv_forward(x, w, None, out, (1, 1), (0, 0), (1, 1))
+        library.conv_forward(x, w, None, out, cudnn.Steps((1, 1), (0, 0), (1, 1)))
     assert set(found) == {getattr(library._cudnn.numerical_note, name) for name in barred}
 
 
@@ -114,5 +114,5 @@ def test_plans_of_either_precision_are_told_apart(library: cudnn.CuDnn, gpu: Any
     x, w, out = (gpu.empty((1, 4, 4, 8), np.dtype(np.float32)) for _ in range(3))
     for precision in ("highest", "high", "highest"):
         with set_float32_matmul_precision(precision):
-            library.conv_forward(x, w, None, out, (1, 1), (0, 0), (1, 1))
+            library.conv_forward(x, w, None, out, cudnn.Steps((1, 1), (0, 0), (1, 1)))
     assert len(library._plans) == 2

@@ -49,6 +49,7 @@ class _UploadBuffer:
         self._device = {n: cupy.empty(a.shape, a.dtype) for n, a in arrays.items()}
         self._arrived = cupy.cuda.Event(disable_timing=True)
         self._released = cupy.cuda.Event(disable_timing=True)
+        self._released.record(main)  # the pool may have given memory that queued work of the main stream still uses
 
     def fill(self, arrays: Mapping[str, HostArray], stream: Any) -> None:
         """Copies the arrays in, once the last ones have been released and read."""
