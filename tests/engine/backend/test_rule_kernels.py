@@ -69,7 +69,7 @@ def trained(o: Optimizer, device: str, steps: range) -> dict[str, np.ndarray]:
             p.grad.data[...] = get_backend(device).to_device(g + np.float32(3.0))
         o.step()
     get = o.arena.backend.to_host
-    found = {**o.arena.state(), **o.state_dict(), "metrics": get(o.metrics()).copy()}
+    found = {**o.arena.state(), **o.state_dict(), "metrics": get(o.metric_values).copy()}
     found["padding"] = np.concatenate([get(o.arena.values)[a:b] for a, b in o.arena.padding])
     return found
 
