@@ -42,13 +42,10 @@ __device__ void update_by_rule(const FlatParameters& arena, const long long* mat
   over(m, [&](const Span<4>& at) {
     const long long i = m.start + at.e;
     Four u = update(at), step = momentum(u, at);
-    const Four p = four(arena.values, i);
+    const Four p = four(arena.values, i), by = matrix ? confidence.at(m, at, inverse) : Four{1.f, 1.f, 1.f, 1.f};
     store<float, 4>(exp_avg + i, step.e);
-    if (matrix) {
-      const Four by = confidence.at(m, at, inverse);
 #pragma unroll
-      for (int k = 0; k < 4; k++) step.e[k] *= by.e[k];
-    }
+    for (int k = 0; k < 4; k++) step.e[k] *= by.e[k];
     arena.move(p, arena.decayed(step, p, WEIGHT_DECAY, i), i);
   });
 }
