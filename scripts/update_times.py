@@ -14,6 +14,7 @@ import fnmatch
 import importlib.util
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -111,6 +112,11 @@ def launches(o: Optimizer) -> list[str]:
     return told
 
 
+def counted(names: list[str]) -> str:
+    """Each name once, where it comes first, with how often it comes: "product x 3"."""
+    return ", ".join(name if n == 1 else f"{name} x {n}" for name, n in Counter(names).items())
+
+
 def torch_rows(sizes: list[tuple[int, int]]) -> list[tuple[str, float]]:
     """PyTorch's AdamW, fused and foreach, and with the norm clipped, each a captured graph."""
     import torch
@@ -171,7 +177,7 @@ def main() -> None:
         kernels = launches(o)
         ms, floor = milliseconds(o.step, backend), floor_bytes(o) / rate * 1e3
         state = sum(int(a.nbytes) for a in o._transforms[-1].values()) / 1e6
-        print(f"| {name} | {ms:.3f} | {floor:.3f} | {floor / ms:.0%} | {state:.0f} | {' '.join(kernels)} |", flush=True)
+        print(f"| {name} | {ms:.3f} | {floor:.3f} | {floor / ms:.0%} | {state:.0f} | {counted(kernels)} |", flush=True)
         del o
         backend.empty_cache()
     if importlib.util.find_spec("torch") is not None:

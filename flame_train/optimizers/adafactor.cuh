@@ -5,24 +5,26 @@ __device__ void update_by_rule(const FlatParameters& arena, const long long* mat
   const Factored moments = {row, col, whole, by_row, by_col};
   const InverseRoot inverse;
   const float decay = arena.now[DECAY];
-  const auto square = [&](int e) {
-    const float g = arena.gradient_at(m.start + e);
-    return g * g + 1e-30f;
+  const auto square = [&](const auto& at) {
+    auto g = gradient_at(arena, m, at);
+#pragma unroll
+    for (float& x : g.e) x = x * x + 1e-30f;
+    return g;
   };
   moments.advance(m, square, decay, 1.f - decay, inverse, inverse);
-  const auto update = [&](int e) {
-    Four u = arena.gradient(m.start + e);
-    const Four by = moments.four_at(m, e, inverse);
+  const auto update = [&](const auto& at) {
+    auto u = gradient_at(arena, m, at);
+    const auto by = moments.at(m, at, inverse);
 #pragma unroll
-    for (int k = 0; k < 4; k++) u.e[k] *= by.e[k];
+    for (int k = 0; k < at.N; k++) u.e[k] *= by.e[k];
     return u;
   };
   const float clip = fmaxf(rms(m, update) / THRESHOLD, 1.f);
-  float size = SCALED ? fmaxf(rms(m, [&](int e) { return four(arena.values, m.start + e); }), 1e-3f) : 1.f;
+  float size = SCALED ? fmaxf(rms(m, [&](const Span<4>& at) { return values_at(arena.values, m, at); }), 1e-3f) : 1.f;
   size *= arena.now[RELATIVE];
-  for (int e = threadIdx.x * 4; e < m.size(); e += THREADS * 4) {
-    const long long i = m.start + e;
-    const Four u = update(e), p = four(arena.values, i), rates = arena.rates(i);
+  over(m, [&](const Span<4>& at) {
+    const long long i = m.start + at.e;
+    const Four u = update(at), p = four(arena.values, i), rates = arena.rates(i);
     Four moved, decayed = arena.decayed({0.f, 0.f, 0.f, 0.f}, p, WEIGHT_DECAY, i);
 #pragma unroll
     for (int k = 0; k < 4; k++) moved.e[k] = rates.e[k] * size * (u.e[k] / clip);
@@ -35,5 +37,5 @@ __device__ void update_by_rule(const FlatParameters& arena, const long long* mat
 #pragma unroll
     for (int k = 0; k < 4; k++) moved.e[k] += decayed.e[k] * (rates.e[k] * size);
     arena.change(p, moved, i);
-  }
+  });
 }

@@ -20,19 +20,21 @@ __device__ void update_by_rule(const FlatParameters& arena, const long long* mat
   const Matrix m(matrices);
   const Factored moments = {row, col, whole, by_row, by_col};
   const InverseRoot inverse;
-  const auto square = [&](int e) {
-    const float g = arena.gradient_at(m.start + e);
-    return g * g + 1e-30f;
+  const auto square = [&](const auto& at) {
+    auto g = gradient_at(arena, m, at);
+#pragma unroll
+    for (float& x : g.e) x = x * x + 1e-30f;
+    return g;
   };
   moments.advance(m, square, BETA2, FRESH2, inverse, inverse);
-  const auto update = [&](int e) {
-    Four u = arena.gradient(m.start + e);
-    const Four by = moments.four_at(m, e, inverse);
+  const auto update = [&](const auto& at) {
+    auto u = gradient_at(arena, m, at);
+    const auto by = moments.at(m, at, inverse);
 #pragma unroll
-    for (int k = 0; k < 4; k++) u.e[k] *= by.e[k];
+    for (int k = 0; k < at.N; k++) u.e[k] *= by.e[k];
     return u;
   };
-  const float clip = fmaxf(rms(m, update) / THRESHOLD, 1.f), before = unit[m.number];
+  const float scale = 1.f / fmaxf(rms(m, update) / THRESHOLD, 1.f), before = unit[m.number];
   const auto rate = [&](const Four& u, int e) {
     const Codes old = *reinterpret_cast<const Codes*>(rates + m.start + e);
     const Signs were = *reinterpret_cast<const Signs*>(above + m.start + e);
@@ -40,33 +42,33 @@ __device__ void update_by_rule(const FlatParameters& arena, const long long* mat
 #pragma unroll
     for (int k = 0; k < 4; k++) {
       const float last = __fmul_rn((float)old.e[k], before);
-      const bool same = (u.e[k] / clip > 0.f) == were.e[k];
+      const bool same = (u.e[k] > 0.f) == were.e[k];
       found.e[k] = fminf(fmaxf(__fadd_rn(last, same ? BUMP : -BUMP), SMALLEST), LARGEST);
     }
     return found;
   };
   float most = 0.f;
-  const double sum = total(m, [&](int e) {
-    const Four found = rate(update(e), e);
+  const double sum = total(m, [&](const Span<4>& at) {
+    const Four found = rate(update(at), at.e);
 #pragma unroll
     for (int k = 0; k < 4; k++)
-      if (e + k < m.size()) most = fmaxf(most, found.e[k]);
+      if (at.e + k < m.size()) most = fmaxf(most, found.e[k]);
     return found;
   });
   const float now_unit = (float)((double)block_max(most) / 127.0);
-  for (int e = threadIdx.x * 4; e < m.size(); e += THREADS * 4) {
-    const long long i = m.start + e;
-    const Four u = update(e), own = rate(u, e), p = four(arena.values, i), by = arena.rates(i);
+  over(m, [&](const Span<4>& at) {
+    const long long i = m.start + at.e;
+    const Four u = update(at), own = rate(u, at.e), p = four(arena.values, i), by = arena.rates(i);
     Four moved = u;
     Codes codes;
     Signs signs;
 #pragma unroll
-    for (int k = 0; k < 4; k++) moved.e[k] = u.e[k] / clip;
+    for (int k = 0; k < 4; k++) moved.e[k] = u.e[k] * scale;
     const Four decayed = arena.decayed(moved, p, WEIGHT_DECAY, i);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-      const bool inside = e + k < m.size();
-      signs.e[k] = inside && moved.e[k] > 0.f;
+      const bool inside = at.e + k < m.size();
+      signs.e[k] = inside && u.e[k] > 0.f;
       codes.e[k] = inside ? (unsigned char)fminf(rintf(__fdiv_rn(own.e[k], now_unit)), 127.f) : (unsigned char)127;
     }
 #pragma unroll
@@ -74,7 +76,7 @@ __device__ void update_by_rule(const FlatParameters& arena, const long long* mat
     *reinterpret_cast<Codes*>(rates + i) = codes;
     *reinterpret_cast<Signs*>(above + i) = signs;
     arena.change(p, moved, i);
-  }
+  });
   if (threadIdx.x == 0) {
     unit[m.number] = now_unit;
     sums[blockIdx.x] = sum / m.size();

@@ -6,46 +6,46 @@ __device__ void update_by_rule(const FlatParameters& arena, const long long* mat
   const Factored moments = {row, col, whole, by_row, by_col};
   const Factored confidence = {res_row, res_col, nullptr, res_by_row, res_by_col};
   const InverseRoot inverse;
-  const auto square = [&](int e) {
-    const float g = arena.gradient_at(m.start + e);
-    return g * g + 1e-30f;
+  const auto square = [&](const auto& at) {
+    auto g = gradient_at(arena, m, at);
+#pragma unroll
+    for (float& x : g.e) x = x * x + 1e-30f;
+    return g;
   };
   moments.advance(m, square, BETA2, FRESH2, inverse, inverse);
-  const auto update = [&](int e) {
-    Four u = arena.gradient(m.start + e);
-    const Four by = moments.four_at(m, e, inverse);
+  const auto update = [&](const auto& at) {
+    auto u = gradient_at(arena, m, at);
+    const auto by = moments.at(m, at, inverse);
 #pragma unroll
-    for (int k = 0; k < 4; k++) u.e[k] *= by.e[k];
+    for (int k = 0; k < at.N; k++) u.e[k] *= by.e[k];
     return u;
   };
-  const float clip = fmaxf(rms(m, update) / THRESHOLD, 1.f);
-  // The momentum is written now, because the factors that make it are needed for others.
-  for (int e = threadIdx.x * 4; e < m.size(); e += THREADS * 4) {
-    const Four u = update(e);
-    Four own = four(exp_avg, m.start + e);
+  const float scale = 1.f / fmaxf(rms(m, update) / THRESHOLD, 1.f);
+  // The momentum as it becomes, from the update at a span, which is scaled. It is written last, being read twice.
+  const auto momentum = [&](auto& u, const auto& at) {
+    auto own = values_at(exp_avg, m, at);
 #pragma unroll
-    for (int k = 0; k < 4; k++) own.e[k] = BETA1 * own.e[k] + FRESH1 * (u.e[k] / clip);
-    store<float, 4>(exp_avg + m.start + e, own.e);
-  }
-  __syncthreads();
+    for (int k = 0; k < at.N; k++) u.e[k] *= scale, own.e[k] = BETA1 * own.e[k] + FRESH1 * u.e[k];
+    return own;
+  };
   const bool matrix = m.whole_at < 0;
   if (matrix) {
-    const auto residual = [&](int e) {
-      const float u = arena.gradient_at(m.start + e) * moments.at(m, e, inverse) / clip;
-      const float off = u - exp_avg[m.start + e];
-      return off * off + 1e-16f;
+    const auto residual = [&](const auto& at) {
+      auto u = update(at);
+      const auto own = momentum(u, at);
+#pragma unroll
+      for (int k = 0; k < at.N; k++) u.e[k] = (u.e[k] - own.e[k]) * (u.e[k] - own.e[k]) + 1e-16f;
+      return u;
     };
     confidence.advance(m, residual, BETA3, FRESH3, inverse, inverse);
   }
-  for (int e = threadIdx.x * 4; e < m.size(); e += THREADS * 4) {
-    const long long i = m.start + e;
-    Four step = four(exp_avg, i);
-    const Four p = four(arena.values, i);
-    if (matrix) {
-      const Four by = confidence.four_at(m, e, inverse);
+  over(m, [&](const Span<4>& at) {
+    const long long i = m.start + at.e;
+    Four u = update(at), step = momentum(u, at);
+    const Four p = four(arena.values, i), by = matrix ? confidence.at(m, at, inverse) : Four{1.f, 1.f, 1.f, 1.f};
+    store<float, 4>(exp_avg + i, step.e);
 #pragma unroll
-      for (int k = 0; k < 4; k++) step.e[k] *= by.e[k];
-    }
+    for (int k = 0; k < 4; k++) step.e[k] *= by.e[k];
     arena.move(p, arena.decayed(step, p, WEIGHT_DECAY, i), i);
-  }
+  });
 }

@@ -13,36 +13,38 @@ __device__ void update_by_rule(const FlatParameters& arena, const long long* mat
   const float* const now = arena.now;
   const Factored moments = {row, col, whole, by_row, by_col};
   const Root root = {m.whole_at < 0 && m.rows > m.cols};
-  const auto square = [&](int e) {
-    const float g = arena.gradient_at(m.start + e);
-    return g * g;
+  const auto square = [&](const auto& at) {
+    auto g = gradient_at(arena, m, at);
+#pragma unroll
+    for (float& x : g.e) x = x * x;
+    return g;
   };
   moments.advance(m, square, BETA2, now[FRESH], root, root);
-  const auto update = [&](int e) {
-    Four u = arena.gradient(m.start + e);
-    const Four by = moments.four_at(m, e, root);
+  const auto update = [&](Four g, const Span<4>& at) {
+    const Four by = moments.at(m, at, root);
 #pragma unroll
-    for (int k = 0; k < 4; k++) u.e[k] = u.e[k] * now[D_NOW] / (by.e[k] + now[FLOOR]);
-    return u;
+    for (int k = 0; k < 4; k++) g.e[k] = g.e[k] * now[D_NOW] / (by.e[k] + now[FLOOR]);
+    return g;
   };
-  const float by = STABLE ? sqrtf(fmaxf(rms(m, update), 1.f)) : 1.f;
+  const auto updated = [&](const Span<4>& at) { return update(gradient_at(arena, m, at), at); };
+  const float scale = STABLE ? 1.f / sqrtf(fmaxf(rms(m, updated), 1.f)) : 1.f;
   double inner = 0.0, size = 0.0;
-  for (int j = threadIdx.x; j * EVERY < m.size(); j += THREADS) {
-    const long long i = m.start + j * EVERY;
-    const float g = arena.gradient_at(i), moved = BETA3 * s[m.extra + j] + now[IN_S] * g;
-    s[m.extra + j] = moved;
-    inner += now[IN_S] * (g * (p0[m.extra + j] - z[i]));
-    size += fabsf(moved);
-  }
-  inner = block_sum<THREADS>(inner);
-  size = block_sum<THREADS>(size);
-  if (threadIdx.x == 0) sums[blockIdx.x] = inner, sums[gridDim.x + blockIdx.x] = size;
-  for (int e = threadIdx.x * 4; e < m.size(); e += THREADS * 4) {
-    const long long i = m.start + e;
-    Four u = update(e), fast = four(z, i), moved;
-    const Four p = four(arena.values, i), rates = arena.rates(i);
+  over(m, [&](const Span<4>& at) {
+    const long long i = m.start + at.e;
+    const Four g = gradient_at(arena, m, at), p = four(arena.values, i), rates = arena.rates(i);
+    Four u = update(g, at), fast = four(z, i), moved;
+    const int j = (at.e + EVERY - 1) / EVERY, k0 = j * EVERY - at.e;  // EVERY is above 4: at most one is in the estimate
+    if (k0 < 4 && at.e + k0 < m.size()) {
+      float g0 = g.e[0], z0 = fast.e[0];
 #pragma unroll
-    for (int k = 0; k < 4; k++) u.e[k] /= by;
+      for (int k = 1; k < 4; k++) g0 = k == k0 ? g.e[k] : g0, z0 = k == k0 ? fast.e[k] : z0;
+      const float sum = BETA3 * s[m.extra + j] + now[IN_S] * g0;
+      s[m.extra + j] = sum;
+      inner += now[IN_S] * (g0 * (p0[m.extra + j] - z0));
+      size += fabsf(sum);
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++) u.e[k] *= scale;
     u = arena.decayed(u, p, WEIGHT_DECAY, i);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
@@ -52,5 +54,8 @@ __device__ void update_by_rule(const FlatParameters& arena, const long long* mat
     }
     store<float, 4>(z + i, fast.e);
     arena.change(p, moved, i);
-  }
+  });
+  inner = block_sum<THREADS>(inner);
+  size = block_sum<THREADS>(size);
+  if (threadIdx.x == 0) sums[blockIdx.x] = inner, sums[gridDim.x + blockIdx.x] = size;
 }

@@ -242,7 +242,9 @@ _OWN = f"""
 constexpr int THREADS = {{threads}};
 {{constants}}#include "optim/matrices.cuh"
 {{text}}
-extern "C" __global__ void __launch_bounds__({{threads}}) {{name}}({_COMMON}{{parameters}}, double* sums) {{{{
+// At 1024 threads a multiprocessor, some blocks read while others sum.
+extern "C" __global__ void __launch_bounds__({{threads}}, 1024 / {{threads}})
+{{name}}({_COMMON}{{parameters}}, double* sums) {{{{
   if (now[TAKE] == 0.f) return;
 {_ARENA}
   update_by_rule(arena{{arguments}}, sums);

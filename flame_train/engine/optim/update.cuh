@@ -14,6 +14,14 @@ __device__ __forceinline__ Four four(const float* from, long long i) { return *r
 __device__ __forceinline__ float limited(float x, float limit) { return fminf(fmaxf(x, -limit), limit); }
 __device__ __forceinline__ double squared(float x) { return (double)__fmul_rn(x, x); }
 
+// x / by, rounded once. A power of two, as loss scales and most accumulations are, divides by a multiplication: it is
+// exact, so the bits are the same, and it takes a tenth of the instructions.
+__device__ __forceinline__ float divided(float x, float by) {
+  const unsigned bits = __float_as_uint(by);
+  if ((bits & 0x7fffffu) == 0 && bits - 0x00800000u < 0x7e000000u) return __fmul_rn(x, __int_as_float(0x7f000000u - bits));
+  return __fdiv_rn(x, by);
+}
+
 // Sums of squares in fp64, one a block, of g / (scale * accumulation), and of the same within `limit`, which may be null.
 // The order of sums depends on n and the grid alone.
 extern "C" __global__ void __launch_bounds__(256) squares(const float* g, const float* scale, float accumulation,
@@ -24,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(256) squares(const float* g, const 
     const Four f = four(g, i);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-      const float x = __fdiv_rn(f.e[k], by);
+      const float x = divided(f.e[k], by);
       all += squared(x);
       if (limit) some += squared(limited(x, most));
     }
@@ -51,7 +59,7 @@ struct FlatParameters {
   __device__ __forceinline__ Four gradient(long long i) const {
     Four g = four(grads, i);
 #pragma unroll
-    for (int k = 0; k < 4; k++) g.e[k] = __fmul_rn(limited(__fdiv_rn(g.e[k], now[DIVISOR]), now[LIMIT]), now[CLIP]);
+    for (int k = 0; k < 4; k++) g.e[k] = __fmul_rn(limited(divided(g.e[k], now[DIVISOR]), now[LIMIT]), now[CLIP]);
     if constexpr (NOISE) {
       const uint4 w = philox((unsigned)(i % CHUNK / 4), (unsigned)(*count - 1), (unsigned)(i / CHUNK), STREAM, seed);
       const unsigned words[4] = {w.x, w.y, w.z, w.w};
@@ -66,7 +74,7 @@ struct FlatParameters {
   // The same for the element i alone.
   __device__ __forceinline__ float gradient_at(long long i) const {
     if constexpr (NOISE) return gradient(i / 4 * 4).e[i % 4];
-    return __fmul_rn(limited(__fdiv_rn(grads[i], now[DIVISOR]), now[LIMIT]), now[CLIP]);
+    return __fmul_rn(limited(divided(grads[i], now[DIVISOR]), now[LIMIT]), now[CLIP]);
   }
 
   __device__ __forceinline__ Four rates(long long i) const {

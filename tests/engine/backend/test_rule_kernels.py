@@ -26,9 +26,11 @@ from flame_train.optimizers import OPTIMIZERS, factored
 from flame_train.schedules.rex import Rex
 
 SHAPES = {
-    "down": (4, 700), "up": (150, 4), "odd": (33, 7), "conv": (8, 40, 3, 3), "point": (36, 4, 1, 1),
-    "small": (3, 5, 2, 2), "vector": (70,), "one": (1,),
+    "down": (4, 700), "up": (150, 4), "rank": (37, 16), "tiles": (9, 160), "many tiles": (140, 132), "odd": (33, 7),
+    "shifted": (6, 8), "conv": (8, 40, 3, 3), "point": (36, 4, 1, 1), "small": (3, 5, 2, 2), "vector": (70,),
+    "one": (1,),
 }  # fmt: skip
+"""With blocks of 64 threads: in one tile or several, read once or twice; and those that cannot be read by fours."""
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("schedule_free_adamw", {"weight_decay": 0.1}),
     ("prodigy", {"d0": 1e-3, "weight_decay": 0.1, "growth_rate": 1.5}),
