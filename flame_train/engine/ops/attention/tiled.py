@@ -10,6 +10,7 @@ import numpy as np
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ..common import conditions
+from .inputs import Inputs
 
 _THREADS = {64: 128, 128: 128, 256: 128, 512: 256}  # by the largest head size of a file: its THREADS
 _ROWS = 64  # rows of a tile
@@ -18,7 +19,14 @@ _ROWS = 64  # rows of a tile
 def forward_tiles(
     query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool
 ) -> str:
-    """Why our forward kernel is not used; "" if it is. Its head sizes follow from measurements, see docs/log.md."""
+    """Why our forward kernel is not used; "" if it is. Its head sizes follow from measurements, see docs/log.md.
+
+    Args:
+        query, key, value, attn_mask, dropout_p, is_causal: as in `scaled_dot_product_attention`.
+
+    Returns:
+        The reason, or "".
+    """
     if reason := _why_not(query, key, value, attn_mask, dropout_p):
         return reason
     width = max(query.shape[-1], value.shape[-1])
@@ -30,7 +38,14 @@ def forward_tiles(
 def backward_tiles(
     query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool
 ) -> str:
-    """Why our gradient kernels are not used; "" if they are. Those of key and value have tiles of keys."""
+    """Why our gradient kernels are not used; "" if they are. Those of key and value have tiles of keys.
+
+    Args:
+        query, key, value, attn_mask, dropout_p, is_causal: as in `scaled_dot_product_attention`.
+
+    Returns:
+        The reason, or "".
+    """
     if reason := _why_not(query, key, value, attn_mask, dropout_p):
         return reason
     width = max(query.shape[-1], value.shape[-1])
@@ -41,7 +56,14 @@ def backward_tiles(
 
 
 def _why_not(query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float) -> str:
-    """Why tiled.cuh cannot take these arguments; "" if it can."""
+    """Why tiled.cuh cannot take these arguments; "" if it can.
+
+    Args:
+        query, key, value, attn_mask, dropout_p: as in `scaled_dot_product_attention`.
+
+    Returns:
+        The reason, or "".
+    """
     if dropout_p:
         return "dropout takes the reference"
     if min(query.ndim, key.ndim, value.ndim) < 2 or query.ndim > 4 or 0 in (*query.shape, *key.shape, *value.shape):
@@ -60,17 +82,8 @@ def _idle(own: Array, work: int) -> str:
 class Problem:
     """The arguments of tiled.cuh's kernels for one call: dense arrays, and the numbers after them."""
 
-    def __init__(
-        self,
-        k: Launcher,
-        query: Array,
-        key: Array,
-        value: Array,
-        attn_mask: Array | None,
-        is_causal: bool,
-        factor: float,
-        *others: Array,
-    ) -> None:
+    def __init__(self, k: Launcher, inputs: Inputs, *others: Array) -> None:
+        query, key, value, attn_mask = inputs.query, inputs.key, inputs.value, inputs.attn_mask
         self.k, self.dtype = k, query.dtype
         self.q, self.key, self.value, *self.others = (k.contiguous(x) for x in (query, key, value, *others))
         self.heads = math.prod(query.shape[:-2]), math.prod(key.shape[:-2])
@@ -83,13 +96,24 @@ class Problem:
             self.mask, kind = attn_mask, 1 if attn_mask.dtype == bool else 2
             strides = tuple(n // attn_mask.itemsize for n in k.xp.broadcast_to(attn_mask, full).strides)
         groups = query.shape[-3] if query.ndim > 2 else 1, self.heads[0] // self.heads[1]
-        ints = (kind, is_causal, wide, *groups, sizes[0], sizes[2], sizes[1], sizes[3])
-        self.numbers = (*map(np.int32, ints), *map(np.int64, strides), np.float32(factor))
+        ints = (kind, inputs.is_causal, wide, *groups, sizes[0], sizes[2], sizes[1], sizes[3])
+        self.numbers = (*map(np.int32, ints), *map(np.int64, strides), np.float32(inputs.factor))
         head = next(c for c in _THREADS if max(sizes[1], sizes[3]) <= c)
         self.file, self.threads = f"ops/attention/tiled_{head}.cu", _THREADS[head]
 
     def run(self, kernel: str, g: Any, lse: Array, delta: Any, out: Array) -> Array:
-        """Fills `out`, for whose rows the kernel has a block each tile. `g` and `delta` are for gradients only."""
+        """Fills `out`, for whose rows the kernel has a block each tile.
+
+        Args:
+            kernel: the kernel's name.
+            g: the gradient of the result (..., L, V); `nowhere()` in the forward pass.
+            lse: the log-sum-exps, fp32 (..., L, 1).
+            delta: what the method of that name returns; `nowhere()` in the forward pass.
+            out: memory for what the kernel makes.
+
+        Returns:
+            `out`.
+        """
         grid = (-(-out.shape[-2] // _ROWS) * math.prod(out.shape[:-2]),)
         arrays = (self.q, self.key, self.value, g, lse, delta, self.mask, out)
         self.k.launch(self.file, kernel, self.dtype, grid, self.threads, (*arrays, *self.numbers))
