@@ -36,7 +36,7 @@ def test_an_index_of_shards_is_opened_and_a_lone_shard_is_not(tmp_path):
     write_index(tmp_path / "model.safetensors.index.json", names)
     with open_weights(tmp_path / "model.safetensors.index.json") as weights:
         assert weights.shapes == {"a": (1,), "b": (1,)}
-    with pytest.raises(ModelFileError, match="one of the 2 shards of a model; name the folder"):
+    with pytest.raises(ModelFileError, match="one of the 2 shards of a model; name their folder"):
         open_weights(tmp_path / names["a"])
 
 

@@ -16,54 +16,32 @@ _THREADS = {64: 128, 128: 128, 256: 128, 512: 256}  # by the largest head size o
 _ROWS = 64  # rows of a tile
 
 
-def forward_tiles(
-    query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool
-) -> str:
-    """Why our forward kernel is not used; "" if it is. Its head sizes follow from measurements, see docs/log.md.
-
-    Args:
-        query, key, value, attn_mask, dropout_p, is_causal: as in `scaled_dot_product_attention`.
-
-    Returns:
-        The reason, or "".
-    """
-    if reason := _why_not(query, key, value, attn_mask, dropout_p):
+def forward_tiles(inputs: Inputs, dropout_p: float) -> str:
+    """Why our forward kernel is not used; "" if it is. Its head sizes follow from measurements, see docs/log.md."""
+    if reason := _why_not(inputs, dropout_p):
         return reason
-    width = max(query.shape[-1], value.shape[-1])
-    if width > 512 or (width > 256 and not is_causal):
-        return f"head sizes {query.shape[-1]} and {value.shape[-1]}: at most 256, causal 512, or products are faster"
-    return _idle(query, key.shape[-2] * width)
+    query, keys = inputs.query, inputs.key.shape[-2]
+    sizes = query.shape[-1], inputs.value.shape[-1]
+    if max(sizes) > 512 or (max(sizes) > 256 and not inputs.is_causal):
+        return f"head sizes {sizes[0]} and {sizes[1]}: at most 256, causal 512, or products are faster"
+    return _idle(query, keys * max(sizes))
 
 
-def backward_tiles(
-    query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool
-) -> str:
-    """Why our gradient kernels are not used; "" if they are. Those of key and value have tiles of keys.
-
-    Args:
-        query, key, value, attn_mask, dropout_p, is_causal: as in `scaled_dot_product_attention`.
-
-    Returns:
-        The reason, or "".
-    """
-    if reason := _why_not(query, key, value, attn_mask, dropout_p):
+def backward_tiles(inputs: Inputs, dropout_p: float) -> str:
+    """Why our gradient kernels are not used; "" if they are. Those of key and value have tiles of keys."""
+    if reason := _why_not(inputs, dropout_p):
         return reason
-    width = max(query.shape[-1], value.shape[-1])
-    if width > 256 or (width > 128 and not is_causal):
-        return f"head sizes {query.shape[-1]} and {value.shape[-1]}: at most 128, causal 256, or products are faster"
+    query, key = inputs.query, inputs.key
+    sizes = query.shape[-1], inputs.value.shape[-1]
+    if max(sizes) > 256 or (max(sizes) > 128 and not inputs.is_causal):
+        return f"head sizes {sizes[0]} and {sizes[1]}: at most 128, causal 256, or products are faster"
     queries = math.prod(query.shape[:-1]) // math.prod(key.shape[:-2])
-    return _idle(query, key.shape[-2] * width) or _idle(key, queries * width)
+    return _idle(query, key.shape[-2] * max(sizes)) or _idle(key, queries * max(sizes))
 
 
-def _why_not(query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float) -> str:
-    """Why tiled.cuh cannot take these arguments; "" if it can.
-
-    Args:
-        query, key, value, attn_mask, dropout_p: as in `scaled_dot_product_attention`.
-
-    Returns:
-        The reason, or "".
-    """
+def _why_not(inputs: Inputs, dropout_p: float) -> str:
+    """Why tiled.cuh cannot take these arguments; "" if it can."""
+    query, key, value, attn_mask = inputs.query, inputs.key, inputs.value, inputs.attn_mask
     if dropout_p:
         return "dropout takes the reference"
     if min(query.ndim, key.ndim, value.ndim) < 2 or query.ndim > 4 or 0 in (*query.shape, *key.shape, *value.shape):
@@ -73,9 +51,9 @@ def _why_not(query: Array, key: Array, value: Array, attn_mask: Array | None, dr
     return conditions.same(conditions.AT_MOST_FP32, query, key, value)
 
 
-def _idle(own: Array, work: int) -> str:
-    """Why the tiles of the rows of `own`, one to a block, are too few: with much `work` each, most of a GPU idles."""
-    tiles = -(-own.shape[-2] // _ROWS) * math.prod(own.shape[:-2])
+def _idle(x: Array, work: int) -> str:
+    """Why the tiles of the rows of `x`, one to a block, are too few: with much `work` each, most of a GPU idles."""
+    tiles = -(-x.shape[-2] // _ROWS) * math.prod(x.shape[:-2])
     return f"{tiles} tiles for a whole GPU: products spread better" if tiles < 128 and work > 1 << 15 else ""
 
 
