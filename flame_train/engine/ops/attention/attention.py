@@ -123,7 +123,7 @@ def _(xp: Namespace, g: Array, inputs: Inputs, saved: Saved, dropout: Dropout) -
 
 @scaled_dot_product_attention.vjp("attn_mask")
 def _(xp: Namespace, g: Array, inputs: Inputs, saved: Saved, dropout: Dropout) -> Array:
-    """Takes memory for all scores at once, unlike the other gradients: for learnt biases of short sequences."""
+    # Unlike the other gradients this one takes memory for all scores at once: for learnt biases of short sequences.
     a, shape = inputs.by_group(), (*inputs.query.shape[:-1], inputs.key.shape[-2])
     g, out, lse = (x.reshape(*a.query.shape[:-1], x.shape[-1]) for x in (g, saved.out, saved.lse))
     every = slice(0, a.query.shape[-2])
