@@ -30,7 +30,7 @@ def train(
     Args:
         config: the config's file, or its sections as a mapping: `{"model": {"checkpoint": ...}, ...}`.
         overrides: `section.key=value`, on top of it.
-        device: "cuda" or "cpu".
+        device: "cuda", "cuda:1" and so on, or "cpu".
         on_step: gets each line of the run's log, read-only, one step late.
         on_checkpoint: gets a step and the folder of its checkpoint.
         on_sample: gets a step and the file of its sample grid.

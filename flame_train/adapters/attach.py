@@ -120,7 +120,17 @@ def attach(
 
 
 def _size(kind: AdapterKind, layer: Layer, own: Own, rank: int, alpha: float) -> tuple[int, float]:
-    """Rank and alpha on a layer: its own before what its kind has on such layers."""
+    """Rank and alpha on a layer: its own before what its kind has on such layers.
+
+    Args:
+        kind: the adapter's kind.
+        layer: the layer.
+        own: what the rules give the layer; 0: nothing.
+        rank, alpha: those of the config.
+
+    Returns:
+        Rank and alpha.
+    """
     usual_rank, usual_alpha = kind.sizes(tuple(layer.weight.shape), rank, alpha)
     return own.rank or usual_rank, own.alpha or usual_alpha
 

@@ -27,9 +27,19 @@ def check_beginning(
     shapes: Mapping[str, tuple[int, ...]],
     resize: bool,
 ) -> None:
-    """Raises ConfigError where `found`, a file's factors by layer, cannot be what adapters of these ranks begin with.
+    """Checks that adapters of these ranks can begin with a file's factors.
 
     With `resize` plain LoRAs may be of another rank, and layers may be missing in the file.
+
+    Args:
+        found: the file's factors by layer.
+        kind: the adapter kind of the config.
+        ranks: the ranks of the config by layer.
+        shapes: the weights' shapes by layer.
+        resize: whether ranks may differ and layers be missing.
+
+    Raises:
+        ConfigError: the file does not fit, and why.
     """
     extra = sorted(found.keys() - ranks.keys())
     if extra:

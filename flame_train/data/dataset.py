@@ -197,7 +197,18 @@ class _Scan:
         seen: Mapping[str, tuple[int, int]] | None,
         digests: Digests | None,
     ) -> list[tuple[str, ImageInfo | None]]:
-        """Decode every image, a few at a time; the result's order is the input's."""
+        """Decode every image, a few at a time; the result's order is the input's.
+
+        Args:
+            images: the images' paths below the dataset's folder.
+            animated: what is done with animations.
+            progress: hears how many are done.
+            seen: the sizes, by hash, of images that need not be decoded.
+            digests: the hashes of files that need not be read.
+
+        Returns:
+            Each path with its facts; None for an image that is left out.
+        """
 
         def one(key: str) -> ImageInfo | str:
             try:

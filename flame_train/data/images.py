@@ -70,6 +70,16 @@ def probe(
 
     `seen` are the sizes, by hash, of those that need not be decoded again; of such nothing else is known. Those whose
     hash `digests` knows are not even read.
+
+    Args:
+        path: the image's file.
+        animated: what is done with an animation.
+        name: what a message calls the file; None: its path.
+        seen: (height, width) in pixels, by hash.
+        digests: the hashes of files that need not be read.
+
+    Returns:
+        Size, mode and hash.
     """
     label = name if name is not None else shown(path)
     data = b""

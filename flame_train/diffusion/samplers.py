@@ -60,16 +60,13 @@ def ddim(denoise: Denoise, noise: Tensor, cond: Any, config: SamplerConfig) -> T
         denoise: gives the model's prediction for (x, t, cond).
         noise: standard normal (B, H, W, C).
         cond: the conditioning, passed to `denoise`.
-        schedule: the noise schedule of training.
-        steps: number of steps.
-        prediction: whether the model predicts "epsilon" or "v".
-        spacing: which of the schedule's timesteps are visited.
+        config: the noise schedule, the steps and what the model predicts.
 
     Returns:
         Latents (B, H, W, C), fp32.
 
     Raises:
-        ConfigError: `steps` does not fit the schedule.
+        ConfigError: the number of steps does not fit the schedule.
     """
     times, schedule = config.timesteps(), config.schedule
     abar, stride = schedule.alphas_cumprod, schedule.steps // config.steps
@@ -96,19 +93,13 @@ def euler(denoise: Denoise, noise: Tensor, cond: Any, config: SamplerConfig) -> 
     x is the signal plus sigma times noise; the model gets x / sqrt(sigma^2 + 1).
 
     Args:
-        denoise: gives the model's prediction for (x, t, cond).
-        noise: standard normal (B, H, W, C).
-        cond: the conditioning, passed to `denoise`.
-        schedule: the noise schedule of training.
-        steps: number of steps.
-        prediction: whether the model predicts "epsilon" or "v".
-        spacing: which of the schedule's timesteps are visited.
+        denoise, noise, cond, config: as in `ddim`.
 
     Returns:
         Latents (B, H, W, C), fp32.
 
     Raises:
-        ConfigError: `steps` does not fit the schedule.
+        ConfigError: as in `ddim`.
     """
     times = config.timesteps()
     sigmas = [*euler_sigmas(config.schedule)[times].tolist(), 0.0]

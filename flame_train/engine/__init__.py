@@ -16,7 +16,6 @@ from .backprop import backward
 from .capture import capture
 from .checkpoint import checkpoint
 from .creation import (
-    Generator,
     arange,
     empty,
     empty_like,
@@ -24,7 +23,6 @@ from .creation import (
     full,
     full_like,
     linspace,
-    manual_seed,
     ones,
     ones_like,
     rand,
@@ -41,6 +39,7 @@ from .dispatch import explain, explain_gradients
 from .dtype import Array
 from .elementwise import elementwise
 from .files import load, save
+from .generator import Generator, manual_seed
 from .memory_report import memory_report
 from .method_docs import document
 from .mode import (

@@ -56,6 +56,13 @@ class BackwardPass:
 
     `listeners` receive the gradients of tensors that are no leaves. `paths` restricts the pass to what leads to them or
     to the leaves that were asked for; without it all leaves get theirs.
+
+    Args:
+        sink: gets the gradients of leaves.
+        parent: the pass that met the checkpoint, or None.
+        min_seq: number of the first node of the recomputed graph.
+        listeners: get the gradients of tensors that are no leaves.
+        paths: the nodes that the pass may visit; None: all.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import ShapeError, kind_of
 from .backend import Backend, get_backend
 from .dtype import Array, DType, as_dtype, bfloat16, float8_e4m3fn, float8_e5m2, float16, int64, is_float
+from .generator import Generator, refuse_in_capture
 from .mode import mode, set_mode
 from .random import CREATION, Rng
 from .tensor import Tensor
@@ -22,69 +23,6 @@ from .tensor import Tensor
 DTypeLike: TypeAlias = "str | DType | type | None"
 _BELOW_ONE = {float16: 2.0**-11, bfloat16: 2.0**-8, float8_e4m3fn: 2.0**-4, float8_e5m2: 2.0**-3}
 """How far the largest number below 1 is from it, of dtypes in which a draw could round to 1."""
-
-
-class Generator:
-    """A seed and a counter of what was drawn with it, as torch.Generator.
-
-    With a `device` the counter lies there, so that a captured step draws new numbers at each replay; without, it is a
-    Python number, and draws for any device.
-
-    >>> g = Generator(7)
-    >>> first, second = randn(2, generator=g), randn(2, generator=g)
-    >>> bool((first == randn(2, generator=Generator(7))).tolist() == [True, True])
-    True
-    """
-
-    def __init__(self, seed: int = 0, device: str | None = None) -> None:
-        self.device = device
-        self._counter: Any = 0 if device is None else get_backend(device).xp.zeros((), int64)
-        self.manual_seed(seed)
-
-    def manual_seed(self, seed: int) -> Generator:
-        """Starts over with another seed."""
-        self.seed = _seed(seed)
-        if self.device is None:
-            self._counter = 0
-        else:
-            self._counter[...] = 0
-        return self
-
-    @property
-    def counter(self) -> int:
-        """How many tensors were drawn since the seed was set; read from the device, if it is there."""
-        return int(self._counter if self.device is None else get_backend(self.device).to_host(self._counter))
-
-    @counter.setter
-    def counter(self, value: int) -> None:
-        if self.device is None:
-            self._counter = int(value)
-        else:
-            self._counter[...] = int(value)
-
-    def next(self, backend: Backend) -> tuple[int, Any]:
-        """The seed, and the counter before it goes on by one. Raises RuntimeError for another device than its own."""
-        if self.device is None:
-            _refuse_in_capture("flame.Generator(seed, device=...)")
-            self._counter += 1
-            return self.seed, self._counter - 1
-        if get_backend(self.device) is not backend:
-            raise RuntimeError(f"Generator: this one is on {self.device}, the new tensor on {backend.name}")
-        before = self._counter.copy()
-        self._counter += 1
-        return self.seed, before
-
-
-def manual_seed(seed: int) -> None:
-    """Sets the seed of `randn` and its kin in this thread, and starts over. As torch.manual_seed.
-
-    >>> manual_seed(3)
-    >>> x = rand(2, 2)
-    >>> manual_seed(3)
-    >>> bool((x.numpy() == rand(2, 2).numpy()).all())
-    True
-    """
-    set_mode(seed=_seed(seed), drawn=0)
 
 
 def zeros(*size: Any, dtype: DTypeLike = None, device: str | None = None, requires_grad: bool = False) -> Tensor:
@@ -117,6 +55,19 @@ def full(
 
     >>> full((2,), 7).tolist()
     [7, 7]
+
+    Args:
+        size: the shape.
+        fill_value: the number.
+        dtype: the elements' dtype; None: that of the number.
+        device: "cpu", "cuda" or "cuda:1" and so on; None: the default device.
+        requires_grad: whether it is a leaf that gets a gradient.
+
+    Returns:
+        A tensor of shape `size`.
+
+    Raises:
+        TypeError: `fill_value` is no number.
     """
     if not isinstance(fill_value, (bool, int, float)):
         raise TypeError(f"full: expected a number as fill_value, got {kind_of(fill_value)}")
@@ -146,10 +97,23 @@ def arange(
 ) -> Tensor:
     """start, start + step, ... up to, and without, `end`; of one number, from 0 up to it. As torch.arange.
 
-    Whole numbers give int64, others the default dtype. Raises ValueError for a step of 0 or away from `end`.
+    Whole numbers give int64, others the default dtype.
 
     >>> arange(5).tolist(), arange(1, 2, 0.5).tolist()
     ([0, 1, 2, 3, 4], [1.0, 1.5])
+
+    Args:
+        start, end: the first number, and the one before which the numbers end; of one number, the end.
+        step: the distance of two numbers.
+        dtype: the elements' dtype; None: int64 for whole numbers, else the default dtype.
+        device: "cpu", "cuda" or "cuda:1" and so on; None: the default device.
+        requires_grad: whether it is a leaf that gets a gradient.
+
+    Returns:
+        A tensor (n,).
+
+    Raises:
+        ValueError: the step is 0 or leads away from `end`.
     """
     if end is None:
         start, end = 0, start
@@ -176,6 +140,16 @@ def linspace(
 
     >>> linspace(0, 1, 5).tolist()
     [0.0, 0.25, 0.5, 0.75, 1.0]
+
+    Args:
+        start, end: the first and the last number.
+        steps: how many numbers.
+        dtype: the elements' dtype; None: the default dtype.
+        device: "cpu", "cuda" or "cuda:1" and so on; None: the default device.
+        requires_grad: whether it is a leaf that gets a gradient.
+
+    Returns:
+        A tensor (steps,).
     """
     (count,) = _size("linspace", (steps,))
     xp = _backend(device).xp
@@ -199,6 +173,15 @@ def eye(
 
     >>> eye(2).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
+
+    Args:
+        n, m: rows and columns; without `m` as many columns as rows.
+        dtype: the elements' dtype; None: the default dtype.
+        device: "cpu", "cuda" or "cuda:1" and so on; None: the default device.
+        requires_grad: whether it is a leaf that gets a gradient.
+
+    Returns:
+        A tensor (n, m).
     """
     rows, columns = _size("eye", (n, n if m is None else m))
     xp = _backend(device).xp
@@ -252,12 +235,26 @@ def randint(
 ) -> Tensor:
     """Whole numbers from `low` to `high` - 1, each as likely: `randint(high, size)` or `randint(low, high, size)`.
 
-    int64 unless `dtype` is given. Raises ValueError where `high` is not above `low`, or the range is beyond 2^32.
+    int64 unless `dtype` is given.
     Seeds are as for `randn`.
 
     >>> x = randint(3, (100,))
     >>> sorted(set(x.tolist()))
     [0, 1, 2]
+
+    Args:
+        low, high: the least number, and the one above the largest; of one number, the latter.
+        size: the shape.
+        generator: the random numbers' source; None: that of `manual_seed`.
+        dtype: the elements' dtype; None: int64.
+        device: "cpu", "cuda" or "cuda:1" and so on; None: the default device.
+
+    Returns:
+        A tensor of shape `size`.
+
+    Raises:
+        TypeError: a bound is no whole number.
+        ValueError: `high` is not above `low`, or the range is beyond 2^32.
     """
     if size is None:
         low, high, size = 0, low, high
@@ -348,21 +345,10 @@ def _rng(backend: Backend, generator: Generator | None) -> Rng:
     if generator is not None:
         seed, counter = generator.next(backend)
     else:
-        _refuse_in_capture("generator=flame.Generator(seed, device=...)")
+        refuse_in_capture("generator=flame.Generator(seed, device=...)")
         seed, counter = mode().seed, mode().drawn
         set_mode(drawn=counter + 1)
     return Rng(backend.xp, seed, counter, backend.xp.zeros(1, int64))
-
-
-def _refuse_in_capture(instead: str) -> None:
-    if mode().capturing:
-        raise RuntimeError(f"a captured step would draw the same random numbers at each replay: draw with {instead}")
-
-
-def _seed(seed: Any) -> int:
-    if not isinstance(seed, Integral):
-        raise TypeError(f"a seed: expected an int, got {seed!r}")
-    return int(seed)
 
 
 def _size(op: str, size: tuple[Any, ...]) -> tuple[int, ...]:

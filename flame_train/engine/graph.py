@@ -72,9 +72,17 @@ class Edge:
 class Node:
     """One op that ran: its formulas, exactly the values they name, and the edges its gradients go along.
 
-    `outputs` are shapes and dtypes; `multiple` says that they are a tuple even if there is one. `split_views` maps an
-    array of the input's shape to views that correspond to the outputs; None unless the outputs are views. `hooks` are
-    those of the output tensors, by index. `line` is the user's line that made it, where somebody watches.
+    `hooks` are those of the output tensors, by index. `line` is the user's line that made it, where somebody watches.
+
+    Args:
+        name: the op's name.
+        formulas: those that compute the gradients.
+        saved: the values that these name.
+        edges: where the gradients go.
+        outputs: shapes and dtypes of the results.
+        backend: where the op ran.
+        multiple: whether the results are a tuple, even if there is one.
+        split_views: maps an array of the input's shape to views that correspond to the outputs, if these are views.
     """
 
     __slots__ = (
@@ -132,6 +140,13 @@ class CheckpointNode(Node):
 
     `rerun` runs the function again on them. It returns the outputs, and the leaves that stand for the arguments of the
     edges, in the edges' order.
+
+    Args:
+        rerun: runs the function again on the arguments.
+        args: the function's arguments.
+        edges: where the gradients go.
+        outputs: shapes and dtypes of the results.
+        backend: where the function ran.
     """
 
     __slots__ = ("rerun",)

@@ -109,6 +109,15 @@ class Op:
     `params` are all parameters in order, `names` their names, `positional` those that may be given by position and
     `tensor_names` those that are tensors or lists of them. Of the latter, `promoted` are cast from integers to floats,
     `list_names` are lists, `number_names` may be Python numbers and `optional_names` None.
+
+    Args:
+        fn, composite: the reference, or the body of a composite.
+        torch, aux, data_movement, multiple, views, accepts_integers, rounds_scalars: as in `primitive`.
+        mutates: names of the arguments that it writes to.
+        registered: whether the registry lists it.
+
+    Raises:
+        ValueError: the name is taken.
     """
 
     _run: ClassVar[Callable[[Op, dict[str, Any]], Any]]
@@ -131,9 +140,7 @@ class Op:
     ) -> None:
         self.name = fn.__name__
         self.fn = fn
-        self.composite = composite
-        self.torch = torch
-        self.aux = aux
+        self.composite, self.torch, self.aux = composite, torch, aux
         self.data_movement = data_movement
         self.views = views
         self.multiple = multiple
@@ -356,15 +363,17 @@ def primitive(
 ) -> Callable[[Callable[..., Any]], Op]:
     """Declares an op by its reference `f(xp, ...)`.
 
-    - `torch`: its PyTorch counterpart, "add", "nn.functional.pad" or "Tensor.view".
-    - `aux`: names of the values it returns after the result, for its formulas.
-    - `data_movement`: it only moves data, so every dtype is taken as it is.
-    - `multiple`: its result is a tuple of tensors.
-    - `views`: its results are views that hold each element of its one input exactly once; implies `data_movement`.
-    - `accepts_integers`: it takes integers and booleans as they are: True for all arguments, or the names of some.
-    - `rounds_scalars`: Python numbers are first rounded to the tensors' dtype, as a comparison with tensors requires.
+    Args:
+        torch: its PyTorch counterpart, "add", "nn.functional.pad" or "Tensor.view".
+        aux: names of the values it returns after the result, for its formulas.
+        data_movement: it only moves data, so every dtype is taken as it is.
+        multiple: its result is a tuple of tensors.
+        views: its results are views that hold each element of its one input exactly once; implies `data_movement`.
+        accepts_integers: it takes integers and booleans as they are: True for all arguments, or the names of some.
+        rounds_scalars: Python numbers are first rounded to the tensors' dtype, as a comparison with tensors requires.
 
-    Raises `ValueError` for a name that is taken.
+    Returns:
+        The decorator, which raises ValueError for a name that is taken.
     """
     return lambda fn: Op(
         fn,
@@ -384,8 +393,7 @@ def composite(
 ) -> Callable[[Callable[..., Any]], Op]:
     """Declares an op by a body over Tensors; its gradient is that of the ops in it. A kernel may override all of it.
 
-    `torch` and `multiple` are as in `primitive`. `mutates` names the inputs it writes into, as PyTorch's counterpart
-    does: running statistics.
+    `torch`, `aux` and `multiple` are as in `primitive`. `mutates` names the inputs it writes to: running statistics.
     """
     return lambda fn: Op(
         fn, composite=True, torch=torch, aux=aux, data_movement=False, multiple=multiple, mutates=mutates

@@ -53,6 +53,16 @@ def accurate_sum(
 
     NumPy adds numbers pairwise only along the axis of the smallest stride. Along others it adds one by one, with an
     error that grows with their count, so long fp32 sums of that kind are taken in fp64 and rounded once.
+
+    Args:
+        fn: the namespace's sum or mean.
+        x: the input.
+        axes: the dims over which is summed.
+        keepdims: whether these stay, with size 1.
+        dtype: the result's dtype; None: that of `x`.
+
+    Returns:
+        The sum or the mean.
     """
     result = dtype or x.dtype
     if not isinstance(x, np.ndarray) or result != float32 or math.prod([x.shape[a] for a in axes]) < _MANY:

@@ -6,29 +6,33 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-_KINDS: Final = tuple(
-    (re.compile(rf".*({ends})"), kind)
-    for ends, kind in (
-        (r"\.hada_t[12]", "Tucker-decomposed LoHa"),
-        (r"\.lokr_t2", "Tucker-decomposed LoKr"),
-        (r"\.(oft_blocks|oft_diag|oft_R(\.\w+)*)", "OFT"),
-        (r"\.lora_mid\.weight", "Tucker-decomposed LoCon"),
-        (r"(lora|lycoris)_.*\.[ab][12]\.weight", "GLoRA"),
-        (r"\.on_input", "IA3"),
-        (r"\.diff(_b)?", "full differences of weights"),
-        (r"\.lora_(B|up)\.bias", "LoRA with biases, such as BFL's control LoRAs"),
-        (r"\.processor\.(qkv|proj)_lora[12]?\.(down|up)\.weight", "XLabs LoRA"),
-    )
+
+def _by_ends(kinds: Mapping[str, str]) -> tuple[tuple[re.Pattern[str], str], ...]:
+    """A pattern of whole names, and the kind that they tell, for each pattern of how a name ends."""
+    return tuple((re.compile(rf".*({ends})"), kind) for ends, kind in kinds.items())
+
+
+_KINDS: Final = _by_ends(
+    {
+        r"\.hada_t[12]": "Tucker-decomposed LoHa",
+        r"\.lokr_t2": "Tucker-decomposed LoKr",
+        r"\.(oft_blocks|oft_diag|oft_R(\.\w+)*)": "OFT",
+        r"\.lora_mid\.weight": "Tucker-decomposed LoCon",
+        r"(lora|lycoris)_.*\.[ab][12]\.weight": "GLoRA",
+        r"\.on_input": "IA3",
+        r"\.diff(_b)?": "full differences of weights",
+        r"\.lora_(B|up)\.bias": "LoRA with biases, such as BFL's control LoRAs",
+        r"\.processor\.(qkv|proj)_lora[12]?\.(down|up)\.weight": "XLabs LoRA",
+    }
 )
 
-_READ: Final = tuple(
-    (re.compile(rf".*({ends})"), kind)
-    for ends, kind in (
-        (r"\.hada_w[12]_[ab]", "LoHa"),
-        (r"\.lokr_w[12](_[ab])?", "LoKr"),
-        (r"\.lora_magnitude_vector(\.\w+)*", "DoRA, norms of output rows as PEFT has them,"),
-        (r"\.magnitude", "DoRA, norms of output rows as ai-toolkit has them,"),
-    )
+_READ: Final = _by_ends(
+    {
+        r"\.hada_w[12]_[ab]": "LoHa",
+        r"\.lokr_w[12](_[ab])?": "LoKr",
+        r"\.lora_magnitude_vector(\.\w+)*": "DoRA, norms of output rows as PEFT has them,",
+        r"\.magnitude": "DoRA, norms of output rows as ai-toolkit has them,",
+    }
 )
 _DORA: Final = (".dora_scale", "DoRA, norms of {} as LyCORIS has them,")
 

@@ -119,7 +119,18 @@ def _read(state: State, levels: str, moment: str) -> Array:
 
 
 def _written(xp: Namespace, state: State, levels: str, values: Array, moment: str) -> State:
-    """The nearest levels of values (blocks, 256), and the largest magnitude of each block."""
+    """The nearest levels of values (blocks, 256), and the largest magnitude of each block.
+
+    Args:
+        xp: the array namespace.
+        state: the rule's state, which holds the table of levels.
+        levels: the table's name.
+        values: (blocks, 256), fp32.
+        moment: the moment's name.
+
+    Returns:
+        The two new arrays of the state, by name.
+    """
     most = xp.abs(values).max(-1, keepdims=True)
     shares = values / xp.where(most > 0, most, np.float32(1.0))
     table = state[levels][0]

@@ -89,7 +89,18 @@ class AutomagicRule:
         return step.rates * moved, changed | self.conclude(state, step_)
 
     def _rates(self, xp: Any, codes: Array, unit: Array, above: Array, update: Array) -> tuple[Array, Array]:
-        """Each value's rate, and whether its update is above 0."""
+        """Each value's rate, and whether its update is above 0.
+
+        Args:
+            xp: the array namespace.
+            codes: the rates in 8 bits.
+            unit: what a code counts in.
+            above: whether the update before was above 0.
+            update: the update.
+
+        Returns:
+            The rates, fp32, and the new signs, in the shape of `update`.
+        """
         old, positive = codes.astype(float32) * unit, update > 0
         bump = np.float32(self.bump)
         rates = xp.where(positive == above, old + bump, old - bump)

@@ -24,6 +24,18 @@ def matrix_kernel(
     """A kernel with a block for each matrix: its tables are the matrices, and `pairs` of places for their factors.
 
     `extra` is a number for each parameter by its own, which the kernel finds in its `Matrix`; `tables` stand last.
+
+    Args:
+        arena: the flat parameters.
+        text: the kernel in CUDA C.
+        cut: which dims of a parameter are the matrix's.
+        pairs: how many pairs of places for factors.
+        extra: a number by parameter, or None.
+        tables: further arrays by name, or None.
+        more: further fields of `Kernel`.
+
+    Returns:
+        The kernel.
     """
     matrices, xp = arena.matrices(cut), arena.backend.xp
     factors = {
@@ -60,7 +72,18 @@ class Moments:
         return root
 
     def moved(self, kind: str, stack: int, mean: Array, decay: Any, fresh: Any = None) -> Array:
-        """A moment, in the shape of `mean`: decay * moment + fresh * mean; `fresh` is 1 - decay if not given."""
+        """A moment, in the shape of `mean`: decay * moment + fresh * mean.
+
+        Args:
+            kind: "row", "col" or "whole".
+            stack: the number of the stack of matrices.
+            mean: the new values.
+            decay: the share of the moment that stays.
+            fresh: the share of `mean`; None: 1 - decay.
+
+        Returns:
+            In the shape of `mean`.
+        """
         before = self._matrices.part(self._state[f"{self._name}_{kind}"], kind, stack).reshape(mean.shape)
         after: Array = decay * before + (1.0 - decay if fresh is None else fresh) * mean
         self._parts.setdefault(kind, []).append(after)

@@ -143,6 +143,17 @@ class ProdigyScheduleFreeRule:
     def _root(self, xp: Namespace, own: Array, moments: Moments, i: int, cut: Cut | None, fresh: Array) -> Array:
         """The root of the moment. Of a tall matrix it is that of each row's: the published implementation divides the
         moments of its columns by themselves.
+
+        Args:
+            xp: the array namespace.
+            own: the gradients of a stack of matrices.
+            moments: the moments, of which the new ones are noted.
+            i: the number of the stack.
+            cut: how a gradient is a matrix; None: it is none, and has a moment for each value.
+            fresh: the share of the new squares.
+
+        Returns:
+            The root, which broadcasts to the gradients.
         """
         squares, b2 = own * own, self.betas[1]
         if cut is None:

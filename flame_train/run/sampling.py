@@ -75,12 +75,8 @@ def drawing(
     """The settings of the sampler.
 
     Args:
-        sample: how images are sampled.
-        size: (height, width) of an image, in pixels.
-        base: the `[model]` section.
-        loss: the `[loss]` section.
-        model: the opened model.
-        device: "cuda" or "cpu".
+        sample, size, base, loss, model: as in `check_sampling`.
+        device: "cuda", "cuda:1" and so on, or "cpu".
         dtype: dtype of the denoiser.
 
     Returns:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import flame_train.engine as flame
-from flame_train.engine import creation
+from flame_train.engine import creation, generator
 from flame_train.engine.dtype import bfloat16, float16, float32, float64, int64
 from flame_train.engine.mode import capturing, device, isolated, mode
 from flame_train.errors import ShapeError
@@ -52,7 +52,10 @@ def test_values_and_dtypes_are_pytorchs(call: Callable[[Any], Any]) -> None:
 
 
 def test_examples_hold() -> None:
-    assert doctest.testmod(creation).failed == 0
+    assert doctest.testmod(creation, extraglobs={"manual_seed": flame.manual_seed}).failed == 0
+    drawn = {"rand": flame.rand, "randn": flame.randn}
+    assert doctest.testmod(generator, extraglobs=drawn).attempted > 4
+    assert doctest.testmod(generator, extraglobs=drawn).failed == 0
 
 
 def test_a_seed_starts_over_and_the_counter_goes_on() -> None:

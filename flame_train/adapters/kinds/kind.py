@@ -128,11 +128,9 @@ class AdapterKind(Entry):
         """Makes the adapter of a finished file.
 
         Args:
-            layer: the layer that gets the adapter.
-            name: its name in the network.
+            layer, name, make: as in `create`.
             factors: the arrays of this layer in the file.
             strength: factor of the update; 1 is as trained.
-            make: makes a parameter from its name and values.
 
         Returns:
             The adapter, which the layer's `forward` calls.

@@ -193,7 +193,18 @@ class LoraAdapter:
         bias: Tensor | None = None,
         residual: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """The outputs of layers stored in 8 bits, with their updates."""
+        """The outputs of layers stored in 8 bits, with their updates.
+
+        Args:
+            weights: the layers' weights in 8 bits.
+            loras: their adapters.
+            x: the input (..., in).
+            bias: (out,), for one layer alone, or None.
+            residual: what is added to the output of one layer alone, or None.
+
+        Returns:
+            Each layer's output (..., out).
+        """
         stored = [w.data for w in weights], [w.scales for w in weights]
         downs, ups = zip(*[a.compute(x) for a in loras], strict=True)
         outputs: tuple[Tensor, ...] = F.fp8_lora_linears(

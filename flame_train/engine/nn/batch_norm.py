@@ -81,6 +81,18 @@ class BatchNorm2d(_BatchNorm):
         *,
         layout: str = "NHWC",
     ) -> None:
+        """Makes weight, bias and running statistics.
+
+        Args:
+            num_features: channels.
+            eps: is added to the variance.
+            momentum: the share of a batch's statistics in the new running ones.
+            affine: whether there are weight and bias.
+            layout: "NHWC" or "NCHW".
+
+        Raises:
+            ShapeError: the layout is another.
+        """
         super().__init__(num_features, eps, momentum, affine)
         if layout not in ("NHWC", "NCHW"):
             raise ShapeError(f"BatchNorm2d: expected layout 'NCHW' or 'NHWC', got {layout!r}")

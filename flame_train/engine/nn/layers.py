@@ -107,6 +107,7 @@ class Conv2d(_Convolution):
         kernel_size, stride, padding, dilation: pixels, one number or (h, w).
         groups: groups of channels that do not mix.
         bias: whether there is one.
+        layout: "NHWC" or "NCHW", of input and output.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class ConvTranspose2d(_Convolution):
     Args:
         in_channels, out_channels, kernel_size, stride, padding, groups, bias, dilation: as in `Conv2d`.
         output_padding: pixels added to the output at its ends.
+        layout: "NHWC" or "NCHW", of input and output.
     """
 
     def __init__(
@@ -211,7 +213,14 @@ class RMSNorm(Module):
 class GroupNorm(Module):
     """Group normalisation over channels-last activations, or (B, C, ...) with layout="NCHW".
 
-    `silu=True` applies the activation in the same pass.
+    Args:
+        num_groups, num_channels: groups of channels, and channels.
+        eps: is added to the variance.
+        silu: whether SiLU is applied to the result, in the same pass.
+        layout: "NHWC" or "NCHW".
+
+    Raises:
+        ShapeError: the groups do not divide the channels.
     """
 
     weight: Tensor

@@ -66,14 +66,18 @@ class _Views:
 class FlatParameters:
     """Packs fp32 leaves into flat buffers and makes their `.data` and `.grad` views into them.
 
-    `parameters` is a mapping by name, (name, tensor) pairs, or Tensors, named as `named_parameters` says.
     With `compute_dtype`, a 16-bit dtype, a copy of the values in it is kept as well (`compute_values`), which
-    `sync_copies` updates; parameters then have it as `.compute_copy`. `lr_scale` and `decay_scale` are factors on
-    learning rate and weight decay by parameter name; 1 if absent.
-    A parameter on another device is moved to `backend`, by default the first one's.
+    `sync_copies` updates; parameters then have it as `.compute_copy`.
 
-    Raises `TypeError` for a `Frozen` weight, one that is not fp32 or does not require grad, `ValueError` for
-    none at all, for a name or a tensor given twice, and for factors of unknown names.
+    Args:
+        parameters: a mapping by name, (name, tensor) pairs, or Tensors, named as `named_parameters` says.
+        backend: where the buffers are; None: where the first parameter is. Parameters on other devices are moved there.
+        compute_dtype: the dtype of the copies that layers compute with; fp32: no copies.
+        lr_scale, decay_scale: factors on learning rate and weight decay by name; 1 where a name is absent.
+
+    Raises:
+        TypeError: a parameter is `Frozen`, not fp32, or does not require grad.
+        ValueError: there is none, a name or a tensor comes twice, or a factor's name is unknown.
     """
 
     def __init__(

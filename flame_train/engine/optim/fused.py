@@ -88,7 +88,18 @@ def fuses(rule: Any, state: State) -> bool:
 def passes_of(
     rule: Rule, arena: FlatParameters, state: State, numbers: Sequence[str], elements: Elements
 ) -> tuple[Pass, ...]:
-    """The passes of a rule, in order. `numbers` are the names of its single numbers, which kernels read from `now`."""
+    """The passes of a rule, in order.
+
+    Args:
+        rule: the rule.
+        arena: the flat parameters.
+        state: the rule's state.
+        numbers: names of its single numbers, which kernels read from `now`.
+        elements: traces a formula over single elements.
+
+    Returns:
+        The passes, which run one after another.
+    """
     if isinstance(rule, KernelRule):
         return (_own(rule.name, rule.kernel(arena), arena, state),)
     made = _Generated(rule, arena, state, numbers, elements)
@@ -123,7 +134,11 @@ def _sums(arena: FlatParameters, names: Sequence[str], blocks: int) -> Array:
 
 
 class _Generated:
-    """Kernels of an elementwise rule."""
+    """Kernels of an elementwise rule.
+
+    Args:
+        rule, arena, state, numbers, elements: as in `passes_of`.
+    """
 
     def __init__(
         self, rule: Rule, arena: FlatParameters, state: State, numbers: Sequence[str], elements: Elements

@@ -80,6 +80,13 @@ def add_noise_(parameters: Tensors, std: float, *, seed: int, step: int = 0, dec
     """Adds N(0, std^2 / (1 + step)^decay) to every gradient entry (arXiv 1511.06807 anneals with decay 0.55).
 
     The noise is a function of (seed, step, index of the gradient, position in it).
+
+    Args:
+        parameters: tensors with gradients.
+        std: the standard deviation at step 0.
+        seed: the random numbers' seed.
+        step: how many steps were done.
+        decay: the exponent with which the variance falls.
     """
     check("add_noise_", std=std, decay=decay)
     size = std * (1.0 + step) ** (-0.5 * decay)

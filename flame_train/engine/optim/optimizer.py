@@ -30,7 +30,7 @@ from .validation import check
 class Optimizer:
     """Updates an arena's values with a chain of transforms whose last transform gives the direction.
 
-    `lr` is the schedule's peak. The gradients are divided by `accumulation` and by the loss scale, with which
+    The gradients are divided by `accumulation` and by the loss scale, with which
     the loss must have been multiplied: `optimizer.backward(loss)`, or `(loss * optimizer.loss_scale).backward()`, is
     called `accumulation` times.
 
@@ -39,8 +39,19 @@ class Optimizer:
     `healthy` is false until a step is finite again. With `halt` it stays false and no later step is taken, so that a
     caller who reads the metrics late still finds the last good values.
 
-    Raises `ValueError` for transforms without a unique `name` each, none at all, and numbers out of bounds; `TypeError`
-    for another thing than an arena or a list of transforms.
+    Args:
+        arena: the flat parameters.
+        transforms: the chain; each has a name of its own.
+        lr: the peak learning rate.
+        schedule: the learning rate's factor by step; None: 1.
+        accumulation: backward passes in one step.
+        scaler: the loss scale of fp16, or None.
+        average: the moving average of the values, or None.
+        halt: whether no step follows one that was not finite.
+
+    Raises:
+        TypeError: no arena, or no list of transforms.
+        ValueError: there is no transform, two have one name, or a number is out of bounds.
     """
 
     def __init__(

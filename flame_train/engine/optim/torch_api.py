@@ -19,38 +19,57 @@ Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str,
 """Tensors, (name, tensor) pairs, or groups: {"params": tensors or one, "lr": ..., "weight_decay": ...}."""
 
 
+Betas = tuple[float, float]
+_USUAL: Betas = (0.9, 0.999)
+
+
 class AdamW(Optimizer):
-    """torch.optim.AdamW over fp32 leaves; groups may differ in `lr` and `weight_decay`."""
+    """torch.optim.AdamW over fp32 leaves; groups may differ in `lr` and `weight_decay`.
+
+    Args:
+        params: the leaves, with or without names, or groups of them.
+        lr: the learning rate.
+        betas: decay of the two moments.
+        eps: added to the denominator.
+        weight_decay: decay of the weights, decoupled from the gradient.
+
+    Raises:
+        TypeError: a group sets anything else.
+        ValueError: a number is outside its bounds.
+    """
 
     def __init__(
-        self,
-        params: Params,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
+        self, params: Params, lr: float = 1e-3, betas: Betas = _USUAL, eps: float = 1e-8, weight_decay: float = 1e-2
     ) -> None:
         arena, lr, weight_decay = _pack(params, lr, weight_decay)
         super().__init__(arena, [AdamWRule(betas, eps, weight_decay)], lr=lr)
 
 
 class Adam(Optimizer):
-    """torch.optim.Adam over fp32 leaves; groups may differ in `lr` and `weight_decay`."""
+    """torch.optim.Adam over fp32 leaves; groups may differ in `lr` and `weight_decay`.
+
+    Args:
+        params, lr, betas, eps: as in `AdamW`.
+        weight_decay: a share of the weights, added to the gradient.
+    """
 
     def __init__(
-        self,
-        params: Params,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        self, params: Params, lr: float = 1e-3, betas: Betas = _USUAL, eps: float = 1e-8, weight_decay: float = 0.0
     ) -> None:
         arena, lr, weight_decay = _pack(params, lr, weight_decay)
         super().__init__(arena, [AdamRule(betas, eps, weight_decay)], lr=lr)
 
 
 class SGD(Optimizer):
-    """torch.optim.SGD over fp32 leaves; groups may differ in `lr` and `weight_decay`."""
+    """torch.optim.SGD over fp32 leaves; groups may differ in `lr` and `weight_decay`.
+
+    Args:
+        params, lr: as in `AdamW`.
+        momentum: decay of the velocity; 0: none.
+        dampening: the share of a gradient that does not enter the velocity.
+        weight_decay: a share of the weights, added to the gradient.
+        nesterov: whether the velocity looks a step ahead.
+    """
 
     def __init__(
         self,
@@ -77,10 +96,10 @@ def _pack(params: Params, lr: float, weight_decay: float) -> tuple[FlatParameter
         if unknown:
             raise TypeError(f"optimizer: a group may set params, lr and weight_decay; got {unknown[0]!r}")
         one = isinstance(group["params"], Tensor)
-        own = [group["params"]] if one else list(group["params"])
-        members += own
-        rates += [group.get("lr", lr)] * len(own)
-        decays += [group.get("weight_decay", weight_decay)] * len(own)
+        in_group = [group["params"]] if one else list(group["params"])
+        members += in_group
+        rates += [group.get("lr", lr)] * len(in_group)
+        decays += [group.get("weight_decay", weight_decay)] * len(in_group)
     named = named_parameters(members)
     names = [name for name, _ in named]
     for rate, decay in zip(rates, decays, strict=True):

@@ -83,7 +83,17 @@ _Prefixes = list[tuple[str, str, str]]
 
 
 def _blocks(there: str, here: str, resnets: int, first: int, attention: bool) -> _Prefixes:
-    """A level's blocks: diffusers' below `there` are the single file's `here` from number `first` on."""
+    """A level's blocks: diffusers' below `there` are the single file's `here` from number `first` on.
+
+    Args:
+        there, here: the prefixes in diffusers' layout and in the single file.
+        resnets: how many residual blocks.
+        first: the number of the first block in the single file.
+        attention: whether each residual block has attention behind it.
+
+    Returns:
+        diffusers' prefix, the single file's, and the kind of block.
+    """
     found = []
     for number in range(resnets):
         found.append((f"{there}.resnets.{number}.", f"{here}.{first + number}.0.", "resnet"))

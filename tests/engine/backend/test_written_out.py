@@ -20,6 +20,7 @@ from flame_train.engine.backend.cuda import dual_gemm
 from flame_train.engine.backend.cuda.dual_gemm import Operands, Tile
 from flame_train.engine.dtype import Array, DType, bfloat16, float16, float32, float64
 from flame_train.engine.ops.attention import short_kv, wgmma
+from flame_train.engine.ops.attention.inputs import Inputs, Saved
 from flame_train.engine.ops.linear import skinny_gemm
 from flame_train.engine.ops.linear.skinny_gemm import SkinnyOperands
 
@@ -92,7 +93,8 @@ def test_attention_by_warpgroups(
         out[...], lse[...] = truth["out"].astype(bfloat16), rows_sums(q, key, scale)
     else:
         wgmma.forward(k, q, key, value, out, lse, scale)
-    wgmma.gradients(k, g, q, key, value, out, lse, into, scale, causal)
+    inputs = Inputs(q, key, value, None, causal, scale, False)
+    wgmma.gradients(k, g, inputs, Saved(out, lse), into)
     for (name, t), got in zip(truth.items(), (out, *into), strict=True):
         assert distance(got.get(), t) <= 2 * distance(plain[name], t) + float(ml_dtypes.finfo(bfloat16).eps), name
 

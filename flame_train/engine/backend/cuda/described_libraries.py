@@ -58,7 +58,12 @@ class Products:
         self, a: Array, b: Array, out: Array, *, bias: Array | None = None, alpha: float = 1.0,
         plus: Array | None = None, gelu: Gelu | None = None, scales: tuple[Array, Array] | None = None,
     ) -> None:  # fmt: skip
-        """Counts 2 M N K for each matrix."""
+        """Counts 2 M N K for each matrix.
+
+        Args:
+            a, b, out: the factors and the result, (..., M, K), (..., K, N) and (..., M, N).
+            bias, alpha, plus, gelu, scales: as in `CublasLt.product`; they change no count.
+        """
         self._launch_hooks.multiplied(PRODUCTS, 2 * out.size * a.shape[-1])
 
 

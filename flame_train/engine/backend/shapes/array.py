@@ -31,7 +31,16 @@ def _flags(shape: Shape, strides: Shape, itemsize: int) -> Flags:
 
 
 class ShapeArray:
-    """What `cupy.ndarray` is on a GPU, without values. `xp` is the namespace that made it, and knows its backend."""
+    """What `cupy.ndarray` is on a GPU, without values. `xp` is the namespace that made it, and knows its backend.
+
+    Args:
+        xp: the namespace.
+        shape: in elements.
+        dtype: the elements' dtype.
+        strides: in bytes.
+        data: a pointer that counts memory and holds none.
+        base: the array that this one is a view of, or None.
+    """
 
     __slots__ = ("__weakref__", "base", "data", "dtype", "shape", "size", "strides", "xp")
     __array_ufunc__ = None  # so that a NumPy number on the left leaves the operation to the array

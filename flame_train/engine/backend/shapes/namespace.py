@@ -37,6 +37,16 @@ def _reduction(name: str) -> Any:
         self: ShapeNamespace, x: ShapeArray, axis: Any = None, dtype: Any = None, out: None = None,
         keepdims: bool = False,
     ) -> ShapeArray:  # fmt: skip
+        """An array of the shape that the reduction has.
+
+        Args:
+            x: the input.
+            axis, dtype, keepdims: as in NumPy.
+            out: None.
+
+        Returns:
+            An array without values.
+        """
         return self.empty(*reduced(name, x.shape, x.dtype, axis, dtype, keepdims))
 
     return reduce

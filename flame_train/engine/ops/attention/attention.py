@@ -16,7 +16,8 @@ from ...dtype import Array
 from ...namespace import NUMPY, Namespace
 from ...op import ErrorSample, primitive, sample
 from ...op_samples import booleans, integers
-from ...random import DROPOUT, Rng, blocks_of_bits, check_rng, uniform_of
+from ...random import DROPOUT, Rng
+from .inputs import Dropout, Inputs, Saved
 
 _BLOCK_BYTES = 1 << 26  # one block of scores, over all batches and heads, stays below this
 
@@ -27,35 +28,6 @@ def _blocks(query: Array, key: Array, dropped: bool) -> Iterator[slice]:
     step = max(1, _BLOCK_BYTES // row)
     n = query.shape[-2]
     return (slice(i, min(i + step, n)) for i in range(0, n, step))
-
-
-def _scores(
-    xp: Namespace, query: Array, key: Array, mask: Array | None, causal: bool, scale: float, rows: slice
-) -> Array:
-    """The scaled, masked scores of some query rows, (..., rows, keys)."""
-    s = xp.matmul(query[..., rows, :], key.swapaxes(-1, -2)) * scale
-    if causal:
-        below = xp.arange(rows.start, rows.stop)[:, None] >= xp.arange(key.shape[-2])[None, :]
-        s = xp.where(below, s, -math.inf)
-    if mask is not None:
-        part = mask[..., rows, :] if mask.shape[-2] != 1 else mask
-        s = xp.where(part, s, -math.inf) if mask.dtype == bool else s + part
-    return s
-
-
-def _kept(xp: Namespace, scores: Array, heads: int, length: int, rows: slice, p: float, rng: Rng, stream: int) -> Array:
-    """What dropout multiplies these scores' probabilities by: 0 or 1 / (1 - p).
-
-    A sample's numbers lie as (heads, L, S rounded up to blocks of four), so that any rows can be drawn alone.
-    """
-    count = scores.shape[-1]
-    per_row = -(-count // 4)
-    here, head = xp.arange(rows.start, rows.stop, dtype=np.uint64), xp.arange(heads, dtype=np.uint64)
-    row = (head[:, None] * length + here) * per_row
-    block = (row[..., None] + xp.arange(per_row, dtype=np.uint64)).reshape(-1)
-    words = blocks_of_bits(xp, rng.seed, stream, rng.step, xp.asarray(rng.samples), block)
-    kept = uniform_of(words.reshape(-1, 4 * per_row)[:, :count]) >= np.float32(p)
-    return (kept * scores.dtype.type(0.0 if p == 1.0 else 1.0 / (1.0 - p))).reshape(scores.shape)
 
 
 @primitive(torch="nn.functional.scaled_dot_product_attention", aux=("lse",), accepts_integers=("attn_mask",))
@@ -79,149 +51,87 @@ def scaled_dot_product_attention(
     With enable_gqa, key and value have fewer heads (dim -3), each for as many queries' heads in a row
     (arXiv 2305.13245). With dropout_p, each probability is zeroed with it and the others divided by 1 - dropout_p;
     which ones is said by `rng`, whose samples are query's first dim, and `stream`, as in `dropout`.
+
+    Args:
+        xp: the array namespace.
+        query: (..., L, E).
+        key: (..., S, E).
+        value: (..., S, V).
+        attn_mask: broadcasts to (..., L, S), or None.
+        dropout_p: the probability that a probability is zeroed.
+        is_causal: whether query i looks at keys 0 to i alone.
+        scale: factor of the scores; None: 1 / sqrt(E).
+        enable_gqa: whether key and value have fewer heads, dim -3, than query.
+        rng: the random numbers of a step, which dropout needs.
+        stream: the number of this dropout among those of a network.
+
+    Returns:
+        (..., L, V), and the log-sum-exp of each row of scores, (..., L, 1).
+
+    Raises:
+        ShapeError: the shapes do not fit, or the mask holds whole numbers.
+        ValueError: `dropout_p` is no probability, or lacks its `rng`.
     """
-    check_attention(query, key, value, enable_gqa)
+    inputs = Inputs(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    dropout = Dropout(dropout_p, rng, stream)
+    inputs.check()
     if attn_mask is not None and attn_mask.dtype.kind in "iu":
         raise ShapeError(
             "scaled_dot_product_attention: expected a mask of truth values or of numbers to add to the scores, "
             f"got {attn_mask.dtype.name}; mask != 0 makes truth values of it"
         )
-    _check_dropout(query, dropout_p, rng)
+    dropout.check(query)
     shape = (*query.shape[:-1], value.shape[-1])
-    factor, heads = factor_of(scale, query), math.prod(query.shape[1:-2])
-    query, key, value, attn_mask = _by_group(query, key, value, attn_mask, enable_gqa)
-    out = xp.empty((*query.shape[:-1], value.shape[-1]), query.dtype)
-    lse = xp.empty((*query.shape[:-1], 1), query.dtype)
-    for rows in _blocks(query, key, dropout_p > 0.0):
-        s = _scores(xp, query, key, attn_mask, is_causal, factor, rows)
+    a = inputs.by_group()
+    out = xp.empty((*a.query.shape[:-1], a.value.shape[-1]), query.dtype)
+    lse = xp.empty((*a.query.shape[:-1], 1), query.dtype)
+    for rows in _blocks(a.query, a.key, dropout_p > 0.0):
+        s = a.scores(xp, rows)
         top = xp.max(s, axis=-1, keepdims=True)
         top = xp.where(top == -math.inf, 0.0, top)
         e = xp.exp(s - top)
         total = xp.sum(e, axis=-1, keepdims=True)
         blind = total == 0.0
         total = xp.where(blind, 1.0, total)
-        if rng is not None and dropout_p:
-            e *= _kept(xp, e, heads, query.shape[-2], rows, dropout_p, rng, stream)
-        out[..., rows, :] = xp.matmul(e, value) / total
+        kept = dropout.kept(xp, e, query.shape, rows)
+        if kept is not None:
+            e *= kept
+        out[..., rows, :] = xp.matmul(e, a.value) / total
         lse[..., rows, :] = xp.where(blind, math.inf, top + xp.log(total))
     return out.reshape(shape), lse.reshape(*shape[:-1], 1)
 
 
-def _by_group(
-    query: Array, key: Array, value: Array, mask: Array | None, grouped: bool
-) -> tuple[Array, Array, Array, Array | None]:
-    """All four with dim -3 split so that they broadcast, for H heads of keys, each shared by G heads of queries.
-
-    query becomes (..., H, G, L, E), key and value (..., H, 1, S, E), unless not `grouped`; a mask gets 2 dims at least.
-    """
-    if mask is not None and mask.ndim < 2:
-        mask = mask.reshape(*(1,) * (2 - mask.ndim), *mask.shape)
-    if not grouped:
-        return query, key, value, mask
-    heads = key.shape[-3]
-    query = query.reshape(*query.shape[:-3], heads, query.shape[-3] // heads, *query.shape[-2:])
-    if mask is not None and mask.ndim > 2:
-        each = (heads, query.shape[-3]) if mask.shape[-3] != 1 else (1, 1)
-        mask = mask.reshape(*mask.shape[:-3], *each, *mask.shape[-2:])
-    return query, key[..., None, :, :], value[..., None, :, :], mask
-
-
-def check_attention(query: Array, key: Array, value: Array, grouped: bool) -> None:
-    """Raises ShapeError unless query (..., L, E), key (..., S, E) and value (..., S, V) fit each other."""
-    fit = min(query.ndim, key.ndim, value.ndim) > 1
-    fit = fit and query.shape[-1] == key.shape[-1] and key.shape[:-1] == value.shape[:-1]
-    if grouped:
-        fit = fit and query.ndim > 2 and query.shape[:-3] == key.shape[:-3] and query.shape[-3] % key.shape[-3] == 0
-    if not fit or (not grouped and query.shape[:-2] != key.shape[:-2]):
-        raise ShapeError(
-            "scaled_dot_product_attention: expected query (..., L, E), key (..., S, E), value (..., S, V), "
-            f"got {tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
-        )
-
-
-def factor_of(scale: float | None, query: Array) -> float:
-    return scale if scale is not None else query.shape[-1] ** -0.5
-
-
-def _check_dropout(query: Array, p: float, rng: Rng | None) -> None:
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(f"scaled_dot_product_attention: expected a probability dropout_p in [0, 1], got {p}")
-    if not p:
-        return
-    rng = check_rng(rng, "scaled_dot_product_attention: dropout_p")
-    samples = query.shape[0] if query.ndim > 2 else 1
-    if rng.samples.shape != (samples,):
-        raise ShapeError(
-            f"scaled_dot_product_attention: rng has {rng.samples.size} samples, query {tuple(query.shape)} {samples}"
-        )
-
-
-def _gradient(
-    xp: Namespace,
-    g: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    out: Array,
-    lse: Array,
-    attn_mask: Array | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    rng: Rng | None,
-    stream: int,
-) -> tuple[Array, Array, Array]:
-    shapes, factor = (query.shape, key.shape, value.shape), factor_of(scale, query)
-    heads = math.prod(query.shape[1:-2])
-    query, key, value, attn_mask = _by_group(query, key, value, attn_mask, enable_gqa)
-    g, out, lse = (a.reshape(*query.shape[:-1], a.shape[-1]) for a in (g, out, lse))
-    dq, dk, dv = xp.empty(query.shape, g.dtype), xp.zeros(key.shape, g.dtype), xp.zeros(value.shape, g.dtype)
+@scaled_dot_product_attention.vjp("query", "key", "value")
+def _(xp: Namespace, g: Array, inputs: Inputs, saved: Saved, dropout: Dropout) -> tuple[Array, Array, Array]:
+    a, shapes = inputs.by_group(), (inputs.query.shape, inputs.key.shape, inputs.value.shape)
+    g, out, lse = (x.reshape(*a.query.shape[:-1], x.shape[-1]) for x in (g, saved.out, saved.lse))
+    dq, dk, dv = xp.empty(a.query.shape, g.dtype), xp.zeros(a.key.shape, g.dtype), xp.zeros(a.value.shape, g.dtype)
     delta = xp.sum(g * out, axis=-1, keepdims=True)
-    for rows in _blocks(query, key, dropout_p > 0.0):
-        p = xp.exp(_scores(xp, query, key, attn_mask, is_causal, factor, rows) - lse[..., rows, :])
+    for rows in _blocks(a.query, a.key, dropout.dropout_p > 0.0):
+        p = xp.exp(a.scores(xp, rows) - lse[..., rows, :])
         gr = g[..., rows, :]
-        dp, used = xp.matmul(gr, value.swapaxes(-1, -2)), p
-        if rng is not None and dropout_p:
-            kept = _kept(xp, p, heads, query.shape[-2], rows, dropout_p, rng, stream)
+        dp, used = xp.matmul(gr, a.value.swapaxes(-1, -2)), p
+        kept = dropout.kept(xp, p, inputs.query.shape, rows)
+        if kept is not None:
             dp, used = dp * kept, p * kept
-        ds = p * (dp - delta[..., rows, :]) * factor
-        dv += _over_group(xp, xp.matmul(used.swapaxes(-1, -2), gr), enable_gqa)
-        dq[..., rows, :] = xp.matmul(ds, key)
-        dk += _over_group(xp, xp.matmul(ds.swapaxes(-1, -2), query[..., rows, :]), enable_gqa)
+        ds = p * (dp - delta[..., rows, :]) * a.factor
+        dv += _over_group(xp, xp.matmul(used.swapaxes(-1, -2), gr), a.enable_gqa)
+        dq[..., rows, :] = xp.matmul(ds, a.key)
+        dk += _over_group(xp, xp.matmul(ds.swapaxes(-1, -2), a.query[..., rows, :]), a.enable_gqa)
     return dq.reshape(shapes[0]), dk.reshape(shapes[1]), dv.reshape(shapes[2])
 
 
-scaled_dot_product_attention.vjp("query", "key", "value")(_gradient)
-
-
 @scaled_dot_product_attention.vjp("attn_mask")
-def _(
-    xp: Namespace,
-    g: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    out: Array,
-    lse: Array,
-    attn_mask: Array,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    rng: Rng | None,
-    stream: int,
-) -> Array:
-    """Takes memory for all scores at once, unlike the other gradients: for learnt biases of short sequences."""
-    shape, factor = (*query.shape[:-1], key.shape[-2]), factor_of(scale, query)
-    heads = math.prod(query.shape[1:-2])
-    query, key, value, attn_mask = _by_group(query, key, value, attn_mask, enable_gqa)
-    g, out, lse = (a.reshape(*query.shape[:-1], a.shape[-1]) for a in (g, out, lse))
-    every = slice(0, query.shape[-2])
-    p = xp.exp(_scores(xp, query, key, attn_mask, is_causal, factor, every) - lse)
-    dp = xp.matmul(g, value.swapaxes(-1, -2))
-    if rng is not None and dropout_p:
-        dp = dp * _kept(xp, p, heads, query.shape[-2], every, dropout_p, rng, stream)
+def _(xp: Namespace, g: Array, inputs: Inputs, saved: Saved, dropout: Dropout) -> Array:
+    # Unlike the other gradients this one takes memory for all scores at once: for learnt biases of short sequences.
+    a, shape = inputs.by_group(), (*inputs.query.shape[:-1], inputs.key.shape[-2])
+    g, out, lse = (x.reshape(*a.query.shape[:-1], x.shape[-1]) for x in (g, saved.out, saved.lse))
+    every = slice(0, a.query.shape[-2])
+    p = xp.exp(a.scores(xp, every) - lse)
+    dp = xp.matmul(g, a.value.swapaxes(-1, -2))
+    kept = dropout.kept(xp, p, inputs.query.shape, every)
+    if kept is not None:
+        dp = dp * kept
     return (p * (dp - xp.sum(g * out, axis=-1, keepdims=True))).reshape(shape)
 
 

@@ -50,6 +50,15 @@ def larger_part(
     """How many heads are asked for at once: the fewest from half of them on that cost no round, or all.
 
     Heads that share keys, a `group`, stay together.
+
+    Args:
+        batch, heads, queries, keys: the sizes B, H, L and S.
+        itemsize: bytes of a score.
+        multiprocessors: those of the GPU.
+        group: heads that share keys.
+
+    Returns:
+        The number of heads.
     """
     if batch * heads * queries * keys * itemsize < SM_90.head_split_bytes:
         return heads

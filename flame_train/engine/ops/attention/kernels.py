@@ -14,9 +14,10 @@ from ...dtype import Array
 from ...grad_target import GradTargets
 from ..common import conditions
 from . import masks, short_kv, wgmma
-from .attention import check_attention, factor_of, scaled_dot_product_attention
+from .attention import scaled_dot_product_attention
 from .flops import backward_flops, forward_flops
 from .head_split import head_parts
+from .inputs import Inputs, Saved
 from .layout import gradient_memory, in_packets, like_rows, unit
 from .tiled import Problem, backward_tiles, forward_tiles, nowhere
 
@@ -24,7 +25,14 @@ from .tiled import Problem, backward_tiles, forward_tiles, nowhere
 
 
 def _flash(query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, enable_gqa: bool) -> str:
-    """Why cuDNN's flash attention cannot be used; "" if it can."""
+    """Why cuDNN's flash attention cannot be used; "" if it can.
+
+    Args:
+        query, key, value, attn_mask, dropout_p, enable_gqa: as in `scaled_dot_product_attention`.
+
+    Returns:
+        The reason, or "".
+    """
     if dropout_p:
         return "cuDNN drops other probabilities than the reference"
     if not query.ndim == key.ndim == value.ndim == 4 or 0 in (*query.shape, *key.shape, *value.shape):
@@ -72,143 +80,102 @@ _masked = (_flash, _flash_with_mask)
 
 
 @scaled_dot_product_attention.cuda("short_kv", when=_short_kv)
-def _(
-    k: Launcher, query: Array, key: Array, value: Array, scale: float | None, enable_gqa: bool
-) -> tuple[Array, Array]:
-    check_attention(query, key, value, enable_gqa)
+def _(k: Launcher, inputs: Inputs) -> tuple[Array, Array]:
+    inputs.check()
+    query = inputs.query
     out, lse = like_rows(k, query), k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
-    short_kv.forward(k, query, key, value, out, lse, factor_of(scale, query))
+    short_kv.forward(k, query, inputs.key, inputs.value, out, lse, inputs.factor)
     return out, lse
 
 
 @scaled_dot_product_attention.cuda("wgmma", when=_wgmma)
-def _(
-    k: Launcher, query: Array, key: Array, value: Array, scale: float | None, enable_gqa: bool
-) -> tuple[Array, Array]:
-    check_attention(query, key, value, enable_gqa)
-    query, key, value = (in_packets(k, x) for x in (query, key, value))
+def _(k: Launcher, inputs: Inputs) -> tuple[Array, Array]:
+    inputs.check()
+    query, key, value = (in_packets(k, x) for x in (inputs.query, inputs.key, inputs.value))
     out, lse = like_rows(k, query), k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
-    wgmma.forward(k, query, key, value, out, lse, factor_of(scale, query))
+    wgmma.forward(k, query, key, value, out, lse, inputs.factor)
     return out, lse
 
 
 @scaled_dot_product_attention.cuda("cudnn", when=_flash)
-def _(
-    k: Launcher,
-    query: Array,
-    key: Array,
-    value: Array,
-    attn_mask: Array | None,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> tuple[Array, Array]:
-    check_attention(query, key, value, enable_gqa)
-    q, key, value = (unit(k, x) for x in (query, key, value))
-    bias = None if attn_mask is None else masks.added(k, attn_mask, q, key)
+def _(k: Launcher, inputs: Inputs) -> tuple[Array, Array]:
+    inputs.check()
+    q, key, value = (unit(k, x) for x in (inputs.query, inputs.key, inputs.value))
+    bias = None if inputs.attn_mask is None else masks.added(k, inputs.attn_mask, q, key)
     out, lse = like_rows(k, q, value.shape[-1]), k.empty((*q.shape[:-1], 1), np.dtype(np.float32))
-    k.cudnn.attention_forward(q, key, value, out, lse, factor_of(scale, q), is_causal, bias)
+    k.cudnn.attention_forward(q, key, value, out, lse, inputs.factor, inputs.is_causal, bias)
     if bias is not None:
         masks.settle_blind_rows(k, lse)
     return out, lse
 
 
 @scaled_dot_product_attention.cuda_vjp("short_kv", "query", "key", "value", when=_short_kv)
-def _(
-    k: Launcher, g: Array, query: Array, key: Array, value: Array, lse: Array, scale: float | None
-) -> tuple[Array, Array, Array]:
-    dq, dk, dv = (like_rows(k, x) for x in (query, key, value))
-    short_kv.gradients(k, g, query, key, value, lse, (dq, dk, dv), factor_of(scale, query))
+def _(k: Launcher, g: Array, inputs: Inputs, lse: Array) -> tuple[Array, Array, Array]:
+    dq, dk, dv = (like_rows(k, x) for x in (inputs.query, inputs.key, inputs.value))
+    short_kv.gradients(k, g, inputs, lse, (dq, dk, dv))
     return dq, dk, dv
 
 
 @scaled_dot_product_attention.cuda_vjp("wgmma", "query", "key", "value", when=_wgmma_back, accumulates=False)
-def _(
-    k: Launcher,
-    g: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    out: Array,
-    lse: Array,
-    is_causal: bool,
-    scale: float | None,
-    targets: GradTargets,
-) -> tuple[Array, Array, Array]:
-    dq, dk, dv = gradient_memory(k, query, key, value, targets)
-    query, key, value, out, g = (in_packets(k, x) for x in (query, key, value, out, g))
-    wgmma.gradients(k, g, query, key, value, out, lse, (dq, dk, dv), factor_of(scale, query), is_causal)
+def _(k: Launcher, g: Array, inputs: Inputs, saved: Saved, targets: GradTargets) -> tuple[Array, Array, Array]:
+    dq, dk, dv = gradient_memory(k, inputs, targets)
+    wgmma.gradients(k, g, inputs, saved, (dq, dk, dv))
     return dq, dk, dv
 
 
 @scaled_dot_product_attention.cuda_vjp("cudnn", "query", "key", "value", "attn_mask", when=_masked, accumulates=False)
 def _(
-    k: Launcher,
-    g: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    out: Array,
-    lse: Array,
-    attn_mask: Array,
-    is_causal: bool,
-    scale: float | None,
-    needs: frozenset[str],
-    targets: GradTargets,
+    k: Launcher, g: Array, inputs: Inputs, saved: Saved, needs: frozenset[str], targets: GradTargets
 ) -> tuple[Array | None, ...]:
-    bias, g_bias = masks.added(k, attn_mask, query, key), None
+    query, key = inputs.query, inputs.key
+    bias, g_bias = masks.added(k, inputs.attn_mask, query, key), None
     if "attn_mask" in needs:
         g_bias = k.empty((*bias.shape[:2], query.shape[2], key.shape[2]), query.dtype)
-    return *_by_cudnn(k, g, query, key, value, out, lse, is_causal, scale, targets, bias, g_bias), g_bias
+    return *_by_cudnn(k, g, inputs, saved, targets, bias, g_bias), g_bias
 
 
 @scaled_dot_product_attention.cuda_vjp("cudnn", "query", "key", "value", when=_flash, accumulates=False)
-def _(
-    k: Launcher,
-    g: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    out: Array,
-    lse: Array,
-    attn_mask: Array | None,
-    is_causal: bool,
-    scale: float | None,
-    targets: GradTargets,
-) -> tuple[Array | None, ...]:
-    bias = None if attn_mask is None else masks.added(k, attn_mask, query, key)
-    return tuple(_by_cudnn(k, g, query, key, value, out, lse, is_causal, scale, targets, bias))
+def _(k: Launcher, g: Array, inputs: Inputs, saved: Saved, targets: GradTargets) -> tuple[Array | None, ...]:
+    mask = inputs.attn_mask
+    bias = None if mask is None else masks.added(k, mask, inputs.query, inputs.key)
+    return tuple(_by_cudnn(k, g, inputs, saved, targets, bias))
 
 
 def _by_cudnn(
     k: Launcher,
     g: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    out: Array,
-    lse: Array,
-    is_causal: bool,
-    scale: float | None,
+    inputs: Inputs,
+    saved: Saved,
     targets: GradTargets,
     bias: Array | None,
     g_bias: Array | None = None,
 ) -> list[Array]:
-    """The gradients of query, key and value; fills `g_bias`, if given, with that of what was added to the scores."""
-    into = gradient_memory(k, query, key, value, targets)
-    q, key, value, g = (unit(k, x) for x in (query, key, value, g))
+    """The gradients of query, key and value; fills `g_bias`, if given, with that of what was added to the scores.
+
+    Args:
+        k: the launcher.
+        g: the gradient of the result, (B, H, L, V).
+        inputs, saved: what the forward pass got and left.
+        targets: buffers that gradients may go to, by argument.
+        bias: what was added to the scores, (B or 1, H or 1, L or 1, S), or None.
+        g_bias: memory for its gradient (B or 1, H or 1, L, S), or None.
+
+    Returns:
+        The gradients of query, key and value.
+    """
+    into = gradient_memory(k, inputs, targets)
+    q, key, value, g = (unit(k, x) for x in (inputs.query, inputs.key, inputs.value, g))
     if g_bias is not None:  # which sums over what shares a row of the mask
         parts = [(slice(None), slice(None), slice(None))]
     else:
         parts = head_parts(q, key, k.multiprocessors, bias is not None)
     for samples, heads, groups in parts:
-        of_queries = (x[samples, heads] for x in (q, out, lse, g, into[0]))
+        of_queries = (x[samples, heads] for x in (q, saved.out, saved.lse, g, into[0]))
         of_keys = (x[samples, groups] for x in (key, value, *into[1:]))
         (q_, out_, lse_, g_, dq), (key_, value_, dk, dv) = of_queries, of_keys
         bias_ = None if bias is None else masks.part(bias, samples, heads)
-        lse_ = k.contiguous(lse_)
-        factor = factor_of(scale, q)
-        k.cudnn.attention_backward(q_, key_, value_, out_, lse_, g_, dq, dk, dv, factor, is_causal, bias_, g_bias)
+        lse_, factor, causal = k.contiguous(lse_), inputs.factor, inputs.is_causal
+        k.cudnn.attention_backward(q_, key_, value_, out_, lse_, g_, dq, dk, dv, factor, causal, bias_, g_bias)
     return into
 
 
@@ -216,19 +183,11 @@ def _by_cudnn(
 
 
 @scaled_dot_product_attention.cuda("flame", when=forward_tiles)
-def _(
-    k: Launcher,
-    query: Array,
-    key: Array,
-    value: Array,
-    attn_mask: Array | None,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> tuple[Array, Array]:
-    check_attention(query, key, value, enable_gqa)
-    problem = Problem(k, query, key, value, attn_mask, is_causal, factor_of(scale, query))
-    k.launch_hooks.multiplied("attention", forward_flops(query, key, value))
+def _(k: Launcher, inputs: Inputs) -> tuple[Array, Array]:
+    inputs.check()
+    query, value = inputs.query, inputs.value
+    problem = Problem(k, inputs)
+    k.launch_hooks.multiplied("attention", forward_flops(query, inputs.key, value))
     lse = k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
     out = k.empty((*query.shape[:-1], value.shape[-1]), query.dtype)
     return problem.run("attention_forward", nowhere(), lse, nowhere(), out), lse
@@ -236,25 +195,15 @@ def _(
 
 @scaled_dot_product_attention.cuda_vjp("flame", "query", "key", "value", when=backward_tiles)
 def _(
-    k: Launcher,
-    g: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    out: Array,
-    lse: Array,
-    attn_mask: Array | None,
-    is_causal: bool,
-    scale: float | None,
-    needs: frozenset[str],
+    k: Launcher, g: Array, inputs: Inputs, saved: Saved, needs: frozenset[str]
 ) -> tuple[Array | None, Array | None, Array | None]:
-    problem = Problem(k, query, key, value, attn_mask, is_causal, factor_of(scale, query), g, out)
-    k.launch_hooks.multiplied("attention", backward_flops(query, key, value))
+    wanted = (("query", inputs.query), ("key", inputs.key), ("value", inputs.value))
+    problem = Problem(k, inputs, g, saved.out)
+    k.launch_hooks.multiplied("attention", backward_flops(inputs.query, inputs.key, inputs.value))
     g, out = problem.others
     delta = problem.delta(g, out)
-    wanted = (("query", query), ("key", key), ("value", value))
     dq, dk, dv = (
-        problem.run(f"attention_{name}", g, lse, delta, k.empty(x.shape, x.dtype)) if name in needs else None
+        problem.run(f"attention_{name}", g, saved.lse, delta, k.empty(x.shape, x.dtype)) if name in needs else None
         for name, x in wanted
     )
     return dq, dk, dv

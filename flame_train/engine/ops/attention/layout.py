@@ -10,6 +10,7 @@ import numpy as np
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ...grad_target import GradTargets
+from .inputs import Inputs
 
 
 def unit(k: Launcher, x: Array) -> Array:
@@ -53,10 +54,11 @@ def _rows_together(k: Launcher, *arrays: Array) -> list[Array]:
     return [block[:, :, i].transpose(0, 2, 1, 3) for i in range(len(arrays))]
 
 
-def gradient_memory(k: Launcher, query: Array, key: Array, value: Array, targets: GradTargets) -> list[Array]:
-    """Memory for the gradients of the three: the targets' where kernels can write to it, else new."""
+def gradient_memory(k: Launcher, inputs: Inputs, targets: GradTargets) -> list[Array]:
+    """Memory for the gradients of query, key and value: the targets' where kernels can write to it, else new."""
     buffers = {n: t.buffer for n, t in targets.items() if t.buffer is not None}
     places = {n: buffer for n, buffer in buffers.items() if lies_in_packets(buffer)}
-    rest = {n: x for n, x in (("query", query), ("key", key), ("value", value)) if n not in places}
+    wanted = (("query", inputs.query), ("key", inputs.key), ("value", inputs.value))
+    rest = {n: x for n, x in wanted if n not in places}
     made = {**places, **dict(zip(rest, _rows_together(k, *rest.values()), strict=True))}
     return [made["query"], made["key"], made["value"]]

@@ -14,6 +14,7 @@ from ...backend.cuda.tuning import SM_90
 from ...backend.cuda.wgmma import warpgroup_product
 from ...dtype import Array, DType
 from .flops import backward_flops, forward_flops
+from .inputs import Inputs
 from .layout import in_packets
 from .wgmma import SIZES, rows_of
 
@@ -38,7 +39,16 @@ def why_not(query: Array, key: Array, is_causal: bool, scale: float | None) -> s
 
 
 def forward(k: Launcher, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float) -> None:
-    """Fills `out` and the rows' log-sum-exp for (B, H, L, E) query and (B, H, S, E) key and value."""
+    """Fills `out` and the rows' log-sum-exp for (B, H, L, E) query and (B, H, S, E) key and value.
+
+    Args:
+        k: the launcher.
+        query: (B, H, L, E).
+        key, value: (B, H, S, E).
+        out: memory for the result, (B, H, L, E).
+        lse: memory for the log-sum-exps, fp32 (B, H, L, 1).
+        scale: factor of the scores.
+    """
     (b, heads, length, _), keys = query.shape, key.shape[2]
     query, key, value = (in_packets(k, x) for x in (query, key, value))
     k.launch_hooks.multiplied("attention", forward_flops(query, key, value))
@@ -54,19 +64,18 @@ def forward(k: Launcher, query: Array, key: Array, value: Array, out: Array, lse
     )
 
 
-def gradients(
-    k: Launcher,
-    g: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    lse: Array,
-    into: tuple[Array, Array, Array],
-    scale: float,
-) -> None:
-    """Fills `into` with the gradients at (B, H, L, E) query and (B, H, S, E) key and value."""
+def gradients(k: Launcher, g: Array, inputs: Inputs, lse: Array, into: tuple[Array, Array, Array]) -> None:
+    """Fills `into` with the gradients at (B, H, L, E) query and (B, H, S, E) key and value.
+
+    Args:
+        k: the launcher.
+        g: the gradient of the result, (B, H, L, E).
+        inputs: what the forward pass got.
+        lse: the log-sum-exps that it left, fp32 (B, H, L, 1).
+        into: memory for the gradients.
+    """
+    g, query, key, value = (in_packets(k, x) for x in (g, inputs.query, inputs.key, inputs.value))
     (b, heads, length, _), keys = query.shape, key.shape[2]
-    g, query, key, value = (in_packets(k, x) for x in (g, query, key, value))
     dq, dk, dv = into
     k.launch_hooks.multiplied("attention", backward_flops(query, key, value))
     share = shares(b * heads, -(-length // _TILE), k.multiprocessors)
@@ -85,7 +94,7 @@ def gradients(
             lse,
             rows_of(dk),
             rows_of(dv),
-            _sizes(b, heads, length, keys, scale),
+            _sizes(b, heads, length, keys, inputs.factor),
         ),
         _SHARED_BYTES,
     )

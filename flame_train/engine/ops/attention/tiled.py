@@ -10,38 +10,38 @@ import numpy as np
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ..common import conditions
+from .inputs import Inputs
 
 _THREADS = {64: 128, 128: 128, 256: 128, 512: 256}  # by the largest head size of a file: its THREADS
 _ROWS = 64  # rows of a tile
 
 
-def forward_tiles(
-    query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool
-) -> str:
+def forward_tiles(inputs: Inputs, dropout_p: float) -> str:
     """Why our forward kernel is not used; "" if it is. Its head sizes follow from measurements, see docs/log.md."""
-    if reason := _why_not(query, key, value, attn_mask, dropout_p):
+    if reason := _why_not(inputs, dropout_p):
         return reason
-    width = max(query.shape[-1], value.shape[-1])
-    if width > 512 or (width > 256 and not is_causal):
-        return f"head sizes {query.shape[-1]} and {value.shape[-1]}: at most 256, causal 512, or products are faster"
-    return _idle(query, key.shape[-2] * width)
+    query, keys = inputs.query, inputs.key.shape[-2]
+    sizes = query.shape[-1], inputs.value.shape[-1]
+    if max(sizes) > 512 or (max(sizes) > 256 and not inputs.is_causal):
+        return f"head sizes {sizes[0]} and {sizes[1]}: at most 256, causal 512, or products are faster"
+    return _idle(query, keys * max(sizes))
 
 
-def backward_tiles(
-    query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool
-) -> str:
+def backward_tiles(inputs: Inputs, dropout_p: float) -> str:
     """Why our gradient kernels are not used; "" if they are. Those of key and value have tiles of keys."""
-    if reason := _why_not(query, key, value, attn_mask, dropout_p):
+    if reason := _why_not(inputs, dropout_p):
         return reason
-    width = max(query.shape[-1], value.shape[-1])
-    if width > 256 or (width > 128 and not is_causal):
-        return f"head sizes {query.shape[-1]} and {value.shape[-1]}: at most 128, causal 256, or products are faster"
+    query, key = inputs.query, inputs.key
+    sizes = query.shape[-1], inputs.value.shape[-1]
+    if max(sizes) > 256 or (max(sizes) > 128 and not inputs.is_causal):
+        return f"head sizes {sizes[0]} and {sizes[1]}: at most 128, causal 256, or products are faster"
     queries = math.prod(query.shape[:-1]) // math.prod(key.shape[:-2])
-    return _idle(query, key.shape[-2] * width) or _idle(key, queries * width)
+    return _idle(query, key.shape[-2] * max(sizes)) or _idle(key, queries * max(sizes))
 
 
-def _why_not(query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float) -> str:
+def _why_not(inputs: Inputs, dropout_p: float) -> str:
     """Why tiled.cuh cannot take these arguments; "" if it can."""
+    query, key, value, attn_mask = inputs.query, inputs.key, inputs.value, inputs.attn_mask
     if dropout_p:
         return "dropout takes the reference"
     if min(query.ndim, key.ndim, value.ndim) < 2 or query.ndim > 4 or 0 in (*query.shape, *key.shape, *value.shape):
@@ -51,26 +51,17 @@ def _why_not(query: Array, key: Array, value: Array, attn_mask: Array | None, dr
     return conditions.same(conditions.AT_MOST_FP32, query, key, value)
 
 
-def _idle(own: Array, work: int) -> str:
-    """Why the tiles of the rows of `own`, one to a block, are too few: with much `work` each, most of a GPU idles."""
-    tiles = -(-own.shape[-2] // _ROWS) * math.prod(own.shape[:-2])
+def _idle(x: Array, work: int) -> str:
+    """Why the tiles of the rows of `x`, one to a block, are too few: with much `work` each, most of a GPU idles."""
+    tiles = -(-x.shape[-2] // _ROWS) * math.prod(x.shape[:-2])
     return f"{tiles} tiles for a whole GPU: products spread better" if tiles < 128 and work > 1 << 15 else ""
 
 
 class Problem:
     """The arguments of tiled.cuh's kernels for one call: dense arrays, and the numbers after them."""
 
-    def __init__(
-        self,
-        k: Launcher,
-        query: Array,
-        key: Array,
-        value: Array,
-        attn_mask: Array | None,
-        is_causal: bool,
-        factor: float,
-        *others: Array,
-    ) -> None:
+    def __init__(self, k: Launcher, inputs: Inputs, *others: Array) -> None:
+        query, key, value, attn_mask = inputs.query, inputs.key, inputs.value, inputs.attn_mask
         self.k, self.dtype = k, query.dtype
         self.q, self.key, self.value, *self.others = (k.contiguous(x) for x in (query, key, value, *others))
         self.heads = math.prod(query.shape[:-2]), math.prod(key.shape[:-2])
@@ -83,13 +74,24 @@ class Problem:
             self.mask, kind = attn_mask, 1 if attn_mask.dtype == bool else 2
             strides = tuple(n // attn_mask.itemsize for n in k.xp.broadcast_to(attn_mask, full).strides)
         groups = query.shape[-3] if query.ndim > 2 else 1, self.heads[0] // self.heads[1]
-        ints = (kind, is_causal, wide, *groups, sizes[0], sizes[2], sizes[1], sizes[3])
-        self.numbers = (*map(np.int32, ints), *map(np.int64, strides), np.float32(factor))
+        ints = (kind, inputs.is_causal, wide, *groups, sizes[0], sizes[2], sizes[1], sizes[3])
+        self.numbers = (*map(np.int32, ints), *map(np.int64, strides), np.float32(inputs.factor))
         head = next(c for c in _THREADS if max(sizes[1], sizes[3]) <= c)
         self.file, self.threads = f"ops/attention/tiled_{head}.cu", _THREADS[head]
 
     def run(self, kernel: str, g: Any, lse: Array, delta: Any, out: Array) -> Array:
-        """Fills `out`, for whose rows the kernel has a block each tile. `g` and `delta` are for gradients only."""
+        """Fills `out`, for whose rows the kernel has a block each tile.
+
+        Args:
+            kernel: the kernel's name.
+            g: the gradient of the result (..., L, V); `nowhere()` in the forward pass.
+            lse: the log-sum-exps, fp32 (..., L, 1).
+            delta: what the method of that name returns; `nowhere()` in the forward pass.
+            out: memory for what the kernel makes.
+
+        Returns:
+            `out`.
+        """
         grid = (-(-out.shape[-2] // _ROWS) * math.prod(out.shape[:-2]),)
         arrays = (self.q, self.key, self.value, g, lse, delta, self.mask, out)
         self.k.launch(self.file, kernel, self.dtype, grid, self.threads, (*arrays, *self.numbers))

@@ -16,7 +16,8 @@ from ...backend.cuda.wgmma import warpgroup_product
 from ...dtype import Array, DType
 from ...mode import mode
 from .flops import backward_flops, forward_flops
-from .layout import placed
+from .inputs import Inputs, Saved
+from .layout import in_packets, placed
 
 _HEAD, _TILE = 64, 64  # as in those files
 _TILE_BYTES = 2 * _TILE * _HEAD
@@ -73,6 +74,14 @@ def forward(k: Launcher, query: Array, key: Array, value: Array, out: Array, lse
     """Fills `out` and the rows' log-sum-exp for (B, H, L, 64) query and (B, H, S, 64) key and value.
 
     All but the log-sum-exp must lie in packets, see `layout.lies_in_packets`.
+
+    Args:
+        k: the launcher.
+        query: (B, H, L, 64).
+        key, value: (B, H, S, 64).
+        out: memory for the result, (B, H, L, 64).
+        lse: memory for the log-sum-exps, fp32 (B, H, L, 1).
+        scale: factor of the scores.
     """
     (b, heads, length, _), keys = query.shape, key.shape[2]
     k.launch_hooks.multiplied("attention", forward_flops(query, key, value))
@@ -90,22 +99,16 @@ def forward(k: Launcher, query: Array, key: Array, value: Array, out: Array, lse
     )
 
 
-def gradients(
-    k: Launcher,
-    g: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    out: Array,
-    lse: Array,
-    into: tuple[Array, Array, Array],
-    scale: float,
-    causal: bool = False,
-) -> None:
+def gradients(k: Launcher, g: Array, inputs: Inputs, saved: Saved, into: tuple[Array, Array, Array]) -> None:
     """Fills `into` with the gradients of (B, H, L, 64) query and (B, H, S, 64) key and value.
 
-    All but the log-sum-exp must lie in packets, see `layout.lies_in_packets`.
+    Args:
+        k: the launcher.
+        g: the gradient of the result, (B, H, L, 64).
+        inputs, saved: what the forward pass got and left.
+        into: memory for the gradients, which lies in packets, see `layout.lies_in_packets`.
     """
+    query, key, value, out, g = (in_packets(k, x) for x in (inputs.query, inputs.key, inputs.value, saved.out, g))
     (b, heads, length, _), keys = query.shape, key.shape[2]
     tiles = -(-length // _TILE)
     factors = k.empty((b * heads, tiles, 2, _TILE), np.dtype(np.float32))
@@ -116,19 +119,19 @@ def gradients(
         g.dtype,
         (-(-b * heads * tiles * _TILE // 32),),
         256,
-        (*placed((g, out)), lse, factors, *numbers),
+        (*placed((g, out)), saved.lse, factors, *numbers),
     )
     k.launch_hooks.multiplied("attention", backward_flops(query, key, value))
     items = b * heads * (-(-keys // _ROWS) + -(-length // _ROWS))
     _launch(
         k,
         "attention_gradients",
-        _gradients_text(g.dtype, causal),
+        _gradients_text(g.dtype, inputs.is_causal),
         items,
         _GROUPS,
         (query, key, value, g),
         (factors, *map(rows_of, into)),
-        (b, heads, length, keys, scale),
+        (b, heads, length, keys, inputs.factor),
         _SHARED_BYTES,
     )
 

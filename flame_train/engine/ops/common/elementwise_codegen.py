@@ -37,13 +37,17 @@ def elementwise_kernel(
 
     Without an expression they are those that the reference and the formulas compute.
 
-    - `when`: a further condition, a function of any of the op's arguments.
-    - `result`: the output's dtype; by default that of the operands.
-    - `missing`: by argument, the number that None stands for.
-    - `gradients`: those of arguments that have the name of a parameter here.
-
     A gradient that is just "g", or "alpha * g" with alpha 1, is `g` itself, without a kernel, unless it must be summed
     or added to another.
+
+    Args:
+        op: the op.
+        forward: the expression of the result, in CUDA C over the arguments' names.
+        when: a further condition, a function of any of the op's arguments.
+        result: the output's dtype; None: that of the operands.
+        missing: by argument, the number that None stands for.
+        gradients: expressions by argument, for arguments that have the name of a parameter here.
+        more: expressions of the other arguments' gradients.
     """
     defaults = dict(missing or {})
     if not forward:

@@ -30,7 +30,18 @@ def _taken(xp: Namespace, input: Array, index: Array, dim: int) -> tuple[Pair, A
 def sort(
     xp: Namespace, input: Array, dim: int = -1, descending: bool = False, *, stable: bool = False
 ) -> tuple[Pair, Array]:
-    """The values along dim in rising, or falling, order, and the index each had; equal ones stay in their order"""
+    """The values along dim in rising, or falling, order, and the index each had; equal ones stay in their order
+
+    Args:
+        xp: the array namespace.
+        input: any shape.
+        dim: the dim along which is sorted.
+        descending: whether the largest comes first.
+        stable: without effect: the order is always stable.
+
+    Returns:
+        The values and the indices, int64, in the shape of `input`; and the indices again.
+    """
     dim = axis(dim, input.ndim, "sort")
     if not input.ndim:
         at = xp.zeros((), "int64")
@@ -42,7 +53,22 @@ def sort(
 def topk(
     xp: Namespace, input: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Pair, Array]:
-    """The k largest, or smallest, values along dim, in order, and the index each has"""
+    """The k largest, or smallest, values along dim, in order, and the index each has
+
+    Args:
+        xp: the array namespace.
+        input: any shape.
+        k: how many.
+        dim: the dim along which is chosen.
+        largest: whether the largest are chosen, else the smallest.
+        sorted: without effect: the result is always in order.
+
+    Returns:
+        The values and the indices, int64, with k along `dim`; and the indices again.
+
+    Raises:
+        ShapeError: k is more than there are.
+    """
     dim = axis(dim, input.ndim, "topk")
     n = input.shape[dim] if input.ndim else 1
     if not 0 <= k <= n:

@@ -140,6 +140,18 @@ def _kernels(op: Op, value: str, slope: str) -> None:
         def backward(
             k: Launcher, g: Array, input: Array, target: Array, reduction: str, *numbers: float, sign: float = sign
         ) -> Array:
+            """The gradient of `input`, or with a `sign` of -1 that of `target`.
+
+            Args:
+                k: the launcher.
+                g: the gradient of the loss.
+                input, target, reduction: as in the op.
+                numbers: the op's other arguments.
+                sign: 1 or -1.
+
+            Returns:
+                In the shape of `input`.
+            """
             part = sign / input.size if reduction == "mean" else sign
             operands = {"g": g, "input": input, "target": target, "part": part, **dict(zip(more, numbers, strict=True))}
             return k.elementwise((f"g * part * ({slope})",), operands, (g.dtype,), input.shape)[0]

@@ -18,7 +18,7 @@ from ...versions import VERSIONS
 from ..common.channel_stats import folded, no_planes, slopes, statistics
 from ..common.conditions import floating
 from ..common.dims import Shape, at_least
-from .group_norm import per_channel
+from .group_norm import affine, per_channel
 
 
 @primitive(aux=("mean", "rstd"))
@@ -42,7 +42,7 @@ def batch_norm_train(
     mean = accurate_sum(xp.mean, input, axes, True)
     centred = input - mean
     rstd = 1.0 / xp.sqrt(accurate_sum(xp.mean, centred * centred, axes, True) + eps)
-    return _scaled(centred * rstd, weight, bias, layout), mean, rstd
+    return affine("batch_norm", centred * rstd, weight, bias, layout), mean, rstd
 
 
 def other_dims(shape: Shape, layout: str) -> tuple[int, ...]:
@@ -52,16 +52,10 @@ def other_dims(shape: Shape, layout: str) -> tuple[int, ...]:
     return tuple(i for i in range(len(shape)) if i != channel)
 
 
-def _scaled(x: Array, weight: Array | None, bias: Array | None, layout: str) -> Array:
-    if weight is not None:
-        x = x * per_channel("batch_norm: weight", weight, x.shape, layout)
-    return x if bias is None else x + per_channel("batch_norm: bias", bias, x.shape, layout)
-
-
 @batch_norm_train.vjp("input")
 def _(xp: Namespace, g: Array, input: Array, weight: Array | None, mean: Array, rstd: Array, layout: str) -> Array:
     axes = other_dims(input.shape, layout)
-    gw, xhat = _scaled(g, weight, None, layout), (input - mean) * rstd
+    gw, xhat = affine("batch_norm", g, weight, None, layout), (input - mean) * rstd
     slope = accurate_sum(xp.mean, gw * xhat, axes, True)
     return rstd * (gw - accurate_sum(xp.mean, gw, axes, True) - xhat * slope)
 
@@ -91,7 +85,7 @@ def batch_norm_inference(
         In input's shape.
     """
     mean, var = _running(running_mean, running_var, input.shape, layout)
-    return _scaled((input - mean) / xp.sqrt(var + eps), weight, bias, layout)
+    return affine("batch_norm", (input - mean) / xp.sqrt(var + eps), weight, bias, layout)
 
 
 batch_norm_inference.non_differentiable("running_mean", "running_var")
@@ -108,7 +102,7 @@ def _running(mean: Array, var: Array, shape: Shape, layout: str) -> tuple[Array,
 @batch_norm_inference.vjp("input")
 def _(xp: Namespace, g: Array, running_var: Array, weight: Array | None, eps: float, layout: str) -> Array:
     var = per_channel("batch_norm: running_var", running_var, g.shape, layout)
-    return _scaled(g, weight, None, layout) / xp.sqrt(var + eps)
+    return affine("batch_norm", g, weight, None, layout) / xp.sqrt(var + eps)
 
 
 @batch_norm_inference.vjp("weight")

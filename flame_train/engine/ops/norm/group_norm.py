@@ -46,9 +46,7 @@ def group_norm(
     centred = grouped - mean
     rstd = 1.0 / xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + eps)
     y = (centred * rstd).reshape(input.shape)
-    if weight is not None:
-        y = y * per_channel("group_norm: weight", weight, input.shape, layout)
-    return (y if bias is None else y + per_channel("group_norm: bias", bias, input.shape, layout)), mean, rstd
+    return affine("group_norm", y, weight, bias, layout), mean, rstd
 
 
 def _grouped(x: Array, groups: int, layout: str) -> tuple[Array, tuple[int, ...]]:
@@ -78,6 +76,23 @@ def per_channel(what: str, w: Array, shape: Shape, layout: str) -> Array:
     return w if layout == "NHWC" else w.reshape(1, -1, *([1] * (len(shape) - 2)))
 
 
+def affine(op: str, x: Array, weight: Array | None, bias: Array | None, layout: str) -> Array:
+    """x * weight + bias, a value (C,) of each for a channel.
+
+    Args:
+        op: the op that a ShapeError names.
+        x: (B, C, ...) in NCHW, (B, ..., C) in NHWC.
+        weight, bias: (C,), or None.
+        layout: "NCHW" or "NHWC".
+
+    Returns:
+        In the shape of `x`.
+    """
+    if weight is not None:
+        x = x * per_channel(f"{op}: weight", weight, x.shape, layout)
+    return x if bias is None else x + per_channel(f"{op}: bias", bias, x.shape, layout)
+
+
 @group_norm.vjp("input")
 def _(
     xp: Namespace,
@@ -89,7 +104,7 @@ def _(
     rstd: Array,
     layout: str,
 ) -> Array:
-    gw = g if weight is None else g * per_channel("group_norm: weight", weight, input.shape, layout)
+    gw = affine("group_norm", g, weight, None, layout)
     grouped, axes = _grouped(input, num_groups, layout)
     gw, _ = _grouped(gw, num_groups, layout)
     xhat = (grouped - mean) * rstd

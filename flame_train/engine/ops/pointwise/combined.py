@@ -14,7 +14,16 @@ from ..common.elementwise_codegen import elementwise_kernel
 
 @primitive(torch="addcmul", accepts_integers=True)
 def addcmul(xp: Namespace, input: Array, tensor1: Array, tensor2: Array, *, value: float = 1) -> Array:
-    """input + value * tensor1 * tensor2"""
+    """input + value * tensor1 * tensor2
+
+    Args:
+        xp: the array namespace.
+        input, tensor1, tensor2: they broadcast.
+        value: the factor.
+
+    Returns:
+        In the shape to which they broadcast.
+    """
     return input + value * tensor1 * tensor2
 
 
@@ -34,7 +43,16 @@ addcmul.samples(sample((2, 3), (2, 3), (2, 3)), sample((3, 1), (4,), (3, 4), val
 
 @primitive(torch="addcdiv")
 def addcdiv(xp: Namespace, input: Array, tensor1: Array, tensor2: Array, *, value: float = 1) -> Array:
-    """input + value * tensor1 / tensor2"""
+    """input + value * tensor1 / tensor2
+
+    Args:
+        xp: the array namespace.
+        input, tensor1, tensor2: they broadcast.
+        value: the factor.
+
+    Returns:
+        In the shape to which they broadcast.
+    """
     return input + value * tensor1 / tensor2
 
 

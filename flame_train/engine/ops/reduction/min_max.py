@@ -89,7 +89,18 @@ for _op in (amax, amin):
 
 
 def _positions(xp: Namespace, input: Array, dim: int | None, keepdim: bool, find: Any) -> Array:
-    """The indices that `find` (argmax or argmin) gives along dim, or in the flattened input."""
+    """The indices that `find` (argmax or argmin) gives along dim, or in the flattened input.
+
+    Args:
+        xp: the array namespace.
+        input: any shape.
+        dim: the dim; None: the input is flattened.
+        keepdim: whether the reduced dims stay, with size 1.
+        find: the namespace's argmax or argmin.
+
+    Returns:
+        Indices, int64.
+    """
     _some(input, dim, "argmax")
     if dim is None or not input.ndim:
         flat = find(input.reshape(-1))
@@ -118,7 +129,14 @@ for _op in (argmax, argmin):
 
 
 def _along(xp: Namespace, input: Array, dim: int, keepdim: bool, find: Any) -> tuple[Pair, Array]:
-    """Values and indices along dim, and the indices once more for the gradient."""
+    """Values and indices along dim, and the indices once more for the gradient.
+
+    Args:
+        xp, input, dim, keepdim, find: as in `_positions`; the dim is a number.
+
+    Returns:
+        (values, indices), and the indices.
+    """
     _some(input, dim, "max")
     if not input.ndim:
         at = xp.zeros((), "int64")

@@ -174,6 +174,16 @@ def _squares(k: Launcher, x: Array, dims: tuple[int, ...], result: str, correcti
     """The expression `result` over `total`, the sum of squared differences from the mean over `dims`; the mean in fp32.
 
     Rows that fit into registers take the row kernels, with an exact mean first; others take `Moments`.
+
+    Args:
+        k: the launcher.
+        x: the input.
+        dims: the dims over which is summed.
+        result: an expression of `total`, `n` and `correction`.
+        correction: what is subtracted from the count.
+
+    Returns:
+        The result in the dtype of `x`, and the mean, with the reduced dims of size 1.
     """
     numbers, e = {"correction": correction}, extent(x.shape, dims)
     assert e is not None

@@ -24,7 +24,15 @@ from .rows import Rows, demands
 
 
 class RowSums:
-    """Compiles and launches such programs."""
+    """Compiles and launches such programs.
+
+    Args:
+        cupy: the module.
+        modules: compiles kernels.
+        rows: prepares the row programs.
+        columns: adds up what blocks leave.
+        multiprocessors: those of the GPU.
+    """
 
     def __init__(self, cupy: Any, modules: KernelModules, rows: Rows, columns: Columns, multiprocessors: int) -> None:
         self._xp, self._modules, self._rows, self._columns = cupy, modules, rows, columns

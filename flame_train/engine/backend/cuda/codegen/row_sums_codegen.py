@@ -11,7 +11,15 @@ from .row_tiling import RowSumsTiling
 
 
 class RowTotalsText(RowText):
-    """Writes that kernel."""
+    """Writes that kernel.
+
+    Args:
+        program: what is computed of each row.
+        totals: the expressions to sum.
+        signature: dtypes and shapes of operands and outputs.
+        cut: how rows are divided among threads.
+        columns: elements of a row.
+    """
 
     cut: RowSumsTiling
 

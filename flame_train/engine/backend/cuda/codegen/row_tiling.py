@@ -52,6 +52,16 @@ def cut_of(columns: int, width: int, loads: int, held: int, tuning: Tuning = SM_
 
     For each packet of a row a thread loads `loads` packets of 16 bytes and holds `held` in registers. Only few
     different cuts are used, so that rows of many lengths share kernels.
+
+    Args:
+        columns: elements of a row.
+        width: elements of a packet.
+        loads: packets of 16 bytes that a thread loads for each packet of a row.
+        held: how many of these it keeps in registers.
+        tuning: the thresholds of an architecture.
+
+    Returns:
+        The cut.
     """
     packets = columns // width
     if packets <= _WARP:
