@@ -40,6 +40,9 @@ ELSEWHERE = frozenset(
         "utils.py",
         "configs/FAMILY.toml",
         "op_errors.jsonl",
+        "checkpoint-500.safetensors",
+        "checkpoint-STEP.safetensors",
+        "flux_lora.safetensors",
     ]
 )
 """Files of a user or of another project, a name that the design refuses, and a name with a part to fill in."""

@@ -2,7 +2,7 @@
 
 Dialects: kohya (`lora_unet_input_blocks_4_1_proj_in.lora_down.weight`), the same with diffusers' paths,
 PEFT as diffusers writes it (`unet.down_blocks.1...to_q.lora_A.weight`), its two older spellings, and native
-paths with dots (`diffusion_model.input_blocks.4.1...`).
+paths with dots (`diffusion_model.input_blocks.4.1...`), or bare, without a prefix.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from flame_train.io.keymap import Op
 from flame_train.io.lora_names import LoraComponent, LoraFamily
 
 _ENDS: Final = tuple((end, slot) for kind in ADAPTERS.values() for end, slot in kind.ends.items())
+NATIVE: Final = "native"
 _DENOISERS: Final = ("unet", "transformer")
 _OLD_TEXT_PARTS: Final = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out": "out_proj"}
 
@@ -84,7 +85,7 @@ def _spellings_of(component: LoraComponent, module: str) -> list[tuple[str, Plac
         pair for path, part in own for pair in ((path, part), (path.removeprefix("text_model."), part))
     )
     dotted = dict.fromkeys((f"{component.name}.", f"base_model.model.{component.name}."), "peft")
-    dotted |= dict.fromkeys(component.others, "native")
+    dotted |= dict.fromkeys(component.others, NATIVE)
     if component.name in _DENOISERS:
         dotted["base_model.model."] = "peft"
     for prefix, dialect in dotted.items():

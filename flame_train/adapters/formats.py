@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
 from flame_train.adapters.dialects import Place, diffusers_name, kohya_name, spellings, split_key
+from flame_train.adapters.eridiffusion import BLOCK, has_its_names, written_scale
 from flame_train.adapters.factors import Array, LoraState
 from flame_train.adapters.folding import alpha_record, recorded_alphas
 from flame_train.adapters.kinds import ADAPTERS, AdapterKind, Factors
-from flame_train.adapters.peft_config import peft_scales
+from flame_train.adapters.peft_config import METADATA_KEY, peft_scales
 from flame_train.errors import ModelFileError
-from flame_train.io.adapter_kinds import other_kind
+from flame_train.io.adapter_kinds import other_kind, without_place
 from flame_train.io.dtypes import FLOAT_TAGS
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile
@@ -82,20 +84,23 @@ def from_file(path: str | Path, family: LoraFamily) -> LoraFile:
     """
     with SafetensorsFile(path) as file:
         table = spellings(family)
-        places, dialects = _collect(file, table)
+        places, dialects = _collect(file, table, family)
         metadata = dict(file.metadata)
+        by_metadata = has_its_names(file.names) and METADATA_KEY not in metadata
     incomplete = _problems(places)
     if incomplete:
         raise ModelFileError(
             f"{path}: {len(incomplete)} modules of the LoRA do not fit together: {'; '.join(incomplete[:5])}"
         )
-    return LoraFile(_joined(path, _factors(path, metadata, places, family), family), metadata, dialects)
+    factors = _factors(path, metadata, places, family, by_metadata)
+    return LoraFile(_joined(path, factors, family), metadata, dialects)
 
 
-def _collect(file: SafetensorsFile, table: Mapping[str, Place]) -> tuple[_Places, tuple[str, ...]]:
+def _collect(file: SafetensorsFile, table: Mapping[str, Place], family: LoraFamily) -> tuple[_Places, tuple[str, ...]]:
     places: _Places = {}
     dialects: set[str] = set()
     lost: list[str] = []
+    absent: dict[str, None] = {}
     beside = [key for key in file.names if key.startswith(_BESIDE)]
     if beside:
         _LOG.warning(
@@ -109,6 +114,9 @@ def _collect(file: SafetensorsFile, table: Mapping[str, Place]) -> tuple[_Places
             continue
         found = split_key(key)
         place = table.get(found[0]) if found else None
+        if found and place is None and family.is_absent(found[0]):
+            absent[found[0]] = None
+            continue
         if found is None or place is None:
             lost.append(key)
             continue
@@ -120,8 +128,23 @@ def _collect(file: SafetensorsFile, table: Mapping[str, Place]) -> tuple[_Places
     if lost:
         raise ModelFileError(_lost_message(file.path, lost, table))
     if not places:
-        raise ModelFileError(f"{file.path}: holds no tensors; expected a LoRA")
+        held = "only layers that the model does not have" if absent else "no tensors"
+        raise ModelFileError(f"{file.path}: holds {held}; expected a LoRA")
+    if absent:
+        _tell_absent(file.path, absent)
     return places, tuple(sorted(dialects))
+
+
+def _tell_absent(path: Path, modules: Iterable[str]) -> None:
+    """Warns of modules that are left out, counted by the block that they are named for."""
+    counts = Counter(found[0] if (found := BLOCK.match(module)) else module for module in modules)
+    listed = ", ".join(f"{block} ({count})" for block, count in counts.items())
+    _LOG.warning(
+        "%s: %d modules are of layers that the model does not have, and are left out: %s",
+        path,
+        sum(counts.values()),
+        listed,
+    )
 
 
 def _real(file: SafetensorsFile, key: str) -> Array:
@@ -133,6 +156,8 @@ def _real(file: SafetensorsFile, key: str) -> Array:
 
 
 def _lost_message(path: Path, lost: Sequence[str], table: Mapping[str, Place]) -> str:
+    if reason := without_place(lost):
+        return f"{path}: is {reason}"
     if kind := other_kind(lost):
         return f"{path}: is {kind}, a kind that is not read here; a LoRA, LoCon, LoHa, LoKr or DoRA is"
     lines = [f"{path}: {len(lost)} of its tensors belong to no module of this family, so it is not used:"]
@@ -176,11 +201,26 @@ def _problems(places: _Places) -> list[str]:
     return [f"{component} {path or module} {fault}" for (component, module, path), fault in faults.items() if fault]
 
 
-def _factors(path: str | Path, metadata: Mapping[str, str], places: _Places, family: LoraFamily) -> dict[_Key, Factors]:
+def _factors(
+    path: str | Path, metadata: Mapping[str, str], places: _Places, family: LoraFamily, by_metadata: bool
+) -> dict[_Key, Factors]:
     """Each place's factors, with alpha from the best source that the file offers.
 
-    In order: an alpha tensor, the alphas folded by `to_diffusers`, PEFT's configuration; else alpha = rank. Raises
-    ModelFileError for a configuration that is not understood.
+    In order: an alpha tensor, the alphas folded by `to_diffusers`, PEFT's configuration or the metadata; else
+    alpha = rank.
+
+    Args:
+        path: the file, for messages.
+        metadata: the file's.
+        places: each place's arrays.
+        family: whose modules they are.
+        by_metadata: whether the metadata's alpha holds for all modules, as EriDiffusion writes it.
+
+    Returns:
+        The factors of each place.
+
+    Raises:
+        ModelFileError: a configuration or an alpha that is not understood.
     """
     try:
         scale_of = peft_scales(metadata)
@@ -196,7 +236,11 @@ def _factors(path: str | Path, metadata: Mapping[str, str], places: _Places, fam
     for key, slots in places.items():
         component, name = key[0], paths[key]
         rank = min((array.shape[0] for array in slots.values() if array.ndim > 1), default=1)
-        found[key] = _kind(slots).read(slots, folded.get((component, name)), scale_of(component, name, rank))
+        try:
+            scale = written_scale(metadata, rank) if by_metadata else scale_of(component, name, rank)
+        except ValueError as fault:
+            raise ModelFileError(f"{path}: {fault}") from None
+        found[key] = _kind(slots).read(slots, folded.get((component, name)), scale)
     return found
 
 

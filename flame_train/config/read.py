@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flame_train.config.foreign import refuse_foreign
 from flame_train.config.schema import FORMAT
 from flame_train.config.toml_lines import key_lines
 from flame_train.config.yaml_tree import parse_yaml
@@ -51,6 +52,7 @@ def read_layers(source: str) -> Layered:
     while current is not None:
         _refuse_path(current, seen)
         tree, lines = _parse(_read_text(current, wanted_by), current)
+        refuse_foreign(tree, _name(current))
         _check_format(tree, lines, current)
         chain.append((_name(current), tree, lines))
         wanted_by = f"{_name(current)}:{lines.get(('extends',), 0)}: extends: "

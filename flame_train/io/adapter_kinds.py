@@ -36,6 +36,26 @@ _READ: Final = _by_ends(
 )
 _DORA: Final = (".dora_scale", "DoRA, norms of {} as LyCORIS has them,")
 
+_PLACES: Final = (
+    (
+        re.compile(r"(img|txt)_(attn|mlp|mod)(\.\w+)*\.lora_(down|up)\.weight"),
+        "EriDiffusion's LoRA for Flux: it holds one pair of matrices for all blocks, and names no block, so there is "
+        "no place for it; train it again",
+    ),
+    (
+        re.compile(r"(lora\.)?blocks\.\d+\.(\w+\.)+(lora_)?[AB]"),
+        "a LoRA that names layers by their number over all blocks, such as EriDiffusion's blocks.06.attn.q.lora_A: "
+        "these names do not say which attention of a block is meant (attn1 or attn2 in SDXL, image or text in SD3 and "
+        "Flux), so it is not read; save it with the model's own names",
+    ),
+)
+
+
+def without_place(names: Iterable[str]) -> str | None:
+    """What a LoRA is whose names do not tell where its matrices belong, and why; None for all others."""
+    every = tuple(names)
+    return next((why for pattern, why in _PLACES if any(pattern.fullmatch(name) for name in every)), None)
+
 
 def read_kind(shapes: Mapping[str, tuple[int, ...]]) -> str:
     """What an adapter of these tensors is, if it is of a kind that is read here: "LoRA" as a rule."""

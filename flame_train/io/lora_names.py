@@ -7,6 +7,7 @@ dialect is resolved through a table made from these lists.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ class LoraComponent:
     modules: Modules
     others: tuple[str, ...] = ()  # further dotted prefixes seen in files, before either path
     flat: tuple[str, ...] = ()  # further flattened prefixes, before the path in diffusers
+    absent: re.Pattern[str] | None = None  # modules of some files that this network does not have
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +47,10 @@ class LoraFamily:
     resolution: str
     network_module: str = "networks.lora"
     several_predictions: bool = False  # the noise or v: a file then says which
+
+    def is_absent(self, module: str) -> bool:
+        """Whether `module`, as spelled in a file, is known to be of no layer of this family."""
+        return any(c.absent is not None and c.absent.fullmatch(module) is not None for c in self.components)
 
 
 def modules_by_table(native: Iterable[str], to_diffusers: KeyMap) -> Modules:

@@ -107,6 +107,13 @@ def fp8_of(quantize: str, arithmetic: str) -> nn.Fp8:
     return "dynamic" if arithmetic == "fp8" else "weights"
 
 
+def encoding_formats(config: Config) -> dict[str, str]:
+    """The number formats in which images and captions are encoded, by the keys that ask for them."""
+    text = config.text_encoders.precision
+    own = {"train.precision": config.train.precision} if text in ("auto", "fp8") else {"text_encoders.precision": text}
+    return own | {"model.vae_precision": config.model.vae_precision}
+
+
 def _check_loss(loss: LossSection, model: Model, refused: Collection[str]) -> None:
     """Raises ConfigError for settings that do not fit the model, but for keys that its family `refused` already."""
     problems = model.loss_problems(loss, type(WEIGHTINGS.chosen(loss)), type(TIMESTEP_SAMPLINGS.chosen(loss)))

@@ -17,7 +17,7 @@ from flame_train.data.placed import Placed
 from flame_train.disk.durable import write_durably
 from flame_train.disk.files import preflight
 from flame_train.engine import nn
-from flame_train.engine.backend import get_backend
+from flame_train.engine.backend import check_formats, get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.engine.shape_run import compile_ahead, gpu_of
 from flame_train.errors import OutputError
@@ -32,7 +32,7 @@ from flame_train.training.result import Sources, check_sources, knows_sources
 from flame_train.training.stop import StopRequest
 from flame_train.user_cache import user_cache
 
-from .check import check, fp8_of
+from .check import check, encoding_formats, fp8_of
 from .describe import describe
 from .encode import Keys, could_cache, encode
 from .finish import report
@@ -70,8 +70,10 @@ def train(
     asked = load_located(source, overrides)
     with StopRequest() as stop, fetching(not dry_run):
         if not dry_run:
-            get_backend(device)  # a missing GPU is an error before any file is read
             base = asked.config.model
+            # a missing GPU, or one without a number format, is an error before any file is read
+            formats = {"train.precision": asked.config.train.precision} | encoding_formats(asked.config)
+            check_formats(device, formats)
             nn.check_fp8(fp8_of(base.quantize, base.arithmetic), device, asked.config.train.precision)
         plan = make_plan(check(asked, FAMILIES[family] if family else None), stop)
         if dry_run:
@@ -85,7 +87,7 @@ def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) ->
     asked = load_located(source, overrides)
     with StopRequest() as stop, fetching(not dry_run):
         if not dry_run:
-            get_backend(device)
+            check_formats(device, encoding_formats(asked.config))
         plan = make_plan(check(asked), stop)
         could_cache(plan.encoding.folder)
         keys = plan.encoding.keys(plan.placed, plan.prompts)

@@ -15,7 +15,7 @@ from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import resolve
 from flame_train.config.load import from_options, with_overrides
 from flame_train.engine import Frozen, capture, nn
-from flame_train.engine.backend import Backend, get_backend
+from flame_train.engine.backend import Backend, check_formats, get_backend
 from flame_train.engine.dtype import DType, as_dtype
 from flame_train.engine.mode import deterministic
 from flame_train.engine.random import bits, uniform_of
@@ -113,6 +113,7 @@ def prepare(trial: Trial) -> Prepared:
     backend, dtype = get_backend(trial.device), as_dtype(trial.precision)
     network = model.network
     network.checkpoint_blocks(trial.checkpointing, _checkpointed(network, trial))
+    check_formats(trial.device, {"--precision": dtype})
     nn.check_fp8(trial.fp8, trial.device, dtype)
     randomise(network, dtype, backend, trial.fp8)
     targets = resolve(network, config.lora.targets, model.presets)

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from flame_train.adapters import eridiffusion
+from flame_train.adapters.dialects import NATIVE
 from flame_train.adapters.factors import LoraState
 from flame_train.adapters.folding import ALPHA_KEY
 from flame_train.adapters.formats import FORMATS, from_file, to_diffusers, to_kohya
@@ -18,6 +20,7 @@ from flame_train.io.safetensors import save_file
 from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, split_metadata
 
 _ABOUT_SCALES: Final = (ALPHA_KEY, METADATA_KEY)  # true of the source's tensors only
+_OF_BARE: Final = (eridiffusion.ALPHA_KEY, eridiffusion.RANK_KEY)  # likewise, where names are native
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,8 @@ def convert(source: Path, target: Path, to: str, force: bool = False) -> Convert
     lora = from_file(source, family)
     refuse_non_finite(source, lora.state)
     metadata, dropped = split_metadata(lora.metadata)
-    written = {key: value for key, value in metadata.items() if key not in _ABOUT_SCALES}
+    stale = (*_ABOUT_SCALES, *(_OF_BARE if lora.dialects == (NATIVE,) else ()))
+    written = {key: value for key, value in metadata.items() if key not in stale}
     written = _described(lora.state, family, target.stem) | written
     if to == "kohya":
         tensors = to_kohya(lora.state, family)

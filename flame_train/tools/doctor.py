@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from flame_train.disk.files import size
+from flame_train.engine.backend.capability import OLDEST, OLDEST_WITH_BF16
 from flame_train.tools.probe import CUPY_DISTRIBUTIONS, Machine, look
 
-_OLDEST_CAPABILITY = (8, 0)  # cuDNN's attention starts here
 _OLDEST_CUDNN = (9, 18)
 _LOW_DISK = 10 << 30
 
@@ -130,8 +130,10 @@ def _cards(machine: Machine) -> Iterator[Line]:
     for index, gpu in enumerate(machine.gpus):
         major, minor = gpu.capability
         found = f"{gpu.name}, {size(gpu.free)} free of {size(gpu.memory)}, compute capability {major}.{minor}"
-        old = gpu.capability < _OLDEST_CAPABILITY
-        mend = "use a GPU of compute capability 8.0 or newer (Ampere), or --device cpu" if old else ""
+        old = gpu.capability < OLDEST
+        if not old and gpu.capability < OLDEST_WITH_BF16:
+            found += '; no bf16: set train.precision = "fp16"'
+        mend = "use a GPU of compute capability 7.5 or newer (Turing), or --device cpu" if old else ""
         yield Line(f"GPU {index}", "bad" if old else "ok", found, mend, "cuda")
 
 

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from flame_train.adapters.dialects import split_key
+from flame_train.adapters.factors import LoraFactors
+from flame_train.adapters.formats import from_file
 from flame_train.adapters.kinds import ADAPTERS
-from flame_train.errors import shown
+from flame_train.errors import ModelFileError, shown
 from flame_train.io.dtypes import Array
 from flame_train.io.weights import Weights, open_weights
 from flame_train.models.common.identify import Identity, identify
-from flame_train.tools.families import components_of
+from flame_train.tools.families import components_of, lora_family
 
 _BEFORE_TARGET: Final = re.compile(r"\A.*(blocks?|layers)[._]\d+[._](\d+[._])?", re.DOTALL)
 _COMPONENTS: Final = (
@@ -31,12 +33,16 @@ _LONGEST_VALUE: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class LoraSummary:
-    """A LoRA's make-up: modules per component, per rank, per alpha, and per kind of target."""
+    """A LoRA's make-up: modules per component, per rank, per alpha, and per kind of target.
+
+    `refused` is why `convert`, `merge` and `sample` would not read the file; empty where they would.
+    """
 
     modules: dict[str, int]
     ranks: dict[int, int]
     alphas: dict[float, int]
     targets: dict[str, int]
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,9 @@ def render(report: InspectReport) -> str:
         lines.append(f"  rank: {_counted(report.lora.ranks)}")
         lines.append(f"  alpha: {_counted(report.lora.alphas) or 'not stored (equal to rank)'}")
         lines.append(f"  targets: {_counted(report.lora.targets)}")
+        if report.lora.refused:
+            reason = " / ".join(map(_printable, report.lora.refused.splitlines()))
+            lines.append(f"  not read by convert, merge and sample: {reason}")
     if report.metadata:
         lines.append(f"  metadata, {len(report.metadata)} keys:")
         lines += [f"    {_printable(key)}: {_printable(value)}" for key, value in sorted(report.metadata.items())]
@@ -127,6 +136,9 @@ def _lora(weights: Weights, identity: Identity) -> LoraSummary:
             alphas[_number(weights.read(name))] += 1
         elif slot:
             found.setdefault(module, {})[slot] = shape
+    read, refused = _as_read(weights, identity)
+    if not alphas and any(factors.alpha != factors.rank for factors in read):
+        alphas.update(factors.alpha for factors in read)
     for module, shapes in found.items():
         modules[places[module].component if module in places else _component(module, usual)] += 1
         targets[_target(module)] += 1
@@ -136,7 +148,21 @@ def _lora(weights: Weights, identity: Identity) -> LoraSummary:
         ranks=dict(ranks.most_common()),
         alphas=dict(alphas.most_common()),
         targets=dict(targets.most_common()),
+        refused=refused,
     )
+
+
+def _as_read(weights: Weights, identity: Identity) -> tuple[list[LoraFactors], str]:
+    """The pairs of matrices of a LoRA as `convert` reads them, or why it does not."""
+    if identity.kind != "lora":
+        return [], ""  # `identity` says why
+    try:
+        path = Path(weights.path)
+        state = from_file(path, lora_family(path, identity)).state
+    except ModelFileError as error:
+        return [], str(error).removeprefix(f"{weights.path}: ")
+    every = [factors for modules in state.values() for factors in modules.values()]
+    return [factors for factors in every if isinstance(factors, LoraFactors)], ""
 
 
 def _number(alpha: Array) -> float:

@@ -14,7 +14,7 @@ from flame_train.adapters.formats import from_file
 from flame_train.config.load import from_options, told_by_option
 from flame_train.disk.files import refuse_place
 from flame_train.engine import nn, no_grad
-from flame_train.engine.backend import get_backend
+from flame_train.engine.backend import check_formats
 from flame_train.errors import ConfigError, ModelFileError, out_of_memory
 from flame_train.io.hub import fetching, resolve_checkpoint
 from flame_train.models.common.identify import could_be
@@ -112,7 +112,8 @@ def sample(
             "height": height,
         },
     )
-    get_backend(device)  # a missing GPU is an error before any file is read
+    # a missing GPU, or one without the number format, is an error before any file is read
+    check_formats(device, {"--precision": precision, "--text-precision": config.text_encoders.precision})
     fp8 = fp8_of(quantize, arithmetic)
     nn.check_fp8(fp8, device, precision)
     if not prompts:

@@ -25,7 +25,7 @@ class Runtime:
         return 2
 
     def getDeviceProperties(self, index: int) -> dict[str, Any]:  # noqa: N802
-        return {"name": f"Card {index}".encode()}
+        return {"name": f"Card {index}".encode(), "major": 9, "minor": 0}
 
 
 @pytest.fixture

@@ -103,10 +103,10 @@ def test_a_machine_with_nothing_can_train_on_the_cpu_only() -> None:
         ({"visible": "-1"}, "GPU", "bad", "unset CUDA_VISIBLE_DEVICES"),
         ({"gpus": ()}, "GPU", "missing", "train with --device cpu"),
         (
-            {"gpus": (dataclasses.replace(H200, capability=(7, 5)),)},
+            {"gpus": (dataclasses.replace(H200, capability=(7, 0)),)},
             "GPU 0",
             "bad",
-            "use a GPU of compute capability 8.0 or newer (Ampere), or --device cpu",
+            "use a GPU of compute capability 7.5 or newer (Turing), or --device cpu",
         ),
         (
             {"libraries": {**WHOLE.libraries, "cudnn": "9.10.2"}},

@@ -87,7 +87,7 @@ class TestInspect:
         assert report.identity.kind == "lora"
         assert report.lora.modules == {"unet": 788, "text_encoder_2": 192, "text_encoder": 72}
         assert report.lora.ranks == {2: 1052}
-        assert report.lora.alphas == ({3.0: 1052} if to == "kohya" else {})
+        assert report.lora.alphas == {3.0: 1052}
         name = {"kohya": "attn2_to_k", "diffusers": "attn2.to_k"}[to]
         assert report.lora.targets[name] == 70
         text = render(report)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from ..dtype import Array
+from ..dtype import Array, DType
 from .base import Backend, Memory, Upload, extent, owner, same_place
+from .capability import refuse_formats
 from .cpu import CpuBackend
 from .cuda import backend_of_array, cuda_backend, current_gpu, several_gpus
 from .shapes.array import ShapeArray
@@ -15,6 +18,7 @@ __all__ = [
     "Memory",
     "Upload",
     "backend_of",
+    "check_formats",
     "current_gpu",
     "extent",
     "get_backend",
@@ -37,6 +41,13 @@ def get_backend(name: str) -> Backend:
     if kind == "cuda" and (number.isdecimal() or not colon):
         return cuda_backend(int(number or 0))
     raise ValueError(f"device: expected 'cpu', 'cuda' or a GPU by its number, as in 'cuda:1', got {name!r}")
+
+
+def check_formats(device: str, asked: Mapping[str, DType | str]) -> None:
+    """Raises `EnvironmentFault` if `device` lacks a number format of `asked`, which has them by key or option."""
+    backend = get_backend(device)
+    if backend.kernels is not None:
+        refuse_formats(backend.card, divmod(backend.kernels.compute_capability, 10), asked)
 
 
 def backend_of(array: Array) -> Backend:

@@ -80,6 +80,10 @@ class Backend(Protocol):
         """ "cpu", "cuda", or another GPU by its number: "cuda:1"."""
 
     @property
+    def card(self) -> str:
+        """The device as messages name it: "cuda:0 (Tesla T4)"."""
+
+    @property
     def xp(self) -> ModuleType:
         """The array namespace: numpy or cupy."""
 

@@ -55,7 +55,7 @@ class _HostUploader:
 class CpuBackend:
     """NumPy arrays in host memory."""
 
-    name = "cpu"
+    name = card = "cpu"
     xp: ModuleType = np
     references: ModuleType = np
     kernels = None

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from flame_train.io.adapter_kinds import other_kind
+from flame_train.io.adapter_kinds import other_kind, without_place
 from flame_train.models.common.signs import JOINT, Shapes, Signs
 
 _LORA_ENDS: Final = re.compile(
@@ -15,12 +15,16 @@ _LORA_ENDS: Final = re.compile(
 )
 _SAME_NAMES: Final = {("flux", "chroma")}  # of what the names say, and what the metadata then makes of it
 # the layouts of published single files, below their prefix or without one
-_NATIVE: Final = ("diffusion_model.", "model.diffusion_model.", "double_blocks.", "single_blocks.", "joint_blocks.")
+_NATIVE: Final = (
+    *("diffusion_model.", "model.diffusion_model.", "double_blocks.", "single_blocks.", "joint_blocks."),
+    *("input_blocks.", "middle_block.", "output_blocks."),
+)
 
 
 def is_adapter(shapes: Shapes) -> bool:
     """True for a LoRA or one of its relatives."""
-    return other_kind(shapes) is not None or any(_LORA_ENDS.fullmatch(name) for name in shapes)
+    refused = other_kind(shapes) or without_place(shapes)
+    return refused is not None or any(_LORA_ENDS.fullmatch(name) for name in shapes)
 
 
 def lora_family_of(shapes: Shapes, metadata: Mapping[str, str], every: Sequence[Signs]) -> tuple[str, str]:

@@ -28,6 +28,10 @@ _ELSEWHERE: Final = re.compile(
     r"denoiser\.(log_)?sigmas|model_ema\..*|conditioner\.embedders\.0\.(logit_scale|text_projection.*)"
     r"|betas|alphas_cumprod(_prev)?|(log_)?(one_minus|sqrt|posterior).*"
 )
+# EriDiffusion writes attention for levels of the UNet that have none in SDXL
+_NO_ATTENTION: Final = re.compile(
+    r"(input_blocks\.[12]|output_blocks\.[678])\.1\.transformer_blocks\.0\.attn[12]\.to_(q|k|v|out\.0)"
+)
 
 
 def _unet_table(names: Collection[str]) -> KeyMap:
@@ -91,12 +95,13 @@ def lora_family() -> LoraFamily:
     modules = base_modules()
     unet = modules_by_table(modules["unet"], unet_from_diffusers(SDXL_LEVELS).inverse)
     text = {name: modules_as_they_are(modules[name]) for name in ("text_encoder", "text_encoder_2")}
+    native = ("diffusion_model.", "model.diffusion_model.", "")
     clip_l = ("text_encoders.clip_l.transformer.",)
     clip_g = ("text_encoders.clip_g.transformer.",)
     return LoraFamily(
         name="sdxl",
         components=(
-            LoraComponent("unet", "lora_unet", unet, ("diffusion_model.", "model.diffusion_model."), ("lycoris",)),
+            LoraComponent("unet", "lora_unet", unet, native, ("lycoris",), _NO_ATTENTION),
             LoraComponent("text_encoder", "lora_te1", text["text_encoder"], clip_l),
             LoraComponent("text_encoder_2", "lora_te2", text["text_encoder_2"], clip_g),
         ),

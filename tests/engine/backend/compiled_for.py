@@ -20,7 +20,7 @@ import pytest
 from flame_train.engine.backend.cuda import nvrtc
 from flame_train.engine.backend.cuda.libraries import header_directory, load
 from flame_train.tools.bench_sizes import MORE, STEP
-from tests.engine.backend.stand_in import RTX_3090, Card, Function, Products, RawModule
+from tests.engine.backend.stand_in import RTX_3090, T4, Card, Function, Products, RawModule
 
 _SPEC = importlib.util.spec_from_file_location("rehearsal", Path(__file__).with_name("test_rehearsal.py"))
 assert _SPEC is not None
@@ -29,7 +29,7 @@ T = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(T)
 
 CARDS = {
-    "T4": Card("75", 40, 64 << 10),
+    "T4": T4,
     "A100": Card("80", 108, 163 << 10),
     "RTX 3090": RTX_3090,
     "RTX 4090": Card("89", 128, 99 << 10),
@@ -57,8 +57,10 @@ def launched(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, tuple[
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("dtype", T.DTYPES, ids=lambda d: d.name)
-@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+@pytest.mark.parametrize(
+    ("card", "dtype"),
+    [pytest.param(c, d, id=f"{name}-{d.name}") for name, c in CARDS.items() for d in T.dtypes_of(c)],
+)
 @pytest.mark.parametrize("name", T.OPS)
 def test_kernels_compile_and_their_blocks_fit(gpu: Any, card: Card, name: str, dtype: Any, launched: Any) -> None:
     T.test_launches_fit_their_kernels_and_the_card(gpu, name, dtype)
@@ -74,7 +76,7 @@ def test_so_they_do_at_the_sizes_of_sdxl_and_flux(
     monkeypatch.setattr(Products, "product", lambda *_, **__: None)  # NumPy would take minutes for these
     op = T.REGISTRY[name]
     for i, s in enumerate([*STEP.get(name, []), *MORE.get(name, [])]):
-        host = T.materialise(op, s, T.generator(name, i), T.DTYPES[1])
+        host = T.materialise(op, s, T.generator(name, i), T.dtypes_of(card)[1])
         T.run(op, T.moved(op, host, "cuda"), {*op.differentiable})
     check(card, launched)
 

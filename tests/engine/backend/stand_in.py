@@ -20,7 +20,7 @@ import numpy as np
 
 from flame_train.engine.backend.cuda.cublaslt import is_plain
 from flame_train.engine.backend.cuda.cudnn import CuDnn
-from flame_train.engine.backend.shapes.gpu import H100, RTX_3090  # noqa: F401  # tests take it from here
+from flame_train.engine.backend.shapes.gpu import H100, RTX_3090, T4  # noqa: F401  # tests take it from here
 from flame_train.engine.backend.shapes.gpu import Gpu as Card
 
 NUMBERS = {"int": np.int32, "unsigned": np.uint32, "long long": np.int64, "float": np.float32}
@@ -307,6 +307,7 @@ class Pinned:
 RUNTIME = SimpleNamespace(
     memGetInfo=lambda: (5, 9), CUDARuntimeError=OSError, memcpyDeviceToHost=2, memcpyHostToDevice=1,
     memcpyAsync=lambda to, source, size, kind, stream: ctypes.memmove(to, source, size),
+    getDeviceProperties=lambda index: {"name": b"stand-in"},
 )  # fmt: skip
 
 

@@ -18,10 +18,18 @@ from flame_train.engine.dtype import is_float
 from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY, Op, Sample
 from flame_train.engine.op_samples import materialise, misshapen, tensor_arguments
-from tests.engine.backend.stand_in import H100, RTX_3090
+from tests.engine.backend.stand_in import H100, RTX_3090, T4, Card
 
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
+NARROW = {T4: np.dtype(np.float16)}
+"""What stands in for bf16 on a card that has none."""
+CARDS = {"H100": H100, "RTX 3090": RTX_3090, "T4": T4}
 OPS = sorted(n for n, op in REGISTRY.items() if op.kernels or op.kernel_formulas)
+
+
+def dtypes_of(card: Card) -> list[np.dtype[Any]]:
+    """fp32, and the 16-bit format that training on the card takes."""
+    return [DTYPES[0], NARROW.get(card, DTYPES[1])]
 
 
 def samples(op: Op) -> list[Sample]:
@@ -52,8 +60,10 @@ def moved(op: Op, bound: dict[str, Any], device: str) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # zeros where values would be
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
-@pytest.mark.parametrize("card", [H100, RTX_3090], ids=["H100", "RTX 3090"])
+@pytest.mark.parametrize(
+    ("card", "dtype"),
+    [pytest.param(c, d, id=f"{name}-{d.name}") for name, c in CARDS.items() for d in dtypes_of(c)],
+)
 @pytest.mark.parametrize("name", OPS)
 def test_launches_fit_their_kernels_and_the_card(gpu: Any, name: str, dtype: Any) -> None:
     op = REGISTRY[name]

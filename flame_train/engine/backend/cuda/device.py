@@ -14,6 +14,7 @@ from ....errors import EnvironmentFault
 from ...dtype import Array, DType
 from ...mode import mode
 from ..base import Memory
+from ..capability import refuse_too_old
 from .capturable_namespace import CapturableNamespace
 from .capture import capture
 from .graph import Graph
@@ -49,6 +50,10 @@ class CudaBackend:
         self.enter_thread()
         self.kernels = launcher(cupy, self.stream)
         self.references = CapturableNamespace(self.kernels)
+
+    @property
+    def card(self) -> str:
+        return _name(self.xp, self.index)
 
     def enter_thread(self) -> None:
         """Makes the stream current in this thread if it is not.
@@ -237,6 +242,8 @@ def _import_cupy(index: int = 0) -> ModuleType:
     if index >= count:
         names = [_name(cupy, i) for i in range(count)]
         raise EnvironmentFault(f"cuda:{index} is not there; this machine has {', '.join(names)}")
+    properties = cupy.cuda.runtime.getDeviceProperties(index)
+    refuse_too_old(_name(cupy, index), (int(properties["major"]), int(properties["minor"])))
     found: ModuleType = cupy
     return found
 
