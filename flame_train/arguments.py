@@ -48,6 +48,11 @@ BenchModel = Annotated[
 Deterministic = Annotated[
     bool, typer.Option("--deterministic/--not-deterministic", help="As train.deterministic in a config.")
 ]
+Rank = Annotated[int | None, typer.Option("--rank", help="Singular values to keep in each layer.")]
+Error = Annotated[
+    float | None,
+    typer.Option("--error", help="Share of each layer's update that may go, such as 0.1; not with --rank."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, of models the headers; print the plan.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there already.")]

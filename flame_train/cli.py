@@ -36,6 +36,7 @@ from flame_train.arguments import (
 from flame_train.bench_cli import bench_app
 from flame_train.errors import OutputError
 from flame_train.families import FAMILY_TITLES
+from flame_train.lora_cli import lora_app
 from flame_train.output import Printable, complain, complain_of, could_show, open_streams, show, without_files
 from flame_train.version import __version__
 
@@ -290,52 +291,7 @@ app.command("cache", help="Encode the images and captions of a config ahead of t
 )
 
 
-@app.command("inspect")
-def inspect_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors file.")],
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Describe a safetensors file: family, layout, dtype, rank, modules, metadata."""
-    from flame_train.tools.inspect import inspect_file, render
-
-    report = inspect_file(file)
-    show(report.as_dict(), as_json, render(report))
-
-
-@app.command()
-def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="LoRA file to read.")],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="LoRA file to write.")],
-    to: Annotated[Literal["kohya", "diffusers"], typer.Option("--to", help="Naming of OUT.")],
-    force: Force = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Rename a LoRA's tensors between the two formats in use.
-
-    There and back gives the same bits, with one exception: in diffusers' format alpha / rank is multiplied into the
-    tensors. So fp32 files whose alpha / rank is no power of two come back to one unit in the last place.
-    """
-    from flame_train.tools.convert import convert as rename
-
-    show(rename(source, target, to, force).as_dict(), as_json)
-
-
-@app.command()
-def merge(
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="Base checkpoint.")],
-    lora: Annotated[Path, typer.Argument(metavar="LORA", help="LoRA file.")],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="Checkpoint to write.")],
-    strength: Annotated[float, typer.Option("--strength", help="How much of the LoRA.")] = 1.0,
-    force: Force = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Bake a LoRA into a base checkpoint."""
-    from flame_train.tools.merge import merge as bake
-
-    show(bake(base, lora, output, strength, force).as_dict(), as_json)
+app.registered_commands += lora_app.registered_commands
 
 
 @app.command()

@@ -39,6 +39,8 @@ ELSEWHERE = frozenset(
         "sd3_train_network.py",
         "utils.py",
         "configs/FAMILY.toml",
+        "NAME.safetensors",
+        "NAME-000500.safetensors",
         "op_errors.jsonl",
         "checkpoint-500.safetensors",
         "checkpoint-STEP.safetensors",

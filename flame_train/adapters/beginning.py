@@ -11,8 +11,9 @@ import numpy as np
 from flame_train.errors import ConfigError
 
 from .attach import Attached
-from .factors import Array, LoraFactors
+from .factors import LoraFactors
 from .kinds import Factors
+from .nearest import largest
 
 _STORED: Final = {"lora_down.weight": "down", "lora_up.weight": "up"}
 """The array of `Factors` that a parameter holds, where it goes by another name."""
@@ -88,19 +89,8 @@ def resized(factors: LoraFactors, fresh: LoraFactors) -> LoraFactors:
     rank = fresh.rank
     if factors.rank == rank:
         return factors
-    down, up = nearest(factors, min(rank, factors.rank))
+    down, up = largest(factors, min(rank, factors.rank))
     if rank > factors.rank:
         down = np.concatenate([down, fresh.down.reshape(rank, -1)[factors.rank :]])
         up = np.concatenate([up, np.zeros((len(up), rank - factors.rank), np.float32)], axis=1)
     return LoraFactors(down.reshape(fresh.down.shape), up.reshape(fresh.up.shape), float(rank))
-
-
-def nearest(factors: LoraFactors, rank: int) -> tuple[Array, Array]:
-    """down (rank, in) and up (out, rank) whose product is nearest to the update, by SVD of the small middle."""
-    down = factors.down.astype(np.float64).reshape(factors.rank, -1)
-    up = factors.up.astype(np.float64).reshape(-1, factors.rank) * factors.scale
-    left, r_left = np.linalg.qr(up)
-    right, r_right = np.linalg.qr(down.T)
-    u, s, vt = np.linalg.svd(r_left @ r_right.T)
-    root = np.sqrt(s[:rank])
-    return ((root[:, None] * vt[:rank]) @ right.T).astype(np.float32), ((left @ u[:, :rank]) * root).astype(np.float32)

@@ -24,7 +24,7 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile
 
 FORMATS: Final = ("kohya", "diffusers")
-"""The names in LoRA files; with both, the first is lora.safetensors."""
+"""The names in LoRA files; with both, the first is in the file of the LoRA's name."""
 
 _LOG = logging.getLogger(__name__)
 _LONGEST: Final = 200  # characters of a name that is told, or compared with others

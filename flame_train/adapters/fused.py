@@ -83,7 +83,7 @@ def _stacked(parts: Mapping[str, LoraFactors], paths: Paths, unit: int) -> LoraF
         ups = [f.up for f in factors]
     else:
         alpha, ups = float(sum(f.rank for f in factors)), [fold(f) for f in factors]
-    of_downs, of_ups = _holding([f.down for f in factors]), _holding(ups)
+    of_downs, of_ups = holding([f.down for f in factors]), holding(ups)
     down = np.concatenate([f.down.astype(of_downs, copy=False) for f in factors])
     rows, begin = {}, 0
     for path, up in zip(parts, ups, strict=True):
@@ -95,14 +95,14 @@ def _stacked(parts: Mapping[str, LoraFactors], paths: Paths, unit: int) -> LoraF
 
 def _filled(rows: Mapping[str, Array], paths: Paths, unit: int, rank: int) -> Array:
     """The up matrix of the whole from its parts' rows, zero for those that are not there."""
-    some, dtype = next(iter(rows.values())), _holding(list(rows.values()))
+    some, dtype = next(iter(rows.values())), holding(list(rows.values()))
     missing = {path: (unit * source.span, rank, *some.shape[2:]) for path, source in paths.items() if path not in rows}
     return np.concatenate(
         [rows[p].astype(dtype, copy=False) if p in rows else np.zeros(missing[p], dtype) for p in paths]
     )
 
 
-def _holding(arrays: Sequence[Array]) -> np.dtype[Any]:
+def holding(arrays: Sequence[Array]) -> np.dtype[Any]:
     """A dtype that holds the values of all `arrays`: theirs, or fp32. NumPy knows none for fp16 and bf16."""
     found = {array.dtype for array in arrays}
     return found.pop() if len(found) == 1 else np.result_type(np.float32, *(d for d in found if d.itemsize > 4))

@@ -364,9 +364,15 @@ class OutputSection(Section):
     """Where the run is kept."""
 
     dir: str = field("", "the run folder; required", free=True, place=True, aka=("output_dir", "training_folder"))
+    name: str = field(
+        "",
+        "the LoRA's file, NAME.safetensors; in checkpoints NAME-000500.safetensors; empty: lora.safetensors in both",
+        free=True,
+        aka=("output_name",),
+    )
     format: Literal["kohya", "diffusers", "both"] = field(
         "kohya",
-        "names in lora.safetensors; both: kohya's there, and diffusers' in lora.diffusers.safetensors",
+        "names in the LoRA's file; both: kohya's there, and diffusers' in NAME.diffusers.safetensors",
         free=True,
         aka=("save_model_as",),
     )
@@ -377,7 +383,7 @@ class OutputSection(Section):
         aka=("save_precision", "save_dtype"),
     )
     title: str = field(
-        "", "the LoRA's name in its metadata; empty: the run folder's", free=True, aka=("output_name", "metadata_title")
+        "", "its title in its metadata; empty: its name, or the run folder's", free=True, aka=("metadata_title",)
     )
     author: str = field("", "its author, in its metadata", free=True, aka=("metadata_author",))
     trigger: str = field("", "the words that call it, in its metadata", free=True, aka=("metadata_trigger_phrase",))

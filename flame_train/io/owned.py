@@ -12,7 +12,8 @@ from flame_train.disk.held import Held
 from flame_train.errors import OutputError
 from flame_train.io.commit import is_checkpoint
 
-_FILES: Final = re.compile(r"\.lock|(config\.toml|status\.json|dataset\.json|log\.jsonl)|lora(\.\w+)?\.safetensors")
+_FILES: Final = re.compile(r"\.lock|(config\.toml|status\.json|dataset\.json|log\.jsonl)")
+_LORA: Final = r"(lora|{})(\.\w+)?\.safetensors"
 _FOLDERS: Final = ("checkpoints", "samples", "tensorboard")
 _SAMPLE: Final = re.compile(r"step-\d{6,}\.png")
 
@@ -22,10 +23,14 @@ def is_sample(name: str) -> bool:
     return _SAMPLE.fullmatch(name) is not None
 
 
-def refuse_links(folder: Held) -> None:
-    """Raises OutputError, before anything is written, where something else has the name of what a run owns."""
+def refuse_links(folder: Held, lora: str = "lora") -> None:
+    """Raises OutputError, before anything is written, where something else has the name of what a run owns.
+
+    `lora` is the name of its result without the ending.
+    """
+    results = re.compile(_LORA.format(re.escape(lora)))
     for name in folder.names():
-        if _FILES.fullmatch(name):
+        if _FILES.fullmatch(name) or results.fullmatch(name):
             _refuse_other(folder, name, stat.S_ISREG, "a plain file")
         elif name in _FOLDERS:
             _refuse_other(folder, name, stat.S_ISDIR, "a folder")

@@ -33,6 +33,7 @@ from flame_train.version import __version__
 _LOG = logging.getLogger(__name__)
 
 _OURS: Final = ("config.toml", "lora.safetensors", "checkpoints", "log.jsonl")
+_UNNAMED: Final = "lora"
 _LARGEST: Final = 1 << 28  # bytes of a file that is read whole: what waits in a checkpoint, a config
 
 
@@ -40,13 +41,14 @@ class RunFolder:
     """An open run. Use as a context manager: leaving it writes the final status and releases the lock.
 
     `differences(old, found)` gets the `config.toml` and the checkpoint of the folder's run. It returns a table of the
-    settings that forbid continuing it, or None.
+    settings that forbid continuing it, or None. `name` is that of the LoRA's file, which a run may change.
     """
 
     def __init__(
-        self, folder: Path, config: str, differences: Callable[[str, commit.Found | None], str | None]
+        self, folder: Path, config: str, differences: Callable[[str, commit.Found | None], str | None], name: str = ""
     ) -> None:
         self.folder = folder
+        self.name = name
         self.step = 0
         self._saved = 0
         self._found: commit.Found | None = None
@@ -64,7 +66,7 @@ class RunFolder:
             self._open = Held.open(self.folder)
         try:
             with reading(self.folder):
-                refuse_links(self._held)
+                refuse_links(self._held, self.lora.stem)
                 self._acquire()
                 self._held.check()
                 self._mend()
@@ -132,11 +134,15 @@ class RunFolder:
     @property
     def lora(self) -> Path:
         """The result."""
-        return self.folder / "lora.safetensors"
+        return self.folder / f"{self.name or _UNNAMED}.safetensors"
 
     def lora_beside(self, form: str) -> Path:
         """The result once more, in another format."""
         return self.lora.with_suffix(f".{form}.safetensors")
+
+    def lora_of(self, step: int) -> str:
+        """The name of a checkpoint's LoRA: with the step, so that it may be copied elsewhere as it is."""
+        return f"{self.name}-{step:06d}.safetensors" if self.name else self.lora.name
 
     def place(self, path: Path) -> Spot:
         """A path right in this folder, to be written to. Raises FolderLost if the folder is not there any more."""
@@ -201,7 +207,7 @@ class RunFolder:
             except FileNotFoundError:
                 return None
             with held:
-                refuse_links(held)
+                refuse_links(held, self.lora.stem)
                 self._refuse_locked(held)
                 return self._examine(held)
 
@@ -313,7 +319,7 @@ class RunFolder:
 
     def _examine(self, folder: Held) -> commit.Found | None:
         """The checkpoint to continue from. Refuses what is no run, another run, and one that lost what it needs."""
-        present = [name for name in _OURS if folder.look(name) is not None]
+        present = [name for name in (*_OURS, self.lora.name) if folder.look(name) is not None]
         if folder.look(STATUS) is None:
             if present:
                 raise OutputError(
@@ -330,7 +336,7 @@ class RunFolder:
                 f"{self.folder}: its config.toml is gone, so nobody knows whether this config continues the run that "
                 "it holds; put it back, or set output.dir to another folder for a new run"
             )
-        if found is None and _has_saved(folder):
+        if found is None and self._has_saved(folder):
             raise OutputError(
                 f"{self.folder}: its checkpoints are gone, and the run would start again over its files; put them "
                 "back, set output.dir to another folder, or remove this one"
@@ -354,9 +360,8 @@ class RunFolder:
                 "set them back to continue that run, or set output.dir to another folder for a new one"
             )
 
-
-def _has_saved(folder: Held) -> bool:
-    """Whether the run was far enough to have a checkpoint."""
-    status = read_status(folder)
-    saved = status.get("saved", status.get("step") if status.get("state") == "done" else 0)
-    return bool(saved) or folder.look("lora.safetensors") is not None
+    def _has_saved(self, folder: Held) -> bool:
+        """Whether the run was far enough to have a checkpoint."""
+        status = read_status(folder)
+        saved = status.get("saved", status.get("step") if status.get("state") == "done" else 0)
+        return bool(saved) or any(folder.look(name) is not None for name in (f"{_UNNAMED}.safetensors", self.lora.name))

@@ -5,10 +5,12 @@ This stage alone opens model files, for their headers; later stages hold the res
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 from flame_train.adapters.kinds import ADAPTERS, Factors
 from flame_train.adapters.rules import Own, apply_rules
@@ -26,6 +28,9 @@ from flame_train.training.model import Model
 from .begin import beginning
 from .checkpointing import blocks_named
 from .sampling import check_sampling, image_size, with_defaults
+
+_FILE_NAME: Final = re.compile(r'(?![. ])(?!.*\.safetensors$)[^\x00-\x1f/\\:*?"<>|]*[^\x00-\x1f/\\:*?"<>|. ]')
+_LONGEST_NAME: Final = 200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +66,8 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
     config, wrong = located.config, Gathered(located)
     with wrong:
         _check_places(config)
+    with wrong:
+        _check_name(config.output.name)
     model, base, family = None, Path(), family
     with wrong:
         base = resolve_checkpoint(config.model.checkpoint)
@@ -135,6 +142,15 @@ def _check_places(config: Config) -> None:
         raise ConfigError(
             f"output.dir: {out} lies inside data.path, where its sample grids would be taken for images to train "
             "on; name a folder elsewhere"
+        )
+
+
+def _check_name(name: str) -> None:
+    """The name of the LoRA's file must be one on every system, and leave room for a step and an ending."""
+    if name and (not _FILE_NAME.fullmatch(name) or len(name.encode()) > _LONGEST_NAME):
+        raise ConfigError(
+            f"output.name: expected a file name without folder and ending, of at most {_LONGEST_NAME} bytes and with "
+            f'none of / \\ : * ? " < > |, got {name!r}'
         )
 
 

@@ -126,7 +126,7 @@ def run_folder(plan: Plan) -> RunFolder:
     def refusal(old: str, found: Found | None) -> str | None:
         return differences(old, plan.config, moved=found is None or knows_sources(found))
 
-    return RunFolder(Path(plan.config.output.dir), resolved(plan.config), refusal)
+    return RunFolder(Path(plan.config.output.dir), resolved(plan.config), refusal, plan.config.output.name)
 
 
 def preflighted(plan: Plan, folder: RunFolder) -> Found | None:

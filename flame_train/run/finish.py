@@ -32,7 +32,7 @@ def lora_writer(config: Config, model: Model, attached: Attached, dataset: Datas
     if names.several_predictions:
         described["prediction_type"] = config.model.prediction
     described |= {k: v for k, v in (("author", out.author), ("trigger_phrase", out.trigger)) if v}
-    title = out.title or Path(out.dir).name or "lora"
+    title = out.title or out.name or Path(out.dir).name or "lora"
     settings = json.dumps(_without_places(config), sort_keys=True, default=list)
     return LoraWriter(
         attached,
@@ -56,7 +56,7 @@ def _as_sd_scripts(config: Config, dataset: Dataset, title: str) -> dict[str, st
     per_epoch = sum(dataset.comings)
     batches = max(1, math.ceil(per_epoch / (config.data.batch_size * config.gradient.accumulation)))
     return {
-        "ss_output_name": title,
+        "ss_output_name": config.output.name or title,
         "ss_seed": str(config.train.seed),
         "ss_learning_rate": repr(config.optimizer.lr),
         "ss_unet_lr": repr(config.optimizer.lr),

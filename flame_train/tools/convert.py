@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from flame_train.adapters import eridiffusion
 from flame_train.adapters.dialects import NATIVE
-from flame_train.adapters.factors import LoraState
-from flame_train.adapters.folding import ALPHA_KEY
-from flame_train.adapters.formats import FORMATS, from_file, to_diffusers, to_kohya
-from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
-from flame_train.adapters.peft_config import METADATA_KEY
+from flame_train.adapters.formats import FORMATS, from_file
 from flame_train.disk.files import is_same_file, refuse_place
 from flame_train.errors import ConfigError
-from flame_train.io.lora_names import LoraFamily
-from flame_train.io.safetensors import save_file
 from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, split_metadata
+from flame_train.tools.lora_files import write_lora
 
-_ABOUT_SCALES: Final = (ALPHA_KEY, METADATA_KEY)  # true of the source's tensors only
-_OF_BARE: Final = (eridiffusion.ALPHA_KEY, eridiffusion.RANK_KEY)  # likewise, where names are native
+_OF_NATIVE: Final = (eridiffusion.ALPHA_KEY, eridiffusion.RANK_KEY)  # true of the source's tensors only
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +51,8 @@ def convert(source: Path, target: Path, to: str, force: bool = False) -> Convert
     lora = from_file(source, family)
     refuse_non_finite(source, lora.state)
     metadata, dropped = split_metadata(lora.metadata)
-    stale = (*_ABOUT_SCALES, *(_OF_BARE if lora.dialects == (NATIVE,) else ()))
-    written = {key: value for key, value in metadata.items() if key not in stale}
-    written = _described(lora.state, family, target.stem) | written
-    if to == "kohya":
-        tensors = to_kohya(lora.state, family)
-    else:
-        tensors, record = to_diffusers(lora.state, family)
-        written |= record
-    save_file(target, tensors, with_hashes(tensors, written))
+    if lora.dialects == (NATIVE,):
+        metadata = {key: value for key, value in metadata.items() if key not in _OF_NATIVE}
+    tensors = write_lora(target, lora.state, family, to, metadata, same_network=True)
     modules = {component: len(found) for component, found in lora.state.items()}
-    return ConvertReport(source, target, to, lora.dialects, modules, len(tensors), dropped)
-
-
-def _described(state: LoraState, family: LoraFamily, title: str) -> dict[str, str]:
-    """The metadata of the file, for sources without any."""
-    return network_metadata(state, family) | model_spec(family, title) | {"format": "pt"}
+    return ConvertReport(source, target, to, lora.dialects, modules, tensors, dropped)

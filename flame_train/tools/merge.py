@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,9 +23,8 @@ from flame_train.io.safetensors import save_stream
 from flame_train.io.weights import Weights, open_weights
 from flame_train.models.common.identify import Identity, could_be, identify
 from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, resolve_base, split_metadata
+from flame_train.tools.merge_loras import MERGED_KEY
 from flame_train.training.stop import StopRequest
-
-MERGED_KEY: Final = "flame_train.merged"
 
 Counts = dict[str, int]
 """Component -> number of modules."""

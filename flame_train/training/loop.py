@@ -261,7 +261,10 @@ def _save(run: Run, step: int) -> None:
     """A checkpoint; at the end also the result."""
     form = formats(run.output.format)[0]
     files, size = checkpoint_files(
-        run.state.optimizer, step, run.sources, lambda path: _write_lora(run, path, step, form)
+        run.state.optimizer,
+        step,
+        run.sources,
+        {run.folder.lora_of(step): lambda path: _write_lora(run, path, step, form)},
     )
     run.folder.checkpoint(step, files, run.checkpoint.keep, size)
     run.callbacks.checkpoint(step, run.folder.checkpoints / f"step-{step:06d}")

@@ -31,7 +31,7 @@ _HEADERS = 1 << 16  # bytes: a checkpoint's names and metadata, roughly
 
 
 def formats(output_format: str) -> tuple[str, ...]:
-    """The formats of the result, by `output.format`: the first is lora.safetensors, others have further files."""
+    """The formats of the result, by `output.format`: the first is in the LoRA's file, others have further files."""
     return FORMATS if output_format == "both" else (output_format,)
 
 
@@ -112,11 +112,11 @@ _SAID = {
 
 
 def checkpoint_files(
-    optimizer: Optimizer, step: int, sources: Sources, write: Content
+    optimizer: Optimizer, step: int, sources: Sources, lora: Mapping[str, Content]
 ) -> tuple[dict[str, Content], int]:
     """The files of a checkpoint, and roughly their bytes.
 
-    The LoRA as `write` writes it, exact values and moments, and the run's place.
+    The LoRA by its file's name, exact values and moments, and the run's place. A run is continued without the LoRA.
     """
     entries = {f"{_VALUES}{n}": a for n, a in optimizer.arena.state().items()}
     entries |= {f"{_OPTIMIZER}{n}": a for n, a in optimizer.state_dict().items()}
@@ -124,7 +124,7 @@ def checkpoint_files(
     values = sum(a.nbytes for n, a in entries.items() if n.startswith(_VALUES))  # once more as the LoRA
     size = values + sum(a.nbytes for a in entries.values()) + _HEADERS
     files: dict[str, Content] = {
-        "lora.safetensors": write,
+        **lora,
         "optimizer.safetensors": lambda path: save_file(path, entries),
         "state.json": (json.dumps(place, indent=1, sort_keys=True) + "\n").encode(),
     }

@@ -43,6 +43,8 @@ COMMANDS = (
     "inspect",
     "convert",
     "merge",
+    "resize",
+    "extract",
     "gradcheck",
     "bench",
     "doctor",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from flame_train.io.safetensors import SafetensorsFile
 
 
@@ -56,6 +58,33 @@ def test_the_result_is_in_the_format_last_asked_for(job):
     assert job.finish(output__format="diffusers").lora
     with SafetensorsFile(job.out / "lora.safetensors") as file:
         assert all(name.endswith((".lora_A.weight", ".lora_B.weight")) for name in file.names)
+
+
+def test_a_run_is_continued_under_another_name_to_the_same_weights(another):
+    """The checkpoints of the first name are continued; each file says its own name, and holds the same tensors."""
+    constant = {"schedule__name": "constant", "schedule__warmup_steps": 0}
+    whole = another("unnamed")
+    whole.finish(**constant)
+    made = another("named")
+    assert made.train(train__steps=3, output__name="first", **constant).code == 0
+    ended = made.train(output__name="tiles", output__format="both", **constant)
+    assert ended.code == 0, ended.stderr
+    assert {path.name for path in made.out.glob("*.safetensors")} == {
+        "first.safetensors", "tiles.safetensors", "tiles.diffusers.safetensors"}  # fmt: skip
+    assert (made.out / "checkpoints" / "step-000005" / "tiles-000005.safetensors").exists()
+    with (
+        SafetensorsFile(made.out / "tiles.safetensors") as file,
+        SafetensorsFile(whole.out / "lora.safetensors") as own,
+    ):
+        assert file.metadata["ss_output_name"] == "tiles"
+        assert all(file.read(name).tobytes() == own.read(name).tobytes() for name in own.names)
+
+
+@pytest.mark.parametrize("name", ["a/b", ".hidden", "tiles.safetensors", "a:b", "ends.", "x" * 201])
+def test_a_name_that_no_file_can_have_everywhere_is_refused(job, name):
+    ended = job.plan(output__name=name)
+    assert ended.code == 2
+    assert "output.name: expected a file name without folder and ending" in ended.stderr
 
 
 def test_a_format_that_is_no_longer_asked_for_leaves_no_file_of_an_earlier_result(another):

@@ -316,6 +316,34 @@ def test_files_that_are_no_runs_are_not_overwritten(tmp_path: Path, name: str) -
     assert (tmp_path / name).read_text() == "mine"
 
 
+def test_a_named_result_that_is_no_runs_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "tiles.safetensors").write_text("mine")
+    run = RunFolder(tmp_path, "a = 1\n", lambda old, found: None, "tiles")
+    with pytest.raises(OutputError, match=r"found tiles\.safetensors without status\.json"):
+        run.__enter__()
+    assert (tmp_path / "tiles.safetensors").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["tiles.safetensors", "tiles.diffusers.safetensors", "lora.safetensors"])
+def test_a_link_in_place_of_a_named_result_is_refused(tmp_path: Path, name: str) -> None:
+    with RunFolder(tmp_path / "run", "a = 1\n", lambda old, found: None, "tiles") as run:
+        run.resume()
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "run" / name).symlink_to(tmp_path / "mine")
+    with pytest.raises(OutputError, match="found a link to"):
+        run.__enter__()
+
+
+@pytest.mark.parametrize(("name", "result", "of_a_step"), [
+    ("", "lora.safetensors", "lora.safetensors"),
+    ("tiles v1.5", "tiles v1.5.safetensors", "tiles v1.5-000500.safetensors"),
+])  # fmt: skip
+def test_the_files_of_a_name(tmp_path: Path, name: str, result: str, of_a_step: str) -> None:
+    run = RunFolder(tmp_path, "", lambda old, found: None, name)
+    assert (run.lora.name, run.lora_of(500)) == (result, of_a_step)
+    assert run.lora_beside("diffusers").name == result.replace(".safetensors", ".diffusers.safetensors")
+
+
 def test_a_file_in_the_way_is_refused_and_missing_parents_are_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):

@@ -14,9 +14,12 @@ from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.formats import from_file, to_diffusers, to_kohya
 from flame_train.adapters.kinds.dora import DoraFactors
 from flame_train.adapters.metadata import network_metadata, with_hashes
+from flame_train.adapters.nearest import Want
 from flame_train.adapters.peft_config import peft_scales
 from flame_train.io.safetensors import save_file
 from flame_train.models.sdxl.keys import lora_family
+from flame_train.tools.merge_loras import Strong, merge_loras
+from flame_train.tools.resize import resize
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -135,6 +138,39 @@ def test_every_unet_module_changes_by_the_formula(tmp_path, unet, form):
         np.testing.assert_allclose(after[name] - before[name], factors.delta(), atol=2e-5)
     touched = {f"{unet_paths[path]}.weight" for path in state["unet"]}
     assert all(np.array_equal(after[name], value) for name, value in before.items() if name not in touched)
+
+
+def test_a_resized_and_a_merged_lora_are_loaded_and_computed_as_here(tmp_path, unet):
+    from diffusers import StableDiffusionXLPipeline
+
+    before = {name: value.detach().numpy().copy() for name, value in unet.state_dict().items()}
+    modules = next(c for c in SDXL.components if c.name == "unet").modules
+    rng = np.random.default_rng(1)
+    state = {}
+    for path in list(small_state("lora_kohya_sdxl_conv", tiny)["unet"])[::7]:
+        out, into, *kernel = before[f"{next(iter(modules[path]))}.weight"].shape
+        down = rng.standard_normal((4, into, *kernel)).astype(np.float32)
+        state[path] = LoraFactors(down, rng.standard_normal((out, 4, *[1] * len(kernel))).astype(np.float32), 3.0)
+    save_file(tmp_path / "a.safetensors", *to_diffusers({"unet": state}, SDXL))
+    resize(tmp_path / "a.safetensors", tmp_path / "resized.safetensors", Want(rank=2))
+    merge_loras([Strong(tmp_path / "a.safetensors", 0.25)] * 2, tmp_path / "merged.safetensors", None)
+    for name, rank in (("resized", 2), ("merged", 8)):
+        file = tmp_path / f"{name}.safetensors"
+        loaded, alphas, metadata = StableDiffusionXLPipeline.lora_state_dict(
+            str(file), unet_config=unet.config, return_lora_metadata=True
+        )
+        StableDiffusionXLPipeline.load_lora_into_unet(loaded, alphas, unet, metadata=metadata)
+        try:
+            unet.fuse_lora()
+            after = {n.replace(".base_layer", ""): v.detach().numpy().copy() for n, v in unet.state_dict().items()}
+        finally:
+            unet.unfuse_lora()
+            unet.unload_lora()
+        for path, factors in from_file(file, SDXL).state["unet"].items():
+            there = f"{next(iter(modules[path]))}.weight"
+            wanted = factors.delta() if name == "resized" else 0.5 * state[path].delta()
+            assert factors.rank <= rank
+            np.testing.assert_allclose(after[there] - before[there], wanted, atol=2e-5)
 
 
 def test_a_dora_on_output_rows_is_loaded_and_computed_as_here(tmp_path, unet):

@@ -106,6 +106,13 @@ def test_says_who_made_it_and_of_what(write):
     assert found["ss_optimizer"] == "adamw"
 
 
+def test_a_name_is_the_title_where_none_is_given(write):
+    for about, title in (({"name": "tiles_v2"}, "tiles_v2"), ({"name": "tiles_v2", "title": "Tiles"}, "Tiles")):
+        with safetensors.safe_open(write("named.safetensors", output=about), "numpy") as file:
+            assert file.metadata()["ss_output_name"] == "tiles_v2"
+            assert file.metadata()["modelspec.title"] == title
+
+
 def test_a_tag_list_that_is_too_long_keeps_the_most_frequent(monkeypatch, write):
     items = [SimpleNamespace(caption=f"often, tag {i:05d} {'x' * 40}", sha256="0") for i in range(3000)]
     monkeypatch.setattr(PHOTOS, "items", items)
@@ -203,7 +210,7 @@ def test_never_writes_what_is_not_finite(attached, write, tmp_path, bad):
 def test_where_the_files_lay_does_not_show(write):
     """Two people with the same files in other folders get the same bytes, whichever files a config can name."""
     texts = {path: key for path, key in keys().items() if key.annotation is str and key.default == ""}
-    notes = {"data.caption", "sample.negative", "output.title", "output.author", "output.trigger"}
+    notes = {"data.caption", "sample.negative", "output.title", "output.author", "output.trigger", "output.name"}
     notes.add("output.dir")  # the last folder's name is the LoRA's title
 
     def run(name, folder):
@@ -225,7 +232,7 @@ def test_what_a_run_is_continued_from_is_told_from_a_lora(small_config, tmp_path
     adapters = attach(unet, resolve(unet, ["attention"], UNET_PRESETS), rank=RANK, alpha=ALPHA, seed=1)
     c = small_config()
     optimizer = build_optimizer(adapters.parameters(), c.train, c.optimizer, c.schedule, c.gradient, get_backend("cpu"))
-    files, _ = checkpoint_files(optimizer, 3, Sources("", "", "", "images"), b"")
+    files, _ = checkpoint_files(optimizer, 3, Sources("", "", "", "images"), {})
     files["optimizer.safetensors"](tmp_path / "optimizer.safetensors")
     with pytest.raises(ModelFileError, match="expected a LoRA, but this is: a checkpoint of a flame-train run"):
         require_lora(tmp_path / "optimizer.safetensors")

@@ -1,0 +1,122 @@
+"""The commands of `flame-train` that read and write LoRA files. As in cli.py, each imports its modules when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from flame_train.arguments import AsJson, Debug, Error, Force, Rank
+from flame_train.output import show
+
+lora_app = typer.Typer()
+
+
+@lora_app.command("inspect")
+def inspect_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors file.")],
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Describe a safetensors file: family, layout, dtype, rank, modules, metadata."""
+    from flame_train.tools.inspect import inspect_file, render
+
+    report = inspect_file(file)
+    show(report.as_dict(), as_json, render(report))
+
+
+@lora_app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="LoRA file to read.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="LoRA file to write.")],
+    to: Annotated[Literal["kohya", "diffusers"], typer.Option("--to", help="Naming of OUT.")],
+    force: Force = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Rename a LoRA's tensors between the two formats in use.
+
+    There and back gives the same bits, with one exception: in diffusers' format alpha / rank is multiplied into the
+    tensors. So fp32 files whose alpha / rank is no power of two come back to one unit in the last place.
+    """
+    from flame_train.tools.convert import convert as rename
+
+    show(rename(source, target, to, force).as_dict(), as_json)
+
+
+@lora_app.command()
+def merge(
+    base: Annotated[Path | None, typer.Argument(metavar="BASE", help="Base checkpoint.")] = None,
+    lora: Annotated[Path | None, typer.Argument(metavar="LORA", help="LoRA file.")] = None,
+    target: Annotated[Path | None, typer.Argument(metavar="OUT", help="Checkpoint to write.")] = None,
+    strength: Annotated[float | None, typer.Option("--strength", help="How much of LORA; 1 by default.")] = None,
+    to: Annotated[
+        Literal["checkpoint", "lora"],
+        typer.Option("--to", help="lora: LoRAs into one; BASE only for LoHa, LoKr and DoRA."),
+    ] = "checkpoint",
+    loras: Annotated[
+        list[str] | None, typer.Option("--lora", metavar="FILE[:STRENGTH]", help="With --to lora; repeatable.")
+    ] = None,
+    rank: Rank = None,
+    error: Error = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="LoRA to write, with --to lora.")] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Bake a LoRA into a base checkpoint, or several LoRAs into one."""
+    if to == "checkpoint":
+        if base is None or lora is None or target is None:
+            raise typer.BadParameter("expected BASE LORA OUT, or --to lora with --lora FILE and -o OUT")
+        if loras or rank is not None or error is not None or output is not None:
+            raise typer.BadParameter("--lora, --rank, --error and --output go with --to lora")
+        from flame_train.tools.merge import merge as bake
+
+        show(bake(base, lora, target, 1.0 if strength is None else strength, force).as_dict(), as_json)
+        return
+    if lora is not None or target is not None or strength is not None or output is None:
+        raise typer.BadParameter("with --to lora expected [BASE] --lora FILE[:STRENGTH] ... -o OUT")
+    from flame_train.tools.lora_files import wanted
+    from flame_train.tools.merge_loras import Strong, merge_loras
+
+    want = None if rank is None and error is None else wanted(rank, error)
+    show(merge_loras([Strong.parse(text) for text in loras or []], output, want, base, force), as_json)
+
+
+@lora_app.command()
+def resize(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="LoRA file to read.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="LoRA file to write.")],
+    rank: Rank = None,
+    error: Error = None,
+    force: Force = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Lower a LoRA's rank by SVD; alpha / rank stays."""
+    from flame_train.tools.lora_files import wanted
+    from flame_train.tools.resize import resize as make
+
+    show(make(file, output, wanted(rank, error), force), as_json)
+
+
+@lora_app.command()
+def extract(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="The model before.")],
+    tuned: Annotated[Path, typer.Argument(metavar="TUNED", help="The model after.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="LoRA file to write.")],
+    rank: Rank = None,
+    error: Error = None,
+    precision: Annotated[
+        Literal["fp32", "bf16", "fp16"], typer.Option("--precision", help="As output.precision in a config.")
+    ] = "bf16",
+    force: Force = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Make a LoRA of the difference of two models by SVD."""
+    from flame_train.tools.extract import extract as make
+    from flame_train.tools.lora_files import wanted
+
+    show(make(base, tuned, output, wanted(rank, error), precision, force), as_json)

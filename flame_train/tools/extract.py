@@ -1,0 +1,142 @@
+"""`flame-train extract`: a LoRA from the difference of two checkpoints, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from flame_train.adapters.factors import LoraFactors
+from flame_train.adapters.nearest import Cut, Want, nearest_to
+from flame_train.disk.files import is_same_file, refuse_place
+from flame_train.errors import ConfigError, ModelFileError
+from flame_train.io.keymap import Shape, Source
+from flame_train.io.lora_names import LoraFamily
+from flame_train.io.resolve import Resolved
+from flame_train.io.weights import Weights, open_weights
+from flame_train.models.common.identify import Identity, could_be, identify
+from flame_train.recipes import FAMILIES
+from flame_train.tools.families import resolve_base
+from flame_train.tools.lora_files import Errors, write_lora
+from flame_train.training.stop import StopRequest
+
+PRECISIONS: Mapping[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
+
+
+def extract(
+    base: Path, tuned: Path, target: Path, want: Want, precision: str = "bf16", force: bool = False
+) -> dict[str, Any]:
+    """Writes the LoRA nearest to `tuned` - `base`, in kohya's names. One weight of each file is in memory at a time.
+
+    Layers without a difference are left out. Differences that no LoRA holds, of norms, biases and embeddings, are
+    counted.
+
+    Args:
+        base, tuned: two models of one family, in any layouts; a single file, or the folder of one component.
+        target: the LoRA's file.
+        want: the rank, or the error that a layer may have.
+        precision: number format of the matrices, "bf16", "fp16" or "fp32".
+        force: whether an existing `target` is overwritten.
+
+    Returns:
+        The report: modules by component, ranks, the error of all layers together, and the largest of one.
+
+    Raises:
+        ModelFileError: the files are not of one supported family, hold NaN, or have no difference.
+        NonFiniteError: a matrix is too large for `precision`.
+        OutputError: `target` exists and `force` is false.
+        Interrupted: a signal came.
+    """
+    for other in (base, tuned):
+        if is_same_file(target, other):
+            raise ConfigError(f"{target}: would overwrite {other}; give another name for the result")
+    refuse_place(target, ".safetensors", force)
+    errors = Errors()
+    made: dict[str, dict[str, LoraFactors]] = {}
+    beside = 0
+    with StopRequest() as stop, open_weights(base) as before, open_weights(tuned) as after:
+        family, old, new = _resolved(base, before, tuned, after)
+        modules = {component.name: component.modules for component in family.components}
+        for component, name, pair in _shared(family, old, new):
+            stop.check("while extracting; nothing was written")
+            difference = _difference(pair, (base, before), (tuned, after), f"{component} {name}")
+            if not difference.any():
+                continue
+            module = name.removesuffix(".weight")
+            if name.endswith(".weight") and module in modules[component] and difference.ndim in (2, 4):
+                cut = _rounded(nearest_to(difference, want), PRECISIONS[precision])
+                made.setdefault(component, {})[module] = errors.add(f"{component} {module}", cut)
+            else:
+                beside += 1
+        if not made:
+            raise ModelFileError(f"{tuned}: no layer differs from {base} that a LoRA could hold; nothing was written")
+    tensors = write_lora(target, made, family, "kohya", {})
+    return {
+        "base": str(base),
+        "tuned": str(tuned),
+        "target": str(target),
+        "modules": {component: len(found) for component, found in made.items()},
+        "tensors": tensors,
+        **errors.as_dict(),
+        "differences_left_out": beside,
+    }
+
+
+def _resolved(base: Path, before: Weights, tuned: Path, after: Weights) -> tuple[LoraFamily, Resolved, Resolved]:
+    """The names of both models' weights, and how LoRA files call them."""
+    known, other = (identify(weights.shapes, weights.metadata) for weights in (before, after))
+    for path, identity in ((base, known), (tuned, other)):
+        if identity.kind in ("lora", "adapter"):
+            raise ModelFileError(f"{path}: expected a model, but this is: {identity.detail}")
+    family = next((f for f in FAMILIES.values() if _is(known, f.name)), None)
+    if family is None or not _is(other, family.name):
+        raise ModelFileError(f"{tuned}: is {other.detail}, and {base} is {known.detail}: expected two of one family")
+    old = resolve_base(base, before.names, known, family.name)
+    new = resolve_base(tuned, after.names, other, family.name)
+    named: dict[str, Shape] = {}
+    for name, source in old.sources.get(family.denoiser, {}).items():  # as a LoRA of rank 1 over every layer
+        shape = source.made_shape(before.shapes) or ()
+        if name.endswith(".weight") and len(shape) in (2, 4):
+            module = f"diffusion_model.{name.removesuffix('.weight')}"
+            named |= {f"{module}.lora_A.weight": (1, *shape[1:]), f"{module}.lora_B.weight": (shape[0], 1)}
+    return family.lora_names_in(named), old, new
+
+
+def _is(identity: Identity, family: str) -> bool:
+    return identity.family != "unknown" and could_be(identity.family, family)
+
+
+def _shared(family: LoraFamily, old: Resolved, new: Resolved) -> Iterator[tuple[str, str, tuple[Source, Source]]]:
+    """Component, native name and both sources of every tensor that both models have, of components with LoRAs."""
+    for component in family.components:
+        mine, theirs = (found.sources.get(component.name, {}) for found in (old, new))
+        for name in sorted(mine.keys() & theirs.keys()):
+            yield component.name, name, (mine[name], theirs[name])
+
+
+def _difference(
+    pair: tuple[Source, Source], one: tuple[Path, Weights], other: tuple[Path, Weights], what: str
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """What the second model's tensor has more than the first's, in fp64."""
+    found = []
+    for source, (path, weights) in zip(pair, (one, other), strict=True):
+        values = source.read(weights).astype(np.float64)
+        if not np.isfinite(values).all():
+            raise ModelFileError(f"{path}: {what} holds NaN or infinity; get another copy. Nothing was written")
+        found.append(values)
+    before, after = found
+    if before.shape[:2] != after.shape[:2] or before.size != after.size:
+        raise ModelFileError(
+            f"{other[0]}: {what} is {after.shape}, and {before.shape} in {one[0]}: another architecture"
+        )
+    return after.reshape(before.shape) - before
+
+
+def _rounded(cut: Cut, dtype: Any) -> Cut:
+    factors = cut.factors
+    with np.errstate(over="ignore"):  # told by whoever counts it
+        made = LoraFactors(factors.down.astype(dtype), factors.up.astype(dtype), factors.alpha)
+    return Cut(made, cut.left_out, cut.norm)

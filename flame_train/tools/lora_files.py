@@ -1,0 +1,110 @@
+"""LoRA files that a tool makes: how one is written, and what a report says of ranks and errors."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from flame_train.adapters.factors import LoraFactors, LoraState
+from flame_train.adapters.folding import ALPHA_KEY
+from flame_train.adapters.formats import to_diffusers, to_kohya
+from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
+from flame_train.adapters.nearest import Cut, Want
+from flame_train.adapters.peft_config import METADATA_KEY
+from flame_train.errors import ConfigError, NonFiniteError
+from flame_train.io.lora_names import LoraFamily
+from flame_train.io.safetensors import save_file
+
+_ABOUT_SCALES: Final = (ALPHA_KEY, METADATA_KEY)  # true of the source's tensors only
+
+
+def wanted(rank: int | None, error: float | None) -> Want:
+    """What --rank and --error ask for. Raises ConfigError unless exactly one is given, with a sensible value."""
+    if (rank is None) == (error is None):
+        raise ConfigError("expected one of --rank N and --error E, " + ("got both" if rank is not None else "got none"))
+    if rank is not None:
+        if rank < 1:
+            raise ConfigError(f"--rank: expected at least 1, got {rank}")
+        return Want(rank=rank)
+    assert error is not None
+    if not 1e-6 <= error < 1.0:
+        raise ConfigError(f"--error: expected a share of each layer's update from 1e-6 to below 1, got {error:g}")
+    return Want(error=error)
+
+
+@dataclass(slots=True)
+class Errors:
+    """What singular values were left out, over all modules."""
+
+    ranks: Counter[int] = field(default_factory=Counter)
+    left_out: float = 0.0
+    norm: float = 0.0
+    worst: tuple[float, str] = (0.0, "")
+
+    def add(self, module: str, cut: Cut) -> LoraFactors:
+        """Counts a module in and returns its LoRA. Raises NonFiniteError where its number format is too small."""
+        for array in (cut.factors.down, cut.factors.up):
+            if not np.isfinite(array.astype(np.float32)).all():
+                raise NonFiniteError(f"{module}: the values are too large for {array.dtype}; nothing was written")
+        self.ranks[cut.factors.rank] += 1
+        self.left_out = math.hypot(self.left_out, cut.left_out)
+        self.norm = math.hypot(self.norm, cut.norm)
+        if cut.norm:
+            self.worst = max(self.worst, (cut.left_out / cut.norm, module))
+        return cut.factors
+
+    def as_dict(self) -> dict[str, object]:
+        """For the report: errors are |update - written| / |update| before rounding to the file's number format."""
+        return {
+            "ranks": dict(sorted(self.ranks.items())),
+            "error": self.left_out / self.norm if self.norm else 0.0,
+            "largest_error": self.worst[0],
+            "largest_error_in": self.worst[1] or None,
+        }
+
+
+def same_naming(dialects: Iterable[str]) -> str:
+    """The format in which a file of these dialects is written again: diffusers' if all of it is, else kohya's."""
+    return "diffusers" if set(dialects) == {"peft"} else "kohya"
+
+
+def write_lora(
+    target: Path,
+    state: LoraState,
+    family: LoraFamily,
+    form: str,
+    kept: Mapping[str, str],
+    same_network: bool = False,
+) -> int:
+    """Writes the file and returns the number of its tensors.
+
+    Args:
+        target: the file.
+        state: the factors by component and module.
+        family: how its files name modules.
+        form: "kohya" or "diffusers".
+        kept: metadata of the file that this one comes from.
+        same_network: whether that file's words about kind, rank and alpha still hold.
+
+    Raises:
+        ModelFileError: diffusers does not read the kind.
+        NonFiniteError: alpha / rank takes a value beyond what a file can hold.
+    """
+    network = network_metadata(state, family)
+    described = network | model_spec(family, target.stem) | {"format": "pt"}
+    written = described | {key: value for key, value in kept.items() if key not in _ABOUT_SCALES}
+    if not same_network:
+        written |= network
+    if form == "kohya":
+        tensors = to_kohya(state, family)
+    else:
+        tensors, record = to_diffusers(state, family)
+        written |= record
+    save_file(target, tensors, with_hashes(tensors, written))
+    return len(tensors)

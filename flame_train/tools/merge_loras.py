@@ -1,0 +1,179 @@
+"""`flame-train merge --to lora`: several adapters of any kind, each with a strength, as one plain LoRA."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from flame_train.adapters.factors import Array, LoraFactors
+from flame_train.adapters.formats import from_file
+from flame_train.adapters.kinds import Factors
+from flame_train.adapters.nearest import Cut, Want, cut, nearest_to
+from flame_train.adapters.summed import summed
+from flame_train.disk.files import is_same_file, refuse_place
+from flame_train.errors import ConfigError, ModelFileError
+from flame_train.io.lora_names import LoraFamily
+from flame_train.io.weights import Weights, open_weights
+from flame_train.models.common.identify import could_be, identify
+from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, resolve_base
+from flame_train.tools.lora_files import Errors, write_lora
+from flame_train.training.stop import StopRequest
+
+MERGED_KEY: Final = "flame_train.merged"
+
+
+@dataclass(frozen=True, slots=True)
+class Strong:
+    """A LoRA's file and its strength."""
+
+    path: Path
+    strength: float
+
+    @classmethod
+    def parse(cls, text: str) -> Strong:
+        """Of `FILE` or `FILE:STRENGTH`. Raises ConfigError for a strength that adds nothing or is not finite."""
+        path, colon, number = text.rpartition(":")
+        try:
+            strength = float(number) if colon else 1.0
+        except ValueError:  # a colon of the path
+            path, strength = text, 1.0
+        path = path if colon else text
+        if not np.isfinite(strength) or strength == 0.0:
+            raise ConfigError(f"--lora {text}: expected a finite strength other than 0, got {number}")
+        return cls(Path(os.path.expanduser(path)), strength)
+
+
+def merge_loras(
+    loras: Sequence[Strong], target: Path, want: Want | None, base: Path | None = None, force: bool = False
+) -> dict[str, Any]:
+    """Writes one LoRA, in kohya's names, whose update is the sum of all, each times its strength.
+
+    Without `want` the matrices are put side by side: exact but for rounding strengths, and the ranks add up. With it,
+    each module gets the nearest LoRA of that rank or error. LoHa, LoKr and DoRA always need it, and `base`: a DoRA's
+    update depends on its weights, and the others' files do not tell a convolution's kernel.
+
+    Args:
+        loras: the files with their strengths.
+        target: the file to write.
+        want: the rank, or the error that a module may have; None: all of it.
+        base: the model that the adapters are for.
+        force: whether an existing `target` is overwritten.
+
+    Returns:
+        The report: modules by component, ranks, the error of all modules together, and the largest of one.
+
+    Raises:
+        ConfigError: `want` or `base` is missing.
+        ModelFileError: the files are not of one family, or do not fit each other or the base.
+        NonFiniteError: one holds NaN, or a value becomes too large.
+        OutputError: `target` exists and `force` is false.
+        Interrupted: a signal came.
+    """
+    if not loras:
+        raise ConfigError("--to lora: name at least one file with --lora FILE or --lora FILE:STRENGTH")
+    for path in [lora.path for lora in loras] + ([base] if base else []):
+        if is_same_file(target, path):
+            raise ConfigError(f"{target}: would overwrite {path}; give another name for the result")
+    refuse_place(target, ".safetensors", force)
+    family, found = _read(loras)
+    _check_kinds(found, want, base)
+    errors = Errors()
+    made: dict[str, dict[str, LoraFactors]] = {}
+    with StopRequest() as stop, ExitStack() as opened:
+        weights = _Base(base, family, opened) if base else None
+        for (component, module), parts in found.items():
+            stop.check("while merging; nothing was written")
+            what = f"{component} {module}"
+            try:
+                made.setdefault(component, {})[module] = errors.add(what, _sum(parts, want, weights, component, module))
+            except ValueError as fault:
+                raise ModelFileError(f"{what} {fault}; nothing was written") from None
+    history = json.dumps([{"lora": lora.path.name, "strength": lora.strength} for lora in loras])
+    tensors = write_lora(target, made, family, "kohya", {MERGED_KEY: history})
+    return {
+        "loras": [{"lora": str(lora.path), "strength": lora.strength} for lora in loras],
+        "target": str(target),
+        "modules": {component: len(modules) for component, modules in made.items()},
+        "tensors": tensors,
+        **errors.as_dict(),
+    }
+
+
+_Parts = list[tuple[Factors, float]]
+
+
+def _read(loras: Sequence[Strong]) -> tuple[LoraFamily, dict[tuple[str, str], _Parts]]:
+    """The family, and every module's factors with their strengths. Raises ModelFileError for two families."""
+    families: list[LoraFamily] = []
+    found: dict[tuple[str, str], _Parts] = {}
+    for lora in loras:
+        families.append(lora_family(lora.path, require_lora(lora.path)))
+        if families[-1].name != families[0].name:
+            raise ModelFileError(
+                f"{lora.path}: is a LoRA for {families[-1].name}, and {loras[0].path} for {families[0].name}"
+            )
+        state = from_file(lora.path, families[-1]).state
+        refuse_non_finite(lora.path, state)
+        for component, modules in state.items():
+            for module, factors in modules.items():
+                found.setdefault((component, module), []).append((factors, lora.strength))
+    return max(families, key=lambda family: len(family.components[0].modules)), found
+
+
+def _check_kinds(found: Mapping[tuple[str, str], _Parts], want: Want | None, base: Path | None) -> None:
+    """Raises ConfigError where what is not a plain LoRA lacks what its nearest LoRA needs."""
+    others = {factors.kind for parts in found.values() for factors, _ in parts if not isinstance(factors, LoraFactors)}
+    if not others:
+        return
+    kinds = ", ".join(sorted(others))
+    if want is None:
+        raise ConfigError(f"{kinds}: no LoRA is exactly that; say how near it shall be with --rank N or --error E")
+    if base is None:
+        raise ConfigError(f"{kinds}: its update is known with the base model only; name it first: merge BASE --to lora")
+
+
+def _sum(parts: _Parts, want: Want | None, base: _Base | None, component: str, module: str) -> Cut:
+    """One module's LoRA. ValueError for parts that do not fit each other or the base."""
+    plain = [(factors, strength) for factors, strength in parts if isinstance(factors, LoraFactors)]
+    if len(plain) == len(parts):
+        whole = summed(plain)
+        if want is not None:
+            return cut(whole, want)
+        norm = float(np.linalg.norm(whole.delta()))
+        return Cut(whole, 0.0, norm)
+    assert want is not None
+    assert base is not None
+    weight = base.weight(component, module)
+    update = np.zeros(weight.shape)
+    for factors, strength in parts:
+        if not factors.fits(weight.shape):
+            raise ValueError(f"is {factors.weight_shape} in a file, and {weight.shape} in the base")
+        update += factors.delta(weight, strength).reshape(weight.shape)
+    return nearest_to(update, want)
+
+
+class _Base:
+    """The base model's weights by component and module."""
+
+    def __init__(self, path: Path, family: LoraFamily, opened: ExitStack) -> None:
+        self._path = path
+        self._weights: Weights = opened.enter_context(open_weights(path))
+        identity = identify(self._weights.shapes, self._weights.metadata)
+        if identity.kind in ("lora", "adapter") or not could_be(identity.family, family.name):
+            raise ModelFileError(f"{path}: expected a base model for {family.name}, but this is: {identity.detail}")
+        self._sources = resolve_base(path, self._weights.names, identity, family.name).sources
+
+    def weight(self, component: str, module: str) -> Array:
+        """The weight in fp32. ValueError where the base has none."""
+        source = self._sources.get(component, {}).get(f"{module}.weight")
+        if source is None:
+            raise ValueError(f"is not in {self._path}")
+        weight: Array = source.read(self._weights).astype(np.float32)
+        return weight

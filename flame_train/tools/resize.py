@@ -1,0 +1,67 @@
+"""`flame-train resize`: a LoRA of a lower rank, nearest to the one in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flame_train.adapters.factors import LoraFactors
+from flame_train.adapters.formats import from_file
+from flame_train.adapters.nearest import Want, cut
+from flame_train.disk.files import is_same_file, refuse_place
+from flame_train.errors import ConfigError, ModelFileError
+from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, split_metadata
+from flame_train.tools.lora_files import Errors, same_naming, write_lora
+
+
+def resize(source: Path, target: Path, want: Want, force: bool = False) -> dict[str, Any]:
+    """Writes the LoRA nearest to `source`, module by module; alpha / rank, names and number format stay.
+
+    Modules of no higher rank than wanted stay bit for bit.
+
+    Args:
+        source: a LoRA in any dialect.
+        target: the file to write.
+        want: the rank, or the error that a module may have.
+        force: whether an existing `target` is overwritten.
+
+    Returns:
+        The report: ranks, the error of all modules together, and the largest of one.
+
+    Raises:
+        ConfigError: no module loses anything.
+        ModelFileError: the file is no LoRA of a supported family, or of another kind of adapter.
+        NonFiniteError: it holds NaN.
+        OutputError: `target` exists and `force` is false.
+    """
+    if is_same_file(target, source):
+        raise ConfigError(f"{target}: source and target are the same file; give another name for the target")
+    refuse_place(target, ".safetensors", force)
+    family = lora_family(source, require_lora(source))
+    lora = from_file(source, family)
+    refuse_non_finite(source, lora.state)
+    errors = Errors()
+    made: dict[str, dict[str, LoraFactors]] = {}
+    before = 0
+    for component, modules in lora.state.items():
+        for module, factors in modules.items():
+            if not isinstance(factors, LoraFactors):
+                raise ModelFileError(
+                    f"{source}: {component} {module} is of kind {factors.kind}, whose rank cannot be cut; "
+                    "`flame-train merge --to lora` makes a LoRA of it"
+                )
+            before = max(before, factors.rank)
+            made.setdefault(component, {})[module] = errors.add(f"{component} {module}", cut(factors, want))
+    if all(made[part][name] is factors for part, modules in lora.state.items() for name, factors in modules.items()):
+        raise ConfigError(
+            f"{source}: nothing can be cut: its highest rank is {before}, and each module has as few as that"
+        )
+    metadata, dropped = split_metadata(lora.metadata)
+    tensors = write_lora(target, made, family, same_naming(lora.dialects), metadata)
+    return {
+        "source": str(source),
+        "target": str(target),
+        "tensors": tensors,
+        **errors.as_dict(),
+        "dropped_metadata": list(dropped),
+    }
