@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flame_train.adapters import eridiffusion
 from flame_train.adapters.dialects import NATIVE
