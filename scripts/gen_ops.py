@@ -77,7 +77,7 @@ def call(op: Op) -> str:
 
 def formula(op: Op) -> str:
     """The first line of the docstring."""
-    return (op.__doc__ or "").strip().splitlines()[0].replace("*", "\\*").replace("<", "&lt;").replace("_", "\\_")
+    return (op.fn.__doc__ or "").strip().splitlines()[0].replace("*", "\\*").replace("<", "&lt;").replace("_", "\\_")
 
 
 def dtypes(op: Op) -> str:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the project with what its tests need, then runs every check. `scripts/test.sh -k name` passes
-# arguments on to pytest. PYTHON chooses the interpreter for a new .venv.
+# arguments on to pytest. The end says which tests were skipped and why; scripts/test_gpu.sh runs those for a GPU. PYTHON chooses the interpreter for a new .venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
         settings.register_profile("without a deadline", deadline=None)
         settings.load_profile("without a deadline")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Says what was skipped and why: thousands of tests are where no GPU is, and a run that passes does not show it."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
+    if reasons:
+        terminalreporter.write_line("skipped, by reason:")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"  {count}: {reason}")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -51,6 +51,7 @@ from .mode import (
     set_float32_matmul_precision,
 )
 from .op import ErrorSample, primitive, sample
+from .op_docs import install
 from .rematerialize import rematerialize
 from .tensor import Frozen, Parameter, Tensor, tensor
 
@@ -108,6 +109,7 @@ __all__ = [
 ]
 
 document()
+install()
 
 # NaN and infinity are values like any other here, as in PyTorch: what makes one need not say so each time. Ops and
 # backward passes run under an errstate, because NumPy's sums warn in the name of a module of NumPy's. A cast or a write

@@ -12,7 +12,7 @@ from .op import REGISTRY, Op
 def described(op: Op) -> str:
     """The op's docstring, and a line for each of its arguments after the first with its default."""
     rows = [f"    {p.name}{_default(p.default)}{' (by name)' if p.named else ''}" for p in op.params[1:]]
-    text = inspect.cleandoc(op.__doc__ or "")
+    text = inspect.cleandoc(op.fn.__doc__ or "")
     return "\n".join([text, "", "Arguments:", *rows]) if rows else text
 
 

@@ -1,10 +1,17 @@
-"""What help shows of a Tensor."""
+"""What help shows of a Tensor, and of every public op."""
 
 from __future__ import annotations
 
+import contextlib
+import doctest
 import inspect
+import io
+
+import pytest
 
 import flame_train.engine as flame
+from flame_train.engine import functional as F
+from flame_train.engine.op import REGISTRY, Op
 
 
 def test_every_public_member_of_a_tensor_has_a_docstring() -> None:
@@ -21,3 +28,24 @@ def test_a_method_says_what_its_op_does_and_takes() -> None:
     assert "negative_slope = 0.01" in shown
     assert str(inspect.signature(flame.Tensor.sum)).startswith("(self, dim")
     assert "Written into this tensor" in (inspect.getdoc(flame.Tensor.add_) or "")
+
+
+@pytest.mark.parametrize("name", sorted(n for n in dir(F) if isinstance(getattr(F, n), Op)))
+def test_help_of_every_op_names_its_arguments_and_has_an_example_that_runs(name: str) -> None:
+    op = getattr(F, name)
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        help(op)
+    text = shown.getvalue()
+    signature = inspect.signature(op)
+    assert all(argument in text for argument in signature.parameters)
+    assert "Args:" in text
+    assert "xp: the array" not in text
+    example = doctest.DocTestParser().get_doctest(op.__doc__, {}, name, None, None)
+    assert len(example.examples) == 2
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
+def test_the_class_keeps_its_docstring_and_an_op_its_formula() -> None:
+    assert inspect.getdoc(Op) is not None
+    assert str(inspect.getdoc(Op)).startswith("A named operation")
+    assert all(str(op.__doc__).startswith(str(inspect.cleandoc(op.fn.__doc__ or ""))[:20]) for op in REGISTRY.values())

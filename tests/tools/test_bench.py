@@ -96,7 +96,7 @@ def test_memory_that_runs_out_is_told_in_the_words_of_the_command(
         raise MemoryError("all of it is taken")
 
     monkeypatch.chdir(tmp_path)
-    for place in ("tools.bench.get_backend", "tools.sample.get_backend"):
+    for place in ("tools.bench.get_backend", "tools.sample.check_formats"):
         monkeypatch.setattr(f"flame_train.{place}", full)
     assert cli.run([*line.split(), "--device", "cpu"]) == 5
     told = capsys.readouterr().err

@@ -22,6 +22,7 @@ from flame_train.engine.nn import param
 from flame_train.errors import ModelFileError
 from flame_train.models.common.arch import TransformerArch
 from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.common.latents import check_latents
 from flame_train.models.sdxl.transformer import feed_forward, linears_in
 
 PATCH: Final = 2  # the side of a token in latent pixels
@@ -327,7 +328,9 @@ class Flux(BlockNetwork):
 
         Raises:
             ValueError: guidance for a model without that input, or none for a model with it.
+            ShapeError: latents of other sizes.
         """
+        check_latents("Flux's transformer", x_BHWC, self.arch.channels, PATCH)
         silu_vec_BD = F.silu(self._vector(timesteps_B, pooled_BP, guidance_B))
         B, H, W, C = x_BHWC.shape
         h, w, T = H // PATCH, W // PATCH, context_BTC.shape[1]

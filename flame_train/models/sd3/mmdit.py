@@ -19,6 +19,7 @@ from flame_train.engine.nn import param
 from flame_train.errors import ModelFileError
 from flame_train.models.common.arch import TransformerArch
 from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.common.latents import check_latents
 from flame_train.models.sdxl.transformer import feed_forward, linears_in
 
 _PATCH = 2
@@ -251,8 +252,9 @@ class Mmdit(BlockNetwork):
         """The velocity (B, H, W, C) for latents of that shape, H and W even and at most twice the table's side.
 
         timesteps are 1000 times the noise level; context is (B, T, context_dim), pooled (B, pooled_dim). All but the
-        timesteps are in the dtype of the weights.
+        timesteps are in the dtype of the weights. Raises ShapeError for other latents.
         """
+        check_latents("MMDiT", x_BHWC, self.arch.channels, _PATCH)
         B, H, W, C = x_BHWC.shape
         t_BF = F.timestep_embedding(timesteps_B, _FREQUENCIES, dtype=pooled_BP.dtype)
         silu_c_BD = F.silu(self.t_embedder(t_BF) + self.y_embedder(pooled_BP))

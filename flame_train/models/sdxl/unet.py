@@ -17,6 +17,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.common.latents import check_latents
 from flame_train.models.sdxl.transformer import SpatialTransformer, TextKeys, TransformerBlock, linears_in
 
 SIZE_EMBEDDING = 256  # the sinusoid's width for each of the six sizes
@@ -293,8 +294,9 @@ class UNet(BlockNetwork):
 
         H and W must be multiples of 4 for three levels (2 to the number of downsamplings). Timesteps are in 0..999.
         The text encoders give context (B, T, context_dim), `vector_conditioning` gives vector (B, adm_in_channels).
-        Everything but the timesteps is in the dtype of the weights.
+        Everything but the timesteps is in the dtype of the weights. Raises ShapeError for other latents.
         """
+        check_latents("UNet", x_BHWC, self.arch.in_channels, 2 ** (len(self.arch.channel_mult) - 1))
         silu_emb_BE = F.silu(self._embed(timesteps_B, vector_BE))  # every residual block's first step, done once
         text = self._text(context_BTC)
         h_BHWC, skips = x_BHWC, []

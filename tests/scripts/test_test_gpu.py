@@ -1,0 +1,64 @@
+"""scripts/test_gpu.sh runs every part, with one that fails too, and its status and last lines say so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "test_gpu.sh"
+PARTS = (
+    "doctor", "tests", "gradients", "quickstart-sdxl", "quickstart-sd3", "quickstart-flux", "killed-and-continued",
+    "predicted-memory",
+)  # fmt: skip
+
+
+def run(tmp_path: Path, fails: str, memory: int = 80) -> subprocess.CompletedProcess[str]:
+    """The script with a program in Python's place that notes its arguments and fails where they hold `fails`."""
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n[ "$1" = -c ] && echo {memory} && exit 0\n'
+        f'case "$*" in *{fails}*) echo broken; exit 1;; esac\necho well\n'
+    )
+    python.chmod(0o755)
+    env = os.environ | {"PYTHON": str(python)}
+    return subprocess.run([SCRIPT, tmp_path / "out"], env=env, capture_output=True, text=True, check=False)
+
+
+def told(done: subprocess.CompletedProcess[str], verdict: str) -> list[str]:
+    return [line.split()[1].rstrip(",") for line in done.stdout.splitlines() if line.startswith(verdict)]
+
+
+def test_all_parts_run_and_pass(tmp_path: Path) -> None:
+    done = run(tmp_path, "nothing-of-this-name")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert told(done, "passed") == list(PARTS)
+    asked = (tmp_path / "asked").read_text()
+    assert "-m pytest -q -n 8 tests/gpu" in asked
+    assert "gradcheck --device cuda" in asked
+
+
+@pytest.mark.parametrize(("fails", "part"), [("tests/gpu", "tests"), ("gradcheck", "gradients")])
+def test_a_part_that_fails_is_named_and_the_rest_runs(tmp_path: Path, fails: str, part: str) -> None:
+    done = run(tmp_path, fails)
+    assert done.returncode == 1
+    assert told(done, "FAILED") == [part]
+    assert told(done, "passed") == [name for name in PARTS if name != part]
+    assert f"failed: {part}" in done.stdout
+
+
+def test_nothing_runs_where_doctor_says_no(tmp_path: Path) -> None:
+    done = run(tmp_path, "doctor")
+    assert done.returncode == 4
+    assert told(done, "FAILED") == ["doctor"]
+    assert told(done, "passed") == []
+    assert "broken" in done.stdout
+
+
+def test_a_small_card_leaves_out_the_large_steps_and_says_so(tmp_path: Path) -> None:
+    done = run(tmp_path, "nothing-of-this-name", memory=15)
+    assert done.returncode == 0
+    assert "not run: predicted-memory" in done.stdout
+    assert told(done, "passed") == list(PARTS[:-1])
