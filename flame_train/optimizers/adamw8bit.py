@@ -54,9 +54,9 @@ class AdamW8bitRule:
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
         xp, (b1, b2) = step.xp, self.betas
         numbers = step.numbers_of(self, state)
-        own = xp.concatenate([_in_blocks(xp, stack.take(xp, g)) for stack in step.arena.stacks])
-        m = b1 * _read(state, "signed", "exp_avg") + (1.0 - b1) * own
-        v = b2 * _read(state, "unsigned", "exp_avg_sq") + (1.0 - b2) * own * own
+        grads = xp.concatenate([_in_blocks(xp, stack.take(xp, g)) for stack in step.arena.stacks])
+        m = b1 * _read(state, "signed", "exp_avg") + (1.0 - b1) * grads
+        v = b2 * _read(state, "unsigned", "exp_avg_sq") + (1.0 - b2) * grads * grads
         moved = (m / numbers["first"]) / (xp.sqrt(v) / numbers["second"] + self.eps)
         direction, at = xp.zeros_like(g), 0
         for stack in step.arena.stacks:

@@ -68,10 +68,10 @@ class AutomagicRule:
         moved, above, codes = xp.zeros_like(g), xp.zeros_like(state["above"]), xp.zeros_like(state["rates"])
         units, total, first = [], xp.zeros((), np.float64), 0
         for i, stack in enumerate(arena.stacks):
-            own = stack.take(xp, g)
-            count, beside = len(own), (-1, *[1] * len(stack.shape))
-            root = moments.inverse_root(own * own + np.float32(1e-30), i, self.beta2)
-            update = clipped(xp, root * own, self.clip_threshold)
+            grads = stack.take(xp, g)
+            count, beside = len(grads), (-1, *[1] * len(stack.shape))
+            root = moments.inverse_root(grads * grads + np.float32(1e-30), i, self.beta2)
+            update = clipped(xp, root * grads, self.clip_threshold)
             before = state["unit"][0, first : first + count].reshape(beside)
             rates, positive = self._rates(
                 xp, stack.take(xp, state["rates"]), before, stack.take(xp, state["above"]), update

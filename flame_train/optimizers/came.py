@@ -45,9 +45,9 @@ class CameRule:
         squares, residuals = (Moments(xp, matrices, state, name) for name in ("exp_avg_sq", "exp_avg_res"))
         direction, momentum = xp.zeros_like(g), xp.zeros_like(g)
         for i, stack in enumerate(step.arena.stacks):
-            own = stack.take(xp, g)
-            root = squares.inverse_root(own * own + np.float32(1e-30), i, b2)
-            update = clipped(xp, root * own, self.clip_threshold)
+            grads = stack.take(xp, g)
+            root = squares.inverse_root(grads * grads + np.float32(1e-30), i, b2)
+            update = clipped(xp, root * grads, self.clip_threshold)
             m = b1 * stack.take(xp, state["exp_avg"]) + (1.0 - b1) * update
             stack.put(xp, momentum, m)
             if matrices.is_cut(i):

@@ -71,21 +71,21 @@ class Moments:
         root: Array = by_row[..., None] * by_col[..., None, :]
         return root
 
-    def moved(self, kind: str, stack: int, mean: Array, decay: Any, fresh: Any = None) -> Array:
-        """A moment, in the shape of `mean`: decay * moment + fresh * mean.
+    def moved(self, kind: str, stack: int, mean: Array, decay: Any, weight: Any = None) -> Array:
+        """A moment, in the shape of `mean`: decay * moment + weight * mean.
 
         Args:
             kind: "row", "col" or "whole".
             stack: the number of the stack of matrices.
             mean: the new values.
             decay: the share of the moment that stays.
-            fresh: the share of `mean`; None: 1 - decay.
+            weight: the share of `mean`; None: 1 - decay.
 
         Returns:
             In the shape of `mean`.
         """
         before = self._matrices.part(self._state[f"{self._name}_{kind}"], kind, stack).reshape(mean.shape)
-        after: Array = decay * before + (1.0 - decay if fresh is None else fresh) * mean
+        after: Array = decay * before + (1.0 - decay if weight is None else weight) * mean
         self._parts.setdefault(kind, []).append(after)
         return after
 

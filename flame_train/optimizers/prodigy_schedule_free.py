@@ -132,41 +132,41 @@ class ProdigyScheduleFreeRule:
         moments = Moments(xp, arena.matrices(self._cut), state, "exp_avg_sq")
         scaled = xp.zeros_like(g)
         for i, stack in enumerate(arena.stacks):
-            own = stack.take(xp, g)
-            root = self._root(xp, own, moments, i, self._cut(stack.shape), numbers["fresh"])
-            update = own * numbers["d_now"] / (root + numbers["floor"])
+            grads = stack.take(xp, g)
+            root = self._root(xp, grads, moments, i, self._cut(stack.shape), numbers["fresh"])
+            update = grads * numbers["d_now"] / (root + numbers["floor"])
             if self.use_stableadamw:
                 update = update / xp.sqrt(xp.maximum(rms(xp, update), np.float32(1.0)))
             stack.put(xp, scaled, update)
         return scaled, moments.changed()
 
-    def _root(self, xp: Namespace, own: Array, moments: Moments, i: int, cut: Cut | None, fresh: Array) -> Array:
+    def _root(self, xp: Namespace, grads: Array, moments: Moments, i: int, cut: Cut | None, weight: Array) -> Array:
         """The root of the moment. Of a tall matrix it is that of each row's: the published implementation divides the
         moments of its columns by themselves.
 
         Args:
             xp: the array namespace.
-            own: the gradients of a stack of matrices.
+            grads: the gradients of a stack of matrices.
             moments: the moments, of which the new ones are noted.
             i: the number of the stack.
             cut: how a gradient is a matrix; None: it is none, and has a moment for each value.
-            fresh: the share of the new squares.
+            weight: the share of the new squares.
 
         Returns:
             The root, which broadcasts to the gradients.
         """
-        squares, b2 = own * own, self.betas[1]
+        squares, b2 = grads * grads, self.betas[1]
         if cut is None:
-            return xp.sqrt(moments.moved("whole", i, squares, b2, fresh))
-        squares = squares.reshape(len(own), cut.rows, cut.cols, cut.inner)
-        row = moments.moved("row", i, squares.mean(2), b2, fresh)
-        col = moments.moved("col", i, squares.mean(1), b2, fresh)
+            return xp.sqrt(moments.moved("whole", i, squares, b2, weight))
+        squares = squares.reshape(len(grads), cut.rows, cut.cols, cut.inner)
+        row = moments.moved("row", i, squares.mean(2), b2, weight)
+        col = moments.moved("col", i, squares.mean(1), b2, weight)
         if cut.rows > cut.cols:
             root = xp.broadcast_to(xp.sqrt(row)[:, :, None], squares.shape)
         else:
             share = row / (row.mean(1, keepdims=True) + np.float32(1e-30))
             root = xp.sqrt(share[:, :, None] * col[:, None])
-        return root.reshape(own.shape)
+        return root.reshape(grads.shape)
 
     def evaluated(self, values: Array, state: State) -> Array:
         """The average x, of which y = (1 - b1) z + b1 x."""

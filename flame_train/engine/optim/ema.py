@@ -29,11 +29,11 @@ class EMA:
     def init(self, arena: FlatParameters) -> State:
         return {"values": arena.values.copy()}
 
-    def rate(self, xp: Namespace, take: Array, count: Array) -> Array:
-        """1 - d for the update after `count` earlier ones: 0-d fp32, 0 unless `take`."""
+    def rate(self, xp: Namespace, apply: Array, count: Array) -> Array:
+        """1 - d for the update after `count` earlier ones: 0-d fp32, 0 unless `apply`."""
         n = count.astype(np.float64)
         kept = xp.where(count == 0, 0.0, xp.minimum(self.decay, (1.0 + n) / (10.0 + n)))
-        return xp.where(take, 1.0 - kept, 0.0).astype(float32)
+        return xp.where(apply, 1.0 - kept, 0.0).astype(float32)
 
     @staticmethod
     def update(arena: FlatParameters, state: State, rate: Array) -> None:

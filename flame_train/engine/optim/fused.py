@@ -101,16 +101,16 @@ def passes_of(
         The passes, which run one after another.
     """
     if isinstance(rule, KernelRule):
-        return (_own(rule.name, rule.kernel(arena), arena, state),)
+        return (_kernel_pass(rule.name, rule.kernel(arena), arena, state),)
     made = _Generated(rule, arena, state, numbers, elements)
     return (*([made.terms(rule)] if isinstance(rule, TermsRule) else []), made.update())
 
 
-def _own(name: str, kernel: Kernel, arena: FlatParameters, state: State) -> Pass:
+def _kernel_pass(name: str, kernel: Kernel, arena: FlatParameters, state: State) -> Pass:
     """A rule's own kernel, with its signature and its constants written before it."""
     types = {n: _TYPES[a.dtype] for n, a in kernel.tables.items()} | {n: _TYPES[d] for n, d in kernel.states.items()}
     sums = _sums(arena, kernel.sums, kernel.blocks)
-    text = _OWN.format(
+    text = _BY_KERNEL.format(
         name=name,
         threads=kernel.threads,
         constants="".join(_constant(n, v) for n, v in kernel.constants.items()),
@@ -194,7 +194,7 @@ class _Generated:
 
         lines, results = self._elements(traced, operands)
         written = {n.removeprefix("state."): text for n, text in results.items() if n.startswith("state.")}
-        own = _sums(arena, sums, blocks)
+        found = _sums(arena, sums, blocks)
         text = template.format(
             name=name,
             how=how,
@@ -208,8 +208,8 @@ class _Generated:
             count=len(sums),
             adds="".join(f"    total[{i}] += (double){results[f'term.{n}']};\n" for i, n in enumerate(sums)),
         )
-        args = (*(self._state[n] for n in flat), *([own] if sums else []))
-        return Pass(name, text, blocks, _THREADS, args, dict(zip(sums, own, strict=True)))
+        args = (*(self._state[n] for n in flat), *([found] if sums else []))
+        return Pass(name, text, blocks, _THREADS, args, dict(zip(sums, found, strict=True)))
 
 
 _COMMON = """
@@ -221,7 +221,7 @@ _ARENA = "  const FlatParameters arena = {{grads, values, mean, low, lr_scale, d
 _UPDATE = f"""
 extern "C" __global__ void __launch_bounds__(256) {{name}}({_COMMON}{{parameters}}) {{{{
   const long long i = 4 * (blockIdx.x * (long long)blockDim.x + threadIdx.x);
-  if (i >= n || now[TAKE] == 0.f) return;
+  if (i >= n || now[APPLY] == 0.f) return;
 {_ARENA}
   const Four g = arena.gradient(i), p = four(values, i);
 {{scales}}{{states}}  Four step;
@@ -235,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(256) {{name}}({_COMMON}{{parameters
 
 _TERMS = f"""
 extern "C" __global__ void __launch_bounds__(256) {{name}}({_COMMON}{{parameters}}) {{{{
-  if (now[TAKE] == 0.f) return;
+  if (now[APPLY] == 0.f) return;
 {_ARENA}
   double total[{{count}}] = {{{{}}}};
   const long long stride = 4ll * gridDim.x * blockDim.x;
@@ -253,14 +253,14 @@ extern "C" __global__ void __launch_bounds__(256) {{name}}({_COMMON}{{parameters
 }}}}
 """
 
-_OWN = f"""
+_BY_KERNEL = f"""
 constexpr int THREADS = {{threads}};
 {{constants}}#include "optim/matrices.cuh"
 {{text}}
 // At 1024 threads a multiprocessor, some blocks read while others sum.
 extern "C" __global__ void __launch_bounds__({{threads}}, 1024 / {{threads}})
 {{name}}({_COMMON}{{parameters}}, double* sums) {{{{
-  if (now[TAKE] == 0.f) return;
+  if (now[APPLY] == 0.f) return;
 {_ARENA}
   update_by_rule(arena{{arguments}}, sums);
 }}}}

@@ -84,12 +84,12 @@ class Optimizer:
         self._scaled = self._scaled_by_hand = False
         self._passes = Passes.count  # when the last step was taken
         control = StepControl(self.schedule, scaler, average, accumulation, halt)
-        self._own = control.state(xp, lr)
+        self._scalars = control.state(xp, lr)
         self._mean: State = average.init(arena) if average else {}
         self._transforms: list[State] = [t.init(arena) for t in self.transforms]
         self._metrics: Array = xp.zeros(len(self.metric_names), np.float64)
         self._buffers = UpdateBuffers(
-            arena, self.transforms, self._transforms, control, self._mean, self._own, self._metrics
+            arena, self.transforms, self._transforms, control, self._mean, self._scalars, self._metrics
         )
         self._update = make_update(self._buffers)
 
@@ -97,7 +97,7 @@ class Optimizer:
     def loss_scale(self) -> Tensor:
         """The factor by which to multiply the loss before backward: 0-d fp32, always the same buffer."""
         self._scaled_by_hand = True
-        return Tensor(self._own["scale"])
+        return Tensor(self._scalars["scale"])
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -107,7 +107,7 @@ class Optimizer:
     @property
     def count(self) -> Array:
         """The number of updates done: 0-d int64, always the same buffer."""
-        return self._own["count"]
+        return self._scalars["count"]
 
     def metrics(self) -> dict[str, Tensor]:
         """The last step's figures by name: 0-d fp64 tensors on the device, always of the same buffer.
@@ -130,7 +130,7 @@ class Optimizer:
         if not isinstance(loss, Tensor):
             raise TypeError(f"optimizer: expected the loss, a Tensor, got {kind_of(loss)}")
         self._scaled = True
-        (loss if self.scaler is None else loss * Tensor(self._own["scale"])).backward()
+        (loss if self.scaler is None else loss * Tensor(self._scalars["scale"])).backward()
 
     def zero_grad(self) -> None:
         """Clears every gradient."""
@@ -227,8 +227,8 @@ class Optimizer:
                     )
                 array[...] = self.arena.backend.to_device(found)
             elif array.ndim:
-                own = [k for k in left if k.startswith(f"{name}.")]
-                self.arena.join(array, {k[len(name) + 1 :]: left.pop(k) for k in own}, f"optimizer state {name}")
+                parts = [k for k in left if k.startswith(f"{name}.")]
+                self.arena.join(array, {k[len(name) + 1 :]: left.pop(k) for k in parts}, f"optimizer state {name}")
             elif name in left and left[name].size == 1:
                 array[...] = self.arena.backend.to_device(left.pop(name).astype(array.dtype).reshape(()))
             else:
@@ -237,7 +237,7 @@ class Optimizer:
             raise ModelFileError(
                 f"optimizer state: unexpected {sorted(left)[0]!r}; another optimizer or precision saved it"
             )
-        self._own["healthy"][...] = True
+        self._scalars["healthy"][...] = True
 
     def _is_flat(self, array: Array) -> bool:
         """Whether it has an entry for each trained value."""
@@ -245,8 +245,8 @@ class Optimizer:
 
     def _entries(self) -> list[tuple[str, Array]]:
         """Every buffer of the state with its saved name."""
-        found = [(n, self._own[n]) for n in ("lr", "count", "skipped")]
-        found += [(f"loss_scaler.{n}", self._own[n]) for n in ("scale", "clean") if self.scaler]
+        found = [(n, self._scalars[n]) for n in ("lr", "count", "skipped")]
+        found += [(f"loss_scaler.{n}", self._scalars[n]) for n in ("scale", "clean") if self.scaler]
         found += [(f"average.{n}", a) for n, a in self._mean.items()]
         for transform, state in zip(self.transforms, self._transforms, strict=True):
             found += [(f"{transform.name}.{n}", a) for n, a in state.items()]

@@ -91,13 +91,13 @@ class SGDRule:
         g = decayed(g, self.weight_decay, step.arena)
         if self.momentum == 0.0:
             return g, {}
-        fresh = step.numbers_of(self, state)["fresh"]
-        buffer = self.momentum * state["momentum"] + fresh * g
+        factor = step.numbers_of(self, state)["gradient_factor"]
+        buffer = self.momentum * state["momentum"] + factor * g
         return (g + self.momentum * buffer if self.nesterov else buffer), {"momentum": buffer}
 
     def numbers(self, state: State, step: Step) -> State:
-        """The factor of the gradient in the new momentum, as `fresh`: 1 - dampening, at first 1; 0-d fp32."""
-        return {"fresh": step.xp.where(step.count == 0, np.float32(1.0), np.float32(1.0 - self.dampening))}
+        """The factor of the gradient in the new momentum, as `gradient_factor`: 1 - dampening, at first 1; 0-d fp32."""
+        return {"gradient_factor": step.xp.where(step.count == 0, np.float32(1.0), np.float32(1.0 - self.dampening))}
 
 
 def decayed(g: Array, weight_decay: float, arena: FlatParameters) -> Array:

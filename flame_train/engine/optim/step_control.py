@@ -63,24 +63,24 @@ class StepControl:
         finite = xp.isfinite(norm)
         if loss is not None:
             finite = finite & xp.isfinite(loss).all()
-        take = finite & s["healthy"] if self.halt else finite
+        apply = finite & s["healthy"] if self.halt else finite
         lr = self.schedule.rate(xp, s["count"], s["lr"])
-        numbers = {"take": take, "rate": lr.astype(float32), "divisor": self.divisor(s)}
+        numbers = {"apply": apply, "rate": lr.astype(float32), "divisor": self.divisor(s)}
         if self.average is not None:
-            numbers["average"] = self.average.rate(xp, take, s["count"])
-        after = self._after(xp, s, finite, take)
+            numbers["average"] = self.average.rate(xp, apply, s["count"])
+        after = self._after(xp, s, finite, apply)
         shown = s | after | {"lr": lr, "grad_norm": norm, "loss_scale": s["scale"], "finite": finite}
         return numbers, {f"metrics.{name}": shown[name] for name in METRICS} | after
 
-    def _after(self, xp: Namespace, s: State, finite: Array, take: Array) -> State:
+    def _after(self, xp: Namespace, s: State, finite: Array, apply: Array) -> State:
         """The counters, the scaler's state and `healthy` after the step."""
         failed, changed = ~finite, {}
         if self.scaler is not None:
             scaling, failed = self.scaler.update(xp, s, finite)
             changed = {n: xp.where(s["healthy"], new, s[n]) if self.halt else new for n, new in scaling.items()}
         return {
-            "count": s["count"] + take,
-            "skipped": s["skipped"] + ~take,
+            "count": s["count"] + apply,
+            "skipped": s["skipped"] + ~apply,
             "healthy": s["healthy"] & ~failed if self.halt else ~failed,
             **changed,
         }

@@ -31,7 +31,7 @@ from .transform import (
 _BLOCKS, _THREADS = 1024, 256
 
 _SCALAR_DEFAULTS = {
-    "take": 0.0,
+    "apply": 0.0,
     "divisor": 1.0,
     "limit": math.inf,
     "clip": 1.0,
@@ -49,7 +49,7 @@ FUSABLE = ClipValue | ClipNorm | GradientNoise
 class UpdateBuffers:
     """What a step works on: the transforms with their `states`, and buffers that stay at their addresses.
 
-    `mean` is the moving average's state, `own` the control's, `metrics` the optimizer's.
+    `mean` is the moving average's state, `scalars` the control's, `metrics` the optimizer's.
     """
 
     arena: FlatParameters
@@ -57,13 +57,13 @@ class UpdateBuffers:
     states: list[State]
     control: StepControl
     mean: State
-    own: State
+    scalars: State
     metrics: Array
 
     def places(self) -> State:
         """The 0-d buffers to which the control's results are written, by its names for them."""
         figures = {f"metrics.{n}": self.metrics[i : i + 1].reshape(()) for i, n in enumerate(METRICS)}
-        return figures | self.own
+        return figures | self.scalars
 
 
 class Update(Protocol):
@@ -82,30 +82,30 @@ class ReferenceUpdate:
     def step(self, loss: Array | None) -> None:
         w, xp = self._buffers, self._buffers.arena.backend.xp
         if w.control.divides:
-            w.arena.grads[...] /= w.control.divisor(w.own)
+            w.arena.grads[...] /= w.control.divisor(w.scalars)
         norm = global_norm(xp, w.arena.grads)
-        numbers, after = w.control.of(xp, w.own, norm, loss)
-        self._apply(numbers["take"], numbers["rate"], norm)
+        numbers, after = w.control.of(xp, w.scalars, norm, loss)
+        self._apply(numbers["apply"], numbers["rate"], norm)
         if w.control.average is not None:
             w.control.average.update(w.arena, w.mean, numbers["average"])
         for name, value in after.items():
             self._places[name][...] = value
 
-    def _apply(self, take: Array, rate: Array, norm: Array) -> None:
-        """Updates values, compute copies and the transforms' states if `take` (0-d bool) is true."""
+    def _apply(self, apply: Array, rate: Array, norm: Array) -> None:
+        """Updates values, compute copies and the transforms' states if `apply` (0-d bool) is true."""
         w, arena, xp = self._buffers, self._buffers.arena, self._buffers.arena.backend.xp
-        g, step = arena.grads, Step(xp, arena, w.own["count"], norm, rate=rate)
+        g, step = arena.grads, Step(xp, arena, w.scalars["count"], norm, rate=rate)
         changes: list[tuple[State, State]] = []
         for transform, state in zip(w.transforms, w.states, strict=True):
             g, changed = transform.update(g, state, step)
             changes.append((state, changed))
             step = replace(step, norm=None)
         change = g if getattr(w.transforms[-1], "moves", False) else step.rates * g
-        _select(xp, take, arena.values, arena.values - change)
+        _select(xp, apply, arena.values, arena.values - change)
         arena.sync_copies()
         for state, changed in changes:
             for name, new in changed.items():
-                _select(xp, take, state[name], new)
+                _select(xp, apply, state[name], new)
         for i, name in enumerate(shown_by(w.transforms[-1])):
             w.metrics[len(METRICS) + i] = w.states[-1][name]
 
@@ -132,22 +132,22 @@ class FusedUpdate:
         }
         self._seed = signed(noise[0].seed if noise else 0)
         state = buffers.states[-1]
-        own = self._numbers_once(xp, state)
-        neutral = _SCALAR_DEFAULTS | {n: 1.0 for n in own if n not in state}
+        of_rule = self._numbers_once(xp, state)
+        neutral = _SCALAR_DEFAULTS | {n: 1.0 for n in of_rule if n not in state}
         self._before = f"{tables()}enum {{ {', '.join(neutral).upper()} }};\n"
-        names = [n for n in own if n not in state]
+        names = [n for n in of_rule if n not in state]
         self._passes = passes_of(self._rule, arena, state, names, arena.backend.kernels.scalars.elements)
         self._sums: Array = xp.empty((2, _BLOCKS), np.float64)
         self._now: Array = arena.backend.to_device(np.array([*neutral.values()], float32))
         self._filled: Array = arena.backend.to_device(arena.valid_lengths)
-        self._given: State = {"sums": self._sums[0], "limited sums": self._sums[1], **buffers.own}
+        self._given: State = {"sums": self._sums[0], "limited sums": self._sums[1], **buffers.scalars}
         for transform, state in self._transforms.values():
             self._given |= {f"{transform.name}.{n}": a for n, a in state.items() if a.ndim == 0}
         self._into = {n: self._now[i : i + 1].reshape(()) for i, n in enumerate(neutral)} | buffers.places()
         shown = enumerate(shown_by(self._rule), len(METRICS))
         self._into |= {f"metrics.{n}": buffers.metrics[i : i + 1].reshape(()) for i, n in shown}
         self._into |= {f"state.{n}": a for n, a in state.items() if not a.ndim}
-        self._names_now = {"take", "rate", *names}
+        self._names_now = {"apply", "rate", *names}
         self._programs: dict[Any, Any] = {}
 
     @staticmethod
@@ -170,7 +170,7 @@ class FusedUpdate:
             (_BLOCKS,),
             (
                 w.arena.grads,
-                w.own["scale"],
+                w.scalars["scale"],
                 np.float32(w.control.accumulation),
                 limit,
                 *self._sums,
@@ -190,24 +190,24 @@ class FusedUpdate:
     def _numbers_once(self, xp: Namespace, state: State) -> State:
         """The rule's numbers as they are in the first step, for their names."""
         zero = xp.zeros((), float32)
-        step = Step(xp, self._buffers.arena, self._buffers.own["count"], rate=zero)
-        own = self._rule.numbers(state, step)
+        step = Step(xp, self._buffers.arena, self._buffers.scalars["count"], rate=zero)
+        numbers = self._rule.numbers(state, step)
         if isinstance(self._rule, SummingRule):
-            step = replace(step, numbers=own, sums=_Zeros(xp))
-            own = own | self._rule.conclude(state, step)
-        return own
+            step = replace(step, numbers=numbers, sums=_Zeros(xp))
+            numbers = numbers | self._rule.conclude(state, step)
+        return numbers
 
-    def _changes(self, xp: Namespace, given: State, numbers: State, take: Array) -> State:
+    def _changes(self, xp: Namespace, given: State, numbers: State, apply: Array) -> State:
         """Numbers of the rule as they are written: those of its state if the step is taken, some of them to the log."""
         state = {n: given[f"{self._rule.name}.{n}"] for n, a in self._buffers.states[-1].items() if not a.ndim}
-        new = {n: xp.where(take, v, state[n]) for n, v in singles(state, numbers).items()}
+        new = {n: xp.where(apply, v, state[n]) for n, v in singles(state, numbers).items()}
         found = {n: v for n, v in numbers.items() if n not in state} | {f"state.{n}": v for n, v in new.items()}
         return found | {f"metrics.{n}": new[n] for n in shown_by(self._rule) if n in new}
 
     def _conclude(self, done: Pass) -> None:
         """Launches the kernel of the rule's numbers that follow from a pass's sums."""
-        own = f"{self._rule.name}."
-        given: State = {n: a for n, a in self._given.items() if n.startswith(own)}
+        prefix = f"{self._rule.name}."
+        given: State = {n: a for n, a in self._given.items() if n.startswith(prefix)}
         given |= {f"now.{n}": a for n, a in self._into.items() if n in self._names_now}
         given |= {f"sum.{n}": a for n, a in done.sums.items()}
         key = ("conclude", done.name)
@@ -218,12 +218,12 @@ class FusedUpdate:
     def _after(self, xp: Namespace, given: State) -> State:
         """What the rule concludes: the formula that is traced into a kernel."""
         assert isinstance(self._rule, SummingRule)
-        own = f"{self._rule.name}."
-        state = {n.removeprefix(own): a for n, a in given.items() if n.startswith(own)}
+        prefix = f"{self._rule.name}."
+        state = {n.removeprefix(prefix): a for n, a in given.items() if n.startswith(prefix)}
         now = {n.removeprefix("now."): a for n, a in given.items() if n.startswith("now.")}
         sums = {n.removeprefix("sum."): xp.sum(a) for n, a in given.items() if n.startswith("sum.")}
-        step = Step(xp, self._buffers.arena, self._buffers.own["count"], numbers=now, rate=now["rate"], sums=sums)
-        return self._changes(xp, given, self._rule.conclude(state, step), now["take"] > 0)
+        step = Step(xp, self._buffers.arena, self._buffers.scalars["count"], numbers=now, rate=now["rate"], sums=sums)
+        return self._changes(xp, given, self._rule.conclude(state, step), now["apply"] > 0)
 
     def _scalars(self, xp: Namespace, given: State) -> State:
         """The control, and the numbers of all transforms: the formula that is traced into a kernel."""
@@ -234,9 +234,10 @@ class FusedUpdate:
             step = replace(step, norm=_norm_of(xp, given["limited sums"]))
         step = replace(step, rate=numbers["rate"])
         for transform, _ in self._transforms.values():
-            own = f"{transform.name}."
-            found = transform.numbers({n.removeprefix(own): a for n, a in given.items() if n.startswith(own)}, step)
-            numbers |= self._changes(xp, given, found, numbers["take"]) if transform is self._rule else found
+            prefix = f"{transform.name}."
+            state = {n.removeprefix(prefix): a for n, a in given.items() if n.startswith(prefix)}
+            found = transform.numbers(state, step)
+            numbers |= self._changes(xp, given, found, numbers["apply"]) if transform is self._rule else found
         return numbers | after
 
     def _run(self, each: Pass) -> None:
@@ -250,7 +251,7 @@ class FusedUpdate:
             *(none if a is None else a for a in optional),
             self._filled,
             self._now,
-            w.own["count"],
+            w.scalars["count"],
             self._seed,
             np.int64(arena.size),
             *each.args,
@@ -284,6 +285,6 @@ def _norm_of(xp: Namespace, sums: Array) -> Array:
     return xp.sqrt(xp.sum(sums)).astype(float32)
 
 
-def _select(xp: Namespace, take: Array, buffer: Array, new: Array) -> None:
+def _select(xp: Namespace, apply: Array, buffer: Array, new: Array) -> None:
     """buffer = new if the step is taken. A select rather than a product, because inf * 0 is NaN."""
-    buffer[...] = xp.where(take, new, buffer)
+    buffer[...] = xp.where(apply, new, buffer)

@@ -77,7 +77,7 @@ def trained(o: Optimizer, device: str, steps: range = range(8)) -> dict[str, np.
         given = [np.float32(0.5), np.array([0.1, math.nan if i == 4 else 2.0, 3.0], np.float32), None][i % 3]
         loss = None if given is None else tensor(given, device=device)
         o.step(tensor(np.array([1.0, math.nan, 2.0]), device=device)[::2] if i == 6 else loss)
-    found = {**o.arena.state(), **o.state_dict(), "healthy": get(o._own["healthy"])}
+    found = {**o.arena.state(), **o.state_dict(), "healthy": get(o._scalars["healthy"])}
     found |= {f"metrics.{n}": v for n, v in zip(METRICS, get(o.metric_values), strict=True)}
     found["padding"] = np.concatenate([get(o.arena.values)[a:b] for a, b in o.arena.padding])
     return found if o.arena.compute_values is None else {**found, "low": get(o.arena.compute_values).astype(np.float32)}
