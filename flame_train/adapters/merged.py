@@ -7,7 +7,8 @@ it again from the factors: kept, it would be the base model once more.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from flame_train.engine import Tensor, nn, rematerialize
@@ -22,6 +23,23 @@ KEPT_BELOW: Final = 8 << 20
 """Bytes of a merged weight below which it is kept: made again, a small one costs launches and saves little."""
 
 _Product = tuple[Tensor, Tensor, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixFactors:
+    """One module's matrices by their names in files, and the alpha of the update that they make."""
+
+    arrays: Mapping[str, Array]
+    alpha: float
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape of the weight; a matrix where files do not tell the kernel."""
+        raise NotImplementedError
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether the update is that of a weight of this shape, its kernel flattened or not."""
+        return fits_flattened(self.weight_shape, shape)
 
 
 class MergedAdapter:

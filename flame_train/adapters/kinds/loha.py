@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from flame_train.adapters.fused import Paths
-from flame_train.adapters.merged import MergedAdapter, as_matrix, fits_flattened, product_of
+from flame_train.adapters.merged import MatrixFactors, MergedAdapter, as_matrix, product_of
 from flame_train.engine import Parameter, Tensor
 from flame_train.engine.dtype import DType
 
@@ -21,11 +21,8 @@ ARRAYS: Final = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
 
 
 @dataclass(frozen=True, slots=True)
-class LohaFactors:
+class LohaFactors(MatrixFactors):
     """One module's four matrices: w1_a and w2_a are (out, rank), w1_b and w2_b (rank, in * kernel)."""
-
-    arrays: Mapping[str, HostArray]
-    alpha: float
 
     @property
     def kind(self) -> str:
@@ -39,9 +36,6 @@ class LohaFactors:
     def weight_shape(self) -> tuple[int, ...]:
         """The shape of the weight as a matrix: files do not tell the kernel."""
         return int(self.arrays["hada_w1_a"].shape[0]), int(self.arrays["hada_w1_b"].shape[1])
-
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        return fits_flattened(self.weight_shape, shape)
 
     def delta(self, weight: HostArray, strength: float = 1.0) -> HostArray:
         w1_a, w1_b, w2_a, w2_b = (self.arrays[name].astype(np.float32) for name in ARRAYS)

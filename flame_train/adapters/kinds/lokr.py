@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from flame_train.adapters.fused import Paths
-from flame_train.adapters.merged import MergedAdapter, fits_flattened, product_of
+from flame_train.adapters.merged import MatrixFactors, MergedAdapter, product_of
 from flame_train.engine import Parameter, Tensor, no_grad
 from flame_train.engine.dtype import DType, float32
 from flame_train.settings import field
@@ -26,11 +26,8 @@ ARRAYS: Final = ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "l
 
 
 @dataclass(frozen=True, slots=True)
-class LokrFactors:
+class LokrFactors(MatrixFactors):
     """One module's matrices. Of a convolution's w2 the kernel is flattened in w2_b, and has dims of its own in w2."""
-
-    arrays: Mapping[str, HostArray]
-    alpha: float
 
     @property
     def kind(self) -> str:
@@ -51,9 +48,6 @@ class LokrFactors:
         """The shape of the weight; a matrix where the file does not tell the kernel."""
         (a, c), (b, d, *kernel) = (_shape(self.arrays, which) for which in ("lokr_w1", "lokr_w2"))
         return (a * b, c * d, *kernel)
-
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        return fits_flattened(self.weight_shape, shape)
 
     def delta(self, weight: HostArray, strength: float = 1.0) -> HostArray:
         w1, w2 = (_whole(self.arrays, which) for which in ("lokr_w1", "lokr_w2"))

@@ -46,9 +46,7 @@ def addcdiv(xp: Namespace, input: Array, tensor1: Array, tensor2: Array, *, valu
     """input + value * tensor1 / tensor2
 
     Args:
-        xp: the array namespace.
-        input, tensor1, tensor2: they broadcast.
-        value: the factor.
+        xp, input, tensor1, tensor2, value: as in `addcmul`.
 
     Returns:
         In the shape to which they broadcast.
