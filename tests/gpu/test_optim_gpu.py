@@ -216,7 +216,7 @@ def after(o: Optimizer, steps: range, run: Any = None) -> dict[str, np.ndarray]:
     for i in steps:
         gradients(o, i)
         (run or o.step)()
-        o._own["healthy"][...] = True  # as after a resume: the overflow does not end the run
+        o._scalars["healthy"][...] = True  # as after a resume: the overflow does not end the run
     return {**o.arena.state(), **o.state_dict(), "metrics": o.arena.backend.to_host(o.metric_values).copy()}
 
 

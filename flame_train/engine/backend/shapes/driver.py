@@ -48,6 +48,7 @@ class Cuda:
         self._device = SimpleNamespace(attributes=attributes, compute_capability=gpu.capability, id=0)
         self.memory = SimpleNamespace(OutOfMemoryError=MemoryError)
         self.runtime = SimpleNamespace(
+            getDeviceProperties=lambda index: {"name": f"a GPU of compute capability {gpu.capability}"},
             memGetInfo=lambda: (gpu.memory, gpu.memory), CUDARuntimeError=OSError, memcpyDeviceToHost=2,
             memcpyHostToDevice=1, memcpyAsync=lambda *_: None,
         )  # fmt: skip
