@@ -147,7 +147,8 @@ class CudaBackend:
         target.set(np.asarray(host, order="C"), stream=self.stream)
 
     def uploader(self) -> CudaUploader:
-        return CudaUploader(self.xp, self.stream, self.enter_thread)
+        pool = self.xp.cuda.MemoryPool()  # its own, so that no kernel of the stream has used its memory
+        return CudaUploader(self.xp, self.stream, self.enter_thread, lambda size: self._taken(pool, size))
 
     def synchronize(self) -> None:
         _refuse_in_capture("waits for nothing", "synchronize after the step")

@@ -21,9 +21,19 @@ _BUFFERS = 2
 class CudaUploader:
     """Submits from one thread, waits and releases in another."""
 
-    def __init__(self, cupy: ModuleType, main: Any, enter_thread: Callable[[], None]) -> None:
-        """For work that is queued on the stream `main`; `enter_thread` makes its GPU current in a thread."""
-        self._cupy, self._main, self._enter_thread = cupy, main, enter_thread
+    def __init__(
+        self, cupy: ModuleType, main: Any, enter_thread: Callable[[], None], malloc: Callable[[int], Any]
+    ) -> None:
+        """For work that is queued on the stream `main`.
+
+        Args:
+            cupy: the module.
+            main: the stream of the work.
+            enter_thread: makes the GPU current in a thread.
+            malloc: device memory that no work on `main` has used. What that stream's pool gives away may still be read
+                by kernels in the queue, for which the copies here do not wait.
+        """
+        self._cupy, self._main, self._enter_thread, self._malloc = cupy, main, enter_thread, malloc
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._buffers: dict[tuple[Any, ...], list[_UploadBuffer]] = {}
 
@@ -33,7 +43,8 @@ class CudaUploader:
         kind = tuple((name, a.shape, a.dtype) for name, a in sorted(arrays.items()))
         buffers = self._buffers.setdefault(kind, [])
         if len(buffers) < _BUFFERS:
-            buffers.append(_UploadBuffer(self._cupy, self._main, arrays))
+            with self._cupy.cuda.using_allocator(self._malloc):
+                buffers.append(_UploadBuffer(self._cupy, self._main, arrays))
         else:
             buffers.append(buffers.pop(0))
         buffers[-1].fill(arrays, self._stream)
@@ -49,7 +60,6 @@ class _UploadBuffer:
         self._device = {n: cupy.empty(a.shape, a.dtype) for n, a in arrays.items()}
         self._arrived = cupy.cuda.Event(disable_timing=True)
         self._released = cupy.cuda.Event(disable_timing=True)
-        self._released.record(main)  # the pool may have given memory that queued work of the main stream still uses
 
     def fill(self, arrays: Mapping[str, HostArray], stream: Any) -> None:
         """Copies the arrays in, once the last ones have been released and read."""
