@@ -46,6 +46,9 @@ def run(op: Op, values: dict[str, Any]) -> Any:
     Raises `TypeError` for an argument that is no Tensor, `RuntimeError` for tensors on different devices or a forced
     implementation that cannot run, `ShapeError` for shapes that do not fit, `Unsupported` where no gradient is known.
     """
+    if op.batched_dims and getattr(values["input"], "ndim", 0) == op.batched_dims - 1:
+        made = run(op, values | {"input": values["input"].unsqueeze(0)})
+        return tuple(t.squeeze(0) for t in made) if isinstance(made, tuple) else made.squeeze(0)
     m = mode()
     try:
         arrays, used = _unwrap(op, values)

@@ -122,6 +122,8 @@ class Op:
 
     _run: ClassVar[Callable[[Op, dict[str, Any]], Any]]
     """Set by dispatch.py, which imports this module. To import it here at every call would take microseconds."""
+    batched_dims: int = 0
+    """The dims of `input` with its batch, where an input of one dim fewer is taken for a batch of one."""
 
     def __init__(
         self,
@@ -183,8 +185,6 @@ class Op:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(self.bind(args, kwargs))
-
-    # ---- declaration -------------------------------------------------------------------------------
 
     def vjp(self, *args: str, accumulates: bool = True) -> Callable[[Callable[..., Any]], None]:
         """Declares the gradient for `args` as `f(xp, g, <names>)`; several args return a tuple.
@@ -285,8 +285,6 @@ class Op:
                 raise TypeError(
                     f"{self.name}.{what}: no tensor input named {a!r}; inputs are {list(self.tensor_names)}"
                 )
-
-    # ---- use ---------------------------------------------------------------------------------------
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The call's values by parameter name, defaults filled in.

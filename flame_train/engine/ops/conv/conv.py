@@ -81,7 +81,7 @@ def conv2d(
 
     Args:
         xp: the array namespace.
-        input: (B, in, H, W), or (B, H, W, in) in NHWC.
+        input: (B, in, H, W), or (B, H, W, in) in NHWC; without B the result has none.
         weight: (out, in / groups, kh, kw).
         bias: (out,), or None.
         stride, padding, dilation: pixels, one number or (h, w); padding may be "same" or "valid".
@@ -221,9 +221,10 @@ conv2d.samples(
     sample((1, 2, 5, 6), (3, 2, 2, 3), (3,), 2, "valid"),
     sample((1, 5, 4, 3), (4, 3, 3, 3), (4,), 2, 1, layout="NHWC"),
 )
+conv2d.batched_dims = 4
 conv2d.errors(
     ErrorSample(sample((1, 3, 4, 4), (2, 4, 3, 3)), ShapeError, "has 3 channels but weight .* takes 4"),
-    ErrorSample(sample((3, 4, 4), (2, 3, 3, 3)), ShapeError, "expected 4-D input and weight"),
+    ErrorSample(sample((4, 4), (2, 3, 3, 3)), ShapeError, "expected 4-D input and weight"),
     ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3), (1,)), ShapeError, r"a bias of shape \(2,\), got \(1,\)"),
     ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3), stride=0), ShapeError, "at least 1, got 0 and 1"),
     ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3), groups=0), ShapeError, "at least one group, got 0"),

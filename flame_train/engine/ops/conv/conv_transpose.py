@@ -87,6 +87,7 @@ conv_transpose2d.samples(
     sample((1, 3, 4, 4), (4, 3, 3, 3), (3,), 2, 1, 1, layout="NHWC"),
     sample((2, 3, 2, 3), (3, 2, 1, 1), (2,), 1, 0, 1, 1, 2),
 )
+conv_transpose2d.batched_dims = 4
 conv_transpose2d.errors(
     ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3)), ShapeError, "does not fit weight"),
     ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), None, 2, 0, 2), ShapeError, "must be below stride"),
@@ -113,7 +114,7 @@ def conv1d(
     """Cross-correlation of input (B, in, L) with weight (out, in / groups, k), plus bias
 
     Args:
-        input: (B, in, L).
+        input: (B, in, L); without B the result has none.
         weight: (out, in / groups, k).
         bias: (out,), or None.
         stride, padding, dilation: elements; padding may be "same" or "valid".
@@ -149,8 +150,9 @@ conv1d.samples(
     sample((1, 4, 7), (6, 2, 2), None, 2, 1, 2, 2),
     sample((1, 2, 5), (3, 2, 3), (3,), padding="same"),
 )
+conv1d.batched_dims = 3
 conv1d.errors(
-    ErrorSample(sample((3, 6), (4, 3, 3)), ShapeError, r"expected input \(B, in, L\)"),
+    ErrorSample(sample((6,), (4, 3, 3)), ShapeError, r"expected input \(B, in, L\)"),
     ErrorSample(sample((1, 3, 6), (4, 2, 3)), ShapeError, "has 3 channels but weight .* takes 2"),
     ErrorSample(sample((1, 3, 6), (4, 3, 3), None, (1, 2)), ShapeError, r"number for stride, got \(1, 2\)"),
     ErrorSample(sample((1, 3, 6), (4, 3, 3), None, 1, -1), ShapeError, "conv1d: expected padding of at least 0"),

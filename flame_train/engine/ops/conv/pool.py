@@ -77,7 +77,7 @@ def max_pool2d_with_indices(
 
     Args:
         xp: the array namespace.
-        input: (B, C, H, W), or (B, H, W, C) in NHWC.
+        input: (B, C, H, W), or (B, H, W, C) in NHWC; without B the result has none.
         kernel_size: the window's height and width, or one number for both.
         stride: pixels between windows; None: the window's size.
         padding: pixels around the image.
@@ -118,10 +118,11 @@ max_pool2d_with_indices.samples(
     sample((1, 2, 5, 6), (2, 3), (2, 1), (1, 0), (2, 1), True),
     sample((2, 5, 4, 3), 2, 2, ceil_mode=True, layout="NHWC"),
 )
+max_pool2d_with_indices.batched_dims = 4
 max_pool2d_with_indices.errors(
     ErrorSample(sample((1, 2, 4, 4), 2, 2, 2), ShapeError, "at most half of the kernel"),
     ErrorSample(sample((1, 2, 4, 4), 5), ShapeError, "does not fit into"),
-    ErrorSample(sample((2, 4, 4), 2), ShapeError, "expected a 4-D input"),
+    ErrorSample(sample((4, 4), 2), ShapeError, "expected a 4-D input"),
 )
 
 
@@ -149,7 +150,7 @@ def max_pool2d(
     return both if return_indices else both[0]
 
 
-max_pool2d.errors(ErrorSample(sample((2, 4, 4), 2), ShapeError, "max_pool2d: expected a 4-D input"))
+max_pool2d.errors(ErrorSample(sample((4, 4), 2), ShapeError, "max_pool2d: expected a 4-D input"))
 max_pool2d.samples(sample((2, 3, 4, 6), 2), sample((1, 5, 5, 2), 3, 2, 1, return_indices=True, layout="NHWC"))
 
 
@@ -259,7 +260,7 @@ adaptive_avg_pool2d.samples(
 
 
 def _adaptive_avg_pool2d_errors() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 4, 4), 2), ShapeError, "expected a 4-D input")
+    yield ErrorSample(sample((4, 4), 2), ShapeError, "expected a 4-D input")
     for refused in (-1, (2,), (1, 2, 3), 2.5):
         yield ErrorSample(sample((1, 2, 4, 4), refused), ShapeError, "one size of at least 0 or two, got")
 
@@ -383,3 +384,5 @@ for _op in (max_pool2d_with_indices, avg_pool2d):
 adaptive_avg_pool2d.perf_samples(
     sample((2, 9, 11, 24), (4, 3), layout="NHWC"), sample((2, 3, 70, 50), 1), sample((9, 21, 7, 7), 1)
 )
+
+avg_pool2d.batched_dims = adaptive_avg_pool2d.batched_dims = 4
