@@ -55,7 +55,7 @@ class Errors:
         self.ranks[cut.factors.rank] += 1
         self.left_out = math.hypot(self.left_out, cut.left_out)
         self.norm = math.hypot(self.norm, cut.norm)
-        if cut.norm:
+        if cut.left_out:
             self.worst = max(self.worst, (cut.left_out / cut.norm, module))
         return cut.factors
 
