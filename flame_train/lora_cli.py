@@ -26,6 +26,19 @@ def inspect_command(
     show(report.as_dict(), as_json, render(report))
 
 
+@lora_app.command("verify")
+def verify_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="LoRA file.")],
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Say which of a LoRA's tensors ComfyUI, Forge and diffusers take."""
+    from flame_train.tools.verify import as_dict, render, verify
+
+    readers = verify(file)
+    show(as_dict(file, readers), as_json, render(file, readers))
+
+
 @lora_app.command()
 def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="LoRA file to read.")],

@@ -55,7 +55,7 @@ class Errors:
         self.ranks[cut.factors.rank] += 1
         self.left_out = math.hypot(self.left_out, cut.left_out)
         self.norm = math.hypot(self.norm, cut.norm)
-        if cut.norm:
+        if cut.left_out:
             self.worst = max(self.worst, (cut.left_out / cut.norm, module))
         return cut.factors
 
@@ -82,7 +82,7 @@ def write_lora(
     kept: Mapping[str, str],
     same_network: bool = False,
 ) -> int:
-    """Writes the file and returns the number of its tensors.
+    """Writes a LoRA's file with its metadata.
 
     Args:
         target: the file.
@@ -91,6 +91,9 @@ def write_lora(
         form: "kohya" or "diffusers".
         kept: metadata of the file that this one comes from.
         same_network: whether that file's words about kind, rank and alpha still hold.
+
+    Returns:
+        The number of its tensors.
 
     Raises:
         ModelFileError: diffusers does not read the kind.

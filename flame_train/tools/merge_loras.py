@@ -140,7 +140,20 @@ def _check_kinds(found: Mapping[tuple[str, str], _Parts], want: Want | None, bas
 
 
 def _sum(parts: _Parts, want: Want | None, base: _Base | None, component: str, module: str) -> Cut:
-    """One module's LoRA. ValueError for parts that do not fit each other or the base."""
+    """One module's LoRA.
+
+    Args:
+        parts: the module's factors in each file, with their strengths.
+        want: how much of the sum is kept; None: all of it.
+        base: the base model, where one of the parts is no plain LoRA.
+        component, module: where the weight is.
+
+    Returns:
+        The LoRA, and what it leaves out.
+
+    Raises:
+        ValueError: the parts do not fit each other or the base.
+    """
     plain = [(factors, strength) for factors, strength in parts if isinstance(factors, LoraFactors)]
     if len(plain) == len(parts):
         whole = summed(plain)

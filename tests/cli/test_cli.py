@@ -44,6 +44,7 @@ COMMANDS = (
     "convert",
     "merge",
     "resize",
+    "verify",
     "extract",
     "gradcheck",
     "bench",

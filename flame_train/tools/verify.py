@@ -1,0 +1,136 @@
+"""`flame-train verify`: which tensors of a LoRA file ComfyUI, Forge and diffusers take, by their own key maps.
+
+The tables are written by `scripts/lora_readers.py`, which asks these programs; each has a version and a date.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from flame_train.adapters.dialects import spellings, split_key
+from flame_train.adapters.kinds import ADAPTERS
+from flame_train.errors import shown
+from flame_train.io.lora_names import LoraFamily
+from flame_train.io.weights import open_weights
+from flame_train.tools.families import lora_family, require_lora
+
+TABLE: Final = Path(__file__).with_name("lora_readers.json.gz")
+FORGE_REFUSES_ABOVE: Final = 12
+"""Forge applies nothing of a file of which it knows more keys not than this (`load_lora_for_models`)."""
+
+_PAIRS: Final = (
+    (".lora_down.weight", ".lora_up.weight"),
+    (".lora_A.weight", ".lora_B.weight"),
+    (".lora_A.default.weight", ".lora_B.default.weight"),
+    (".lora.down.weight", ".lora.up.weight"),
+    (".lora_linear_layer.down.weight", ".lora_linear_layer.up.weight"),
+    ("_lora.down.weight", "_lora.up.weight"),
+)
+_MAGNITUDES: Final = (".dora_scale", ".lora_magnitude_vector", ".lora_magnitude_vector.weight", ".magnitude")
+_HADA: Final = (".hada_w1_a", ".hada_w1_b", ".hada_w2_a", ".hada_w2_b")
+_LOKR: Final = tuple((*a, *b) for a in ((".lokr_w1",), (".lokr_w1_a", ".lokr_w1_b"))
+                     for b in ((".lokr_w2",), (".lokr_w2_a", ".lokr_w2_b")))  # fmt: skip
+_BARE: Final = (*_PAIRS, *((*pair, m) for pair in _PAIRS[:2] for m in _MAGNITUDES), _HADA, *_LOKR)
+STYLES: Final = {" ".join(sorted(ends)): ends for bare in _BARE for ends in (bare, (*bare, ".alpha"))}
+"""The sets of tensors that a module has in files, by how their names end."""
+
+_ENDS: Final = sorted({end for kind in ADAPTERS.values() for end in kind.ends}, key=len, reverse=True)
+_NUMBER: Final = re.compile(r"(?<=[._])\d+(?=[._]|$)")
+_SHOWN: Final = 5
+
+
+def template(module: str) -> str:
+    """A module's name with `#` for each number that stands by itself: the same for all blocks."""
+    return _NUMBER.sub("#", module)
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What one program takes of a file."""
+
+    program: str
+    version: str
+    date: str
+    taken: int
+    left: tuple[str, ...]
+    refused: bool
+    """Whether it applies nothing at all because of what it does not know."""
+
+    @property
+    def verdict(self) -> str:
+        """In one word: yes, part or no."""
+        if self.refused or not self.taken:
+            return "no"
+        return "part" if self.left else "yes"
+
+
+def verify(path: Path) -> tuple[Reader, ...]:
+    """What each program takes of the LoRA at `path`. Raises ModelFileError for a file that is no LoRA."""
+    family = lora_family(path, require_lora(path))
+    with open_weights(path) as weights:
+        names = weights.names
+    return tuple(_read_by(program, names, family) for program in ("ComfyUI", "Forge", "diffusers"))
+
+
+def as_dict(path: Path, readers: Iterable[Reader]) -> dict[str, Any]:
+    """For `--json`."""
+    return {"path": str(path), "programs": [asdict(reader) | {"verdict": reader.verdict} for reader in readers]}
+
+
+def render(path: Path, readers: Iterable[Reader]) -> str:
+    """For a person: a line for each program, with the first of the keys that it leaves."""
+    lines = [str(path)]
+    for reader in readers:
+        lines.append(
+            f"  {reader.program} {reader.version} ({reader.date}): {reader.verdict}, {reader.taken} tensors taken, "
+            f"{len(reader.left)} not" + ("; it then applies none" if reader.refused else "")
+        )
+        lines += [f"    not taken: {shown(key)}" for key in reader.left[:_SHOWN]]
+        if len(reader.left) > _SHOWN:
+            lines.append(f"    and {len(reader.left) - _SHOWN} more")
+    return "\n".join(lines)
+
+
+def _read_by(program: str, names: Iterable[str], family: LoraFamily) -> Reader:
+    table = _table()[program]
+    known = spellings(family)
+    styles = table["families"].get(next(f for f in table["families"] if family.name.startswith(f)), {})
+    left: list[str] = []
+    taken = 0
+    for module, keys in _by_module(names).items():
+        ends = styles.get(" ".join(sorted(keys)), []) if _belongs(module, known) else []
+        found = {end for these, number in ends if template(module) in table["sets"][number] for end in these}
+        taken += sum(end in found for end in keys)
+        left += [module + end for end in keys if end not in found]
+    refused = program == "Forge" and len(left) > FORGE_REFUSES_ABOVE
+    return Reader(program, table["version"], table["date"], taken, tuple(sorted(left)), refused)
+
+
+def _belongs(module: str, known: Mapping[str, Any]) -> bool:
+    """Whether the family has the module, which old files spell with `processor`."""
+    modern = split_key(f"{module}.lora_down.weight")
+    return module in known or (modern is not None and modern[0] in known)
+
+
+def _by_module(names: Iterable[str]) -> dict[str, list[str]]:
+    """Module as spelled -> how its tensors' names end. A name that ends otherwise is a module of its own."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        end = next((end for end in _ENDS if name.endswith(end)), "")
+        found.setdefault(name.removesuffix(end), []).append(end)
+    return found
+
+
+@cache
+def _table() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(gzip.decompress(TABLE.read_bytes()))
+    for program in found.values():
+        program["sets"] = [frozenset(modules) for modules in program["modules"]]
+    return found

@@ -1,0 +1,278 @@
+"""Writes the table by which `flame-train verify` knows the LoRA keys that ComfyUI, Forge and diffusers take.
+
+    python scripts/lora_readers.py --comfyui CHECKOUT 2025-10-12 --forge CHECKOUT 2025-06-26
+
+Each program's own functions are called: on the weights' names of each family they give its key map, and on a LoRA of
+one module they tell which of its tensors they take. diffusers is the installed one. Nothing of them is kept but names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import importlib.util
+import json
+import logging
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import torch
+
+from flame_train.adapters.dialects import spellings, split_key
+from flame_train.recipes import FAMILIES
+from flame_train.tools.verify import STYLES, TABLE, template
+
+KEYS = Path(__file__).parents[1] / "tests" / "golden" / "keys"
+LISTS = {  # family -> its published models: the list of names, and what a program's config says of it
+    "sdxl": {
+        "sdxl_base_single_file": {
+            "num_res_blocks": [2, 2, 2],
+            "channel_mult": [1, 2, 4],
+            "transformer_depth": [0, 0, 2, 2, 10, 10],
+            "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10],
+            "transformer_depth_middle": 10,
+        }
+    },
+    "sd3": {"sd3_medium_single_file": {"depth": 24}, "sd35_medium_single_file": {"depth": 24},
+            "sd35_large_single_file": {"depth": 38}},
+    "flux": {"flux_dev_single_file": {"depth": 19, "depth_single_blocks": 38, "hidden_size": 3072}},
+}  # fmt: skip
+REPOSITORY = {"sdxl": "stable-diffusion-xl", "sd3": "stable-diffusion-3", "flux": "FLUX.1-dev"}
+PIPELINES = {"sdxl": "StableDiffusionXLPipeline", "sd3": "StableDiffusion3Pipeline", "flux": "FluxPipeline"}
+SIZE = 4
+UPS = (".lora_up.weight", ".lora_B.weight", "lora_B.default.weight", ".up.weight")
+IN_ATTENTION = re.compile(r"(self_attn[._])[qkv]_proj$")
+OWN_ENDS = (".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector", ".lora_magnitude_vector.weight")
+
+
+def names(listed: str) -> dict[str, list[int]]:
+    """The names of a published model's tensors, with their shapes."""
+    with gzip.open(KEYS / f"{listed}.json.gz") as stream:
+        found: dict[str, list[int]] = json.load(stream)
+        return found
+
+
+def denoiser(listed: str) -> dict[str, None]:
+    """The names below `diffusion_model.` as a program's model has them."""
+    found = [name.removeprefix("model.diffusion_model.") for name in names(listed) if "first_stage" not in name]
+    return {f"diffusion_model.{n}": None for n in found if not n.startswith(("conditioner.", "text_encoders."))}
+
+
+def text_encoders(family: str) -> dict[str, None]:
+    """The names of a program's text encoders."""
+    lists = {"clip_l": "clip_l", "clip_g": "sdxl_diffusers_text_encoder_2", "t5xxl": "t5xxl_encoder"}
+    used = {"sdxl": ("clip_l", "clip_g"), "sd3": ("clip_l", "clip_g", "t5xxl"), "flux": ("clip_l", "t5xxl")}[family]
+    return {f"{part}.transformer.{name}": None for part in used for name in names(lists[part])}
+
+
+def arrays(ends: tuple[str, ...], rows: int = SIZE) -> dict[str, torch.Tensor]:
+    """Tensors of one module, whose weight has so many rows, by how their names end."""
+    made = {end: torch.ones(rows if end.endswith(UPS) else SIZE, SIZE) for end in ends}
+    return made | ({".alpha": torch.tensor(float(SIZE))} if ".alpha" in ends else {})
+
+
+Taken = dict[str, dict[str, list[str]]]
+"""Style -> module's template -> the ends that are taken."""
+
+
+def by_key_map(maps: dict[str, Any], load: Callable[[dict[str, Any], dict[str, Any]], set[str]]) -> Taken:
+    """What a program takes that looks for each module of its key map."""
+    taken: Taken = {}
+    modules = sorted({template(name) for name in maps})
+    for style, ends in STYLES.items():
+        lora = {f"x{end}": array for end, array in arrays(ends).items()}
+        found = [key.removeprefix("x") for key in lora.keys() - load(lora, {"x": "y.weight"})]
+        if found:
+            taken[style] = dict.fromkeys(modules, sorted(found))
+    return taken
+
+
+def stubbed(folder: Path, modules: dict[str, Any]) -> None:
+    """Makes a checkout's modules importable, without those that need a GPU or read the command line."""
+    sys.path.insert(0, str(folder))
+    for name, stub in modules.items():
+        sys.modules[name] = stub
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(importlib.import_module(parent), last, stub)
+
+
+def comfyui(folder: Path) -> dict[str, Taken]:
+    bases = types.ModuleType("comfy.model_base")
+    bases.__getattr__ = lambda name: vars(bases).setdefault(name, type(name, (), {}))  # type: ignore[method-assign]
+    mocked = ("comfy.model_management", "comfy.cli_args", "comfy.checkpoint_pickle", "einops")
+    stubbed(folder, {name: MagicMock(name=name) for name in mocked} | {"comfy.model_base": bases})
+    import comfy.lora as own
+
+    def load(lora: dict[str, Any], to_load: dict[str, Any]) -> set[str]:
+        records: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger().addHandler(handler)
+        own.load_lora(lora, to_load)
+        logging.getLogger().removeHandler(handler)
+        return {text.removeprefix("lora key not loaded: ") for text in records}
+
+    found = {}
+    for family, models in LISTS.items():
+        maps: dict[str, Any] = {}
+        for listed, config in models.items():
+            kind = getattr(bases, {"sd3": "SD3", "flux": "Flux"}.get(family, "SDXL"))
+            model = kind()
+            model.state_dict = lambda listed=listed: denoiser(listed)
+            model.model_config = SimpleNamespace(unet_config=config)
+            own.model_lora_keys_unet(model, maps)
+        own.model_lora_keys_clip(SimpleNamespace(state_dict=lambda family=family: text_encoders(family)), maps)
+        found[family] = by_key_map(maps, load)
+    return found
+
+
+def forge(folder: Path) -> dict[str, Taken]:
+    stubbed(folder, {"backend": MagicMock(name="backend")})
+    spec = importlib.util.spec_from_file_location("forge_lora", folder / "backend" / "patcher" / "lora.py")
+    assert spec is not None
+    assert spec.loader is not None
+    own = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(own)
+
+    def load(lora: dict[str, Any], to_load: dict[str, Any]) -> set[str]:
+        return set(own.load_lora(lora, to_load)[1])
+
+    found = {}
+    for family, models in LISTS.items():
+        maps: dict[str, Any] = {}
+        for listed, config in models.items():
+            model = SimpleNamespace(
+                state_dict=lambda listed=listed: denoiser(listed),
+                diffusion_model=SimpleNamespace(config=config),
+                config=SimpleNamespace(huggingface_repo=REPOSITORY[family]),
+            )
+            own.model_lora_keys_unet(model, maps)
+        texts = text_encoders(family)
+
+        class Encoders:
+            def state_dict(self, texts: dict[str, None] = texts) -> dict[str, None]:
+                return texts
+
+            def __iter__(self, texts: dict[str, None] = texts) -> Iterator[str]:
+                return iter(texts)
+
+        own.get_function("model_lora_keys_clip")(Encoders(), maps)
+        found[family] = by_key_map(maps, load)
+    return found
+
+
+def diffusers() -> dict[str, Taken]:
+    import diffusers as library
+
+    logging.disable(logging.WARNING)
+    found = {}
+    for family, pipeline in PIPELINES.items():
+        own = getattr(library, pipeline)
+        table = spellings(FAMILIES[family].lora_names_in({}))
+        samples = {template(name): name for name in reversed(table)}
+        rows = {n.removeprefix("model.diffusion_model."): s[0] for listed in LISTS[family]
+                for n, s in names(listed).items() if s}  # fmt: skip
+        taken: Taken = {}
+        for style, ends in STYLES.items():
+            for pattern, name in samples.items():
+                place = table[name]
+                if place.component not in own._lora_loadable_modules:
+                    continue
+                sized = arrays(ends, SIZE if place.path else rows.get(f"{place.module}.weight", SIZE))
+                ends_taken = _taken(own, family, sized, name, table)
+                if ends_taken:
+                    taken.setdefault(style, {})[pattern] = ends_taken
+        found[family] = taken
+    logging.disable(logging.NOTSET)  # ComfyUI tells by warnings what it leaves
+    return found
+
+
+def _taken(own: Any, family: str, sized: dict[str, Any], name: str, table: Any) -> list[str]:
+    """The ends of one module's tensors that come through diffusers' conversion under its own names.
+
+    Of a text encoder's queries, keys and values it tells the naming by the output beside them, which every file has.
+    """
+    lora = {name + end: array for end, array in sized.items()}
+    if IN_ATTENTION.search(name):
+        lora |= {IN_ATTENTION.sub(r"\1out_proj", name) + end: array for end, array in sized.items()}
+    more = {"unet_config": SimpleNamespace(layers_per_block=2)} if family == "sdxl" else {}
+    try:
+        result = own.lora_state_dict(dict(lora), **more)
+    except Exception:  # whatever it says of a LoRA that it does not take
+        return []
+    made = result[0] if isinstance(result, tuple) else result
+    if any("lora" not in key for key in made):  # its loader's own check, of the whole file
+        return []
+    component, own_module = table[name].component, table[name].module
+    slots = set()
+    for key in _as_peft(made, component):
+        module, slot = split_key(key) or ("", "")
+        place = table.get(module)
+        named = place and place.dialect == "peft" and module.startswith(f"{component}.")
+        if named and place.module == own_module and key.endswith(OWN_ENDS):
+            slots.add(slot)
+    if not {"down", "up"} <= slots:
+        return []
+    return sorted(end for end in sized if end == ".alpha" or (split_key(name + end) or ("", ""))[1] in slots)
+
+
+def _as_peft(made: dict[str, Any], component: str) -> dict[str, Any]:
+    """What its loaders of one component hand to PEFT."""
+    from diffusers.utils import state_dict_utils as own
+
+    try:
+        if component.startswith("text_encoder"):
+            return dict(own.convert_state_dict_to_peft(own.convert_state_dict_to_diffusers(dict(made))))
+        if not any("lora_A" in key for key in made):
+            return dict(own.convert_unet_state_dict_to_peft(dict(made)))
+    except (ValueError, KeyError):
+        return {}
+    return made
+
+
+def compact(found: dict[str, Taken]) -> dict[str, Any]:
+    """Family -> style -> [ends taken, number of a list of modules]; and the lists."""
+    lists: list[list[str]] = []
+    families: dict[str, Any] = {}
+    for family, styles in found.items():
+        for style, modules in styles.items():
+            groups: dict[tuple[str, ...], list[str]] = {}
+            for module, ends in modules.items():
+                groups.setdefault(tuple(ends), []).append(module)
+            for ends, members in groups.items():
+                if sorted(members) not in lists:
+                    lists.append(sorted(members))
+                families.setdefault(family, {}).setdefault(style, []).append([ends, lists.index(sorted(members))])
+    return {"families": families, "modules": lists}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--comfyui", nargs=2, required=True, metavar=("CHECKOUT", "DATE"))
+    parser.add_argument("--forge", nargs=2, required=True, metavar=("CHECKOUT", "DATE"))
+    args = parser.parse_args()
+    quoted = re.compile(r"version(?:__)? = [\"'](.+?)[\"']")
+    said = {
+        "comfyui": quoted.search((Path(args.comfyui[0]) / "comfyui_version.py").read_text()),
+        "forge": quoted.search((Path(args.forge[0]) / "modules_forge" / "forge_version.py").read_text()),
+    }
+    table = {
+        "diffusers": {"version": version("diffusers"), "date": date.today().isoformat(), **compact(diffusers())},
+        "ComfyUI": {"version": said["comfyui"][1], "date": args.comfyui[1], **compact(comfyui(Path(args.comfyui[0])))},
+        "Forge": {"version": said["forge"][1], "date": args.forge[1], **compact(forge(Path(args.forge[0])))},
+    }
+    TABLE.write_bytes(gzip.compress(json.dumps(table, separators=(",", ":"), sort_keys=True).encode(), mtime=0))
+    print(f"{TABLE}: {TABLE.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()

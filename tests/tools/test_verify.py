@@ -1,0 +1,148 @@
+"""verify: its tables against what is known of the three programs from their issue trackers and our own use of them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flame_train import cli
+from flame_train.adapters.factors import LoraFactors
+from flame_train.adapters.formats import to_diffusers, to_kohya
+from flame_train.adapters.kinds.dora import DoraFactors
+from flame_train.adapters.kinds.loha import LohaFactors
+from flame_train.io.safetensors import save_file
+from flame_train.models.sdxl.keys import lora_family
+from flame_train.tools.verify import verify
+
+KEYS = Path(__file__).parents[1] / "golden" / "keys"
+SDXL = lora_family()
+ATTENTION = "input_blocks.4.1.transformer_blocks.0.attn1.to_q"
+
+
+def listed(name):
+    with gzip.open(KEYS / f"{name}.json.gz") as stream:
+        return json.load(stream)
+
+
+@pytest.fixture
+def verdicts(tmp_path):
+    """Program -> what it takes of a file of these tensors."""
+
+    def of(tensors, **metadata):
+        save_file(tmp_path / "x.safetensors", tensors, metadata)
+        return {reader.program: reader for reader in verify(tmp_path / "x.safetensors")}
+
+    return of
+
+
+def kohya(name):
+    """sd-scripts' file of a list of modules."""
+    ends = {".lora_down.weight": (1, 8), ".lora_up.weight": (8, 1), ".alpha": ()}
+    found = {}
+    for module, about in listed(name).items():
+        out, into, *kernel = about["shape"]
+        shapes = {
+            ".lora_down.weight": (1, into, *kernel),
+            ".lora_up.weight": (out, 1, *[1] * len(kernel)),
+            ".alpha": (),
+        }
+        found |= {module + end: np.zeros(shapes[end], np.float16) for end in ends}
+    return found
+
+
+def peft(name):
+    """diffusers' own file of a list of modules, without alpha."""
+    return {key: np.zeros(shape, np.float16) for key, shape in _peft_shapes(name).items()}
+
+
+def _peft_shapes(name):
+    return {key: shape for targets in listed(name).values() for key, shape in targets.items()}
+
+
+@pytest.mark.parametrize(("name", "expected"), [
+    ("lora_kohya_sdxl", "yes yes yes"),
+    ("lora_kohya_sdxl_conv", "yes yes yes"),
+    ("lora_kohya_sd3_medium", "yes yes no"),  # there is no converter: kohya-ss/sd-scripts#1743
+    ("lora_kohya_sd35_large", "yes yes no"),
+    ("lora_kohya_flux", "yes yes yes"),
+])  # fmt: skip
+def test_files_of_sd_scripts(verdicts, name, expected):
+    found = verdicts(kohya(name))
+    assert " ".join(found[p].verdict for p in ("ComfyUI", "Forge", "diffusers")) == expected
+
+
+@pytest.mark.parametrize(("name", "expected"), [
+    ("lora_peft_sdxl", "part no yes"),  # attention is looked for as `attn1.processor.to_q`
+    ("lora_peft_sd3_medium", "yes no yes"),  # Forge has that part of ComfyUI's map commented out
+    ("lora_peft_sd35_medium", "yes no yes"),
+    ("lora_peft_flux", "yes yes yes"),
+])  # fmt: skip
+def test_files_of_diffusers(verdicts, name, expected):
+    found = verdicts(peft(name))
+    assert " ".join(found[p].verdict for p in ("ComfyUI", "Forge", "diffusers")) == expected
+    assert found["Forge"].refused == (found["Forge"].verdict == "no")
+
+
+def test_diffusers_drops_flux_outer_layers_in_kohyas_naming(verdicts):
+    shapes = {".lora_down.weight": (1, 64), ".lora_up.weight": (3072, 1), ".alpha": ()}
+    outer = {f"lora_unet_img_in{end}": np.zeros(shape, np.float32) for end, shape in shapes.items()}
+    found = verdicts(kohya("lora_kohya_flux") | outer)
+    assert {p: r.left for p, r in found.items()} == {
+        "ComfyUI": (), "Forge": (), "diffusers": tuple(sorted(outer))}  # fmt: skip
+
+
+def layer(module, out=640, into=640):
+    return {module: LoraFactors(np.zeros((2, into), np.float32), np.zeros((out, 2), np.float32), 2.0)}
+
+
+def test_a_kind_that_diffusers_does_not_read(verdicts):
+    shapes = {"hada_w1_a": (640, 2), "hada_w1_b": (2, 640), "hada_w2_a": (640, 2), "hada_w2_b": (2, 640)}
+    loha = LohaFactors({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, 2.0)
+    found = verdicts(to_kohya({"unet": {ATTENTION: loha}}, SDXL))
+    assert {p: r.verdict for p, r in found.items()} == {"ComfyUI": "yes", "Forge": "yes", "diffusers": "no"}
+
+
+@pytest.mark.parametrize(("form", "key", "lacking"), [
+    ("kohya", ".dora_scale", {"diffusers"}), ("diffusers", ".lora_magnitude_vector", {"ComfyUI", "Forge"})
+])  # fmt: skip
+def test_a_magnitude_that_is_dropped_is_named(verdicts, form, key, lacking):
+    module = "input_blocks.4.1.transformer_blocks.0.ff.net.2"
+    dora = {module: DoraFactors(layer(module)[module], np.ones((640, 1), np.float32))}
+    tensors = to_kohya({"unet": dora}, SDXL) if form == "kohya" else to_diffusers({"unet": dora}, SDXL)[0]
+    found = verdicts(tensors)
+    assert {p for p, r in found.items() if any(name.endswith(key) for name in r.left)} == lacking
+    assert all(r.verdict == ("part" if p in lacking else "yes") for p, r in found.items())
+
+
+def test_an_alpha_in_diffusers_names_of_sd3_is_not_taken_there(verdicts):
+    name = "transformer.transformer_blocks.0.attn.to_q"
+    tensors = {f"{name}.lora_A.weight": np.zeros((2, 1536)), f"{name}.lora_B.weight": np.zeros((1536, 2))}
+    assert verdicts(tensors)["diffusers"].verdict == "yes"
+    assert verdicts(tensors | {f"{name}.alpha": np.float32(1)})["diffusers"].verdict == "no"
+
+
+def test_a_block_that_the_model_has_not_is_taken_by_nobody(verdicts):
+    tensors = to_kohya({"unet": layer(ATTENTION)}, SDXL)
+    stray = {key.replace("blocks_4_1", "blocks_99_1"): array for key, array in tensors.items()}
+    for reader in verdicts(tensors | stray).values():
+        assert (reader.verdict, reader.taken, set(reader.left)) == ("part", 3, set(stray))
+
+
+def test_what_is_said(tmp_path, capsys):
+    save_file(tmp_path / "x.safetensors", peft("lora_peft_sd3_medium"))
+    assert cli.run(["verify", str(tmp_path / "x.safetensors")]) == 0
+    text = capsys.readouterr().out
+    assert "  ComfyUI 0.3.64 (2025-10-12): yes, " in text
+    assert "it then applies none\n    not taken: transformer." in text
+    assert cli.run(["verify", str(tmp_path / "x.safetensors"), "--json"]) == 0
+    programs = json.loads(capsys.readouterr().out)["programs"]
+    assert {p["program"]: p["verdict"] for p in programs} == {"ComfyUI": "yes", "Forge": "no", "diffusers": "yes"}
+
+
+def test_what_is_no_lora_is_refused(small_base, capsys):
+    assert cli.run(["verify", str(small_base)]) == 3
+    assert "expected a LoRA, but this is" in capsys.readouterr().err
