@@ -117,8 +117,15 @@ def exit_status(error: BaseException) -> int:
 
 
 _REFUSED: Final = (
-    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENAMETOOLONG, errno.EIO, errno.ESTALE, errno.EBADF
-)  # fmt: skip
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EAGAIN,
+    errno.ENAMETOOLONG,
+    errno.EIO,
+    errno.ESTALE,
+    errno.EBADF,
+)
 
 
 def of_environment(error: BaseException) -> str:

@@ -20,9 +20,17 @@ from .versions import VERSIONS
 Sizes: TypeAlias = "int | Sequence[int]"
 
 _TYPES: dict[str, DType] = {
-    "float": float32, "double": float64, "int": int32, "long long": int64, "unsigned": uint32, "unsigned int": uint32,
-    "unsigned char": uint8, "bool": bool_, "fp16": float16, "bf16": bfloat16,
-}  # fmt: skip
+    "float": float32,
+    "double": float64,
+    "int": int32,
+    "long long": int64,
+    "unsigned": uint32,
+    "unsigned int": uint32,
+    "unsigned char": uint8,
+    "bool": bool_,
+    "fp16": float16,
+    "bf16": bfloat16,
+}
 """Types of a kernel's parameters in C. fp16 and bf16 are read by to_float(x) and written by from_float(f, x)."""
 
 

@@ -211,9 +211,7 @@ class RunFolder:
                 self._refuse_locked(held)
                 return self._examine(held)
 
-    def checkpoint(
-        self, step: int, files: Mapping[str, commit.Content], keep: int, size: int | None = None
-    ) -> Path:  # fmt: skip
+    def checkpoint(self, step: int, files: Mapping[str, commit.Content], keep: int, size: int | None = None) -> Path:
         """Make the log durable, commit the checkpoint of `step`, and note the step in the status.
 
         Raises OutputError if the checkpoint cannot be written. Log and status only report: they cost a warning.

@@ -71,9 +71,11 @@ class AdafactorRule:
 
     def kernel(self, arena: FlatParameters) -> Kernel:
         constants = {
-            "THRESHOLD": self.clip_threshold, "BETA1": self.beta1, "WEIGHT_DECAY": self.weight_decay,
+            "THRESHOLD": self.clip_threshold,
+            "BETA1": self.beta1,
+            "WEIGHT_DECAY": self.weight_decay,
             "SCALED": self.scale_parameter,
-        }  # fmt: skip
+        }
         text = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
         states = moments_of("exp_avg_sq") | {"exp_avg": float32}
         return matrix_kernel(arena, text, states=states, constants=constants)
@@ -104,6 +106,11 @@ class Adafactor(OptimizerKind):
 
     def rule(self) -> AdafactorRule:
         return AdafactorRule(
-            self.decay_rate, self.clip_threshold, self.beta1, self.weight_decay, self.scale_parameter,
-            self.relative_step, self.warmup_init,
-        )  # fmt: skip
+            self.decay_rate,
+            self.clip_threshold,
+            self.beta1,
+            self.weight_decay,
+            self.scale_parameter,
+            self.relative_step,
+            self.warmup_init,
+        )

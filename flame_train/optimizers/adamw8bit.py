@@ -70,13 +70,22 @@ class AdamW8bitRule:
     def kernel(self, arena: FlatParameters) -> Kernel:
         (b1, b2), places = self.betas, _blocks(arena)
         constants = {
-            "BETA1": b1, "BETA2": b2, "FRESH1": 1.0 - b1, "FRESH2": 1.0 - b2, "EPS": self.eps,
-            "WEIGHT_DECAY": self.weight_decay, "BLOCKS": len(places),
-        }  # fmt: skip
+            "BETA1": b1,
+            "BETA2": b2,
+            "FRESH1": 1.0 - b1,
+            "FRESH2": 1.0 - b2,
+            "EPS": self.eps,
+            "WEIGHT_DECAY": self.weight_decay,
+            "BLOCKS": len(places),
+        }
         states: dict[str, Any] = {
-            "signed": float32, "unsigned": float32, "exp_avg": uint8, "exp_avg_max": float32, "exp_avg_sq": uint8,
+            "signed": float32,
+            "unsigned": float32,
+            "exp_avg": uint8,
+            "exp_avg_max": float32,
+            "exp_avg_sq": uint8,
             "exp_avg_sq_max": float32,
-        }  # fmt: skip
+        }
         text = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
         tables = {"places": arena.backend.to_device(places)}
         return Kernel(text, -(-len(places) // _WARPS), _WARPS * 32, tables, states, constants)

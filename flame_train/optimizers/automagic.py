@@ -115,9 +115,14 @@ class AutomagicRule:
 
     def kernel(self, arena: FlatParameters) -> Kernel:
         constants = {
-            "THRESHOLD": self.clip_threshold, "WEIGHT_DECAY": self.weight_decay, "BETA2": self.beta2,
-            "FRESH2": 1.0 - self.beta2, "BUMP": self.bump, "SMALLEST": self.smallest, "LARGEST": self.largest,
-        }  # fmt: skip
+            "THRESHOLD": self.clip_threshold,
+            "WEIGHT_DECAY": self.weight_decay,
+            "BETA2": self.beta2,
+            "FRESH2": 1.0 - self.beta2,
+            "BUMP": self.bump,
+            "SMALLEST": self.smallest,
+            "LARGEST": self.largest,
+        }
         text = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
         states = moments_of("exp_avg_sq") | {"rates": uint8, "unit": float32, "above": bool_}
         return matrix_kernel(arena, text, states=states, constants=constants, sums=("mean",))
@@ -145,6 +150,11 @@ class Automagic(OptimizerKind):
 
     def rule(self) -> AutomagicRule:
         return AutomagicRule(
-            self.start_lr, self.smallest_lr, self.largest_lr, self.lr_bump, self.beta2, self.clip_threshold,
+            self.start_lr,
+            self.smallest_lr,
+            self.largest_lr,
+            self.lr_bump,
+            self.beta2,
+            self.clip_threshold,
             self.weight_decay,
-        )  # fmt: skip
+        )

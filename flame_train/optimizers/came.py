@@ -59,9 +59,15 @@ class CameRule:
     def kernel(self, arena: FlatParameters) -> Kernel:
         b1, b2, b3 = self.betas
         constants = {
-            "THRESHOLD": self.clip_threshold, "WEIGHT_DECAY": self.weight_decay, "BETA1": b1, "BETA2": b2, "BETA3": b3,
-            "FRESH1": 1.0 - b1, "FRESH2": 1.0 - b2, "FRESH3": 1.0 - b3,
-        }  # fmt: skip
+            "THRESHOLD": self.clip_threshold,
+            "WEIGHT_DECAY": self.weight_decay,
+            "BETA1": b1,
+            "BETA2": b2,
+            "BETA3": b3,
+            "FRESH1": 1.0 - b1,
+            "FRESH2": 1.0 - b2,
+            "FRESH3": 1.0 - b3,
+        }
         text = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
         states = moments_of("exp_avg_sq", "exp_avg_res") | {"exp_avg": float32}
         return matrix_kernel(arena, text, pairs=2, states=states, constants=constants)

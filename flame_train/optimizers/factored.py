@@ -18,9 +18,15 @@ THREADS = 512
 
 
 def matrix_kernel(
-    arena: FlatParameters, text: str, *, cut: Cutting = last_two, pairs: int = 1,
-    extra: Mapping[int, int] | None = None, tables: Mapping[str, Array] | None = None, **more: Any,
-) -> Kernel:  # fmt: skip
+    arena: FlatParameters,
+    text: str,
+    *,
+    cut: Cutting = last_two,
+    pairs: int = 1,
+    extra: Mapping[int, int] | None = None,
+    tables: Mapping[str, Array] | None = None,
+    **more: Any,
+) -> Kernel:
     """A kernel with a block for each matrix: its tables are the matrices, and `pairs` of places for their factors.
 
     `extra` is a number for each parameter by its own, which the kernel finds in its `Matrix`; `tables` stand last.

@@ -141,6 +141,12 @@ class Prodigy(OptimizerKind):
 
     def rule(self) -> ProdigyRule:
         return ProdigyRule(
-            self.betas, self.eps, self.weight_decay, self.d0, self.d_coef, self.growth_rate, self.use_bias_correction,
+            self.betas,
+            self.eps,
+            self.weight_decay,
+            self.d0,
+            self.d_coef,
+            self.growth_rate,
+            self.use_bias_correction,
             self.safeguard_warmup,
-        )  # fmt: skip
+        )

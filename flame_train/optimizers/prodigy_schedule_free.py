@@ -176,15 +176,23 @@ class ProdigyScheduleFreeRule:
     def kernel(self, arena: FlatParameters) -> Kernel:
         b2 = self.betas[1]
         constants = {
-            "BETA2": b2, "BETA3": math.sqrt(b2), "WEIGHT_DECAY": self.weight_decay, "STABLE": self.use_stableadamw,
+            "BETA2": b2,
+            "BETA3": math.sqrt(b2),
+            "WEIGHT_DECAY": self.weight_decay,
+            "STABLE": self.use_stableadamw,
             "EVERY": _EVERY,
-        }  # fmt: skip
+        }
         text = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
         states = moments_of("exp_avg_sq") | {"z": float32, "p0": float32, "s": float32}
         return matrix_kernel(
-            arena, text, cut=self._cut, extra=arena.matrices(self._cut).slices(_EVERY), states=states,
-            constants=constants, sums=("inner", "size"),
-        )  # fmt: skip
+            arena,
+            text,
+            cut=self._cut,
+            extra=arena.matrices(self._cut).slices(_EVERY),
+            states=states,
+            constants=constants,
+            sums=("inner", "size"),
+        )
 
 
 def _sliced(arena: FlatParameters) -> Array:
@@ -218,6 +226,13 @@ class ProdigyScheduleFree(OptimizerKind):
 
     def rule(self) -> ProdigyScheduleFreeRule:
         return ProdigyScheduleFreeRule(
-            self.betas, self.eps, self.weight_decay, self.d0, self.d_coef, self.d_limiter, self.schedulefree_c,
-            self.factored, self.use_stableadamw,
-        )  # fmt: skip
+            self.betas,
+            self.eps,
+            self.weight_decay,
+            self.d0,
+            self.d_coef,
+            self.d_limiter,
+            self.schedulefree_c,
+            self.factored,
+            self.use_stableadamw,
+        )

@@ -115,9 +115,16 @@ def loaded(
     begin_with(attached, begun)
     objective = model.objective(c.model, c.loss, device)
     state = make_state(
-        denoiser, attached, objective, c.train, c.optimizer, c.schedule, c.gradient, device,
+        denoiser,
+        attached,
+        objective,
+        c.train,
+        c.optimizer,
+        c.schedule,
+        c.gradient,
+        device,
         rates(plan.checked.own, c.optimizer.lr),
-    )  # fmt: skip
+    )
     state = replace(state, drops=attached.drops)
     if c.lora.max_norm:
         state = replace(state, limit=partial(_limit, attached, state.optimizer, c.lora.max_norm))

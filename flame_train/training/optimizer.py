@@ -24,10 +24,15 @@ from flame_train.schedules import SCHEDULES
 
 
 def build_optimizer(
-    parameters: Iterable[Parameter], train: TrainSection, optimizer: OptimizerSection, schedule: ScheduleSection,
-    gradient: GradientSection, backend: Backend, faster_end: str = "",
+    parameters: Iterable[Parameter],
+    train: TrainSection,
+    optimizer: OptimizerSection,
+    schedule: ScheduleSection,
+    gradient: GradientSection,
+    backend: Backend,
+    faster_end: str = "",
     rates: Mapping[str, float] = MappingProxyType({}),
-) -> Optimizer:  # fmt: skip
+) -> Optimizer:
     """Builds the chain: clip by value, clip by norm, noise, rule. Each but the rule is optional.
 
     Args:

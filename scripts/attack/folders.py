@@ -171,6 +171,9 @@ def _listed(entries: dict[str, object]) -> Damage:
     return damage
 
 
+VOUCHED = ", which the manifest vouches for"
+
+
 def _vouched_for(damage: Damage) -> Damage:
     """Damages a file, and has the manifest say that it must be so."""
 
@@ -207,9 +210,9 @@ def cases() -> Iterator[Case]:
         yield Case(f"lists {about}", manifest, _listed({"state.json": entry}))
     for name in ("state.json", "optimizer.safetensors", "lora.safetensors"):
         for about in ("empty", "cut in half", "with a bit flipped", "4 KiB of NUL", "bytes at random"):
-            yield Case(f"{about}, which the manifest vouches for", f"{NEWEST}/{name}", _vouched_for(ANY_FILE[about]))
+            yield Case(f"{about}{VOUCHED}", f"{NEWEST}/{name}", _vouched_for(ANY_FILE[about]))
     for about, text in JSON_TEXTS.items():
-        yield Case(f"{about}, which the manifest vouches for", f"{NEWEST}/state.json", _vouched_for(_written(text)))
+        yield Case(f"{about}{VOUCHED}", f"{NEWEST}/state.json", _vouched_for(_written(text)))
     for about, line in LOG_LINES.items():
         waits = _vouched_for(lambda path, line=line: path.write_text(line + "\n"))  # type: ignore[misc]
         yield Case(f"waits with {about}", f"{NEWEST}/log.jsonl", waits)
@@ -248,7 +251,8 @@ def attack(folder: Path, rng: random.Random, end: float) -> tuple[Counter[str], 
             failures += [f"{case.what} {case.about}: {name} {fault}" for fault in faults(ended, case)]
         if theirs.read_text() != "theirs":
             failures.append(f"{case.what} {case.about}: what is outside was written to")
-        if ended.code == 0 and result(work) != expected:
+        forged = case.about.endswith(VOUCHED)  # other numbers with their own hash: nothing can tell them from the run's
+        if ended.code == 0 and not forged and result(work) != expected:
             failures.append(f"{case.what} {case.about}: the run ended in other bytes")
     return outcomes, failures
 

@@ -59,9 +59,7 @@ class Matrices:
             for i, start in enumerate(starts):
                 at = {kind: self.totals[kind] + i * n for kind, n in sizes.items()}
                 dims = (1, 1, size, 1) if found is None else (found.batches, found.rows, found.cols, found.inner)
-                rows.append(
-                    (start, *dims, at.get("row", 0), at.get("col", 0), at.get("whole", -1), len(rows), size)
-                )  # fmt: skip
+                rows.append((start, *dims, at.get("row", 0), at.get("col", 0), at.get("whole", -1), len(rows), size))
             self._parts.append({kind: (self.totals[kind], len(starts), n) for kind, n in sizes.items()})
             for kind, n in sizes.items():
                 self.totals[kind] += n * len(starts)

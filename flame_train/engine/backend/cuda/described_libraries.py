@@ -55,9 +55,17 @@ class Products:
         self._launch_hooks, self._workspace = launch_hooks, cupy.cuda.alloc(PRODUCTS_BYTES)
 
     def product(
-        self, a: Array, b: Array, out: Array, *, bias: Array | None = None, alpha: float = 1.0,
-        plus: Array | None = None, gelu: Gelu | None = None, scales: tuple[Array, Array] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        a: Array,
+        b: Array,
+        out: Array,
+        *,
+        bias: Array | None = None,
+        alpha: float = 1.0,
+        plus: Array | None = None,
+        gelu: Gelu | None = None,
+        scales: tuple[Array, Array] | None = None,
+    ) -> None:
         """Counts 2 M N K for each matrix.
 
         Args:

@@ -189,9 +189,12 @@ def _(k: Launcher, g: Array, input: Array, weight: Array) -> Array:
 
 
 prelu.samples(
-    sample(apart(3, 4), (1,)), sample(apart(2, 3, 2, 2), (3,)), sample(apart(5), ()), sample((0, 2), (2,)),
+    sample(apart(3, 4), (1,)),
+    sample(apart(2, 3, 2, 2), (3,)),
+    sample(apart(5), ()),
+    sample((0, 2), (2,)),
     sample(apart(2, 3), (3,)),
-)  # fmt: skip
+)
 prelu.errors(
     ErrorSample(sample((2, 3), (2,)), ShapeError, r"or of 3 for the channels .* \(2, 3\), got shape \(2,\)"),
     ErrorSample(sample((2, 3), (1, 3)), ShapeError, "expected a weight of one number"),

@@ -24,7 +24,10 @@ def all(xp: Namespace, input: Array, dim: Dims = None, keepdim: bool = False) ->
 for _op in (any, all):
     _op.non_differentiable("input")
     _op.samples(
-        sample(booleans(3, 4)), sample(integers(2, 2, 3, 4), 1), sample(booleans(2, 3, 4), (0, 2), keepdim=True),
-        sample((0, 3), 0), sample((3, 2)),
-    )  # fmt: skip
+        sample(booleans(3, 4)),
+        sample(integers(2, 2, 3, 4), 1),
+        sample(booleans(2, 3, 4), (0, 2), keepdim=True),
+        sample((0, 3), 0),
+        sample((3, 2)),
+    )
     _op.errors(no_such_dim())
