@@ -22,10 +22,11 @@ class GradientNorms:
         self._optimizer = optimizer
         names = sorted(blocks, key=len, reverse=True)
         spans: dict[str, list[tuple[int, int]]] = {}
+        padded = dict(optimizer.arena.padding)
         for segment in optimizer.arena.segments:
             within = (name for name in names if segment.name.startswith(f"{name}."))
             block = next(within, segment.name.split(".", 1)[0])
-            _extend(spans.setdefault(block, []), segment.start, segment.stop)
+            _extend(spans.setdefault(block, []), segment.start, padded.get(segment.stop, segment.stop))
         self._spans = dict(sorted(spans.items()))
 
     def read(self) -> Mapping[str, float]:
@@ -49,8 +50,8 @@ def block_names(network: nn.Module) -> list[str]:
 
 
 def _extend(spans: list[tuple[int, int]], start: int, stop: int) -> None:
-    """Adds a span; what lies at most a segment's padding behind the last one continues it: padding is 0."""
-    if spans and 0 <= start - spans[-1][1] < 64:
+    """Adds a span, or continues the last one. Spans reach over the padding behind a segment, which is 0."""
+    if spans and spans[-1][1] == start:
         spans[-1] = (spans[-1][0], stop)
     else:
         spans.append((start, stop))

@@ -312,6 +312,28 @@ def test_a_parcel_is_awaited_before_it_is_read_and_before_it_is_filled_again(gpu
     assert uploader.submit({"a": np.zeros(4)}) not in sent
 
 
+def test_no_upload_gets_memory_that_the_streams_pool_gives_away(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels in the queue may still read what Python has freed, and an upload's own stream does not wait for them."""
+    pools = list[Any]()
+
+    @contextmanager
+    def using(malloc: Any) -> Iterator[None]:
+        malloc(512)
+        yield
+
+    monkeypatch.setattr(gpu.xp.cuda, "using_allocator", using)
+    monkeypatch.setattr(gpu.xp.cuda, "MemoryPool", object)  # the stand-in's are all one
+    monkeypatch.setattr(type(gpu), "_taken", lambda self, pool, size: pools.append(pool))
+    for _ in range(2):
+        uploader = gpu.uploader()
+        for n in range(3):
+            uploader.submit({"a": np.full(n + 1, 1.0)}).release()
+    assert len(pools) == 6
+    assert all(pool is not gpu._pool and pool is not gpu.graph_pool for pool in pools)
+    assert pools[0] is pools[2]
+    assert pools[0] is not pools[3], "another uploader's memory may still be read, too"
+
+
 def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(cuda, "_STATE", {})
