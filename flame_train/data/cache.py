@@ -2,8 +2,11 @@
 
 A key covers every input of the arrays, so no entry is ever stale: changed input has another key. An entry is one
 safetensors file, written whole or not at all. Its metadata holds its key and a checksum. A damaged, truncated or
-foreign entry is replaced. A folder in its place is refused, because it may hold anything. Modification times play no
-part. Several processes may share a folder: whoever renames last wins, with the same content.
+foreign entry is replaced. A folder in its place is refused, because it may hold anything. Several processes may share a
+folder: whoever renames last wins, with the same content.
+
+Who reads an entry's arrays reads and hashes all of it. Who only asks whether it is there need not, where it was found
+whole before and was not touched since (`io/digests.py`).
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ import re
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from flame_train.disk.durable import sweep_path
 from flame_train.disk.system import BINARY, NONBLOCK
 from flame_train.errors import EnvironmentFault, ModelFileError, OutputError, of_environment
+from flame_train.io.digests import Digests
 from flame_train.io.dtypes import DTYPE_OF_TAG
 from flame_train.io.header import TensorInfo, build_header
 from flame_train.io.safetensors import save_file, serialize
@@ -34,6 +38,7 @@ FORMAT = 1  # raised when the meaning of entries changes: older ones are then si
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Shapes = Mapping[str, tuple[int, ...]]
+_T = TypeVar("_T")
 
 
 def cache_key(kind: str, content: str, model: str, settings: Mapping[str, Any]) -> str:
@@ -49,11 +54,12 @@ def cache_key(kind: str, content: str, model: str, settings: Mapping[str, Any]) 
 class DiskCache:
     """Entries under `folder`, which is made when the first is written.
 
-    `hits`, `misses` and `damaged` count lookups; a damaged entry counts as a miss too.
+    `hits`, `misses` and `damaged` count lookups; a damaged entry counts as a miss too. `digests` remember which entries
+    were found whole.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, digests: Digests | None = None) -> None:
+        self.folder, self._digests = folder, digests or Digests(None)
         self.hits = self.misses = self.damaged = 0
 
     def path(self, key: str) -> Path:
@@ -61,8 +67,17 @@ class DiskCache:
         return self.folder / key[:2] / f"{key}.safetensors"
 
     def has(self, key: str, shapes: Shapes | None = None) -> bool:
-        """Whether `get` would give the entry: it is read whole, but not copied."""
-        return self._looked_up(key, shapes) is not None
+        """Whether `get` would give the entry. It is read whole, unless the digests know it. Raises what `get` does."""
+        path = self.path(key)
+
+        def verified() -> str:
+            _read_verified(path, key, shapes)
+            return "whole"
+
+        return (
+            self._looked_up(path, lambda: self._digests.of([path], _question(shapes), verified, self.folder))
+            is not None
+        )
 
     def get(self, key: str, shapes: Shapes | None = None) -> Arrays | None:
         """The entry's arrays, copied into memory; None if there is none or it is damaged.
@@ -70,16 +85,19 @@ class DiskCache:
         `shapes` are those that its arrays must have, by name: any others count as damage.
         Raises OutputError where a folder stands in its place, EnvironmentFault where the system refuses to read.
         """
-        found = self._looked_up(key, shapes)
+        path, damaged = self.path(key), self.damaged
+        found = self._looked_up(path, lambda: _read_verified(path, key, shapes))
+        if self.damaged > damaged:
+            self._digests.forget([path], _question(shapes), self.folder)
         if found is None:
             return None
         placed, data = found
         return {info.name: _array(info, data) for info in placed}
 
-    def _looked_up(self, key: str, shapes: Shapes | None) -> _Entry | None:
-        path = self.path(key)
+    def _looked_up(self, path: Path, read: Callable[[], _T]) -> _T | None:
+        """What `read` gives of the entry at `path`; None if there is none or it is damaged."""
         try:
-            found = _read_verified(path, key, shapes)
+            found = read()
         except FileNotFoundError:
             self.misses += 1
             return None
@@ -116,6 +134,11 @@ class DiskCache:
         made = dict(make())
         self.put(key, made)
         return made
+
+
+def _question(shapes: Shapes | None) -> str:
+    """What the digests are asked about an entry, besides its path, which has its key."""
+    return f"cache entry {FORMAT} {None if shapes is None else sorted(shapes.items())}"
 
 
 _Entry = tuple[list[TensorInfo], memoryview]  # the arrays' places, and the bytes that they lie in

@@ -79,10 +79,14 @@ Op._run = run
 
 
 def explain(op: Op, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
-    """(implementation, "chosen" or why it was passed over) for each implementation of `op` on these inputs."""
+    """(implementation, "chosen" or why it was passed over) for each implementation of `op` on these inputs.
+
+    The last is "reference", or "body" for an op made of other ops, which choose for themselves.
+    """
     arrays, used = _unwrap(op, op.bind(args, kwargs))
     backend = _backend(op, used, mode())
-    return _verdicts(op.kernels, _fit(op, arrays, backend), backend)
+    *kernels, (last, why) = _verdicts(op.kernels, _fit(op, arrays, backend), backend)
+    return [*kernels, ("body" if op.composite else last, why)]
 
 
 def explain_gradients(op: Op, *args: Any, **kwargs: Any) -> dict[str, list[tuple[str, str]]]:

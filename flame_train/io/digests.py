@@ -28,7 +28,7 @@ _FORMAT: Final = 1  # raised when digests come to mean something else
 _SETTLED: Final = 2_000_000_000  # nanoseconds: the coarsest clock of a file system in use
 _MOST: Final = 200_000  # digests of one folder
 
-_Entries = dict[str, Any]  # question -> [the files' states, digest]
+_Entries = dict[str, Any]  # question -> [the files' states, digest]; None where it was forgotten
 
 
 class Digests:
@@ -43,26 +43,34 @@ class Digests:
         self._new: dict[str, _Entries] = {}
         self._lock = threading.Lock()
 
-    def of(self, files: Sequence[Path], what: str, make: Callable[[], str]) -> str:
+    def of(self, files: Sequence[Path], what: str, make: Callable[[], str], place: Path | None = None) -> str:
         """What `make` gave for these files when they were as they are now; else what it gives now.
 
-        `what` tells the digests of a file from each other: it says all that they depend on besides the files.
+        `what` tells the digests of a file from each other: it says all that they depend on besides the files. Digests
+        of one `place` are kept together; None: the folder of the first file.
         """
         begin, states = self._now(), _states(files)
         if self._folder is None or states is None:
             return make()
-        place = os.path.dirname(os.path.abspath(files[0]))
-        question = "\n".join([what, *map(os.path.abspath, files)])
+        kept_in, question = _asked(files, what, place)
         with self._lock:
-            kept = self._entries(place).get(question)
+            kept = self._entries(kept_in).get(question)
         if isinstance(kept, list) and len(kept) == 2 and kept[0] == states and isinstance(kept[1], str):
             return kept[1]
         made = make()
         settled = all(max(state[2:]) < begin - _SETTLED for state in states)
         if settled and _states(files) == states:
             with self._lock:
-                self._new.setdefault(place, {})[question] = [states, made]
+                self._new.setdefault(kept_in, {})[question] = [states, made]
         return made
+
+    def forget(self, files: Sequence[Path], what: str, place: Path | None = None) -> None:
+        """Has `of` ask `make` again, although the files look untouched: their content is not what it was."""
+        if self._folder is not None:
+            kept_in, question = _asked(files, what, place)
+            with self._lock:
+                self._new.setdefault(kept_in, {})[question] = None
+            self.save()
 
     def save(self) -> None:
         """Writes what is new. A disk without room for it costs the next start its time."""
@@ -99,6 +107,12 @@ def _read(path: Path, place: str) -> _Entries:
         return {}
     found = content.get("digests")
     return found if isinstance(found, dict) else {}
+
+
+def _asked(files: Sequence[Path], what: str, place: Path | None) -> tuple[str, str]:
+    """Under which folder, and which question there, a digest is kept."""
+    kept_in = os.path.dirname(os.path.abspath(files[0])) if place is None else os.path.abspath(place)
+    return kept_in, "\n".join([what, *map(os.path.abspath, files)])
 
 
 def _states(files: Sequence[Path]) -> list[list[int]] | None:

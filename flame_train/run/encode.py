@@ -260,7 +260,8 @@ def encode(
         OutputError: the cache cannot be written.
         Interrupted: a signal came; the cache has everything that was encoded before.
     """
-    cache = DiskCache(encoding.folder)
+    digests = Digests(user_cache("digests"))
+    cache = DiskCache(encoding.folder, digests)
     cache.sweep()
     outputs = encoder_outputs(encoding.text)
     encoded = Encoded(encoding, placed, cache, keys, outputs, size_conditioning)
@@ -273,6 +274,7 @@ def encode(
         lambda i: encoding.image_shapes(placed.placements[i]),
         stop,
     )
+    digests.save()
     _LOG.info(
         "cache: %d of %d images and %d of %d captions to encode",
         len(images),

@@ -40,7 +40,7 @@ def run(trial: Trial) -> dict[str, Any]:
         "peak of what ops make": report.peak,
         "kept by op": kept,
         "by op": [
-            {"op": r.op, "phase": r.phase, "calls": r.calls, "made": r.made, "at peak": r.at_peak}
+            {"op": r.op, "phase": r.phase, "calls": r.calls, "made": r.made, "passing": r.passing, "at peak": r.at_peak}
             for r in report.rows()
         ],
     }
@@ -52,9 +52,10 @@ def table(result: Mapping[str, Any]) -> str:
     lines = [f"{name:<28}{result[name] / 2**20:>12.2f} MiB" for name in kinds]
     lines += ["", "kept for the backward pass, by op"]
     lines += [f"{op:<34}{n / 2**20:>12.2f} MiB" for op, n in result["kept by op"].items()]
-    lines += ["", f"{'op':<32}{'phase':<10}{'calls':>7}{'made MiB':>12}{'at peak':>12}"]
+    lines += ["", f"{'op':<32}{'phase':<10}{'calls':>7}{'made MiB':>12}{'passing':>12}{'at peak':>12}"]
     lines += [
-        f"{r['op']:<32}{r['phase']:<10}{r['calls']:>7}{r['made'] / 2**20:>12.2f}{r['at peak'] / 2**20:>12.2f}"
+        f"{r['op']:<32}{r['phase']:<10}{r['calls']:>7}{r['made'] / 2**20:>12.2f}"
+        f"{r['passing'] / 2**20:>12.2f}{r['at peak'] / 2**20:>12.2f}"
         for r in result["by op"]
     ]
     return "\n".join(lines)

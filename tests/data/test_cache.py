@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from flame_train.data import cache as module
 from flame_train.data.cache import DiskCache, cache_key
 from flame_train.errors import OutputError
+from flame_train.io.digests import Digests
 
 SETTINGS = {"size": [64, 64], "crop": [0, 3], "dtype": "float32", "upscale": False}
 
@@ -192,3 +195,83 @@ def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path / "file" / "cache")
     with pytest.raises(OutputError):
         cache.get_or_make(cache_key("latents", "i", "m", {}), Maker())
+
+
+class Starts:
+    """New starts that ask whether an entry is there, long after it was written; `read` are the entries they read."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tmp_path, self.read = tmp_path, list[Path]()
+        usual = module._read_verified
+
+        def watched(path: Path, *rest: Any) -> Any:
+            self.read.append(path)
+            return usual(path, *rest)
+
+        monkeypatch.setattr(module, "_read_verified", watched)
+
+    def cache(self) -> tuple[DiskCache, Digests]:
+        digests = Digests(self.tmp_path / "kept", lambda: time.time_ns() + 10_000_000_000)
+        return DiskCache(self.tmp_path / "cache", digests), digests
+
+    def has(self, key: str, shapes: Any = None) -> bool:
+        cache, digests = self.cache()
+        with digests:
+            return cache.has(key, shapes)
+
+
+@pytest.fixture
+def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Starts:
+    return Starts(tmp_path, monkeypatch)
+
+
+def test_an_entry_that_was_whole_and_was_not_touched_is_not_read_again(starts: Starts) -> None:
+    key, shapes = cache_key("latents", "image", "vae", SETTINGS), {k: a.shape for k, a in arrays().items()}
+    starts.cache()[0].put(key, arrays())
+    assert [starts.has(key, shapes) for _ in range(3)] == [True] * 3
+    assert len(starts.read) == 1
+    assert not starts.has(key, {"latents": (1,)})  # another question
+    assert len([*(starts.tmp_path / "kept").iterdir()]) == 1  # one file for all of a cache's folders
+
+
+@pytest.mark.parametrize("change", ["a bit, at its old modification time", "cut", "another file", "gone"])
+def test_an_entry_that_was_changed_since_is_noticed(starts: Starts, change: str) -> None:
+    key = cache_key("latents", "image", "vae", SETTINGS)
+    cache, _ = starts.cache()
+    cache.put(key, arrays())
+    assert starts.has(key)
+    path, before = cache.path(key), cache.path(key).stat()
+    if change == "gone":
+        path.unlink()
+    elif change == "another file":
+        cache.put(key, {"other": np.zeros(3, np.float32)})
+        assert starts.has(key)  # whole, and read again
+        assert len(starts.read) == 2
+        return
+    else:
+        with path.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            last = file.read(1)[0]
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([last ^ 1])) if change != "cut" else file.truncate()
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert not starts.has(key)
+
+
+def test_what_reading_finds_damaged_is_read_by_the_next_start_whatever_its_times_say(
+    starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that lost a bit leaves all times of the file as they were."""
+    key = cache_key("latents", "image", "vae", SETTINGS)
+    cache, _ = starts.cache()
+    cache.put(key, arrays())
+    assert starts.has(key)
+    states = {cache.path(key): cache.path(key).stat()}
+    usual = os.stat
+    monkeypatch.setattr(os, "stat", lambda path, *a, **k: states.get(path) or usual(path, *a, **k))
+    content = bytearray(cache.path(key).read_bytes())
+    content[-1] ^= 1
+    cache.path(key).write_bytes(content)
+    assert starts.has(key)  # nothing tells
+    assert starts.cache()[0].get(key) is None
+    assert not starts.has(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import tracemalloc
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,7 +11,11 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
+from flame_train.engine.backend import get_backend
 from flame_train.engine.memory_report import memory_report, saved_by_op
+from flame_train.engine.mode import use
+from flame_train.engine.shape_run import shape_run
+from flame_train.errors import ShapeError
 
 KIB = 1024
 
@@ -152,3 +157,91 @@ def test_saved_by_op_says_what_a_graph_keeps() -> None:
     assert saved_by_op(f, besides=[frozen]) == {}
     c = flame.checkpoint(lambda a: a.tanh().exp(), y).sum()
     assert saved_by_op(c) == {"checkpoint": 8 * 16 * 4}
+
+
+def test_what_comes_and_goes_inside_an_op_counts() -> None:
+    """Attention's reference makes 64 MiB of scores, and works on them in more memory; its result is 1 MiB."""
+    x = leaf(1, 4, 2048, 32).detach()
+    with memory_report() as report:
+        y = F.scaled_dot_product_attention(x, x, x)
+    scores = 4 * 2048 * 2048 * 4
+    (row,) = [r for r in report.rows() if r.op == "scaled_dot_product_attention"]
+    assert row.made < 2 << 20  # the result, and each row's sum
+    assert row.passing >= scores
+    assert report.peak == row.at_peak
+    assert scores < report.peak == row.made + row.passing < 6 * scores
+    assert report.live == y.data.nbytes
+
+
+def test_work_on_a_gpu_is_what_its_pool_counts() -> None:
+    with shape_run() as run:
+        x = flame.empty(1, 4, 2048, 32, device="cuda")
+        begun = run.live_bytes
+        with memory_report() as report, use(scaled_dot_product_attention="reference"):
+            F.scaled_dot_product_attention(x, x, x)
+        assert report.peak > 4 * 2048 * 2048 * 4
+        assert abs(report.peak - (run.peak_bytes - begun)) <= 1 << 16
+
+
+def test_work_counts_on_top_of_what_lives() -> None:
+    x = leaf(1 << 18)  # 1 MiB
+    with memory_report() as report:
+        y = x.exp()
+        z = F.softmax(y.reshape(512, 512), -1).sum()
+        z.backward()
+    rows = {(r.op, r.phase): r for r in report.rows()}
+    assert rows["exp", "forward"].passing == 0  # all that it took is its result
+    assert rows["softmax", "forward"].passing > 0
+    assert report.peak == sum(r.at_peak for r in report.rows())
+    assert y.data.nbytes < report.peak
+
+
+def test_ops_in_a_checkpoint_count_their_work_once() -> None:
+    x = leaf(512, 512)
+
+    def peak(wrapped: bool) -> int:
+        with memory_report() as report:
+            y = flame.checkpoint(lambda a: F.softmax(a, -1), x) if wrapped else F.softmax(x, -1)
+            y.backward(flame.ones_like(y))
+        rows = {(r.op, r.phase): r for r in report.rows()}
+        assert not wrapped or rows["checkpoint", "backward"].passing == 0
+        return report.peak
+
+    assert peak(True) <= peak(False) + x.data.nbytes
+
+
+def test_an_op_that_fails_leaves_no_watch() -> None:
+    x = leaf(8, 4)
+    with memory_report() as report:
+        with pytest.raises(ShapeError):
+            x @ leaf(3, 2)
+        x.exp()
+    assert report.live == 0
+    assert not tracemalloc.is_tracing()
+    with pytest.raises(ShapeError), memory_report():
+        x @ leaf(3, 2)
+    assert not tracemalloc.is_tracing()
+
+
+def test_the_watch_of_a_user_goes_on() -> None:
+    tracemalloc.start()
+    try:
+        with memory_report():
+            leaf(8).exp()
+        assert tracemalloc.is_tracing()
+    finally:
+        tracemalloc.stop()
+
+
+def test_blocks_of_watching_lie_in_one_another() -> None:
+    cpu, kept = get_backend("cpu"), []
+    outer = cpu.watch_peak()
+    np.ones(1 << 20, np.uint8)
+    inner = cpu.watch_peak()
+    kept.append(np.ones(1 << 22, np.uint8))
+    found = inner()
+    assert abs(found - (1 << 22)) < KIB * 16
+    kept.clear()
+    np.ones(1 << 20, np.uint8)
+    assert abs(outer() - (1 << 22)) < KIB * 16
+    assert not tracemalloc.is_tracing()

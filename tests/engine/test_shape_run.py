@@ -132,6 +132,24 @@ def test_other_gpus_choose_other_kernels() -> None:
     assert (chosen(H100), chosen(RTX_3090)) == ("wgmma", "cudnn")
 
 
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_an_image_without_a_batch_is_explained_as_a_batch_of_one(layout: str) -> None:
+    with shape_run():
+        image, weight = zeros(16, 32, 32), zeros(16, 16, 3, 3)
+        if layout == "NHWC":
+            image = image.permute(1, 2, 0)
+        found = [
+            (F.conv2d, (weight,), {"layout": layout, "padding": 1}),
+            (F.avg_pool2d, (2,), {"layout": layout}),
+            (F.adaptive_avg_pool2d, (2,), {"layout": layout}),
+        ]
+        for op, args, kwargs in found:
+            for ask in (flame.explain, flame.explain_gradients):
+                assert ask(op, image, *args, **kwargs) == ask(op, image.unsqueeze(0), *args, **kwargs)
+        assert dict(flame.explain(F.conv2d, image, weight, layout=layout))["cudnn"] == "chosen"
+        assert flame.explain(F.max_pool2d, image, 2, layout=layout) == [("body", "chosen")]
+
+
 @pytest.mark.parametrize("gpu", [H100, RTX_3090], ids=["H100", "RTX 3090"])
 @pytest.mark.parametrize("fp8", ["off", "weights", "dynamic"])
 def test_weights_take_what_loading_them_takes(gpu: Gpu, fp8: nn.Fp8) -> None:

@@ -140,6 +140,11 @@ class Backend(Protocol):
     def reset_peak(self) -> None:
         """Makes the memory in use now the peak."""
 
+    def watch_peak(self) -> Callable[[], int]:
+        """Begins a block, and returns what ends it: a function that says how many bytes more than at the beginning were
+        taken at once. Blocks may lie in one another. On the CPU they slow Python down: for searching, not for training.
+        """
+
     def empty_cache(self) -> None:
         """Gives the memory of freed arrays back to the device: one kind of work is over, and another begins."""
 

@@ -13,6 +13,7 @@ import psutil
 
 from ..dtype import Array, DType
 from ..mode import mode
+from .allocations import Allocations
 from .base import Memory
 from .rss import Peak, resident
 
@@ -63,7 +64,7 @@ class CpuBackend:
     asynchronous = False
 
     def __init__(self) -> None:
-        self._peak = Peak()
+        self._peak, self._allocations = Peak(), Allocations()
         _keep_freed_memory()
 
     def enter_thread(self) -> None:
@@ -108,6 +109,9 @@ class CpuBackend:
 
     def reset_peak(self) -> None:
         self._peak.reset()
+
+    def watch_peak(self) -> Callable[[], int]:
+        return self._allocations.watch()
 
     def empty_cache(self) -> None:
         pass

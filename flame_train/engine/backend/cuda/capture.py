@@ -34,7 +34,7 @@ class CapturingDevice(Protocol):
     graphs: weakref.WeakSet[Any]
 
     def enter_thread(self) -> None: ...
-    def peak_during(self, fn: Callable[[], None]) -> int: ...
+    def watch_peak(self) -> Callable[[], int]: ...
     def graph_memory(self) -> AbstractContextManager[None]: ...
     def free_unused(self) -> None: ...
     def recorded(self) -> Any: ...
@@ -70,7 +70,12 @@ class _Captured:
         """Runs the step eagerly; the most bytes it took outside the graphs' pool."""
         backend, pool, workspace = self._backend, self._backend.graph_pool, self._backend.kernels.workspace
         if not backend.graphs:
-            return backend.peak_during(self._fn)
+            most = backend.watch_peak()
+            try:
+                self._fn()
+            finally:
+                needs = most()
+            return needs
         before, buffer = pool.used_bytes(), workspace.buffer
         with backend.graph_memory():
             self._fn()
