@@ -32,6 +32,25 @@ def _required(config: Config, path: str) -> str | None:
     return None if getattr(getattr(config, section), name) else f"expected {doc}, got nothing"
 
 
+def _images(config: Config) -> str | None:
+    if config.data.path and config.data.sets:
+        return "expected this or tables [[data.sets]], got both; name its folder in a table of its own"
+    return None if config.data.sets else _required(config, "data.path")
+
+
+def _sets(config: Config) -> str | None:
+    """What is wrong with single sets, or with all of them."""
+    sets = config.data.sets
+    lacking = [str(number) for number, one in enumerate(sets, 1) if not one.path]
+    if lacking:
+        return f"expected path, the folder of images, in table {', '.join(lacking)}, got none"
+    if "\0" in "".join(one.path for one in sets):
+        return "expected paths, got a NUL character in one"
+    if sets and not any(one.weight for one in sets):
+        return "expected a weight above 0 in a table, got weights that sum to 0"
+    return None
+
+
 def _text(config: Config, path: str) -> str | None:
     section, name = path.split(".")
     text = "".join(getattr(getattr(config, section), name))
@@ -232,8 +251,10 @@ def checks() -> Iterator[Check]:
     for path, key in keys().items():
         if key.annotation in (str, tuple[str, ...]):
             yield _for_path(_text, path)
-    for path in ("model.checkpoint", "data.path", "output.dir"):
-        yield _for_path(_required, path)
+    yield _for_path(_required, "model.checkpoint")
+    yield Check(("data.path", "data.sets"), _images)
+    yield Check(("data.sets",), _sets)
+    yield _for_path(_required, "output.dir")
     yield Check(("data.caption_extension",), _caption_extension)
     yield Check(("data.bucket_step", "data.resolution"), _resolution)
     yield Check(("data.min_bucket", "data.bucket_step"), lambda config: _bucket_step(config, "min_bucket"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -64,6 +64,35 @@ class Key:
     def is_tables(self) -> bool:
         """Whether it is a list of tables, written as [[section.name]]; with none it stands in no template."""
         return self.is_list and issubclass(get_args(self.annotation)[0], BaseModel)
+
+    @property
+    def table_places(self) -> tuple[str, ...]:
+        """The keys of such a table whose values are files or folders."""
+        if not self.is_tables:
+            return ()
+        fields = get_args(self.annotation)[0].model_fields
+        return tuple(name for name, info in fields.items() if _facts(info)["place"])
+
+    def with_places(self, value: Any, changed: Callable[[str], str]) -> Any:
+        """`value` with each file and folder in it `changed`; tables of a list as dicts, sorted by key."""
+        if self.place:
+            return changed(value) if value else value
+        if not self.is_tables:
+            return value
+        return tuple(
+            {
+                name: changed(inner) if name in self.table_places and isinstance(inner, str) else inner
+                for name, inner in sorted(_given(table).items())
+            }
+            for table in value
+        )
+
+
+def _given(table: Any) -> dict[str, Any]:
+    """The keys that a table of a list gives."""
+    if isinstance(table, BaseModel):
+        return {name: getattr(table, name) for name in table.model_fields_set}
+    return dict(table) if isinstance(table, Mapping) else {"": table}
 
 
 @functools.cache

@@ -217,16 +217,25 @@ def _known_part(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _frozen(item: Any) -> Any:
-    """A table of a list with lists in it as tuples."""
+def _as_table(item: Any, key: Key) -> Any:
+    """A table of a list: lists in it as tuples, ~ in places as the user's home."""
     if not isinstance(item, dict):
         return item
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in item.items()}
+    return {
+        name: os.path.expanduser(value) if name in key.table_places and isinstance(value, str) else _frozen(value)
+        for name, value in item.items()
+    }
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _frozen(inner) for name, inner in value.items()}
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _as_key(value: Any, key: Key) -> Any:
     if isinstance(value, list) and key.is_list:
-        return tuple(_frozen(item) for item in value)
+        return tuple(_as_table(item, key) for item in value)
     if isinstance(value, str) and key.any_case:
         return next((choice for choice in key.choices if str(choice).lower() == value.lower()), value)
     return os.path.expanduser(value) if isinstance(value, str) and key.place else value

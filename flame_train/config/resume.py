@@ -44,7 +44,14 @@ def differences(old: str, new: Config, *, moved: bool = False) -> str | None:
 def _same(key: Key, was: Any, value: Any, moved: bool) -> bool:
     if key.place and isinstance(was, str) and was and value:
         return moved or ("\0" not in was and Path(was).resolve() == Path(value).resolve())
-    return toml_value(was) == toml_value(value) if key.is_tables else bool(was == value)
+    if key.is_tables:
+        was, value = (key.with_places(given, lambda path: "" if moved else _resolved(path)) for given in (was, value))
+        return toml_value(was) == toml_value(value)
+    return bool(was == value)
+
+
+def _resolved(path: str) -> str:
+    return path if "\0" in path else str(Path(path).resolve())
 
 
 def _settings(text: str) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.rules import Rule
+from flame_train.data.sets import DataSet
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import NOISE_KINDS
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
@@ -83,6 +84,9 @@ class DataSection(Section):
         place=True,
         aka=("train_data_dir", "instance_data_dir", "dataset", "folder_path", "image_dir"),
     )
+    sets: tuple[DataSet, ...] = field(
+        (), "tables [[data.sets]] in place of path: several folders, each with settings of its own"
+    )
     resolution: int = field(
         1024, "side of the square whose area a bucket may have", unit="pixels", ge=8, le=8192, multiple_of=8
     )
@@ -129,7 +133,7 @@ class DataSection(Section):
     )
     cache: str = field(
         "",
-        "folder for encoded images and captions; empty: .flame-cache inside data.path",
+        "folder for encoded images and captions; empty: .flame-cache inside data.path, or inside the first set's",
         free=True,
         place=True,
         aka=("cache_dir", "vae_cache_dir"),

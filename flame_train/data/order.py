@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 
 Bucket = tuple[int, int]
+Group = tuple[Bucket, int]  # a bucket, and the size of its batches
+Comings = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+"""Items, and for each its how many-th coming in the epoch, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,56 +33,77 @@ class Batch:
 class Order:
     """The batches of every epoch, by step.
 
-    Batches never mix buckets. An epoch holds each item as often as its repeats say; filling adds some more.
+    Batches never mix buckets or batch sizes. An epoch holds each item as often as its repeats say, times its weight;
+    filling adds some more. Items of a weight other than 1 take turns: each pass over them goes on in the next epoch.
     """
 
     def __init__(
         self,
         bucket_of: Sequence[Bucket],
         repeats: int | Sequence[int],
-        batch_size: int,
+        batch_size: int | Sequence[int],
         seed: int,
         *,
+        weights: Sequence[float] | None = None,
         fill: bool = True,
     ) -> None:
-        """Groups the items by bucket.
+        """Groups the items by bucket and batch size.
 
         Args:
             bucket_of: the bucket of each item.
             repeats: how often each item comes in one epoch, one number for all or one for each.
-            batch_size: items in a batch.
+            batch_size: items in a batch, one number for all or one for each item.
             seed: seed of the order.
+            weights: factor on the repeats of each item; 0 leaves it out. None: 1 for all.
             fill: whether the last batch of a bucket is filled up with items of the same bucket.
 
         Raises:
-            ValueError: there are no items, a number is below 1, or `repeats` has another length.
+            ValueError: there are no items, a number is below 1, all weights are 0, or a list has another length.
         """
-        each = [repeats] * len(bucket_of) if isinstance(repeats, int) else repeats
-        if len(each) != len(bucket_of):
-            raise ValueError(f"an order needs repeats for each of {len(bucket_of)} items, got {len(each)}")
-        if not bucket_of or min(each) < 1 or batch_size < 1:
+        count = len(bucket_of)
+        each = [repeats] * count if isinstance(repeats, int) else repeats
+        sizes = [batch_size] * count if isinstance(batch_size, int) else batch_size
+        shares = [1.0] * count if weights is None else weights
+        for what, given in {"repeats": each, "a batch size": sizes, "a weight": shares}.items():
+            if len(given) != count:
+                raise ValueError(f"an order needs {what} for each of {count} items, got {len(given)}")
+        if not count or min(each) < 1 or min(sizes) < 1 or min(shares) < 0 or not any(shares):
             raise ValueError(
-                f"an order needs items, repeats and a batch size of at least 1 each, "
-                f"got {len(bucket_of)}, {repeats} and {batch_size}"
+                f"an order needs items, repeats and a batch size of at least 1 each and a weight above 0, "
+                f"got {count}, {repeats}, {batch_size} and {weights}"
             )
-        members: dict[Bucket, list[int]] = {}
-        for index, bucket in enumerate(bucket_of):
-            members.setdefault(bucket, []).append(index)
-        self._comings = {bucket: _comings(inside, [each[i] for i in inside]) for bucket, inside in members.items()}
-        self._batch_size, self._seed, self._fill = batch_size, seed, fill
+        members: dict[Group, dict[float, list[int]]] = {}
+        for index, (bucket, size, share) in enumerate(zip(bucket_of, sizes, shares, strict=True)):
+            if share:
+                members.setdefault((bucket, size), {}).setdefault(share, []).append(index)
+        self._turns = {
+            group: [_Turns(_comings(inside, [each[i] for i in inside]), share) for share, inside in by_share.items()]
+            for group, by_share in members.items()
+        }
+        self._mixed = len({size for _, size in self._turns}) > 1
+        self._seed, self._fill = seed, fill
         self._last: tuple[int, tuple[Batch, ...]] | None = None
 
     @property
     def batches_per_epoch(self) -> int:
         """The same for every epoch."""
-        return sum(-(-len(items) // self._batch_size) for items, _ in self._comings.values())
+        return sum(-(-count // size) for size, count in self._counts())
 
     @property
     def filled_per_epoch(self) -> int:
         """How many samples of an epoch are there only to make batches full."""
         if not self._fill:
             return 0
-        return sum(-len(items) % self._batch_size for items, _ in self._comings.values())
+        return sum(-count % size for size, count in self._counts())
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """How many samples an epoch has, those that fill batches included."""
+        return sum(count for _, count in self._counts()) + self.filled_per_epoch
+
+    def _counts(self) -> list[tuple[int, int]]:
+        """(batch size, samples in an epoch) of each group."""
+        return [(size, sum(turns.per_epoch for turns in parts)) for (_, size), parts in self._turns.items()]
 
     def epoch_of(self, step: int) -> int:
         """The epoch that step (from 0) lies in."""
@@ -98,15 +122,18 @@ class Order:
     def epoch(self, epoch: int) -> tuple[Batch, ...]:
         """All batches of an epoch (from 0), in order."""
         batches: list[Batch] = []
-        for bucket in sorted(self._comings):
-            batches += self._bucket_batches(bucket, epoch)
+        for group in sorted(self._turns):
+            batches += self._group_batches(group, epoch)
         shuffled = permutation(len(batches), "batches", self._seed, epoch)
         return tuple(batches[i] for i in shuffled)
 
-    def _bucket_batches(self, bucket: Bucket, epoch: int) -> list[Batch]:
-        (items, draws), size = self._comings[bucket], self._batch_size
+    def _group_batches(self, group: Group, epoch: int) -> list[Batch]:
+        bucket, size = group
+        where = (*bucket, size) if self._mixed else bucket
+        parts = [turns.of(epoch, self._seed, where) for turns in self._turns[group]]
+        items, draws = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         count = len(items)
-        slots = permutation(count, "samples", self._seed, epoch, *bucket)
+        slots = permutation(count, "samples", self._seed, epoch, *where)
         batches = []
         for start in range(0, count, size):
             filled = max(0, start + size - count) if self._fill else 0
@@ -115,7 +142,30 @@ class Order:
         return batches
 
 
-def _comings(items: Sequence[int], repeats: Sequence[int]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+class _Turns:
+    """The comings of the items of one group and weight, of which an epoch takes as many as the weight says."""
+
+    def __init__(self, comings: Comings, weight: float) -> None:
+        self._items, self._draws = comings
+        self._weight = weight
+        self.per_epoch = max(1, round(len(self._items) * weight))
+
+    def of(self, epoch: int, seed: int, where: tuple[int, ...]) -> Comings:
+        """Items and their comings in an epoch: of weight 1 all, else the next of an endless row of shuffled passes."""
+        if self._weight == 1.0:
+            return self._items, self._draws
+        count, first = len(self._items), epoch * self.per_epoch
+        most = int(self._draws.max()) + 1
+        items, draws = [], []
+        for number in range(first // count, -(-(first + self.per_epoch) // count)):
+            order = permutation(count, f"turns {self._weight!r}", seed, number, *where)
+            taken = order[max(0, first - number * count) : first + self.per_epoch - number * count]
+            items.append(self._items[taken])
+            draws.append(self._draws[taken] + most * (number - first // count))
+        return np.concatenate(items), np.concatenate(draws)
+
+
+def _comings(items: Sequence[int], repeats: Sequence[int]) -> Comings:
     """All comings of some items in an epoch, item by item: which it is, and its how many-th, from 0."""
     counts = np.array(repeats)
     whose = np.repeat(items, counts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,26 +46,10 @@ class Placed:
             for item, p in self
         ]
 
-    def bucket_rows(self) -> list[dict[str, Any]]:
-        """A row a bucket: its size, how many images, how they were scaled, the largest share cropped away."""
-        rows = []
-        for bucket in sorted(set(self.buckets)):
-            inside = [p for p in self.placements if p.bucket == bucket]
-            scales = [p.scale for p in inside]
-            rows.append(
-                {
-                    "bucket": _size(bucket),
-                    "images": len(inside),
-                    "scale": f"{min(scales):.2f} to {max(scales):.2f}",
-                    "cropped at most": f"{1 - min(p.kept for p in inside):.0%}",
-                }
-            )
-        return rows
-
     def bucket_table(self) -> Table:
         """`bucket_rows`, to be printed."""
         table = _table("bucket", "images", "scale", "cropped at most")
-        for row in self.bucket_rows():
+        for row in bucket_rows(self.placements):
             table.add_row(*map(str, row.values()))
         return table
 
@@ -76,6 +60,22 @@ class Placed:
             row = shown(item.key), _size(p.original), _size(p.bucket), f"{p.scale:.2f}", _cropped(p)
             table.add_row(*row)
         return table
+
+
+def bucket_rows(placements: Sequence[Placement]) -> list[dict[str, Any]]:
+    """A row a bucket: its size, how many images, how they were scaled, the largest share cropped away."""
+    inside: dict[Size, list[Placement]] = {}
+    for placement in placements:
+        inside.setdefault(placement.bucket, []).append(placement)
+    return [
+        {
+            "bucket": _size(bucket),
+            "images": len(those),
+            "scale": f"{min(p.scale for p in those):.2f} to {max(p.scale for p in those):.2f}",
+            "cropped at most": f"{1 - min(p.kept for p in those):.0%}",
+        }
+        for bucket, those in sorted(inside.items())
+    ]
 
 
 def place(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") -> Placed:

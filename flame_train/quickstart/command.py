@@ -260,9 +260,9 @@ def _examples(plan: Plan, folder: Path, make: Maker, count: int, device: str, st
     write_images(folder, count, _SEED + 1, make)
     data = plan.config.data.model_copy(update={"path": str(folder), "cache": ""})
     other = make_plan(replace(plan.checked, config=plan.config.model_copy(update={"data": data})), stop)
-    keys = other.encoding.keys(other.placed, ())
-    encoded = encode(other.encoding, other.placed, keys, other.model.size_conditioning, device, stop)
-    return [encoded.example(i, False) for i in range(len(other.placed.placements))]
+    keys = other.encoding.keys(other.samples, ())
+    encoded = encode(other.encoding, other.samples, keys, other.model.size_conditioning, device, stop)
+    return [encoded.example(i, False) for i in range(len(other.samples.placements))]
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -17,6 +17,7 @@ from flame_train.adapters.rules import Own, apply_rules
 from flame_train.adapters.targets import layer_shapes, resolve
 from flame_train.config.load import Gathered, Located
 from flame_train.config.schema import Config, LoraSection, LossSection
+from flame_train.data.sets import image_sets
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.engine import nn
@@ -137,12 +138,13 @@ def _check_grid(step: int, model: Model) -> None:
 
 def _check_places(config: Config) -> None:
     """A run inside its own folder of images would read its sample grids as images. Hidden folders are never read."""
-    out, images = Path(config.output.dir).resolve(), Path(config.data.path).resolve()
-    if out.is_relative_to(images) and not any(p.startswith(".") for p in out.relative_to(images).parts):
-        raise ConfigError(
-            f"output.dir: {out} lies inside data.path, where its sample grids would be taken for images to train "
-            "on; name a folder elsewhere"
-        )
+    out = Path(config.output.dir).resolve()
+    for images in (own.path.resolve() for own in image_sets(config.data)):
+        if out.is_relative_to(images) and not any(p.startswith(".") for p in out.relative_to(images).parts):
+            raise ConfigError(
+                f"output.dir: {out} lies inside {'data.sets' if config.data.sets else 'data.path'}, where its sample "
+                "grids would be taken for images to train on; name a folder elsewhere"
+            )
 
 
 def _check_name(name: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from flame_train.config.load import load_located
 from flame_train.config.render import resolved
 from flame_train.config.resume import differences
-from flame_train.data.placed import Placed
+from flame_train.data.samples import Samples
 from flame_train.disk.durable import write_durably
 from flame_train.disk.files import preflight
 from flame_train.engine import nn
@@ -78,7 +78,7 @@ def train(
         plan = make_plan(check(asked, FAMILIES[family] if family else None), stop)
         if dry_run:
             preflighted(plan, run_folder(plan))
-            return describe(plan, predicted_memory(plan, gpu_of(device))) | {"files": plan.placed.to_json()}
+            return describe(plan, predicted_memory(plan, gpu_of(device))) | {"files": plan.samples.to_json()}
         return train_plan(plan, device, stop, callbacks)
 
 
@@ -90,11 +90,11 @@ def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) ->
             check_formats(device, encoding_formats(asked.config))
         plan = make_plan(check(asked), stop)
         could_cache(plan.encoding.folder)
-        keys = plan.encoding.keys(plan.placed, plan.prompts)
+        keys = plan.encoding.keys(plan.samples, plan.prompts)
         counts = {"images": len(keys.images), "captions": len(keys.captions)}
         if dry_run:
             return counts
-        cache = encode(plan.encoding, plan.placed, keys, plan.model.size_conditioning, device, stop).cache
+        cache = encode(plan.encoding, plan.samples, keys, plan.model.size_conditioning, device, stop).cache
         return counts | {"encoded": cache.misses, "kept": cache.hits, "cache": str(cache.folder)}
 
 
@@ -104,7 +104,7 @@ def train_plan(plan: Plan, device: str, stop: StopRequest, callbacks: Callbacks 
     found = preflighted(plan, closed)
     with ThreadPoolExecutor(1) as beside:  # while files are hashed, which leaves Python free
         memory = None if device == "cpu" else beside.submit(_predicted, plan, device)
-        keys = plan.encoding.keys(plan.placed, plan.prompts)
+        keys = plan.encoding.keys(plan.samples, plan.prompts)
         sources = sources_of(plan, keys)
     if found is not None:
         check_sources(found, sources)
@@ -114,7 +114,7 @@ def train_plan(plan: Plan, device: str, stop: StopRequest, callbacks: Callbacks 
         _notice_copies(plan)
         if memory is not None:
             _notice_memory(memory.result, get_backend(device).memory().total)
-        encoded = encode(plan.encoding, plan.placed, keys, plan.model.size_conditioning, device, stop)
+        encoded = encode(plan.encoding, plan.samples, keys, plan.model.size_conditioning, device, stop)
         with deterministic(plan.config.train.deterministic):
             last = train_run(plan, encoded, folder, found, sources, device, stop, callbacks) or folder.last()
         return report(folder, plan.config.output.format, last)
@@ -149,14 +149,13 @@ def sources_of(plan: Plan, keys: Keys) -> Sources:
     """Digests of the files on which a plan's weights depend."""
     with Digests(user_cache("digests")) as digests:
         base = sampled_digest(plan.checked.base, digests)
-    return Sources(keys.networks["image"], keys.networks["caption"], base, dataset_digest(plan.placed, keys))
+    return Sources(keys.networks["image"], keys.networks["caption"], base, dataset_digest(plan.samples, keys))
 
 
-def dataset_digest(placed: Placed, keys: Keys) -> str:
+def dataset_digest(samples: Samples, keys: Keys) -> str:
     """A hash of everything the samples of a run depend on: images, captions, placements, networks, order."""
-    names = [item.key for item in placed.dataset.items]
-    captions = [keys.captions[item.caption] for item in placed.dataset.items]
-    rows = zip(names, keys.images, captions, strict=True)
+    captions = [keys.captions[row.item.caption] for row in samples.rows]
+    rows = zip(samples.names, keys.images, captions, strict=True)
     return hashlib.sha256("\n".join("\t".join(row) for row in rows).encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -208,5 +207,5 @@ def _resume(folder: RunFolder, sources: Sources) -> Found | None:
 
 def _write_report(plan: Plan, folder: RunFolder) -> None:
     """Writes each image's bucket and crop into the run folder."""
-    raw = (json.dumps(plan.placed.to_json(), indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+    raw = (json.dumps(plan.samples.to_json(), indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
     write_durably(folder.place(folder.folder / "dataset.json"), [raw], len(raw))

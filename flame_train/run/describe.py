@@ -13,8 +13,8 @@ def describe(plan: Plan, memory: PredictedMemory) -> dict[str, Any]:
     c, order = plan.config, plan.order
     return {
         "family": plan.model.name,
-        "images": len(plan.placed.placements),
-        "buckets": plan.placed.bucket_rows(),
+        "images": len(plan.samples.rows),
+        "buckets": plan.samples.bucket_rows(),
         "steps": c.train.steps,
         "batches per epoch": order.batches_per_epoch,
         "repeated to fill batches, per epoch": order.filled_per_epoch,

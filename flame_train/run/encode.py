@@ -18,8 +18,9 @@ from flame_train.config.schema import DataSection
 from flame_train.data.buckets import Placement, Size, resize_and_crop
 from flame_train.data.cache import DiskCache, Shapes, cache_key
 from flame_train.data.images import load_image
-from flame_train.data.placed import Placed
+from flame_train.data.samples import Sample, Samples
 from flame_train.data.seen import remember
+from flame_train.data.sets import image_sets
 from flame_train.disk.failpoint import hit
 from flame_train.disk.files import could_make_folder, make_folder
 from flame_train.engine import nn, no_grad
@@ -71,16 +72,17 @@ class Encoding:
     text_precision: str
     folder: Path
 
-    def keys(self, placed: Placed, prompts: Sequence[str]) -> Keys:
+    def keys(self, samples: Samples, prompts: Sequence[str]) -> Keys:
         """The keys of every array that training and sampling will read, over all that the array depends on."""
         with Digests(user_cache("digests")) as digests:
             networks = {"image": self.vae.part.digest(digests), "caption": self._text_digest(digests)}
         vae = {"precision": self.vae_precision}
         text = {"precision": self.precision, "text_precision": self.text_precision, "rounding": _ROUNDING}
         images = tuple(
-            cache_key("latents", item.sha256, networks["image"], {**vae, **_geometry(p)}) for item, p in placed
+            cache_key("latents", row.item.sha256, networks["image"], {**vae, **_geometry(row.placement)})
+            for row in samples.rows
         )
-        wanted = dict.fromkeys(["", *(item.caption for item in placed.dataset.items), *prompts])
+        wanted = dict.fromkeys(["", *(row.item.caption for row in samples.rows), *prompts])
         captions = {
             caption: cache_key("text", hashlib.sha256(caption.encode()).hexdigest(), networks["caption"], text)
             for caption in wanted
@@ -169,7 +171,7 @@ class Encoded:
     """A dataset whose arrays are all in the cache."""
 
     encoding: Encoding
-    placed: Placed
+    samples: Samples
     cache: DiskCache
     keys: Keys
     outputs: Mapping[str, tuple[str, ...]]
@@ -181,7 +183,8 @@ class Encoded:
 
         The arrays of `dropped` text encoders are zeros. Raises `DataError` if they are not in the cache any more.
         """
-        item, placement = self.placed.dataset.items[index], self.placed.placements[index]
+        row = self.samples.rows[index]
+        item, placement = row.item, row.placement
         caption = self.caption("" if drop_caption else item.caption)
         zeros = {n: np.zeros_like(caption[n]) for encoder in dropped for n in self.outputs[encoder]}
         return {
@@ -207,7 +210,7 @@ class Encoded:
 
 def cache_folder(data: DataSection) -> Path:
     """Where the cache of a dataset lies."""
-    return Path(data.cache) if data.cache else Path(data.path) / CACHE_FOLDER
+    return Path(data.cache) if data.cache else image_sets(data)[0].path / CACHE_FOLDER
 
 
 def could_cache(folder: Path) -> None:
@@ -236,7 +239,7 @@ def _geometry(placement: Placement) -> dict[str, Any]:
 
 def encode(
     encoding: Encoding,
-    placed: Placed,
+    samples: Samples,
     keys: Keys,
     size_conditioning: Callable[[Placement], Example],
     device: str,
@@ -246,7 +249,7 @@ def encode(
 
     Args:
         encoding: the text encoders, the autoencoder and the cache's folder.
-        placed: the dataset with each image's bucket.
+        samples: the images, each with its bucket.
         keys: the keys of the cache entries.
         size_conditioning: the arrays that describe an image's size and crop.
         device: "cuda" or "cpu".
@@ -264,14 +267,14 @@ def encode(
     cache = DiskCache(encoding.folder, digests)
     cache.sweep()
     outputs = encoder_outputs(encoding.text)
-    encoded = Encoded(encoding, placed, cache, keys, outputs, size_conditioning)
+    encoded = Encoded(encoding, samples, cache, keys, outputs, size_conditioning)
     captions = _missing(
         cache, {key: caption for caption, key in keys.captions.items()}, lambda _: encoding.caption_shapes, stop
     )
     images = _missing(
         cache,
         {key: i for i, key in enumerate(keys.images)},
-        lambda i: encoding.image_shapes(placed.placements[i]),
+        lambda i: encoding.image_shapes(samples.rows[i].placement),
         stop,
     )
     digests.save()
@@ -290,9 +293,9 @@ def encode(
             _encode_captions(encoding, cache, captions, device, stop)
             get_backend(device).empty_cache()
         if images:
-            _encode_images(encoding, placed, cache, images, device, stop)
+            _encode_images(encoding, samples, cache, images, device, stop)
             get_backend(device).empty_cache()
-    remember(cache.folder, {item.sha256: item.size for item in placed.dataset.items if item.plain})
+    remember(cache.folder, {row.item.sha256: row.item.size for row in samples.rows if row.item.plain})
     return encoded
 
 
@@ -311,21 +314,21 @@ def _encode_captions(
 
 def _encode_images(
     encoding: Encoding,
-    placed: Placed,
+    samples: Samples,
     cache: DiskCache,
     images: Mapping[str, int],
     device: str,
     stop: StopRequest,
 ) -> None:
-    vae, items = encoding.vae.load(encoding.vae_precision, device), placed.dataset.items
+    vae, rows = encoding.vae.load(encoding.vae_precision, device), samples.rows
     overlapped, buckets = get_backend(device).asynchronous, dict[Size, list[str]]()
     for key, index in images.items():
-        buckets.setdefault(placed.placements[index].bucket, []).append(key)
+        buckets.setdefault(rows[index].placement.bucket, []).append(key)
     batches = [[key] for keys in buckets.values() for key in keys]  # of one shape in a row, which is captured
     Pipeline[str, HostArrays](
-        lambda key: vae.inputs(_pixels(placed, images[key])),
+        lambda key: vae.inputs(_pixels(rows[images[key]])),
         vae.encoder().start,
-        lambda key, example: _keep(cache, key, shown(items[images[key]].path), example),
+        lambda key, example: _keep(cache, key, shown(rows[images[key]].item.path), example),
         overlapped,
     ).run(batches, _progress("image", len(images), stop))
 
@@ -381,10 +384,10 @@ def _quoted(caption: str) -> str:
     return f"the caption {caption[:60]!r}"
 
 
-def _pixels(placed: Placed, index: int) -> np.ndarray[Any, Any]:
+def _pixels(row: Sample) -> np.ndarray[Any, Any]:
     """An image scaled and cropped. Its key comes from the bytes that the plan read. No other bytes may get that key."""
-    item = placed.dataset.items[index]
+    item = row.item
     pixels, info = load_image(item.path)
     if info.sha256 != item.sha256:
         raise DataError(f"{shown(item.path)}: was changed while the dataset was being read; start again")
-    return resize_and_crop(pixels, placed.placements[index])
+    return resize_and_crop(pixels, row.placement)

@@ -14,7 +14,7 @@ from flame_train.adapters.attach import Attached
 from flame_train.config.keys import keys
 from flame_train.config.render import decisive
 from flame_train.config.schema import Config
-from flame_train.data.dataset import Dataset
+from flame_train.data.samples import Samples
 from flame_train.engine.dtype import as_dtype
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.safetensors import MAX_METADATA_VALUE
@@ -25,7 +25,7 @@ from flame_train.training.result import LoraWriter, formats
 from flame_train.version import __version__
 
 
-def lora_writer(config: Config, model: Model, attached: Attached, dataset: Dataset) -> LoraWriter:
+def lora_writer(config: Config, model: Model, attached: Attached, samples: Samples) -> LoraWriter:
     """The writer of the run's LoRA files. Equal runs give equal bytes: no time, no path."""
     names, side, out = model.lora_names, config.data.resolution, config.output
     described = {"resolution": f"{side}x{side}"}
@@ -41,19 +41,19 @@ def lora_writer(config: Config, model: Model, attached: Attached, dataset: Datas
         title=title,
         described=described,
         metadata={
-            **_as_sd_scripts(config, dataset, title),
+            **_as_sd_scripts(config, samples, title),
             "flame_train_version": __version__,
             "flame_train_config": settings,
             "flame_train_config_hash": hashlib.sha256(settings.encode()).hexdigest(),
-            "flame_train_dataset_hash": dataset_hash(dataset),
+            "flame_train_dataset_hash": dataset_hash(samples),
         },
         dtype=as_dtype(out.precision),
     )
 
 
-def _as_sd_scripts(config: Config, dataset: Dataset, title: str) -> dict[str, str]:
+def _as_sd_scripts(config: Config, samples: Samples, title: str) -> dict[str, str]:
     """The run in sd-scripts' words, by which web interfaces show it."""
-    per_epoch = sum(dataset.comings)
+    per_epoch = sum(row.comings for row in samples.rows)
     batches = max(1, math.ceil(per_epoch / (config.data.batch_size * config.gradient.accumulation)))
     return {
         "ss_output_name": config.output.name or title,
@@ -74,30 +74,36 @@ def _as_sd_scripts(config: Config, dataset: Dataset, title: str) -> dict[str, st
         "ss_network_dropout": repr(config.lora.dropout),
         "ss_resolution": f"({config.data.resolution}, {config.data.resolution})",
         "ss_sd_model_name": Path(config.model.checkpoint).name,
-        "ss_tag_frequency": _tag_frequency(dataset),
+        "ss_tag_frequency": _tag_frequency(samples),
     }
 
 
-def _tag_frequency(dataset: Dataset) -> str:
+def _tag_frequency(samples: Samples) -> str:
     """How often each tag, between commas of a caption, comes: {folder: {tag: count}} as JSON, the rarest left out."""
-    counts = Counter(tag.strip() for item in dataset.items for tag in item.caption.split(",") if tag.strip())
-    kept = counts.most_common()
-    while len(text := json.dumps({dataset.root.name: dict(kept)}).encode()) > MAX_METADATA_VALUE:
-        kept = kept[: len(kept) * 3 // 4]
+    counts: dict[str, Counter[str]] = {}
+    for row in samples.rows:
+        own = counts.setdefault(row.set.path.name, Counter())
+        own.update(tag.strip() for tag in row.item.caption.split(",") if tag.strip())
+    kept = {folder: own.most_common() for folder, own in counts.items()}
+    while len(text := json.dumps({f: dict(tags) for f, tags in kept.items()}).encode()) > MAX_METADATA_VALUE:
+        kept = {folder: tags[: len(tags) * 3 // 4] for folder, tags in kept.items()}
     return text.decode()
 
 
-def dataset_hash(dataset: Dataset) -> str:
+def dataset_hash(samples: Samples) -> str:
     """Of every image's bytes and its caption, in their order; not of where they lie."""
     digest = hashlib.sha256()
-    for item in dataset.items:
+    for item in (row.item for row in samples.rows):
         digest.update(f"{item.sha256} {len(item.caption)} ".encode() + item.caption.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
 def _without_places(config: Config) -> dict[str, Any]:
     """The settings the weights depend on, files and folders by their last name: where they lay is nobody's business."""
-    return {path: Path(value).name if keys()[path].place else value for path, value in decisive(config).items()}
+    return {
+        path: keys()[path].with_places(value, lambda place: Path(place).name)
+        for path, value in decisive(config).items()
+    }
 
 
 def report(folder: RunFolder, output_format: str, last: Mapping[str, Any]) -> dict[str, Any]:

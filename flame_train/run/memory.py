@@ -50,7 +50,7 @@ class PredictedMemory:
 def predicted_memory(plan: Plan, gpu: Gpu) -> PredictedMemory:
     """The memory that the plan's run needs on `gpu`. Raises EnvironmentFault where it cannot run there."""
     with shape_run(gpu) as run:
-        largest = max(plan.placed.placements, key=lambda p: (math.prod(p.bucket), p.bucket))
+        largest = max(plan.samples.placements, key=lambda p: (math.prod(p.bucket), p.bucket))
         _encode(plan)
         run.backend.empty_cache()
         encoding = run.peak_bytes
@@ -72,7 +72,7 @@ def _encode(plan: Plan) -> None:
             captions.caption("")
         del captions
         backend.empty_cache()
-        vae, buckets = encoding.vae.load(encoding.vae_precision, _DEVICE), {p.bucket for p in plan.placed.placements}
+        vae, buckets = encoding.vae.load(encoding.vae_precision, _DEVICE), plan.samples.buckets
         largest, encoder = max(buckets, key=lambda b: (math.prod(b), b)), vae.encoder()
         for _ in range(2):
             encoder.start([vae.inputs(np.zeros((*largest, 3), np.uint8))])()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import layer_shapes
@@ -13,8 +12,10 @@ from flame_train.data.buckets import BucketRule
 from flame_train.data.dataset import Dataset
 from flame_train.data.order import Order
 from flame_train.data.placed import Placed, place
+from flame_train.data.samples import Samples, trained
 from flame_train.data.seen import seen_images
-from flame_train.errors import ConfigError
+from flame_train.data.sets import ImageSet, image_sets
+from flame_train.errors import ConfigError, DataError
 from flame_train.io.digests import Digests
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.text_encoders import too_long
@@ -34,7 +35,7 @@ class Plan:
     """A run that was checked as a whole; no network is loaded yet."""
 
     checked: Checked
-    placed: Placed
+    samples: Samples
 
     @property
     def config(self) -> Config:
@@ -49,8 +50,7 @@ class Plan:
     @property
     def order(self) -> Order:
         """Which sample comes when."""
-        data, seed = self.config.data, self.config.train.seed
-        return Order(self.placed.buckets, self.placed.dataset.comings, data.batch_size, seed)
+        return self.samples.order(self.config.data.batch_size, self.config.train.seed)
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -88,29 +88,46 @@ def make_plan(checked: Checked, stop: StopRequest) -> Plan:
 
     Raises DataError for what cannot be trained on, ConfigError for settings that do not fit the dataset.
     """
-    data, model = checked.config.data, checked.model
-    with Digests(user_cache("digests")) as digests:
-        dataset = Dataset.scan(
-            Path(data.path),
-            data.repeats,
-            by_folder=data.folder_repeats,
-            default_caption=data.caption or None,
-            caption_endings=(data.caption_extension,),
-            on_bad=data.on_bad_image,
-            progress=lambda done, total: stop.check("while reading the dataset"),
-            seen=seen_images(cache_folder(data)),
-            digests=digests,
-        )
-    _check_epoch(dataset)
-    placed = place(dataset, _rule(data), data.on_bad_image)
-    _check_sides(placed, model.longest_side)
-    for notice in placed.dataset.notices:
+    config, model = checked.config, checked.model
+    whole = _read(config.data, stop)
+    samples = trained(whole)
+    if not samples.rows:
+        raise ConfigError("data.sets: expected a set to train on, got validation = true in all; add one without")
+    _check_epoch(samples)
+    _check_sides(whole, model.longest_side)
+    for notice in whole.notices:
         _LOG.warning("%s", notice)
-    _notice_rate(checked.config.optimizer)
-    plan = Plan(checked, placed)
-    _notice_long_texts(model, "caption", [item.caption for item in placed.dataset.items])
-    _notice_long_texts(model, "prompt", list(checked.config.sample.prompts) if checked.config.sample.every else [])
-    return plan
+    _notice_rate(config.optimizer)
+    _notice_long_texts(model, "caption", [row.item.caption for row in whole.rows])
+    _notice_long_texts(model, "prompt", list(config.sample.prompts) if config.sample.every else [])
+    return Plan(checked, samples)
+
+
+def _read(data: DataSection, stop: StopRequest) -> Samples:
+    """The images and captions of all sets, each in its bucket. Raises DatasetError with all that is wrong."""
+    parts: list[tuple[ImageSet, Placed]] = []
+    problems: list[str] = []
+    seen = seen_images(cache_folder(data))
+    with Digests(user_cache("digests")) as digests:
+        for own in image_sets(data):
+            try:
+                dataset = Dataset.scan(
+                    own.path,
+                    own.repeats,
+                    by_folder=data.folder_repeats,
+                    default_caption=data.caption or None,
+                    caption_endings=(data.caption_extension,),
+                    on_bad=data.on_bad_image,
+                    progress=lambda done, total: stop.check("while reading the dataset"),
+                    seen=seen,
+                    digests=digests,
+                )
+                parts.append((own, place(dataset, _rule(data), data.on_bad_image)))
+            except DataError as error:
+                problems.append(str(error))
+    if problems:
+        raise DataError("\n".join(problems))
+    return Samples(tuple(parts))
 
 
 def _rule(data: DataSection) -> BucketRule:
@@ -136,19 +153,19 @@ def _notice_long_texts(model: Model, what: str, texts: list[str]) -> None:
         _LOG.warning("%d %s(s) are longer than %s=%d; the rest is not seen", cut, what, key, tokens)
 
 
-def _check_epoch(dataset: Dataset) -> None:
+def _check_epoch(samples: Samples) -> None:
     """An epoch's order is made as a whole."""
-    samples = sum(dataset.comings)
-    if samples > _LONGEST_EPOCH:
+    count = sum(row.comings * row.set.weight for row in samples.rows)
+    if count > _LONGEST_EPOCH:
         raise ConfigError(
-            f"data.repeats: expected an epoch of at most {_LONGEST_EPOCH:,} samples, got {samples:,}; lower it: "
+            f"data.repeats: expected an epoch of at most {_LONGEST_EPOCH:,} samples, got {count:,.0f}; lower it: "
             "train.steps says how long a run is"
         )
 
 
-def _check_sides(placed: Placed, longest_side: int) -> None:
+def _check_sides(samples: Samples, longest_side: int) -> None:
     """Buckets that the model has no positions for would be met when everything is encoded."""
-    longest = max(max(bucket) for bucket in placed.buckets)
+    longest = max(max(bucket) for bucket in samples.buckets)
     if 0 < longest_side < longest:
         raise ConfigError(
             f"data.max_bucket: images go to a bucket with a side of {longest}, and this model has positions for "

@@ -86,7 +86,7 @@ def train_run(
             state=state,
             loader=loader,
             sources=sources,
-            lora=lora_writer(c, plan.model, attached, plan.placed.dataset),
+            lora=lora_writer(c, plan.model, attached, plan.samples),
             first=first,
             preview=best_effort(_preview(plan, encoded, denoiser, folder, device, stop)),
             stop=stop,
@@ -195,7 +195,7 @@ def _loader(plan: Plan, encoded: Encoded, first: int, state: State, device: str)
     return Loader(
         plan.order,
         encoded.example,
-        [item.key for item in plan.placed.dataset.items],
+        plan.samples.names,
         first=first * c.gradient.accumulation,
         accumulation=c.gradient.accumulation,
         caption_dropout=c.data.caption_dropout,

@@ -86,7 +86,7 @@ def test_a_template_leaves_out_what_means_nothing_to_the_family() -> None:
         tree = tomllib.loads(template(family))
         del tree["format"]
         written = {f"{section}.{name}" for section, table in tree.items() for name in table}
-        assert written == set(flat(Config())) - set(recipe.unsupported_keys()) - {"lora.rules"}
+        assert written == set(flat(Config())) - set(recipe.unsupported_keys()) - {"lora.rules", "data.sets"}
 
 
 def test_settings_that_cannot_change_the_weights_are_left_out_of_the_decisive() -> None:

@@ -173,3 +173,35 @@ def test_caption_dropout_is_pure_and_grows_with_its_probability(
     low, high = sorted((low, high))
     assert caption_dropped(low, seed, epoch, index) == caption_dropped(low, seed, epoch, index)
     assert caption_dropped(low, seed, epoch, index) <= caption_dropped(high, seed, epoch, index)
+
+
+def test_a_weight_says_how_often_items_come_and_none_is_forgotten() -> None:
+    order = Order([(64, 64)] * 30, 1, 1, 5, weights=[1.0] * 10 + [0.25] * 12 + [2.0] * 5 + [0.0] * 3)
+    epochs = [Counter(i for batch in order.epoch(e) for i in batch.indices) for e in range(4)]
+    for epoch in epochs:
+        assert [epoch[i] for i in range(10)] == [1] * 10
+        assert sum(epoch[i] for i in range(10, 22)) == 3
+        assert [epoch[i] for i in range(22, 27)] == [2] * 5
+        assert not any(epoch[i] for i in range(27, 30))
+    assert [sum(epoch[i] for epoch in epochs) for i in range(10, 22)] == [1] * 12
+    assert order.samples_per_epoch == 23
+
+
+def test_samples_of_an_item_in_an_epoch_have_numbers_of_their_own() -> None:
+    order = Order([(64, 64)] * 3, [2, 1, 1], 2, 5, weights=[2.5] * 3)
+    for e in range(5):
+        seen = [pair for batch in order.epoch(e) for pair in zip(batch.indices, batch.draws, strict=True)]
+        assert len(seen) == len(set(seen)) == 10
+
+
+def test_batches_mix_no_batch_sizes() -> None:
+    sizes = [1, 1, 1, 3, 3, 3, 3]
+    order = Order([(64, 64)] * 7, 1, sizes, 5)
+    assert Counter(len(batch.indices) for batch in order.epoch(0)) == {1: 3, 3: 2}
+    for batch in order.epoch(0):
+        assert {sizes[i] for i in batch.indices} == {len(batch.indices)}
+
+
+def test_all_weights_zero_is_no_order() -> None:
+    with pytest.raises(ValueError, match="a weight above 0"):
+        Order([(64, 64)] * 2, 1, 1, 5, weights=[0.0, 0.0])

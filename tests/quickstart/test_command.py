@@ -161,9 +161,9 @@ def test_a_folder_that_was_copied_is_not_run_in_the_first_one(tmp_path, capsys):
 def test_its_own_images_are_hardly_cropped(tmp_path, family):
     source = quickstart._lay(tmp_path / "new", "cpu", FAMILIES[family])
     with StopRequest() as stop:
-        placed = make_plan(check(load(str(source)), FAMILIES[family]), stop).placed
-    assert {p.original for p in placed.placements} == {(96, 96), (64, 128), (128, 64)}
-    assert placed.dataset.notices == ()
+        samples = make_plan(check(load(str(source)), FAMILIES[family]), stop).samples
+    assert {p.original for p in samples.placements} == {(96, 96), (64, 128), (128, 64)}
+    assert samples.notices == ()
 
 
 def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(tmp_path):

@@ -26,8 +26,8 @@ IMAGES, CAPTIONS = 3, 4  # every caption is another; the fourth is the empty one
 
 def run(config) -> Encoded:
     plan, stop = make_plan(check(config), StopRequest()), StopRequest()
-    keys = plan.encoding.keys(plan.placed, ())
-    return encode(plan.encoding, plan.placed, keys, plan.model.size_conditioning, "cpu", stop)
+    keys = plan.encoding.keys(plan.samples, ())
+    return encode(plan.encoding, plan.samples, keys, plan.model.size_conditioning, "cpu", stop)
 
 
 @pytest.fixture(autouse=True)
@@ -157,7 +157,7 @@ def test_a_second_start_reads_neither_networks_nor_images(warm, monkeypatch, tmp
 
     def start():
         plan = make_plan(check(warm), StopRequest())
-        return plan.encoding.keys(plan.placed, ())
+        return plan.encoding.keys(plan.samples, ())
 
     first = start()
 
@@ -194,9 +194,9 @@ def test_the_cache_has_the_same_bytes_one_by_one_and_together(small_config, draw
 
 def test_an_example_has_the_image_the_caption_and_the_size(warm):
     encoded = run(warm)
-    index = next(i for i, item in enumerate(encoded.placed.dataset.items) if item.key == f"{WIDE}.png")
+    index = next(i for i, item in enumerate(row.item for row in encoded.samples.rows) if item.key == f"{WIDE}.png")
     example, dropped = encoded.example(index, False), encoded.example(index, True)
-    height, width = encoded.placed.placements[index].bucket
+    height, width = encoded.samples.placements[index].bucket
     assert example["mean"].shape == example["logvar"].shape == (height // 8, width // 8, 4)
     assert example["clip_l"].shape == example["clip_g"].shape == (77, 32)
     assert example["pooled"].shape == (32,)
