@@ -8,7 +8,7 @@ from functools import partial
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.config.keys import keys
-from flame_train.config.schema import Config
+from flame_train.config.schema import REPEATED, Config
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.schedules import SCHEDULES
@@ -64,6 +64,16 @@ def _text(config: Config, path: str) -> str | None:
 def _warmup(config: Config) -> str | None:
     warmup, steps = config.schedule.warmup_steps, config.train.steps
     return f"expected less than train.steps ({steps}), got {warmup}" if warmup >= steps else None
+
+
+def _epochs_twice(config: Config, section: str) -> str | None:
+    """An interval in steps beside one in epochs. Where only that is written, `load` has set this to 0."""
+    every, epochs = getattr(config, section).every, getattr(config, section).every_epochs
+    return (
+        f"expected this or {section}.every ({every}), got both; remove one, or set it to 0"
+        if every and epochs
+        else None
+    )
 
 
 def _warmup_twice(config: Config) -> str | None:
@@ -270,6 +280,9 @@ def checks() -> Iterator[Check]:
         if key.only:
             yield Check((path, *key.only), partial(_inapplicable, path=path))
     yield Check(("schedule.warmup_steps", "train.steps"), _warmup)
+    for section in REPEATED:
+        paths = (f"{section}.every_epochs", f"{section}.every")
+        yield Check(paths, partial(_epochs_twice, section=section))
     yield Check(("schedule.warmup", "schedule.warmup_steps"), _warmup_twice)
     yield Check(("optimizer.name", "schedule.name", "train.ema_decay"), _averaging)
     yield Check(("optimizer.lora_plus_ratio",), _lora_plus)
@@ -285,3 +298,9 @@ def checks() -> Iterator[Check]:
     yield Check(("loss.zero_terminal_snr", "model.prediction"), _zero_terminal_snr)
     yield Check(("sample.sampler", "model.prediction"), _flow_sampler)
     yield Check(("loss.min_timestep", "loss.max_timestep", "loss.timestep_sampling"), _timestep_span)
+
+
+def broken(config: Config) -> list[tuple[str, str]]:
+    """Every rule that a config of valid values breaks: the key, and the problem."""
+    found = ((check.paths[0], check.broken(config)) for check in checks())
+    return [(path, message) for path, message in found if message is not None]

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from flame_train.config.checks import checks
 from flame_train.config.keys import Key, keys, sections
 from flame_train.config.read import KeyPath, Layered, given_layer, read_layers
-from flame_train.config.schema import Config
+from flame_train.config.schema import LONGEST_RUN, REPEATED, Config
 from flame_train.config.suggest import did_you_mean, nearest, nearest_section, or_where_to_look
 from flame_train.errors import ConfigError
 
@@ -90,12 +90,28 @@ def load_located(source: str | Mapping[str, Any], overrides: Sequence[str] = ())
     problems = _apply(layered, overrides)
     problems += _unknown(layered)
     config, wrong = _validate(layered)
+    config = _by_epochs(config)
     problems += wrong
     bad = {problem.key for problem in problems}
     problems += _cross_checks(config, layered, bad)
     if problems:
         raise ConfigError(_report(problems, layered))
     return Located(config, layered)
+
+
+def _by_epochs(config: Config) -> Config:
+    """The config with the default interval in steps at 0 where one in epochs is written.
+
+    A run of `train.epochs` has as many steps as can be until the dataset says how many: rules between keys hold then.
+    """
+    changed: dict[str, Any] = {}
+    for name in REPEATED:
+        section = getattr(config, name)
+        if section.every_epochs and "every" not in section.model_fields_set:
+            changed[name] = section.model_copy(update={"every": 0})
+    if config.train.epochs and "steps" not in config.train.model_fields_set:
+        changed["train"] = config.train.model_copy(update={"steps": LONGEST_RUN})
+    return config.model_copy(update=changed)
 
 
 def from_options(**sections: dict[str, Any]) -> Config:

@@ -6,6 +6,7 @@ of a choice, such as an optimizer's, are declared where that choice is. They joi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Literal
 
@@ -22,6 +23,9 @@ from flame_train.optimizers import OPTIMIZERS
 from flame_train.schedules import SCHEDULES
 from flame_train.settings import Section, choices, field, keys_of, reserved_key
 from flame_train.text_encoders import ENCODER_KEYS
+
+LONGEST_RUN = 10**8
+"""Steps of the longest run that a config may ask for."""
 
 FORMAT = 1
 """The number that a config file may give as `format`: raised when the meaning of keys changes."""
@@ -254,7 +258,16 @@ class TrainSection(Section):
     """The run."""
 
     steps: int = field(
-        2000, "optimizer updates in the run", unit="steps", ge=1, le=10**8, aka=("max_train_steps", "max_train_epochs")
+        2000, "optimizer updates in the run", unit="steps", ge=1, le=LONGEST_RUN, aka=("max_train_steps",)
+    )
+    epochs: int = field(
+        0,
+        "length of the run in passes through the dataset, in place of train.steps; 0: train.steps says it",
+        unit="epochs",
+        ge=0,
+        le=10**6,
+        free=True,  # the weights depend on train.steps, which is counted from it
+        aka=("max_train_epochs", "num_train_epochs"),
     )
     seed: int = field(42, "every random number follows from it", ge=0, le=2**63 - 1)
     precision: Literal["fp32", "bf16", "fp16"] = field(
@@ -307,14 +320,41 @@ class LossSection(Section):
 _interval = partial(field, unit="steps", ge=0, free=True)
 """A key that says after how many steps something is done again."""
 
+_epochs = partial(field, unit="epochs", ge=0, le=10**6, free=True)
+"""A key that says after how many epochs something is done again, in place of one that says after how many steps."""
 
-class CheckpointSection(Section):
+
+class Repeated(Section):
+    """A section of something that is done again and again, after so many steps or so many epochs."""
+
+    every: int
+    every_epochs: int
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it is done at all."""
+        return bool(self.every or self.every_epochs)
+
+    def is_due(self, step: int, epoch: Callable[[int], float]) -> bool:
+        """Whether it is done after `step`; `epoch` says how many epochs have passed after a step.
+
+        An epoch that ends within a step counts after that step.
+        """
+        if self.every:
+            return step % self.every == 0
+        return bool(self.every_epochs) and epoch(step) // self.every_epochs > epoch(step - 1) // self.every_epochs
+
+
+class CheckpointSection(Repeated):
     """The checkpoints from which a stopped run continues."""
 
     every: int = _interval(
         500,
         "interval between checkpoints; 0: only at the end and when stopped",
-        aka=("save_every_n_steps", "save_every_n_epochs", "checkpointing_steps", "save_every"),
+        aka=("save_every_n_steps", "checkpointing_steps", "save_every"),
+    )
+    every_epochs: int = _epochs(
+        0, "interval between checkpoints, in place of checkpoint.every", aka=("save_every_n_epochs",)
     )
     keep: int = field(
         3,
@@ -337,11 +377,12 @@ class LogSection(Section):
     )
 
 
-class SampleSection(Section):
+class SampleSection(Repeated):
     """Images made during the run."""
 
-    every: int = _interval(
-        250, "interval between grids; 0: none", aka=("sample_every_n_steps", "sample_every", "validation_epochs")
+    every: int = _interval(250, "interval between grids; 0: none", aka=("sample_every_n_steps", "sample_every"))
+    every_epochs: int = _epochs(
+        0, "interval between grids, in place of sample.every", aka=("sample_every_n_epochs", "validation_epochs")
     )
     prompts: tuple[str, ...] = field(
         (), "one image each; empty: no grids", free=True, aka=("sample_prompts", "validation_prompt")
@@ -412,3 +453,11 @@ class Config(Section):
     log: LogSection = LogSection()
     sample: SampleSection = SampleSection()
     output: OutputSection = OutputSection()
+
+
+REPEATED: tuple[str, ...] = tuple(
+    name
+    for name, info in Config.model_fields.items()
+    if isinstance(info.annotation, type) and issubclass(info.annotation, Repeated)
+)
+"""The sections of what is done again and again."""

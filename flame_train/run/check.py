@@ -89,7 +89,7 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
         _check_loss(config.loss, model, family.unsupported_keys())
     with wrong:
         _check_grid(config.data.bucket_step, model)
-    if config.sample.every and config.sample.prompts:
+    if config.sample.repeats and config.sample.prompts:
         with wrong:
             size = image_size(config.sample, config.data.resolution, model)
             check_sampling(config.sample, size, config.model, config.loss, model)

@@ -25,8 +25,19 @@ from flame_train.training.result import LoraWriter, formats
 from flame_train.version import __version__
 
 
-def lora_writer(config: Config, model: Model, attached: Attached, samples: Samples) -> LoraWriter:
-    """The writer of the run's LoRA files. Equal runs give equal bytes: no time, no path."""
+def lora_writer(config: Config, model: Model, attached: Attached, samples: Samples, batches: int) -> LoraWriter:
+    """The writer of the run's LoRA files. Equal runs give equal bytes: no time, no path.
+
+    Args:
+        config: the settings.
+        model: the opened model.
+        attached: the adapters.
+        samples: what is trained on.
+        batches: micro-batches in an epoch.
+
+    Returns:
+        The writer.
+    """
     names, side, out = model.lora_names, config.data.resolution, config.output
     described = {"resolution": f"{side}x{side}"}
     if names.several_predictions:
@@ -41,7 +52,7 @@ def lora_writer(config: Config, model: Model, attached: Attached, samples: Sampl
         title=title,
         described=described,
         metadata={
-            **_as_sd_scripts(config, samples, title),
+            **_as_sd_scripts(config, samples, batches, title),
             "flame_train_version": __version__,
             "flame_train_config": settings,
             "flame_train_config_hash": hashlib.sha256(settings.encode()).hexdigest(),
@@ -51,10 +62,10 @@ def lora_writer(config: Config, model: Model, attached: Attached, samples: Sampl
     )
 
 
-def _as_sd_scripts(config: Config, samples: Samples, title: str) -> dict[str, str]:
+def _as_sd_scripts(config: Config, samples: Samples, batches: int, title: str) -> dict[str, str]:
     """The run in sd-scripts' words, by which web interfaces show it."""
     per_epoch = sum(row.comings for row in samples.rows)
-    batches = max(1, math.ceil(per_epoch / (config.data.batch_size * config.gradient.accumulation)))
+    epochs = config.train.epochs or math.ceil(config.train.steps * config.gradient.accumulation / batches)
     return {
         "ss_output_name": config.output.name or title,
         "ss_seed": str(config.train.seed),
@@ -64,7 +75,7 @@ def _as_sd_scripts(config: Config, samples: Samples, title: str) -> dict[str, st
         "ss_lr_scheduler": SCHEDULES.chosen(config.schedule).name,
         "ss_lr_warmup_steps": str(config.schedule.warmup_of(config.train.steps)),
         "ss_max_train_steps": str(config.train.steps),
-        "ss_num_epochs": str(math.ceil(config.train.steps / batches)),
+        "ss_num_epochs": str(epochs),
         "ss_num_train_images": str(per_epoch),
         "ss_num_batches_per_epoch": str(batches),
         "ss_total_batch_size": str(config.data.batch_size * config.gradient.accumulation),

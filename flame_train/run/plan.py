@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import layer_shapes
-from flame_train.config.schema import Config, DataSection, OptimizerSection
+from flame_train.config.checks import broken
+from flame_train.config.schema import LONGEST_RUN, Config, DataSection, OptimizerSection
 from flame_train.data.buckets import BucketRule
 from flame_train.data.dataset import Dataset
 from flame_train.data.order import Order
@@ -56,7 +57,7 @@ class Plan:
     def prompts(self) -> tuple[str, ...]:
         """Every text that sampling needs in addition to the captions."""
         sample = self.config.sample
-        return (*sample.prompts, sample.negative) if sample.every else ()
+        return (*sample.prompts, sample.negative) if sample.repeats else ()
 
     @property
     def encoding(self) -> Encoding:
@@ -98,9 +99,10 @@ def make_plan(checked: Checked, stop: StopRequest) -> Plan:
     for notice in whole.notices:
         _LOG.warning("%s", notice)
     _notice_rate(config.optimizer)
+    plan = _with_steps(Plan(checked, samples))
     _notice_long_texts(model, "caption", [row.item.caption for row in whole.rows])
-    _notice_long_texts(model, "prompt", list(config.sample.prompts) if config.sample.every else [])
-    return Plan(checked, samples)
+    _notice_long_texts(model, "prompt", list(config.sample.prompts) if config.sample.repeats else [])
+    return plan
 
 
 def _read(data: DataSection, stop: StopRequest) -> Samples:
@@ -128,6 +130,28 @@ def _read(data: DataSection, stop: StopRequest) -> Samples:
     if problems:
         raise DataError("\n".join(problems))
     return Samples(tuple(parts))
+
+
+def _with_steps(plan: Plan) -> Plan:
+    """The plan with the steps of `train.epochs`, if the config counts in epochs: as many as the last one needs.
+
+    Raises ConfigError if it counts in steps too, and these are others; or if a key does not fit the steps.
+    """
+    c = plan.config
+    if not c.train.epochs:
+        return plan
+    steps = -(-c.train.epochs * plan.order.batches_per_epoch // c.gradient.accumulation)
+    if c.train.steps not in (steps, LONGEST_RUN):
+        raise ConfigError(
+            f"train.epochs: expected this or train.steps ({c.train.steps}), got both, and {c.train.epochs} epochs are "
+            f"{steps} steps here; remove train.steps, or set train.epochs = 0"
+        )
+    if steps > LONGEST_RUN:
+        raise ConfigError(f"train.epochs: expected at most {LONGEST_RUN:,} steps, got {steps:,}; lower it")
+    config = c.model_copy(update={"train": c.train.model_copy(update={"steps": steps})})
+    if wrong := broken(config):
+        raise ConfigError("\n".join(f"{path}: {message}" for path, message in wrong))
+    return replace(plan, checked=replace(plan.checked, config=config))
 
 
 def _rule(data: DataSection) -> BucketRule:

@@ -115,7 +115,7 @@ def grid_of(
     Returns:
         The function; None if the config wants no grids.
     """
-    if not sample.prompts or not sample.every:
+    if not sample.prompts or not sample.repeats:
         return None
     sizes = uncropped(denoiser.model, size)
     prompts = [captions(prompt) | sizes for prompt in sample.prompts]

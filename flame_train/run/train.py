@@ -86,7 +86,7 @@ def train_run(
             state=state,
             loader=loader,
             sources=sources,
-            lora=lora_writer(c, plan.model, attached, plan.samples),
+            lora=lora_writer(c, plan.model, attached, plan.samples, plan.order.batches_per_epoch),
             first=first,
             preview=best_effort(_preview(plan, encoded, denoiser, folder, device, stop)),
             stop=stop,

@@ -24,8 +24,9 @@ _TIME_LEFT, _FIGURES, _BAR = 7, 74, 40  # columns of a terminal; the bar gets wh
 class Console:
     """A progress bar on a terminal; elsewhere a line now and then. All of it goes to standard error."""
 
-    def __init__(self, total: int, start: int) -> None:
-        self._total, self._start = total, start
+    def __init__(self, total: int, start: int, epochs: float = 0.0) -> None:
+        """A display of steps `start` to `total`, which are `epochs` epochs; 0: epochs are not shown."""
+        self._total, self._start, self._epochs = total, start, epochs
         self._begin: float | None = None  # of the first step; a sample grid before it does not count
         self._last_line = 0.0
         self._smooth: float | None = None
@@ -61,7 +62,7 @@ class Console:
     def show(self, record: Mapping[str, Any], seconds: float) -> None:
         """The figures of one step, which took so long."""
         text = (
-            f"mean loss {self._smoothed(float(record['loss'])):.4g}  lr {record['lr']:.2e}  "
+            f"{self._epoch(record)}mean loss {self._smoothed(float(record['loss'])):.4g}  lr {record['lr']:.2e}  "
             f"|g| {record['grad_norm']:.3g}  {record['images_per_s']:.2f} img/s"
         )
         if record["memory"] is not None:
@@ -70,6 +71,9 @@ class Console:
             text += f"  waits {record['data_wait_ms']:.0f} ms for data"
         with contextlib.suppress(OSError):  # a terminal that was closed, a pipe nobody reads any more
             self._show(record, text, seconds)
+
+    def _epoch(self, record: Mapping[str, Any]) -> str:
+        return f"epoch {record['epoch']:.2f}/{self._epochs:.2f}  " if self._epochs else ""
 
     def _smoothed(self, loss: float) -> float:
         """A running mean, over which an overflow in fp16 passes without a trace."""

@@ -61,6 +61,10 @@ class Run:
     stop: StopRequest
     callbacks: Callbacks = SILENT
 
+    def epoch(self, step: int) -> float:
+        """How many epochs have passed after `step`."""
+        return self.loader.epoch(step * self.gradient.accumulation)
+
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
@@ -90,7 +94,7 @@ def train(run: Run) -> dict[str, Any]:
     step_once = _Stepper(run)
     with (
         TensorBoard(run.folder.tensorboard() if run.output.tensorboard else None, run.first) as board,
-        Console(steps, run.first) as console,
+        Console(steps, run.first, run.epoch(steps)) as console,
     ):
         figures = _Figures(run, console, board)
         _catch_up(run)
@@ -98,8 +102,8 @@ def train(run: Run) -> dict[str, Any]:
             figures.push(step_once(step))
             hit("train.after_step")
             stopping = run.stop.requested  # read once: a signal may come between any two lines
-            save = stopping or step == steps or _due(step, run.checkpoint.every)
-            draw = not stopping and _due(step, run.sample.every)
+            save = stopping or step == steps or run.checkpoint.is_due(step, run.epoch)
+            draw = not stopping and run.sample.is_due(step, run.epoch)
             if save or draw:
                 figures.settle()
             if save:
@@ -122,7 +126,7 @@ def _heed(run: Run, step: int, where: str) -> None:
 
 def _catch_up(run: Run) -> None:
     """The work before the next step: the sample grid of this one, and the unfinished work of the last run."""
-    if (run.first == 0 and run.sample.every) or _lacks_grid(run, run.first):
+    if (run.first == 0 and run.sample.repeats) or _lacks_grid(run, run.first):
         _draw(run, run.first)
     if run.first >= run.train.steps:
         _write_result(run, run.first)
@@ -131,12 +135,8 @@ def _catch_up(run: Run) -> None:
 
 def _lacks_grid(run: Run, step: int) -> bool:
     """Whether a sample grid belongs to the step and is not there."""
-    s = run.sample
-    return bool(s.prompts) and _due(step, s.every) and not run.folder.has_sample(step)
-
-
-def _due(step: int, every: int) -> bool:
-    return bool(every) and step % every == 0
+    due = run.sample.is_due(step, run.epoch)
+    return bool(run.sample.prompts) and due and not run.folder.has_sample(step)
 
 
 class _Figures:
@@ -199,7 +199,8 @@ class _Stepper:
             images += batch.size
         hit("train.before_update")
         spoil("train.gradient", run.state.optimizer.arena.grads)
-        gradients = self._norms.read() if _due(step, run.log.gradients_every) else {}
+        every = run.log.gradients_every
+        gradients = self._norms.read() if every and step % every == 0 else {}
         self._update()
         end = None if self._backend.asynchronous else time.monotonic()
         figures = self._backend.get_async(run.state.figures)
@@ -217,7 +218,7 @@ def _record(run: Run, p: _Pending, figures: dict[str, float], seconds: float) ->
     """The step's line in the log."""
     return {
         "step": p.step,
-        "epoch": round(run.loader.epoch(p.step * run.gradient.accumulation), 4),
+        "epoch": round(run.epoch(p.step), 4),
         "loss": figures["loss"],
         "lr": figures["lr"],
         **{name: figures[name] for name in run.state.optimizer.metric_names[len(METRICS) :]},

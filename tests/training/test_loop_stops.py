@@ -131,5 +131,6 @@ def test_what_a_grid_does_not_survive(error):
 def test_a_grid_that_cannot_be_looked_at_is_one_that_lacks():
     """A name that is too long stands for a folder that may not be entered: the grid is tried, and costs a warning."""
     sample = schema.SampleSection(every=250, prompts=("a disc",))
-    run = SimpleNamespace(sample=sample, folder=RunFolder(Path("a" * 300), "", lambda old, found: None))
+    folder = RunFolder(Path("a" * 300), "", lambda old, found: None)
+    run = SimpleNamespace(sample=sample, folder=folder, epoch=lambda step: 0.0)
     assert loop._lacks_grid(run, 250)

@@ -62,7 +62,7 @@ def write(attached, small_config, tmp_path):
         path = tmp_path / name
         out = {"precision": "fp32"} | sections.pop("output", {})
         config = small_config(**{"lora": {"rank": RANK, "alpha": ALPHA}, "output": out, **sections})
-        lora_writer(config, named(lora_family()), attached, PHOTOS).write(path, 7, config.output.format)
+        lora_writer(config, named(lora_family()), attached, PHOTOS, 4).write(path, 7, config.output.format)
         return path
 
     return to
@@ -181,7 +181,7 @@ def test_says_what_it_was_trained_as(attached, small_config, tmp_path, names, ar
     config = small_config(data={"resolution": 512}, model={"prediction": "v"})
     denoiser = names.components[0]
     one = Attached(attached.model, {next(iter(denoiser.modules)): next(iter(attached.adapters.values()))})
-    lora_writer(config, named(names), one, PHOTOS).write(tmp_path / "l.safetensors", 1, "kohya")
+    lora_writer(config, named(names), one, PHOTOS, 4).write(tmp_path / "l.safetensors", 1, "kohya")
     with safetensors.safe_open(tmp_path / "l.safetensors", "numpy") as file:
         said = file.metadata()
     assert (said["modelspec.architecture"], said.get("modelspec.prediction_type")) == (architecture, prediction)
