@@ -154,17 +154,39 @@ def _over_config(run: Callable[[str, list[str], str, bool], Any], brief: Callabl
     return command
 
 
-def _train(family: str | None, config: str, overrides: list[str], device: str, dry_run: bool) -> Any:
-    from flame_train.run.command import train
+def _training(family: str | None) -> Callable[..., None]:
+    """The command that trains, for any family or for one."""
 
-    return train(config, overrides, device, dry_run, family)
+    def command(
+        config: ConfigPath,
+        device: Device = "cuda",
+        overrides: Overrides = None,
+        dry_run: DryRun = False,
+        gpus: Annotated[int, typer.Option("--gpus", min=1, help="Start so many processes here by mpirun.")] = 1,
+        collectives: Annotated[
+            Literal["auto", "nccl", "mpi"], typer.Option("--collectives", help="By which processes add up gradients.")
+        ] = "auto",
+        as_json: AsJson = False,
+        debug: Debug = False,
+    ) -> None:
+        if gpus > 1 and not dry_run:
+            from flame_train.distributed.launch import start
+
+            start(gpus, sys.argv[1:])
+        from flame_train.run.command import train
+
+        result = train(config, overrides or [], device, dry_run, family, transport=collectives)
+        if result:  # only the leading one of several processes has one
+            show(result if as_json else without_files(result), as_json)
+
+    return command
 
 
 _HELP = "Train a LoRA for whichever family the checkpoint is of; run it again to continue a stopped run."
-app.command("train", help=_HELP)(_over_config(functools.partial(_train, None), without_files))
+app.command("train", help=_HELP)(_training(None))
 for _family, _title in FAMILY_TITLES.items():
     _help = f"Train a LoRA for {_title}, as `train`; refuses a checkpoint of another family."
-    app.command(f"{_family}-lora", help=_help)(_over_config(functools.partial(_train, _family), without_files))
+    app.command(f"{_family}-lora", help=_help)(_training(_family))
 
 
 @app.command()

@@ -99,8 +99,18 @@ class Interrupted(FlameError):
         self.signal_number = signal_number
 
 
+class OtherRankFailed(FlameError):
+    """Of processes that train together another one ended, with exit status `code`; `quiet`: others say so."""
+
+    def __init__(self, code: int, message: str, quiet: bool) -> None:
+        super().__init__(message)
+        self.code, self.quiet = code, quiet
+
+
 def exit_status(error: BaseException) -> int:
     """The exit status of a program that ends with `error`."""
+    if isinstance(error, OtherRankFailed):
+        return error.code
     if isinstance(error, Interrupted):
         return 128 + error.signal_number
     if isinstance(error, FlameError):

@@ -19,6 +19,7 @@ from flame_train.disk.system import optional_module
 from flame_train.errors import (
     EnvironmentFault,
     FlameError,
+    OtherRankFailed,
     exit_status,
     is_device_failure,
     is_out_of_memory,
@@ -132,6 +133,8 @@ def complain_of(error: Exception, debug: bool) -> int:
         complaint()
         return 2
     status = exit_status(error)
+    if isinstance(error, OtherRankFailed) and error.quiet:
+        return status
     if isinstance(error, FlameError):
         complain(str(error))
     elif is_out_of_memory(error):

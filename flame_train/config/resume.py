@@ -12,14 +12,14 @@ from flame_train.config.schema import Config
 from flame_train.schedules import SCHEDULES
 
 
-def differences(old: str, new: Config, *, moved: bool = False) -> str | None:
+def differences(old: str, new: Config, *, moved: bool = False, shared_out: bool = False) -> str | None:
     """A table of the settings that differ between `old`, a resolved config as text, and `new`. It has those on which
     the trained weights depend; None means that the run may continue.
 
     `train.steps` may change under a schedule that does not depend on it, nor its warm-up: the steps already taken are
     then the same.
     Files and folders may be written in another way. Files may lie elsewhere if `moved` says that their contents are
-    compared.
+    compared. `shared_out` says that an update takes as many micro-batches as before, of another number of processes.
     """
     before, now = _settings(old), decisive(new)
     if before is None:
@@ -32,7 +32,9 @@ def differences(old: str, new: Config, *, moved: bool = False) -> str | None:
         if path not in before and any(before.get(choice) != now[choice] for choice in key.only):
             continue  # it came with a choice that is listed
         was = before.get(path, key.default_among(now))
-        if not _same(key, was, value, moved) and not (constant and path == "train.steps"):
+        if (constant and path == "train.steps") or (shared_out and path == "gradient.accumulation"):
+            continue
+        if not _same(key, was, value, moved):
             rows.append((path, toml_value(was), toml_value(value)))
     if not rows:
         return None

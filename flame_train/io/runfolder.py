@@ -198,8 +198,11 @@ class RunFolder:
         self._write_grids()
         return self._found
 
-    def look(self) -> commit.Found | None:
-        """The result of `resume`, without writing a file. Raises OutputError if the folder could not be opened."""
+    def look(self, leader: bool = False) -> commit.Found | None:
+        """The result of `resume`, without writing a file. Raises OutputError if the folder could not be opened.
+
+        `leader`: another process of the same run has the folder open.
+        """
         could_make_folder(self.folder)
         with reading(self.folder):
             try:
@@ -208,7 +211,8 @@ class RunFolder:
                 return None
             with held:
                 refuse_links(held, self.lora.stem)
-                self._refuse_locked(held)
+                if not leader:
+                    self._refuse_locked(held)
                 return self._examine(held)
 
     def checkpoint(self, step: int, files: Mapping[str, commit.Content], keep: int, size: int | None = None) -> Path:

@@ -7,15 +7,20 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flame_train.config.load import load_located
+from flame_train.config.load import Located, load_located
 from flame_train.config.render import resolved
 from flame_train.config.resume import differences
 from flame_train.data.samples import Samples
 from flame_train.disk.durable import write_durably
 from flame_train.disk.files import preflight
+from flame_train.distributed.group import ALONE, ProcessGroup
+from flame_train.distributed.join import join
+from flame_train.distributed.watch import Watch, ending_together
 from flame_train.engine import nn
 from flame_train.engine.backend import check_formats, get_backend
 from flame_train.engine.mode import deterministic
@@ -28,7 +33,7 @@ from flame_train.io.runfolder import RunFolder
 from flame_train.io.weights import sampled_digest
 from flame_train.recipes import FAMILIES
 from flame_train.training.callbacks import SILENT, Callbacks
-from flame_train.training.result import Sources, check_sources, knows_sources
+from flame_train.training.result import Sources, check_sources, knows_sources, micro_batches_of
 from flame_train.training.stop import StopRequest
 from flame_train.user_cache import user_cache
 
@@ -38,6 +43,7 @@ from .encode import Keys, could_cache, encode
 from .finish import report
 from .memory import PredictedMemory, predicted_memory
 from .plan import Plan, make_plan
+from .shares import refuse_unlike, shared_out
 from .train import train_run
 
 _LOG = logging.getLogger(__name__)
@@ -50,8 +56,11 @@ def train(
     dry_run: bool,
     family: str | None = None,
     callbacks: Callbacks = SILENT,
+    transport: str = "auto",
 ) -> dict[str, Any]:
     """Trains as a config says, or continues a run; with `dry_run` it only checks and plans.
+
+    Where a launcher started several processes, this is one of them.
 
     Args:
         source: a config's file, `-` for standard input, or its sections as a mapping.
@@ -60,26 +69,39 @@ def train(
         dry_run: whether nothing is trained or written.
         family: the one whose command was given; None: whichever the checkpoint is of.
         callbacks: hears of steps, checkpoints and samples.
+        transport: by which several processes add up gradients: "nccl", "mpi" or "auto".
 
     Returns:
-        The result, or the plan of a dry run, for the report.
+        The result, or the plan of a dry run, for the report; empty in a process that does not lead the others.
 
     Raises:
         FlameError: any error that a user can correct; see `errors`.
     """
-    asked = load_located(source, overrides)
+    if dry_run:
+        return _trained(load_located(source, overrides), device, True, family, callbacks, ALONE)
+    group, device = join(device, transport)
+    with ending_together(group):
+        with group.together():
+            asked = load_located(source, overrides)
+        return _trained(asked, device, False, family, callbacks, group)
+
+
+def _trained(
+    asked: Located, device: str, dry_run: bool, family: str | None, callbacks: Callbacks, group: ProcessGroup
+) -> dict[str, Any]:
     with StopRequest() as stop, fetching(not dry_run):
-        if not dry_run:
-            base = asked.config.model
-            # a missing GPU, or one without a number format, is an error before any file is read
-            formats = {"train.precision": asked.config.train.precision} | encoding_formats(asked.config)
-            check_formats(device, formats)
-            nn.check_fp8(fp8_of(base.quantize, base.arithmetic), device, asked.config.train.precision)
-        plan = make_plan(check(asked, FAMILIES[family] if family else None), stop)
+        with group.together():
+            if not dry_run:
+                base = asked.config.model
+                # a missing GPU, or one without a number format, is an error before any file is read
+                formats = {"train.precision": asked.config.train.precision} | encoding_formats(asked.config)
+                check_formats(device, formats)
+                nn.check_fp8(fp8_of(base.quantize, base.arithmetic), device, asked.config.train.precision)
+            plan = make_plan(check(asked, FAMILIES[family] if family else None), stop, group.world)
         if dry_run:
             preflighted(plan, run_folder(plan))
             return describe(plan, predicted_memory(plan, gpu_of(device))) | {"files": plan.samples.to_json()}
-        return train_plan(plan, device, stop, callbacks)
+        return train_plan(plan, device, stop, callbacks, group)
 
 
 def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) -> dict[str, Any]:
@@ -98,33 +120,51 @@ def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) ->
         return counts | {"encoded": cache.misses, "kept": cache.hits, "cache": str(cache.folder)}
 
 
-def train_plan(plan: Plan, device: str, stop: StopRequest, callbacks: Callbacks = SILENT) -> dict[str, Any]:
-    """Opens the run folder, encodes missing entries, trains or continues, and returns all paths."""
-    closed = run_folder(plan)
-    found = preflighted(plan, closed)
-    with ThreadPoolExecutor(1) as beside:  # while files are hashed, which leaves Python free
-        memory = None if device == "cpu" else beside.submit(_predicted, plan, device)
-        keys = plan.encoding.keys(plan.samples, plan.prompts)
-        sources = sources_of(plan, keys)
-    if found is not None:
-        check_sources(found, sources)
-    with closed as folder:
-        found = _resume(folder, sources)
-        _write_report(plan, folder)
-        _notice_copies(plan)
-        if memory is not None:
-            _notice_memory(memory.result, get_backend(device).memory().total)
-        encoded = encode(plan.encoding, plan.samples, keys, plan.model.size_conditioning, device, stop)
-        with deterministic(plan.config.train.deterministic):
-            last = train_run(plan, encoded, folder, found, sources, device, stop, callbacks) or folder.last()
-        return report(folder, plan.config.output.format, last)
+def train_plan(
+    plan: Plan, device: str, stop: StopRequest, callbacks: Callbacks = SILENT, group: ProcessGroup = ALONE
+) -> dict[str, Any]:
+    """Opens the run folder, encodes missing entries, trains or continues, and returns all paths.
+
+    Of several processes the leading one has the folder; the others read the checkpoint that it continues from, and
+    return nothing.
+    """
+    closed = run_folder(plan, group)
+    with group.together():
+        found = preflighted(plan, closed) if group.leads else None
+        with ThreadPoolExecutor(1) as beside:  # while files are hashed, which leaves Python free
+            memory = None if device == "cpu" else beside.submit(_predicted, plan, device)
+            keys = plan.encoding.keys(plan.samples, plan.prompts)
+            sources = sources_of(plan, keys)
+        if found is not None:
+            check_sources(found, sources)
+    refuse_unlike(group, plan.config, asdict(sources))
+    with ExitStack() as opened:
+        with group.together():
+            if group.leads:
+                opened.enter_context(closed)
+        with group.together():
+            found = _resume(closed, sources) if group.leads else closed.look(leader=True)
+            plan = shared_out(plan, found, group)
+            if group.leads:
+                _write_report(plan, closed)
+                _notice_copies(plan)
+                if memory is not None:
+                    _notice_memory(memory.result, get_backend(device).memory().total)
+        watch = opened.enter_context(Watch(group, closed.folder))
+        encoded = encode(plan.encoding, plan.samples, keys, plan.model.size_conditioning, device, stop, group)
+        with deterministic(plan.config.train.deterministic), watch.telling():
+            last = train_run(plan, encoded, closed, found, sources, device, stop, callbacks, group)
+        with group.together():  # the others wait for the leading process, or it would miss their signs of life
+            return report(closed, plan.config.output.format, last or closed.last()) if group.leads else {}
 
 
-def run_folder(plan: Plan) -> RunFolder:
+def run_folder(plan: Plan, group: ProcessGroup = ALONE) -> RunFolder:
     """The folder of a plan's run, not opened."""
 
     def refusal(old: str, found: Found | None) -> str | None:
-        return differences(old, plan.config, moved=found is None or knows_sources(found))
+        shared_out = found is not None and micro_batches_of(found) == plan.config.gradient.accumulation * group.world
+        moved = found is None or knows_sources(found)
+        return differences(old, plan.config, moved=moved, shared_out=shared_out)
 
     return RunFolder(Path(plan.config.output.dir), resolved(plan.config), refusal, plan.config.output.name)
 

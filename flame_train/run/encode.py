@@ -23,6 +23,7 @@ from flame_train.data.seen import remember
 from flame_train.data.sets import image_sets
 from flame_train.disk.failpoint import hit
 from flame_train.disk.files import could_make_folder, make_folder
+from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType, is_float
@@ -244,8 +245,11 @@ def encode(
     size_conditioning: Callable[[Placement], Example],
     device: str,
     stop: StopRequest,
+    group: ProcessGroup = ALONE,
 ) -> Encoded:
-    """Fills the cache. Networks are loaded only if an entry is missing, and unloaded afterwards.
+    """Fills the cache, each process of `group` with its share.
+
+    Networks are loaded only if an entry is missing, and unloaded afterwards.
 
     Args:
         encoding: the text encoders, the autoencoder and the cache's folder.
@@ -254,6 +258,7 @@ def encode(
         size_conditioning: the arrays that describe an image's size and crop.
         device: "cuda" or "cpu".
         stop: raises Interrupted after a signal.
+        group: the processes that share the work, and the cache's folder.
 
     Returns:
         The encoded dataset, which reads from the cache.
@@ -263,27 +268,39 @@ def encode(
         OutputError: the cache cannot be written.
         Interrupted: a signal came; the cache has everything that was encoded before.
     """
-    digests = Digests(user_cache("digests"))
-    cache = DiskCache(encoding.folder, digests)
-    cache.sweep()
+    with Digests(user_cache("digests")) as digests:
+        cache = DiskCache(encoding.folder, digests)
+        with group.together():
+            if group.leads:
+                cache.sweep()
+        with group.together():
+            _fill(encoding, samples, keys, cache, device, stop, group)
+    if group.leads:
+        remember(cache.folder, {row.item.sha256: row.item.size for row in samples.rows if row.item.plain})
     outputs = encoder_outputs(encoding.text)
-    encoded = Encoded(encoding, samples, cache, keys, outputs, size_conditioning)
-    captions = _missing(
-        cache, {key: caption for caption, key in keys.captions.items()}, lambda _: encoding.caption_shapes, stop
-    )
-    images = _missing(
-        cache,
-        {key: i for i, key in enumerate(keys.images)},
-        lambda i: encoding.image_shapes(samples.rows[i].placement),
-        stop,
-    )
-    digests.save()
+    return Encoded(encoding, samples, cache, keys, outputs, size_conditioning)
+
+
+def _fill(
+    encoding: Encoding,
+    samples: Samples,
+    keys: Keys,
+    cache: DiskCache,
+    device: str,
+    stop: StopRequest,
+    group: ProcessGroup,
+) -> None:
+    """Encodes what is missing of this process's share of the keys; see `encode`."""
+    texts = _share({key: caption for caption, key in keys.captions.items()}, group)
+    numbers = _share({key: i for i, key in enumerate(keys.images)}, group)
+    captions = _missing(cache, texts, lambda _: encoding.caption_shapes, stop)
+    images = _missing(cache, numbers, lambda i: encoding.image_shapes(samples.rows[i].placement), stop)
     _LOG.info(
         "cache: %d of %d images and %d of %d captions to encode",
         len(images),
-        len(set(keys.images)),
+        len(numbers),
         len(captions),
-        len(keys.captions),
+        len(texts),
     )
     if captions or images:
         with _named_for_cache():
@@ -295,8 +312,12 @@ def encode(
         if images:
             _encode_images(encoding, samples, cache, images, device, stop)
             get_backend(device).empty_cache()
-    remember(cache.folder, {row.item.sha256: row.item.size for row in samples.rows if row.item.plain})
-    return encoded
+
+
+def _share(entries: Mapping[str, _T], group: ProcessGroup) -> dict[str, _T]:
+    """The entries that this process sees to. What others have encoded meanwhile does not change it."""
+    keys = list(entries)
+    return {keys[i]: entries[keys[i]] for i in group.share(len(keys))}
 
 
 def _encode_captions(

@@ -84,8 +84,8 @@ class Plan:
         )
 
 
-def make_plan(checked: Checked, stop: StopRequest) -> Plan:
-    """Reads every image and caption, and gives each its bucket.
+def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
+    """Reads every image and caption, and gives each its bucket. `processes` share the micro-batches of an epoch.
 
     Raises DataError for what cannot be trained on, ConfigError for settings that do not fit the dataset.
     """
@@ -99,7 +99,7 @@ def make_plan(checked: Checked, stop: StopRequest) -> Plan:
     for notice in whole.notices:
         _LOG.warning("%s", notice)
     _notice_rate(config.optimizer)
-    plan = _with_steps(Plan(checked, samples))
+    plan = _with_steps(Plan(checked, samples), processes)
     _notice_long_texts(model, "caption", [row.item.caption for row in whole.rows])
     _notice_long_texts(model, "prompt", list(config.sample.prompts) if config.sample.repeats else [])
     return plan
@@ -132,7 +132,7 @@ def _read(data: DataSection, stop: StopRequest) -> Samples:
     return Samples(tuple(parts))
 
 
-def _with_steps(plan: Plan) -> Plan:
+def _with_steps(plan: Plan, processes: int) -> Plan:
     """The plan with the steps of `train.epochs`, if the config counts in epochs: as many as the last one needs.
 
     Raises ConfigError if it counts in steps too, and these are others; or if a key does not fit the steps.
@@ -140,7 +140,7 @@ def _with_steps(plan: Plan) -> Plan:
     c = plan.config
     if not c.train.epochs:
         return plan
-    steps = -(-c.train.epochs * plan.order.batches_per_epoch // c.gradient.accumulation)
+    steps = -(-c.train.epochs * plan.order.batches_per_epoch // (c.gradient.accumulation * processes))
     if c.train.steps not in (steps, LONGEST_RUN):
         raise ConfigError(
             f"train.epochs: expected this or train.steps ({c.train.steps}), got both, and {c.train.epochs} epochs are "

@@ -17,6 +17,7 @@ from flame_train.adapters.dropping import Chances
 from flame_train.adapters.kinds import ADAPTERS, Factors
 from flame_train.adapters.rules import rates
 from flame_train.config.schema import GradientSection, OptimizerSection, SampleSection, ScheduleSection, TrainSection
+from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import Tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
@@ -25,6 +26,7 @@ from flame_train.io.commit import Found
 from flame_train.io.runfolder import RunFolder
 from flame_train.training.batch import sender
 from flame_train.training.callbacks import Callbacks
+from flame_train.training.exchange import Exchanged
 from flame_train.training.loader import Loader
 from flame_train.training.loop import Run, best_effort, train
 from flame_train.training.model import Denoiser, Example
@@ -52,6 +54,7 @@ def train_run(
     device: str,
     stop: StopRequest,
     callbacks: Callbacks,
+    group: ProcessGroup = ALONE,
 ) -> dict[str, Any]:
     """Runs the steps that are left.
 
@@ -64,12 +67,14 @@ def train_run(
         device: "cuda" or "cpu".
         stop: raises Interrupted after a signal.
         callbacks: hears of steps, checkpoints and samples.
+        group: the processes that train together; `plan` says what each of them does.
 
     Returns:
         The last step's metrics; empty if no step was left.
     """
     c = plan.config
-    denoiser, attached, state = loaded(plan, device, plan.checked.begun if found is None else {})
+    with group.together():
+        denoiser, attached, state = loaded(plan, device, plan.checked.begun if found is None else {}, group)
     first = 0 if found is None else restore(found, state.optimizer)
     if first >= c.train.steps:
         _LOG.info("all %d steps are done already", c.train.steps)
@@ -96,7 +101,7 @@ def train_run(
 
 
 def loaded(
-    plan: Plan, device: str, begun: Mapping[str, Factors] = MappingProxyType({})
+    plan: Plan, device: str, begun: Mapping[str, Factors] = MappingProxyType({}), group: ProcessGroup = ALONE
 ) -> tuple[Denoiser, Attached, State]:
     """The network with its adapters, which begin with `begun`, and the state of a fresh run."""
     c, model = plan.config, plan.model
@@ -124,6 +129,7 @@ def loaded(
         c.gradient,
         device,
         rates(plan.checked.own, c.optimizer.lr),
+        group,
     )
     state = replace(state, drops=attached.drops)
     if c.lora.max_norm:
@@ -159,6 +165,7 @@ def make_state(
     gradient: GradientSection,
     device: str,
     layer_rates: Mapping[str, float] = MappingProxyType({}),
+    group: ProcessGroup = ALONE,
 ) -> State:
     """The device state of a fresh run.
 
@@ -169,6 +176,7 @@ def make_state(
         train, optimizer, schedule, gradient: the sections of the config.
         device: "cuda" or "cpu".
         layer_rates: factors on the learning rate by layer.
+        group: the processes that train together; gradients are means over the micro-batches of all.
 
     Returns:
         Network, objective and optimizer on the device.
@@ -178,7 +186,10 @@ def make_state(
         p.name: layer_rates[layer] for layer in layer_rates for p in attached.adapters[layer].parameters().values()
     }
     parameters = attached.parameters()
-    made = build_optimizer(parameters, train, optimizer, schedule, gradient, backend, attached.faster, factors)
+    of_all = gradient.model_copy(update={"accumulation": gradient.accumulation * group.world})
+    made = build_optimizer(parameters, train, optimizer, schedule, of_all, backend, attached.faster, factors)
+    exchanged = Exchanged.between(group, backend)
+    told = 0 if exchanged is None else len(exchanged.names)
     return State(
         denoiser=denoiser,
         objective=objective,
@@ -186,7 +197,9 @@ def make_state(
         dtype=as_dtype(train.precision),
         seed=train.seed,
         loss=Tensor(backend.xp.zeros((), np.float32)),
-        figures=backend.xp.zeros(1 + len(made.metric_names), np.float64),
+        figures=backend.xp.zeros(1 + len(made.metric_names) + told, np.float64),
+        group=group,
+        exchanged=exchanged,
     )
 
 
@@ -202,6 +215,7 @@ def _loader(plan: Plan, encoded: Encoded, first: int, state: State, device: str)
         seed=c.train.seed,
         encoder_dropout={encoder.key: encoder.dropout for encoder in plan.model.text},
         send=sender(get_backend(device), state.dtype),
+        group=state.group,
     )
 
 

@@ -11,9 +11,9 @@ from typing import Any, Self
 import numpy as np
 
 from flame_train.data.order import Order, caption_dropped
+from flame_train.distributed.group import ALONE, ProcessGroup
 
 from .batch import HostBatch
-from .ranks import ALONE, Ranks
 
 Example = dict[str, np.ndarray[Any, Any]]
 MakeExample = Callable[[int, bool, frozenset[str]], Example]
@@ -36,7 +36,7 @@ class Loader:
         seed: the run's seed.
         encoder_dropout: probability that a text encoder is dropped, by its key; independent of captions.
         send: starts the upload of a batch, on the loader's thread.
-        ranks: which of several processes this one is.
+        group: the processes that train together.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Loader:
         seed: int,
         encoder_dropout: Mapping[str, float] | None = None,
         send: Callable[[HostBatch], HostBatch] | None = None,
-        ranks: Ranks = ALONE,
+        group: ProcessGroup = ALONE,
     ) -> None:
         self._order, self._example, self._names = order, example, names
         self._accumulation, self._dropout, self._seed = accumulation, caption_dropout, seed
-        self._encoders, self._send, self._ranks = encoder_dropout or {}, send, ranks
+        self._encoders, self._send, self._group = encoder_dropout or {}, send, group
         self._next = first
         self._thread = ThreadPoolExecutor(1, "flame-train-loader")
         self._ahead: Future[HostBatch] = self._thread.submit(self._make, first)
@@ -72,17 +72,17 @@ class Loader:
 
     def epoch(self, micro: int) -> float:
         """How many epochs have passed before micro-batch `micro`."""
-        return micro * self._ranks.world / self._order.batches_per_epoch
+        return micro * self._group.world / self._order.batches_per_epoch
 
     def _make(self, micro: int) -> HostBatch:
-        place = micro * self._ranks.world + self._ranks.rank
+        place = micro * self._group.world + self._group.rank
         planned = self._order.batch_at(place)
         epoch = self._order.epoch_of(place)
         examples = [
             self._example(i, caption_dropped(self._dropout, self._seed, epoch, i, draw), self._dropped(epoch, i, draw))
             for i, draw in zip(planned.indices, planned.draws, strict=True)
         ]
-        step, within = divmod(place, self._accumulation * self._ranks.world)
+        step, within = divmod(place, self._accumulation * self._group.world)
         size = len(examples)
         batch = HostBatch(
             arrays={name: np.stack([e[name] for e in examples]) for name in examples[0]},

@@ -24,9 +24,12 @@ _TIME_LEFT, _FIGURES, _BAR = 7, 74, 40  # columns of a terminal; the bar gets wh
 class Console:
     """A progress bar on a terminal; elsewhere a line now and then. All of it goes to standard error."""
 
-    def __init__(self, total: int, start: int, epochs: float = 0.0) -> None:
-        """A display of steps `start` to `total`, which are `epochs` epochs; 0: epochs are not shown."""
-        self._total, self._start, self._epochs = total, start, epochs
+    def __init__(self, total: int, start: int, epochs: float = 0.0, silent: bool = False) -> None:
+        """A display of steps `start` to `total`, which are `epochs` epochs; 0: epochs are not shown.
+
+        `silent` shows nothing: another process does.
+        """
+        self._total, self._start, self._epochs, self._silent = total, start, epochs, silent
         self._begin: float | None = None  # of the first step; a sample grid before it does not count
         self._last_line = 0.0
         self._smooth: float | None = None
@@ -34,7 +37,7 @@ class Console:
         self._task: Any = None
 
     def __enter__(self) -> Self:
-        if sys.stderr is not None and sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty() and not self._silent:
             from rich.console import Console as RichConsole
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
             from rich.table import Column
@@ -61,6 +64,8 @@ class Console:
 
     def show(self, record: Mapping[str, Any], seconds: float) -> None:
         """The figures of one step, which took so long."""
+        if self._silent:
+            return
         text = (
             f"{self._epoch(record)}mean loss {self._smoothed(float(record['loss'])):.4g}  lr {record['lr']:.2e}  "
             f"|g| {record['grad_norm']:.3g}  {record['images_per_s']:.2f} img/s"

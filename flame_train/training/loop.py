@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from .gradient_norms import GradientNorms, block_names
 from .loader import Loader
 from .log import Console, TensorBoard
 from .result import LoraWriter, Sources, checkpoint_files, formats
-from .step import State, micro, update
+from .step import State, micro, reduce, update
 from .stop import StopRequest
 
 _LOG = logging.getLogger(__name__)
@@ -60,6 +61,11 @@ class Run:
     preview: Callable[[int], None]
     stop: StopRequest
     callbacks: Callbacks = SILENT
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process, of those that train together, writes the run folder."""
+        return self.state.group.leads
 
     def epoch(self, step: int) -> float:
         """How many epochs have passed after `step`."""
@@ -92,16 +98,17 @@ def train(run: Run) -> dict[str, Any]:
     """
     steps = run.train.steps
     step_once = _Stepper(run)
+    events = run.folder.tensorboard() if run.output.tensorboard and run.leads else None
     with (
-        TensorBoard(run.folder.tensorboard() if run.output.tensorboard else None, run.first) as board,
-        Console(steps, run.first, run.epoch(steps)) as console,
+        TensorBoard(events, run.first) as board,
+        Console(steps, run.first, run.epoch(steps), not run.leads) as console,
     ):
         figures = _Figures(run, console, board)
-        _catch_up(run)
+        _catch_up(run, figures)
         for step in range(run.first + 1, steps + 1):
             figures.push(step_once(step))
             hit("train.after_step")
-            stopping = run.stop.requested  # read once: a signal may come between any two lines
+            stopping = figures.stopping  # read once: a signal may come between any two lines
             save = stopping or step == steps or run.checkpoint.is_due(step, run.epoch)
             draw = not stopping and run.sample.is_due(step, run.epoch)
             if save or draw:
@@ -110,27 +117,30 @@ def train(run: Run) -> dict[str, Any]:
                 _save(run, step)
             if draw:
                 _draw(run, step)  # ends early when a signal comes
-            if draw and not save and run.stop.requested:
+            if draw and not save and figures.stopping:
                 _save(run, step)
                 save = True
             if save:
-                _heed(run, step, f"after step {step}, which is saved in {run.folder.checkpoints}")
+                _heed(run, figures, step, f"after step {step}, which is saved in {run.folder.checkpoints}")
     return figures.last
 
 
-def _heed(run: Run, step: int, where: str) -> None:
+def _heed(run: Run, figures: _Figures, step: int, where: str) -> None:
     """Stops after a signal if work is left: steps, or the grid of the last."""
+    if run.state.exchanged and not figures.stopping:  # the others do not know of it yet
+        return
     if step < run.train.steps or _lacks_grid(run, step):
         run.stop.check(where)
 
 
-def _catch_up(run: Run) -> None:
+def _catch_up(run: Run, figures: _Figures) -> None:
     """The work before the next step: the sample grid of this one, and the unfinished work of the last run."""
     if (run.first == 0 and run.sample.repeats) or _lacks_grid(run, run.first):
         _draw(run, run.first)
-    if run.first >= run.train.steps:
+    if run.first >= run.train.steps and run.leads:
         _write_result(run, run.first)
-    _heed(run, run.first, "before the next step")
+    figures.hear(map(int, run.state.group.all_gather(str(run.stop.signal_number))))
+    _heed(run, figures, run.first, "before the next step")
 
 
 def _lacks_grid(run: Run, step: int) -> bool:
@@ -147,6 +157,12 @@ class _Figures:
         self._run, self._console, self._board = run, console, board
         self._pending: _Pending | None = None
         self._ended = 0.0
+        self._signal = 0
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a signal asks the run to stop: of several processes one that all know of, as of the last figures."""
+        return self._signal != 0 if self._run.state.exchanged else self._run.stop.requested
 
     def push(self, launched: _Pending) -> None:
         """Settles the step before the one just launched."""
@@ -167,11 +183,24 @@ class _Figures:
         if not figures["healthy"]:
             raise NonFiniteError(_diagnosis(self._run, pending, figures))
         seconds = self._ended - max(before, pending.begin)
+        if self._run.state.exchanged is not None:
+            self.hear(map(int, _told(self._run, figures, "signal")))
         self.last = _record(self._run, pending, figures, seconds)
-        self._run.folder.log(self.last)
+        if self._run.leads:
+            self._run.folder.log(self.last)
         self._console.show(self.last, seconds)
         self._board.write(self.last)
         self._run.callbacks.step(self.last)
+
+    def hear(self, signals: Iterable[int]) -> None:
+        """A signal that any of the processes got is this one's too; `signals` has their numbers, 0 for none."""
+        self._signal = max(signals)
+        self._run.stop.signal_number = self._run.stop.signal_number or self._signal
+
+
+def _told(run: Run, figures: Mapping[str, float], name: str) -> list[float]:
+    """What each process told in a step, by rank."""
+    return [figures[f"{name}_{rank}"] for rank in range(run.state.group.world)]
 
 
 class _Stepper:
@@ -181,6 +210,8 @@ class _Stepper:
         self._run = run
         self._micro: dict[Signature, tuple[Batch, Callable[[], None]]] = {}
         self._update = capture(lambda: update(run.state), run.device)
+        reduced = partial(reduce, run.state)
+        self._reduce = capture(reduced, run.device) if run.state.group.captured else reduced
         self._backend = get_backend(run.device)
         self._norms = GradientNorms(run.state.optimizer, block_names(run.state.denoiser.network))
 
@@ -199,6 +230,9 @@ class _Stepper:
             images += batch.size
         hit("train.before_update")
         spoil("train.gradient", run.state.optimizer.arena.grads)
+        if run.state.exchanged is not None:
+            run.state.exchanged.tell(run.stop.signal_number, waited)
+            self._reduce()
         every = run.log.gradients_every
         gradients = self._norms.read() if every and step % every == 0 else {}
         self._update()
@@ -225,14 +259,19 @@ def _record(run: Run, p: _Pending, figures: dict[str, float], seconds: float) ->
         "grad_norm": figures["grad_norm"],
         "loss_scale": figures["loss_scale"],
         "skipped": int(figures["skipped"]),
-        "images_per_s": round(p.images / max(seconds, 1e-9), 4),
-        "data_wait_ms": round(p.wait_ms, 3),
+        "images_per_s": round(p.images * run.state.group.world / max(seconds, 1e-9), 4),
+        "data_wait_ms": round(max(_told(run, figures, "wait_ms")) if run.state.exchanged else p.wait_ms, 3),
         "memory": get_backend(run.device).memory().peak,
         **({"gradients": p.gradients} if p.gradients else {}),
     }
 
 
 def _diagnosis(run: Run, p: _Pending, figures: dict[str, float]) -> str:
+    group = run.state.group
+    if group.world > 1:
+        spoilt = [rank for rank, loss in enumerate(_told(run, figures, "loss")) if not np.isfinite(loss)]
+        if group.rank not in (spoilt or [0]):
+            return f"rank {group.rank} stops: see what rank {spoilt[0] if spoilt else 0} says"
     where = "loss" if not np.isfinite(figures["loss"]) else "gradient"
     scale = ""
     if run.train.precision == "fp16":
@@ -259,13 +298,20 @@ def _advice(gradient: GradientSection, train: TrainSection) -> str:
 
 
 def _save(run: Run, step: int) -> None:
-    """A checkpoint; at the end also the result."""
+    """A checkpoint; at the end also the result. Of several processes the leading one writes them, the others wait."""
+    with run.state.group.together():
+        if run.leads:
+            _write_checkpoint(run, step)
+
+
+def _write_checkpoint(run: Run, step: int) -> None:
     form = formats(run.output.format)[0]
     files, size = checkpoint_files(
         run.state.optimizer,
         step,
         run.sources,
         {run.folder.lora_of(step): lambda path: _write_lora(run, path, step, form)},
+        run.gradient.accumulation * run.state.group.world,
     )
     run.folder.checkpoint(step, files, run.checkpoint.keep, size)
     run.callbacks.checkpoint(step, run.folder.checkpoints / f"step-{step:06d}")
@@ -290,6 +336,8 @@ def _write_result(run: Run, step: int) -> None:
 
 
 def _draw(run: Run, step: int) -> None:
+    if not run.leads:
+        return
     with run.state.optimizer.averaged():
         run.preview(step)
     run.callbacks.sample(step, run.folder.sample(step))

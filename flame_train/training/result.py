@@ -112,15 +112,17 @@ _SAID = {
 
 
 def checkpoint_files(
-    optimizer: Optimizer, step: int, sources: Sources, lora: Mapping[str, Content]
+    optimizer: Optimizer, step: int, sources: Sources, lora: Mapping[str, Content], micro_batches: int
 ) -> tuple[dict[str, Content], int]:
     """The files of a checkpoint, and roughly their bytes.
 
     The LoRA by its file's name, exact values and moments, and the run's place. A run is continued without the LoRA.
+    `micro_batches` is how many an update takes, of all processes together.
     """
     entries = {f"{_VALUES}{n}": a for n, a in optimizer.arena.state().items()}
     entries |= {f"{_OPTIMIZER}{n}": a for n, a in optimizer.state_dict().items()}
     place = {"format": STATE_FORMAT, "step": step, "version": __version__, **asdict(sources)}
+    place |= {"micro_batches": micro_batches}
     values = sum(a.nbytes for n, a in entries.items() if n.startswith(_VALUES))  # once more as the LoRA
     size = values + sum(a.nbytes for a in entries.values()) + _HEADERS
     files: dict[str, Content] = {
@@ -148,6 +150,12 @@ def check_sources(found: Found, sources: Sources) -> None:
 def knows_sources(found: Found) -> bool:
     """Whether a checkpoint identifies its files by their contents, so that they may lie elsewhere now."""
     return _SAID.keys() <= _place(found).keys()
+
+
+def micro_batches_of(found: Found) -> int | None:
+    """How many micro-batches an update of the run takes, of all processes together; None: an older version's run."""
+    number = _place(found).get("micro_batches")
+    return number if isinstance(number, int) else None
 
 
 def restore(found: Found, optimizer: Optimizer) -> int:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from flame_train.adapters.dropping import Drops
+from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import Tensor, nn
 from flame_train.engine.dtype import Array, DType
 from flame_train.engine.optim import Optimizer
 from flame_train.engine.random import Rng
 
 from .batch import Batch
-from .ranks import ALONE, Ranks
+from .exchange import Exchanged
 
 POSTERIOR = 32
 """The stream of random numbers for sampling latents; the objective has other streams."""
@@ -66,7 +67,9 @@ class State:
     seed: int
     loss: Tensor
     figures: Array
-    ranks: Ranks = ALONE
+    group: ProcessGroup = ALONE
+    exchanged: Exchanged | None = None
+    """What processes tell each other in each step; None for a process by itself."""
     drops: Drops = field(default_factory=Drops)
     limit: Callable[[], None] = lambda: None
     """Bounds the adapters' updates after each step of the optimizer."""
@@ -74,7 +77,8 @@ class State:
     @property
     def figure_names(self) -> tuple[str, ...]:
         """The names of the metrics in `figures` after `update`, in order."""
-        return ("loss", *self.optimizer.metric_names)
+        told = () if self.exchanged is None else self.exchanged.names
+        return ("loss", *self.optimizer.metric_names, *told)
 
 
 def micro(s: State, batch: Batch) -> None:
@@ -108,12 +112,22 @@ def batch_loss(denoiser: Denoiser, objective: Objective, dtype: DType, seed: int
     return objective.loss(prediction, latents, noise, t)
 
 
+def reduce(s: State) -> None:
+    """Gradients and loss become sums over all processes; each learns what the others tell. Alone it does nothing."""
+    if s.exchanged is None:
+        return
+    s.group.all_reduce(s.optimizer.arena.grads)
+    s.exchanged.reduce(s.group, s.loss.data)
+
+
 def update(s: State) -> None:
     """Unscale, clip, noise, schedule, optimizer, all or none; then the gradients and the loss are zeroed."""
-    s.ranks.sum_gradients(s.optimizer.arena.grads)
     s.optimizer.step(s.loss)
     s.limit()
     s.figures[0] = s.loss.data / s.optimizer.accumulation
-    s.figures[1:] = s.optimizer.metric_values
+    metrics = s.optimizer.metric_values
+    s.figures[1 : 1 + metrics.size] = metrics
+    if s.exchanged is not None:
+        s.figures[1 + metrics.size :] = s.exchanged.told
     s.optimizer.zero_grad()
     s.loss.data[...] = 0.0

@@ -10,7 +10,7 @@ from ..dtype import Array, DType
 from .base import Backend, Memory, Upload, extent, owner, same_place
 from .capability import refuse_formats
 from .cpu import CpuBackend
-from .cuda import backend_of_array, cuda_backend, current_gpu, several_gpus
+from .cuda import backend_of_array, cuda_backend, current_gpu, gpu_count, several_gpus
 from .shapes.array import ShapeArray
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "current_gpu",
     "extent",
     "get_backend",
+    "gpu_count",
     "owner",
     "same_place",
     "several_gpus",

@@ -35,6 +35,13 @@ def cuda_backend(index: int = 0) -> CudaBackend:
     return backend
 
 
+def gpu_count() -> int:
+    """How many GPUs this process can see. Raises EnvironmentFault where CuPy, the driver or a GPU is missing."""
+    from .device import cupy_and_gpus
+
+    return cupy_and_gpus()[1]
+
+
 def _build(index: int) -> None:
     from .device import CudaBackend, allocate_by_device
 

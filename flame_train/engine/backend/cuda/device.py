@@ -19,6 +19,7 @@ from .capturable_namespace import CapturableNamespace
 from .capture import capture
 from .graph import Graph
 from .launcher import Launcher
+from .nccl import NcclCollectives, unique_identifier
 from .prefetch import CudaUploader
 
 _HINT = "use --device cpu, or run `flame-train doctor` to see what is missing"
@@ -212,6 +213,14 @@ class CudaBackend:
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
         return capture(self, fn)
 
+    def nccl_identifier(self) -> bytes:
+        """By which processes find each other in `nccl`. With NCCL_COMM_ID=HOST:PORT set, each makes the same one."""
+        return unique_identifier(self.xp)
+
+    def nccl(self, rank: int, world: int, identifier: bytes) -> NcclCollectives:
+        """Joins `world` processes, one a GPU, of which this is `rank`. Raises EnvironmentFault, DeviceFault."""
+        return NcclCollectives(self.xp, self.stream, rank, world, identifier)
+
 
 def _refuse_in_capture(what: str, instead: str) -> None:
     """Raises RuntimeError while a step is captured."""
@@ -229,6 +238,17 @@ def allocate_by_device(backends: Mapping[int, CudaBackend]) -> None:
 
 def _import_cupy(index: int = 0) -> ModuleType:
     """CuPy with GPU `index` working, or an `EnvironmentFault` that says what is wrong."""
+    cupy, count = cupy_and_gpus()
+    if index >= count:
+        names = [_name(cupy, i) for i in range(count)]
+        raise EnvironmentFault(f"cuda:{index} is not there; this machine has {', '.join(names)}")
+    properties = cupy.cuda.runtime.getDeviceProperties(index)
+    refuse_too_old(_name(cupy, index), (int(properties["major"]), int(properties["minor"])))
+    return cupy
+
+
+def cupy_and_gpus() -> tuple[ModuleType, int]:
+    """CuPy and how many GPUs it sees, at least one, or an `EnvironmentFault` that says what is wrong."""
     try:
         import cupy
     except ImportError as e:
@@ -241,13 +261,8 @@ def _import_cupy(index: int = 0) -> ModuleType:
         raise EnvironmentFault(f"no usable NVIDIA GPU: {e}; {_HINT}") from e
     if count == 0:
         raise EnvironmentFault(f"no NVIDIA GPU is visible (CUDA_VISIBLE_DEVICES?); {_HINT}")
-    if index >= count:
-        names = [_name(cupy, i) for i in range(count)]
-        raise EnvironmentFault(f"cuda:{index} is not there; this machine has {', '.join(names)}")
-    properties = cupy.cuda.runtime.getDeviceProperties(index)
-    refuse_too_old(_name(cupy, index), (int(properties["major"]), int(properties["minor"])))
     found: ModuleType = cupy
-    return found
+    return found, int(count)
 
 
 def _name(cupy: ModuleType, index: int) -> str:

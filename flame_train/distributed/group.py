@@ -1,0 +1,104 @@
+"""A group of processes that train together: sums over them, and errors that end all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from flame_train.engine.dtype import Array
+from flame_train.errors import Interrupted, NonFiniteError, OtherRankFailed, exit_status
+
+
+class Collectives(Protocol):
+    """What a transport gives. Every process of the group makes the same calls in the same order."""
+
+    @property
+    def captured(self) -> bool:
+        """Whether `all_reduce` can be part of a captured step."""
+
+    def all_reduce(self, array: Array) -> None:
+        """Makes a contiguous fp32 array of the device the sum over all processes, in place."""
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """The bytes of each process, by rank. Waits for all."""
+
+    def abort(self, code: int) -> None:
+        """Ends all processes with this exit code where the transport can, else this one. Does not return."""
+
+
+@dataclass(eq=False)
+class ProcessGroup:
+    """Process `rank` of `world` that train together. A process by itself does nothing here."""
+
+    rank: int = 0
+    world: int = 1
+    collectives: Collectives | None = None
+    _agreed: list[BaseException] = field(default_factory=list)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes the run folder and speaks to the user."""
+        return self.rank == 0
+
+    @property
+    def captured(self) -> bool:
+        """Whether `all_reduce` can be part of a captured step."""
+        return self.collectives is None or self.collectives.captured
+
+    def all_reduce(self, array: Array) -> None:
+        """Makes a contiguous fp32 array the sum over all processes, in place."""
+        if self.collectives is not None:
+            self.collectives.all_reduce(array)
+
+    def all_gather(self, text: str) -> list[str]:
+        """The text of each process, by rank."""
+        if self.collectives is None:
+            return [text]
+        return [raw.decode("utf-8", "surrogatepass") for raw in self.collectives.all_gather(_encoded(text))]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Waits at the end of the block for all processes. If one of them failed in it, all of them fail.
+
+        Raises:
+            OtherRankFailed: another process failed in this block, and this one did not.
+        """
+        if self.collectives is None:
+            yield
+            return
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as e:
+            error = e
+        ended = [json.loads(text) for text in self.all_gather(json.dumps(_outcome(error)))]
+        failed = next((rank for rank, outcome in enumerate(ended) if outcome is not None), None)
+        if failed is None:
+            return
+        first, mine = ended[failed], ended[self.rank]
+        if error is None or (failed < self.rank and mine == first):
+            error = OtherRankFailed(first["code"], f"rank {failed} failed: {first['message']}", not self.leads)
+        self._agreed.append(error)
+        raise error
+
+    def is_shared(self, error: BaseException) -> bool:
+        """Whether all processes end with this error, or with the news of it; so that none waits for another."""
+        return self.world == 1 or error in self._agreed or isinstance(error, NonFiniteError | Interrupted)
+
+    def share(self, items: int) -> range:
+        """The items, by number, that are this process's part of some work."""
+        return range(self.rank, items, self.world)
+
+
+def _outcome(error: Exception | None) -> dict[str, object] | None:
+    return None if error is None else {"code": exit_status(error), "message": str(error)}
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+ALONE: Final = ProcessGroup()

@@ -1,0 +1,64 @@
+"""Collectives by MPI (`mpi4py`): on CPUs, and between processes that share a GPU. Buffers alone, nothing is pickled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flame_train.engine.backend import Backend
+from flame_train.engine.dtype import Array
+from flame_train.errors import ConfigError, EnvironmentFault
+
+from .environment import Place
+
+
+class MpiCollectives:
+    """Sums in host memory. Arrays of a GPU are copied there and back, so no captured step can hold a sum."""
+
+    captured = False
+
+    def __init__(self, backend: Backend, mpi: Any) -> None:
+        self._backend, self._mpi, self._world = backend, mpi, mpi.COMM_WORLD
+
+    def all_reduce(self, array: Array) -> None:
+        if isinstance(array, np.ndarray):
+            self._world.Allreduce(self._mpi.IN_PLACE, array)
+            return
+        host = self._backend.to_host(array)
+        self._world.Allreduce(self._mpi.IN_PLACE, host)
+        self._backend.write(array, host)
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        return all_gather(self._mpi, data)
+
+    def abort(self, code: int) -> None:
+        self._world.Abort(code)
+
+
+def all_gather(mpi: Any, data: bytes) -> list[bytes]:
+    """The bytes of each process, by rank."""
+    world = mpi.COMM_WORLD
+    lengths = np.zeros(world.Get_size(), np.int64)
+    world.Allgather(np.array([len(data)], np.int64), lengths)
+    gathered = np.zeros(int(lengths.sum()), np.uint8)
+    world.Allgatherv(np.frombuffer(data, np.uint8), (gathered, lengths))
+    ends = np.cumsum(lengths)
+    return [gathered[end - length : end].tobytes() for end, length in zip(ends, lengths, strict=True)]
+
+
+def started(place: Place) -> Any:
+    """`mpi4py.MPI`, started. Raises EnvironmentFault without it, ConfigError where it knows other processes."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # the latter: no MPI library
+        raise EnvironmentFault(
+            f"{place.world} processes need MPI, which does not load ({error}); pip install 'flame-train[multi]'"
+        ) from error
+    rank, world = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+    if (rank, world) != (place.rank, place.world):
+        raise ConfigError(
+            f"the launcher started rank {place.rank} of {place.world}, but MPI says rank {rank} of {world}; start with "
+            "the mpirun of the MPI that mpi4py was installed with"
+        )
+    return MPI

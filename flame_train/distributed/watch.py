@@ -1,0 +1,140 @@
+"""How processes that train together end together: each leaves a sign of life in the run folder, and reads the others'.
+
+A launcher ends all processes when one exits. A process that was stopped, or whose machine is gone, exits nowhere; and
+the others wait for it in a sum for ever. So each writes a file every few seconds, and ends where another's is old, or
+says that its process failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from flame_train.errors import DeviceFault, exit_status, lines_shown
+
+from .group import ProcessGroup
+
+FOLDER: Final = ".ranks"
+_EVERY = 2.0  # seconds between two signs of life
+_SILENT = 40.0  # seconds without one after which a process counts as gone
+_GRACE = 3.0  # seconds that a launcher has to end a process by itself
+
+
+class Watch:
+    """Signs of life of the processes of `group` in the run folder. A process by itself leaves none."""
+
+    def __init__(self, group: ProcessGroup, folder: Path) -> None:
+        self._group, self._folder = group, folder / FOLDER
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="flame-train-watch", daemon=True)
+        self._count = 0
+
+    def __enter__(self) -> Self:
+        if self._group.world > 1:
+            with self._group.together():
+                if self._group.leads:
+                    self._folder.mkdir(exist_ok=True)
+                    for old in self._folder.glob("*.json"):
+                        old.unlink(missing_ok=True)
+            self._write({})
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._thread.ident is None:
+            return
+        self._thread.join()
+        with contextlib.suppress(OSError):
+            self._file(self._group.rank).unlink(missing_ok=True)
+            self._folder.rmdir()  # by the last of them
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """An error that ends this process alone is told to the others, who would wait for it."""
+        try:
+            yield
+        except Exception as error:
+            if not self._group.is_shared(error):
+                self._ended.set()
+                self._thread.join()
+                self._write({"code": exit_status(error), "message": str(error) or type(error).__name__})
+            raise
+
+    def _run(self) -> None:
+        seen = {rank: (None, time.monotonic()) for rank in range(self._group.world) if rank != self._group.rank}
+        while not self._ended.wait(_EVERY):
+            self._write({})
+            for rank, (before, since) in list(seen.items()):
+                sign = self._read(rank)
+                if sign is not None and "code" in sign:
+                    time.sleep(_GRACE)
+                    self._end(int(sign["code"]), f"rank {rank} failed: {sign['message']}")
+                count, now = (sign or {}).get("count"), time.monotonic()
+                if count != before:
+                    seen[rank] = count, now
+                elif now - since > _SILENT:
+                    where = f" ({sign['host']}, process {sign['pid']})" if sign else ""
+                    self._end(
+                        DeviceFault.exit_code, f"rank {rank}{where} has given no sign of life for {_SILENT:.0f} s"
+                    )
+
+    def _end(self, code: int, message: str) -> None:
+        if self._ended.is_set():
+            return
+        print(  # noqa: T201  # the main thread waits for a sum that does not come
+            lines_shown(
+                f"error: rank {self._group.rank}: {message}; the last checkpoint is whole: start again to go on"
+            ),
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(code)
+
+    def _write(self, more: dict[str, Any]) -> None:
+        self._count += 1
+        sign = {"count": self._count, "pid": os.getpid(), "host": socket.gethostname(), **more}
+        file = self._file(self._group.rank)
+        part = file.with_suffix(".part")
+        with contextlib.suppress(OSError):  # a full disk, a folder that was moved: the others decide
+            part.write_text(json.dumps(sign))
+            part.replace(file)
+
+    def _read(self, rank: int) -> dict[str, Any] | None:
+        try:
+            sign = json.loads(self._file(rank).read_text())
+        except (OSError, ValueError):
+            return None
+        return sign if isinstance(sign, dict) else None
+
+    def _file(self, rank: int) -> Path:
+        return self._folder / f"{rank}.json"
+
+
+@contextmanager
+def ending_together(group: ProcessGroup) -> Iterator[None]:
+    """A process that fails by itself says so and ends all. The others would wait for it, and it for them at its end.
+
+    Where all fail, each waits until the others have closed what they had open: a launcher ends all when one exits.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not group.is_shared(error):
+            print(lines_shown(f"error: rank {group.rank}: {error}"), file=sys.stderr, flush=True)  # noqa: T201
+            assert group.collectives is not None
+            group.collectives.abort(exit_status(error))
+        group.all_gather("ended")
+        raise
