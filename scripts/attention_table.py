@@ -349,13 +349,16 @@ def line(row: Row) -> str:
     size, pairs = row.size, (("exact", "exact"), ("any order", "any order"), ("exact", "any order"))
     room = [None if b is None else b / MIB for b in (row.torch_bytes, *row.bytes.values())]
     apart = numbers(row.unfused or [None], 2)
-    return "| " + " | ".join((
-        size.network, size.shape, size.barred,
-        numbers([row.torch_forward, *row.torch_backward.values()], 3), row.backend or "-",
+    cells = [
+        *(size.network, size.shape, size.barred),
+        numbers([row.torch_forward, *row.torch_backward.values()], 3),
+        row.backend or "-",
         numbers([row.forward, *row.backward.values()], 3),
-        *(numbers([row.ratio(*pair)], 2) for pair in pairs), row.kernels, numbers(room, 0),
+        *(numbers([row.ratio(*pair)], 2) for pair in pairs),
+        *(row.kernels, numbers(room, 0)),
         apart if row.unfused_bytes is None else f"{apart}, {row.unfused_bytes / MIB:.0f}",
-    )) + " |"  # fmt: skip
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def rows(sizes: Sequence[Size], args: argparse.Namespace) -> Iterator[tuple[Size, Row | str]]:

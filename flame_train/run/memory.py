@@ -17,7 +17,7 @@ from flame_train.data.buckets import Placement
 from flame_train.engine import capture, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
-from flame_train.engine.shape_run import Asked, Gpu, shape_run
+from flame_train.engine.shape_run import Gpu, KernelRequests, shape_run
 from flame_train.training.batch import Batch, HostBatch, sender
 from flame_train.training.model import Example
 from flame_train.training.step import State, micro, update
@@ -39,7 +39,7 @@ class PredictedMemory:
 
     encoding: int
     training: int
-    kernels: Asked
+    kernels: KernelRequests
 
     @property
     def peak(self) -> int:
@@ -57,7 +57,7 @@ def predicted_memory(plan: Plan, gpu: Gpu) -> PredictedMemory:
         run.backend.reset_peak()
         with deterministic(plan.config.train.deterministic):
             _train(plan, largest)
-        return PredictedMemory(encoding, run.peak_bytes, run.asked)
+        return PredictedMemory(encoding, run.peak_bytes, run.kernel_requests)
 
 
 def _encode(plan: Plan) -> None:

@@ -34,7 +34,7 @@ from . import bench_torch_step
 from .bench_ceilings import ceilings
 from .bench_kernels import ABOUT_THE_REST, breakdown, census
 from .bench_models import conditioning, find, normal
-from .bench_torch_models import yardstick
+from .bench_torch_models import torch_baseline
 
 _WARM, _TIMED = 3, 10
 SMALLER = "try --batch 1, --checkpointing full, a lower --resolution or --rank, or --quantize fp8"
@@ -195,7 +195,7 @@ def torch_step(trial: Trial, compiled: bool) -> dict[str, Any]:
     get_backend(trial.device).empty_cache()
     _, model = find(trial.model)
     return bench_torch_step.run(
-        yardstick(model),
+        torch_baseline(model),
         trial.resolution,
         trial.batch,
         trial.rank,

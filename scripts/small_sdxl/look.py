@@ -40,9 +40,15 @@ _STREAM = 43
 
 
 def sheet(
-    nets: Networks, captions: Sequence[str], size: tuple[int, int], device: str, *, steps: int = 25,
-    guidance: float = 3.0, seed: int = 0,
-) -> np.ndarray[Any, Any]:  # fmt: skip
+    nets: Networks,
+    captions: Sequence[str],
+    size: tuple[int, int],
+    device: str,
+    *,
+    steps: int = 25,
+    guidance: float = 3.0,
+    seed: int = 0,
+) -> np.ndarray[Any, Any]:
     """One image for each caption, all sampled at once, side by side (uint8)."""
     backend = get_backend(device)
     xp, count = backend.xp, len(captions)
@@ -79,9 +85,14 @@ def main() -> None:
     nets = Networks.load(args.file, args.device)
     height, width = (int(n) for n in args.size.split("x"))
     pixels = sheet(
-        nets, args.caption or CAPTIONS, (height, width), args.device, steps=args.steps, guidance=args.guidance,
+        nets,
+        args.caption or CAPTIONS,
+        (height, width),
+        args.device,
+        steps=args.steps,
+        guidance=args.guidance,
         seed=args.seed,
-    )  # fmt: skip
+    )
     write_png(args.out, pixels)
 
 

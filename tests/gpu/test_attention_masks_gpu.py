@@ -1,6 +1,6 @@
 """Attention with masks, grouped heads, a causal mask and all of them together, by cuDNN in bf16 and fp16.
 
-Truth is the fp64 reference on the CPU, on the same rounded inputs. The yardstick is the reference in the tested dtype.
+Truth is the fp64 reference on the CPU, on the same rounded inputs. The baseline is the reference in the tested dtype.
 """
 
 from __future__ import annotations

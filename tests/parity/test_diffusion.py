@@ -97,9 +97,11 @@ def test_trajectories(sampler: Any, kind: str, steps: int, spacing: str, predict
 
     both = np.repeat(np.array([0.2, -0.1], np.float32), 2).reshape(4, 1, 1, 1)
     result = sampler(
-        guided(watched, 3.0), tensor(start()), tensor(both),
+        guided(watched, 3.0),
+        tensor(start()),
+        tensor(both),
         SamplerConfig(NoiseSchedule.scaled_linear(), steps, prediction, spacing),
-    )  # fmt: skip
+    )
     assert len(way) == steps
     for mine, expected in [*zip(way, expected_way, strict=True), (result.numpy(), x.numpy())]:
         np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())

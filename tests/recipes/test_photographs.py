@@ -39,9 +39,11 @@ def test_held_out_loss_falls_on_real_photographs(photos, small_config):
     stop = StopRequest()
     config = small_config(
         data={"path": str(photos), "batch_size": 4, "resolution": 128, "bucket_step": 32},
-        lora={"rank": 8, "alpha": 8.0, "targets": ("full",)}, optimizer={"lr": 7e-3}, schedule={"warmup_steps": 4},
+        lora={"rank": 8, "alpha": 8.0, "targets": ("full",)},
+        optimizer={"lr": 7e-3},
+        schedule={"warmup_steps": 4},
         train={"steps": 36, "precision": "fp32"},
-    )  # fmt: skip
+    )
     plan = make_plan(check(config), stop)
     encoded = encode(
         plan.encoding, plan.placed, plan.encoding.keys(plan.placed, ()), plan.model.size_conditioning, "cpu", stop
@@ -73,9 +75,7 @@ def test_the_figure_depends_on_nothing_but_noise_and_weights(small_config, photo
     denoiser, objective = load_denoiser(plan, "cpu"), plan.model.objective(config.model, LossSection(), "cpu")
 
     def measured(which, seed=42, draws=2):
-        found = held_out_loss(
-            denoiser, objective, which, device="cpu", dtype=as_dtype("fp32"), seed=seed, draws=draws
-        )  # fmt: skip
+        found = held_out_loss(denoiser, objective, which, device="cpu", dtype=as_dtype("fp32"), seed=seed, draws=draws)
         assert np.isfinite(found)
         return found
 

@@ -68,10 +68,18 @@ def test_its_sampler_comes_to_the_image(small_base: Path) -> None:
 
 def test_a_run_continues_to_the_bit_with_every_choice(train_small: Callable[..., int], tmp_path: Path) -> None:
     keys = {
-        "model.prediction": "flow", "loss.shift": "2.5", "loss.kind": "huber", "loss.weighting": "cosmap",
-        "loss.timestep_sampling": "beta", "loss.min_timestep": "100", "loss.pyramid_noise": "3",
-        "schedule.name": "constant", "sample.every": "2", "sample.prompts": "['a red circle']", "sample.steps": "2",
-    }  # fmt: skip
+        "model.prediction": "flow",
+        "loss.shift": "2.5",
+        "loss.kind": "huber",
+        "loss.weighting": "cosmap",
+        "loss.timestep_sampling": "beta",
+        "loss.min_timestep": "100",
+        "loss.pyramid_noise": "3",
+        "schedule.name": "constant",
+        "sample.every": "2",
+        "sample.prompts": "['a red circle']",
+        "sample.steps": "2",
+    }
 
     def run(name: str, steps: int, **more: str) -> Path:
         place = {"output.dir": str(tmp_path / name), "train.steps": str(steps)}
@@ -106,13 +114,19 @@ def test_images_are_drawn_by_its_command(small_base: Path, tmp_path: Path) -> No
     assert list(tmp_path.rglob("*.png"))
 
 
-@pytest.mark.parametrize(("keys", "told"), [
-    ({"model.prediction": "flow", "loss.weighting": "min_snr"}, 'loss.weighting: "min_snr" has no formula'),
-    ({"model.prediction": "flow", "loss.zero_terminal_snr": "true"}, "loss.zero_terminal_snr: means nothing with"),
-    ({"model.prediction": "flow", "sample.sampler": "ddim"}, 'sample.sampler: expected "euler" with model.prediction'),
-    ({"loss.shift": "2.0"}, 'loss.shift: expected model.prediction = "flow" with it, got 2.0'),
-    ({"loss.weighting": "cosmap"}, 'loss.weighting: "cosmap" has no formula'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"model.prediction": "flow", "loss.weighting": "min_snr"}, 'loss.weighting: "min_snr" has no formula'),
+        ({"model.prediction": "flow", "loss.zero_terminal_snr": "true"}, "loss.zero_terminal_snr: means nothing with"),
+        (
+            {"model.prediction": "flow", "sample.sampler": "ddim"},
+            'sample.sampler: expected "euler" with model.prediction',
+        ),
+        ({"loss.shift": "2.0"}, 'loss.shift: expected model.prediction = "flow" with it, got 2.0'),
+        ({"loss.weighting": "cosmap"}, 'loss.weighting: "cosmap" has no formula'),
+    ],
+)
 def test_what_makes_no_sense_is_refused_in_one_line(
     keys: dict[str, str], told: str, train_small: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

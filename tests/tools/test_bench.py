@@ -57,8 +57,9 @@ def test_a_batch_of_another_bucket_has_other_latents_alone(model: str) -> None:
     square, wide = (bench.random_batch(declared, trial, bucket).arrays for bucket in (None, (48, 96)))
     channels = {"sdxl-tiny": 4}.get(model, 16)
     assert {n: wide[n].shape for n in wide if wide[n].shape != square[n].shape} == {
-        "mean": (2, 6, 12, channels), "logvar": (2, 6, 12, channels)
-    }  # fmt: skip
+        "mean": (2, 6, 12, channels),
+        "logvar": (2, 6, 12, channels),
+    }
     assert square["mean"].shape == (2, 8, 8, channels)
 
 

@@ -22,9 +22,19 @@ from flame_train.tools.merge import merge
 from flame_train.tools.sample import sample
 
 PLAIN = {
-    "lora": None, "strength": 1.0, "negative": "", "steps": 3, "guidance_scale": 2.0, "sampler": "euler",
-    "prediction": "epsilon", "precision": "fp32", "seed": 3, "width": 96, "height": 64, "device": "cpu",
-}  # fmt: skip
+    "lora": None,
+    "strength": 1.0,
+    "negative": "",
+    "steps": 3,
+    "guidance_scale": 2.0,
+    "sampler": "euler",
+    "prediction": "epsilon",
+    "precision": "fp32",
+    "seed": 3,
+    "width": 96,
+    "height": 64,
+    "device": "cpu",
+}
 UNET = "model.diffusion_model."
 PROMPTS = ("a blue circle", "a red house")
 
@@ -167,8 +177,13 @@ def test_what_the_options_cannot_ask_for_is_told_by_their_names(drawn_with, chan
 def test_a_lora_of_another_family_is_refused(drawn_with, tmp_path):
     path = tmp_path / "flux.safetensors"
     name = "lora_unet_double_blocks_0_img_attn_qkv"
-    save_file(path, {f"{name}.lora_down.weight": np.ones((2, 3072), np.float32),
-                     f"{name}.lora_up.weight": np.ones((9216, 2), np.float32)})  # fmt: skip
+    save_file(
+        path,
+        {
+            f"{name}.lora_down.weight": np.ones((2, 3072), np.float32),
+            f"{name}.lora_up.weight": np.ones((9216, 2), np.float32),
+        },
+    )
     with pytest.raises(ModelFileError, match=r"expected a LoRA for SDXL.*Flux"):
         drawn_with(lora=path)
 
@@ -176,8 +191,13 @@ def test_a_lora_of_another_family_is_refused(drawn_with, tmp_path):
 def test_a_lora_for_a_larger_base_is_refused_by_name(drawn_with, tmp_path):
     path = tmp_path / "large.safetensors"
     name = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q"
-    save_file(path, {f"{name}.lora_down.weight": np.ones((2, 640), np.float32),
-                     f"{name}.lora_up.weight": np.ones((640, 2), np.float32)})  # fmt: skip
+    save_file(
+        path,
+        {
+            f"{name}.lora_down.weight": np.ones((2, 640), np.float32),
+            f"{name}.lora_up.weight": np.ones((640, 2), np.float32),
+        },
+    )
     with pytest.raises(ModelFileError, match=r"another base model"):
         drawn_with(lora=path)
 

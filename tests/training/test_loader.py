@@ -22,9 +22,15 @@ def example(index, drop_caption, dropped=frozenset()):
 def loader(first=0, accumulation=1, dropout=0.0, make=example, batch_size=2, encoders=None):
     order = Order(BUCKETS, 1, batch_size, 5)
     return Loader(
-        order, make, NAMES, first=first, accumulation=accumulation, caption_dropout=dropout, seed=5,
+        order,
+        make,
+        NAMES,
+        first=first,
+        accumulation=accumulation,
+        caption_dropout=dropout,
+        seed=5,
         encoder_dropout=encoders,
-    )  # fmt: skip
+    )
 
 
 def take(count, **settings):

@@ -120,5 +120,8 @@ def test_a_description_names_every_dim_from_the_last(monkeypatch: pytest.MonkeyP
     _, _, rank, pointer, sizes, strides, box, every, *_ = told[0]
     assert (rank, pointer) == (4, 1 << 20)
     assert [list(a) for a in (sizes, strides, box, every)] == [
-        [64, 100, 3, 2], [384, 128, 1 << 16], [64, 64, 1, 1], [1] * 4,
-    ]  # fmt: skip
+        [64, 100, 3, 2],
+        [384, 128, 1 << 16],
+        [64, 64, 1, 1],
+        [1] * 4,
+    ]

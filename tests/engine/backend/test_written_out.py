@@ -106,9 +106,16 @@ def test_attention_by_warpgroups(
 @pytest.mark.parametrize("held", [False, True], ids=["assigned", "added to"])
 @pytest.mark.parametrize("multiprocessors", [132, 1], ids=["shared", "by one block"])
 def test_gradients_of_lora_factors(
-    computing: Any, rows: int, width: int, out: int, layers: int, rank: int, held: bool, multiprocessors: int,
+    computing: Any,
+    rows: int,
+    width: int,
+    out: int,
+    layers: int,
+    rank: int,
+    held: bool,
+    multiprocessors: int,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(computing.kernels, "multiprocessors", multiprocessors)
     k, shapes = computing.kernels, ((rows, width), (rows, layers, out), (rows, layers * rank), (rows, layers * rank))
     x, g, inner, low = (rounded(shape, i, bfloat16) for i, shape in enumerate(shapes))
@@ -160,10 +167,15 @@ def products(gpu: Any, multiprocessors: int) -> dual_gemm.DualGemm:
 
 
 WAYS = [
-    (dual_gemm._TILES[0], False, False), (dual_gemm._TILES[1], True, False), (dual_gemm._TILES[2], False, False),
-    (dual_gemm._TILES[3], True, False), (dual_gemm._MAKING[0], True, True), (dual_gemm._MAKING[1], False, True),
-    (dual_gemm._MAKING[2], True, True), (dual_gemm._MAKING[3], False, True),
-]  # fmt: skip
+    (dual_gemm._TILES[0], False, False),
+    (dual_gemm._TILES[1], True, False),
+    (dual_gemm._TILES[2], False, False),
+    (dual_gemm._TILES[3], True, False),
+    (dual_gemm._MAKING[0], True, True),
+    (dual_gemm._MAKING[1], False, True),
+    (dual_gemm._MAKING[2], True, True),
+    (dual_gemm._MAKING[3], False, True),
+]
 
 
 @pytest.mark.parametrize(("tile", "across", "thin"), WAYS, ids=str)
@@ -203,9 +215,7 @@ MISSING = {
 
 
 @pytest.mark.parametrize(("part", "left"), MISSING.values(), ids=MISSING)
-def test_what_is_not_waited_for_shows(
-    computing: Any, part: str, left: str, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+def test_what_is_not_waited_for_shows(computing: Any, part: str, left: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in would not see such a mistake if it did all at once."""
     text = short_kv._forward_text(bfloat16)
     assert text.count(part) == 1

@@ -34,9 +34,13 @@ def _reduction(name: str) -> Any:
     """NumPy's reduction of that name, as a method."""
 
     def reduce(
-        self: ShapeNamespace, x: ShapeArray, axis: Any = None, dtype: Any = None, out: None = None,
+        self: ShapeNamespace,
+        x: ShapeArray,
+        axis: Any = None,
+        dtype: Any = None,
+        out: None = None,
         keepdims: bool = False,
-    ) -> ShapeArray:  # fmt: skip
+    ) -> ShapeArray:
         """An array of the shape that the reduction has.
 
         Args:
