@@ -6,8 +6,8 @@ Writes SDXL with random weights (`random_checkpoint.py`, or takes `--base FILE`)
 2048 x 1365 and about a megabyte, each with a caption of its own, into FOLDER. Then it runs the command in a process of
 its own, with nothing encoded, and says where the time goes: reading the dataset, which decodes each image; captions;
 images, which are decoded once more, scaled, encoded and written. What an entry costs is taken from the second half of
-each part, where all is compiled and captured, and the rest of the run is counted once. What one core takes to decode and
-scale an image says how many cores keep up with the device.
+each part, where all is compiled and captured, and the rest of the run is counted once. What one core takes to decode
+and scale an image says how many cores keep up with the device.
 """
 
 from __future__ import annotations
