@@ -91,6 +91,14 @@ def test_composed_functions_are_one_kernel() -> None:
     assert outer.in_c().count("sigmoid") == 2
 
 
+def test_a_function_is_one_launch(gpu: Any) -> None:
+    shifted = flame.elementwise(lambda x, by=1.0: F.relu(x + by))
+    x, launched = flame.tensor(np.ones(70, np.float32), device="cuda"), list[str]()
+    with gpu.kernels.launch_hooks.hooked(lambda name, _: launched.append(name)):
+        shifted(x)
+    assert len(launched) == 1
+
+
 def test_equal_parts_are_computed_once() -> None:
     made = flame.elementwise(lambda x: F.exp(x * 2) + F.exp(x * 2) * F.exp(3 * x))
     assert made.in_c().count("e_to") == 2
