@@ -134,26 +134,6 @@ def _root(
     pass
 
 
-def _over_config(run: Callable[[str, list[str], str, bool], Any], brief: Callable[[Any], Any]) -> Callable[..., None]:
-    """The command that calls `run` with a config, overrides, a device and --dry-run.
-
-    It shows the result, `brief` unless --json is given.
-    """
-
-    def command(
-        config: ConfigPath,
-        device: Device = "cuda",
-        overrides: Overrides = None,
-        dry_run: DryRun = False,
-        as_json: AsJson = False,
-        debug: Debug = False,
-    ) -> None:
-        result = run(config, overrides or [], device, dry_run)
-        show(result if as_json else brief(result), as_json)
-
-    return command
-
-
 def _training(family: str | None) -> Callable[..., None]:
     """The command that trains, for any family or for one."""
 
@@ -161,6 +141,10 @@ def _training(family: str | None) -> Callable[..., None]:
         config: ConfigPath,
         device: Device = "cuda",
         overrides: Overrides = None,
+        continue_from: Annotated[
+            Path | None,
+            typer.Option("--continue-from", metavar="RUN", help="As train.continue_from in a config."),
+        ] = None,
         dry_run: DryRun = False,
         gpus: Annotated[int, typer.Option("--gpus", min=1, help="Start so many processes here by mpirun.")] = 1,
         collectives: Annotated[
@@ -175,7 +159,8 @@ def _training(family: str | None) -> Callable[..., None]:
             start(gpus, sys.argv[1:])
         from flame_train.run.command import train
 
-        result = train(config, overrides or [], device, dry_run, family, transport=collectives)
+        further = [] if continue_from is None else [f"train.continue_from={continue_from}"]
+        result = train(config, [*(overrides or []), *further], device, dry_run, family, transport=collectives)
         if result:  # only the leading one of several processes has one
             show(result if as_json else without_files(result), as_json)
 
@@ -302,15 +287,38 @@ def sample(
     show(result, as_json)
 
 
-def _cache(config: str, overrides: list[str], device: str, dry_run: bool) -> Any:
+@app.command()
+def reproduce(
+    file: Annotated[Path, typer.Argument(metavar="LORA", help="LoRA file that flame-train wrote.")],
+    config: ConfigPath,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder in which the run's own is made anew.")
+    ] = Path("reproduced"),
+    device: Device = "cuda",
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Say how a config differs from that of a LoRA file, and train the same bytes again."""
+    from flame_train.run.reproduce import reproduce as again
+
+    show(again(file, config, overrides or [], output, device, dry_run), as_json)
+
+
+@app.command()
+def cache(
+    config: ConfigPath,
+    device: Device = "cuda",
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Encode the images and captions of a config ahead of training."""
     from flame_train.run.command import fill_cache
 
-    return fill_cache(config, overrides, device, dry_run)
-
-
-app.command("cache", help="Encode the images and captions of a config ahead of training.")(
-    _over_config(_cache, lambda result: result)
-)
+    show(fill_cache(config, overrides or [], device, dry_run), as_json)
 
 
 app.registered_commands += lora_app.registered_commands

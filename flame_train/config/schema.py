@@ -290,6 +290,12 @@ class TrainSection(Section):
         lt=1,
         aka=("ema", "use_ema"),
     )
+    continue_from: str = field(
+        "",
+        "a run's folder: a new run begins with its last LoRA and the optimizer's state; empty: none",
+        place=True,
+        aka=("resume",),
+    )
     deterministic: bool = field(True, "same seed, same bytes on the same device; false is 1 to 3 % faster on a GPU")
 
 

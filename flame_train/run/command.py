@@ -15,6 +15,7 @@ from typing import Any
 from flame_train.config.load import Located, load_located
 from flame_train.config.render import resolved
 from flame_train.config.resume import differences
+from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
 from flame_train.disk.durable import write_durably
 from flame_train.disk.files import preflight
@@ -38,6 +39,7 @@ from flame_train.training.stop import StopRequest
 from flame_train.user_cache import user_cache
 
 from .check import check, encoding_formats, fp8_of
+from .continued import continued
 from .describe import describe
 from .encode import Keys, could_cache, encode
 from .finish import report
@@ -92,16 +94,20 @@ def _trained(
     with StopRequest() as stop, fetching(not dry_run):
         with group.together():
             if not dry_run:
-                base = asked.config.model
-                # a missing GPU, or one without a number format, is an error before any file is read
-                formats = {"train.precision": asked.config.train.precision} | encoding_formats(asked.config)
-                check_formats(device, formats)
-                nn.check_fp8(fp8_of(base.quantize, base.arithmetic), device, asked.config.train.precision)
+                check_device(asked.config, device)
             plan = make_plan(check(asked, FAMILIES[family] if family else None), stop, group.world)
         if dry_run:
-            preflighted(plan, run_folder(plan))
+            if preflighted(plan, run_folder(plan)) is None:
+                continued(plan)
             return describe(plan, predicted_memory(plan, gpu_of(device))) | {"files": plan.samples.to_json()}
         return train_plan(plan, device, stop, callbacks, group)
+
+
+def check_device(config: Config, device: str) -> None:
+    """A missing GPU, or one without a number format that is asked for, is an error before any file is read."""
+    base = config.model
+    check_formats(device, {"train.precision": config.train.precision, **encoding_formats(config)})
+    nn.check_fp8(fp8_of(base.quantize, base.arithmetic), device, config.train.precision)
 
 
 def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) -> dict[str, Any]:
@@ -131,6 +137,8 @@ def train_plan(
     closed = run_folder(plan, group)
     with group.together():
         found = preflighted(plan, closed) if group.leads else None
+        if group.leads and found is None:
+            continued(plan)  # refused before files are hashed
         with ThreadPoolExecutor(1) as beside:  # while files are hashed, which leaves Python free
             memory = None if device == "cpu" else beside.submit(_predicted, plan, device)
             keys = plan.encoding.keys(plan.samples, plan.prompts)
@@ -144,6 +152,7 @@ def train_plan(
                 opened.enter_context(closed)
         with group.together():
             found = _resume(closed, sources) if group.leads else closed.look(leader=True)
+            before = continued(plan) if found is None else None
             plan = shared_out(plan, found, group)
             if group.leads:
                 _write_report(plan, closed)
@@ -153,7 +162,7 @@ def train_plan(
         watch = opened.enter_context(Watch(group, closed.folder))
         encoded = encode(plan.encoding, plan.samples, keys, plan.model.size_conditioning, device, stop, group)
         with deterministic(plan.config.train.deterministic), watch.telling():
-            last = train_run(plan, encoded, closed, found, sources, device, stop, callbacks, group)
+            last = train_run(plan, encoded, closed, found, before, sources, device, stop, callbacks, group)
         with group.together():  # the others wait for the leading process, or it would miss their signs of life
             return report(closed, plan.config.output.format, last or closed.last()) if group.leads else {}
 

@@ -32,7 +32,7 @@ from flame_train.training.loop import Run, best_effort, train
 from flame_train.training.model import Denoiser, Example
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.preview import Pixels, png
-from flame_train.training.result import Sources, restore
+from flame_train.training.result import Sources, carry_over, earlier_updates, restore, updates_done
 from flame_train.training.step import Objective, State
 from flame_train.training.stop import StopRequest
 
@@ -50,6 +50,7 @@ def train_run(
     encoded: Encoded,
     folder: RunFolder,
     found: Found | None,
+    before: Found | None,
     sources: Sources,
     device: str,
     stop: StopRequest,
@@ -63,6 +64,7 @@ def train_run(
         encoded: the encoded dataset.
         folder: the run folder, locked.
         found: the checkpoint to continue from; None: a fresh run.
+        before: the checkpoint of another run that a fresh run begins with; None: it begins with nothing.
         sources: the digests of the files that the run was made from.
         device: "cuda" or "cpu".
         stop: raises Interrupted after a signal.
@@ -73,8 +75,14 @@ def train_run(
         The last step's metrics; empty if no step was left.
     """
     c = plan.config
+    earlier = earlier_updates(found) if found is not None else updates_done(before) if before is not None else 0
     with group.together():
-        denoiser, attached, state = loaded(plan, device, plan.checked.begun if found is None else {}, group)
+        begun = plan.checked.begun if found is None else {}
+        denoiser, attached, state = loaded(plan, device, begun, group, earlier)
+    if before is not None:
+        carry_over(before, state.optimizer)
+        told = "beginning with %s: its LoRA and its optimizer's state after %d updates; steps and schedule begin anew"
+        _LOG.info(told, before.path, earlier)
     first = 0 if found is None else restore(found, state.optimizer)
     if first >= c.train.steps:
         _LOG.info("all %d steps are done already", c.train.steps)
@@ -101,9 +109,16 @@ def train_run(
 
 
 def loaded(
-    plan: Plan, device: str, begun: Mapping[str, Factors] = MappingProxyType({}), group: ProcessGroup = ALONE
+    plan: Plan,
+    device: str,
+    begun: Mapping[str, Factors] = MappingProxyType({}),
+    group: ProcessGroup = ALONE,
+    earlier: int = 0,
 ) -> tuple[Denoiser, Attached, State]:
-    """The network with its adapters, which begin with `begun`, and the state of a fresh run."""
+    """The network with its adapters, which begin with `begun`, and the state of a fresh run.
+
+    `earlier` updates of the optimizer are those of another run.
+    """
     c, model = plan.config, plan.model
     denoiser = load_denoiser(plan, device)
     attached = attach(
@@ -130,6 +145,7 @@ def loaded(
         device,
         rates(plan.checked.own, c.optimizer.lr),
         group,
+        earlier,
     )
     state = replace(state, drops=attached.drops)
     if c.lora.max_norm:
@@ -166,6 +182,7 @@ def make_state(
     device: str,
     layer_rates: Mapping[str, float] = MappingProxyType({}),
     group: ProcessGroup = ALONE,
+    earlier: int = 0,
 ) -> State:
     """The device state of a fresh run.
 
@@ -177,6 +194,7 @@ def make_state(
         device: "cuda" or "cpu".
         layer_rates: factors on the learning rate by layer.
         group: the processes that train together; gradients are means over the micro-batches of all.
+        earlier: the updates that the optimizer's state has seen before this run.
 
     Returns:
         Network, objective and optimizer on the device.
@@ -187,7 +205,7 @@ def make_state(
     }
     parameters = attached.parameters()
     of_all = gradient.model_copy(update={"accumulation": gradient.accumulation * group.world})
-    made = build_optimizer(parameters, train, optimizer, schedule, of_all, backend, attached.faster, factors)
+    made = build_optimizer(parameters, train, optimizer, schedule, of_all, backend, attached.faster, factors, earlier)
     exchanged = Exchanged.between(group, backend)
     told = 0 if exchanged is None else len(exchanged.names)
     return State(

@@ -71,6 +71,7 @@ def check(trial: bench.Trial, **how: Any) -> dict[str, np.ndarray]:
         {"quantize": "fp8"},
         {"quantize": "fp8", "arithmetic": "fp8"},
         *({"settings": ("lora.kind=" + kind,)} for kind in ("loha", "lokr", "dora")),
+        {"settings": ("lora.kind=locon", "lora.conv_rank=4", "lora.targets=*")},
         {"settings": ("lora.kind=dora", "lora.wd_on_output=true"), "checkpointing": "full"},
         {"settings": ("lora.kind=loha", "lora.targets=*"), "quantize": "fp8"},
     ],

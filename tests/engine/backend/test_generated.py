@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiler")]
 
 OPS = """
 adaptive_avg_pool2d add amax avg_pool2d batch_norm batch_norm_inference batch_norm_train cast celu clamp cross_entropy
-embedding fp8_dequantize fp8_quantize gated_add gather geglu gelu hardsigmoid hardtanh index_select layer_norm
+dora_gain embedding fp8_dequantize fp8_quantize gated_add gather geglu gelu hardsigmoid hardtanh index_select layer_norm
 layer_norm_modulate lerp log_softmax logsigmoid logsumexp masked_fill max_pool2d mean mish mse_loss mul nll_loss norm
 one_hot prelu quick_gelu relu6 rms_norm rms_norm_rope rope scatter_add selu silu softmax softsign std sub sum swiglu
 take_along_dim var where
