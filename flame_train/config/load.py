@@ -87,6 +87,18 @@ def load_located(source: str | Mapping[str, Any], overrides: Sequence[str] = ())
     every problem of the files and the overrides, one a line, in the order of the files.
     """
     layered = read_layers(source) if isinstance(source, str) else given_layer(source)
+    config, problems = _checked(layered, overrides)
+    if problems:
+        raise ConfigError(_report(problems, layered))
+    return Located(config, layered)
+
+
+def problems_in(tree: Mapping[str, Any]) -> list[Problem]:
+    """Everything that is wrong with these sections."""
+    return _checked(given_layer(tree), ())[1]
+
+
+def _checked(layered: Layered, overrides: Sequence[str]) -> tuple[Config, list[Problem]]:
     problems = _apply(layered, overrides)
     problems += _unknown(layered)
     config, wrong = _validate(layered)
@@ -94,9 +106,7 @@ def load_located(source: str | Mapping[str, Any], overrides: Sequence[str] = ())
     problems += wrong
     bad = {problem.key for problem in problems}
     problems += _cross_checks(config, layered, bad)
-    if problems:
-        raise ConfigError(_report(problems, layered))
-    return Located(config, layered)
+    return config, problems
 
 
 def _by_epochs(config: Config) -> Config:

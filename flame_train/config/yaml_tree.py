@@ -103,7 +103,9 @@ class _Builder:
     def _sequence(self, path: Path) -> list[Any]:
         found = []
         while type(event := next(self.events)).__name__ != "SequenceEndEvent":
-            found.append(self._node(event, (*path, "[]")))
+            below = (*path, f"[{len(found)}]")
+            self.lines[below] = event.start_mark.line + 1
+            found.append(self._node(event, below))
         return found
 
 
