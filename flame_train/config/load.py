@@ -6,7 +6,7 @@ import datetime
 import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from flame_train.config.checks import checks
 from flame_train.config.keys import Key, keys, sections
 from flame_train.config.read import KeyPath, Layered, given_layer, read_layers
 from flame_train.config.schema import LONGEST_RUN, REPEATED, Config
-from flame_train.config.suggest import did_you_mean, nearest, nearest_section, or_where_to_look
+from flame_train.config.suggest import answer, did_you_mean, nearest_section
 from flame_train.errors import ConfigError
 
 _OVERRIDE = "--set"
@@ -79,15 +79,17 @@ def load(source: str, overrides: Sequence[str] = ()) -> Config:
     return load_located(source, overrides).config
 
 
-def load_located(source: str | Mapping[str, Any], overrides: Sequence[str] = ()) -> Located:
+def load_located(
+    source: str | Mapping[str, Any], overrides: Sequence[str] = (), lacking: Collection[str] = ()
+) -> Located:
     """The configuration in `source` with each `section.key=value` of `overrides` on top.
 
     `source` is a path, `-` for standard input, or the sections as a mapping.
-    A value of `overrides` is read as TOML where that fits the key, else as text. Raises ConfigError with
+    A value of `overrides` is read as TOML where that fits the key, else as text. No message suggests a key of `lacking`. Raises ConfigError with
     every problem of the files and the overrides, one a line, in the order of the files.
     """
     layered = read_layers(source) if isinstance(source, str) else given_layer(source)
-    config, problems = _checked(layered, overrides)
+    config, problems = _checked(layered, overrides, lacking)
     if problems:
         raise ConfigError(_report(problems, layered))
     return Located(config, layered)
@@ -98,9 +100,9 @@ def problems_in(tree: Mapping[str, Any]) -> list[Problem]:
     return _checked(given_layer(tree), ())[1]
 
 
-def _checked(layered: Layered, overrides: Sequence[str]) -> tuple[Config, list[Problem]]:
-    problems = _apply(layered, overrides)
-    problems += _unknown(layered)
+def _checked(layered: Layered, overrides: Sequence[str], lacking: Collection[str] = ()) -> tuple[Config, list[Problem]]:
+    problems = _apply(layered, overrides, lacking)
+    problems += _unknown(layered, lacking)
     config, wrong = _validate(layered)
     config = _by_epochs(config)
     problems += wrong
@@ -172,7 +174,7 @@ def _option(key: Key) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _apply(layered: Layered, overrides: Sequence[str]) -> list[Problem]:
+def _apply(layered: Layered, overrides: Sequence[str], lacking: Collection[str] = ()) -> list[Problem]:
     """Lay the overrides over the tree. Values that do not fit are returned as problems."""
     problems = []
     for override in overrides:
@@ -184,7 +186,7 @@ def _apply(layered: Layered, overrides: Sequence[str]) -> list[Problem]:
         elif path in sections():
             problems.append(Problem(_OVERRIDE, path, "expected section.key=value, got a section"))
         elif key is None:
-            problems.append(Problem(_OVERRIDE, path, "unknown key" + or_where_to_look(nearest(path))))
+            problems.append(Problem(_OVERRIDE, path, "unknown key" + answer(path, lacking)))
         else:
             table = layered.tree.setdefault(key.section, {})
             if isinstance(table, dict):
@@ -206,28 +208,36 @@ def _typed(raw: str, key: Key) -> Any:
     return [value] if key.is_list and isinstance(value, str) and not looks_like_list else value
 
 
-def _unknown(layered: Layered) -> list[Problem]:
+def _unknown(layered: Layered, lacking: Collection[str]) -> list[Problem]:
     problems = []
     for section, table in layered.tree.items():
         if section not in sections():
-            problems.append(_unknown_section(layered, section, table))
+            problems += _unknown_section(layered, section, table, lacking)
         elif isinstance(table, dict):
             for name in table:
                 path = f"{section}.{name}"
                 if path not in keys():
-                    message = "unknown key" + or_where_to_look(nearest(path))
-                    problems.append(Problem(_place(layered, (section, name)), path, message))
+                    problems.append(
+                        Problem(_place(layered, (section, name)), path, "unknown key" + answer(path, lacking))
+                    )
         else:
-            message = f"expected a table of keys, got {_shown(table)}" + did_you_mean(nearest(section))
+            message = f"expected a table of keys, got {_shown(table)}" + did_you_mean(nearest_section(section))
             problems.append(Problem(_place(layered, (section,)), section, message))
     return problems
 
 
-def _unknown_section(layered: Layered, section: str, table: Any) -> Problem:
+def _unknown_section(layered: Layered, section: str, table: Any, lacking: Collection[str]) -> list[Problem]:
+    """One problem; of a section one more for each key in it that belongs elsewhere."""
     place = _place(layered, (section,))
-    if isinstance(table, dict):
-        return Problem(place, section, "unknown section" + or_where_to_look(nearest_section(section)))
-    return Problem(place, section, "unknown key" + or_where_to_look(nearest(section)))
+    if not isinstance(table, dict):
+        return [Problem(place, section, "unknown key" + answer(section, lacking))]
+    near = did_you_mean(nearest_section(section)) or "; `flame-train init FAMILY` writes all there are"
+    problems = [Problem(place, section, "unknown section" + near)]
+    for name in table:
+        problems.append(
+            Problem(_place(layered, (section, name)), f"{section}.{name}", "unknown key" + answer(name, lacking))
+        )
+    return problems
 
 
 def _known_part(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:

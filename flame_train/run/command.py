@@ -77,12 +77,13 @@ def train(
     Raises:
         FlameError: any error that a user can correct; see `errors`.
     """
+    lacking = FAMILIES[family].unsupported_keys() if family else ()
     if dry_run:
-        return _trained(load_located(source, overrides), device, True, family, callbacks, ALONE)
+        return _trained(load_located(source, overrides, lacking), device, True, family, callbacks, ALONE)
     group, device = join(device, transport)
     with ending_together(group):
         with group.together():
-            asked = load_located(source, overrides)
+            asked = load_located(source, overrides, lacking)
         return _trained(asked, device, False, family, callbacks, group)
 
 

@@ -73,7 +73,7 @@ def _read(reading: Reading) -> Source:
     sets = []
     for i, dataset in enumerate(process.get("datasets") or []):
         sets.append(reading.flat(dataset, (*at, "datasets", f"[{i}]")))
-    return Source(_family(reading, settings), _named(settings), _by_resolution(sets))
+    return Source(_family(reading, settings), _named(settings), sets)
 
 
 def _named(settings: dict[str, Setting]) -> dict[str, Setting]:
@@ -89,10 +89,6 @@ def _named(settings: dict[str, Setting]) -> dict[str, Setting]:
         return value
 
     return {name: Setting(put(setting.value), setting.place) for name, setting in settings.items()}
-
-
-def _by_resolution(sets: list[dict[str, Setting]]) -> list[dict[str, Setting]]:
-    return sets
 
 
 def _family(reading: Reading, settings: Mapping[str, Setting]) -> str:
@@ -320,6 +316,16 @@ _ROWS: Final = [
 ]
 
 _SET_ROWS: Final = [
+    never("shuffle_tokens", "shuffled tags are not in this version"),
+    *needless("read with shuffle_tokens", "keep_tokens"),
+    never("token_dropout_rate", "single tags are not dropped; data.caption_dropout drops whole captions"),
+    *(never(name, "images are encoded once; write flipped copies into the folder") for name in ("flip_x", "flip_y")),
+    *(never(name, "images are encoded once, as they are") for name in ("augmentations", "augments", "random_scale")),
+    never("random_crop", "crops are centred, and encoded once"),
+    *(never(name, "masks are not in this version") for name in ("mask_path", "alpha_mask")),
+    *needless("read with mask_path", "mask_min_value invert_mask"),
+    *(never(name, "images for regularisation are not in this version") for name in ("is_reg", "prior_reg")),
+    never("control_path*", "models that edit images are not here"),
     same("folder_path", "set.path"),
     same("dataset_path", "set.path"),
     turned("caption_ext", "set.caption_extension", ending),

@@ -194,7 +194,9 @@ def _one_resolution(one: dict[str, Carried], found: Conversion) -> None:
     given = one.pop("resolutions", None)
     if given is not None:
         one["resolution"] = Carried(max(given.value), given.origin)
-        found.dropped.append(Dropped("", f"resolutions {given.value}", "one resolution in this version; the largest stands"))
+        found.dropped.append(
+            Dropped("", f"resolutions {given.value}", "one resolution in this version; the largest stands")
+        )
 
 
 def _to_data(name: str, carried: Carried, found: Conversion) -> None:

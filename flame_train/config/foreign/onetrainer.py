@@ -130,19 +130,6 @@ def _family(settings: Mapping[str, Setting]) -> str:
     return _FAMILIES[kind.value]
 
 
-def _denoiser(source: Source, name: str, default: Any = None) -> Any:
-    return source.get(f"{'unet' if source.family == 'sdxl' else 'transformer'}.{name}", default)
-
-
-def _own_part(convert: Any) -> Any:
-    """A conversion that holds for the part that the family trains: a UNet, or a transformer."""
-
-    def checked(value: Any, source: Source) -> Any:
-        return convert(value, source)
-
-    return checked
-
-
 def _weights(value: Any, source: Source) -> Any:
     if value in _EIGHT_BITS:
         return "fp8"

@@ -54,6 +54,8 @@ from .table import (
 )
 
 _OWN_NAMES: Final = (
+    "pretrained_model_name_or_path",
+    "network_alpha",
     "network_module",
     "network_dim",
     "train_data_dir",
@@ -76,29 +78,21 @@ _EPOCHS_KEPT: Final = "`checkpoint.keep` counts checkpoints"
 
 
 def _is_mine(tree: Tree) -> bool:
-    if isinstance(tree.get("datasets"), list) and any(
-        isinstance(one, dict) and "subsets" in one for one in tree["datasets"]
-    ):
+    """A dataset TOML, sections of the guides' names, or several of its own keys where no section of ours is."""
+    datasets = tree.get("datasets")
+    if isinstance(datasets, list) and any(isinstance(one, dict) and "subsets" in one for one in datasets):
         return True
-    flat = _flat(tree)
-    sections = [name for name in tree if name.endswith("_arguments")]
-    return bool(sections) or ("pretrained_model_name_or_path" in flat and any(name in flat for name in _OWN_NAMES))
-
-
-def _flat(tree: Tree) -> dict[str, Any]:
-    """The settings without their sections, as sd-scripts itself reads them."""
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        found |= _flat(value) if isinstance(value, Mapping) else {name: value}
-    return found
+    if any(name.endswith("_arguments") and isinstance(tree[name], Mapping) for name in tree):
+        return True
+    return sum(name in tree for name in _OWN_NAMES) >= 2
 
 
 def _read(reading: Reading) -> Source:
-    settings = {name.rpartition(".")[2]: setting for name, setting in reading.flat(reading.tree).items()}
+    own = {name: value for name, value in reading.tree.items() if name not in ("general", "datasets")}
+    settings = {name.rpartition(".")[2]: setting for name, setting in reading.flat(own).items()}
     notes: list[str] = []
     sets = _sets(reading)
     named = settings.pop("dataset_config", None)
-    settings.pop("datasets", None)
     if named and not sets:
         other = reading.beside(str(named.value))
         sets = _sets(other) if other else []
@@ -148,15 +142,15 @@ def _unpacked(settings: dict[str, Setting]) -> dict[str, Setting]:
 
 def _family(reading: Reading, settings: Mapping[str, Setting]) -> str:
     """From the script's name, or the encoders and options that one family alone has; sd-scripts' config names none."""
-    if reading.script:
-        for beginning, family in _SCRIPTS.items():
-            if reading.script.startswith(beginning):
-                return family
     names = {name for name, setting in settings.items() if setting.value not in (None, "")}
     if settings.get("model_type") and settings["model_type"].value not in ("flux", "", None):
         raise ConfigError(
             f"{settings['model_type'].place}: model_type = {settings['model_type'].value}: no such family here"
         )
+    if reading.script:
+        for beginning, family in _SCRIPTS.items():
+            if reading.script.startswith(beginning):
+                return family
     if names & {"ae", *_FLUX}:
         return "flux"
     if names & {"clip_g", "training_shift", "t5xxl"}:
@@ -507,8 +501,6 @@ _ROWS: Final = [
     never("fused_backward_pass", "a LoRA's gradients are small"),
     *(Row(name, (), _bf16_master) for name in ("full_bf16", "full_fp16")),
     never("blocks_to_swap", "weights stay on the GPU; model.quantize and gradient.checkpointing save memory"),
-    never("prior_loss_weight", "images for regularisation are not in this version"),
-    never("masked_loss", "masks are not in this version"),
     never("validation_split", "validation is not in this version"),
     *(
         never(name, "uploads, wandb and several GPUs are not here")
@@ -523,6 +515,29 @@ _ROWS: Final = [
         )
     ),
 ]
+
+_CAPTIONS: Final = [
+    never("shuffle_caption", "shuffled tags are not in this version"),
+    never("caption_tag_dropout_rate", "single tags are not dropped; data.caption_dropout drops whole captions"),
+    never("caption_dropout_every_n_epochs", "data.caption_dropout is a share of the images"),
+    *needless(
+        "read with shuffle_caption",
+        "keep_tokens keep_tokens_separator caption_separator secondary_separator token_warmup_min token_warmup_step",
+    ),
+    *(
+        never(name, "captions are taken as they are")
+        for name in ("caption_prefix", "caption_suffix", "enable_wildcard")
+    ),
+    never("weighted_captions", "brackets in captions are taken as they are"),
+    never("flip_aug", "images are encoded once; write flipped copies into the folder"),
+    *(never(name, "images are encoded once, as they are") for name in ("color_aug", "face_crop_aug_range")),
+    never("random_crop", "crops are centred, and encoded once"),
+    *(never(name, "masks are not in this version") for name in ("masked_loss", "alpha_mask", "conditioning_data_dir")),
+    *(never(name, "images for regularisation are not in this version") for name in ("reg_data_dir", "is_reg")),
+    turned("prior_loss_weight", (), lambda v, s: NOTHING),
+    *(never(name, "captions stand in text files or metadata.jsonl") for name in ("in_json", "metadata_file")),
+]
+"""Of captions and images; they stand in a config and in a dataset TOML."""
 
 _SET_ROWS: Final = [
     same("image_dir", "set.path", say=""),
@@ -541,4 +556,10 @@ _SET_ROWS: Final = [
     *needless("flame-train chooses it", "cache_info resize_interpolation caption_extention"),
 ]
 
-PROGRAM: Final = Program("sd-scripts", _is_mine, _read, [*_ROWS, *optimizer_keys("optimizer_args.")], _SET_ROWS)
+PROGRAM: Final = Program(
+    "sd-scripts",
+    _is_mine,
+    _read,
+    [*_ROWS, *_CAPTIONS, *optimizer_keys("optimizer_args.")],
+    [*_SET_ROWS, *_CAPTIONS],
+)

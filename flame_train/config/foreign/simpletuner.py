@@ -87,6 +87,9 @@ def _read(reading: Reading) -> Source:
     kind = settings.get("model_type")
     if kind and kind.value != "lora":
         raise ConfigError(f"{kind.place}: model_type = {kind.value}: expected lora; a LoRA alone is trained here")
+    flavour = settings.get("model_flavour")
+    if flavour and "kontext" in str(flavour.value):
+        raise ConfigError(f"{flavour.place}: model_flavour = {flavour.value}: models that edit images are not here")
     if (control := settings.get("controlnet")) and control.value:
         raise ConfigError(f"{control.place}: controlnet: a ControlNet is not trained here")
     notes: list[str] = []
@@ -288,7 +291,7 @@ _ROWS: Final = [
     turned("gradient_checkpointing", "gradient.checkpointing", switched("full")),
     turned("gradient_checkpointing_backend", (), lambda v, s: NOTHING),
     never("gradient_checkpointing_interval", "gradient.checkpoint_blocks takes globs over blocks"),
-    turned("max_grad_norm", ("gradient.clip_norm", "gradient.clip_value"), _clip, absent=1.0 / 1),
+    turned("max_grad_norm", ("gradient.clip_norm", "gradient.clip_value"), _clip, absent=2.0),
     *needless("read with max_grad_norm", "grad_clip_method"),
     turned("seed", "train.seed", lambda v, s: NOTHING if v in (None, -1) else v),
     turned("use_ema", "train.ema_decay", lambda v, s: float(s.get("ema_decay", 0.995)) if v else NOTHING),
