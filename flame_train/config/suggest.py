@@ -9,20 +9,20 @@ from flame_train.config.foreign.hints import sentence
 from flame_train.config.keys import keys, sections
 
 _PAGE = "docs/conventions.md says where settings of other trainers went"
+_NOWHERE = f"; `flame-train init FAMILY` writes all there are, {_PAGE}"
 
 
-def answer(path: str, lacking: Collection[str] = ()) -> str:
+def answer(path: str, lacking: Collection[str] = (), otherwise: str = _NOWHERE) -> str:
     """What a message about the unknown key `path` ends with.
 
     A setting of another trainer in another unit, with the opposite sense, that is always on or that is not here, gets
     a sentence. Else the keys that may have been meant are named, but none of `lacking`, those that the model's family
-    does not have.
+    does not have. Where there is neither, `otherwise`.
     """
     said = sentence(path)
     if said:
         return f"; {said}. {_PAGE}"
-    found = did_you_mean([key for key in nearest(path) if key not in lacking])
-    return found or f"; `flame-train init FAMILY` writes all there are, {_PAGE}"
+    return did_you_mean([key for key in nearest(path) if key not in lacking]) or otherwise
 
 
 def nearest(path: str) -> list[str]:

@@ -30,7 +30,7 @@ class T5Keys(EncoderKeys):
     t5: str = field("", "T5-XXL, where the checkpoint holds none; empty: its own", place=True, aka=("t5xxl",))
     t5_vocabulary: str = field(
         "",
-        "T5's spiece.model or tokenizer.json, or its folder; empty: one beside the encoder or checkpoint, else T5 v1.1's own",
+        "T5's spiece.model or tokenizer.json, or its folder; empty: one beside the model, else T5 v1.1's own",
         place=True,
     )
     t5_tokens: Literal[0, 77, 154, 256, 512] = field(

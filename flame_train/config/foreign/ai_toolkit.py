@@ -38,6 +38,7 @@ from .table import (
     is_off,
     needless,
     never,
+    part_of,
     same,
     turned,
 )
@@ -238,7 +239,7 @@ _ROWS: Final = [
     never("train.lr_scheduler_params.*", "the schedule's own keys stand in [schedule]; write them by hand"),
     turned("train.max_grad_norm", "gradient.clip_norm", to_float),
     turned("train.ema_config.use_ema", "train.ema_decay", _ema),
-    *needless("read with use_ema", "train.ema_config.ema_decay"),
+    *part_of("train.ema_config.ema_decay"),
     turned("train.dtype", "train.precision", number_format, absent="fp32"),
     *(turned(f"train.{name}", MIN_SNR, min_snr) for name in ("min_snr_gamma", "snr_gamma")),
     turned("train.noise_offset", "loss.offset_noise", unless_off),
@@ -290,7 +291,7 @@ _ROWS: Final = [
     turned("model.is_v_pred", "model.prediction", switched("v")),
     turned("model.quantize", "model.quantize", _quantized),
     turned("model.quantize_te", "text_encoders.precision", lambda v, s: "fp8" if v and s.family != "sdxl" else NOTHING),
-    *needless("read with quantize_te", "model.qtype_te"),
+    *part_of("model.qtype_te"),
     never("model.assistant_lora_path", "an assistant LoRA is not here; schnell is trained as it is"),
     never(
         "model.lora_path",
@@ -317,13 +318,13 @@ _ROWS: Final = [
 
 _SET_ROWS: Final = [
     never("shuffle_tokens", "shuffled tags are not in this version"),
-    *needless("read with shuffle_tokens", "keep_tokens"),
+    *part_of("keep_tokens"),
     never("token_dropout_rate", "single tags are not dropped; data.caption_dropout drops whole captions"),
     *(never(name, "images are encoded once; write flipped copies into the folder") for name in ("flip_x", "flip_y")),
     *(never(name, "images are encoded once, as they are") for name in ("augmentations", "augments", "random_scale")),
     never("random_crop", "crops are centred, and encoded once"),
     *(never(name, "masks are not in this version") for name in ("mask_path", "alpha_mask")),
-    *needless("read with mask_path", "mask_min_value invert_mask"),
+    *part_of("mask_min_value invert_mask"),
     *(never(name, "images for regularisation are not in this version") for name in ("is_reg", "prior_reg")),
     never("control_path*", "models that edit images are not here"),
     same("folder_path", "set.path"),

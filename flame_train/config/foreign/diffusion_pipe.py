@@ -37,6 +37,7 @@ from .table import (
     needless,
     never,
     no_file,
+    part_of,
     same,
     turned,
 )
@@ -58,9 +59,7 @@ def _read(reading: Reading) -> Source:
         return Source("", {}, _sets(reading))
     model = tree["model"]
     if model["type"] not in _FAMILIES:
-        raise ConfigError(
-            f"{reading.place(('model', 'type'))}: type = {model['type']}: expected sdxl, sd3 or flux; others are not here"
-        )
+        raise ConfigError(f"{reading.place(('model', 'type'))}: type = {model['type']}: expected sdxl, sd3 or flux")
     if "adapter" not in tree:
         raise ConfigError(f"{reading.file}: expected a LoRA ([adapter]); training of whole models is not here")
     settings = reading.flat(tree)
@@ -89,7 +88,7 @@ def _kind(value: Any, source: Source) -> Any:
 
 
 def _rank(value: Any, source: Source) -> Any:
-    """diffusion-pipe's alpha is the rank; a rank above every layer's means matrices that are not decomposed, in LoKr."""
+    """Its alpha is the rank; in LoKr a rank above every layer's means matrices that are not decomposed."""
     if source.get("adapter.type") == "lokr" and value >= 4096:
         return {"lora.full_matrix": True}
     return {"lora.rank": int(value), "lora.alpha": float(value)}
@@ -156,8 +155,7 @@ _ROWS: Final = [
     turned("model.min_snr_gamma", MIN_SNR, min_snr),
     turned("model.debiased_estimation_loss", "loss.weighting", weighting("debiased")),
     turned("model.timestep_sample_method", _SAMPLED, _levels, absent="logit_normal", families=["sd3", "flux"]),
-    *needless(
-        "read with timestep_sample_method, for flow models alone",
+    *part_of(
         "model.flux_shift model.shift model.sigmoid_scale model.timestep_sample_method",
     ),
     turned("model.guidance", "loss.guidance_scale", to_float, families=["flux"]),
@@ -235,7 +233,7 @@ _SET_ROWS: Final = [
     never("shuffle_tags", "shuffled tags are not in this version"),
     never("cache_shuffle_num", "shuffled tags are not in this version"),
     never("caption_prefix", "prefixes of captions are not in this version"),
-    *needless("read with cache_shuffle_num", "cache_shuffle_delimiter"),
+    *part_of("cache_shuffle_delimiter"),
     turned("skip_empty_caption", (), lambda v, s: NOTHING),
 ]
 

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
-from flame_train.errors import ConfigError
-
+from . import onetrainer_values as own
 from .conversions import (
     SAMPLED,
     WARMUP,
     checkpoint,
-    number,
     number_format,
     one_of,
     optimizer,
     optimizer_keys,
-    sampled,
     schedule,
-    side,
-    sides_of,
     switched,
     to_float,
     to_number,
@@ -31,282 +24,14 @@ from .table import (
     Changed,
     Lost,
     Program,
-    Reading,
-    Setting,
-    Source,
-    Tree,
     always,
     is_off,
     needless,
     never,
+    part_of,
     same,
     turned,
 )
-
-_FAMILIES: Final = MappingProxyType(
-    {
-        "STABLE_DIFFUSION_XL_10_BASE": "sdxl",
-        "STABLE_DIFFUSION_3": "sd3",
-        "STABLE_DIFFUSION_35": "sd3",
-        "FLUX_DEV_1": "flux",
-    }
-)
-_EIGHT_BITS: Final = ("FLOAT_8", "INT_8", "FLOAT_W8A8", "INT_W8A8", "FLOAT_W8A8_COMPRESSED", "INT_W8A8_COMPRESSED")
-_TEXT: Final = "text encoders are not trained here"
-_OWN_NAMES: Final = ("training_method", "model_type", "output_model_destination", "lora_rank", "base_model_name")
-
-
-def _is_mine(tree: Tree) -> bool:
-    return sum(name in tree for name in _OWN_NAMES) >= 3 and not any(
-        isinstance(tree.get(name), str) for name in ("model_family",)
-    )
-
-
-def _read(reading: Reading) -> Source:
-    tree = dict(reading.tree)
-    for name in (
-        "optimizer_defaults",
-        "secrets",
-        "cloud",
-        "quantization",
-        "embedding",
-        "additional_embeddings",
-        "prior",
-        "unconditional_transformer",
-        "effnet_encoder",
-        "decoder",
-        "decoder_text_encoder",
-        "decoder_vqgan",
-    ):
-        tree.pop(name, None)
-    settings = reading.flat({name: value for name, value in tree.items() if name not in ("concepts", "samples")})
-    if "optimizer.optimizer" in settings:
-        settings["optimizer"] = settings.pop("optimizer.optimizer")
-    notes: list[str] = []
-    concepts, where, at = _list(reading, "concepts", "concept_file_name", notes)
-    settings.pop("concept_file_name", None)
-    sets = [where.flat(one, (*at, f"[{i}]")) for i, one in enumerate(concepts) if one.get("enabled", True)]
-    samples, where, at = _list(reading, "samples", "sample_definition_file_name", notes)
-    settings.pop("sample_definition_file_name", None)
-    if samples:
-        settings["samples"] = Setting(samples, where.place(at))
-    _check_method(settings)
-    return Source(_family(settings), settings, sets, notes)
-
-
-def _list(reading: Reading, name: str, file_name: str, notes: list[str]) -> tuple[list[Any], Reading, tuple[str, ...]]:
-    """The concepts or samples, in the config itself or in the file that it names."""
-    own = reading.tree.get(name)
-    if isinstance(own, list) and own:
-        return own, reading, (name,)
-    other = reading.tree.get(file_name)
-    if other:
-        found = reading.beside(str(other))
-        if found is not None:
-            items = found.tree.get("", [])
-            return (items if isinstance(items, list) else []), found, ("",)
-        notes.append(
-            f"{reading.place((file_name,))}: {file_name} = {other!r}: no such file beside this one; what it holds is missing here"
-        )
-    return [], reading, ()
-
-
-def _check_method(settings: Mapping[str, Setting]) -> None:
-    method = settings.get("training_method")
-    if method and method.value != "LORA":
-        raise ConfigError(
-            f"{method.place}: training_method = {method.value}: expected LORA; a LoRA alone is trained here"
-        )
-
-
-def _family(settings: Mapping[str, Setting]) -> str:
-    kind = settings.get("model_type")
-    if kind is None:
-        return ""
-    if kind.value not in _FAMILIES:
-        raise ConfigError(
-            f"{kind.place}: model_type = {kind.value}: expected SDXL, SD3 or Flux.1; other models are not here"
-        )
-    return _FAMILIES[kind.value]
-
-
-def _weights(value: Any, source: Source) -> Any:
-    if value in _EIGHT_BITS:
-        return "fp8"
-    if str(value).startswith(("NFLOAT", "GGUF")):
-        return Changed("fp8", f"8 bits is the least here, {value} there")
-    return NOTHING
-
-
-def _kind(value: Any, source: Source) -> Any:
-    if value == "LORA":
-        return "dora" if source.get("lora_decompose") else ("locon" if _convolutions(source) else NOTHING)
-    known = {"LOHA": "loha", "LOKR": "lokr"}
-    return known.get(value, Lost(f"no such adapter here: {value}"))
-
-
-def _convolutions(source: Source) -> bool:
-    return source.family == "sdxl" and source.get("layer_filter_preset", "full") == "full"
-
-
-_LAYERS: Final = MappingProxyType(
-    {"attn-only": "attention", "attn-mlp": "attention+mlp", "full": "full", "blocks": "full"}
-)
-
-
-def _targets(value: Any, source: Source) -> Any:
-    if value == "custom":
-        return Lost("a filter of one's own: write the globs into lora.targets")
-    if value not in _LAYERS:
-        return Lost("no such preset here: write the globs into lora.targets")
-    if source.family == "sdxl" and value == "attn-mlp":
-        return ["attention+mlp", "*.proj_in", "*.proj_out"]
-    if value == "full":
-        return Changed(["full"], "without the layers outside the blocks")
-    return [_LAYERS[value]]
-
-
-def _rate(value: Any, source: Source) -> Any:
-    """OneTrainer multiplies the rate by the root of batch size or accumulation, where its config asks for it."""
-    rate, scaler = float(value), str(source.get("learning_rate_scaler", "NONE"))
-    batch, accumulation = source.get("batch_size", 1), source.get("gradient_accumulation_steps", 1)
-    known = {"BATCH": batch, "GRADIENT_ACCUMULATION": accumulation, "BOTH": batch * accumulation}
-    factor = known.get(scaler.removeprefix("GLOBAL_"), 1)
-    if factor == 1:
-        return rate
-    return Changed(rate * factor**0.5, f"multiplied by the root of {factor}, as learning_rate_scaler = {scaler} does")
-
-
-def _own_rate(value: Any, source: Source) -> Any:
-    return NOTHING if value is None else _rate(value, source)
-
-
-def _warmup(value: Any, source: Source) -> Any:
-    """Above 1 batches of one image each, below a share; OneTrainer counts before gradients are accumulated."""
-    if is_off(value):
-        return NOTHING
-    if value <= 1:
-        return {"schedule.warmup": min(float(value), 0.99)}
-    return {"schedule.warmup_steps": max(1, int(value / source.get("gradient_accumulation_steps", 1)))}
-
-
-def _weighting(value: Any, source: Source) -> Any:
-    strength = float(source.get("loss_weight_strength", 5.0))
-    known: dict[Any, Any] = {
-        "CONSTANT": NOTHING,
-        "MIN_SNR_GAMMA": {"loss.weighting": "min_snr", "loss.snr_gamma": strength},
-        "P2": {"loss.weighting": "p2", "loss.p2_gamma": strength},
-        "DEBIASED_ESTIMATION": {"loss.weighting": "debiased"},
-        "SIGMA": Lost("loss.weighting has sigma_sqrt, and no weight by sigma itself"),
-    }
-    return known.get(value, Lost("no such weighting here"))
-
-
-def _levels(value: Any, source: Source) -> Any:
-    """The distribution of noise levels; a dynamic shift is the family's own."""
-    shift = 0.0 if source.get("dynamic_timestep_shifting") else float(source.get("timestep_shift", 1.0))
-    weight, bias = float(source.get("noising_weight", 0.0)), float(source.get("noising_bias", 0.0))
-    if source.family == "sdxl":
-        return (
-            NOTHING
-            if value == "UNIFORM"
-            else Lost("loss.timestep_sampling has distributions for SDXL; set one by hand")
-        )
-    if value == "LOGIT_NORMAL":
-        return sampled("logit_normal", shift, weight + 1.0) | ({"loss.logit_mean": bias} if bias else {})
-    if value == "HEAVY_TAIL":
-        return sampled("mode", shift) | {"loss.mode_scale": weight}
-    known = {"UNIFORM": sampled("uniform", shift), "COS_MAP": sampled("cosmap", shift)}
-    return known.get(value, Lost("loss.timestep_sampling has uniform, logit_normal, sigmoid, mode, cosmap and beta"))
-
-
-def _span(name: str) -> Any:
-    """A noising strength between 0 and 1 as a timestep in thousandths."""
-
-    def convert(value: Any, source: Source) -> Any:
-        step = round(float(value) * 1000)
-        return NOTHING if step == (0 if name == "min" else 1000) else step
-
-    return convert
-
-
-def _losses(value: Any, source: Source) -> Any:
-    strengths = {
-        "mse": source.get("mse_strength", 1.0),
-        "l1": source.get("mae_strength", 0.0),
-        "huber": source.get("huber_strength", 0.0),
-    }
-    strengths["log-cosh"] = source.get("log_cosh_strength", 0.0)
-    used = [name for name, strength in strengths.items() if not is_off(strength)]
-    if used == ["mse"] or not used:
-        return NOTHING
-    if len(used) == 1 and used[0] in ("l1",):
-        return used[0]
-    return Lost(
-        f"a sum of losses ({', '.join(used)}), of which loss.kind takes one; OneTrainer's huber is no pseudo-Huber"
-    )
-
-
-def _interval(steps: str, unit: str, other: str = "") -> Any:
-    """An interval in the unit that stands beside it: steps, epochs, or a time, which is not here."""
-
-    def convert(value: Any, source: Source) -> Any:
-        kind = str(source.get(unit, "MINUTE"))
-        if kind == "NEVER" or is_off(value):
-            return NOTHING
-        if kind == "STEP":
-            return {steps: int(value)}
-        if kind == "EPOCH":
-            return {f"{steps}_epochs": int(value)}
-        return Lost(f"an interval in units of time ({kind.lower()}): {steps} counts steps, {steps}_epochs epochs")
-
-    return convert
-
-
-def _prompts(value: Any, source: Source) -> Any:
-    prompts = [str(one["prompt"]) for one in value if one.get("enabled", True) and one.get("prompt")]
-    return Changed(prompts, "without the size and seed of single prompts") if prompts else NOTHING
-
-
-def _file(value: Any, source: Source) -> Any:
-    """The LoRA's file as the folder of a run and a name."""
-    path, _, name = str(value).replace("\\", "/").rpartition("/")
-    stem = name.removesuffix(".safetensors") or "lora"
-    return {"output.dir": f"{path}/{stem}" if path else stem, "output.name": stem}
-
-
-def _format(value: Any, source: Source) -> Any:
-    if value in ("DIFFUSERS_LORA", "DIFFUSERS"):
-        return "diffusers"
-    return NOTHING
-
-
-def _resolutions(value: Any, source: Source) -> Any:
-    """One resolution, or several between commas, in each of which OneTrainer trains every image."""
-    if "x" in str(value):
-        return side(value, source)
-    sides = sides_of(value)
-    return sides[0] if len(sides) == 1 else Lost("several resolutions: data.sets has a list of them for each folder")
-
-
-def _rounds(value: Any, source: Source) -> Any:
-    return source.get("ema_decay", 0.999) if value != "OFF" else NOTHING
-
-
-def _repeats(value: Any, source: Source) -> Any:
-    count = float(value)
-    return int(count) if count == int(count) and count >= 1 else {"set.weight": count}
-
-
-def _concept_type(value: Any, source: Source) -> Any:
-    if value in ("STANDARD", "", None):
-        return NOTHING
-    return (
-        {"set.validation": True}
-        if value == "VALIDATION"
-        else Lost("a concept whose aim is the base model's own prediction is not here")
-    )
-
 
 _TEXT_PARTS: Final = ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4")
 
@@ -314,13 +39,13 @@ _ROWS: Final = [
     turned("base_model_name", "model.checkpoint", checkpoint),
     turned("vae.model_name", "model.vae", unless_off),
     *(
-        turned(f"{part}.weight_dtype", "model.quantize", _weights, families=[f])
+        turned(f"{part}.weight_dtype", "model.quantize", own.weights, families=[f])
         for part, f in (("unet", "sdxl"), ("transformer", "sd3"), ("transformer", "flux"))
     ),
     turned("force_v_prediction", "model.prediction", switched("v")),
     *needless("it is the default", "force_epsilon_prediction"),
     turned("train_dtype", "train.precision", number_format, absent="FLOAT_16"),
-    turned("peft_type", "lora.kind", _kind, absent="LORA"),
+    turned("peft_type", "lora.kind", own.kind, absent="LORA"),
     same("lora_rank", "lora.rank"),
     turned("lora_alpha", "lora.alpha", to_float, absent=1.0),
     turned("lora_model_name", "lora.from", unless_off),
@@ -329,7 +54,7 @@ _ROWS: Final = [
         "lora.wd_on_output",
         lambda v, s: True if v and s.get("lora_decompose") else NOTHING,
     ),
-    *needless("read with peft_type", "lora_decompose lora_decompose_norm_epsilon lora_weight_dtype"),
+    *part_of("lora_decompose lora_decompose_norm_epsilon lora_weight_dtype"),
     *(
         turned(theirs, f"lora.{ours}", lambda v, s: v if s.get("peft_type") == "LOKR" and v and v != -1 else NOTHING)
         for theirs, ours in (
@@ -339,14 +64,14 @@ _ROWS: Final = [
             ("lokr_full_matrix", "full_matrix"),
         )
     ),
-    turned("layer_filter_preset", "lora.targets", _targets, absent="full"),
-    *needless("read with layer_filter_preset", "layer_filter layer_filter_regex"),
+    turned("layer_filter_preset", "lora.targets", own.targets, absent="full"),
+    *part_of("layer_filter layer_filter_regex"),
     *(
-        turned(f"{part}.learning_rate", "optimizer.lr", _own_rate, families=[f])
+        turned(f"{part}.learning_rate", "optimizer.lr", own.own_rate, families=[f])
         for part, f in (("unet", "sdxl"), ("transformer", "sd3"), ("transformer", "flux"))
     ),
-    turned("learning_rate", "optimizer.lr", _rate, absent=3e-6),
-    *needless("read with learning_rate", "learning_rate_scaler"),
+    turned("learning_rate", "optimizer.lr", own.rate, absent=3e-6),
+    *part_of("learning_rate_scaler"),
     turned("optimizer", "optimizer.name", optimizer),
     *(
         turned(
@@ -362,7 +87,7 @@ _ROWS: Final = [
     ),
     *optimizer_keys("optimizer."),
     turned("learning_rate_scheduler", "schedule.name", schedule, absent="CONSTANT"),
-    turned("learning_rate_warmup_steps", WARMUP, _warmup, absent=200.0),
+    turned("learning_rate_warmup_steps", WARMUP, own.warmup, absent=200.0),
     turned(
         "learning_rate_cycles",
         "schedule.cycles",
@@ -394,25 +119,23 @@ _ROWS: Final = [
             "expected ON, OFF or CPU_OFFLOADED",
         ),
     ),
-    turned("ema", "train.ema_decay", _rounds),
-    *needless("read with ema", "ema_decay"),
+    turned("ema", "train.ema_decay", own.rounds),
+    *part_of("ema_decay"),
     turned("ema_update_interval", (), lambda v, s: NOTHING),
-    turned("resolution", "data.resolution", _resolutions, absent="512"),
+    turned("resolution", "data.resolution", own.resolutions, absent="512"),
     always("aspect_ratio_bucketing", "images go into buckets of their shape"),
     always("latent_caching", "latents and captions are encoded once, on disk"),
-    turned("loss_weight_fn", ("loss.weighting", "loss.snr_gamma", "loss.p2_gamma"), _weighting),
-    *needless("read with loss_weight_fn", "loss_weight_strength"),
-    turned("mse_strength", "loss.kind", _losses),
-    turned("mae_strength", "loss.kind", _losses),
-    turned("huber_strength", "loss.kind", _losses),
-    turned("log_cosh_strength", "loss.kind", _losses),
-    *needless("read with huber_strength", "huber_delta"),
-    turned("timestep_distribution", (*SAMPLED, "loss.mode_scale"), _levels, absent="UNIFORM"),
-    *needless(
-        "read with timestep_distribution", "noising_weight noising_bias timestep_shift dynamic_timestep_shifting"
-    ),
-    turned("min_noising_strength", "loss.min_timestep", _span("min")),
-    turned("max_noising_strength", "loss.max_timestep", _span("max")),
+    turned("loss_weight_fn", ("loss.weighting", "loss.snr_gamma", "loss.p2_gamma"), own.weighting),
+    *part_of("loss_weight_strength"),
+    turned("mse_strength", "loss.kind", own.losses),
+    turned("mae_strength", "loss.kind", own.losses),
+    turned("huber_strength", "loss.kind", own.losses),
+    turned("log_cosh_strength", "loss.kind", own.losses),
+    *part_of("huber_delta"),
+    turned("timestep_distribution", (*SAMPLED, "loss.mode_scale"), own.levels, absent="UNIFORM"),
+    *part_of("noising_weight noising_bias timestep_shift dynamic_timestep_shifting"),
+    turned("min_noising_strength", "loss.min_timestep", own.span("min")),
+    turned("max_noising_strength", "loss.max_timestep", own.span("max")),
     turned("offset_noise_weight", "loss.offset_noise", unless_off),
     never("generalized_offset_noise", "loss.offset_noise has one strength for all noise levels"),
     turned("perturbation_noise_weight", "loss.input_perturbation", unless_off),
@@ -432,7 +155,7 @@ _ROWS: Final = [
             ("text_encoder_2", "t5_dropout", "flux"),
         )
     ),
-    *(never(f"{part}.train", _TEXT) for part in _TEXT_PARTS),
+    *(never(f"{part}.train", own.TEXT) for part in _TEXT_PARTS),
     *needless("they are never trained", "text_encoder.* text_encoder_2.* text_encoder_3.* text_encoder_4.*"),
     *(
         turned(
@@ -448,24 +171,25 @@ _ROWS: Final = [
         lambda v, s: v if s.family == "flux" and v in (77, 154, 256, 512) else NOTHING,
     ),
     *needless("one length for each family", "text_encoder_sequence_length"),
-    turned("output_model_destination", ("output.dir", "output.name"), _file),
-    turned("output_model_format", "output.format", _format),
+    turned("output_model_destination", ("output.dir", "output.name"), own.file),
+    turned("output_model_format", "output.format", own.format),
     turned("output_dtype", "output.precision", number_format, absent="FLOAT_32"),
     turned("tensorboard", "output.tensorboard", switched(True)),
-    turned("sample_after", ("sample.every", "sample.every_epochs"), _interval("sample.every", "sample_after_unit")),
+    turned("sample_after", ("sample.every", "sample.every_epochs"), own.interval("sample.every", "sample_after_unit")),
     turned(
         "backup_after",
         ("checkpoint.every", "checkpoint.every_epochs"),
-        _interval("checkpoint.every", "backup_after_unit"),
+        own.interval("checkpoint.every", "backup_after_unit"),
     ),
     turned(
-        "save_every", ("checkpoint.every", "checkpoint.every_epochs"), _interval("checkpoint.every", "save_every_unit")
+        "save_every",
+        ("checkpoint.every", "checkpoint.every_epochs"),
+        own.interval("checkpoint.every", "save_every_unit"),
     ),
     turned("rolling_backup_count", "checkpoint.keep", lambda v, s: v if s.get("rolling_backup") else NOTHING),
-    turned("samples", "sample.prompts", _prompts),
+    turned("samples", "sample.prompts", own.prompts),
     never("masked_training", "masks are not in this version"),
-    *needless(
-        "read with masked_training",
+    *part_of(
         "unmasked_probability unmasked_weight normalize_masked_area_loss masked_prior_preservation_weight",
     ),
     never("validation", "validation is not in this version"),
@@ -489,8 +213,8 @@ _AUGMENTED: Final = ("image.enable_random_*", "image.enable_fixed_*", "image.ena
 
 _SET_ROWS: Final = [
     same("path", "set.path"),
-    turned("balancing", ("set.repeats", "set.weight"), lambda v, s: _as_set(_repeats(v, s))),
-    turned("type", "set.validation", _concept_type),
+    turned("balancing", ("set.repeats", "set.weight"), lambda v, s: own.as_set(own.repeats(v, s))),
+    turned("type", "set.validation", own.concept_type),
     turned("validation_concept", "set.validation", switched(True)),
     turned(
         "text.prompt_source",
@@ -518,8 +242,4 @@ _SET_ROWS: Final = [
 ]
 
 
-def _as_set(answer: Any) -> Any:
-    return answer if isinstance(answer, Mapping) else {"set.repeats": number(answer)}
-
-
-PROGRAM: Final = Program("OneTrainer", _is_mine, _read, _ROWS, _SET_ROWS)
+PROGRAM: Final = Program("OneTrainer", own.is_mine, own.read, _ROWS, _SET_ROWS)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
-from flame_train.errors import ConfigError
-
+from . import sd_scripts_values as own
 from .conversions import (
     MIN_SNR,
     SAMPLED,
@@ -22,7 +18,6 @@ from .conversions import (
     one_of,
     optimizer,
     optimizer_keys,
-    sampled,
     schedule,
     side,
     switched,
@@ -35,244 +30,20 @@ from .conversions import (
 )
 from .table import (
     NOTHING,
-    Changed,
     Lost,
     Program,
-    Reading,
     Row,
-    Setting,
-    Source,
-    Tree,
     always,
     is_off,
     keep,
     needless,
     never,
-    no_file,
+    part_of,
     same,
     turned,
 )
 
-_OWN_NAMES: Final = (
-    "pretrained_model_name_or_path",
-    "network_alpha",
-    "network_module",
-    "network_dim",
-    "train_data_dir",
-    "output_name",
-    "save_model_as",
-    "dataset_config",
-)
-_SCRIPTS: Final = MappingProxyType({"sdxl_": "sdxl", "flux_": "flux", "sd3_": "sd3"})
-_FLUX: Final = (
-    "model_prediction_type",
-    "timestep_sampling",
-    "discrete_flow_shift",
-    "guidance_scale",
-    "apply_t5_attn_mask",
-)
-_LISTS: Final = ("network_args", "optimizer_args", "lr_scheduler_args")
-_HUBERS: Final = ("huber", "smooth_l1")
-_TEXT: Final = "text encoders are not trained here"
 _EPOCHS_KEPT: Final = "`checkpoint.keep` counts checkpoints"
-
-
-def _is_mine(tree: Tree) -> bool:
-    """A dataset TOML, sections of the guides' names, or several of its own keys where no section of ours is."""
-    datasets = tree.get("datasets")
-    if isinstance(datasets, list) and any(isinstance(one, dict) and "subsets" in one for one in datasets):
-        return True
-    if any(name.endswith("_arguments") and isinstance(tree[name], Mapping) for name in tree):
-        return True
-    return sum(name in tree for name in _OWN_NAMES) >= 2
-
-
-def _read(reading: Reading) -> Source:
-    own = {name: value for name, value in reading.tree.items() if name not in ("general", "datasets")}
-    settings = {name.rpartition(".")[2]: setting for name, setting in reading.flat(own).items()}
-    notes: list[str] = []
-    sets = _sets(reading)
-    named = settings.pop("dataset_config", None)
-    if named and not sets:
-        other = reading.beside(str(named.value))
-        sets = _sets(other) if other else []
-        if other is None:
-            notes.append(no_file("dataset_config", named, "its folders are"))
-    if not sets and "train_data_dir" in settings:
-        sets = _folders(settings)
-    return Source(_family(reading, settings), _unpacked(settings), sets, notes)
-
-
-def _sets(reading: Reading) -> list[dict[str, Setting]]:
-    """The subsets of a dataset TOML, each with what [general] and its dataset say."""
-    found = []
-    datasets = reading.tree.get("datasets")
-    general = reading.tree.get("general", {})
-    below = reading.flat(general, ("general",)) if isinstance(general, Mapping) else {}
-    for i, dataset in enumerate(datasets if isinstance(datasets, list) else []):
-        at = ("datasets", f"[{i}]")
-        own = reading.flat({name: value for name, value in dataset.items() if name != "subsets"}, at)
-        for j, subset in enumerate(dataset.get("subsets", [])):
-            found.append(below | own | reading.flat(subset, (*at, "subsets", f"[{j}]")))
-    return found
-
-
-def _folders(settings: dict[str, Setting]) -> list[dict[str, Setting]]:
-    """The folders of train_data_dir and reg_data_dir, whose sub-folders say how often they are repeated."""
-    found = [{"image_dir": settings.pop("train_data_dir"), "N_name": Setting(True, "")}]
-    regularization = settings.pop("reg_data_dir", None)
-    if regularization and regularization.value:
-        found.append({"image_dir": regularization, "is_reg": Setting(True, regularization.place)})
-    return found
-
-
-def _unpacked(settings: dict[str, Setting]) -> dict[str, Setting]:
-    """network_args = ["conv_dim=8"] as network_args.conv_dim, and so on; text that spells a number as one."""
-    found = {}
-    for name, setting in settings.items():
-        if name in _LISTS:
-            parts = setting.value if isinstance(setting.value, list) else str(setting.value).split()
-            for part in map(str, parts):
-                key, _, value = part.partition("=")
-                found[f"{name}.{key.strip()}"] = Setting(number(value.strip(" \"'")), setting.place)
-        else:
-            found[name] = setting
-    return found
-
-
-def _family(reading: Reading, settings: Mapping[str, Setting]) -> str:
-    """From the script's name, or the encoders and options that one family alone has; sd-scripts' config names none."""
-    names = {name for name, setting in settings.items() if setting.value not in (None, "")}
-    if settings.get("model_type") and settings["model_type"].value not in ("flux", "", None):
-        raise ConfigError(
-            f"{settings['model_type'].place}: model_type = {settings['model_type'].value}: no such family here"
-        )
-    if reading.script:
-        for beginning, family in _SCRIPTS.items():
-            if reading.script.startswith(beginning):
-                return family
-    if names & {"ae", *_FLUX}:
-        return "flux"
-    if names & {"clip_g", "training_shift", "t5xxl"}:
-        return "sd3"
-    if reading.script == "train_network.py" or (settings.get("v2") and settings["v2"].value):
-        raise ConfigError(f"{reading.file}: expected SDXL, SD3 or Flux, got Stable Diffusion 1 or 2 (train_network.py)")
-    return ""
-
-
-def _kind(value: Any, source: Source) -> Any:
-    module, algo = str(value), str(source.get("network_args.algo", "lora")).lower()
-    if module.startswith("networks.lora") and module != "networks.lora_fa":
-        return "locon" if not is_off(source.get("network_args.conv_dim")) else NOTHING
-    if not module.startswith("lycoris"):
-        return Lost(f"no such adapter here: {module}")
-    if source.get("network_args.dora_wd") in (True, "True", "true"):
-        return "dora" if algo in ("lora", "locon") else Lost(f"DoRA with {algo} is not here")
-    return algo if algo in ("lora", "locon", "loha", "lokr") else Lost(f"LyCORIS' {algo} is not here")
-
-
-_PRESETS: Final = MappingProxyType(
-    {"full": "full", "full-lin": "attention+mlp", "attn-mlp": "attention+mlp", "attn-only": "attention"}
-)
-
-
-def _targets(value: Any, source: Source) -> Any:
-    """sd-scripts adapts every linear layer of the blocks, LyCORIS what its preset says."""
-    if str(source.get("network_module", "")).startswith("lycoris"):
-        preset = str(source.get("network_args.preset", "full"))
-        return (
-            [_PRESETS[preset]]
-            if preset in _PRESETS
-            else Lost(f"LyCORIS' preset {preset}: list the layers in lora.targets")
-        )
-    if source.family != "sdxl" or not is_off(source.get("network_args.conv_dim")):
-        return ["full"]
-    return ["attention+mlp", "*.proj_in", "*.proj_out"]
-
-
-def _loss(value: Any, source: Source) -> Any:
-    kind = {"l2": "mse"}.get(str(value), str(value))
-    if kind in _HUBERS and source.get("huber_schedule") is None:
-        return {"loss.kind": kind, "loss.huber_schedule": "snr"}
-    return kind if kind == "mse" else {"loss.kind": kind}
-
-
-def _noise_levels_flux(value: Any, source: Source) -> Any:
-    """--timestep_sampling; sigma draws from a table that --discrete_flow_shift shifted, by --weighting_scheme."""
-    shift, std = source.get("discrete_flow_shift", 3.0), float(number(source.get("sigmoid_scale", 1.0)))
-    if value == "sigma":
-        scheme = source.get("weighting_scheme", "uniform")
-        return _density(scheme, shift, source)
-    known = {
-        "uniform": sampled("uniform", 1.0),
-        "sigmoid": sampled("sigmoid", 1.0, std),
-        "shift": sampled("sigmoid", shift, std),
-        "flux_shift": sampled("sigmoid", 0.0, std),
-    }
-    return known.get(value, Lost("expected sigma, uniform, sigmoid, shift or flux_shift"))
-
-
-def _noise_levels_sd3(value: Any, source: Source) -> Any:
-    return _density(value, source.get("training_shift", 1.0), source)
-
-
-def _density(scheme: Any, shift: Any, source: Source) -> Any:
-    """--weighting_scheme: the density of levels, or a weight of each; logit_mean counts the other way there."""
-    if scheme in ("none", "uniform"):
-        return sampled("uniform", shift)
-    if scheme in ("sigma_sqrt", "cosmap"):
-        return {"loss.weighting": scheme} | sampled("uniform", shift)
-    if scheme == "logit_normal":
-        mean, std = -float(number(source.get("logit_mean", 0.0))), float(number(source.get("logit_std", 1.0)))
-        return sampled("logit_normal", shift, std) | ({"loss.logit_mean": mean} if mean else {})
-    if scheme == "mode":
-        return sampled("mode", shift) | {"loss.mode_scale": float(number(source.get("mode_scale", 1.29)))}
-    return Lost("no such weighting_scheme here")
-
-
-def _raw(value: Any, source: Source) -> Any:
-    if value == "raw":
-        return NOTHING
-    return Lost(
-        f"always raw here, and not {value}, which every guide advises against; a learning rate found with it may not fit"
-    )
-
-
-def _kept(value: Any, source: Source) -> Any:
-    """A span of steps or epochs as a number of checkpoints."""
-    every = source.get("save_every_n_steps") or source.get("save_every_n_epochs")
-    if is_off(value) or is_off(every):
-        return NOTHING
-    return Changed(max(1, math.ceil(number(value) / number(every))), f"checkpoints, one every {every}")
-
-
-def _steps(value: Any, source: Source) -> Any:
-    return number(value) if is_off(source.get("max_train_epochs")) else NOTHING
-
-
-def _prompts(value: Any, source: Source) -> Any:
-    return Lost("a file of prompts: write its lines into sample.prompts")
-
-
-def _schedule_ratio(value: Any, source: Source) -> Any:
-    peak = number(source.get("unet_lr") or source.get("learning_rate") or 0)
-    return (
-        NOTHING
-        if is_off(number(value)) or not peak
-        else Changed(float(number(value)) * peak, "a rate here, and no ratio")
-    )
-
-
-def _bf16_master(value: Any, source: Source) -> Any:
-    return NOTHING if is_off(value) else Lost("adapters are always fp32 here")
-
-
-def _encoder_rate(value: Any, source: Source) -> Any:
-    return (
-        NOTHING
-        if all(is_off(number(each)) for each in (value if isinstance(value, list) else [value]))
-        else Lost(_TEXT)
-    )
 
 
 _ROWS: Final = [
@@ -288,11 +59,11 @@ _ROWS: Final = [
     *(turned(name, "model.quantize", switched("fp8")) for name in ("fp8_base", "fp8_base_unet")),
     turned("mixed_precision", "train.precision", number_format, absent="no"),
     turned(
-        "network_module", "lora.kind", _kind, say="lora.kind says which kind of adapter; remove it for a plain LoRA"
+        "network_module", "lora.kind", own.kind, say="lora.kind says which kind of adapter; remove it for a plain LoRA"
     ),
     turned("network_dim", "lora.rank", to_number, absent=4),
     turned("network_alpha", "lora.alpha", to_float, absent=1.0),
-    turned("(layers)", "lora.targets", _targets, absent="all"),
+    turned("(layers)", "lora.targets", own.targets, absent="all"),
     turned("network_args.conv_dim", "lora.conv_rank", unless_off),
     turned("network_args.conv_alpha", "lora.conv_alpha", to_float),
     *(
@@ -309,19 +80,17 @@ _ROWS: Final = [
         turned(f"network_args.{name}", "optimizer.lora_plus_ratio", unless_off)
         for name in ("loraplus_unet_lr_ratio", "loraplus_lr_ratio")
     ),
-    *needless(
-        "read with network_module", "network_args.algo network_args.preset network_args.dora_wd network_args.verbose"
-    ),
-    never("network_args.loraplus_text_encoder_lr_ratio", _TEXT),
+    *part_of("network_args.algo network_args.preset network_args.dora_wd network_args.verbose"),
+    never("network_args.loraplus_text_encoder_lr_ratio", own.TEXT),
     never("network_args.*", "ranks and rates of single layers are [[lora.rules]]; write them by hand"),
     turned("network_dropout", "lora.dropout", unless_off),
     turned("scale_weight_norms", "lora.max_norm", unless_off),
     turned("network_weights", "lora.from", unless_off),
     turned("dim_from_weights", "lora.from_resize", switched(True)),
     always("network_train_unet_only", "text encoders are never trained"),
-    never("network_train_text_encoder_only", _TEXT),
+    never("network_train_text_encoder_only", own.TEXT),
     *(
-        Row(name, (), _encoder_rate, say=f"not here: {_TEXT}")
+        Row(name, (), own.encoder_rate, say=f"not here: {own.TEXT}")
         for name in ("text_encoder_lr", "text_encoder_lr1", "text_encoder_lr2", "text_encoder_lr3")
     ),
     turned("unet_lr", "optimizer.lr", to_float),
@@ -337,7 +106,7 @@ _ROWS: Final = [
     turned(
         "lr_scheduler_min_lr_ratio",
         "schedule.min_lr",
-        _schedule_ratio,
+        own.schedule_ratio,
         say="schedule.min_lr is a rate, and no ratio: multiply by optimizer.lr",
     ),
     never("lr_decay_steps", "schedule.decay is a share of the run, and no number of steps: divide by train.steps"),
@@ -346,7 +115,7 @@ _ROWS: Final = [
     turned(
         "max_train_epochs", "train.epochs", unless_off, say="train.epochs counts epochs, train.steps optimizer steps"
     ),
-    turned("max_train_steps", "train.steps", _steps, absent=1600),
+    turned("max_train_steps", "train.steps", own.steps, absent=1600),
     turned("save_every_n_steps", "checkpoint.every", unless_off),
     turned(
         "save_every_n_epochs",
@@ -358,7 +127,7 @@ _ROWS: Final = [
         turned(
             name,
             "checkpoint.keep",
-            _kept,
+            own.kept,
             say=f"a span of {name.rpartition('_')[2]} there; {_EPOCHS_KEPT}: divide by the interval",
         )
         for name in ("save_last_n_steps", "save_last_n_epochs")
@@ -371,7 +140,7 @@ _ROWS: Final = [
         unless_off,
         say="sample.every_epochs counts epochs, sample.every steps",
     ),
-    Row("sample_prompts", (), _prompts),
+    Row("sample_prompts", (), own.prompts),
     turned(
         "sample_sampler",
         "sample.sampler",
@@ -384,7 +153,7 @@ _ROWS: Final = [
         "gradient.checkpointing",
         lambda v, s: NOTHING if is_off(v) else ("offload" if s.get("cpu_offload_checkpointing") else "full"),
     ),
-    *needless("read with gradient_checkpointing", "cpu_offload_checkpointing"),
+    *part_of("cpu_offload_checkpointing"),
     turned("max_grad_norm", "gradient.clip_norm", to_float),
     turned("min_snr_gamma", MIN_SNR, min_snr),
     turned(
@@ -392,30 +161,29 @@ _ROWS: Final = [
     ),
     never("scale_v_pred_loss_like_noise_pred", "loss.weighting has min-SNR and soft min-SNR for v"),
     never("v_pred_like_loss", "loss.weighting has min-SNR and soft min-SNR for v"),
-    turned("loss_type", ("loss.kind", "loss.huber_schedule"), _loss),
-    turned("huber_schedule", "loss.huber_schedule", where("loss_type", _HUBERS, keep)),
-    turned("huber_c", "loss.huber_c", where("loss_type", _HUBERS, to_float)),
-    turned("huber_scale", "loss.huber_scale", where("loss_type", _HUBERS, to_float)),
+    turned("loss_type", ("loss.kind", "loss.huber_schedule"), own.loss),
+    turned("huber_schedule", "loss.huber_schedule", where("loss_type", own.HUBERS, keep)),
+    turned("huber_c", "loss.huber_c", where("loss_type", own.HUBERS, to_float)),
+    turned("huber_scale", "loss.huber_scale", where("loss_type", own.HUBERS, to_float)),
     turned(
         "timestep_sampling",
         (*SAMPLED, "loss.weighting", "loss.mode_scale"),
-        _noise_levels_flux,
+        own.noise_levels_flux,
         absent="sigma",
         families=["flux"],
     ),
     turned(
         "weighting_scheme",
         (*SAMPLED, "loss.weighting", "loss.mode_scale"),
-        _noise_levels_sd3,
+        own.noise_levels_sd3,
         absent="uniform",
         families=["sd3"],
     ),
-    *needless(
-        "read with timestep_sampling or weighting_scheme",
+    *part_of(
         "weighting_scheme training_shift logit_mean logit_std mode_scale discrete_flow_shift sigmoid_scale",
     ),
     Row("timestep_sampling", (), lambda v, s: Lost("flow models alone have it in sd-scripts")),
-    Row("model_prediction_type", (), _raw, "sigma_scaled", ("flux",), say="always raw; remove it"),
+    Row("model_prediction_type", (), own.raw, "sigma_scaled", ("flux",), say="always raw; remove it"),
     turned("guidance_scale", "loss.guidance_scale", to_float, absent=3.5, families=["flux"]),
     turned("min_timestep", "loss.min_timestep", unless_off, say="loss.min_timestep is the same, in thousandths"),
     turned("max_timestep", "loss.max_timestep", unless_off, say="loss.max_timestep is the same, in thousandths"),
@@ -499,7 +267,7 @@ _ROWS: Final = [
         "huggingface_repo_type config_file",
     ),
     never("fused_backward_pass", "a LoRA's gradients are small"),
-    *(Row(name, (), _bf16_master) for name in ("full_bf16", "full_fp16")),
+    *(Row(name, (), own.bf16_master) for name in ("full_bf16", "full_fp16")),
     never("blocks_to_swap", "weights stay on the GPU; model.quantize and gradient.checkpointing save memory"),
     never("validation_split", "validation is not in this version"),
     *(
@@ -520,8 +288,7 @@ _CAPTIONS: Final = [
     never("shuffle_caption", "shuffled tags are not in this version"),
     never("caption_tag_dropout_rate", "single tags are not dropped; data.caption_dropout drops whole captions"),
     never("caption_dropout_every_n_epochs", "data.caption_dropout is a share of the images"),
-    *needless(
-        "read with shuffle_caption",
+    *part_of(
         "keep_tokens keep_tokens_separator caption_separator secondary_separator token_warmup_min token_warmup_step",
     ),
     *(
@@ -558,8 +325,8 @@ _SET_ROWS: Final = [
 
 PROGRAM: Final = Program(
     "sd-scripts",
-    _is_mine,
-    _read,
+    own.is_mine,
+    own.read,
     [*_ROWS, *_CAPTIONS, *optimizer_keys("optimizer_args.")],
     [*_SET_ROWS, *_CAPTIONS],
 )

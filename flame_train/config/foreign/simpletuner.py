@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from flame_train.errors import ConfigError
-
+from . import simpletuner_values as own
 from .conversions import (
     MIN_SNR,
     SAMPLED,
@@ -15,10 +13,7 @@ from .conversions import (
     min_snr,
     number_format,
     optimizer,
-    sampled,
     schedule,
-    side,
-    sides_of,
     switched,
     to_float,
     to_number,
@@ -27,245 +22,41 @@ from .conversions import (
 )
 from .table import (
     NOTHING,
-    Changed,
     Lost,
     Program,
-    Reading,
     Row,
-    Setting,
-    Source,
-    Tree,
     is_off,
     needless,
     never,
-    no_file,
+    part_of,
     turned,
 )
 
-_FAMILIES: Final = ("sdxl", "sd3", "flux")
-_DEFAULT_MODELS: Final = {
-    "sdxl": "hf:stabilityai/stable-diffusion-xl-base-1.0",
-    "sd3": "hf:stabilityai/stable-diffusion-3.5-large",
-    "flux": "hf:black-forest-labs/FLUX.1-dev",
-}
-_TARGETS: Final = {
-    "all": "attention",
-    "all+ffs": "attention+mlp",
-    "all+ffs+embedder": "attention+mlp",
-    "context+ffs": "attention+mlp",
-    "ai-toolkit": "full",
-}
-
-
-def _plain(tree: Tree) -> dict[str, Any]:
-    """The settings without dashes; a config of its web interface has them in a table of their own."""
-    inner = tree.get("config")
-    if isinstance(inner, Mapping) and "_metadata" in tree:
-        tree = inner
-    return {name.lstrip("-"): value for name, value in tree.items()}
-
-
-def _is_mine(tree: Tree) -> bool:
-    own = ("model_family", "data_backend_config", "lora_type", "validation_prompt", "checkpoint_step_interval")
-    return sum(name in _plain(tree) for name in own) >= 2
-
-
-def _read(reading: Reading) -> Source:
-    inner = isinstance(reading.tree.get("config"), Mapping) and "_metadata" in reading.tree
-    at = ("config",) if inner else ()
-    written = reading.tree["config"] if inner else reading.tree
-    settings = {
-        name.lstrip("-"): Setting(value, reading.place((*at, name)))
-        for name, value in written.items()
-        if not name.startswith("_")
-    }
-    family = settings.get("model_family")
-    if family and family.value not in _FAMILIES:
-        raise ConfigError(
-            f"{family.place}: model_family = {family.value}: expected sdxl, sd3 or flux; others are not here"
-        )
-    kind = settings.get("model_type")
-    if kind and kind.value != "lora":
-        raise ConfigError(f"{kind.place}: model_type = {kind.value}: expected lora; a LoRA alone is trained here")
-    flavour = settings.get("model_flavour")
-    if flavour and "kontext" in str(flavour.value):
-        raise ConfigError(f"{flavour.place}: model_flavour = {flavour.value}: models that edit images are not here")
-    if (control := settings.get("controlnet")) and control.value:
-        raise ConfigError(f"{control.place}: controlnet: a ControlNet is not trained here")
-    notes: list[str] = []
-    _unpack_lycoris(reading, settings, notes)
-    return Source(str(family.value) if family else "", settings, _backends(reading, settings, notes), notes)
-
-
-def _unpack_lycoris(reading: Reading, settings: dict[str, Setting], notes: list[str]) -> None:
-    named = settings.pop("lycoris_config", None)
-    if named is None or not named.value:
-        return
-    other = reading.beside(str(named.value))
-    if other is None:
-        notes.append(no_file("lycoris_config", named, "what it holds is"))
-        return
-    settings |= {
-        f"lycoris.{name}": setting for name, setting in other.flat(other.tree, whole=("apply_preset",)).items()
-    }
-
-
-def _backends(reading: Reading, settings: dict[str, Setting], notes: list[str]) -> list[dict[str, Setting]]:
-    named = settings.pop("data_backend_config", None)
-    if named is None or not named.value:
-        return []
-    other = reading.beside(str(named.value))
-    if other is None:
-        notes.append(no_file("data_backend_config", named, "its folders are"))
-        return []
-    items = other.tree.get("", [])
-    kinds = ("image", "", None, "eval")
-    return [
-        other.flat(one, ("", f"[{i}]"), whole=("conditioning",))
-        for i, one in enumerate(items if isinstance(items, list) else [])
-        if one.get("dataset_type", "image") in kinds and not one.get("disabled") and not one.get("disable")
-    ]
-
-
-def _kind(value: Any, source: Source) -> Any:
-    if value == "standard":
-        return "dora" if source.get("use_dora") else NOTHING
-    algo = str(source.get("lycoris.algo", ""))
-    if not algo:
-        return Lost("LyCORIS, whose config is not beside this file")
-    return algo if algo in ("lora", "locon", "loha", "lokr") else Lost(f"LyCORIS' {algo} is not here")
-
-
-def _alpha(value: Any, source: Source) -> Any:
-    return float(value if value is not None else source.get("lora_rank", 16))
-
-
-def _targets(value: Any, source: Source) -> Any:
-    if str(source.get("lora_type", "standard")) == "lycoris":
-        return ["attention"]
-    return (
-        [_TARGETS[value]] if value in _TARGETS else Lost("no such choice of layers here: write globs into lora.targets")
-    )
-
-
-def _lycoris_rank(value: Any, source: Source) -> Any:
-    """A rank above every layer's means matrices that are not decomposed, in LoKr."""
-    if source.get("lycoris.algo") == "lokr" and value >= 4096:
-        return {"lora.full_matrix": True}
-    return {"lora.rank": value}
-
-
-def _levels(value: Any, source: Source) -> Any:
-    """Sigmoid of a normal number, shifted; or uniform, or by a beta distribution."""
-    shift = 0.0 if source.get("flow_schedule_auto_shift") else float(source.get("flow_schedule_shift", 3))
-    if source.get("flow_use_beta_schedule"):
-        return sampled("beta", shift)
-    if source.get("flow_use_uniform_schedule"):
-        return sampled("uniform", shift)
-    return sampled("logit_normal", shift, float(source.get("flow_sigmoid_scale", 1.0)))
-
-
-def _quantized(value: Any, source: Source) -> Any:
-    if value in ("no_change", None, ""):
-        return NOTHING
-    kind = str(value)
-    return "fp8" if kind.startswith(("int8", "fp8")) else Changed("fp8", f"8 bits is the least here, {kind} there")
-
-
-def _guidance(value: Any, source: Source) -> Any:
-    if value != "constant":
-        return Lost("loss.guidance_scale is one number")
-    return float(source.get("flux_guidance_value", 1.0))
-
-
-def _prediction(value: Any, source: Source) -> Any:
-    return {
-        "epsilon": NOTHING,
-        "v_prediction": "v",
-        "flow_matching": NOTHING if source.family != "sdxl" else "flow",
-    }.get(value, Lost("epsilon, v and flow are here"))
-
-
-def _loss(value: Any, source: Source) -> Any:
-    return {"l2": NOTHING, "huber": "huber", "smooth_l1": "smooth_l1"}.get(value, Lost("no such loss here"))
-
-
-def _clip(value: Any, source: Source) -> Any:
-    """max_grad_norm is the largest norm or the largest value, as grad_clip_method says."""
-    name = "gradient.clip_value" if source.get("grad_clip_method", "value") == "value" else "gradient.clip_norm"
-    return {name: float(value)} | ({"gradient.clip_norm": 0.0} if name.endswith("value") else {})
-
-
-def _steps(value: Any, source: Source) -> Any:
-    return NOTHING if is_off(value) else value
-
-
-def _sizes(value: Any, source: Source) -> Any:
-    sides = sides_of(str(value).split(",")[0] if "x" in str(value) else value)
-    if not sides:
-        return Lost("expected a size such as 1024x1024")
-    return {"sample.width": sides[0], "sample.height": sides[-1] if len(sides) < 3 else sides[0]}
-
-
-def _checkpoint(value: Any, source: Source) -> Any:
-    if value:
-        return checkpoint(value, source)
-    default = _DEFAULT_MODELS.get(source.family)
-    return Changed(default, "SimpleTuner's own choice for this family") if default else NOTHING
-
-
-def _resolution(value: Any, source: Source) -> Any:
-    """Pixels, or megapixels of an area."""
-    if isinstance(value, int | float) and value < 64:
-        return round((value * 1e6) ** 0.5 / 64) * 64
-    return side(value, source)
-
-
-def _folder(value: Any, source: Source) -> Any:
-    return NOTHING if is_off(value) else value
-
-
-def _not_local(value: Any, source: Source) -> Any:
-    return (
-        NOTHING
-        if value == "local"
-        else Lost(f"images from {value}: download them into a folder, and name it in data.path")
-    )
-
-
-def _strategy(value: Any, source: Source) -> Any:
-    return (
-        NOTHING
-        if value in ("textfile", "instanceprompt", "instance_prompt")
-        else Lost("captions stand in text files or metadata.jsonl here")
-    )
-
-
 _ROWS: Final = [
-    turned("pretrained_model_name_or_path", "model.checkpoint", _checkpoint, absent=""),
+    turned("pretrained_model_name_or_path", "model.checkpoint", own.base_model, absent=""),
     turned("pretrained_vae_model_name_or_path", "model.vae", checkpoint),
-    turned("base_model_precision", "model.quantize", _quantized),
+    turned("base_model_precision", "model.quantize", own.quantized),
     never("base_model_default_dtype", "the base model has train.precision"),
     turned(
         "text_encoder_3_precision",
         "text_encoders.precision",
         lambda v, s: NOTHING if v in ("no_change", None) else "fp8",
     ),
-    turned("prediction_type", "model.prediction", _prediction),
+    turned("prediction_type", "model.prediction", own.prediction),
     turned("mixed_precision", "train.precision", number_format, absent="bf16"),
-    turned("lora_type", "lora.kind", _kind, absent="standard"),
-    turned("lycoris.linear_dim", ("lora.rank", "lora.full_matrix"), _lycoris_rank),
+    turned("lora_type", "lora.kind", own.kind, absent="standard"),
+    turned("lycoris.linear_dim", ("lora.rank", "lora.full_matrix"), own.lycoris_rank),
     turned("lycoris.linear_alpha", "lora.alpha", to_float),
     turned("lycoris.factor", "lora.factor", lambda v, s: v if s.get("lycoris.algo") == "lokr" and v > 0 else NOTHING),
-    *needless("read with lora_type", "lycoris.algo use_dora"),
+    *part_of("lycoris.algo use_dora"),
     *needless("the same result here", "lycoris.multiplier lycoris.bypass_mode"),
     never("lycoris.*", "layers and their settings are lora.targets and [[lora.rules]]; write them by hand"),
     turned("lora_rank", "lora.rank", to_number),
-    turned("lora_alpha", "lora.alpha", _alpha),
+    turned("lora_alpha", "lora.alpha", own.alpha),
     turned("(lora_alpha)", "lora.alpha", lambda v, s: float(s.get("lora_rank", 16)), absent="the rank"),
     turned("lora_dropout", "lora.dropout", unless_off),
-    turned("flux_lora_target", "lora.targets", _targets, absent="all", families=["flux"]),
-    turned("(lora targets)", "lora.targets", _targets, absent="all", families=["sdxl", "sd3"]),
+    turned("flux_lora_target", "lora.targets", own.targets, absent="all", families=["flux"]),
+    turned("(lora targets)", "lora.targets", own.targets, absent="all", families=["sdxl", "sd3"]),
     turned("init_lora", "lora.from", unless_off),
     turned("learning_rate", "optimizer.lr", to_float),
     turned("optimizer", "optimizer.name", optimizer),
@@ -284,19 +75,19 @@ _ROWS: Final = [
         lambda v, s: float(v) if s.get("lr_scheduler") in ("polynomial", "cosine", "linear") else NOTHING,
     ),
     never("lr_scale*", "optimizer.lr is the rate itself; multiply it by hand"),
-    turned("max_train_steps", "train.steps", _steps),
+    turned("max_train_steps", "train.steps", own.steps),
     turned("num_train_epochs", "train.epochs", unless_off),
     turned("train_batch_size", "data.batch_size", to_number),
     turned("gradient_accumulation_steps", "gradient.accumulation", to_number),
     turned("gradient_checkpointing", "gradient.checkpointing", switched("full")),
     turned("gradient_checkpointing_backend", (), lambda v, s: NOTHING),
     never("gradient_checkpointing_interval", "gradient.checkpoint_blocks takes globs over blocks"),
-    turned("max_grad_norm", ("gradient.clip_norm", "gradient.clip_value"), _clip, absent=2.0),
-    *needless("read with max_grad_norm", "grad_clip_method"),
+    turned("max_grad_norm", ("gradient.clip_norm", "gradient.clip_value"), own.clip, absent=2.0),
+    *part_of("grad_clip_method"),
     turned("seed", "train.seed", lambda v, s: NOTHING if v in (None, -1) else v),
     turned("use_ema", "train.ema_decay", lambda v, s: float(s.get("ema_decay", 0.995)) if v else NOTHING),
-    *needless("read with use_ema", "ema_decay ema_device ema_update_interval ema_foreach_disable"),
-    turned("loss_type", "loss.kind", _loss),
+    *part_of("ema_decay ema_device ema_update_interval ema_foreach_disable"),
+    turned("loss_type", "loss.kind", own.loss),
     turned(
         "snr_gamma",
         MIN_SNR,
@@ -306,23 +97,22 @@ _ROWS: Final = [
             else {"loss.weighting": "soft_min_snr", "loss.snr_gamma": float(v)}
         ),
     ),
-    *needless("read with snr_gamma", "use_soft_min_snr"),
-    turned("flow_schedule_shift", SAMPLED, _levels, absent=3, families=["sd3", "flux"]),
-    *needless(
-        "read with flow_schedule_shift, for flow models alone",
+    *part_of("use_soft_min_snr"),
+    turned("flow_schedule_shift", SAMPLED, own.levels, absent=3, families=["sd3", "flux"]),
+    *part_of(
         "flow_schedule_shift flow_schedule_auto_shift flow_use_beta_schedule "
         "flow_use_uniform_schedule flow_sigmoid_scale flow_beta_schedule_alpha "
         "flow_beta_schedule_beta",
     ),
-    turned("flux_guidance_mode", "loss.guidance_scale", _guidance, absent="constant", families=["flux"]),
-    *needless("read with flux_guidance_mode", "flux_guidance_value flux_guidance_min flux_guidance_max"),
+    turned("flux_guidance_mode", "loss.guidance_scale", own.guidance, absent="constant", families=["flux"]),
+    *part_of("flux_guidance_value flux_guidance_min flux_guidance_max"),
     turned("offset_noise", "loss.offset_noise", lambda v, s: float(s.get("noise_offset", 0.1)) if v else NOTHING),
-    *needless("read with offset_noise", "noise_offset noise_offset_probability"),
+    *part_of("noise_offset noise_offset_probability"),
     turned("input_perturbation", "loss.input_perturbation", unless_off),
     turned("rescale_betas_zero_snr", "loss.zero_terminal_snr", switched(True)),
     turned("caption_dropout_probability", "data.caption_dropout", unless_off),
     turned("tokenizer_max_length", "text_encoders.t5_tokens", unless_off, families=["sd3", "flux"]),
-    turned("resolution", "data.resolution", _resolution),
+    turned("resolution", "data.resolution", own.resolution),
     turned("aspect_bucket_alignment", "data.bucket_step", to_number),
     turned("output_dir", "output.dir", unless_off),
     turned("lora_format", "output.format", lambda v, s: "kohya" if v == "comfyui" else "diffusers", absent="diffusers"),
@@ -348,7 +138,7 @@ _ROWS: Final = [
     ),
     turned("validation_guidance", "sample.guidance_scale", to_float),
     turned("validation_num_inference_steps", "sample.steps", to_number),
-    turned("validation_resolution", ("sample.width", "sample.height"), _sizes),
+    turned("validation_resolution", ("sample.width", "sample.height"), own.sizes),
     turned("validation_seed", "sample.seed", lambda v, s: NOTHING if v is None else v),
     never("user_prompt_library", "prompts stand in sample.prompts"),
     never("validation_prompt_library", "prompts stand in sample.prompts"),
@@ -388,12 +178,12 @@ _ROWS: Final = [
 ]
 
 _SET_ROWS: Final = [
-    turned("instance_data_dir", "set.path", _folder),
-    turned("resolution", "set.resolution", _resolution),
+    turned("instance_data_dir", "set.path", own.folder),
+    turned("resolution", "set.resolution", own.resolution),
     turned("repeats", "set.repeats", lambda v, s: v + 1),
     turned("instance_prompt", "set.caption", unless_off),
-    Row("type", (), _not_local),
-    Row("caption_strategy", (), _strategy),
+    Row("type", (), own.not_local),
+    Row("caption_strategy", (), own.strategy),
     turned("train_batch_size", "set.batch_size", to_number),
     never("is_regularisation_data", "images for regularisation are not in this version"),
     turned("crop", (), lambda v, s: NOTHING),
@@ -418,4 +208,4 @@ _SET_ROWS: Final = [
     ),
 ]
 
-PROGRAM: Final = Program("SimpleTuner", _is_mine, _read, _ROWS, _SET_ROWS)
+PROGRAM: Final = Program("SimpleTuner", own.is_mine, own.read, _ROWS, _SET_ROWS)

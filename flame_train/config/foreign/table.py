@@ -134,6 +134,11 @@ def needless(why: str, names: str) -> list[Row]:
     return [Row(name, (), lambda value, source: NOTHING, say=f"not needed: {why}; remove it") for name in names.split()]
 
 
+def part_of(names: str) -> list[Row]:
+    """Settings that the conversion of another one reads; their names with spaces between."""
+    return [Row(name, (), lambda value, source: NOTHING) for name in names.split()]
+
+
 def is_off(value: Any) -> bool:
     """Whether a value means that a thing is not used."""
     return value in (None, False, "", 0, "none", "None", "NONE", "NEVER", "off", "false") or value in ([], {})
