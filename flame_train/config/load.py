@@ -48,7 +48,8 @@ def load_located(
 
     `source` is a path, `-` for standard input, or the sections as a mapping.
     A value of `overrides` is read as TOML where that fits the key, else as text. No message suggests a key
-    of `lacking`. Raises ConfigError with every problem of the files and the overrides, one a line, in the order of the files.
+    of `lacking`. Raises ConfigError with every problem of the files and the
+    overrides, one a line, in the order of the files.
     """
     layered = read_layers(source) if isinstance(source, str) else given_layer(source)
     config, problems = _checked(layered, overrides, lacking)

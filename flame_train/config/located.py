@@ -39,7 +39,7 @@ class Located:
     def _paths(self) -> Iterator[tuple[str, str]]:
         """Each file and folder that the config names, in the forms that messages have, with its key and place."""
         places = {} if self.layered is None else self.layered.places
-        given = [
+        given: list[tuple[str, KeyPath, object]] = [
             (key.path, (key.section, key.name), getattr(getattr(self.config, key.section), key.name))
             for key in keys().values()
             if key.place

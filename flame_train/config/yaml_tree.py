@@ -101,7 +101,7 @@ class _Builder:
         return found
 
     def _sequence(self, path: Path) -> list[Any]:
-        found = []
+        found: list[Any] = []
         while type(event := next(self.events)).__name__ != "SequenceEndEvent":
             below = (*path, f"[{len(found)}]")
             self.lines[below] = event.start_mark.line + 1

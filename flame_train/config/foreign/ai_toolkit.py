@@ -16,7 +16,9 @@ from .conversions import (
     number_format,
     optimizer,
     optimizer_keys,
+    prompts,
     sampled,
+    sampler,
     schedule,
     sides_of,
     switched,
@@ -73,7 +75,9 @@ def _read(reading: Reading) -> Source:
         raise ConfigError(f"{reading.place(at)}: expected a LoRA (network); training of whole models is not here")
     sets = []
     for i, dataset in enumerate(process.get("datasets") or []):
-        sets.append(reading.flat(dataset, (*at, "datasets", f"[{i}]")))
+        own = reading.flat(dataset, (*at, "datasets", f"[{i}]"))
+        weight = settings.get("train.reg_weight")
+        sets.append(own | {"reg_weight": weight} if weight and own.get("is_reg") else own)
     return Source(_family(reading, settings), _named(settings), sets)
 
 
@@ -154,19 +158,32 @@ def _negative(value: Any, source: Source) -> Any:
     return Lost("Flux has no negative prompt") if source.family == "flux" else value
 
 
-def _sampler(value: Any, source: Source) -> Any:
-    if value in ("flowmatch", "euler"):
-        return NOTHING
-    return value if value == "ddim" else Lost("sample.sampler has euler and ddim")
-
-
 def _prompts(value: Any, source: Source) -> Any:
-    texts = [each.get("prompt") if isinstance(each, Mapping) else each for each in value or []]
-    own = sorted({str(name) for each in value or [] if isinstance(each, Mapping) for name in each if name != "prompt"})
-    prompts = [str(text) for text in texts if text]
-    if not prompts:
-        return NOTHING
-    return Changed(prompts, f"without {', '.join(own)} of single prompts") if own else prompts
+    """A list of texts, or of tables; a seed of -1 is none."""
+    return prompts([_prompt(each) for each in value or []])
+
+
+def _prompt(item: Any) -> dict[str, Any]:
+    if not isinstance(item, Mapping):
+        return {"text": str(item)}
+    found = {ours: item.get(theirs) for theirs, ours in _PROMPT.items()}
+    return found | {"seed": None if found["seed"] == -1 else found["seed"]}
+
+
+_PROMPT: Final = {
+    "prompt": "text",
+    "neg": "negative",
+    "width": "width",
+    "height": "height",
+    "seed": "seed",
+    "guidance_scale": "guidance_scale",
+    "sample_steps": "steps",
+    "network_multiplier": "strength",
+}
+
+
+def _trigger(value: Any, source: Source) -> Any:
+    return NOTHING if is_off(value) else {"captions.trigger": value, "output.trigger": value}
 
 
 def _walk(value: Any, source: Source) -> Any:
@@ -196,11 +213,7 @@ _TEXT: Final = "text encoders are not trained here"
 _ROWS: Final = [
     turned("training_folder", "output.dir", lambda v, s: f"{v}/{s.get('name')}" if s.get("name") else v),
     turned("name", "output.name", unless_off),
-    turned(
-        "trigger_word",
-        ("output.trigger", "captions.trigger"),
-        lambda v, s: NOTHING if is_off(v) else {"output.trigger": v},
-    ),
+    turned("trigger_word", ("captions.trigger", "output.trigger"), _trigger),
     turned("network.type", "lora.kind", _kind, absent="lora"),
     *(turned(f"network.{name}", "lora.rank", to_number) for name in ("rank", "linear")),
     turned("(network.linear)", "lora.rank", to_number, absent=4),
@@ -270,11 +283,7 @@ _ROWS: Final = [
     ),
     never("train.linear_timesteps*", "a weight of noise levels that is ai-toolkit's own"),
     never("train.content_or_style*", "loss.timestep_sampling has the distributions of noise levels"),
-    turned(
-        "train.reg_weight",
-        (),
-        lambda v, s: NOTHING if v == 1.0 else Lost("images for regularisation are not in this version"),
-    ),
+    *part_of("train.reg_weight"),
     *(
         never(f"train.{name}", "a loss that compares with the base model is not here")
         for name in (
@@ -299,7 +308,7 @@ _ROWS: Final = [
     ),
     never("model.layer_offloading*", "weights stay on the GPU; model.quantize and gradient.checkpointing save memory"),
     turned("sample.sample_every", "sample.every", _every, absent=100),
-    turned("sample.sampler", "sample.sampler", _sampler),
+    turned("sample.sampler", "sample.sampler", sampler),
     same("sample.width", "sample.width"),
     same("sample.height", "sample.height"),
     turned("sample.prompts", "sample.prompts", _prompts),
@@ -317,15 +326,28 @@ _ROWS: Final = [
 ]
 
 _SET_ROWS: Final = [
-    never("shuffle_tokens", "shuffled tags are not in this version"),
-    *part_of("keep_tokens"),
-    never("token_dropout_rate", "single tags are not dropped; data.caption_dropout drops whole captions"),
-    *(never(name, "images are encoded once; write flipped copies into the folder") for name in ("flip_x", "flip_y")),
-    *(never(name, "images are encoded once, as they are") for name in ("augmentations", "augments", "random_scale")),
-    never("random_crop", "crops are centred, and encoded once"),
-    *(never(name, "masks are not in this version") for name in ("mask_path", "alpha_mask")),
-    *part_of("mask_min_value invert_mask"),
-    *(never(name, "images for regularisation are not in this version") for name in ("is_reg", "prior_reg")),
+    turned("shuffle_tokens", "set.captions.shuffle", switched(True)),
+    turned("keep_tokens", "set.captions.keep_tokens", unless_off),
+    turned("token_dropout_rate", "set.captions.tag_dropout", unless_off),
+    turned("trigger_word", "set.captions.trigger", unless_off),
+    turned("flip_x", "set.flip", switched(True)),
+    never("flip_y", "images are mirrored left to right alone"),
+    *(
+        never(name, "data.random_crop, brightness, contrast, saturation and hue are what there is")
+        for name in ("augmentations", "augments", "random_scale")
+    ),
+    turned("random_crop", "set.random_crop", switched(True)),
+    turned("alpha_mask", "set.masks", switched("alpha")),
+    turned(
+        "mask_path",
+        ("set.masks", "set.mask_folder"),
+        lambda v, s: NOTHING if is_off(v) else {"set.masks": "files", "set.mask_folder": v},
+    ),
+    turned("mask_min_value", "set.mask_weight", unless_off),
+    never("invert_mask", "white is where an image counts"),
+    turned("is_reg", "set.regularization", switched(True)),
+    turned("reg_weight", "set.regularization_weight", to_float),
+    never("prior_reg", "a loss that compares with the base model is not here"),
     never("control_path*", "models that edit images are not here"),
     same("folder_path", "set.path"),
     same("dataset_path", "set.path"),

@@ -252,3 +252,28 @@ def where(setting: str, choices: Collection[Any], convert: Convert) -> Convert:
         return convert(value, source) if source.get(setting) in choices else NOTHING
 
     return checked
+
+
+def sampler(value: Any, source: Source) -> Any:
+    """A sampler by any program's name for it, or Lost."""
+    from flame_train.config.keys import keys
+
+    key, name = keys()["sample.sampler"], str(value).lower()
+    found = name if name in key.choices else key.known.get(name)
+    if found is None and name in ("flowmatch", "k_euler"):
+        return NOTHING
+    return found or Lost(f"sample.sampler has {', '.join(map(str, key.choices))}")
+
+
+def prompts(items: list[dict[str, Any]]) -> Any:
+    """Prompts with what each has of its own; their texts alone where this version has no tables of them."""
+    from flame_train.config.keys import keys
+
+    given = [{name: value for name, value in item.items() if value not in (None, "")} for item in items]
+    given = [item for item in given if item.get("text")]
+    if not given:
+        return NOTHING
+    if keys()["sample.prompts"].is_tables:
+        return [item if len(item) > 1 else item["text"] for item in given]
+    texts = [item["text"] for item in given]
+    return Changed(texts, "their texts alone") if any(len(item) > 1 for item in given) else texts

@@ -15,6 +15,7 @@ from .table import Changed, Lost, Nothing, Program, Row, Setting, Source
 
 SETS: Final = "data.sets"
 _SET: Final = "set."
+_CAPTIONS: Final = "captions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ def _place_sets(sets: list[dict[str, Carried]], found: Conversion) -> None:
     if "resolutions" not in own:
         for one in plain:
             _one_resolution(one, found)
-    several = len(plain) > 1 or any(name in own and f"data.{name}" not in keys() for one in plain for name in one)
+    several = len(plain) > 1 or any(_of_sets_alone(name, own) for one in plain for name in one)
     if not several or not own:
         for name, carried in (plain[0] if plain else {}).items():
             _to_data(name, carried, found)
@@ -172,21 +173,37 @@ def _place_sets(sets: list[dict[str, Carried]], found: Conversion) -> None:
             path = one.get("path", Carried("?", ""))
             found.dropped.append(Dropped("", f"the folder {path.value}", "one folder a run in this version"))
         return
-    for name in dict.fromkeys(name for one in plain for name in one if name not in own):
+    for name in dict.fromkeys(name for one in plain for name in one if not _is_own(name, own)):
         given = [one[name] for one in plain if name in one]
         if all(each.value == given[0].value for each in given):
             _to_data(name, given[0], found)
         else:
             found.dropped.append(Dropped("", name, "differs between folders, and is one for all here"))
-    fields = own
-    for one in plain:
-        found.sets.append(
-            {
-                name: Carried(_fit(each.value, fields[name].annotation), each.origin)
-                for name, each in one.items()
-                if name in own
-            }
-        )
+    found.sets += [_table(one, own) for one in plain]
+
+
+def _is_own(name: str, own: Mapping[str, Any]) -> bool:
+    """Whether a table of `[[data.sets]]` has the key, or, of captions, the table of them."""
+    return name.partition(".")[0] in own
+
+
+def _of_sets_alone(name: str, own: Mapping[str, Any]) -> bool:
+    """Whether only a table of `[[data.sets]]` has the key."""
+    return _is_own(name, own) and name.partition(".")[0] != _CAPTIONS and f"data.{name}" not in keys()
+
+
+def _table(one: Mapping[str, Carried], own: Mapping[str, Any]) -> dict[str, Carried]:
+    """A table of `[[data.sets]]`; its captions are a table in it."""
+    found: dict[str, Carried] = {}
+    captions: dict[str, Any] = {}
+    for name, carried in one.items():
+        if name.startswith(f"{_CAPTIONS}.") and _CAPTIONS in own:
+            captions[name.partition(".")[2]] = carried.value
+        elif name in own:
+            found[name] = Carried(_fit(carried.value, own[name].annotation), carried.origin)
+    if captions:
+        found[_CAPTIONS] = Carried(captions, "of its captions")
+    return found
 
 
 def _one_resolution(one: dict[str, Carried], found: Conversion) -> None:
@@ -200,14 +217,9 @@ def _one_resolution(one: dict[str, Carried], found: Conversion) -> None:
 
 
 def _to_data(name: str, carried: Carried, found: Conversion) -> None:
-    _lay(
-        f"data.{name}",
-        carried.value,
-        carried,
-        Dropped("", f"{name} of a folder ({carried.origin})", ""),
-        found.values,
-        found,
-    )
+    path = name if name.startswith(f"{_CAPTIONS}.") else f"data.{name}"
+    dropped = Dropped("", f"{name} of a folder ({carried.origin})", "")
+    _lay(path, carried.value, carried, dropped, found.values, found)
 
 
 def fitting(value: Any, key: Key) -> Any:

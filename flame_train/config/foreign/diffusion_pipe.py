@@ -71,7 +71,21 @@ def _read(reading: Reading) -> Source:
         sets = _sets(other) if other else []
         if other is None:
             notes.append(no_file("dataset", named, "its folders are"))
-    return Source(model["type"], settings, sets, notes)
+    return Source(model["type"], settings, sets + _held_out(reading, settings, notes), notes)
+
+
+def _held_out(reading: Reading, settings: Mapping[str, Setting], notes: list[str]) -> list[dict[str, Setting]]:
+    """The folders of eval_datasets, in files of their own."""
+    found: list[dict[str, Setting]] = []
+    named = settings.get("eval_datasets", Setting([], ""))
+    for one in named.value:
+        name = str(one.get("config", "") if isinstance(one, Mapping) else one)
+        other = reading.beside(name)
+        if other is None:
+            notes.append(no_file("eval_datasets", Setting(name, named.place), "its folders are"))
+        else:
+            found += [each | {"validation": Setting(True, named.place)} for each in _sets(other)]
+    return found
 
 
 def _sets(reading: Reading) -> list[dict[str, Setting]]:
@@ -133,6 +147,18 @@ def _minutes(value: Any, source: Source) -> Any:
         if is_off(value)
         else Lost("an interval in minutes: checkpoint.every counts steps, checkpoint.every_epochs epochs")
     )
+
+
+def _masks(value: Any, source: Source) -> Any:
+    return NOTHING if is_off(value) else {"set.masks": "files", "set.mask_folder": value}
+
+
+def _shuffled(value: Any, source: Source) -> Any:
+    return NOTHING if is_off(value) else {"set.captions.shuffle": True, "set.captions.variants": value}
+
+
+def _evaluated(value: Any, source: Source) -> Any:
+    return value if source.get("eval_datasets") else NOTHING
 
 
 def _one_stage(value: Any, source: Source) -> Any:
@@ -207,7 +233,9 @@ _ROWS: Final = [
     *(never(name, "an interval counts steps or epochs") for name in ("save_every_n_examples", "eval_every_n_examples")),
     Row("pipeline_stages", (), _one_stage),
     never("blocks_to_swap", "weights stay on the GPU; model.quantize and gradient.checkpointing save memory"),
-    never("eval_datasets", "validation is not in this version"),
+    *part_of("eval_datasets"),
+    turned("eval_every_n_epochs", "validation.every_epochs", _evaluated),
+    turned("eval_every_n_steps", "validation.every", _evaluated),
     never("uncond_fraction", "data.caption_dropout is the share of images with an empty caption"),
     *needless("there is no evaluation without eval_datasets", "eval_* image_eval_* disable_block_swap_for_eval"),
     never("monitoring.enable_wandb", "log.jsonl and TensorBoard are here"),
@@ -229,11 +257,12 @@ _SET_ROWS: Final = [
     *needless("buckets follow from the images' shapes", "min_ar max_ar num_ar_buckets"),
     never("ar_buckets", "buckets follow from the images' shapes and data.bucket_step"),
     turned("frame_buckets", (), lambda v, s: NOTHING),
-    never("mask_path", "masks are not in this version"),
-    never("shuffle_tags", "shuffled tags are not in this version"),
-    never("cache_shuffle_num", "shuffled tags are not in this version"),
-    never("caption_prefix", "prefixes of captions are not in this version"),
-    *part_of("cache_shuffle_delimiter"),
+    turned("mask_path", ("set.masks", "set.mask_folder"), _masks),
+    turned("shuffle_tags", "set.captions.shuffle", switched(True)),
+    turned("cache_shuffle_num", ("set.captions.shuffle", "set.captions.variants"), _shuffled),
+    turned("cache_shuffle_delimiter", "set.captions.separator", unless_off),
+    turned("caption_prefix", "set.captions.prefix", unless_off),
+    turned("validation", "set.validation", switched(True)),
     turned("skip_empty_caption", (), lambda v, s: NOTHING),
 ]
 

@@ -24,6 +24,7 @@ from .table import (
     Changed,
     Lost,
     Program,
+    Row,
     always,
     is_off,
     needless,
@@ -122,7 +123,7 @@ _ROWS: Final = [
     turned("ema", "train.ema_decay", own.rounds),
     *part_of("ema_decay"),
     turned("ema_update_interval", (), lambda v, s: NOTHING),
-    turned("resolution", "data.resolution", own.resolutions, absent="512"),
+    turned("resolution", ("data.resolution", "data.resolutions"), own.resolutions, absent="512"),
     always("aspect_ratio_bucketing", "images go into buckets of their shape"),
     always("latent_caching", "latents and captions are encoded once, on disk"),
     turned("loss_weight_fn", ("loss.weighting", "loss.snr_gamma", "loss.p2_gamma"), own.weighting),
@@ -187,12 +188,20 @@ _ROWS: Final = [
         own.interval("checkpoint.every", "save_every_unit"),
     ),
     turned("rolling_backup_count", "checkpoint.keep", lambda v, s: v if s.get("rolling_backup") else NOTHING),
-    turned("samples", "sample.prompts", own.prompts),
-    never("masked_training", "masks are not in this version"),
+    turned("samples", "sample.prompts", own.samples),
+    turned("masked_training", "data.masks", switched("files")),
+    turned("unmasked_weight", "data.mask_weight", own.with_masks),
+    turned("normalize_masked_area_loss", "data.mask_normalize", own.with_masks),
+    never("masked_prior_preservation_weight", "a loss that compares with the base model is not here"),
     *part_of(
-        "unmasked_probability unmasked_weight normalize_masked_area_loss masked_prior_preservation_weight",
+        "unmasked_probability",
     ),
-    never("validation", "validation is not in this version"),
+    turned(
+        "validate_after",
+        ("validation.every", "validation.every_epochs"),
+        own.interval("validation.every", "validate_after_unit"),
+    ),
+    *part_of("validation validate_after_unit"),
     never("loss_scaler", "a factor on the loss changes the step size; set optimizer.lr"),
     never("multi_gpu", "a run is one process on one GPU"),
     *needless(
@@ -208,8 +217,6 @@ _ROWS: Final = [
         "scheduler_params custom_conditioning_image huggingface_cache_dir offline_mode __version",
     ),
 ]
-
-_AUGMENTED: Final = ("image.enable_random_*", "image.enable_fixed_*", "image.enable_crop_jitter")
 
 _SET_ROWS: Final = [
     same("path", "set.path"),
@@ -227,10 +234,22 @@ _SET_ROWS: Final = [
     ),
     turned("image.resolution_override", (), lambda v, s: NOTHING),
     never("image.enable_resolution_override", "one resolution for all folders in this version"),
-    *(never(name, "changes of images are not in this version") for name in _AUGMENTED if "jitter" not in name),
-    turned("image.enable_crop_jitter", (), lambda v, s: NOTHING if not v else Lost("crops are centred")),
-    never("text.enable_tag_shuffling", "shuffled tags are not in this version"),
-    never("text.tag_dropout_enable", "dropped tags are not in this version"),
+    turned("image.enable_random_flip", "set.flip", switched(True)),
+    never("image.enable_fixed_flip", "images are mirrored at random, in half of their showings"),
+    *(
+        turned(f"image.enable_random_{name}", f"set.{name}", own.change(name))
+        for name in ("brightness", "contrast", "saturation", "hue")
+    ),
+    *(never(f"image.enable_{kind}_*", "not here") for kind in ("random", "fixed")),
+    Row(
+        "image.enable_crop_jitter",
+        (),
+        lambda v, s: NOTHING if not v else Lost("crops are centred, or anywhere with data.random_crop"),
+    ),
+    turned("text.enable_tag_shuffling", "set.captions.shuffle", switched(True)),
+    turned("text.keep_tags_count", "set.captions.keep_tokens", unless_off),
+    turned("text.tag_delimiter", "set.captions.separator", unless_off),
+    turned("text.tag_dropout_probability", "set.captions.tag_dropout", unless_off),
     never("text.caps_randomize_enable", "captions keep their capitals"),
     turned("loss_weight", "set.loss_weight", lambda v, s: NOTHING if v == 1.0 else v),
     turned("include_subdirectories", (), lambda v, s: NOTHING),

@@ -10,6 +10,7 @@ from flame_train.errors import ConfigError
 
 from .conversions import (
     number,
+    prompts,
     sampled,
     side,
     sides_of,
@@ -23,6 +24,7 @@ from .table import (
     Source,
     Tree,
     is_off,
+    no_file,
 )
 
 _FAMILIES: Final = MappingProxyType(
@@ -87,9 +89,7 @@ def _list(reading: Reading, name: str, file_name: str, notes: list[str]) -> tupl
         if found is not None:
             items = found.tree.get("", [])
             return (items if isinstance(items, list) else []), found, ("",)
-        notes.append(
-            f"{reading.place((file_name,))}: {file_name} = {other!r}: no such file beside this one; what it holds is missing here"
-        )
+        notes.append(no_file(file_name, Setting(other, reading.place((file_name,))), "what it holds is"))
     return [], reading, ()
 
 
@@ -243,9 +243,39 @@ def interval(steps: str, unit: str, other: str = "") -> Any:
     return convert
 
 
-def prompts(value: Any, source: Source) -> Any:
-    prompts = [str(one["prompt"]) for one in value if one.get("enabled", True) and one.get("prompt")]
-    return Changed(prompts, "without the size and seed of single prompts") if prompts else NOTHING
+def samples(value: Any, source: Source) -> Any:
+    """The samples that are on, each with its own size, seed and so on."""
+    return prompts([_sample(one) for one in value if one.get("enabled", True)])
+
+
+def _sample(one: Mapping[str, Any]) -> dict[str, Any]:
+    found = {ours: one.get(theirs) for theirs, ours in _SAMPLE.items()}
+    return found | {"seed": None if one.get("random_seed") else found["seed"]}
+
+
+_SAMPLE: Final = {
+    "prompt": "text",
+    "negative_prompt": "negative",
+    "width": "width",
+    "height": "height",
+    "seed": "seed",
+    "diffusion_steps": "steps",
+    "cfg_scale": "guidance_scale",
+}
+
+
+def with_masks(value: Any, source: Source) -> Any:
+    """A setting of masks, where they are used."""
+    return value if source.get("masked_training") and not is_off(value) else NOTHING
+
+
+def change(name: str) -> Any:
+    """The largest change of an image's colours, in the folder's own unit."""
+
+    def convert(value: Any, source: Source) -> Any:
+        return Lost(f"set {name} of the folder by hand, as a share") if value else NOTHING
+
+    return convert
 
 
 def file(value: Any, source: Source) -> Any:
@@ -266,7 +296,7 @@ def resolutions(value: Any, source: Source) -> Any:
     if "x" in str(value):
         return side(value, source)
     sides = sides_of(value)
-    return sides[0] if len(sides) == 1 else Lost("several resolutions: data.sets has a list of them for each folder")
+    return sides[0] if len(sides) == 1 else {"data.resolutions": sides}
 
 
 def rounds(value: Any, source: Source) -> Any:

@@ -18,6 +18,7 @@ from .conversions import (
     one_of,
     optimizer,
     optimizer_keys,
+    sampler,
     schedule,
     side,
     switched,
@@ -140,12 +141,8 @@ _ROWS: Final = [
         unless_off,
         say="sample.every_epochs counts epochs, sample.every steps",
     ),
-    Row("sample_prompts", (), own.prompts),
-    turned(
-        "sample_sampler",
-        "sample.sampler",
-        one_of({"euler": "euler", "ddim": "ddim", "k_euler": "euler"}, "sample.sampler has euler and ddim"),
-    ),
+    turned("sample_prompts", "sample.prompt_file", unless_off),
+    turned("sample_sampler", "sample.sampler", sampler),
     never("sample_at_first", "grids come after steps, none before the first"),
     turned("gradient_accumulation_steps", "gradient.accumulation", to_number),
     turned(
@@ -269,7 +266,13 @@ _ROWS: Final = [
     never("fused_backward_pass", "a LoRA's gradients are small"),
     *(Row(name, (), own.bf16_master) for name in ("full_bf16", "full_fp16")),
     never("blocks_to_swap", "weights stay on the GPU; model.quantize and gradient.checkpointing save memory"),
-    never("validation_split", "validation is not in this version"),
+    turned("validation_split", "validation.fraction", unless_off),
+    turned("validate_every_n_steps", "validation.every", unless_off),
+    turned("validate_every_n_epochs", "validation.every_epochs", unless_off),
+    *part_of("validation_seed max_validation_steps"),
+    Row("masked_loss", (), lambda v, s: NOTHING, say="data.masks says where masks come from"),
+    Row("prior_loss_weight", (), lambda v, s: NOTHING, say="regularization_weight of the set in [[data.sets]]"),
+    never("reg_data_dir", "a set of its own: [[data.sets]] with regularization = true"),
     *(
         never(name, "uploads, wandb and several GPUs are not here")
         for name in (
@@ -284,29 +287,35 @@ _ROWS: Final = [
     ),
 ]
 
-_CAPTIONS: Final = [
-    never("shuffle_caption", "shuffled tags are not in this version"),
-    never("caption_tag_dropout_rate", "single tags are not dropped; data.caption_dropout drops whole captions"),
-    never("caption_dropout_every_n_epochs", "data.caption_dropout is a share of the images"),
-    *part_of(
-        "keep_tokens keep_tokens_separator caption_separator secondary_separator token_warmup_min token_warmup_step",
-    ),
-    *(
-        never(name, "captions are taken as they are")
-        for name in ("caption_prefix", "caption_suffix", "enable_wildcard")
-    ),
-    never("weighted_captions", "brackets in captions are taken as they are"),
-    never("flip_aug", "images are encoded once; write flipped copies into the folder"),
-    *(never(name, "images are encoded once, as they are") for name in ("color_aug", "face_crop_aug_range")),
-    never("random_crop", "crops are centred, and encoded once"),
-    *(never(name, "masks are not in this version") for name in ("masked_loss", "alpha_mask", "conditioning_data_dir")),
-    *(never(name, "images for regularisation are not in this version") for name in ("reg_data_dir", "is_reg")),
-    turned("prior_loss_weight", (), lambda v, s: NOTHING),
-    *(never(name, "captions stand in text files or metadata.jsonl") for name in ("in_json", "metadata_file")),
-]
-"""Of captions and images; they stand in a config and in a dataset TOML."""
+
+def _of_images(data: str, captions: str) -> list[Row]:
+    """Rows about captions and images; they stand in a config and in a dataset TOML."""
+    return [
+        turned("shuffle_caption", f"{captions}.shuffle", switched(True)),
+        turned("keep_tokens", f"{captions}.keep_tokens", unless_off),
+        turned("keep_tokens_separator", f"{captions}.keep_separator", unless_off),
+        turned("caption_separator", f"{captions}.separator", unless_off),
+        turned("caption_tag_dropout_rate", f"{captions}.tag_dropout", unless_off),
+        turned("caption_prefix", f"{captions}.prefix", unless_off),
+        turned("caption_suffix", f"{captions}.suffix", unless_off),
+        turned("enable_wildcard", f"{captions}.wildcards", switched(True)),
+        turned("flip_aug", f"{data}.flip", switched(True)),
+        turned("random_crop", f"{data}.random_crop", switched(True)),
+        turned("alpha_mask", f"{data}.masks", switched("alpha")),
+        turned("conditioning_data_dir", (f"{data}.masks", f"{data}.mask_folder"), own.masks(data)),
+        never("caption_dropout_every_n_epochs", "data.caption_dropout is a share of the images"),
+        never("secondary_separator", "captions.separator is the one that there is"),
+        *part_of("token_warmup_min token_warmup_step"),
+        never("weighted_captions", "brackets in captions are taken as they are"),
+        never("color_aug", "data.brightness, contrast, saturation and hue say how much; set them by hand"),
+        never("face_crop_aug_range", "data.random_crop crops anywhere"),
+        *(never(name, "captions stand in text files or metadata.jsonl") for name in ("in_json", "metadata_file")),
+    ]
+
 
 _SET_ROWS: Final = [
+    turned("is_reg", "set.regularization", switched(True)),
+    turned("prior_loss_weight", "set.regularization_weight", to_float),
     same("image_dir", "set.path", say=""),
     turned("N_name", "set.folder_repeats", switched(True)),
     turned("num_repeats", "set.repeats", to_number),
@@ -327,6 +336,6 @@ PROGRAM: Final = Program(
     "sd-scripts",
     own.is_mine,
     own.read,
-    [*_ROWS, *_CAPTIONS, *optimizer_keys("optimizer_args.")],
-    [*_SET_ROWS, *_CAPTIONS],
+    [*_ROWS, *_of_images("data", "captions"), *optimizer_keys("optimizer_args.")],
+    [*_SET_ROWS, *_of_images("set", "set.captions")],
 )

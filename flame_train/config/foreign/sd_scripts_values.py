@@ -69,6 +69,9 @@ def read(reading: Reading) -> Source:
         sets = _sets(other) if other else []
         if other is None:
             notes.append(no_file("dataset_config", named, "its folders are"))
+    weight = settings.get("prior_loss_weight")
+    if weight is not None:
+        sets = [one | {"prior_loss_weight": weight} if "is_reg" in one else one for one in sets]
     if not sets and "train_data_dir" in settings:
         sets = _folders(settings)
     return Source(_family(reading, settings), _unpacked(settings), sets, notes)
@@ -93,7 +96,9 @@ def _folders(settings: dict[str, Setting]) -> list[dict[str, Setting]]:
     found = [{"image_dir": settings.pop("train_data_dir"), "N_name": Setting(True, "")}]
     regularization = settings.pop("reg_data_dir", None)
     if regularization and regularization.value:
-        found.append({"image_dir": regularization, "is_reg": Setting(True, regularization.place)})
+        weight = settings.get("prior_loss_weight", Setting(1.0, ""))
+        marked = {"is_reg": Setting(True, regularization.place), "prior_loss_weight": weight}
+        found.append({"image_dir": regularization, "N_name": Setting(True, ""), **marked})
     return found
 
 
@@ -219,10 +224,6 @@ def steps(value: Any, source: Source) -> Any:
     return number(value) if is_off(source.get("max_train_epochs")) else NOTHING
 
 
-def prompts(value: Any, source: Source) -> Any:
-    return Lost("a file of prompts: write its lines into sample.prompts")
-
-
 def schedule_ratio(value: Any, source: Source) -> Any:
     peak = number(source.get("unet_lr") or source.get("learning_rate") or 0)
     return (
@@ -240,3 +241,12 @@ def encoder_rate(value: Any, source: Source) -> Any:
     return (
         NOTHING if all(is_off(number(each)) for each in (value if isinstance(value, list) else [value])) else Lost(TEXT)
     )
+
+
+def masks(data: str) -> Any:
+    """A folder of masks, which sd-scripts reads where the loss is masked."""
+
+    def convert(value: Any, source: Source) -> Any:
+        return NOTHING if is_off(value) else {f"{data}.masks": "files", f"{data}.mask_folder": value}
+
+    return convert

@@ -146,7 +146,7 @@ _ROWS: Final = [
     never("validation_guidance_skip_layers", "sampling without layers is not here"),
     turned("validation_disable_unconditional", (), lambda v, s: NOTHING),
     never("tread_config", "all tokens go through all blocks"),
-    never("masked_loss_probability", "masks are not in this version"),
+    never("masked_loss_probability", "data.masks has masks for all images of a folder"),
     never("musubi_blocks_to_swap", "weights stay on the GPU; model.quantize and gradient.checkpointing save memory"),
     never("caption_strategy", "captions stand in text files or metadata.jsonl here"),
     *(never(name, "uploads to the hub are not here") for name in ("push_to_hub", "push_checkpoints_to_hub")),
@@ -185,7 +185,7 @@ _SET_ROWS: Final = [
     Row("type", (), own.not_local),
     Row("caption_strategy", (), own.strategy),
     turned("train_batch_size", "set.batch_size", to_number),
-    never("is_regularisation_data", "images for regularisation are not in this version"),
+    turned("is_regularisation_data", "set.regularization", switched(True)),
     turned("crop", (), lambda v, s: NOTHING),
     turned(
         "crop_aspect",
@@ -198,7 +198,11 @@ _SET_ROWS: Final = [
     ),
     turned("crop_style", (), lambda v, s: NOTHING if v in ("center", "centre") else Lost("crops are centred")),
     never("only_instance_prompt", "data.caption is for images without a caption"),
-    never("prepend_instance_prompt", "prefixes of captions are not in this version"),
+    Row(
+        "prepend_instance_prompt",
+        (),
+        lambda v, s: NOTHING if is_off(v) else Lost("captions.prefix is a text: write the prompt there"),
+    ),
     *needless(
         "nothing here depends on it",
         "id dataset_type resolution_type minimum_image_size maximum_image_size "
