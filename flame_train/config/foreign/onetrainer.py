@@ -75,18 +75,10 @@ _ROWS: Final = [
     *part_of("learning_rate_scaler"),
     turned("optimizer", "optimizer.name", optimizer),
     *(
-        turned(
-            f"optimizer.{name}",
-            "optimizer.betas",
-            lambda v, s: (
-                NOTHING
-                if s.get("optimizer.beta1") is None or s.get("optimizer.beta2") is None
-                else [s.get("optimizer.beta1"), s.get("optimizer.beta2")]
-            ),
-        )
+        turned(f"optimizer.{name}", ("optimizer.betas", f"optimizer.{name}"), own.beta(name))
         for name in ("beta1", "beta2")
     ),
-    *optimizer_keys("optimizer."),
+    *(row for row in optimizer_keys("optimizer.") if not row.key.startswith("optimizer.beta")),
     turned("learning_rate_scheduler", "schedule.name", schedule, absent="CONSTANT"),
     turned("learning_rate_warmup_steps", WARMUP, own.warmup, absent=200.0),
     turned(
@@ -108,10 +100,6 @@ _ROWS: Final = [
     turned("batch_size", "data.batch_size", to_number),
     turned("gradient_accumulation_steps", "gradient.accumulation", to_number),
     turned("clip_grad_norm", "gradient.clip_norm", lambda v, s: 0.0 if v is None else float(v)),
-    *(
-        turned(f"{part}.gradient_checkpointing", "gradient.checkpointing", switched("full"), families=[f], absent=True)
-        for part, f in (("unet", "sdxl"), ("transformer", "sd3"), ("transformer", "flux"))
-    ),
     turned(
         "gradient_checkpointing",
         "gradient.checkpointing",
@@ -119,6 +107,10 @@ _ROWS: Final = [
             {"ON": "full", "OFF": "off", "CPU_OFFLOADED": "offload", True: "full", False: "off"},
             "expected ON, OFF or CPU_OFFLOADED",
         ),
+    ),
+    *(
+        turned(f"{part}.gradient_checkpointing", "gradient.checkpointing", switched("full"), families=[f], absent=True)
+        for part, f in (("unet", "sdxl"), ("transformer", "sd3"), ("transformer", "flux"))
     ),
     turned("ema", "train.ema_decay", own.rounds),
     *part_of("ema_decay"),
@@ -251,7 +243,11 @@ _SET_ROWS: Final = [
     turned("text.tag_delimiter", "set.captions.separator", unless_off),
     turned("text.tag_dropout_probability", "set.captions.tag_dropout", unless_off),
     never("text.caps_randomize_enable", "captions keep their capitals"),
-    turned("loss_weight", "set.loss_weight", lambda v, s: NOTHING if v == 1.0 else v),
+    turned(
+        "loss_weight",
+        (),
+        lambda v, s: NOTHING if v == 1.0 else Lost("of [[data.sets]] only those of regularization have a weight"),
+    ),
     turned("include_subdirectories", (), lambda v, s: NOTHING),
     *needless(
         "nothing here depends on it",

@@ -320,3 +320,17 @@ def concept_type(value: Any, source: Source) -> Any:
 
 def as_set(answer: Any) -> Any:
     return answer if isinstance(answer, Mapping) else {"set.repeats": number(answer)}
+
+
+def beta(name: str) -> Any:
+    """One of two decay rates, which most optimizers here have as a pair; Adafactor has the first alone."""
+
+    def convert(value: Any, source: Source) -> Any:
+        first, second = source.get("optimizer.beta1"), source.get("optimizer.beta2")
+        if value is None:
+            return NOTHING
+        if first is not None and second is not None:
+            return {"optimizer.betas": [first, second]}
+        return {f"optimizer.{name}": value}
+
+    return convert

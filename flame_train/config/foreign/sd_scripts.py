@@ -228,13 +228,13 @@ _ROWS: Final = [
         "bucket_no_upscale",
         "data.upscale",
         inverted,
-        absent=False,
         say="data.upscale is the opposite switch: bucket_no_upscale = true is data.upscale = false, the default",
     ),
     turned("bucket_reso_steps", "data.bucket_step", to_number),
     turned("min_bucket_reso", "data.min_bucket", to_number),
     turned("max_bucket_reso", "data.max_bucket", to_number),
     turned("dataset_repeats", "data.repeats", to_number),
+    turned("caption_extension", "data.caption_extension", ending),
     turned("caption_dropout_rate", "data.caption_dropout", to_float),
     *(
         always(name, "latents and captions are encoded once, on disk")

@@ -43,6 +43,27 @@ _FLUX: Final = (
     "guidance_scale",
     "apply_t5_attn_mask",
 )
+_OF_SETS: Final = (
+    "resolution",
+    "enable_bucket",
+    "bucket_no_upscale",
+    "bucket_reso_steps",
+    "min_bucket_reso",
+    "max_bucket_reso",
+    "caption_extension",
+    "caption_dropout_rate",
+    "shuffle_caption",
+    "keep_tokens",
+    "keep_tokens_separator",
+    "caption_separator",
+    "caption_tag_dropout_rate",
+    "caption_prefix",
+    "caption_suffix",
+    "enable_wildcard",
+    "flip_aug",
+    "random_crop",
+    "alpha_mask",
+)
 _LISTS: Final = ("network_args", "optimizer_args", "lr_scheduler_args")
 HUBERS: Final = ("huber", "smooth_l1")
 TEXT: Final = "text encoders are not trained here"
@@ -74,7 +95,16 @@ def read(reading: Reading) -> Source:
         sets = [one | {"prior_loss_weight": weight} if "is_reg" in one else one for one in sets]
     if not sets and "train_data_dir" in settings:
         sets = _folders(settings)
-    return Source(_family(reading, settings), _unpacked(settings), sets, notes)
+    return Source(_family(reading, settings), _unpacked(settings), _filled_in(sets, settings), notes)
+
+
+def _filled_in(sets: list[dict[str, Setting]], settings: dict[str, Setting]) -> list[dict[str, Setting]]:
+    """The sets, with what the config says of all images where they say nothing; it is taken out of `settings`."""
+    if not sets:
+        return []
+    names = {"train_batch_size": "batch_size", "dataset_repeats": "num_repeats"} | {name: name for name in _OF_SETS}
+    shared = {ours: settings.pop(theirs) for theirs, ours in names.items() if theirs in settings}
+    return [shared | one for one in sets]
 
 
 def _sets(reading: Reading) -> list[dict[str, Setting]]:

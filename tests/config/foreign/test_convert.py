@@ -6,12 +6,13 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from . import in_their_style as styles
 import pytest
 
 from flame_train.config.load import load
 from flame_train.errors import ConfigError
 from flame_train.tools.import_config import import_config
+
+from . import in_their_style as styles
 
 FILES = {
     "flat.toml": styles.SD_FLAT,
@@ -232,11 +233,17 @@ def test_what_is_written_is_a_config_once_it_is_filled_in(project: Path, name: s
 
 
 LOST = {
-    "flat.toml": ["flat.toml:10: text_encoder_lr = 1e-05: text encoders are not trained here", "optimizer_args.decouple"],
+    "flat.toml": [
+        "flat.toml:10: text_encoder_lr = 1e-05: text encoders are not trained here",
+        "optimizer_args.decouple",
+    ],
     "sections.toml": [],
     "run.sh": ["run.sh:7: network_args.train_blocks = 'single': ranks and rates of single layers are [[lora.rules]]"],
-    "flux.yaml": ["flux.yaml:29: train.diff_output_preservation = true: a loss that compares with the base model"],
-    "knight.json": ["knight.json:41: text_encoder.train = true: text encoders are not trained here", "backup_after = 30"],
+    "flux.yaml": ["flux.yaml:31: train.diff_output_preservation = true: a loss that compares with the base model"],
+    "knight.json": [
+        "knight.json:32: text_encoder.train = true: text encoders are not trained here",
+        "backup_after = 30",
+    ],
     "simple.json": ["simple.json:25: push_to_hub = true: uploads to the hub are not here"],
     "pipe.toml": ["pipe.toml:10: checkpoint_every_n_minutes = 120: an interval in minutes"],
 }
@@ -263,7 +270,7 @@ def test_nothing_is_lost_without_a_word(project: Path) -> None:
     ("name", "change", "message"),
     [
         ("flat.toml", ("", ""), "does not say which model it is for; add --family"),
-        ("flux.yaml", ("is_flux: true", "arch: wan21"), "flux.yaml:32: arch = wan21: expected sdxl, sd3 or flux"),
+        ("flux.yaml", ("is_flux: true", "arch: wan21"), "flux.yaml:33: arch = wan21: expected sdxl, sd3 or flux"),
         ("flux.yaml", ("network:", "adapter:"), "expected a LoRA"),
         ("preset.json", ('"LORA"', '"FINE_TUNE"'), "preset.json:4: training_method = FINE_TUNE: expected LORA"),
         ("preset.json", ("STABLE_DIFFUSION_35", "Z_IMAGE"), "preset.json:3: model_type = Z_IMAGE: expected SDXL"),
@@ -274,7 +281,9 @@ def test_nothing_is_lost_without_a_word(project: Path) -> None:
         ("eri.yaml", ("model_kind: sd3\n", ""), "its keys are of none of them"),
     ],
 )
-def test_a_config_for_something_else_is_refused(project: Path, name: str, change: tuple[str, str], message: str) -> None:
+def test_a_config_for_something_else_is_refused(
+    project: Path, name: str, change: tuple[str, str], message: str
+) -> None:
     path = project / name
     path.write_text(path.read_text().replace(*change))
     with pytest.raises(ConfigError) as caught:
@@ -286,7 +295,10 @@ def test_a_config_for_something_else_is_refused(project: Path, name: str, change
 def test_a_file_that_is_named_and_missing_is_told(project: Path) -> None:
     (project / "dataset.toml").unlink()
     result, _ = imported(project, "pipe.toml")
-    assert any("pipe.toml:2: dataset = 'dataset.toml': no such file beside this one" in line for line in result["no_counterpart"])
+    assert any(
+        "pipe.toml:2: dataset = 'dataset.toml': no such file beside this one" in line
+        for line in result["no_counterpart"]
+    )
     assert any(line.startswith("data.path") for line in result["missing"])
 
 
