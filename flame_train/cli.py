@@ -212,6 +212,24 @@ def init(
         show({"family": family, "output": str(output)}, as_json, str(output))
 
 
+@app.command("import")
+def import_(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Config of another trainer: TOML, YAML, JSON or script.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="TOML file to write.")] = None,
+    family: Annotated[
+        str, typer.Option("--family", help=f"One of {', '.join(FAMILY_TITLES)}, where the file names no model.")
+    ] = "",
+    force: Force = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Make a config of another trainer's: sd-scripts, ai-toolkit, OneTrainer, SimpleTuner and others."""
+    from flame_train.tools.import_config import import_config, told
+
+    result = import_config(file, output, family, force)
+    show(result, as_json, told(result))
+
+
 @app.command()
 def sample(
     checkpoint: Annotated[str, typer.Option("--checkpoint", "-m", help="Base model: file, folder or hf:owner/name.")],

@@ -15,7 +15,7 @@ from typing import Final
 from flame_train.adapters.kinds import ADAPTERS, Factors
 from flame_train.adapters.rules import Own, apply_rules
 from flame_train.adapters.targets import layer_shapes, resolve
-from flame_train.config.load import Gathered, Located
+from flame_train.config.located import Gathered, Located
 from flame_train.config.schema import Config, LoraSection, LossSection
 from flame_train.data.sets import image_sets
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS

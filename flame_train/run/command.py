@@ -12,7 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flame_train.config.load import Located, load_located
+from flame_train.config.load import load_located
+from flame_train.config.located import Located, told_with_keys
 from flame_train.config.render import resolved
 from flame_train.config.resume import differences
 from flame_train.config.schema import Config
@@ -79,13 +80,17 @@ def train(
     Raises:
         FlameError: any error that a user can correct; see `errors`.
     """
+    lacking = FAMILIES[family].unsupported_keys() if family else ()
     if dry_run:
-        return _trained(load_located(source, overrides), device, True, family, callbacks, ALONE)
+        asked = load_located(source, overrides, lacking)
+        with told_with_keys(asked):
+            return _trained(asked, device, True, family, callbacks, ALONE)
     group, device = join(device, transport)
     with ending_together(group):
         with group.together():
-            asked = load_located(source, overrides)
-        return _trained(asked, device, False, family, callbacks, group)
+            asked = load_located(source, overrides, lacking)
+        with told_with_keys(asked):
+            return _trained(asked, device, False, family, callbacks, group)
 
 
 def _trained(
@@ -113,7 +118,7 @@ def check_device(config: Config, device: str) -> None:
 def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) -> dict[str, Any]:
     """Encodes the images and captions of a config ahead of training. Returns counts."""
     asked = load_located(source, overrides)
-    with StopRequest() as stop, fetching(not dry_run):
+    with told_with_keys(asked), StopRequest() as stop, fetching(not dry_run):
         if not dry_run:
             check_formats(device, encoding_formats(asked.config))
         plan = make_plan(check(asked), stop)

@@ -16,7 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flame_train.data.tokenizers.spiece import parse_spiece
-from flame_train.data.tokenizers.t5 import EOS, T5Tokenizer, find_vocabulary, named_vocabulary
+from flame_train.data.tokenizers.t5 import (
+    EOS,
+    PUBLISHED_ROWS,
+    SHIPPED,
+    T5Tokenizer,
+    find_vocabulary,
+    named_vocabulary,
+)
 from flame_train.errors import ModelFileError
 
 WORDS = """
@@ -257,6 +264,23 @@ def test_where_the_vocabulary_is_looked_for(tmp_path: Path) -> None:
     assert find_vocabulary([checkpoint, flux], "x") == beside
     with pytest.raises(ModelFileError, match=r"spiece\.model: cannot be read"):
         T5Tokenizer(tmp_path).encode("x")
+
+
+def test_the_shipped_vocabulary_is_for_encoders_of_the_published_size(tmp_path: Path) -> None:
+    assert find_vocabulary([tmp_path], "x", PUBLISHED_ROWS) == SHIPPED
+    with pytest.raises(ModelFileError, match="found none in"):
+        find_vocabulary([tmp_path], "x", 384)
+    beside = tokenizer_json(tmp_path)
+    assert find_vocabulary([tmp_path], "x", PUBLISHED_ROWS) == beside
+
+
+def test_the_shipped_vocabulary_is_that_of_t5() -> None:
+    """Ids as google/t5-v1_1-xxl's own tokenizer has them, published in T5's documentation and tests."""
+    tokenizer = T5Tokenizer(SHIPPED)
+    assert len(tokenizer.vocabulary.pieces) == 32100
+    assert tokenizer.encode("The house is wonderful.") == [37, 629, 19, 1627, 5]
+    assert tokenizer.encode("translate English to German: ") == [13959, 1566, 12, 2968, 10]
+    assert max(tokenizer.encode("<extra_id_0>")) == 32099
 
 
 def test_the_folder_that_was_started_in_is_told_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
