@@ -14,9 +14,11 @@ from pydantic import Field
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.rules import Rule
+from flame_train.config.prompts import Prompt
 from flame_train.data.sets import DataSet
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import NOISE_KINDS
+from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.optimizers import OPTIMIZERS
@@ -377,6 +379,7 @@ class LogSection(Section):
     )
 
 
+@choices(SAMPLERS)
 class SampleSection(Repeated):
     """Images made during the run."""
 
@@ -384,8 +387,19 @@ class SampleSection(Repeated):
     every_epochs: int = _epochs(
         0, "interval between grids, in place of sample.every", aka=("sample_every_n_epochs", "validation_epochs")
     )
-    prompts: tuple[str, ...] = field(
-        (), "one image each; empty: no grids", free=True, aka=("sample_prompts", "validation_prompt")
+    prompts: tuple[Prompt, ...] = field(
+        (),
+        "one image each; empty: no grids. Strings, also with --n --w --h --d --l --s as kohya has them, or tables "
+        "[[sample.prompts]] with text, negative, seed, width, height, steps, guidance_scale, sampler, strength",
+        free=True,
+        aka=("validation_prompt",),
+    )
+    prompt_file: str = field(
+        "",
+        "text file with further prompts, one a line, as kohya's trainers read it; empty: none",
+        free=True,
+        place=True,
+        aka=("sample_prompts",),
     )
     negative: str = field("", "negative prompt; needs classifier-free guidance", free=True, aka=("negative_prompt",))
     steps: int = field(
@@ -399,7 +413,6 @@ class SampleSection(Repeated):
         free=True,
         aka=("cfg_scale", "guidance"),
     )
-    sampler: Literal["euler", "ddim"] = field("euler", "sampler", free=True, aka=("sample_sampler",))
     seed: int = field(42, "seed of the first image; the next has the next", ge=0, le=2**63 - 1, free=True)
     width: int = field(0, "image width; 0: data.resolution", unit="pixels", ge=0, le=8192, multiple_of=8, free=True)
     height: int = field(0, "image height; 0: data.resolution", unit="pixels", ge=0, le=8192, multiple_of=8, free=True)

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 from flame_train.adapters.attach import attach_factors
 from flame_train.adapters.formats import from_file
 from flame_train.config.load import load
+from flame_train.config.prompts import Prompt
 from flame_train.config.render import commented
 from flame_train.config.schema import (
     CheckpointSection,
@@ -199,7 +200,12 @@ def _config(folder: Path, device: str, lesson: Lesson) -> Config:
         schedule=ScheduleSection(warmup_steps=5),
         train=TrainSection(steps=lesson.steps, precision=_precision(device)),
         checkpoint=CheckpointSection(every=lesson.steps // 2, keep=2),
-        sample=SampleSection(every=lesson.steps, prompts=_PROMPTS, steps=_DRAWN_IN, guidance_scale=3.0),
+        sample=SampleSection(
+            every=lesson.steps,
+            prompts=tuple(Prompt(text=text) for text in _PROMPTS),
+            steps=_DRAWN_IN,
+            guidance_scale=3.0,
+        ),
         output=OutputSection(dir=str(folder / "run")),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -80,13 +80,13 @@ def _encode(plan: Plan) -> None:
 
 def _train(plan: Plan, largest: Placement) -> None:
     """As `train_run` does: a grid, two steps, the second of which is captured, and another grid."""
-    denoiser, _, state = loaded(plan, _DEVICE)
+    denoiser, attached, state = loaded(plan, _DEVICE)
     host = _batch(plan, largest)
     backend = get_backend(_DEVICE)
     send = sender(backend, state.dtype)
     sent = [send(host), send(host)]  # one is trained on, one is ahead
-    few = plan.config.sample.model_copy(update={"steps": min(_DRAWN, plan.config.sample.steps)})
-    drawn = grid_drawer(plan, few, lambda _: _caption(plan), denoiser, _DEVICE, StopRequest())
+    few = [replace(request, steps=min(_DRAWN, request.steps)) for request in plan.requests]
+    drawn = grid_drawer(plan, few, lambda _: _caption(plan), denoiser, attached, _DEVICE, StopRequest())
     _draw(drawn, state)
     batch = Batch(host, backend, state.dtype)
     steps = capture(lambda: micro(state, batch), _DEVICE), capture(lambda: update(state), _DEVICE)

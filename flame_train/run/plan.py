@@ -26,6 +26,7 @@ from flame_train.user_cache import user_cache
 
 from .check import Checked
 from .encode import Encoding, cache_folder
+from .sampling import Request, requests, texts_of
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_EPOCH = 10_000_000  # samples
@@ -54,10 +55,15 @@ class Plan:
         return self.samples.order(self.config.data.batch_size, self.config.train.seed)
 
     @property
+    def requests(self) -> tuple[Request, ...]:
+        """The images of a grid; none if the config wants no grids."""
+        sample = self.config.sample
+        return requests(sample, self.config.data.resolution, self.model) if sample.repeats else ()
+
+    @property
     def prompts(self) -> tuple[str, ...]:
         """Every text that sampling needs in addition to the captions."""
-        sample = self.config.sample
-        return (*sample.prompts, sample.negative) if sample.repeats else ()
+        return texts_of(self.requests)
 
     @property
     def encoding(self) -> Encoding:
@@ -101,7 +107,7 @@ def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
     _notice_rate(config.optimizer)
     plan = _with_steps(Plan(checked, samples), processes)
     _notice_long_texts(model, "caption", [row.item.caption for row in whole.rows])
-    _notice_long_texts(model, "prompt", list(config.sample.prompts) if config.sample.repeats else [])
+    _notice_long_texts(model, "prompt", [request.text for request in plan.requests])
     return plan
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from flame_train.adapters.attach import Attached, attach
+from flame_train.adapters.attach import Attached, at_strength, attach
 from flame_train.adapters.beginning import begin_with
 from flame_train.adapters.dropping import Chances
 from flame_train.adapters.kinds import ADAPTERS, Factors
 from flame_train.adapters.rules import rates
-from flame_train.config.schema import GradientSection, OptimizerSection, SampleSection, ScheduleSection, TrainSection
+from flame_train.config.schema import GradientSection, OptimizerSection, ScheduleSection, TrainSection
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import Tensor
 from flame_train.engine.backend import get_backend
@@ -40,7 +40,7 @@ from .check import fp8_of
 from .encode import Encoded
 from .finish import lora_writer
 from .plan import Plan
-from .sampling import drawing, grid_of, image_size
+from .sampling import Request, drawing, grid_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def train_run(
             sources=sources,
             lora=lora_writer(c, plan.model, attached, plan.samples, plan.order.batches_per_epoch),
             first=first,
-            preview=best_effort(_preview(plan, encoded, denoiser, folder, device, stop)),
+            preview=best_effort(_preview(plan, encoded, denoiser, attached, folder, device, stop)),
             stop=stop,
             callbacks=callbacks,
         )
@@ -220,7 +220,13 @@ def _loader(plan: Plan, encoded: Encoded, first: int, state: State, device: str)
 
 
 def _preview(
-    plan: Plan, encoded: Encoded, denoiser: Denoiser, folder: RunFolder, device: str, stop: StopRequest
+    plan: Plan,
+    encoded: Encoded,
+    denoiser: Denoiser,
+    attached: Attached,
+    folder: RunFolder,
+    device: str,
+    stop: StopRequest,
 ) -> Callable[[int], None]:
     """Writes the grid of a step, sampled with the network's weights at the time of the call.
 
@@ -228,6 +234,7 @@ def _preview(
         plan: the plan of the run.
         encoded: the encoded dataset, which has the prompts' arrays.
         denoiser: the network.
+        attached: its adapters.
         folder: the run folder.
         device: "cuda" or "cpu".
         stop: raises Interrupted after a signal.
@@ -235,39 +242,37 @@ def _preview(
     Returns:
         A function of the step; it does nothing if the config wants no grids.
     """
-    drawn = grid_drawer(plan, plan.config.sample, encoded.caption, denoiser, device, stop)
+    drawn = grid_drawer(plan, plan.requests, encoded.caption, denoiser, attached, device, stop)
     return (lambda step: None) if drawn is None else (lambda step: folder.write_sample(step, png(drawn())))
 
 
 def grid_drawer(
     plan: Plan,
-    sample: SampleSection,
+    wanted: Sequence[Request],
     captions: Callable[[str], Example],
     denoiser: Denoiser,
+    attached: Attached,
     device: str,
     stop: StopRequest,
 ) -> Callable[[], Pixels] | None:
-    """A function that samples the grid of `sample` with the network's weights at the time of the call.
+    """A function that samples a grid with the network's weights at the time of the call.
 
     Args:
         plan: the plan of the run.
-        sample: how images are sampled.
+        wanted: the images.
         captions: the arrays of a prompt.
         denoiser: the network.
+        attached: its adapters.
         device: "cuda" or "cpu".
         stop: raises Interrupted after a signal.
 
     Returns:
-        The function; None if the config wants no grids.
+        The function; None if no image is wanted.
     """
+    if not wanted:
+        return None
     c, model = plan.config, plan.model
-    size = image_size(sample, c.data.resolution, model)
-    return grid_of(
-        sample,
-        drawing(sample, size, c.model, c.loss, model, device=device, dtype=c.train.precision),
-        size,
-        captions,
-        Denoiser.of(model, denoiser.network, device, sample.guidance_scale),
-        lambda: model.vae.load(c.model.vae_precision, device),
-        stop,
-    )
+    how = [drawing(each, c.model, c.loss, model, device=device, dtype=c.train.precision) for each in wanted]
+    vae = model.vae.load(c.model.vae_precision, device)
+    drawn = list(zip(wanted, how, strict=True))
+    return grid_of(drawn, captions, denoiser, vae, partial(at_strength, attached), stop)

@@ -22,7 +22,7 @@ from flame_train.tools.merge import merge
 from flame_train.tools.sample import sample
 
 PLAIN = {
-    "lora": None, "strength": 1.0, "negative": "", "steps": 3, "guidance_scale": 2.0, "sampler": "euler",
+    "negative": "", "steps": 3, "guidance_scale": 2.0, "sampler": "euler",
     "prediction": "epsilon", "precision": "fp32", "seed": 3, "width": 96, "height": 64, "device": "cpu",
 }  # fmt: skip
 UNET = "model.diffusion_model."
@@ -33,8 +33,9 @@ PROMPTS = ("a blue circle", "a red house")
 def drawn_with(small_base, tmp_path):
     """The pixels that `sample` writes, by default for one prompt and without a LoRA."""
 
-    def draw(prompts=PROMPTS[:1], base=small_base, **changes):
+    def draw(prompts=PROMPTS[:1], base=small_base, *, lora=None, strength=1.0, **changes):
         path = tmp_path / "sample.png"
+        changes |= {"loras": [(lora, strength)]} if lora else {}
         sample(str(base), list(prompts), path, **{**PLAIN, **changes}, force=True)
         with Image.open(path) as image:
             return np.asarray(image).astype(int)
@@ -196,7 +197,8 @@ def test_the_command_says_where_the_image_is(small_base, kohya, tmp_path, capsys
     )
     assert cli.run([*line.split(), "--device", "cpu", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert (said["image"], said["prompts"], said["strength"]) == (str(path), ["circle"], 1.0)
+    assert (said["image"], said["images"], said["prompts"]) == (str(path), [str(path)], ["circle"])
+    assert said["loras"] == [{"lora": str(kohya), "strength": 1.0}]
     with Image.open(path) as image:
         assert image.size == (64, 64)
 
