@@ -377,6 +377,14 @@ class LogSection(Section):
         ge=0,
         free=True,
     )
+    images_every: int = field(
+        100,
+        "interval at which the images of the highest and lowest running loss go into log.jsonl; images.json has all "
+        "of them; 0: losses of images are not kept",
+        unit="steps",
+        ge=0,
+        free=True,
+    )
 
 
 @choices(SAMPLERS)
@@ -416,6 +424,24 @@ class SampleSection(Repeated):
     seed: int = field(42, "seed of the first image; the next has the next", ge=0, le=2**63 - 1, free=True)
     width: int = field(0, "image width; 0: data.resolution", unit="pixels", ge=0, le=8192, multiple_of=8, free=True)
     height: int = field(0, "image height; 0: data.resolution", unit="pixels", ge=0, le=8192, multiple_of=8, free=True)
+
+
+class ValidationSection(Repeated):
+    """The loss on images that are held out: sets with `validation = true`, or a share of all."""
+
+    every: int = _interval(100, "interval between validations, if images are held out; 0: none", aka=("eval_every",))
+    every_epochs: int = _epochs(
+        0, "interval between validations, in place of validation.every", aka=("validate_every_n_epochs", "eval_epochs")
+    )
+    fraction: float = field(
+        0.0,
+        "share of the images that is held out, chosen by the hash of each; 0: none but the sets",
+        ge=0,
+        lt=1,
+        aka=("validation_split", "eval_split"),
+    )
+    timesteps: int = field(4, "noise levels at which each image is measured, evenly spread", ge=1, le=100, free=True)
+    patience: int = field(0, "validations without a lower loss after which the run ends; 0: never", ge=0, free=True)
 
 
 class OutputSection(Section):
@@ -465,6 +491,7 @@ class Config(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     log: LogSection = LogSection()
     sample: SampleSection = SampleSection()
+    validation: ValidationSection = ValidationSection()
     output: OutputSection = OutputSection()
 
 

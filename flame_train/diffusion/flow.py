@@ -82,6 +82,14 @@ class FlowObjective:
         low, high = (np.float32(end / 1000) for end in self.span)
         return Tensor(low + (high - low) * levels)
 
+    def at_levels(self, levels: Tensor) -> Tensor:
+        """Themselves: no shift and no span applies."""
+        return levels
+
+    def levels(self, t: Tensor) -> Tensor:
+        """Themselves."""
+        return t
+
     def noise(self, rng: Rng, latents: Tensor) -> Tensor:
         """(B, H, W, C) fp32, the noise of the target."""
         return self.kinds.drawn(rng, latents)

@@ -16,25 +16,38 @@ from flame_train.adapters.beginning import begin_with
 from flame_train.adapters.dropping import Chances
 from flame_train.adapters.kinds import ADAPTERS, Factors
 from flame_train.adapters.rules import rates
-from flame_train.config.schema import GradientSection, OptimizerSection, ScheduleSection, TrainSection
+from flame_train.config.schema import (
+    GradientSection,
+    LogSection,
+    LossSection,
+    OptimizerSection,
+    ScheduleSection,
+    TrainSection,
+)
+from flame_train.disk.files import reading
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import Tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.engine.optim import Optimizer
+from flame_train.errors import OutputError
 from flame_train.io.commit import Found
 from flame_train.io.runfolder import RunFolder
 from flame_train.training.batch import sender
 from flame_train.training.callbacks import Callbacks
 from flame_train.training.exchange import Exchanged
+from flame_train.training.image_losses import ImageLosses
 from flame_train.training.loader import Loader
 from flame_train.training.loop import Run, best_effort, train
 from flame_train.training.model import Denoiser, Example
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.preview import Pixels, png
-from flame_train.training.result import Sources, restore
+from flame_train.training.result import Sources, restore, standing_of
+from flame_train.training.saving import IMAGES
 from flame_train.training.step import Objective, State
 from flame_train.training.stop import StopRequest
+from flame_train.training.validate import HeldOut, Measured, Validator
+from flame_train.training.validation import Standing, Validation
 
 from .check import fp8_of
 from .encode import Encoded
@@ -96,8 +109,75 @@ def train_run(
             preview=best_effort(_preview(plan, encoded, denoiser, attached, folder, device, stop)),
             stop=stop,
             callbacks=callbacks,
+            validation=_validation(plan, encoded, state, found, device, group),
+            images=_images(c.log, found, group),
         )
         return train(run)
+
+
+def _validation(
+    plan: Plan, encoded: Encoded, state: State, found: Found | None, device: str, group: ProcessGroup
+) -> Validation:
+    """The validations of a run, as they stood at the checkpoint that it continues from.
+
+    Args:
+        plan: the plan of the run.
+        encoded: the encoded images, those held out among them.
+        state: the network and its optimizer, with whose averaged values is measured.
+        found: the checkpoint; None: a fresh run.
+        device: "cuda" or "cpu".
+        group: the processes that train together.
+
+    Returns:
+        The validations; without any if no image is held out.
+    """
+    section = plan.config.validation
+    if not plan.held_out.rows or not section.repeats:
+        return Validation()
+    offset = len(plan.samples.rows)
+    images = HeldOut(
+        tuple(row.item.sha256 for row in plan.held_out.rows),
+        tuple(row.placement.bucket for row in plan.held_out.rows),
+        lambda i: encoded.example(offset + i, False),
+    )
+    validator = make_validator(plan, state, images, device)
+
+    def measure() -> Measured:
+        with state.optimizer.averaged():
+            return validator.measure()
+
+    standing = Standing.read(standing_of(found)) if found is not None else None
+    return Validation(section, measure, standing, group)
+
+
+def make_validator(plan: Plan, state: State, images: HeldOut, device: str) -> Validator:
+    """Measures the loss of `images` with the run's network. A loss without weights and shifts compares with others."""
+    c = plan.config
+    plain = LossSection(zero_terminal_snr=c.loss.zero_terminal_snr)
+    return Validator(
+        state.denoiser,
+        plan.model.objective(c.model, plain, device),
+        images,
+        timesteps=c.validation.timesteps,
+        batch_size=c.data.batch_size,
+        device=device,
+        dtype=state.dtype,
+    )
+
+
+def _images(log: LogSection, found: Found | None, group: ProcessGroup) -> ImageLosses | None:
+    """The running losses of images, as the checkpoint has them; of several processes the first goes on with them."""
+    if not log.images_every:
+        return None
+    kept = found.path / IMAGES if found is not None else None
+    if kept is None or not group.leads or not kept.exists():
+        return ImageLosses()
+    with reading(kept):
+        raw = kept.read_bytes()
+    try:
+        return ImageLosses.read(raw)
+    except ValueError as error:
+        raise OutputError(f"{kept}: {error}; remove this checkpoint to continue from the one before") from error
 
 
 def loaded(
