@@ -19,8 +19,8 @@ from flame_train.adapters.formats import from_file
 from flame_train.config.load import load
 from flame_train.config.prompts import Prompt
 from flame_train.config.render import commented
+from flame_train.config.repeated import CheckpointSection, SampleSection
 from flame_train.config.schema import (
-    CheckpointSection,
     Config,
     DataSection,
     LoraSection,
@@ -28,7 +28,6 @@ from flame_train.config.schema import (
     ModelSection,
     OptimizerSection,
     OutputSection,
-    SampleSection,
     ScheduleSection,
     TrainSection,
 )

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from flame_train.config.prompts import Prompt, read_prompt_file
-from flame_train.config.schema import LossSection, ModelSection, SampleSection
+from flame_train.config.repeated import SampleSection
+from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Placement, Size
 from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.engine.dtype import as_dtype

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from flame_train.config.repeated import CheckpointSection, SampleSection
 from flame_train.config.schema import (
-    CheckpointSection,
     GradientSection,
     LogSection,
     OutputSection,
-    SampleSection,
     TrainSection,
 )
 from flame_train.disk.failpoint import hit, spoil

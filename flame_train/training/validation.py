@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from flame_train.config.schema import ValidationSection
+from flame_train.config.repeated import ValidationSection
 from flame_train.distributed.group import ALONE, ProcessGroup
 
 from .validate import Measured
