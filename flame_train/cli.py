@@ -233,14 +233,24 @@ def import_(
 @app.command()
 def sample(
     checkpoint: Annotated[str, typer.Option("--checkpoint", "-m", help="Base model: file, folder or hf:owner/name.")],
-    prompt: Annotated[list[str], typer.Option("--prompt", "-p", help="Prompt; repeatable.")],
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", "-p", help="Prompt, with flags as --n --w --h --d too; repeatable.")
+    ] = None,
+    prompt_file: Annotated[str, typer.Option("--prompt-file", help="Text file with further prompts, one a line.")] = "",
     output: Annotated[Path, typer.Option("--output", "-o", help="PNG to write.")] = Path("sample.png"),
-    lora: Annotated[Path | None, typer.Option("--lora", help="LoRA file, kohya or diffusers.")] = None,
-    strength: Annotated[float | None, typer.Option("--strength", help="How much of the LoRA; usually 1.")] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option("--lora", metavar="FILE[:STRENGTH]", help="LoRA file, kohya or diffusers; repeatable."),
+    ] = None,
+    strength: Annotated[
+        float | None, typer.Option("--strength", help="Of every LoRA without one of its own; usually 1.")
+    ] = None,
     negative: Annotated[str, typer.Option("--negative", help="Negative prompt.")] = "",
     steps: Annotated[int, typer.Option("--steps", min=0, max=1000, help="0: the model's own.")] = 0,
     guidance_scale: Annotated[float, typer.Option("--guidance-scale", min=0.0, help="0: the model's own.")] = 0.0,
-    sampler: Annotated[Literal["euler", "ddim"], typer.Option("--sampler", help="Of SDXL alone.")] = "euler",
+    sampler: Annotated[
+        str, typer.Option("--sampler", help="As sample.sampler in a config; SD3 and Flux take euler and heun.")
+    ] = "euler",
     prediction: Annotated[
         Literal["epsilon", "v", "flow"], typer.Option("--prediction", help="As model.prediction in a config (SDXL).")
     ] = "epsilon",
@@ -268,10 +278,12 @@ def sample(
     debug: Debug = False,
 ) -> None:
     """Make images from a base model, with or without a LoRA."""
+    from flame_train.tools.lora_files import file_and_strength
     from flame_train.tools.sample import sample as draw
 
-    if lora is None and strength is not None:
+    if not lora and strength is not None:
         raise typer.BadParameter("--strength says how much of a LoRA; name one with --lora, or leave it out")
+    loras = [file_and_strength(text, 1.0 if strength is None else strength) for text in lora or []]
     text_encoders = {
         "clip_l": clip_l,
         "clip_g": clip_g,
@@ -282,10 +294,10 @@ def sample(
     }
     result = draw(
         checkpoint,
-        prompt,
+        prompt or [],
         output,
-        lora=lora,
-        strength=1.0 if strength is None else strength,
+        loras=loras,
+        prompt_file=prompt_file,
         negative=negative,
         steps=steps,
         guidance_scale=guidance_scale,

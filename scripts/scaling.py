@@ -101,11 +101,13 @@ def main() -> None:
         name, _, batch = step.partition(":")
         row = measure(name, int(batch or 1), device, group)
         if asked.torch:
-            theirs = torch_step(Trial(model=name, batch=int(batch or 1), device=f"cuda:{os.environ['LOCAL_RANK']}"), True)
+            theirs = torch_step(
+                Trial(model=name, batch=int(batch or 1), device=f"cuda:{os.environ['LOCAL_RANK']}"), True
+            )
             row |= {"torch_ddp_ms": max(map(float, group.all_gather(str(theirs["ms"]))))}
             row |= {"ratio": round(row["ms"] / row["torch_ddp_ms"], 4)}
         if group.leads:
-            print(json.dumps(row), flush=True)  # noqa: T201
+            print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -62,8 +62,13 @@ class Key:
 
     @property
     def is_tables(self) -> bool:
-        """Whether it is a list of tables, written as [[section.name]]; with none it stands in no template."""
+        """Whether it is a list of tables, written as [[section.name]]."""
         return self.is_list and issubclass(get_args(self.annotation)[0], BaseModel)
+
+    @property
+    def has_short_form(self) -> bool:
+        """Whether a table of its list may be written as a string; a list of other tables stands in no template."""
+        return self.is_tables and hasattr(get_args(self.annotation)[0], "short")
 
     @property
     def table_places(self) -> tuple[str, ...]:
@@ -175,7 +180,8 @@ def _expected(info: FieldInfo) -> str:
     if get_origin(annotation) is tuple:
         arguments = get_args(annotation)
         if issubclass(arguments[0], BaseModel):
-            return f"a list of tables of {', '.join(arguments[0].model_fields)}"
+            strings = "strings, or of " if hasattr(arguments[0], "short") else ""
+            return f"a list of {strings}tables of {', '.join(arguments[0].model_fields)}"
         count = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
         return f"a list of {count}{_PLURALS[arguments[0]]}"
     assert isinstance(annotation, type)

@@ -268,6 +268,9 @@ def _wrong_table(error: ValidationError, key: Key) -> str:
     """Which entry of a list of tables is wrong, and in what."""
     found = next(item for item in error.errors() if item["loc"][:2] == (key.section, key.name))
     number, *rest = found["loc"][2:] or ("",)
+    if found["type"] == "value_error":
+        where = f"{key.path} {number + 1}" if isinstance(number, int) else key.path
+        return f"; in {where}: {found['ctx']['error']}"
     where = f"{key.path} {number + 1}" if isinstance(number, int) else key.path
     said = "unknown key" if found["type"] == "extra_forbidden" else found["msg"].lower()
     return f"; in {where}: {said}" if not rest else f"; in {where}: {rest[0]}: {said}"

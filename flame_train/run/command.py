@@ -104,7 +104,7 @@ def _trained(
         if dry_run:
             if preflighted(plan, run_folder(plan)) is None:
                 continued(plan)
-            return describe(plan, predicted_memory(plan, gpu_of(device))) | {"files": plan.samples.to_json()}
+            return describe(plan, predicted_memory(plan, gpu_of(device))) | {"files": _files(plan)}
         return train_plan(plan, device, stop, callbacks, group)
 
 
@@ -123,11 +123,11 @@ def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) ->
             check_formats(device, encoding_formats(asked.config))
         plan = make_plan(check(asked), stop)
         could_cache(plan.encoding.folder)
-        keys = plan.encoding.keys(plan.samples, plan.prompts)
+        keys = plan.encoding.keys(plan.everything, plan.prompts)
         counts = {"images": len(keys.images), "captions": len(keys.captions)}
         if dry_run:
             return counts
-        cache = encode(plan.encoding, plan.samples, keys, plan.model.size_conditioning, device, stop).cache
+        cache = encode(plan.encoding, plan.everything, keys, plan.model.size_conditioning, device, stop).cache
         return counts | {"encoded": cache.misses, "kept": cache.hits, "cache": str(cache.folder)}
 
 
@@ -146,7 +146,7 @@ def train_plan(
             continued(plan)  # refused before files are hashed
         with ThreadPoolExecutor(1) as beside:  # while files are hashed, which leaves Python free
             memory = None if device == "cpu" else beside.submit(_predicted, plan, device)
-            keys = plan.encoding.keys(plan.samples, plan.prompts)
+            keys = plan.encoding.keys(plan.everything, plan.prompts)
             sources = sources_of(plan, keys)
         if found is not None:
             check_sources(found, sources)
@@ -165,7 +165,7 @@ def train_plan(
                 if memory is not None:
                     _notice_memory(memory.result, get_backend(device).memory().total)
         watch = opened.enter_context(Watch(group, closed.folder))
-        encoded = encode(plan.encoding, plan.samples, keys, plan.model.size_conditioning, device, stop, group)
+        encoded = encode(plan.encoding, plan.everything, keys, plan.model.size_conditioning, device, stop, group)
         with deterministic(plan.config.train.deterministic), watch.telling():
             last = train_run(plan, encoded, closed, found, before, sources, device, stop, callbacks, group)
         with group.together():  # the others wait for the leading process, or it would miss their signs of life
@@ -193,7 +193,8 @@ def preflighted(plan: Plan, folder: RunFolder) -> Found | None:
             f"to {found.step} or more, or output.dir to another folder; LoRAs of earlier steps: {folder.checkpoints}"
         )
     if found is None or found.step < c.train.steps:
-        new = c.checkpoint.keep + 1 - min(c.checkpoint.keep, count(folder.checkpoints))
+        kept = c.checkpoint.keep + (c.validation.repeats and bool(plan.held_out.rows))
+        new = kept + 1 - min(kept, count(folder.checkpoints))
         arrays = 4 + (c.train.ema_decay > 0)  # values, once more as the LoRA, two moments, and their average
         preflight(folder.folder, plan.parameters * 4 * arrays * new)
     return found
@@ -209,7 +210,7 @@ def sources_of(plan: Plan, keys: Keys) -> Sources:
 def dataset_digest(samples: Samples, keys: Keys) -> str:
     """A hash of everything the samples of a run depend on: images, captions, placements, networks, order."""
     captions = [keys.captions[row.item.caption] for row in samples.rows]
-    rows = zip(samples.names, keys.images, captions, strict=True)
+    rows = zip(samples.names, keys.images, captions, strict=False)  # what is held out comes last, and does not count
     return hashlib.sha256("\n".join("\t".join(row) for row in rows).encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -220,6 +221,11 @@ def _notice_copies(plan: Plan) -> None:
         _LOG.info(
             "%d of an epoch's %d samples repeat others, to fill batches of data.batch_size=%d", filled, seen, size
         )
+
+
+def _files(plan: Plan) -> list[dict[str, Any]]:
+    """Each image's bucket and crop, and of those that are held out that they are."""
+    return [*plan.samples.to_json(), *(row | {"validation": True} for row in plan.held_out.to_json())]
 
 
 def _predicted(plan: Plan, device: str) -> PredictedMemory:
@@ -261,5 +267,5 @@ def _resume(folder: RunFolder, sources: Sources) -> Found | None:
 
 def _write_report(plan: Plan, folder: RunFolder) -> None:
     """Writes each image's bucket and crop into the run folder."""
-    raw = (json.dumps(plan.samples.to_json(), indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+    raw = (json.dumps(_files(plan), indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
     write_durably(folder.place(folder.folder / "dataset.json"), [raw], len(raw))

@@ -14,6 +14,7 @@ def describe(plan: Plan, memory: PredictedMemory) -> dict[str, Any]:
     return {
         "family": plan.model.name,
         "images": len(plan.samples.rows),
+        **({"validation images": len(plan.held_out.rows)} if plan.held_out.rows else {}),
         "buckets": plan.samples.bucket_rows(),
         "steps": c.train.steps,
         "batches per epoch": order.batches_per_epoch,

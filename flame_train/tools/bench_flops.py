@@ -13,7 +13,7 @@ from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import Op, Sample
 from flame_train.engine.op_samples import materialise, tensor_arguments
 from flame_train.engine.random import Rng
-from flame_train.engine.shape_run import H100, Asked, Gpu, shape_run
+from flame_train.engine.shape_run import H100, Gpu, KernelRequests, shape_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Counted:
 
     forward: int
     backward: int
-    kernels: Asked
+    kernels: KernelRequests
 
 
 def op_flops(op: Op, s: Sample, dtype: DType, wanted: Sequence[str]) -> tuple[int, int]:
@@ -43,7 +43,7 @@ def counted(op: Op, host: Mapping[str, Any], wanted: Sequence[str], gpu: Gpu = H
         if outs:
             ones = [Tensor(o.data.copy()) for o in outs]
             backward = run.multiplied(lambda: grad(outs, leaves, ones, allow_unused=True))
-        return Counted(sum(forward.values()), sum(backward.values()), run.asked)
+        return Counted(sum(forward.values()), sum(backward.values()), run.kernel_requests)
 
 
 def differentiable(result: Any) -> list[Tensor]:

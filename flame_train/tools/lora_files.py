@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,16 @@ from flame_train.io.safetensors import save_file
 from flame_train.tools.families import lora_family, refuse_non_finite, require_lora
 
 _ABOUT_SCALES: Final = (ALPHA_KEY, METADATA_KEY)  # true of the source's tensors only
+
+
+def file_and_strength(text: str, usual: float = 1.0) -> tuple[Path, float]:
+    """The path and the strength of `FILE` or `FILE:STRENGTH`; `usual` where none is written."""
+    path, colon, number = text.rpartition(":")
+    try:
+        strength = float(number) if colon else usual
+    except ValueError:  # a colon of the path
+        path, strength = text, usual
+    return Path(os.path.expanduser(path if colon else text)), strength
 
 
 def wanted(rank: int | None, error: float | None) -> Want:

@@ -156,6 +156,10 @@ class TensorBoard:
         curves = ("loss", "lr", "grad_norm", "loss_scale", "images_per_s")
         values = {name: record[name] for name in curves}
         values |= {f"gradients/{block}": norm for block, norm in record.get("gradients", {}).items()}
+        if "validation" in record:
+            measured = record["validation"]
+            values["validation/loss"] = measured["loss"]
+            values |= {f"validation/{band}": loss for band, loss in measured["bands"].items()}
         points = [Summary.Value(tag=name, simple_value=float(value)) for name, value in values.items()]
         event = Event(wall_time=time.time(), step=record["step"], summary=Summary(value=points))
         self._writer.write(event.SerializeToString())

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -119,17 +120,32 @@ _SAID = {
 
 
 def checkpoint_files(
-    optimizer: Optimizer, step: int, sources: Sources, lora: Mapping[str, Content], micro_batches: int
+    optimizer: Optimizer,
+    step: int,
+    sources: Sources,
+    lora: Mapping[str, Content],
+    micro_batches: int,
+    standing: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[dict[str, Content], int]:
     """The files of a checkpoint, and roughly their bytes.
 
     The LoRA by its file's name, exact values and moments, and the run's place. A run is continued without the LoRA.
-    `micro_batches` is how many an update takes, of all processes together.
+
+    Args:
+        optimizer: has the values and moments.
+        step: the number of steps done.
+        sources: of what the run was made.
+        lora: the LoRA's file by its name, and further files.
+        micro_batches: how many an update takes, of all processes together.
+        standing: how the run's validations stand.
+
+    Returns:
+        The files, and their bytes.
     """
     entries = {f"{_VALUES}{n}": a for n, a in optimizer.arena.state().items()}
     entries |= {f"{_OPTIMIZER}{n}": a for n, a in optimizer.state_dict().items()}
     place = {"format": STATE_FORMAT, "step": step, "version": __version__, **asdict(sources)}
-    place |= {"micro_batches": micro_batches}
+    place |= {"micro_batches": micro_batches} | ({"validation": dict(standing)} if standing else {})
     place |= {_EARLIER: optimizer.schedule.begins} if optimizer.schedule.begins else {}
     values = sum(a.nbytes for n, a in entries.items() if n.startswith(_VALUES))  # once more as the LoRA
     size = values + sum(a.nbytes for a in entries.values()) + _HEADERS
@@ -164,6 +180,11 @@ def micro_batches_of(found: Found) -> int | None:
     """How many micro-batches an update of the run takes, of all processes together; None: an older version's run."""
     number = _place(found).get("micro_batches")
     return number if isinstance(number, int) else None
+
+
+def standing_of(found: Found) -> Any:
+    """How the run's validations stood at a checkpoint; None if it says nothing of them."""
+    return _place(found).get("validation")
 
 
 def restore(found: Found, optimizer: Optimizer) -> int:

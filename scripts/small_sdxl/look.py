@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from model import Networks, token_ids
 
-from flame_train.diffusion.samplers import euler, guided
+from flame_train.diffusion.guidance import guided
+from flame_train.diffusion.noise_path import NoisePath
+from flame_train.diffusion.samplers.euler import Euler
 from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Tensor, no_grad
 from flame_train.engine.backend import get_backend
@@ -66,7 +68,9 @@ def sheet(
     with no_grad():
         noise = Tensor(Rng(xp, seed, 0, xp.arange(count)).normal(_STREAM, shape))
         cond = conditioning([*captions, *[""] * (count if guidance != 1.0 else 0)])
-        latents = euler(guided(denoise, guidance), noise, cond, NoiseSchedule.scaled_linear(), steps)
+        latents = Euler().draw(
+            guided(denoise, guidance), noise, cond, NoisePath(NoiseSchedule.scaled_linear(), steps), lambda i: noise
+        )
         pixels = nets.vae.decode(latents).numpy()
     return grid(list(np.rint((np.clip(pixels, -1.0, 1.0) + 1.0) * 127.5).astype(np.uint8)))
 

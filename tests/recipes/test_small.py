@@ -68,8 +68,6 @@ def test_it_draws_what_the_caption_says(small_base, tmp_path):
         str(small_base),
         prompts,
         tmp_path / "drawn.png",
-        lora=None,
-        strength=1.0,
         negative="",
         steps=16,
         guidance_scale=3.0,

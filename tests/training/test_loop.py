@@ -68,7 +68,10 @@ def test_figures_are_read_one_step_late_and_all_are_there(trained):
     def watch(folder: RunFolder) -> None:
         log, checkpoint = folder.log, folder.checkpoint
         folder.log = lambda record: (feed.events.append(f"log {record['step']}"), log(record))
-        folder.checkpoint = lambda step, *rest: (feed.events.append(f"save {step}"), checkpoint(step, *rest))
+        folder.checkpoint = lambda step, *rest, **more: (
+            feed.events.append(f"save {step}"),
+            checkpoint(step, *rest, **more),
+        )
 
     _, log = trained(feed, before=watch, train={"steps": 5, "precision": "fp32"}, checkpoint={"every": 3})
     assert feed.events == [

@@ -1,4 +1,4 @@
-"""A dozen configs as users of other trainers have them: the layouts and keys of each program, with values of our own."""
+"""A dozen configs as users of other trainers have them: layouts and keys of each program, values of our own."""
 
 from __future__ import annotations
 
@@ -153,9 +153,11 @@ config:
       network: {type: lokr, lokr_full_rank: true, lokr_factor: 8}
       save: {dtype: float16, save_every: 250}
       datasets: [{folder_path: /data/style, resolution: 1024, num_repeats: 2}]
-      train: {batch_size: 4, steps: 3000, optimizer: automagic, lr: 1e-6, noise_offset: 0.05, min_snr_gamma: 5, dtype: bf16}
+      train:
+        {batch_size: 4, steps: 3000, optimizer: automagic, lr: 1e-6, noise_offset: 0.05, min_snr_gamma: 5, dtype: bf16}
       model: {name_or_path: /models/sdxl.safetensors, arch: sdxl}
-      sample: {sample_every: 250, samples: [{prompt: a house, seed: 3}, {prompt: a boat}], neg: blurry, guidance_scale: 7}
+      sample:
+        {sample_every: 250, samples: [{prompt: a house, seed: 3}, {prompt: a boat}], neg: blurry, guidance_scale: 7}
 """
 
 ONETRAINER_PRESET = """\
