@@ -195,9 +195,17 @@ def loaded(
     group: ProcessGroup = ALONE,
     earlier: int = 0,
 ) -> tuple[Denoiser, Attached, State]:
-    """The network with its adapters, which begin with `begun`, and the state of a fresh run.
+    """The network with its adapters, and the state of a fresh run.
 
-    `earlier` updates of the optimizer are those of another run.
+    Args:
+        plan: the plan of the run.
+        device: "cuda" or "cpu".
+        begun: what the adapters begin with.
+        group: the processes that train together.
+        earlier: the updates that the optimizer's state has seen before this run.
+
+    Returns:
+        The network, its adapters and the state.
     """
     c, model = plan.config, plan.model
     denoiser = load_denoiser(plan, device)

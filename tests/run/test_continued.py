@@ -53,7 +53,7 @@ def assert_same(found, expected):
 
 
 def saved(made, folder, step):
-    files, _ = checkpoint_files(made, step, Sources("", "", "", ""), {})
+    files, _ = checkpoint_files(made, step, Sources("", "", "", ""), {}, 1)
     commit(folder, step, files, keep=1)
     found = newest(folder)
     assert found is not None
