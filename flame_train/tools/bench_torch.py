@@ -18,7 +18,7 @@ from flame_train.engine.dtype import as_dtype
 from flame_train.engine.op import Op
 
 _ROUNDS, _REPEATS = 5, 20
-_OURS = ("layout", "rng", "stream")  # arguments that PyTorch's functions do not have
+_OURS = ("layout", "rng", "stream", "known")  # arguments that PyTorch's functions do not have
 
 
 def _turned(torch: Any, x: Any) -> Any:
@@ -141,6 +141,14 @@ def _min_dim(torch: Any, input: Any, dim: int, keepdim: bool) -> Any:
     return torch.min(input, dim, keepdim)
 
 
+def _dora_gain(
+    torch: Any, magnitude: Any, squares: Any, crossed: Any, own: Any, squared: Any, scale: float, dim: int
+) -> Any:
+    over = 1 - dim
+    norm = squares + 2 * scale * (crossed * own).sum(over) + scale**2 * (crossed * squared).sum(over)
+    return magnitude / norm.sqrt() - 1
+
+
 _WRITTEN_OUT: Mapping[str, Callable[..., Any]] = {
     "rope": _rope,
     "rms_norm_rope": _rms_norm_rope,
@@ -163,6 +171,7 @@ _WRITTEN_OUT: Mapping[str, Callable[..., Any]] = {
     "upsample_nearest": _upsample_nearest,
     "timestep_embedding": _timestep_embedding,
     "cast": _cast,
+    "dora_gain": _dora_gain,
     "max_dim": _max_dim,
     "min_dim": _min_dim,
 }
