@@ -33,18 +33,7 @@ class Placed:
 
     def to_json(self) -> list[dict[str, Any]]:
         """One object a image; sizes as [height, width], scale and kept rounded to four places."""
-        return [
-            {
-                "file": shown(item.key),
-                "original": list(p.original),
-                "bucket": list(p.bucket),
-                "resized": list(p.resized),
-                "crop": [p.crop_top, p.crop_left],
-                "scale": round(p.scale, 4),
-                "kept": round(p.kept, 4),
-            }
-            for item, p in self
-        ]
+        return [{"file": shown(item.key), **p.to_json()} for item, p in self]
 
     def bucket_table(self) -> Table:
         """`bucket_rows`, to be printed."""

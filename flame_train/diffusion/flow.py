@@ -102,16 +102,19 @@ class FlowObjective:
         """The target of the prediction, fp32: the same for every s."""
         return noise.float() - latents.float()
 
-    def losses(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """(B,) fp32: each sample's mean error, times its weight."""
-        each = mean_errors(
-            self.kind, prediction, self.target(latents, noise, t), NoiseLevel(lambda: t, lambda: t / (1.0 - t))
-        )
+    def losses(
+        self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
+    ) -> Tensor:
+        """(B,) fp32: each sample's mean error, times its weight. `factors` multiply the errors; see `mean_errors`."""
+        level = NoiseLevel(lambda: t, lambda: t / (1.0 - t))
+        each = mean_errors(self.kind, prediction, self.target(latents, noise, t), level, factors)
         return each if self.weighting.uniform else each * Tensor(self.weighting.of_flow(t.data))
 
-    def loss(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+    def loss(
+        self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
+    ) -> Tensor:
         """The mean of `losses`: 0-d fp32, differentiable with respect to the prediction."""
-        return self.losses(prediction, latents, noise, t).mean()
+        return self.losses(prediction, latents, noise, t, factors).mean()
 
 
 def _beside(t: Tensor, like: Tensor) -> Tensor:

@@ -33,9 +33,16 @@ Span = tuple[int, int]
 WHOLE: Span = (0, 1000)
 
 
-def mean_errors(kind: LossKind, prediction: Tensor, target: Tensor, level: NoiseLevel) -> Tensor:
-    """(B,) fp32: each sample's mean error, for an fp32 target (B, H, W, C)."""
+def mean_errors(
+    kind: LossKind, prediction: Tensor, target: Tensor, level: NoiseLevel, factors: Tensor | None = None
+) -> Tensor:
+    """(B,) fp32: each sample's mean error, for an fp32 target (B, H, W, C).
+
+    `factors`, fp32 (B, H, W, 1) or (B, 1, 1, 1), multiply the errors first: of masks, and of whole samples.
+    """
     errors = kind.errors(prediction.float(), target, level)
+    if factors is not None:
+        errors = errors * factors
     return errors.mean(tuple(range(1, errors.ndim)))
 
 
@@ -112,17 +119,21 @@ class Objective:
             return noise.float()
         return _at(self._signal, t, latents) * noise - _at(self._noise, t, latents) * latents
 
-    def losses(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """(B,) fp32: each sample's mean error, times its weight."""
+    def losses(
+        self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
+    ) -> Tensor:
+        """(B,) fp32: each sample's mean error, times its weight. `factors` multiply the errors; see `mean_errors`."""
         level = NoiseLevel(lambda: t.float() * (1.0 / self.schedule.steps), lambda: F.embedding(t, self._sigma))
-        each = mean_errors(self._kind, prediction, self.target(latents, noise, t), level)
+        each = mean_errors(self._kind, prediction, self.target(latents, noise, t), level, factors)
         if self._weight is not None:
             each = each * F.embedding(t, self._weight)
         return each
 
-    def loss(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+    def loss(
+        self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
+    ) -> Tensor:
         """The mean of `losses`: 0-d fp32, differentiable with respect to the prediction."""
-        return self.losses(prediction, latents, noise, t).mean()
+        return self.losses(prediction, latents, noise, t, factors).mean()
 
 
 def _table(values: np.ndarray[Any, Any], device: str) -> Tensor:

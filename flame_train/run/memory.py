@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flame_train.data.buckets import Placement
+from flame_train.data.buckets import Size
+from flame_train.data.samples import Sample
 from flame_train.engine import capture, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.engine.shape_run import Asked, Gpu, shape_run
-from flame_train.training.batch import Batch, HostBatch, sender
+from flame_train.training.batch import LOSS_WEIGHT, Batch, HostBatch, sender
 from flame_train.training.model import Example
 from flame_train.training.step import State, micro, update
 from flame_train.training.stop import StopRequest
@@ -50,7 +51,7 @@ class PredictedMemory:
 def predicted_memory(plan: Plan, gpu: Gpu) -> PredictedMemory:
     """The memory that the plan's run needs on `gpu`. Raises EnvironmentFault where it cannot run there."""
     with shape_run(gpu) as run:
-        largest = max(plan.samples.placements, key=lambda p: (math.prod(p.bucket), p.bucket))
+        largest = max(plan.samples.rows, key=_pixels)
         _encode(plan)
         run.backend.empty_cache()
         encoding = run.peak_bytes
@@ -58,6 +59,12 @@ def predicted_memory(plan: Plan, gpu: Gpu) -> PredictedMemory:
         with deterministic(plan.config.train.deterministic):
             _train(plan, largest)
         return PredictedMemory(encoding, run.peak_bytes, run.asked)
+
+
+def _pixels(sample: Sample) -> tuple[int, Size]:
+    """By which the sample with the largest batch is found."""
+    bucket = sample.placement.bucket
+    return math.prod(bucket) * sample.set.batch_size, bucket
 
 
 def _encode(plan: Plan) -> None:
@@ -78,7 +85,7 @@ def _encode(plan: Plan) -> None:
             encoder.start([vae.inputs(np.zeros((*largest, 3), np.uint8))])()
 
 
-def _train(plan: Plan, largest: Placement) -> None:
+def _train(plan: Plan, largest: Sample) -> None:
     """As `train_run` does: a grid, two steps, the second of which is captured, and another grid."""
     denoiser, _, state = loaded(plan, _DEVICE)
     host = _batch(plan, largest)
@@ -104,11 +111,15 @@ def _draw(drawn: Callable[[], object] | None, state: State) -> None:
             drawn()
 
 
-def _batch(plan: Plan, largest: Placement) -> HostBatch:
-    """A batch of the largest bucket, all zeros."""
-    latent = np.zeros(plan.model.vae.latent_shape(largest.bucket), np.float32)
-    example = {"mean": latent, "logvar": latent} | _caption(plan) | plan.model.size_conditioning(largest)
-    size = plan.config.data.batch_size
+def _batch(plan: Plan, largest: Sample) -> HostBatch:
+    """A batch of the largest bucket and batch size, all zeros."""
+    placement, size = largest.placement, largest.set.batch_size
+    shape = plan.model.vae.latent_shape(placement.bucket)
+    latent = np.zeros(shape, np.float32)
+    example = {"mean": latent, "logvar": latent} | _caption(plan) | plan.model.size_conditioning(placement)
+    weights = plan.samples.loss_weight_shape(shape)
+    if weights is not None:
+        example[LOSS_WEIGHT] = np.zeros(weights, np.float32)
     return HostBatch({name: np.stack([array] * size) for name, array in example.items()}, 0, np.arange(size), ())
 
 

@@ -20,7 +20,7 @@ from flame_train.io.hub import fetching, resolve_checkpoint
 from flame_train.models.common.identify import could_be
 from flame_train.recipes import Opening, family_of
 from flame_train.run.check import fp8_of
-from flame_train.run.encode import CaptionEncoders, Encoding
+from flame_train.run.encoding import CaptionEncoders, Encoding
 from flame_train.run.sampling import check_sampling, drawing, image_size, uncropped, with_defaults
 from flame_train.text_encoders import too_long
 from flame_train.tools.families import refuse_non_finite, require_lora

@@ -49,8 +49,10 @@ class Objective(Protocol):
     def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """The denoiser's input."""
 
-    def loss(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """0-d fp32."""
+    def loss(
+        self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
+    ) -> Tensor:
+        """0-d fp32. `factors`, (B, H, W, 1) or (B, 1, 1, 1), multiply the errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def batch_loss(denoiser: Denoiser, objective: Objective, dtype: DType, seed: int
     noise, t = objective.noise(rng, latents), objective.timesteps(rng, shape)
     noised = objective.noised(latents, objective.mixed(rng, noise), t)
     prediction = denoiser.denoise(noised.to(dtype), t, batch.conditioning())
-    return objective.loss(prediction, latents, noise, t)
+    return objective.loss(prediction, latents, noise, t, batch.loss_weight())
 
 
 def reduce(s: State) -> None:

@@ -120,12 +120,12 @@ def test_no_images(tmp_path: Path) -> None:
         Dataset.scan(tmp_path / "file")
 
 
-def test_captions_that_lie_there_under_another_ending_are_told(folder: Folder) -> None:
+def test_captions_that_lie_there_under_another_ending_are_read_and_told(folder: Folder) -> None:
     root = folder({"a.png": (16, 16)})
     (root / "a.txt").rename(root / "a.caption")
-    with pytest.raises(DatasetError) as caught:
-        Dataset.scan(root, caption_endings=(".txt",))
-    assert caught.value.problems == ('a.png: has no caption: set data.caption_extension = ".caption"',)
+    dataset = Dataset.scan(root, caption_endings=(".txt",))
+    assert dataset.items[0].caption == (root / "a.caption").read_text()
+    assert dataset.notices == ("1 caption(s) lie in files with another ending than data.caption_extension",)
     assert Dataset.scan(root, caption_endings=(".caption",)).items[0].key == "a.png"
 
 
@@ -196,7 +196,7 @@ def test_strays_are_noted_and_hidden_files_ignored(folder: Folder) -> None:
     (root / ".cache" / "x.png").write_bytes(b"rubbish")
     assert Dataset.scan(root).notices == (
         "1 caption file(s) belong to no image, e.g. b.txt",
-        "1 other file(s) are passed over, e.g. notes.md",
+        "1 other file(s) are passed over (1 .md), e.g. notes.md",
     )
 
 

@@ -44,9 +44,9 @@ def test_held_out_loss_falls_on_real_photographs(photos, small_config):
     )  # fmt: skip
     plan = make_plan(check(config), stop)
     encoded = encode(
-        plan.encoding, plan.placed, plan.encoding.keys(plan.placed, ()), plan.model.size_conditioning, "cpu", stop
+        plan.encoding, plan.samples, plan.encoding.keys(plan.samples, ()), plan.model.size_conditioning, "cpu", stop
     )
-    examples = [encoded.example(i, False) for i in range(len(PHOTOS))]
+    examples = [encoded.example(i) for i in range(len(PHOTOS))]
     denoiser, objective = load_denoiser(plan, "cpu"), plan.model.objective(config.model, LossSection(), "cpu")
 
     def measured(seed=42):
@@ -67,9 +67,9 @@ def test_the_figure_depends_on_nothing_but_noise_and_weights(small_config, photo
     stop, config = StopRequest(), small_config(data={"path": str(photos)})
     plan = make_plan(check(config), stop)
     encoded = encode(
-        plan.encoding, plan.placed, plan.encoding.keys(plan.placed, ()), plan.model.size_conditioning, "cpu", stop
+        plan.encoding, plan.samples, plan.encoding.keys(plan.samples, ()), plan.model.size_conditioning, "cpu", stop
     )
-    examples = [encoded.example(i, False) for i in range(2)]
+    examples = [encoded.example(i) for i in range(2)]
     denoiser, objective = load_denoiser(plan, "cpu"), plan.model.objective(config.model, LossSection(), "cpu")
 
     def measured(which, seed=42, draws=2):
