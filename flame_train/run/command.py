@@ -115,6 +115,7 @@ def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) ->
         could_cache(plan.encoding.folder)
         keys = plan.encoding.keys(plan.samples, plan.prompts)
         counts = {"images": sum(map(len, keys.images)), "captions": len(keys.captions)}
+        counts["bytes"] = plan.encoding.bytes_of(plan.samples, plan.prompts)
         if dry_run:
             return counts
         cache = encode(plan.encoding, plan.samples, keys, plan.model.size_conditioning, device, stop).cache

@@ -17,7 +17,7 @@ from flame_train.data.mask_files import latent_mask, loss_weights
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.seen import remember
 from flame_train.disk.failpoint import hit
-from flame_train.disk.files import make_folder
+from flame_train.disk.files import make_folder, preflight, size
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import no_grad
 from flame_train.engine.backend import get_backend
@@ -161,7 +161,11 @@ def _fill(
         len(texts),
     )
     if captions or images or masks:
+        placements = [samples.rows[index].placement for index, _ in images.values()]
+        needed = len(captions) * encoding.caption_bytes + sum(map(encoding.image_bytes, placements))
+        _LOG.info("cache: %s go into %s", size(needed), cache.folder)
         with named_for_cache():
+            preflight(cache.folder, needed, "set data.cache to another disk")
             make_folder(cache.folder, "name another")
     _keep_masks(encoding, samples, cache, masks, stop)
     with no_grad():

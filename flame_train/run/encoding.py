@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -107,6 +108,28 @@ class Encoding:
     def caption_shapes(self) -> Shapes:
         """The arrays of any caption: their names and shapes."""
         return {name: shape for encoder in self.text for name, shape in encoder.outputs.items()}
+
+    def bytes_of(self, samples: Samples, prompts: Sequence[str]) -> int:
+        """What the cache takes on disk with everything encoded, but for the headers of its files."""
+        images: dict[tuple[str, str], int] = {}
+        for row in samples.rows:
+            latents = self.image_bytes(row.placement)
+            mask = 4 * math.prod(self.mask_shapes(row.placement)["mask"]) if row.item.mask else 0
+            images |= {(row.item.sha256, repr(view.settings)): latents + mask for view in row.views}
+        texts = {"", *(text for row in samples.rows for text in row.texts), *prompts}
+        return sum(images.values()) + len(texts) * self.caption_bytes
+
+    def image_bytes(self, placement: Placement) -> int:
+        """What the arrays of an image take: fp32."""
+        return 4 * sum(map(math.prod, self.image_shapes(placement).values()))
+
+    @cached_property
+    def caption_bytes(self) -> int:
+        """What the arrays of a caption take."""
+        return sum(
+            encoder.dtype(self.precision, self.text_precision).itemsize * sum(map(math.prod, encoder.outputs.values()))
+            for encoder in self.text
+        )
 
     def _text_digest(self, digests: Digests) -> str:
         parts = [
