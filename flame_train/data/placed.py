@@ -76,9 +76,12 @@ def place(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") -> Placed
     kept: list[Item] = []
     placements: list[Placement] = []
     problems: list[str] = []
+    known: dict[Size, Placement] = {}  # large datasets have few sizes
     for item in dataset.items:
         try:
-            placements.append(rule.assign(item.size))
+            if item.size not in known:
+                known[item.size] = rule.assign(item.size)
+            placements.append(known[item.size])
             kept.append(item)
         except DataError as error:
             problems.append(f"{shown(item.key)}: {error}")
