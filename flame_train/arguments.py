@@ -54,6 +54,7 @@ Error = Annotated[
     typer.Option("--error", help="Share of each layer's update that may go, such as 0.1; not with --rank."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, of models the headers; print the plan.")]
+LoraPath = Annotated[Path, typer.Argument(metavar="FILE", help="LoRA file to read.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there already.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]

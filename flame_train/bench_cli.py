@@ -124,7 +124,10 @@ def bench_memory(
 @bench_app.command("ops")
 def bench_ops(
     ops: Annotated[list[str] | None, typer.Argument(metavar="OP", help="Default: the ops of an SDXL step.")] = None,
-    precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
+    precision: Annotated[
+        Literal["fp32", "tf32", "bf16", "fp16"],
+        typer.Option("--precision", help="tf32: of products and convolutions in fp32, PyTorch's too."),
+    ] = "bf16",
     against: Annotated[
         Literal["torch"] | None, typer.Option("--against", help="Also time PyTorch, if installed.")
     ] = None,

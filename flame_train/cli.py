@@ -134,26 +134,6 @@ def _root(
     pass
 
 
-def _over_config(run: Callable[[str, list[str], str, bool], Any], brief: Callable[[Any], Any]) -> Callable[..., None]:
-    """The command that calls `run` with a config, overrides, a device and --dry-run.
-
-    It shows the result, `brief` unless --json is given.
-    """
-
-    def command(
-        config: ConfigPath,
-        device: Device = "cuda",
-        overrides: Overrides = None,
-        dry_run: DryRun = False,
-        as_json: AsJson = False,
-        debug: Debug = False,
-    ) -> None:
-        result = run(config, overrides or [], device, dry_run)
-        show(result if as_json else brief(result), as_json)
-
-    return command
-
-
 def _training(family: str | None) -> Callable[..., None]:
     """The command that trains, for any family or for one."""
 
@@ -161,6 +141,10 @@ def _training(family: str | None) -> Callable[..., None]:
         config: ConfigPath,
         device: Device = "cuda",
         overrides: Overrides = None,
+        continue_from: Annotated[
+            Path | None,
+            typer.Option("--continue-from", metavar="RUN", help="As train.continue_from in a config."),
+        ] = None,
         dry_run: DryRun = False,
         gpus: Annotated[int, typer.Option("--gpus", min=1, help="Start so many processes here by mpirun.")] = 1,
         collectives: Annotated[
@@ -175,7 +159,8 @@ def _training(family: str | None) -> Callable[..., None]:
             start(gpus, sys.argv[1:])
         from flame_train.run.command import train
 
-        result = train(config, overrides or [], device, dry_run, family, transport=collectives)
+        further = [] if continue_from is None else [f"train.continue_from={continue_from}"]
+        result = train(config, [*(overrides or []), *further], device, dry_run, family, transport=collectives)
         if result:  # only the leading one of several processes has one
             show(result if as_json else without_files(result), as_json)
 
@@ -227,17 +212,45 @@ def init(
         show({"family": family, "output": str(output)}, as_json, str(output))
 
 
+@app.command("import")
+def import_(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Config of another trainer: TOML, YAML, JSON or script.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="TOML file to write.")] = None,
+    family: Annotated[
+        str, typer.Option("--family", help=f"One of {', '.join(FAMILY_TITLES)}, where the file names no model.")
+    ] = "",
+    force: Force = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Make a config of another trainer's: sd-scripts, ai-toolkit, OneTrainer, SimpleTuner and others."""
+    from flame_train.tools.import_config import import_config, told
+
+    result = import_config(file, output, family, force)
+    show(result, as_json, told(result))
+
+
 @app.command()
 def sample(
     checkpoint: Annotated[str, typer.Option("--checkpoint", "-m", help="Base model: file, folder or hf:owner/name.")],
-    prompt: Annotated[list[str], typer.Option("--prompt", "-p", help="Prompt; repeatable.")],
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", "-p", help="Prompt, with flags as --n --w --h --d too; repeatable.")
+    ] = None,
+    prompt_file: Annotated[str, typer.Option("--prompt-file", help="Text file with further prompts, one a line.")] = "",
     output: Annotated[Path, typer.Option("--output", "-o", help="PNG to write.")] = Path("sample.png"),
-    lora: Annotated[Path | None, typer.Option("--lora", help="LoRA file, kohya or diffusers.")] = None,
-    strength: Annotated[float | None, typer.Option("--strength", help="How much of the LoRA; usually 1.")] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option("--lora", metavar="FILE[:STRENGTH]", help="LoRA file, kohya or diffusers; repeatable."),
+    ] = None,
+    strength: Annotated[
+        float | None, typer.Option("--strength", help="Of every LoRA without one of its own; usually 1.")
+    ] = None,
     negative: Annotated[str, typer.Option("--negative", help="Negative prompt.")] = "",
     steps: Annotated[int, typer.Option("--steps", min=0, max=1000, help="0: the model's own.")] = 0,
     guidance_scale: Annotated[float, typer.Option("--guidance-scale", min=0.0, help="0: the model's own.")] = 0.0,
-    sampler: Annotated[Literal["euler", "ddim"], typer.Option("--sampler", help="Of SDXL alone.")] = "euler",
+    sampler: Annotated[
+        str, typer.Option("--sampler", help="As sample.sampler in a config; SD3 and Flux take euler and heun.")
+    ] = "euler",
     prediction: Annotated[
         Literal["epsilon", "v", "flow"], typer.Option("--prediction", help="As model.prediction in a config (SDXL).")
     ] = "epsilon",
@@ -265,10 +278,12 @@ def sample(
     debug: Debug = False,
 ) -> None:
     """Make images from a base model, with or without a LoRA."""
+    from flame_train.tools.lora_files import file_and_strength
     from flame_train.tools.sample import sample as draw
 
-    if lora is None and strength is not None:
+    if not lora and strength is not None:
         raise typer.BadParameter("--strength says how much of a LoRA; name one with --lora, or leave it out")
+    loras = [file_and_strength(text, 1.0 if strength is None else strength) for text in lora or []]
     text_encoders = {
         "clip_l": clip_l,
         "clip_g": clip_g,
@@ -279,10 +294,10 @@ def sample(
     }
     result = draw(
         checkpoint,
-        prompt,
+        prompt or [],
         output,
-        lora=lora,
-        strength=1.0 if strength is None else strength,
+        loras=loras,
+        prompt_file=prompt_file,
         negative=negative,
         steps=steps,
         guidance_scale=guidance_scale,
@@ -300,6 +315,25 @@ def sample(
         force=force,
     )
     show(result, as_json)
+
+
+@app.command()
+def reproduce(
+    file: Annotated[Path, typer.Argument(metavar="LORA", help="LoRA file that flame-train wrote.")],
+    config: ConfigPath,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder in which the run's own is made anew.")
+    ] = Path("reproduced"),
+    device: Device = "cuda",
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Say how a config differs from that of a LoRA file, and train the same bytes again."""
+    from flame_train.run.reproduce import reproduce as again
+
+    show(again(file, config, overrides or [], output, device, dry_run), as_json)
 
 
 @app.command()

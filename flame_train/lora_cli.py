@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from flame_train.arguments import AsJson, Debug, Error, Force, Rank
+from flame_train.arguments import AsJson, Debug, Error, Force, LoraPath, Rank
 from flame_train.output import show
 
 lora_app = typer.Typer()
@@ -28,7 +28,7 @@ def inspect_command(
 
 @lora_app.command("verify")
 def verify_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="LoRA file.")],
+    file: LoraPath,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -99,7 +99,7 @@ def merge(
 
 @lora_app.command()
 def resize(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="LoRA file to read.")],
+    file: LoraPath,
     output: Annotated[Path, typer.Option("--output", "-o", help="LoRA file to write.")],
     rank: Rank = None,
     error: Error = None,

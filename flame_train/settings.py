@@ -87,10 +87,20 @@ class Table(Mapping[str, type[E]], Generic[E]):
         entries: the classes, in the order of messages; the default comes first all the same.
         default: the name of the entry that a config has where it chooses none.
         aka: names of the key in other trainers.
+        free: whether a run may be continued with another choice; see `field`.
     """
 
-    def __init__(self, key: str, doc: str, entries: Iterable[type[E]], default: str, aka: tuple[str, ...] = ()) -> None:
-        self.key, self.doc, self.default, self.aka = key, doc, default, aka
+    def __init__(
+        self,
+        key: str,
+        doc: str,
+        entries: Iterable[type[E]],
+        default: str,
+        aka: tuple[str, ...] = (),
+        *,
+        free: bool = False,
+    ) -> None:
+        self.key, self.doc, self.default, self.aka, self.free = key, doc, default, aka, free
         self._entries = {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name != default)}
 
     def __getitem__(self, name: str) -> type[E]:
@@ -110,7 +120,7 @@ class Table(Mapping[str, type[E]], Generic[E]):
         """The fields of a section that has this table's choice, for `pydantic.create_model`."""
         found: dict[str, Any] = {}
         if len(self) > 1:
-            key = field(self.default, self.doc, aka=self.aka)
+            key = field(self.default, self.doc, aka=self.aka, free=self.free)
             key.json_schema_extra["leads"] = True
             key.json_schema_extra["known"] = {other: entry.name for entry in self.values() for other in entry.aka}
             found[self.key] = (Literal[tuple(self)], key)

@@ -4,8 +4,9 @@
 
 Times are of captured calls on this machine's GPU, inputs on the device; a gradient's are those of query, key and value.
 Both sides run in both modes: with the same bits every run ("exact"), and with sums in any order. PyTorch's times are of
-the fastest of its backends, cuDNN's included, in the same process. A ratio is our time over PyTorch's in the same mode,
-of forward and backward together; the last is of exact ones over PyTorch's in any order. Memory is what a call and its
+the fastest of its backends that has the mode, in the same process: it has no exact gradients by cuDNN, and with
+`warn_only` none at all. A ratio is our time over PyTorch's in the same mode, of forward and backward together; the last
+is of exact ones over PyTorch's in any order. Memory is what a call and its
 gradients take beyond the inputs. `--unfused` adds two products and a softmax, ours. `--jobs` processes first fill the
 cache of plans and kernels. Exits with 1 where a ratio in the same mode is above 1.1, or a row failed.
 """
@@ -94,11 +95,11 @@ SIZES = [
 
 @dataclass
 class Row:
-    """Milliseconds and bytes of one size, those of the backward passes by mode; None where there is no measurement."""
+    """Milliseconds and bytes of one size, by mode; None, or no such mode, where there is no measurement."""
 
     size: Size
-    backend: str = ""
-    torch_forward: float | None = None
+    backends: dict[str, str] = field(default_factory=dict)
+    torch_forward: dict[str, float] = field(default_factory=dict)
     torch_backward: dict[str, float] = field(default_factory=dict)
     torch_bytes: int | None = None
     forward: float = 0.0
@@ -110,9 +111,9 @@ class Row:
 
     def ratio(self, how: str, over: str) -> float | None:
         """Our forward and backward in the mode `how` over PyTorch's in the mode `over`."""
-        if self.torch_forward is None:
+        if over not in self.torch_forward:
             return None
-        return (self.forward + self.backward[how]) / (self.torch_forward + self.torch_backward[over])
+        return (self.forward + self.backward[how]) / (self.torch_forward[over] + self.torch_backward[over])
 
 
 # ---- ours ----------------------------------------------------------------------------------------------
@@ -222,8 +223,9 @@ def theirs(torch: Any, given: dict[str, Any]) -> Callable[[], Any]:
 
 @contextmanager
 def asked(torch: Any, backend: Any, exact: bool) -> Iterator[None]:
-    """One backend alone, and the same bits every run or not."""
-    torch.use_deterministic_algorithms(exact, warn_only=True)
+    """One backend alone, and the same bits every run or not. Raises RuntimeError in here for a backend without them."""
+    torch.use_deterministic_algorithms(exact)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # which is no part of the call
     try:
         with torch.nn.attention.sdpa_kernel(backend):
             yield
@@ -232,28 +234,27 @@ def asked(torch: Any, backend: Any, exact: bool) -> Iterator[None]:
 
 
 def torch_times(torch: Any, call: Callable[[], Any], row: Row) -> None:
-    """Fills in PyTorch's times, of the backend that is fastest forward and backward with sums in any order."""
-    kinds, best = torch.nn.attention.SDPBackend, float("inf")
-    for kind in (kinds.CUDNN_ATTENTION, kinds.FLASH_ATTENTION, kinds.EFFICIENT_ATTENTION):
-        stream, backward = torch.cuda.Stream(), dict[str, float]()
-        try:
-            with torch.cuda.stream(stream):
-                with asked(torch, kind, False):
-                    out, leaves = call()
-                g = out.detach().clone()
-                for how, exact in MODES.items():
-                    with asked(torch, kind, exact):
-                        again = partial(torch.autograd.grad, out, leaves, g, retain_graph=True)
-                        backward[how] = _replayed(torch, stream, again)
-                with asked(torch, kind, False), torch.no_grad():
-                    forward = _replayed(torch, stream, call)
-        except RuntimeError:
-            torch.cuda.synchronize()  # not its kind of call
-            continue
-        if forward + backward["any order"] < best:
-            best = forward + backward["any order"]
-            row.backend = kind.name.split("_")[0].lower()
-            row.torch_forward, row.torch_backward = forward, backward
+    """Fills in PyTorch's times, in each mode of the backend that is fastest there forward and backward."""
+    kinds = torch.nn.attention.SDPBackend
+    for how, exact in MODES.items():
+        best = float("inf")
+        for kind in (kinds.CUDNN_ATTENTION, kinds.FLASH_ATTENTION, kinds.EFFICIENT_ATTENTION):
+            stream = torch.cuda.Stream()
+            try:
+                with asked(torch, kind, exact):
+                    with torch.cuda.stream(stream):
+                        out, leaves = call()
+                    again = partial(torch.autograd.grad, out, leaves, out.detach().clone(), retain_graph=True)
+                    backward = _replayed(torch, stream, again)
+                    with torch.no_grad():
+                        forward = _replayed(torch, stream, call)
+            except RuntimeError:
+                torch.cuda.synchronize()  # not its kind of call
+                continue
+            if forward + backward < best:
+                best = forward + backward
+                row.backends[how] = kind.name.split("_")[0].lower()
+                row.torch_forward[how], row.torch_backward[how] = forward, backward
 
 
 def _replayed(torch: Any, stream: Any, fn: Callable[[], Any]) -> float:
@@ -315,7 +316,7 @@ def measured(size: Size, dtype: str, also_unfused: bool) -> Row:
             row.bytes[how] = taken(attend, given)
     call = theirs(torch, given)
     torch_times(torch, call, row)
-    if row.torch_forward is not None:
+    if row.torch_forward:
         row.torch_bytes = torch_taken(torch, call)
     scores = size.batch * size.heads * size.queries * size.keys * 2
     if also_unfused and 8 * scores < UNFUSED_BYTES and not size.dropout:
@@ -336,7 +337,7 @@ def chosen(given: dict[str, Any]) -> str:
 
 
 HEAD = (
-    "| network | batch, heads/key heads, queries x keys, head | mask | torch fwd, bwd exact, bwd any order | by | "
+    "| network | batch, heads/key heads, queries x keys, head | mask | torch fwd, bwd: exact; any order | "
     "ours fwd, bwd exact, bwd any order | exact | any order | exact over any order | kernels | "
     "MiB torch, exact, any order | unfused fwd, bwd, MiB |"
 )
@@ -349,13 +350,16 @@ def line(row: Row) -> str:
     size, pairs = row.size, (("exact", "exact"), ("any order", "any order"), ("exact", "any order"))
     room = [None if b is None else b / MIB for b in (row.torch_bytes, *row.bytes.values())]
     apart = numbers(row.unfused or [None], 2)
-    return "| " + " | ".join((
-        size.network, size.shape, size.barred,
-        numbers([row.torch_forward, *row.torch_backward.values()], 3), row.backend or "-",
+    timed = [(row.torch_forward.get(m), row.torch_backward.get(m), row.backends.get(m, "-")) for m in MODES]
+    cells = [
+        *(size.network, size.shape, size.barred),
+        "; ".join(numbers(x, 3) + f" {by}" for *x, by in timed),
         numbers([row.forward, *row.backward.values()], 3),
-        *(numbers([row.ratio(*pair)], 2) for pair in pairs), row.kernels, numbers(room, 0),
+        *(numbers([row.ratio(*pair)], 2) for pair in pairs),
+        *(row.kernels, numbers(room, 0)),
         apart if row.unfused_bytes is None else f"{apart}, {row.unfused_bytes / MIB:.0f}",
-    )) + " |"  # fmt: skip
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def rows(sizes: Sequence[Size], args: argparse.Namespace) -> Iterator[tuple[Size, Row | str]]:

@@ -1,4 +1,4 @@
-"""The yardstick of `encode_times.py`: the same networks in PyTorch, eager, on random weights."""
+"""The baseline of `encode_times.py`: the same networks in PyTorch, eager, on random weights."""
 
 from __future__ import annotations
 

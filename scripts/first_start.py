@@ -5,7 +5,8 @@
 Writes a checkpoint of random weights (`random_checkpoint.py`) and drawn images into FOLDER, then trains two steps three
 times in processes of their own: with empty caches of kernels and nothing encoded, with kernels and nothing encoded, and
 with everything there. Of each: seconds from the command to the first step's line in the log, and seconds spent
-in NVRTC, in cuDNN's plans and in cuBLASLt's choices, which may overlap. `--images` says how many are encoded.
+in NVRTC, in cuDNN's plans and in cuBLASLt's choices, which may overlap, with the second at which each was begun first
+and the one at which it was done last. What waits for what is seen there. `--images` says how many are encoded.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ def watch(owner, name, what):
             return usual(*args, **kwargs)
         finally:
             with lock:
-                count, seconds = spent.get(what, (0, 0.0))
-                spent[what] = count + 1, seconds + time.perf_counter() - start
+                count, seconds, first, _ = spent.get(what, (0, 0.0, start - begin, 0.0))
+                now = time.perf_counter()
+                spent[what] = count + 1, seconds + now - start, min(first, start - begin), now - begin
     setattr(owner, name, timed)
 from flame_train.engine.backend.cuda import cublaslt, cubin, cudnn, nvrtc
 watch(nvrtc.KernelModules, "_of_text", "generated kernels, on all threads")
@@ -50,7 +52,10 @@ watch(encode.Encoding, "keys", "hashes of networks")
 watch(command, "encode", "stage: encode")
 watch(encode, "_encode_captions", "captions encoded")
 watch(encode, "_encode_images", "images encoded")
+watch(encode.Encoding, "encoders", "text encoders loaded")
 watch(train, "loaded", "denoiser loaded")
+from flame_train.training import fixed_batch
+watch(fixed_batch._Program, "start", "encoders' batches begun, with their first runs and captures")
 watch(command, "train_run", "stage: train")
 atexit.register(lambda: print("\\n" + json.dumps({"whole": time.perf_counter() - begin, **spent}), file=sys.stderr))
 from flame_train.cli import main
@@ -81,7 +86,8 @@ def start(folder: Path, file: Path, model: str, name: str) -> None:
         sys.exit(process.returncode)
     for what, spent in json.loads(next(line for line in reversed(lines) if line.startswith('{"whole"'))).items():
         if isinstance(spent, list):
-            print(f"    {spent[1]:8.2f} s {spent[0]:6d} times  {what}")
+            count, seconds, first, last = spent
+            print(f"    {seconds:8.2f} s {count:6d} times, from {first:6.2f} to {last:6.2f}  {what}")
     sys.stdout.flush()
 
 

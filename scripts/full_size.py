@@ -2,7 +2,7 @@
 
     python scripts/full_size.py
 
-Prints one JSON line a part. Needs a GPU and the parity extra. Truth is diffusers in fp32; the yardstick for bf16 is
+Prints one JSON line a part. Needs a GPU and the parity extra. Truth is diffusers in fp32; the baseline for bf16 is
 diffusers in bf16, of whose error ours may be at most twice.
 """
 

@@ -41,10 +41,13 @@ LISTS = {  # family -> its published models: the list of names, and what a progr
             "transformer_depth_middle": 10,
         }
     },
-    "sd3": {"sd3_medium_single_file": {"depth": 24}, "sd35_medium_single_file": {"depth": 24},
-            "sd35_large_single_file": {"depth": 38}},
+    "sd3": {
+        "sd3_medium_single_file": {"depth": 24},
+        "sd35_medium_single_file": {"depth": 24},
+        "sd35_large_single_file": {"depth": 38},
+    },
     "flux": {"flux_dev_single_file": {"depth": 19, "depth_single_blocks": 38, "hidden_size": 3072}},
-}  # fmt: skip
+}
 REPOSITORY = {"sdxl": "stable-diffusion-xl", "sd3": "stable-diffusion-3", "flux": "FLUX.1-dev"}
 PIPELINES = {"sdxl": "StableDiffusionXLPipeline", "sd3": "StableDiffusion3Pipeline", "flux": "FluxPipeline"}
 SIZE = 4
@@ -179,8 +182,12 @@ def diffusers() -> dict[str, Taken]:
         own = getattr(library, pipeline)
         table = spellings(FAMILIES[family].lora_names_in({}))
         samples = {template(name): name for name in reversed(table)}
-        rows = {n.removeprefix("model.diffusion_model."): s[0] for listed in LISTS[family]
-                for n, s in names(listed).items() if s}  # fmt: skip
+        rows = {
+            n.removeprefix("model.diffusion_model."): s[0]
+            for listed in LISTS[family]
+            for n, s in names(listed).items()
+            if s
+        }
         taken: Taken = {}
         for style, ends in STYLES.items():
             for pattern, name in samples.items():

@@ -166,11 +166,15 @@ def compared(mine: list[float], other: list[float]) -> dict[str, float]:
     a, b = np.array(mine), np.array(other)
     tens = [x[: len(x) // 10 * 10].reshape(-1, 10).mean(1) for x in (a, b)]
     return {
-        "mean loss": a.mean(), "PyTorch's": b.mean(), "first ten": a[:10].mean(), "last ten": a[-10:].mean(),
+        "mean loss": a.mean(),
+        "PyTorch's": b.mean(),
+        "first ten": a[:10].mean(),
+        "last ten": a[-10:].mean(),
         "difference of the means": abs(a.mean() - b.mean()) / b.mean(),
-        "mean difference": float(np.mean(np.abs(a - b) / b)), "largest": float(np.max(np.abs(a - b) / b)),
+        "mean difference": float(np.mean(np.abs(a - b) / b)),
+        "largest": float(np.max(np.abs(a - b) / b)),
         "mean difference over ten steps": float(np.mean(np.abs(tens[0] - tens[1]) / tens[1])),
-    }  # fmt: skip
+    }
 
 
 def draw(mine: list[float], other: list[float], path: Path) -> None:

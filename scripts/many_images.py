@@ -1,129 +1,127 @@
-"""How long a dataset of many images takes to read and plan, and a restart from a full cache; and how much memory.
+"""How long a dataset takes to be ready, extrapolated from a run of `flame-train cache` on fewer images.
 
-    python scripts/many_images.py FOLDER [--count 100000] [--side 256] [--texts 1]
+    python scripts/many_images.py FOLDER [--images 300] [--total 10000] [--set model.vae_precision=bf16] [--device cuda]
 
-FOLDER gets the images, JPEGs of a few drawings that differ in a comment, and their captions; they stay for the next
-measurement. Each measurement is a process of its own: a first start, which decodes every image, a second, and one with
-a cache that holds every entry. The entries are zeros: nothing looks at their values before training.
+Writes SDXL with random weights (`random_checkpoint.py`, or takes `--base FILE`) and drawn JPEGs of a photograph's size,
+2048 x 1365 and about a megabyte, each with a caption of its own, into FOLDER. Then it runs the command in a process of
+its own, with nothing encoded, and says where the time goes: reading the dataset, which decodes each image; captions;
+images, which are decoded once more, scaled, encoded and written. What an entry costs is taken from the second half of
+each part, where all is compiled and captured, and the rest of the run is counted once. What one core takes to decode
+and scale an image says how many cores keep up with the device.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
-import resource
+import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from full_run import config
+from PIL import Image
+
+from flame_train.data.buckets import BucketRule, resize_and_crop
+from flame_train.data.images import load_image
+
+HEIGHT, WIDTH, RESOLUTION = 1365, 2048, 1024
+_WATCHED = """
+import atexit, json, sys, time
+begin, marks = time.perf_counter(), {"plan": [], "caption": [], "image": []}
+now = lambda: time.perf_counter() - begin
+from flame_train.run import command, encode
+planned, usual = command.make_plan, encode._progress
+def make_plan(*arguments):
+    start = now()
+    made = planned(*arguments)
+    marks["plan"] = [[0, start], [len(made.samples.rows), now()]]
+    return made
+def progress(what, *rest):
+    after, marks[what] = usual(what, *rest), [[0, now()]]
+    def noted(done):
+        after(done)
+        marks[what].append([done, now()])
+    return noted
+command.make_plan, encode._progress = make_plan, progress
+atexit.register(lambda: print("\\n" + json.dumps({"marks": marks, "whole": now()}), file=sys.stderr))
+from flame_train.cli import main
+main()
+"""
 
 
-def make_images(folder: Path, count: int, side: int) -> None:
-    """Writes the images that are not there yet, in folders of a thousand."""
-    from PIL import Image
+def draw(folder: Path, count: int) -> None:
+    """JPEGs of waves with noise, of about a megabyte, and their captions."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    rows, columns = np.mgrid[:HEIGHT, :WIDTH].astype(np.float32)
+    noise = np.random.default_rng(0).normal(0, 12, (HEIGHT, WIDTH, 3)).astype(np.float32)
 
-    rng, bodies = np.random.default_rng(0), []
-    for number in range(20):
-        small = rng.integers(0, 256, (8, 8, 3), np.uint8)
-        image = Image.fromarray(small).resize((side + number % 5 * 32, side), Image.Resampling.BICUBIC)
-        raw = io.BytesIO()
-        image.save(raw, "JPEG", quality=90)
-        bodies.append(raw.getvalue())
-    for number in range(count):
-        path = folder / f"{number // 1000:03d}" / f"{number:06d}.jpg"
-        if path.exists():
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        comment, body = f"{number:016d}".encode(), bodies[number % len(bodies)]
-        path.write_bytes(body[:2] + b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment + body[2:])
-        path.with_suffix(".txt").write_text(f"image {number}, tag {number % 97}, tag {number % 89}, more")
+    def one(i: int) -> None:
+        wave = 127 + 100 * np.sin(columns / (20 + i % 40)) * np.cos(rows / (31 + i % 50))
+        pixels = np.clip(wave[..., None] + np.roll(noise, i, 0), 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i:05}.jpg", quality=90)
+        (folder / f"{i:05}.txt").write_text(f"a photograph of waves, number {i}")
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(one, range(count)))
 
 
-def config(folder: Path, texts: int) -> Any:
-    from flame_train.config import schema
-    from flame_train.recipes.small import SMALL_SDXL
-
-    return schema.Config(
-        model=schema.ModelSection(checkpoint=str(SMALL_SDXL)),
-        data=schema.DataSection(path=str(folder), resolution=64, bucket_step=32, cache=str(folder.parent / "cache")),
-        captions=schema.CaptionKeys(shuffle=texts > 1, variants=texts),
-        train=schema.TrainSection(precision="fp32"),
-        output=schema.OutputSection(dir=str(folder.parent / "run")),
-    )
+def on_one_core(folder: Path) -> float:
+    """Seconds of one core for an image that is read, decoded and scaled."""
+    files = sorted(folder.glob("*.jpg"))[:8]
+    begin = time.process_time()
+    for file in files:
+        pixels, info = load_image(file)
+        resize_and_crop(pixels, BucketRule(RESOLUTION).assign(info.size))
+    return (time.process_time() - begin) / len(files)
 
 
-def measure(folder: Path, texts: int, what: str) -> dict[str, float]:
-    """Seconds and MiB of this process, from the config on."""
-    from flame_train.run.check import check
-    from flame_train.run.command import sources_of
-    from flame_train.run.encode import encode
-    from flame_train.run.plan import make_plan
-    from flame_train.training.stop import StopRequest
-
-    stop, begin = StopRequest(), time.monotonic()
-    plan = make_plan(check(config(folder, texts)), stop)
-    plan.order.batch_at(0)
-    times = {"plan": time.monotonic() - begin}
-    if what != "plan":
-        keys = plan.encoding.keys(plan.samples, plan.prompts)
-        sources_of(plan, keys)
-        times["keys"] = time.monotonic() - begin
-        if what == "fill":
-            fill(plan, keys)
-        else:
-            encode(plan.encoding, plan.samples, keys, plan.model.size_conditioning, "cpu", stop)
-        times["all"] = time.monotonic() - begin
-    times["processor"] = time.process_time()
-    times["MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {name: round(value, 2) for name, value in times.items()}
-
-
-def fill(plan: Any, keys: Any) -> None:
-    """Entries of zeros for all keys that have none."""
-    from flame_train.data.cache import DiskCache
-
-    cache, encoding = DiskCache(plan.encoding.folder), plan.encoding
-    os.fsync = lambda _: None  # of this process, which waits ten milliseconds an entry otherwise
-    for row, images in zip(plan.samples.rows, keys.images, strict=True):
-        for key in images:
-            if not cache.path(key).exists():
-                shapes = encoding.image_shapes(row.placement)
-                cache.put(key, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
-    for key in keys.captions.values():
-        if not cache.path(key).exists():
-            shapes = encoding.caption_shapes
-            cache.put(key, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+def each(marks: list[list[float]]) -> float:
+    """Seconds an entry, of the second half of what was done."""
+    if len(marks) < 2:
+        return 0.0
+    middle = next(mark for mark in marks if mark[0] >= marks[-1][0] / 2)
+    if middle is marks[-1]:
+        middle = marks[0]
+    return (marks[-1][1] - middle[1]) / (marks[-1][0] - middle[0])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--side", type=int, default=256)
-    parser.add_argument("--texts", type=int, default=1)
-    parser.add_argument("--measure", choices=("plan", "fill", "restart"), help=argparse.SUPPRESS)
+    parser.add_argument("--images", type=int, default=300)
+    parser.add_argument("--total", type=int, default=10_000)
+    parser.add_argument("--base", type=Path)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     args = parser.parse_args()
-    images = args.folder / "images"
-    if args.measure:
-        print(json.dumps(measure(images, args.texts, args.measure)))
-        return
-    make_images(images, args.count, args.side)
-    for name, what in (
-        ("first", "plan"),
-        ("second", "plan"),
-        ("fill", "fill"),
-        ("third", "restart"),
-        ("fourth", "restart"),
-    ):
-        command = [sys.executable, __file__, str(args.folder), "--texts", str(args.texts), "--measure", what]
-        print(
-            name, what, subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip(), flush=True
-        )
+    folder, images = args.folder.resolve(), args.folder.resolve() / "images"
+    base = (args.base or folder / "base.safetensors").resolve()
+    if not base.exists():
+        maker = Path(__file__).with_name("random_checkpoint.py")
+        subprocess.run([sys.executable, str(maker), str(folder), "--device", args.device], check=True)
+    draw(images, args.images)
+    file = folder / "many.toml"
+    file.write_text(config(base, images, folder / "run", 1))
+    command = [sys.executable, "-c", _WATCHED, "cache", "--config", str(file), "--device", args.device]
+    done = subprocess.run([*command, *(f"--set={o}" for o in args.overrides)], stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        print(done.stderr)
+        sys.exit(done.returncode)
+    told: dict[str, Any] = json.loads(next(x for x in reversed(done.stderr.splitlines()) if x.startswith('{"marks"')))
+    costs = {what: each(marks) for what, marks in told["marks"].items()}
+    for what, cost in costs.items():
+        print(f"{what:<8} {cost * 1e3:8.2f} ms an item")
+    alone = on_one_core(images)
+    print(f"one core decodes and scales an image in {alone * 1e3:.1f} ms; there are {os.cpu_count()} cores")
+    whole, more = told["whole"], sum(costs.values()) * (args.total - args.images)
+    print(f"{args.images} images with captions: {whole:.1f} s; {args.total}, extrapolated: {whole + more:.0f} s")
 
 
 if __name__ == "__main__":

@@ -31,9 +31,12 @@ def main() -> None:
     args = parser.parse_args()
     with deterministic(not args.not_deterministic):
         trial = bench.Trial(
-            args.model, batch=args.batch, checkpointing=args.checkpointing, quantize=args.quantize,
+            args.model,
+            batch=args.batch,
+            checkpointing=args.checkpointing,
+            quantize=args.quantize,
             arithmetic=args.arithmetic,
-        )  # fmt: skip
+        )
         step = bench.prepare(trial).captured()
     for _ in range(4):
         step()

@@ -55,9 +55,7 @@ def made(name: str, sizes: list[tuple[int, int]], backend: Backend) -> Optimizer
         optimizer={"name": name, "lr": 1.0 if OPTIMIZERS[name]().lr_is_factor else 1e-4},
         schedule={"name": "constant"},
     )
-    optimizer = build_optimizer(
-        parameters, config.train, config.optimizer, config.schedule, config.gradient, backend
-    )  # fmt: skip
+    optimizer = build_optimizer(parameters, config.train, config.optimizer, config.schedule, config.gradient, backend)
     xp = backend.xp
     optimizer.arena.grads[...] = xp.sin(xp.arange(optimizer.arena.size, dtype=np.float32)) * np.float32(1e-3)
     for start, stop in optimizer.arena.padding:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -42,3 +45,47 @@ def test_the_page_of_figures_is_of_the_measurements() -> None:
     assert len(rows) == len(measured)
     for row, measurement in zip(rows, measured, strict=True):
         assert all(part in row for part in (f"{measurement['ms']}", measurement["date"], measurement["card"]))
+
+
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_of_ops_is_of_the_measurements() -> None:
+    script = _script("op_table")
+    measured = json.loads((ROOT / "docs" / "op_times.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert page == script.page(page, script.table(measured)), "run scripts/op_table.py --write"
+
+
+def test_the_table_of_ops_names_what_is_slower_missing_and_a_view() -> None:
+    def row(op: str, phase: str, us: float, torch: float | None, captured: bool = True) -> dict[str, Any]:
+        ratio = None if torch is None else us / torch
+        same = {"precision": "bf16", "shapes": "2x3", "implementation": "own", "captured": captured}
+        return {"op": op, "phase": phase, "us": us, "torch_us": torch, "ratio": ratio, **same}
+
+    rows = [
+        row("add", "forward", 3.0, 4.0),
+        row("narrow", "backward", 5.0, 4.0),
+        row("fp8_quantize", "forward", 9.0, None),
+        row("sort", "forward", 8.0, 8.0, captured=False),
+        row("add", "forward", 1.0, 4.0),
+    ]
+    about = {"card": "a card", "date": "2026-01-02", "torch": "2.11", "rows": rows}
+    made = _script("op_table").table(about | {"not_reached": {"bf16": ["topk"]}, "failed": {"bf16": {"fold": "why"}}})
+    lines = made.splitlines()
+    assert "- **bf16**: 4 times beside PyTorch's, median 1.00; 1 over 1.2: narrow backward." in lines
+    assert "- Not reached in bf16: topk." in lines
+    assert "- Failed in bf16: fold." in lines
+    assert [line for line in lines if line.startswith(("| add", "| narrow", "| fp8", "| sort"))] == [
+        "| add | 2x3 | bf16 | own | 3.0 | 0.75 |  |  |",
+        "| add | 2x3 | bf16 | own | 1.0 | 0.25 |  |  |",
+        "| fp8_quantize | 2x3 | bf16 | own | 9.0 | none |  |  |",
+        "| narrow | 2x3 | bf16 | own | view |  | 5.0 | 1.25 |",
+        "| sort | 2x3 | bf16 | own | 8.0 host | 1.00 |  |  |",
+    ]

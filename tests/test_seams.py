@@ -205,8 +205,12 @@ class Copy:
         environment = os.environ | {"PYTHONPATH": str(self.folder), "OPENBLAS_NUM_THREADS": "1"}
         done = subprocess.run(
             [sys.executable, "-m", "flame_train", *arguments],
-            env=environment, cwd=self.folder, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            env=environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == code, done.stdout + done.stderr
         if code:
             return done.stderr

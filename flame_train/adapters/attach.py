@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -36,7 +37,7 @@ class Attached:
 
         An arena lays them out in this order, so that one product can read them all.
         """
-        name_of = {id(layer): name for name, layer in _layers(self.model).items()}
+        name_of = {id(layer): name for name, layer in layers_of(self.model).items()}
         groups = [[name_of[id(layer)] for layer in group] for group in self.model.fusable_groups()]
         joined = [group for group in groups if all(name in self.adapters for name in group)]
         alone = [[name] for name in self.adapters if not any(name in group for group in joined)]
@@ -57,13 +58,13 @@ class Attached:
 
     def detach(self) -> None:
         """Removes the adapters; the model computes as before `attach`."""
-        for name, layer in _layers(self.model).items():
+        for name, layer in layers_of(self.model).items():
             if name in self.adapters and layer.adapter is self.adapters[name]:
                 layer.adapter = None
 
     def merged(self) -> Iterator[tuple[str, Tensor]]:
         """Each adapted weight's name with W + delta, added in fp32 or better and rounded once to W's dtype."""
-        layers = _layers(self.model)
+        layers = layers_of(self.model)
         for name, adapter in self.adapters.items():
             weight = layers[name].weight
             with no_grad():
@@ -105,7 +106,7 @@ def attach(
         KeyError: a name is no layer.
         ValueError: a layer has an adapter already, or is a convolution in groups or dilated.
     """
-    kind, layers, drops = kind or Lora(), _layers(model), Drops()
+    kind, layers, drops = kind or Lora(), layers_of(model), Drops()
     _check_room(layers, names)
     adapters: dict[str, Any] = {}
     for name in names:
@@ -141,7 +142,18 @@ def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: f
     Raises ModelFileError with the modules that the model lacks or whose shapes differ. Raises ValueError for a layer
     that has an adapter already, or is a convolution in groups or dilated.
     """
-    layers = _layers(model)
+    layers = layers_of(model)
+    require_fit(layers, factors)
+    _check_room(layers, factors)
+    adapters: dict[str, Any] = {}
+    for name, f in factors.items():
+        made = ADAPTERS[f.kind]().from_factors(layers[name], name, f, strength, _own_parameter)
+        adapters[name] = layers[name].adapter = made
+    return Attached(model, MappingProxyType(adapters))
+
+
+def require_fit(layers: Mapping[str, Layer], factors: Mapping[str, Factors]) -> None:
+    """Raises ModelFileError with the modules of `factors` that are not among `layers`, or have other shapes."""
     strangers = [name for name in factors if name not in layers]
     strangers += [
         name for name, f in factors.items() if name in layers and not f.fits(tuple(layers[name].weight.shape))
@@ -151,12 +163,29 @@ def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: f
             f"the LoRA does not fit the model: {len(strangers)} of its {len(factors)} modules are not there or have "
             f"other shapes, such as {', '.join(strangers[:5])}; it was trained on another base model"
         )
-    _check_room(layers, factors)
-    adapters: dict[str, Any] = {}
-    for name, f in factors.items():
-        made = ADAPTERS[f.kind]().from_factors(layers[name], name, f, strength, _own_parameter)
-        adapters[name] = layers[name].adapter = made
-    return Attached(model, MappingProxyType(adapters))
+
+
+@contextmanager
+def at_strength(attached: Attached, strength: float) -> Iterator[nn.Module]:
+    """Within, copies of the adapters act in their places, `strength` times as strong; they themselves stay as they are.
+
+    A strength of 1 copies nothing.
+    """
+    if strength == 1.0:
+        yield attached.model
+        return
+    factors = {name: adapter.factors() for name, adapter in attached.adapters.items()}
+    attached.detach()
+    try:
+        copies = attach_factors(attached.model, factors, strength)
+        try:
+            yield attached.model
+        finally:
+            copies.detach()
+    finally:
+        layers = layers_of(attached.model)
+        for name, adapter in attached.adapters.items():
+            layers[name].adapter = adapter
 
 
 def _own_parameter(name: str, values: HostArray, device: str) -> Parameter:
@@ -173,5 +202,6 @@ def _check_room(layers: Mapping[str, Layer], names: Iterable[str]) -> None:
         raise ValueError(f"attach: no LoRA for convolutions that are dilated or in groups, such as {odd[0]}")
 
 
-def _layers(model: nn.Module) -> dict[str, Layer]:
+def layers_of(model: nn.Module) -> dict[str, Layer]:
+    """The layers that take an adapter, by name."""
     return {name: part for name, part in model.named_modules() if isinstance(part, (nn.Linear, nn.Conv2d))}

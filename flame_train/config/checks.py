@@ -8,6 +8,7 @@ from functools import partial
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.config.keys import keys
+from flame_train.config.prompts import Prompt
 from flame_train.config.schema import REPEATED, Config
 from flame_train.data.buckets import BucketRule
 from flame_train.data.sets import DataSet, image_sets
@@ -56,7 +57,8 @@ def _sets(config: Config) -> str | None:
 
 def _text(config: Config, path: str) -> str | None:
     section, name = path.split(".")
-    text = "".join(getattr(getattr(config, section), name))
+    value = getattr(getattr(config, section), name)
+    text = "".join(f"{v.text}{v.negative or ''}" if isinstance(v, Prompt) else v for v in value)
     if "\0" in text:
         return "expected text, got a NUL character in it"
     if any("\ud800" <= c <= "\udfff" for c in text):  # neither config.toml nor the LoRA's metadata could hold it
@@ -203,12 +205,6 @@ def _zero_terminal_snr(config: Config) -> str | None:
     return 'expected model.prediction = "v" with it: an epsilon model learns nothing from pure noise'
 
 
-def _flow_sampler(config: Config) -> str | None:
-    if config.model.prediction != "flow" or config.sample.sampler == "euler":
-        return None
-    return f'expected "euler" with model.prediction = "flow", got "{config.sample.sampler}"'
-
-
 def _timestep_span(config: Config) -> str | None:
     low, high = config.loss.min_timestep, config.loss.max_timestep
     if low >= high:
@@ -298,7 +294,7 @@ def _for_path(rule: Callable[[Config, str], str | None], path: str) -> Check:
 def checks() -> Iterator[Check]:
     """Every rule, in the order of the file."""
     for path, key in keys().items():
-        if key.annotation in (str, tuple[str, ...]):
+        if key.annotation in (str, tuple[str, ...], tuple[Prompt, ...]):
             yield _for_path(_text, path)
     yield _for_path(_required, "model.checkpoint")
     yield Check(("data.path", "data.sets"), _images)
@@ -338,7 +334,6 @@ def checks() -> Iterator[Check]:
     yield Check(("model.arithmetic", "model.quantize"), _arithmetic)
     yield Check(("sample.guidance_scale",), _guidance)
     yield Check(("loss.zero_terminal_snr", "model.prediction"), _zero_terminal_snr)
-    yield Check(("sample.sampler", "model.prediction"), _flow_sampler)
     yield Check(("loss.min_timestep", "loss.max_timestep", "loss.timestep_sampling"), _timestep_span)
 
 

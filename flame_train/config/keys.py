@@ -62,9 +62,14 @@ class Key:
 
     @property
     def is_tables(self) -> bool:
-        """Whether it is a list of tables, written as [[section.name]]; with none it stands in no template."""
+        """Whether it is a list of tables, written as [[section.name]]."""
         entry = get_args(self.annotation)[0] if self.is_list else None
         return isinstance(entry, type) and issubclass(entry, BaseModel)
+
+    @property
+    def has_short_form(self) -> bool:
+        """Whether a table of its list may be written as a string; a list of other tables stands in no template."""
+        return self.is_tables and hasattr(get_args(self.annotation)[0], "short")
 
     @property
     def table_places(self) -> tuple[str, ...]:
@@ -184,7 +189,8 @@ def _expected(info: FieldInfo) -> str:
         bounds = _limits_of(get_args(entry)[1:]) if get_origin(entry) is Annotated else ""
         kind = get_args(entry)[0] if bounds else entry
         if issubclass(kind, BaseModel):
-            return f"a list of tables of {', '.join(kind.model_fields)}"
+            strings = "strings, or of " if hasattr(kind, "short") else ""
+            return f"a list of {strings}tables of {', '.join(kind.model_fields)}"
         count = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
         return f"a list of {count}{_PLURALS[kind]} {bounds}".rstrip()
     assert isinstance(annotation, type)

@@ -6,7 +6,7 @@ import datetime
 import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +15,10 @@ from pydantic import ValidationError
 
 from flame_train.config.checks import checks
 from flame_train.config.keys import Key, keys, sections
-from flame_train.config.read import KeyPath, Layered, given_layer, read_layers
+from flame_train.config.located import Located, place_of
+from flame_train.config.read import Layered, given_layer, read_layers
 from flame_train.config.schema import LONGEST_RUN, REPEATED, Config
-from flame_train.config.suggest import did_you_mean, nearest, nearest_section, or_where_to_look
+from flame_train.config.suggest import answer, did_you_mean, nearest_section
 from flame_train.errors import ConfigError
 
 _OVERRIDE = "--set"
@@ -35,68 +36,42 @@ class Problem:
         return f"{self.place}: {self.key}: {self.message}"
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
-    """A configuration that knows where its keys were written; by itself it was written nowhere."""
-
-    config: Config
-    layered: Layered | None = None
-
-    def located(self, message: str) -> str:
-        """`message` with its place before each line that begins with a key."""
-        return "\n".join(map(self._line, message.splitlines()))
-
-    def _line(self, line: str) -> str:
-        key = keys().get(line.partition(":")[0])
-        if key is None or self.layered is None:
-            return line
-        return f"{self.layered.places.get((key.section, key.name)) or _place(self.layered, (key.section,))}: {line}"
-
-
-class Gathered:
-    """Collects ConfigErrors from several `with` blocks and raises them together."""
-
-    def __init__(self, located: Located) -> None:
-        self._located = located
-        self._found: list[str] = []
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if isinstance(error, ConfigError):
-            self._found.append(self._located.located(str(error)))
-        return isinstance(error, ConfigError)
-
-    def tell(self) -> None:
-        """Raises ConfigError if anything was wrong."""
-        if self._found:
-            raise ConfigError("\n".join(self._found))
-
-
 def load(source: str, overrides: Sequence[str] = ()) -> Config:
     """As `load_located`, for whoever needs no places."""
     return load_located(source, overrides).config
 
 
-def load_located(source: str | Mapping[str, Any], overrides: Sequence[str] = ()) -> Located:
+def load_located(
+    source: str | Mapping[str, Any], overrides: Sequence[str] = (), lacking: Collection[str] = ()
+) -> Located:
     """The configuration in `source` with each `section.key=value` of `overrides` on top.
 
     `source` is a path, `-` for standard input, or the sections as a mapping.
-    A value of `overrides` is read as TOML where that fits the key, else as text. Raises ConfigError with
-    every problem of the files and the overrides, one a line, in the order of the files.
+    A value of `overrides` is read as TOML where that fits the key, else as text. No message suggests a key
+    of `lacking`. Raises ConfigError with every problem of the files and the
+    overrides, one a line, in the order of the files.
     """
     layered = read_layers(source) if isinstance(source, str) else given_layer(source)
-    problems = _apply(layered, overrides)
-    problems += _unknown(layered)
+    config, problems = _checked(layered, overrides, lacking)
+    if problems:
+        raise ConfigError(_report(problems, layered))
+    return Located(config, layered)
+
+
+def problems_in(tree: Mapping[str, Any]) -> list[Problem]:
+    """Everything that is wrong with these sections."""
+    return _checked(given_layer(tree), ())[1]
+
+
+def _checked(layered: Layered, overrides: Sequence[str], lacking: Collection[str] = ()) -> tuple[Config, list[Problem]]:
+    problems = _apply(layered, overrides, lacking)
+    problems += _unknown(layered, lacking)
     config, wrong = _validate(layered)
     config = _by_epochs(config)
     problems += wrong
     bad = {problem.key for problem in problems}
     problems += _cross_checks(config, layered, bad)
-    if problems:
-        raise ConfigError(_report(problems, layered))
-    return Located(config, layered)
+    return config, problems
 
 
 def _by_epochs(config: Config) -> Config:
@@ -162,7 +137,7 @@ def _option(key: Key) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _apply(layered: Layered, overrides: Sequence[str]) -> list[Problem]:
+def _apply(layered: Layered, overrides: Sequence[str], lacking: Collection[str] = ()) -> list[Problem]:
     """Lay the overrides over the tree. Values that do not fit are returned as problems."""
     problems = []
     for override in overrides:
@@ -174,7 +149,7 @@ def _apply(layered: Layered, overrides: Sequence[str]) -> list[Problem]:
         elif path in sections():
             problems.append(Problem(_OVERRIDE, path, "expected section.key=value, got a section"))
         elif key is None:
-            problems.append(Problem(_OVERRIDE, path, "unknown key" + or_where_to_look(nearest(path))))
+            problems.append(Problem(_OVERRIDE, path, "unknown key" + answer(path, lacking)))
         else:
             table = layered.tree.setdefault(key.section, {})
             if isinstance(table, dict):
@@ -196,28 +171,36 @@ def _typed(raw: str, key: Key) -> Any:
     return [value] if key.is_list and isinstance(value, str) and not looks_like_list else value
 
 
-def _unknown(layered: Layered) -> list[Problem]:
+def _unknown(layered: Layered, lacking: Collection[str]) -> list[Problem]:
     problems = []
     for section, table in layered.tree.items():
         if section not in sections():
-            problems.append(_unknown_section(layered, section, table))
+            problems += _unknown_section(layered, section, table, lacking)
         elif isinstance(table, dict):
             for name in table:
                 path = f"{section}.{name}"
                 if path not in keys():
-                    message = "unknown key" + or_where_to_look(nearest(path))
-                    problems.append(Problem(_place(layered, (section, name)), path, message))
+                    problems.append(
+                        Problem(place_of(layered, (section, name)), path, "unknown key" + answer(path, lacking))
+                    )
         else:
-            message = f"expected a table of keys, got {_shown(table)}" + did_you_mean(nearest(section))
-            problems.append(Problem(_place(layered, (section,)), section, message))
+            message = f"expected a table of keys, got {_shown(table)}" + did_you_mean(nearest_section(section))
+            problems.append(Problem(place_of(layered, (section,)), section, message))
     return problems
 
 
-def _unknown_section(layered: Layered, section: str, table: Any) -> Problem:
-    place = _place(layered, (section,))
-    if isinstance(table, dict):
-        return Problem(place, section, "unknown section" + or_where_to_look(nearest_section(section)))
-    return Problem(place, section, "unknown key" + or_where_to_look(nearest(section)))
+def _unknown_section(layered: Layered, section: str, table: Any, lacking: Collection[str]) -> list[Problem]:
+    """One problem; of a section one more for each key in it that belongs elsewhere."""
+    place = place_of(layered, (section,))
+    if not isinstance(table, dict):
+        return [Problem(place, section, "unknown key" + answer(section, lacking))]
+    if near := did_you_mean(nearest_section(section)):
+        return [Problem(place, section, "unknown section" + near)]
+    problems = [Problem(place, section, "unknown section; `flame-train init FAMILY` writes all there are")]
+    for name in table:
+        if said := answer(name, lacking, otherwise=""):
+            problems.append(Problem(place_of(layered, (section, name)), f"{section}.{name}", "unknown key" + said))
+    return problems
 
 
 def _known_part(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -269,7 +252,7 @@ def _validate(layered: Layered) -> tuple[Config, list[Problem]]:
         key = keys()[f"{section}.{name}"]
         message = _wrong_value(key, layered.tree[section][name])
         message += _wrong_table(failed, key) if key.is_tables else ""
-        problems.append(Problem(_place(layered, (section, name)), key.path, message))
+        problems.append(Problem(place_of(layered, (section, name)), key.path, message))
         del tree[section][name]
     return Config.model_validate(tree), problems
 
@@ -285,6 +268,9 @@ def _wrong_table(error: ValidationError, key: Key) -> str:
     """Which entry of a list of tables is wrong, and in what."""
     found = next(item for item in error.errors() if item["loc"][:2] == (key.section, key.name))
     number, *rest = found["loc"][2:] or ("",)
+    if found["type"] == "value_error":
+        where = f"{key.path} {number + 1}" if isinstance(number, int) else key.path
+        return f"; in {where}: {found['ctx']['error']}"
     where = f"{key.path} {number + 1}" if isinstance(number, int) else key.path
     said = "unknown key" if found["type"] == "extra_forbidden" else found["msg"].lower()
     return f"; in {where}: {said}" if not rest else f"; in {where}: {'.'.join(map(str, rest))}: {said}"
@@ -316,11 +302,7 @@ def _problem_at(paths: Iterable[str], message: str, layered: Layered) -> Problem
         section, name = path.split(".")
         if (section, name) in layered.places:
             return Problem(layered.places[(section, name)], subject, message)
-    return Problem(_place(layered, (subject.split(".")[0],)), subject, message)
-
-
-def _place(layered: Layered, path: KeyPath) -> str:
-    return layered.places.get(path, layered.files[-1])
+    return Problem(place_of(layered, (subject.split(".")[0],)), subject, message)
 
 
 def _shown(value: Any) -> str:

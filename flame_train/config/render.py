@@ -24,7 +24,8 @@ def commented(config: Config, title: str, leave_out: Collection[str] = ()) -> st
         heading = (model.__doc__ or "").strip().splitlines()[:1]  # there is none if Python runs without docstrings
         lines += ["", *(f"# {line}" for line in heading), f"[{section}]"]
         for key in keys().values():
-            written = key.path in values and key.path not in leave_out and not (key.is_tables and not values[key.path])
+            no_line = key.is_tables and not key.has_short_form and not values[key.path]
+            written = key.path in values and key.path not in leave_out and not no_line
             if key.section == section and written:
                 setting = f"{key.name} = {toml_value(values[key.path])}"
                 lines.append(f"{setting:<{_COMMENT_COLUMN}}  # {_comment(key)}")
@@ -66,6 +67,8 @@ def toml_value(value: Any) -> str:
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, int | float):
         return repr(value)
+    if isinstance(short := getattr(value, "short", None), str):
+        return _quoted(short)
     if isinstance(value, BaseModel):
         value = {name: getattr(value, name) for name in type(value).model_fields if name in value.model_fields_set}
     if isinstance(value, dict):

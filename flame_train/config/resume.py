@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flame_train.config.keys import Key, keys
 from flame_train.config.render import decisive, toml_value
 from flame_train.config.schema import Config
 from flame_train.schedules import SCHEDULES
+
+_FREE_OF_STATE: Final = frozenset(
+    f"lora.{name}"
+    for name in ("targets", "dropout", "rank_dropout", "module_dropout", "max_norm", "from", "from_resize")
+)
+"""What may differ where an optimizer's state is carried over; the layers themselves are compared by name."""
 
 
 def differences(old: str, new: Config, *, moved: bool = False, shared_out: bool = False) -> str | None:
@@ -26,7 +33,7 @@ def differences(old: str, new: Config, *, moved: bool = False, shared_out: bool 
         return "  its config.toml cannot be read"
     same_shape = before.get("schedule.name") == now["schedule.name"]
     constant = same_shape and SCHEDULES.chosen(new.schedule).same_prefix and not new.schedule.warmup
-    rows = []
+    rows = list[tuple[str, str, str]]()
     for path, value in now.items():
         key = keys()[path]
         if path not in before and any(before.get(choice) != now[choice] for choice in key.only):
@@ -36,9 +43,38 @@ def differences(old: str, new: Config, *, moved: bool = False, shared_out: bool 
             continue
         if not _same(key, was, value, moved):
             rows.append((path, toml_value(was), toml_value(value)))
-    if not rows:
-        return None
-    rows.insert(0, ("setting", "that run", "this config"))
+    return table(rows, "that run") if rows else None
+
+
+def misfits(old: str, new: Config) -> str | None:
+    """A table of the settings for which an optimizer's state of `old`, a resolved config, fits no run of `new`.
+
+    They are the optimizer's name, and what the adapters' matrices and scales depend on but for the choice of layers.
+    """
+    before, now = _settings(old), decisive(new)
+    if before is None:
+        return "  its config.toml cannot be read"
+    rows = []
+    for path, value in now.items():
+        if path == "optimizer.name" or (path.startswith("lora.") and path not in _FREE_OF_STATE):
+            key = keys()[path]
+            was = before.get(path, key.default_among(now))
+            if key.is_tables:
+                was, value = _sizes(was), _sizes(value)
+            if toml_value(was) != toml_value(value):
+                rows.append((path, toml_value(was), toml_value(value)))
+    return table(rows, "that run") if rows else None
+
+
+def _sizes(rules: Any) -> tuple[dict[str, Any], ...]:
+    """What rules say of the sizes of matrices: not of rates or dropout."""
+    tables = [rule if isinstance(rule, dict) else rule.model_dump(exclude_unset=True) for rule in rules]
+    return tuple({k: v for k, v in rule.items() if k not in ("lr", "dropout")} for rule in tables)
+
+
+def table(rows: Sequence[tuple[str, str, str]], there: str) -> str:
+    """Settings with their values `there` and in this config, as text in columns."""
+    rows = [("setting", there, "this config"), *rows]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     return "\n".join(f"  {path:<{widths[0]}}  {was:<{widths[1]}}  {wanted}" for path, was, wanted in rows)
 

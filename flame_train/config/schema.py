@@ -6,14 +6,13 @@ of a choice, such as an optimizer's, are declared where that choice is. They joi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.rules import Rule
+from flame_train.config.repeated import CheckpointSection, Repeated, SampleSection, ValidationSection
 from flame_train.data.caption_tools import CaptionKeys
 from flame_train.data.sets import DataSet, SetKeys
 from flame_train.diffusion.losses import LOSSES
@@ -284,6 +283,12 @@ class TrainSection(Section):
         lt=1,
         aka=("ema", "use_ema"),
     )
+    continue_from: str = field(
+        "",
+        "a run's folder: a new run begins with its last LoRA and the optimizer's state; empty: none",
+        place=True,
+        aka=("resume",),
+    )
     deterministic: bool = field(True, "same seed, same bytes on the same device; false is 1 to 3 % faster on a GPU")
 
 
@@ -311,54 +316,6 @@ class LossSection(Section):
     )
 
 
-_interval = partial(field, unit="steps", ge=0, free=True)
-"""A key that says after how many steps something is done again."""
-
-_epochs = partial(field, unit="epochs", ge=0, le=10**6, free=True)
-"""A key that says after how many epochs something is done again, in place of one that says after how many steps."""
-
-
-class Repeated(Section):
-    """A section of something that is done again and again, after so many steps or so many epochs."""
-
-    every: int
-    every_epochs: int
-
-    @property
-    def repeats(self) -> bool:
-        """Whether it is done at all."""
-        return bool(self.every or self.every_epochs)
-
-    def is_due(self, step: int, epoch: Callable[[int], float]) -> bool:
-        """Whether it is done after `step`; `epoch` says how many epochs have passed after a step.
-
-        An epoch that ends within a step counts after that step.
-        """
-        if self.every:
-            return step % self.every == 0
-        return bool(self.every_epochs) and epoch(step) // self.every_epochs > epoch(step - 1) // self.every_epochs
-
-
-class CheckpointSection(Repeated):
-    """The checkpoints from which a stopped run continues."""
-
-    every: int = _interval(
-        500,
-        "interval between checkpoints; 0: only at the end and when stopped",
-        aka=("save_every_n_steps", "checkpointing_steps", "save_every"),
-    )
-    every_epochs: int = _epochs(
-        0, "interval between checkpoints, in place of checkpoint.every", aka=("save_every_n_epochs",)
-    )
-    keep: int = field(
-        3,
-        "newest checkpoints that stay",
-        ge=1,
-        free=True,
-        aka=("checkpoints_total_limit", "save_last_n_steps", "max_step_saves_to_keep"),
-    )
-
-
 class LogSection(Section):
     """Further values in the log."""
 
@@ -369,34 +326,14 @@ class LogSection(Section):
         ge=0,
         free=True,
     )
-
-
-class SampleSection(Repeated):
-    """Images made during the run."""
-
-    every: int = _interval(250, "interval between grids; 0: none", aka=("sample_every_n_steps", "sample_every"))
-    every_epochs: int = _epochs(
-        0, "interval between grids, in place of sample.every", aka=("sample_every_n_epochs", "validation_epochs")
-    )
-    prompts: tuple[str, ...] = field(
-        (), "one image each; empty: no grids", free=True, aka=("sample_prompts", "validation_prompt")
-    )
-    negative: str = field("", "negative prompt; needs classifier-free guidance", free=True, aka=("negative_prompt",))
-    steps: int = field(
-        0, "sampler steps; 0: the model's own", ge=0, le=1000, free=True, aka=("num_inference_steps", "sample_steps")
-    )
-    guidance_scale: float = field(
-        0.0,
-        "scale of classifier-free guidance, 1: off; for Flux dev the scale that the model gets; 0: the model's own",
+    images_every: int = field(
+        100,
+        "interval at which the images of the highest and lowest running loss go into log.jsonl; images.json has all "
+        "of them; 0: losses of images are not kept",
+        unit="steps",
         ge=0,
-        le=1000,
         free=True,
-        aka=("cfg_scale", "guidance"),
     )
-    sampler: Literal["euler", "ddim"] = field("euler", "sampler", free=True, aka=("sample_sampler",))
-    seed: int = field(42, "seed of the first image; the next has the next", ge=0, le=2**63 - 1, free=True)
-    width: int = field(0, "image width; 0: data.resolution", unit="pixels", ge=0, le=8192, multiple_of=8, free=True)
-    height: int = field(0, "image height; 0: data.resolution", unit="pixels", ge=0, le=8192, multiple_of=8, free=True)
 
 
 class OutputSection(Section):
@@ -447,6 +384,7 @@ class Config(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     log: LogSection = LogSection()
     sample: SampleSection = SampleSection()
+    validation: ValidationSection = ValidationSection()
     output: OutputSection = OutputSection()
 
 

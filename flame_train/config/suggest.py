@@ -1,39 +1,52 @@
-"""The nearest valid key for one that does not exist."""
+"""The answer to a key that does not exist: the key that was meant, or a sentence about another trainer's setting."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection
 
+from flame_train.config.foreign.hints import sentence
 from flame_train.config.keys import keys, sections
+
+_PAGE = "docs/conventions.md says where settings of other trainers went"
+_NOWHERE = f"; `flame-train init FAMILY` writes all there are, {_PAGE}"
+
+
+def answer(path: str, lacking: Collection[str] = (), otherwise: str = _NOWHERE) -> str:
+    """What a message about the unknown key `path` ends with.
+
+    A setting of another trainer in another unit, with the opposite sense, that is always on or that is not here, gets
+    a sentence. Else the keys that may have been meant are named, but none of `lacking`, those that the model's family
+    does not have. Where there is neither, `otherwise`.
+    """
+    said = sentence(path)
+    if said:
+        return f"; {said}. {_PAGE}"
+    return did_you_mean([key for key in nearest(path) if key not in lacking]) or otherwise
 
 
 def nearest(path: str) -> list[str]:
     """Up to three valid keys that `path` (`section.name` or a bare name) may have meant, best first.
 
-    If another trainer uses that very name in the same section, its key is the answer. Else, in order: another
-    trainer's key of that name in any section; near names in the same section; the same name elsewhere; the path with
-    the nearest spelling.
+    Another trainer's key of that very name, in the same section if there is one. Else what is spelled like it in the
+    same section, keys of that name in other sections, and what is spelled like it or like another trainer's name.
     """
     section, _, name = path.rpartition(".")
     every = sorted(keys().values(), key=lambda key: key.section != section)
-    home = {key.name: key.path for key in every if key.section == section}
     found = [key.path for key in every if name in key.aka]
-    if found and section and keys()[found[0]].section == section:
-        return found[:1]
-    found += [home[match] for match in difflib.get_close_matches(name, home, n=3, cutoff=0.5)]
+    if found:
+        at_home = [path for path in found if keys()[path].section == section]
+        return (at_home or found)[:2]
+    found = [key.path for key in every if key.section == section and _is_typo(name, key.name)]
     found += [key.path for key in every if name == key.name]
     if not found:
-        known = {key.name: key.path for key in keys().values()}
-        known |= {other: key.path for key in keys().values() for other in key.aka}
-        found = [known[match] for match in difflib.get_close_matches(name, known, n=2, cutoff=0.75)]
-    if not found or section not in sections():
-        found += difflib.get_close_matches(path, keys(), n=2, cutoff=0.7)
+        found = [key.path for key in every if any(_is_typo(name, other) for other in (key.name, *key.aka))]
     return list(dict.fromkeys(found))[:3]
 
 
 def nearest_section(name: str) -> list[str]:
     """Up to two sections spelled like `name`."""
-    return difflib.get_close_matches(name, sections(), n=2, cutoff=0.5)
+    return difflib.get_close_matches(name, sections(), n=2, cutoff=0.75)
 
 
 def did_you_mean(candidates: list[str]) -> str:
@@ -41,6 +54,17 @@ def did_you_mean(candidates: list[str]) -> str:
     return f"; did you mean {' or '.join(candidates)}?" if candidates else ""
 
 
-def or_where_to_look(candidates: list[str]) -> str:
-    """As `did_you_mean`; where there is no candidate, what lists all keys."""
-    return did_you_mean(candidates) or "; `flame-train init FAMILY` writes all there are"
+def _is_typo(written: str, meant: str) -> bool:
+    """Whether one was written for the other by a slip: one edit away, or nearly the same letters."""
+    if abs(len(written) - len(meant)) > max(1, len(meant) // 4):
+        return False
+    return _one_edit(written, meant) or difflib.SequenceMatcher(None, written, meant).ratio() >= 0.85
+
+
+def _one_edit(a: str, b: str) -> bool:
+    """Whether a letter left out, put in, replaced, or exchanged with its neighbour makes `b` of `a`."""
+    start = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    left, right = a[start:], b[start:]
+    if left[1:] == right[1:] or left[1:] == right or left == right[1:]:
+        return True
+    return left[:2] == right[:2][::-1] and left[2:] == right[2:]

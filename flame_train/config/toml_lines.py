@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 
 Path = tuple[str, ...]
 
@@ -29,6 +30,7 @@ class _Scanner:
         self.text = text
         self.at = 0
         self.lines: dict[Path, int] = {}
+        self._tables: dict[Path, int] = {}  # how many tables each array of tables has so far
         self._counted = (0, 1)  # a position and its line, so that counting never starts over
 
     def run(self) -> dict[Path, int]:
@@ -37,7 +39,7 @@ class _Scanner:
             if self.text[self.at] == "[":
                 brackets = 2 if self.text.startswith("[[", self.at) else 1
                 self.at += brackets
-                table = self._key(())
+                table = self._header(brackets == 2)
                 self.at += brackets
             else:
                 self._pair(table)
@@ -58,17 +60,39 @@ class _Scanner:
         self._counted = (self.at, line)
         return line
 
+    def _header(self, of_array: bool) -> Path:
+        """Read a table's name; a table of an array has its number in its path, `[0]` for the first."""
+        path: Path = ()
+        for part, line in self._parts():
+            if path in self._tables:
+                path = (*path, f"[{self._tables[path] - 1}]")
+            path = (*path, part)
+            self.lines.setdefault(path, line)
+        if not of_array:
+            return path
+        number = self._tables.get(path, 0)
+        self._tables[path] = number + 1
+        path = (*path, f"[{number}]")
+        self.lines[path] = self._line()
+        return path
+
     def _key(self, table: Path) -> Path:
         """Read a possibly dotted key; note the line of each of its parts that is new."""
         path = table
+        for part, line in self._parts():
+            path = (*path, part)
+            self.lines.setdefault(path, line)
+        return path
+
+    def _parts(self) -> Iterator[tuple[str, int]]:
+        """Each part of a possibly dotted key, with its line."""
         while True:
             self._skip_blank()
             line = self._line()
-            path = (*path, self._key_part())
-            self.lines.setdefault(path, line)
+            yield self._key_part(), line
             self._skip_blank()
             if self.text[self.at] != ".":
-                return path
+                return
             self.at += 1
 
     def _key_part(self) -> str:
@@ -94,8 +118,9 @@ class _Scanner:
         self.at = match.end()
 
     def _enclosed(self, path: Path, closing: str) -> None:
-        """Read an array or an inline table. Keys inside an array have no path."""
+        """Read an array or an inline table. An array's items have their number in their path."""
         self.at += 1
+        count = 0
         while True:
             self._skip_blank()
             if self.text[self.at] == closing:
@@ -106,4 +131,7 @@ class _Scanner:
             elif closing == "}":
                 self._pair(path)
             else:
-                self._value((*path, "[]"))
+                below = (*path, f"[{count}]")
+                self.lines[below] = self._line()
+                self._value(below)
+                count += 1

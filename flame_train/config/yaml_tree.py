@@ -101,9 +101,11 @@ class _Builder:
         return found
 
     def _sequence(self, path: Path) -> list[Any]:
-        found = []
+        found: list[Any] = []
         while type(event := next(self.events)).__name__ != "SequenceEndEvent":
-            found.append(self._node(event, (*path, "[]")))
+            below = (*path, f"[{len(found)}]")
+            self.lines[below] = event.start_mark.line + 1
+            found.append(self._node(event, below))
         return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -98,10 +98,16 @@ class Samples:
         """A row a bucket; see `bucket_rows`."""
         return bucket_rows(self.placements)
 
-    def trained(self) -> Samples:
-        """Those that a run trains on: images of validation sets never are."""
-        rows = tuple(row for row in self.rows if not row.set.validation)
-        return Samples(tuple(own for own in self.sets if not own.validation), rows, self.notices)
+    def where(self, wanted: Callable[[Sample], bool]) -> Samples:
+        """Those that are `wanted`; sets without one are left out."""
+        rows = tuple(row for row in self.rows if wanted(row))
+        left = {id(row.set) for row in rows}
+        return Samples(tuple(own for own in self.sets if id(own) in left), rows)
+
+    def joined(self, others: Samples) -> Samples:
+        """These, then the others."""
+        sets = {id(own): own for own in (*self.sets, *others.sets)}
+        return Samples(tuple(sets.values()), (*self.rows, *others.rows))
 
     def _name(self, row: Sample) -> str:
         return row.item.key if len(self.sets) == 1 else f"{row.set.folder.name}/{row.item.key}"

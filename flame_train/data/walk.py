@@ -78,7 +78,7 @@ def _sort_entry(entry: os.DirEntry[str], key: str, listing: Listing, real: deque
         mode = entry.stat().st_mode
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        listing.problems.append(f"{shown(key)}: leads nowhere ({reason}): mend or remove the link")
+        listing.problems.append(f"{shown(key)}: leads nowhere ({reason}): repair or remove the link")
         return
     if stat.S_ISDIR(mode):
         (linked if entry.is_symlink() else real).append(key)

@@ -5,7 +5,6 @@ x_s = (1 - s) x_0 + s noise for s in (0, 1), target noise - x_0. Latents are (B,
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..engine import Tensor, no_grad
+from ..engine import Tensor
 from ..engine.dtype import Array
 from ..engine.random import Rng
 from ..errors import ConfigError
@@ -21,6 +20,7 @@ from .losses import LossKind, NoiseLevel
 from .losses.mse import Mse
 from .noise import Noise
 from .objectives import WHOLE, Span, mean_errors
+from .samplers.kind import Denoise
 from .timestep_sampling import TimestepSampling
 from .timestep_sampling.logit_normal import LogitNormal
 from .weightings import Weighting
@@ -28,8 +28,6 @@ from .weightings.none import NoWeighting
 
 Shift = Callable[[int], float]
 """The shift of noise levels for a number of image tokens; see `shifted`."""
-
-Denoise = Callable[[Tensor, Tensor, Any], Tensor]
 
 
 def constant_shift(shift: float) -> Shift:
@@ -84,6 +82,14 @@ class FlowObjective:
         low, high = (np.float32(end / 1000) for end in self.span)
         return Tensor(low + (high - low) * levels)
 
+    def at_levels(self, levels: Tensor) -> Tensor:
+        """Themselves: no shift and no span applies."""
+        return levels
+
+    def levels(self, t: Tensor) -> Tensor:
+        """Themselves."""
+        return t
+
     def noise(self, rng: Rng, latents: Tensor) -> Tensor:
         """(B, H, W, C) fp32, the noise of the target."""
         return self.kinds.drawn(rng, latents)
@@ -136,14 +142,20 @@ def dynamic_sigmas(steps: int, shift: float, train_steps: int = 1000) -> np.ndar
     return _closed(shifted(np.linspace(1.0, 1.0 / _checked(steps, train_steps), steps), shift))
 
 
-def flow_euler(denoise: Denoise, noise: Tensor, cond: Any, sigmas: np.ndarray[Any, Any]) -> Tensor:
-    """Euler's method along the flow. `denoise(x, s, cond)` gives the velocity; `noise` is standard normal."""
-    with no_grad():
-        x = noise.float()
-        for now, then in itertools.pairwise(sigmas):
-            s = Tensor(x.backend.xp.full((x.shape[0],), float(now), np.float32))
-            x = x + denoise(x, s, cond).float() * float(then - now)
-    return x
+class FlowPath:
+    """The way along the flow through the noise levels `sigmas`, which fall from 1 to 0; see `samplers.kind.Path`."""
+
+    def __init__(self, sigmas: np.ndarray[Any, Any]) -> None:
+        self.levels = tuple(sigmas.tolist())
+
+    def begin(self, noise: Tensor) -> Tensor:
+        """Pure noise."""
+        return noise.float()
+
+    def slope(self, denoise: Denoise, x: Tensor, i: int, cond: Any) -> Tensor:
+        """The velocity, which is the model's prediction."""
+        s = Tensor(x.backend.xp.full((x.shape[0],), self.levels[i], np.float32))
+        return denoise(x, s, cond).float()
 
 
 def _closed(sigmas: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -100,6 +100,14 @@ class Objective:
             drawn = (self._draw(rng) * np.float32(count)).astype(np.int64).clip(0, count - 1)
         return Tensor(drawn + first if first else drawn)
 
+    def at_levels(self, levels: Tensor) -> Tensor:
+        """(B,) int64, the timesteps of noise levels in (0, 1): the whole schedule, whatever the span."""
+        return Tensor((levels.data * np.float32(self.schedule.steps)).astype(np.int64).clip(0, self.schedule.steps - 1))
+
+    def levels(self, t: Tensor) -> Tensor:
+        """(B,) fp32, the noise levels of timesteps."""
+        return Tensor(t.data.astype(np.float32) / np.float32(self.schedule.steps))
+
     def noise(self, rng: Rng, latents: Tensor) -> Tensor:
         """(B, H, W, C) fp32, the noise of the target."""
         return self._drawn.drawn(rng, latents)

@@ -12,7 +12,7 @@ from ..errors import ShapeError, kind_of
 from .backend import same_place, several_gpus
 from .dtype import Array
 from .grad_paths import GradPaths, Listeners
-from .grad_target import FRESH, GradAccumulator, GradTarget, ViewBuffers
+from .grad_target import ALLOCATE, GradAccumulator, GradTarget, ViewBuffers
 from .graph import CheckpointNode, Edge, GraphTensor, Node
 from .mode import mode
 from .run_vjp import along_edge, by_argument, call, check_saved, dense_grads
@@ -175,7 +175,7 @@ class BackwardPass:
         for i, e in enumerate(node.edges):
             if e.arg in taking and i not in found:
                 buffer = self._views.acquire(e, self._is_free) if node.split_views is None else whole
-                found[i] = FRESH if buffer is None else GradTarget(buffer=buffer)
+                found[i] = ALLOCATE if buffer is None else GradTarget(buffer=buffer)
         return found
 
     def _arrived(self, node: Node, args: set[str]) -> dict[int, GradTarget]:

@@ -14,13 +14,13 @@ from .op import Op
 from .ops.common.elementwise_codegen import elementwise_kernel
 from .symbolic import Scalar, arguments, c_text, evaluate, gradient, names_in
 
-_TAKEN = frozenset([
-    "g", "out", "xp", "auto", "bool", "break", "case", "char", "const", "continue", "default", "do", "double",
-    "else", "enum", "extern", "float", "for", "goto", "if", "int", "long", "register", "return", "short",
-    "signed", "sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile",
-    "while", "class", "new", "delete", "template", "this", "operator", "true", "false", "sigmoid", "sign",
-    "larger", "smaller", "I",
-])  # fmt: skip
+_TAKEN = frozenset(
+    """
+    auto bool break case char class const continue default delete do double else enum extern float for goto if int long
+    new operator register return short signed sizeof static struct switch template this typedef union unsigned void
+    volatile while true false g out xp sigmoid sign larger smaller I
+    """.split()
+)
 """Words that mean something in a kernel, and so name no argument."""
 
 

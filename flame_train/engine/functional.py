@@ -18,6 +18,7 @@ from .ops.indexing.embedding import embedding, index_select, masked_fill, one_ho
 from .ops.indexing.gather import gather, scatter, scatter_add, take_along_dim
 from .ops.indexing.getitem import getitem, narrow
 from .ops.indexing.order import sort, topk
+from .ops.linear.dora import dora_gain
 from .ops.linear.einsum import einsum
 from .ops.linear.fp8 import fp8_dequantize, fp8_linear, fp8_quantize
 from .ops.linear.fp8_lora import fp8_lora_linears
@@ -115,6 +116,7 @@ __all__ = [
     "cross_entropy",
     "cumsum",
     "div",
+    "dora_gain",
     "dropout",
     "einsum",
     "elu",

@@ -32,7 +32,7 @@ class GradTarget:
         return self.addend is not None and self.buffer is self.addend
 
 
-FRESH = GradTarget()
+ALLOCATE = GradTarget()
 """The target of a gradient that is returned in new memory."""
 
 GradTargets: TypeAlias = Mapping[str, Any]

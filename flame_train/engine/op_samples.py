@@ -25,11 +25,15 @@ class Values:
     kind: str = "float"
 
     def draw(self, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-        """fp64, int64 or bool values in the range."""
+        """fp64, int64 or bool values in the range; or numbers of 8 bits, or scales, as `fp8_quantize` gives them."""
         if self.kind == "int":
             return rng.integers(int(self.low), int(self.high), self.shape)
         if self.kind == "bool":
             return rng.random(self.shape) < 0.6
+        if self.kind == "e4m3":
+            return rng.integers(0, 0x7F, self.shape, np.uint8)
+        if self.kind == "scales":
+            return rng.uniform(0.5, 1.0, self.shape).astype(np.float32).view(np.uint32)
         x = rng.uniform(self.low, self.high, self.shape)
         return np.where(np.abs(x) < self.gap, np.copysign(self.gap, x) + x, x) if self.gap else x
 
@@ -52,6 +56,11 @@ def integers(high: int, *shape: int) -> Values:
 def booleans(*shape: int) -> Values:
     """True six times in ten."""
     return Values(shape, kind="bool")
+
+
+def stored(*shape: int) -> tuple[Values, Values]:
+    """A matrix in 8 bits, no value negative or NaN, and its rows' scales."""
+    return Values(shape, kind="e4m3"), Values(shape[:-1], kind="scales")
 
 
 def of_one(make: Callable[..., Any] = lambda *shape: shape) -> list[Sample]:

@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from ..errors import EnvironmentFault
 from .backend import get_backend
 from .backend.cuda import standing_in
-from .backend.cuda.asked import Asked
 from .backend.cuda.described import ShapeBackend
+from .backend.cuda.kernel_requests import KernelRequests
 from .backend.cuda.launch_hooks import Flops
 from .backend.shapes.gpu import H100, RTX_3090, Gpu
 
-__all__ = ["H100", "RTX_3090", "Asked", "Flops", "Gpu", "ShapeRun", "compile_ahead", "gpu_of", "shape_run"]
+__all__ = ["H100", "RTX_3090", "Flops", "Gpu", "KernelRequests", "ShapeRun", "compile_ahead", "gpu_of", "shape_run"]
 
 
 class ShapeRun:
@@ -51,9 +51,9 @@ class ShapeRun:
         return found
 
     @property
-    def asked(self) -> Asked:
-        """The kernels that were asked for so far."""
-        return self.backend.asked
+    def kernel_requests(self) -> KernelRequests:
+        """The kernels that were requested so far."""
+        return self.backend.kernel_requests
 
     def multiplied(self, fn: Callable[[], object]) -> dict[str, int]:
         """The floating-point operations of what `fn` multiplies, by kind, without what it multiplies again."""
@@ -74,9 +74,9 @@ def gpu_of(device: str) -> Gpu:
     return Gpu(str(k.compute_capability), k.multiprocessors, k.shared_bytes, backend.memory().total)
 
 
-def compile_ahead(asked: Asked) -> None:
-    """Starts compiling what a run on shapes asked for on "cuda", on threads. Who needs a kernel waits for it."""
-    get_backend("cuda").kernels.compile_ahead(asked)
+def compile_ahead(requests: KernelRequests) -> None:
+    """Compiles, on threads of "cuda", the kernels that a run on shapes requested. Who needs one waits for it."""
+    get_backend("cuda").kernels.compile_ahead(requests)
 
 
 @contextmanager

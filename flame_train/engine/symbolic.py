@@ -62,10 +62,7 @@ class Scalar:
         return made(self, **values)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-        name = {"multiply": "mul", "subtract": "sub", "divide": "div", "true_divide": "div", "absolute": "abs",
-                "negative": "neg", "power": "pow"}.get(ufunc.__name__, ufunc.__name__)  # fmt: skip
-        compared = {"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq"}
-        name = compared.get(name, name)
+        name = _UFUNCS.get(ufunc.__name__, ufunc.__name__)
         if method != "__call__" or kwargs or name not in _OPS:
             return NotImplemented
         return REGISTRY[name](*[a.item() if hasattr(a, "item") else a for a in args])
@@ -288,7 +285,7 @@ RULES: dict[str, Rule] = {
         lambda xp, c, a, b: xp.where(c != 0, a, b).astype(_like(c, _like(a, b)).dtype, copy=False),
         lambda c, a, b, y: (None, None, None),  # see `_shares`
     ),
-}  # fmt: skip
+}
 """The elementary functions."""
 
 
@@ -322,11 +319,26 @@ def _softplus(s: Scalar, input: Scalar, beta: float, threshold: float) -> Scalar
     return _where(s.of("lt", threshold, x), input, soft / beta)
 
 
+_UNARY = "neg exp expm1 log log1p sqrt sin cos tanh sigmoid erf abs sign floor relu".split()
+_BINARY = ("mul", "maximum", "minimum", "lt", "le", "eq")
+_UFUNCS = {
+    "absolute": "abs",
+    "divide": "div",
+    "equal": "eq",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "less": "lt",
+    "less_equal": "le",
+    "multiply": "mul",
+    "negative": "neg",
+    "power": "pow",
+    "subtract": "sub",
+    "true_divide": "div",
+}
+"""NumPy's functions under the names of the ops."""
 _OPS: dict[str, Callable[..., Any]] = {
-    **{n: (lambda s, input, n=n: s.of(n, input)) for n in ("neg", "exp", "expm1", "log", "log1p", "sqrt", "sin", "cos",
-                                                            "tanh", "sigmoid", "erf", "abs", "sign", "floor", "relu")},
-    **{n: (lambda s, input, other, n=n: s.of(n, input, other))
-       for n in ("mul", "maximum", "minimum", "lt", "le", "eq")},
+    **{n: (lambda s, input, n=n: s.of(n, input)) for n in _UNARY},
+    **{n: (lambda s, input, other, n=n: s.of(n, input, other)) for n in _BINARY},
     "add": lambda s, input, other, alpha: s.of("add", input, other if alpha == 1 else alpha * other),
     "sub": lambda s, input, other, alpha: s.of("sub", input, other if alpha == 1 else alpha * other),
     "div": _div,
@@ -343,5 +355,5 @@ _OPS: dict[str, Callable[..., Any]] = {
     "gelu": _gelu,
     "softplus": _softplus,
     "lerp": lambda s, input, end, weight: input + weight * (end - input),
-}  # fmt: skip
+}
 """Ops of the registry by what they are made of: what an elementwise function may call."""

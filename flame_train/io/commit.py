@@ -20,7 +20,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -52,8 +52,16 @@ class Found:
     skipped: tuple[str, ...]
 
 
-def commit(root: Place, step: int, files: Mapping[str, Content], keep: int, size: int | None = None) -> Path:
-    """Writes the checkpoint of `step` under `root` and removes all but the newest.
+def commit(
+    root: Place,
+    step: int,
+    files: Mapping[str, Content],
+    keep: int,
+    size: int | None = None,
+    *,
+    spare: Collection[int] = (),
+) -> Path:
+    """Writes the checkpoint of `step` under `root` and removes all but the newest and those to `spare`.
 
     A whole checkpoint of that step stays as it is. If the disk refuses, nothing half-written is left.
 
@@ -63,6 +71,7 @@ def commit(root: Place, step: int, files: Mapping[str, Content], keep: int, size
         files: name -> the file's bytes, or a function that writes the file at a given path.
         keep: how many of the newest checkpoints stay.
         size: bytes of all files together, roughly; None: unknown.
+        spare: steps of earlier checkpoints that stay too, if they are there.
 
     Returns:
         The folder of the checkpoint.
@@ -88,7 +97,7 @@ def commit(root: Place, step: int, files: Mapping[str, Content], keep: int, size
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         _put(held, step, files, there)
         hit("checkpoint.before_prune")
-        _prune(held, step, keep)
+        _prune(held, step, keep, spare)
     return final
 
 
@@ -148,14 +157,15 @@ def _fingerprint(folder: Held, name: str, *, sync: bool = False) -> dict[str, An
         return {"size": os.fstat(file.fileno()).st_size, "sha256": digest}
 
 
-def _prune(root: Held, step: int, keep: int) -> None:
-    """Keep the checkpoint of `step`, just written, and the newest before it.
+def _prune(root: Held, step: int, keep: int, spare: Collection[int]) -> None:
+    """Keep the checkpoint of `step`, just written, the newest before it, and those before it to `spare`.
 
     Later steps go as well: had one of them been whole, the run would have continued from it. A file that cannot be
     removed, such as one in use on a network disk, stays with a warning. The new checkpoint is safe.
     """
     earlier = [found for found in _steps(root) if found < step]
-    kept = {step, *earlier[: keep - 1]}
+    counted = [found for found in earlier if found not in spare]
+    kept = {step, *counted[: keep - 1], *(found for found in earlier if found in spare)}
     for found in _steps(root):
         if found not in kept:
             try:

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -215,8 +215,23 @@ class RunFolder:
                     self._refuse_locked(held)
                 return self._examine(held)
 
-    def checkpoint(self, step: int, files: Mapping[str, commit.Content], keep: int, size: int | None = None) -> Path:
+    def checkpoint(
+        self,
+        step: int,
+        files: Mapping[str, commit.Content],
+        keep: int,
+        size: int | None = None,
+        *,
+        spare: Collection[int] = (),
+    ) -> Path:
         """Make the log durable, commit the checkpoint of `step`, and note the step in the status.
+
+        Args:
+            step: the number of steps done.
+            files, keep, size, spare: as in `commit.commit`.
+
+        Returns:
+            The folder of the checkpoint.
 
         Raises OutputError if the checkpoint cannot be written. Log and status only report: they cost a warning.
         """
@@ -225,7 +240,7 @@ class RunFolder:
         self._write_grids()
         waiting = {"log.jsonl": log.waiting} if log.waiting else {}
         place = self._held / "checkpoints"
-        path = commit.commit(place, step, {**files, **waiting, **self._grids}, keep, size)
+        path = commit.commit(place, step, {**files, **waiting, **self._grids}, keep, size, spare=spare)
         self.step = self._saved = step
         try:
             self.write_status("running")
@@ -243,6 +258,15 @@ class RunFolder:
         self._held.check()
         self.step = int(record["step"])
         self._opened_log().append(record)
+
+    def write_report(self, name: str, raw: bytes) -> None:
+        """Write a report about the run, whole or not at all. It only informs: no room for it costs a warning."""
+        try:
+            write_durably(self.place(self.folder / name), [raw], len(raw))
+        except FolderLost:
+            raise
+        except OutputError as error:
+            _LOG.warning("%s", error)
 
     def last(self) -> Mapping[str, Any]:
         """The log's line of the step that was reached; empty if there is none."""

@@ -3,22 +3,9 @@ __device__ void update_by_rule(const FlatParameters& arena, const long long* mat
                                float* row, float* col, float* whole, float* exp_avg, double*) {
   const Matrix m(matrices);
   const Factored moments = {row, col, whole, by_row, by_col};
-  const InverseRoot inverse;
   const float decay = arena.now[DECAY];
-  const auto square = [&](const auto& at) {
-    auto g = gradient_at(arena, m, at);
-#pragma unroll
-    for (float& x : g.e) x = x * x + 1e-30f;
-    return g;
-  };
-  moments.advance(m, square, decay, 1.f - decay, inverse, inverse);
-  const auto update = [&](const auto& at) {
-    auto u = gradient_at(arena, m, at);
-    const auto by = moments.at(m, at, inverse);
-#pragma unroll
-    for (int k = 0; k < at.N; k++) u.e[k] *= by.e[k];
-    return u;
-  };
+  const ScaledGradient update{arena, m, moments};
+  update.advance(decay, 1.f - decay);
   const float clip = fmaxf(rms(m, update) / THRESHOLD, 1.f);
   float size = SCALED ? fmaxf(rms(m, [&](const Span<4>& at) { return values_at(arena.values, m, at); }), 1e-3f) : 1.f;
   size *= arena.now[RELATIVE];

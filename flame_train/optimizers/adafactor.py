@@ -52,12 +52,12 @@ class AdafactorRule:
         moments = Moments(xp, arena.matrices(), state, "exp_avg_sq")
         scaled, scales = xp.zeros_like(g), xp.ones_like(g)
         for i, stack in enumerate(arena.stacks):
-            grads = stack.take(xp, g)
+            grads = stack.gather(xp, g)
             root = moments.inverse_root(grads * grads + np.float32(1e-30), i, numbers["decay"])
-            stack.put(xp, scaled, clipped(xp, root * grads, self.clip_threshold))
+            stack.scatter(xp, scaled, clipped(xp, root * grads, self.clip_threshold))
             if self.scale_parameter:
-                size = xp.maximum(rms(xp, stack.take(xp, p)), np.float32(1e-3))
-                stack.put(xp, scales, xp.broadcast_to(size, grads.shape))
+                size = xp.maximum(rms(xp, stack.gather(xp, p)), np.float32(1e-3))
+                stack.scatter(xp, scales, xp.broadcast_to(size, grads.shape))
         rates = step.rates * numbers["relative"] if self.relative_step else step.rates
         rates = rates * scales if self.scale_parameter else rates
         moved, changed = rates * scaled, moments.changed()

@@ -50,8 +50,8 @@ __device__ void update_by_rule(const FlatParameters& arena, const long long* pla
       const float own = e + k < left ? g.e[k] : 0.f;
       const float old_m = __fmul_rn(levels[0][gapped((a.e[k] + 127) % 256)], m_max);
       const float old_v = __fmul_rn(levels[1][gapped(b.e[k])], v_max);
-      m[half * 4 + k] = __fadd_rn(__fmul_rn(BETA1, old_m), __fmul_rn(FRESH1, own));
-      v[half * 4 + k] = __fadd_rn(__fmul_rn(BETA2, old_v), __fmul_rn(__fmul_rn(FRESH2, own), own));
+      m[half * 4 + k] = __fadd_rn(__fmul_rn(BETA1, old_m), __fmul_rn(ONE_MINUS_BETA1, own));
+      v[half * 4 + k] = __fadd_rn(__fmul_rn(BETA2, old_v), __fmul_rn(__fmul_rn(ONE_MINUS_BETA2, own), own));
     }
   }
   float most_m = 0.f, most_v = 0.f;

@@ -54,7 +54,7 @@ class AdamW8bitRule:
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
         xp, (b1, b2) = step.xp, self.betas
         numbers = step.numbers_of(self, state)
-        grads = xp.concatenate([_in_blocks(xp, stack.take(xp, g)) for stack in step.arena.stacks])
+        grads = xp.concatenate([_in_blocks(xp, stack.gather(xp, g)) for stack in step.arena.stacks])
         m = b1 * _read(state, "signed", "exp_avg") + (1.0 - b1) * grads
         v = b2 * _read(state, "unsigned", "exp_avg_sq") + (1.0 - b2) * grads * grads
         moved = (m / numbers["first"]) / (xp.sqrt(v) / numbers["second"] + self.eps)
@@ -62,7 +62,7 @@ class AdamW8bitRule:
         for stack in step.arena.stacks:
             count, size = stack.places.shape[0], int(np.prod(stack.shape))
             blocks = count * -(-size // _BLOCK)
-            stack.put(xp, direction, moved[at : at + blocks].reshape(count, -1)[:, :size])
+            stack.scatter(xp, direction, moved[at : at + blocks].reshape(count, -1)[:, :size])
             at += blocks
         changed = _written(xp, state, "signed", m, "exp_avg") | _written(xp, state, "unsigned", v, "exp_avg_sq")
         return decayed(direction, self.weight_decay, step.arena), changed
@@ -72,8 +72,8 @@ class AdamW8bitRule:
         constants = {
             "BETA1": b1,
             "BETA2": b2,
-            "FRESH1": 1.0 - b1,
-            "FRESH2": 1.0 - b2,
+            "ONE_MINUS_BETA1": 1.0 - b1,
+            "ONE_MINUS_BETA2": 1.0 - b2,
             "EPS": self.eps,
             "WEIGHT_DECAY": self.weight_decay,
             "BLOCKS": len(places),

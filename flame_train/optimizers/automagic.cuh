@@ -19,21 +19,8 @@ __device__ void update_by_rule(const FlatParameters& arena, const long long* mat
   typedef Packet<bool, 4> Signs;
   const Matrix m(matrices);
   const Factored moments = {row, col, whole, by_row, by_col};
-  const InverseRoot inverse;
-  const auto square = [&](const auto& at) {
-    auto g = gradient_at(arena, m, at);
-#pragma unroll
-    for (float& x : g.e) x = x * x + 1e-30f;
-    return g;
-  };
-  moments.advance(m, square, BETA2, FRESH2, inverse, inverse);
-  const auto update = [&](const auto& at) {
-    auto u = gradient_at(arena, m, at);
-    const auto by = moments.at(m, at, inverse);
-#pragma unroll
-    for (int k = 0; k < at.N; k++) u.e[k] *= by.e[k];
-    return u;
-  };
+  const ScaledGradient update{arena, m, moments};
+  update.advance(BETA2, ONE_MINUS_BETA2);
   const float scale = 1.f / fmaxf(rms(m, update) / THRESHOLD, 1.f), before = unit[m.number];
   const auto rate = [&](const Four& u, int e) {
     const Codes old = *reinterpret_cast<const Codes*>(rates + m.start + e);

@@ -68,19 +68,19 @@ class AutomagicRule:
         moved, above, codes = xp.zeros_like(g), xp.zeros_like(state["above"]), xp.zeros_like(state["rates"])
         units, total, first = [], xp.zeros((), np.float64), 0
         for i, stack in enumerate(arena.stacks):
-            grads = stack.take(xp, g)
+            grads = stack.gather(xp, g)
             count, beside = len(grads), (-1, *[1] * len(stack.shape))
             root = moments.inverse_root(grads * grads + np.float32(1e-30), i, self.beta2)
             update = clipped(xp, root * grads, self.clip_threshold)
             before = state["unit"][0, first : first + count].reshape(beside)
             rates, positive = self._rates(
-                xp, stack.take(xp, state["rates"]), before, stack.take(xp, state["above"]), update
+                xp, stack.gather(xp, state["rates"]), before, stack.gather(xp, state["above"]), update
             )
             most = rates.max(tuple(range(1, rates.ndim)), keepdims=True)
             unit = (most.astype(np.float64) / _TOP).astype(float32)
-            stack.put(xp, codes, xp.rint(rates / unit).clip(0, _TOP).astype(uint8))
-            stack.put(xp, above, positive)
-            stack.put(xp, moved, rates * (update + np.float32(self.weight_decay) * self._decayed(stack, step)))
+            stack.scatter(xp, codes, xp.rint(rates / unit).clip(0, _TOP).astype(uint8))
+            stack.scatter(xp, above, positive)
+            stack.scatter(xp, moved, rates * (update + np.float32(self.weight_decay) * self._decayed(stack, step)))
             units.append(unit.reshape(1, count))
             total = total + rates.mean(tuple(range(1, rates.ndim)), dtype=np.float64).sum()
             first += count
@@ -110,7 +110,7 @@ class AutomagicRule:
     def _decayed(stack: Any, step: Step) -> Array:
         """The values, with the factors on weight decay."""
         scale, p = step.arena.decay_scale, step.arena.values
-        found: Array = stack.take(step.xp, p if scale is None else scale * p)
+        found: Array = stack.gather(step.xp, p if scale is None else scale * p)
         return found
 
     def kernel(self, arena: FlatParameters) -> Kernel:
@@ -118,7 +118,7 @@ class AutomagicRule:
             "THRESHOLD": self.clip_threshold,
             "WEIGHT_DECAY": self.weight_decay,
             "BETA2": self.beta2,
-            "FRESH2": 1.0 - self.beta2,
+            "ONE_MINUS_BETA2": 1.0 - self.beta2,
             "BUMP": self.bump,
             "SMALLEST": self.smallest,
             "LARGEST": self.largest,

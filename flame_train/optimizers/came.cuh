@@ -6,26 +6,14 @@ __device__ void update_by_rule(const FlatParameters& arena, const long long* mat
   const Factored moments = {row, col, whole, by_row, by_col};
   const Factored confidence = {res_row, res_col, nullptr, res_by_row, res_by_col};
   const InverseRoot inverse;
-  const auto square = [&](const auto& at) {
-    auto g = gradient_at(arena, m, at);
-#pragma unroll
-    for (float& x : g.e) x = x * x + 1e-30f;
-    return g;
-  };
-  moments.advance(m, square, BETA2, FRESH2, inverse, inverse);
-  const auto update = [&](const auto& at) {
-    auto u = gradient_at(arena, m, at);
-    const auto by = moments.at(m, at, inverse);
-#pragma unroll
-    for (int k = 0; k < at.N; k++) u.e[k] *= by.e[k];
-    return u;
-  };
+  const ScaledGradient update{arena, m, moments};
+  update.advance(BETA2, ONE_MINUS_BETA2);
   const float scale = 1.f / fmaxf(rms(m, update) / THRESHOLD, 1.f);
   // The momentum as it becomes, from the update at a span, which is scaled. It is written last, being read twice.
   const auto momentum = [&](auto& u, const auto& at) {
     auto own = values_at(exp_avg, m, at);
 #pragma unroll
-    for (int k = 0; k < at.N; k++) u.e[k] *= scale, own.e[k] = BETA1 * own.e[k] + FRESH1 * u.e[k];
+    for (int k = 0; k < at.N; k++) u.e[k] *= scale, own.e[k] = BETA1 * own.e[k] + ONE_MINUS_BETA1 * u.e[k];
     return own;
   };
   const bool matrix = m.whole_at < 0;
@@ -37,7 +25,7 @@ __device__ void update_by_rule(const FlatParameters& arena, const long long* mat
       for (int k = 0; k < at.N; k++) u.e[k] = (u.e[k] - own.e[k]) * (u.e[k] - own.e[k]) + 1e-16f;
       return u;
     };
-    confidence.advance(m, residual, BETA3, FRESH3, inverse, inverse);
+    confidence.advance(m, residual, BETA3, ONE_MINUS_BETA3, inverse, inverse);
   }
   over(m, [&](const Span<4>& at) {
     const long long i = m.start + at.e;

@@ -45,14 +45,14 @@ class CameRule:
         squares, residuals = (Moments(xp, matrices, state, name) for name in ("exp_avg_sq", "exp_avg_res"))
         direction, momentum = xp.zeros_like(g), xp.zeros_like(g)
         for i, stack in enumerate(step.arena.stacks):
-            grads = stack.take(xp, g)
+            grads = stack.gather(xp, g)
             root = squares.inverse_root(grads * grads + np.float32(1e-30), i, b2)
             update = clipped(xp, root * grads, self.clip_threshold)
-            m = b1 * stack.take(xp, state["exp_avg"]) + (1.0 - b1) * update
-            stack.put(xp, momentum, m)
+            m = b1 * stack.gather(xp, state["exp_avg"]) + (1.0 - b1) * update
+            stack.scatter(xp, momentum, m)
             if matrices.is_cut(i):
                 m = residuals.inverse_root((update - m) ** 2 + np.float32(1e-16), i, b3) * m
-            stack.put(xp, direction, m)
+            stack.scatter(xp, direction, m)
         changed = {"exp_avg": momentum} | squares.changed() | residuals.changed()
         return decayed(direction, self.weight_decay, step.arena), changed
 
@@ -64,9 +64,9 @@ class CameRule:
             "BETA1": b1,
             "BETA2": b2,
             "BETA3": b3,
-            "FRESH1": 1.0 - b1,
-            "FRESH2": 1.0 - b2,
-            "FRESH3": 1.0 - b3,
+            "ONE_MINUS_BETA1": 1.0 - b1,
+            "ONE_MINUS_BETA2": 1.0 - b2,
+            "ONE_MINUS_BETA3": 1.0 - b3,
         }
         text = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
         states = moments_of("exp_avg_sq", "exp_avg_res") | {"exp_avg": float32}

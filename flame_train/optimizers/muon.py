@@ -47,11 +47,11 @@ class MuonRule:
         looked = self.momentum * buffer + (1.0 - self.momentum) * g if self.nesterov else buffer
         direction = xp.zeros_like(g)
         for stack in step.arena.stacks:
-            grads = stack.take(xp, looked)
+            grads = stack.gather(xp, looked)
             rows = stack.shape[0] if len(stack.shape) > 1 else 1
             matrices = grads.reshape(grads.shape[0], rows, -1)
             factor = np.float32(self._factor(*matrices.shape[1:]))
-            stack.put(xp, direction, factor * orthogonal(matrices))
+            stack.scatter(xp, direction, factor * orthogonal(matrices))
         return decayed(direction, self.weight_decay, step.arena), {"momentum": buffer}
 
     def _factor(self, rows: int, columns: int) -> float:

@@ -132,12 +132,12 @@ class ProdigyScheduleFreeRule:
         moments = Moments(xp, arena.matrices(self._cut), state, "exp_avg_sq")
         scaled = xp.zeros_like(g)
         for i, stack in enumerate(arena.stacks):
-            grads = stack.take(xp, g)
+            grads = stack.gather(xp, g)
             root = self._root(xp, grads, moments, i, self._cut(stack.shape), numbers["fresh"])
             update = grads * numbers["d_now"] / (root + numbers["floor"])
             if self.use_stableadamw:
                 update = update / xp.sqrt(xp.maximum(rms(xp, update), np.float32(1.0)))
-            stack.put(xp, scaled, update)
+            stack.scatter(xp, scaled, update)
         return scaled, moments.changed()
 
     def _root(self, xp: Namespace, grads: Array, moments: Moments, i: int, cut: Cut | None, weight: Array) -> Array:

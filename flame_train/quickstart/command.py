@@ -17,9 +17,10 @@ from typing import Any, Final, Literal, NamedTuple
 from flame_train.adapters.attach import attach_factors
 from flame_train.adapters.formats import from_file
 from flame_train.config.load import load
+from flame_train.config.prompts import Prompt
 from flame_train.config.render import commented
+from flame_train.config.repeated import CheckpointSection, SampleSection
 from flame_train.config.schema import (
-    CheckpointSection,
     Config,
     DataSection,
     LoraSection,
@@ -27,7 +28,6 @@ from flame_train.config.schema import (
     ModelSection,
     OptimizerSection,
     OutputSection,
-    SampleSection,
     ScheduleSection,
     TrainSection,
 )
@@ -44,7 +44,7 @@ from flame_train.run.encode import encode
 from flame_train.run.plan import Plan, make_plan
 from flame_train.training.model import Example
 from flame_train.training.stop import StopRequest
-from flame_train.training.validate import held_out_loss
+from flame_train.training.validate import HeldOut, Validator
 
 from .before_after import write_before_after
 from .drawings import Maker, scenes, tiles, write_images
@@ -54,6 +54,7 @@ _LOG = logging.getLogger(__name__)
 _NEW: Final = 10  # images of the style that is taught
 _DRAWN_IN: Final = 20  # steps from noise to an image
 _HELD_OUT: Final = {"new": 24, "known": 48}  # images of each kind
+_LEVELS: Final = 4  # noise levels at which a held-out image is measured
 _SEED: Final = 2307
 _PROMPTS: Final = (
     "a delft tile with a large circle",
@@ -199,7 +200,12 @@ def _config(folder: Path, device: str, lesson: Lesson) -> Config:
         schedule=ScheduleSection(warmup_steps=5),
         train=TrainSection(steps=lesson.steps, precision=_precision(device)),
         checkpoint=CheckpointSection(every=lesson.steps // 2, keep=2),
-        sample=SampleSection(every=lesson.steps, prompts=_PROMPTS, steps=_DRAWN_IN, guidance_scale=3.0),
+        sample=SampleSection(
+            every=lesson.steps,
+            prompts=tuple(Prompt(text=text) for text in _PROMPTS),
+            steps=_DRAWN_IN,
+            guidance_scale=3.0,
+        ),
         output=OutputSection(dir=str(folder / "run")),
     )
 
@@ -228,13 +234,21 @@ def _held_out(plan: Plan, folder: Path, lora: Path, device: str, stop: StopReque
     }
     denoiser = model.load_denoiser(device=device, dtype=config.train.precision)
     objective = model.objective(config.model, LossSection(), device)  # a loss without weights compares with others
-    dtype, seed = as_dtype(config.train.precision), config.train.seed
+    validators = {
+        name: Validator(
+            denoiser,
+            objective,
+            HeldOut.of(examples),
+            timesteps=_LEVELS,
+            batch_size=_LEVELS,
+            device=device,
+            dtype=as_dtype(config.train.precision),
+        )
+        for name, examples in sets.items()
+    }
 
     def measured() -> dict[str, float]:
-        return {
-            name: held_out_loss(denoiser, objective, examples, device=device, dtype=dtype, seed=seed)
-            for name, examples in sets.items()
-        }
+        return {name: validator.measure().loss for name, validator in validators.items()}
 
     before = measured()
     attach_factors(denoiser.network, from_file(lora, model.lora_names).state[denoiser.component])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,14 +11,14 @@ import numpy as np
 
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Size
-from flame_train.diffusion.flow import FlowObjective, Shift, constant_shift, flow_euler
+from flame_train.diffusion.flow import FlowObjective, FlowPath, Shift, constant_shift
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import Noise
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.models.common.part import Part
 from flame_train.text_encoders.t5 import T5, T5Keys
-from flame_train.training.model import Model, Sampler
+from flame_train.training.model import Model
 
 from .family import Opening
 
@@ -58,9 +57,9 @@ class FlowModel(Model):
             device,
         )
 
-    def sampler(self, model: ModelSection, loss: LossSection, steps: int, sampler: str, size: Size) -> Sampler:
+    def path(self, model: ModelSection, loss: LossSection, steps: int, size: Size) -> FlowPath:
         h, w, _ = self.vae.latent_shape(size)
-        return partial(flow_euler, sigmas=self.sigmas(steps, h * w // PATCH**2))
+        return FlowPath(self.sigmas(steps, h * w // PATCH**2))
 
 
 def opened_t5(part: Part, opening: Opening, usual_length: int) -> T5:

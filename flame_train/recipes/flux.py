@@ -96,7 +96,7 @@ class FluxFamily(Family):
     name = "flux"
     files = FLUX_FILES
     encoders = MappingProxyType({"clip_l": "text_encoder", "t5": "text_encoder_2"})
-    unsupported = ("model.prediction", "data.max_tokens", "loss.zero_terminal_snr", "sample.sampler")
+    unsupported = ("model.prediction", "data.max_tokens", "loss.zero_terminal_snr")
     published = MappingProxyType(
         {
             "flux-dev": lambda: _networks(FluxArch.dev(), ClipArch.clip_l(), T5Arch.xxl(), VaeArch.flux()),

@@ -120,7 +120,6 @@ class Sd3Family(Family):
         "data.max_tokens",
         "loss.zero_terminal_snr",
         "loss.guidance_scale",
-        "sample.sampler",
     )
     published = MappingProxyType(
         {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -14,11 +13,12 @@ from flame_train.adapters.targets import UNET_PRESETS
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Placement, Size
 from flame_train.data.tokenizers.clip import CHUNK
-from flame_train.diffusion.flow import NO_SHIFT, FlowObjective, constant_shift, flow_euler, static_sigmas
+from flame_train.diffusion.flow import NO_SHIFT, FlowObjective, FlowPath, constant_shift, static_sigmas
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import Noise
+from flame_train.diffusion.noise_path import NoisePath
 from flame_train.diffusion.objectives import Objective
-from flame_train.diffusion.samplers import SamplerConfig, ddim, euler
+from flame_train.diffusion.samplers import Path as SamplingPath
 from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS, TimestepSampling
 from flame_train.diffusion.weightings import WEIGHTINGS, Weighting
@@ -34,7 +34,7 @@ from flame_train.models.sdxl.files import SDXL_FILES, stated_prediction
 from flame_train.models.sdxl.unet import UNet, UNetArch, vector_conditioning
 from flame_train.text_encoders.clip import ClipG, ClipGKeys, ClipL, ClipLKeys
 from flame_train.training import step as training
-from flame_train.training.model import Autoencoder, Example, Model, Sampler, SamplingDefaults
+from flame_train.training.model import Autoencoder, Example, Model, SamplingDefaults
 
 from .family import Family, Networks, Opening
 from .lesson import Lesson
@@ -82,12 +82,9 @@ class SdxlModel(Model):
             device=device,
         )
 
-    def sampler(self, model: ModelSection, loss: LossSection, steps: int, sampler: str, size: Size) -> Sampler:
-        schedule = noise_schedule(loss)
-        schedule.timesteps(steps)
+    def path(self, model: ModelSection, loss: LossSection, steps: int, size: Size) -> SamplingPath:
         assert model.prediction != "flow"
-        draw = {"euler": euler, "ddim": ddim}[sampler]
-        return partial(draw, config=SamplerConfig(schedule, steps, model.prediction))
+        return NoisePath(noise_schedule(loss), steps, model.prediction)
 
     def loss_problems(
         self, loss: LossSection, weighting: type[Weighting], sampling: type[TimestepSampling]
@@ -130,8 +127,8 @@ class SdxlFlowModel(SdxlModel):
             device,
         )
 
-    def sampler(self, model: ModelSection, loss: LossSection, steps: int, sampler: str, size: Size) -> Sampler:
-        return partial(flow_euler, sigmas=static_sigmas(steps, loss.shift or _FLOW_SHIFT))
+    def path(self, model: ModelSection, loss: LossSection, steps: int, size: Size) -> SamplingPath:
+        return FlowPath(static_sigmas(steps, loss.shift or _FLOW_SHIFT))
 
 
 def noise_schedule(loss: LossSection) -> NoiseSchedule:

@@ -15,9 +15,10 @@ from typing import Final
 from flame_train.adapters.kinds import ADAPTERS, Factors
 from flame_train.adapters.rules import Own, apply_rules
 from flame_train.adapters.targets import layer_shapes, resolve
-from flame_train.config.load import Gathered, Located
+from flame_train.config.located import Gathered, Located
 from flame_train.config.schema import Config, LoraSection, LossSection
 from flame_train.data.sets import image_sets
+from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.engine import nn
@@ -28,7 +29,7 @@ from flame_train.training.model import Model
 
 from .begin import beginning
 from .checkpointing import blocks_named
-from .sampling import check_sampling, image_size, with_defaults
+from .sampling import check_sampling, requests, with_defaults, with_prompts_of_file
 
 _FILE_NAME: Final = re.compile(r'(?![. ])(?!.*\.safetensors$)[^\x00-\x1f/\\:*?"<>|]*[^\x00-\x1f/\\:*?"<>|. ]')
 _LONGEST_NAME: Final = 200
@@ -84,15 +85,19 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
         wrong.tell()
     assert model is not None
     assert family is not None
+    with wrong:
+        config = config.model_copy(update={"sample": with_prompts_of_file(config.sample)})
     config = config.model_copy(update={"sample": with_defaults(config.sample, model)})
     with wrong:
         _check_loss(config.loss, model, family.unsupported_keys())
     with wrong:
         _check_grid(config.data.bucket_step, model)
-    if config.sample.repeats and config.sample.prompts:
-        with wrong:
-            size = image_size(config.sample, config.data.resolution, model)
-            check_sampling(config.sample, size, config.model, config.loss, model)
+    with wrong:
+        if problem := model.sampler_problem(SAMPLERS.chosen(config.sample).name):
+            raise ConfigError(f"sample.sampler: {problem}")
+        if config.sample.repeats:
+            wanted = requests(config.sample, config.data.resolution, model)
+            check_sampling(wanted, config.model, config.loss, model)
     layers: dict[str, Own] = {}
     begun: dict[str, Factors] = {}
     with wrong:

@@ -12,9 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flame_train.config.load import Located, load_located
+from flame_train.config.load import load_located
+from flame_train.config.located import Located, told_with_keys
 from flame_train.config.render import resolved
 from flame_train.config.resume import differences
+from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
 from flame_train.disk.durable import write_durably
 from flame_train.disk.files import preflight
@@ -38,6 +40,7 @@ from flame_train.training.stop import StopRequest
 from flame_train.user_cache import user_cache
 
 from .check import check, encoding_formats, fp8_of
+from .continued import continued
 from .describe import describe
 from .encode import encode
 from .encoding import Keys, could_cache
@@ -78,13 +81,17 @@ def train(
     Raises:
         FlameError: any error that a user can correct; see `errors`.
     """
+    lacking = FAMILIES[family].unsupported_keys() if family else ()
     if dry_run:
-        return _trained(load_located(source, overrides), device, True, family, callbacks, ALONE)
+        asked = load_located(source, overrides, lacking)
+        with told_with_keys(asked):
+            return _trained(asked, device, True, family, callbacks, ALONE)
     group, device = join(device, transport)
     with ending_together(group):
         with group.together():
-            asked = load_located(source, overrides)
-        return _trained(asked, device, False, family, callbacks, group)
+            asked = load_located(source, overrides, lacking)
+        with told_with_keys(asked):
+            return _trained(asked, device, False, family, callbacks, group)
 
 
 def _trained(
@@ -93,32 +100,36 @@ def _trained(
     with StopRequest() as stop, fetching(not dry_run):
         with group.together():
             if not dry_run:
-                base = asked.config.model
-                # a missing GPU, or one without a number format, is an error before any file is read
-                formats = {"train.precision": asked.config.train.precision} | encoding_formats(asked.config)
-                check_formats(device, formats)
-                nn.check_fp8(fp8_of(base.quantize, base.arithmetic), device, asked.config.train.precision)
+                check_device(asked.config, device)
             plan = make_plan(check(asked, FAMILIES[family] if family else None), stop, group.world)
         if dry_run:
-            preflighted(plan, run_folder(plan))
-            return describe(plan, predicted_memory(plan, gpu_of(device))) | {"files": plan.samples.to_json()}
+            if preflighted(plan, run_folder(plan)) is None:
+                continued(plan)
+            return describe(plan, predicted_memory(plan, gpu_of(device))) | {"files": _files(plan)}
         return train_plan(plan, device, stop, callbacks, group)
+
+
+def check_device(config: Config, device: str) -> None:
+    """A missing GPU, or one without a number format that is asked for, is an error before any file is read."""
+    base = config.model
+    check_formats(device, {"train.precision": config.train.precision, **encoding_formats(config)})
+    nn.check_fp8(fp8_of(base.quantize, base.arithmetic), device, config.train.precision)
 
 
 def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) -> dict[str, Any]:
     """Encodes the images and captions of a config ahead of training. Returns counts."""
     asked = load_located(source, overrides)
-    with StopRequest() as stop, fetching(not dry_run):
+    with told_with_keys(asked), StopRequest() as stop, fetching(not dry_run):
         if not dry_run:
             check_formats(device, encoding_formats(asked.config))
         plan = make_plan(check(asked), stop)
         could_cache(plan.encoding.folder)
-        keys = plan.encoding.keys(plan.samples, plan.prompts)
+        keys = plan.encoding.keys(plan.everything, plan.prompts)
         counts = {"images": sum(map(len, keys.images)), "captions": len(keys.captions)}
-        counts["bytes"] = plan.encoding.bytes_of(plan.samples, plan.prompts)
+        counts["bytes"] = plan.encoding.bytes_of(plan.everything, plan.prompts)
         if dry_run:
             return counts
-        cache = encode(plan.encoding, plan.samples, keys, plan.model.size_conditioning, device, stop).cache
+        cache = encode(plan.encoding, plan.everything, keys, plan.model.size_conditioning, device, stop).cache
         return counts | {"encoded": cache.misses, "kept": cache.hits, "cache": str(cache.folder)}
 
 
@@ -133,9 +144,11 @@ def train_plan(
     closed = run_folder(plan, group)
     with group.together():
         found = preflighted(plan, closed) if group.leads else None
+        if group.leads and found is None:
+            continued(plan)  # refused before files are hashed
         with ThreadPoolExecutor(1) as beside:  # while files are hashed, which leaves Python free
             memory = None if device == "cpu" else beside.submit(_predicted, plan, device)
-            keys = plan.encoding.keys(plan.samples, plan.prompts)
+            keys = plan.encoding.keys(plan.everything, plan.prompts)
             sources = sources_of(plan, keys)
         if found is not None:
             check_sources(found, sources)
@@ -146,6 +159,7 @@ def train_plan(
                 opened.enter_context(closed)
         with group.together():
             found = _resume(closed, sources) if group.leads else closed.look(leader=True)
+            before = continued(plan) if found is None else None
             plan = shared_out(plan, found, group)
             if group.leads:
                 _write_report(plan, closed)
@@ -153,9 +167,9 @@ def train_plan(
                 if memory is not None:
                     _notice_memory(memory.result, get_backend(device).memory().total)
         watch = opened.enter_context(Watch(group, closed.folder))
-        encoded = encode(plan.encoding, plan.samples, keys, plan.model.size_conditioning, device, stop, group)
+        encoded = encode(plan.encoding, plan.everything, keys, plan.model.size_conditioning, device, stop, group)
         with deterministic(plan.config.train.deterministic), watch.telling():
-            last = train_run(plan, encoded, closed, found, sources, device, stop, callbacks, group)
+            last = train_run(plan, encoded, closed, found, before, sources, device, stop, callbacks, group)
         with group.together():  # the others wait for the leading process, or it would miss their signs of life
             return report(closed, plan.config.output.format, last or closed.last()) if group.leads else {}
 
@@ -181,7 +195,8 @@ def preflighted(plan: Plan, folder: RunFolder) -> Found | None:
             f"to {found.step} or more, or output.dir to another folder; LoRAs of earlier steps: {folder.checkpoints}"
         )
     if found is None or found.step < c.train.steps:
-        new = c.checkpoint.keep + 1 - min(c.checkpoint.keep, count(folder.checkpoints))
+        kept = c.checkpoint.keep + (c.validation.repeats and bool(plan.held_out.rows))
+        new = kept + 1 - min(kept, count(folder.checkpoints))
         arrays = 4 + (c.train.ema_decay > 0)  # values, once more as the LoRA, two moments, and their average
         preflight(folder.folder, plan.parameters * 4 * arrays * new)
     return found
@@ -197,9 +212,9 @@ def sources_of(plan: Plan, keys: Keys) -> Sources:
 def dataset_digest(samples: Samples, keys: Keys) -> str:
     """A hash of everything the samples of a run depend on: images, captions, placements, networks, order."""
     texts = ([keys.captions[text] for text in row.texts] for row in samples.rows)
-    rows = (
+    rows = (  # what is held out comes last among the keys, and does not count
         (name, *images, *captions, *masks)
-        for name, images, captions, masks in zip(samples.names, keys.images, texts, keys.masks, strict=True)
+        for name, images, captions, masks in zip(samples.names, keys.images, texts, keys.masks, strict=False)
     )
     return hashlib.sha256("\n".join("\t".join(row) for row in rows).encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -213,6 +228,13 @@ def _notice_copies(plan: Plan) -> None:
             order.samples_per_epoch,
             ", ".join(map(str, sizes)),
         )
+
+
+def _files(plan: Plan) -> list[dict[str, Any]]:
+    """Each image's bucket and crop, and of those that are held out that they are."""
+    held_out = len(plan.samples.rows)
+    rows = plan.everything.to_json()
+    return [*rows[:held_out], *(row | {"validation": True} for row in rows[held_out:])]
 
 
 def _predicted(plan: Plan, device: str) -> PredictedMemory:
@@ -254,6 +276,6 @@ def _resume(folder: RunFolder, sources: Sources) -> Found | None:
 
 def _write_report(plan: Plan, folder: RunFolder) -> None:
     """Writes each sample's captions, bucket, crop and mask into the run folder, one a line."""
-    lines = ",\n ".join(json.dumps(row, ensure_ascii=False) for row in plan.samples.to_json())
+    lines = ",\n ".join(json.dumps(row, ensure_ascii=False) for row in _files(plan))
     raw = f"[\n {lines}\n]\n".encode("utf-8", "backslashreplace")
     write_durably(folder.place(folder.folder / "dataset.json"), [raw], len(raw))

@@ -14,6 +14,7 @@ def describe(plan: Plan, memory: PredictedMemory) -> dict[str, Any]:
     return {
         "family": plan.model.name,
         "images": len(plan.samples.rows),
+        **({"validation images": len(plan.held_out.rows)} if plan.held_out.rows else {}),
         "buckets": plan.samples.bucket_rows(),
         "steps": c.train.steps,
         "batches per epoch": order.batches_per_epoch,
@@ -27,6 +28,6 @@ def describe(plan: Plan, memory: PredictedMemory) -> dict[str, Any]:
         "predicted memory GiB in training": round(memory.training / 2**30, 2),
         "texts": len({text for row in plan.samples.rows for text in row.texts}),
         "cached views of images": sum(len(row.views) for row in plan.samples.rows),
-        "cache GiB": round(plan.encoding.bytes_of(plan.samples, plan.prompts) / 2**30, 3),
+        "cache GiB": round(plan.encoding.bytes_of(plan.everything, plan.prompts) / 2**30, 3),
         "output": c.output.dir,
     }

@@ -6,6 +6,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -73,8 +74,9 @@ class Encoding:
 
     def keys(self, samples: Samples, prompts: Sequence[str]) -> Keys:
         """The keys of every array that training and sampling will read, over all that the array depends on."""
-        with Digests(user_cache("digests")) as digests:
-            networks = {"image": self.vae.part.digest(digests), "caption": self._text_digest(digests)}
+        with Digests(user_cache("digests")) as digests, ThreadPoolExecutor() as hashing:  # which leaves Python free
+            image = hashing.submit(self.vae.part.digest, digests)
+            networks = {"caption": self._text_digest(digests, hashing), "image": image.result()}
         vae = {"precision": self.vae_precision}
         text = {"precision": self.precision, "text_precision": self.text_precision, "rounding": _ROUNDING}
         images = tuple(
@@ -131,9 +133,12 @@ class Encoding:
             for encoder in self.text
         )
 
-    def _text_digest(self, digests: Digests) -> str:
+    def _text_digest(self, digests: Digests, hashing: Executor) -> str:
+        made = hashing.map(lambda e: e.part.digest(digests), self.text)
         parts = [
-            part for e in self.text for part in (e.part.component, e.part.digest(digests), e.vocabulary, *e.outputs)
+            part
+            for e, digest in zip(self.text, made, strict=True)
+            for part in (e.part.component, digest, e.vocabulary, *e.outputs)
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

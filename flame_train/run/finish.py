@@ -21,7 +21,8 @@ from flame_train.io.safetensors import MAX_METADATA_VALUE
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.schedules import SCHEDULES
 from flame_train.training.model import Model
-from flame_train.training.result import LoraWriter, formats
+from flame_train.training.result import LoraWriter, formats, standing_of
+from flame_train.training.validation import Standing
 from flame_train.version import __version__
 
 
@@ -129,4 +130,15 @@ def report(folder: RunFolder, output_format: str, last: Mapping[str, Any]) -> di
         "log": str(folder.folder / "log.jsonl"),
         "samples": str(folder.samples) if any(folder.samples.glob("*.png")) else None,
         "checkpoints": str(folder.checkpoints),
+        **_best(folder),
     }
+
+
+def _best(folder: RunFolder) -> dict[str, Any]:
+    """The step of the lowest validation loss, and the LoRA of that step; nothing of a run without validations."""
+    found = folder.look(leader=True)
+    standing = Standing.read(standing_of(found) if found is not None else None)
+    if standing.loss is None:
+        return {}
+    lora = folder.checkpoints / f"step-{standing.step:06d}" / folder.lora_of(standing.step)
+    return {"best": {"step": standing.step, "loss": standing.loss, "lora": str(lora)}}

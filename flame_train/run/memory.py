@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from flame_train.data.buckets import Size
-from flame_train.data.samples import Sample
+from flame_train.data.samples import Sample, Samples
 from flame_train.engine import capture, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
-from flame_train.engine.shape_run import Asked, Gpu, shape_run
+from flame_train.engine.shape_run import Gpu, KernelRequests, shape_run
 from flame_train.training.batch import LOSS_WEIGHT, Batch, HostBatch, sender
 from flame_train.training.model import Example
 from flame_train.training.step import State, micro, update
 from flame_train.training.stop import StopRequest
+from flame_train.training.validate import HeldOut
 
 from .plan import Plan
-from .train import grid_drawer, loaded
+from .train import grid_drawer, loaded, make_validator
 
 _DEVICE = "cuda"  # of the shape run
 _DRAWN = 1  # step of a sampler: the others take what this one takes
@@ -40,7 +41,7 @@ class PredictedMemory:
 
     encoding: int
     training: int
-    kernels: Asked
+    kernels: KernelRequests
 
     @property
     def peak(self) -> int:
@@ -51,14 +52,14 @@ class PredictedMemory:
 def predicted_memory(plan: Plan, gpu: Gpu) -> PredictedMemory:
     """The memory that the plan's run needs on `gpu`. Raises EnvironmentFault where it cannot run there."""
     with shape_run(gpu) as run:
-        largest = max(plan.samples.rows, key=_pixels)
+        largest = _largest(plan.samples)
         _encode(plan)
         run.backend.empty_cache()
         encoding = run.peak_bytes
         run.backend.reset_peak()
         with deterministic(plan.config.train.deterministic):
             _train(plan, largest)
-        return PredictedMemory(encoding, run.peak_bytes, run.asked)
+        return PredictedMemory(encoding, run.peak_bytes, run.kernel_requests)
 
 
 def _pixels(sample: Sample) -> tuple[int, Size]:
@@ -79,7 +80,7 @@ def _encode(plan: Plan) -> None:
             captions.caption("")
         del captions
         backend.empty_cache()
-        vae, buckets = encoding.vae.load(encoding.vae_precision, _DEVICE), plan.samples.buckets
+        vae, buckets = encoding.vae.load(encoding.vae_precision, _DEVICE), plan.everything.buckets
         largest, encoder = max(buckets, key=lambda b: (math.prod(b), b)), vae.encoder()
         for _ in range(2):
             encoder.start([vae.inputs(np.zeros((*largest, 3), np.uint8))])()
@@ -87,22 +88,34 @@ def _encode(plan: Plan) -> None:
 
 def _train(plan: Plan, largest: Sample) -> None:
     """As `train_run` does: a grid, two steps, the second of which is captured, and another grid."""
-    denoiser, _, state = loaded(plan, _DEVICE)
+    denoiser, attached, state = loaded(plan, _DEVICE)
     host = _batch(plan, largest)
     backend = get_backend(_DEVICE)
     send = sender(backend, state.dtype)
     sent = [send(host), send(host)]  # one is trained on, one is ahead
-    few = plan.config.sample.model_copy(update={"steps": min(_DRAWN, plan.config.sample.steps)})
-    drawn = grid_drawer(plan, few, lambda _: _caption(plan), denoiser, _DEVICE, StopRequest())
+    few = [replace(request, steps=min(_DRAWN, request.steps)) for request in plan.requests]
+    drawn = grid_drawer(plan, few, lambda _: _caption(plan), denoiser, attached, _DEVICE, StopRequest())
     _draw(drawn, state)
-    batch = Batch(host, backend, state.dtype)
+    batch = Batch(host, backend, state.dtype, telling=plan.config.log.images_every > 0)
     steps = capture(lambda: micro(state, batch), _DEVICE), capture(lambda: update(state), _DEVICE)
     for ahead in sent:
         batch.fill(ahead)
         for step in steps:
             step()
         backend.memory()  # as the log does at each step: it counts what graphs keep
+    _validate(plan, state)
     _draw(drawn, state)
+
+
+def _validate(plan: Plan, state: State) -> None:
+    """Two measurements of one image of the largest bucket that is held out, the second of them captured."""
+    if not plan.held_out.rows or not plan.config.validation.repeats:
+        return
+    largest = _largest(plan.held_out)
+    validator = make_validator(plan, state, HeldOut.of([_example(plan, largest)]), _DEVICE)
+    for _ in range(2):
+        with state.optimizer.averaged():
+            validator.measure()
 
 
 def _draw(drawn: Callable[[], object] | None, state: State) -> None:
@@ -113,14 +126,22 @@ def _draw(drawn: Callable[[], object] | None, state: State) -> None:
 
 def _batch(plan: Plan, largest: Sample) -> HostBatch:
     """A batch of the largest bucket and batch size, all zeros."""
-    placement, size = largest.placement, largest.set.batch_size
-    shape = plan.model.vae.latent_shape(placement.bucket)
-    latent = np.zeros(shape, np.float32)
-    example = {"mean": latent, "logvar": latent} | _caption(plan) | plan.model.size_conditioning(placement)
-    weights = plan.samples.loss_weight_shape(shape)
-    if weights is not None:
-        example[LOSS_WEIGHT] = np.zeros(weights, np.float32)
+    example, size = _example(plan, largest), largest.set.batch_size
     return HostBatch({name: np.stack([array] * size) for name, array in example.items()}, 0, np.arange(size), ())
+
+
+def _largest(samples: Samples) -> Sample:
+    """The sample whose batch has the most pixels."""
+    return max(samples.rows, key=_pixels)
+
+
+def _example(plan: Plan, sample: Sample) -> Example:
+    """The arrays of a sample, all zeros."""
+    shape = plan.model.vae.latent_shape(sample.placement.bucket)
+    latent = np.zeros(shape, np.float32)
+    example = {"mean": latent, "logvar": latent} | _caption(plan) | plan.model.size_conditioning(sample.placement)
+    weights = plan.everything.loss_weight_shape(shape)
+    return example if weights is None else example | {LOSS_WEIGHT: np.zeros(weights, np.float32)}
 
 
 def _caption(plan: Plan) -> Example:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flame_train.adapters.kinds import ADAPTERS
@@ -13,6 +13,7 @@ from flame_train.config.checks import broken
 from flame_train.config.schema import LONGEST_RUN, Config, DataSection, OptimizerSection
 from flame_train.data.buckets import BucketRule
 from flame_train.data.dataset import Dataset
+from flame_train.data.held_out import split
 from flame_train.data.order import Order
 from flame_train.data.placed import Placed, place
 from flame_train.data.samples import Samples, samples_of
@@ -28,6 +29,7 @@ from flame_train.user_cache import user_cache
 
 from .check import Checked
 from .encoding import Encoding, cache_folder
+from .sampling import Request, requests, texts_of
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_EPOCH = 10_000_000  # samples
@@ -39,6 +41,8 @@ class Plan:
 
     checked: Checked
     samples: Samples
+    held_out: Samples = field(default_factory=lambda: Samples((), ()))
+    """The images of validation, which are never trained on."""
 
     @property
     def config(self) -> Config:
@@ -51,15 +55,25 @@ class Plan:
         return self.checked.model
 
     @property
+    def everything(self) -> Samples:
+        """All images that are encoded: those that are trained on, then those that are held out."""
+        return self.samples.joined(self.held_out)
+
+    @property
     def order(self) -> Order:
         """Which sample comes when."""
         return self.samples.order(self.config.train.seed)
 
     @property
+    def requests(self) -> tuple[Request, ...]:
+        """The images of a grid; none if the config wants no grids."""
+        sample = self.config.sample
+        return requests(sample, self.config.data.resolution, self.model) if sample.repeats else ()
+
+    @property
     def prompts(self) -> tuple[str, ...]:
         """Every text that sampling needs in addition to the captions."""
-        sample = self.config.sample
-        return (*sample.prompts, sample.negative) if sample.repeats else ()
+        return texts_of(self.requests)
 
     @property
     def encoding(self) -> Encoding:
@@ -93,17 +107,15 @@ def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
     """
     config, model = checked.config, checked.model
     whole = _read(config, stop)
-    samples = whole.trained()
-    if not samples.rows:
-        raise ConfigError("data.sets: expected a set to train on, got validation = true in all; add one without")
+    samples, held_out = split(whole, config.validation.fraction)
     _check_epoch(samples)
     _check_sides(whole, model.longest_side)
     for notice in whole.notices:
         _LOG.warning("%s", notice)
     _notice_rate(config.optimizer)
-    plan = _with_steps(Plan(checked, samples), processes)
+    plan = _with_steps(Plan(checked, samples, held_out), processes)
     _notice_long_texts(model, "caption", list(dict.fromkeys(text for row in whole.rows for text in row.texts)))
-    _notice_long_texts(model, "prompt", list(config.sample.prompts) if config.sample.repeats else [])
+    _notice_long_texts(model, "prompt", [request.text for request in plan.requests])
     return plan
 
 

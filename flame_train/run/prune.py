@@ -70,7 +70,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _entries(plan: Plan) -> Iterator[str]:
     """The keys that a config's runs read."""
-    keys: Keys = plan.encoding.keys(plan.samples, plan.prompts)
+    keys: Keys = plan.encoding.keys(plan.everything, plan.prompts)
     yield from keys.captions.values()
     for each in (*keys.images, *keys.masks):
         yield from each

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
-from flame_train.config.schema import LossSection, ModelSection, SampleSection
+from flame_train.config.prompts import Prompt, read_prompt_file
+from flame_train.config.repeated import SampleSection
+from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Placement, Size
+from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.engine.dtype import as_dtype
 from flame_train.engine.mode import deterministic
+from flame_train.engine.nn import Module
 from flame_train.errors import ConfigError
+from flame_train.models.common.blocks import BlockNetwork
 from flame_train.training.model import Denoiser, Example, LoadedVae, Model
 from flame_train.training.preview import Drawing, Pixels, draw, grid
 from flame_train.training.stop import StopRequest
+
+
+def with_prompts_of_file(sample: SampleSection) -> SampleSection:
+    """The section with the prompts of its file after its own. Raises ConfigError with each line that is wrong."""
+    if not sample.prompt_file:
+        return sample
+    prompts = (*sample.prompts, *read_prompt_file(sample.prompt_file))
+    return sample.model_copy(update={"prompts": prompts, "prompt_file": ""})
 
 
 def with_defaults(sample: SampleSection, model: Model) -> SampleSection:
@@ -24,44 +39,100 @@ def with_defaults(sample: SampleSection, model: Model) -> SampleSection:
     return sample.model_copy(update=filled)
 
 
-def image_size(sample: SampleSection, resolution: int, model: Model) -> Size:
-    """(height, width) of a sampled image; the default is `resolution`, rounded down to a side that the model takes."""
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One image: a prompt with everything that it leaves to the section filled in. `number` counts from 1."""
+
+    number: int
+    prompt: Prompt
+    text: str
+    negative: str
+    seed: int
+    size: Size
+    steps: int
+    guidance_scale: float
+    sampler: str
+    strength: float
+
+
+def requests(sample: SampleSection, resolution: int, model: Model) -> tuple[Request, ...]:
+    """The images of a section, whose defaults are filled in; the default side is `resolution`, as the model takes it.
+
+    Image i has the seed `sample.seed` + i, unless its prompt names one.
+    """
     side = max(resolution // model.side_multiple, 1) * model.side_multiple
-    return sample.height or side, sample.width or side
+    height, width = sample.height or side, sample.width or side
+    return tuple(
+        Request(
+            number=i + 1,
+            prompt=p,
+            text=p.text,
+            negative=sample.negative if p.negative is None else p.negative,
+            seed=sample.seed + i if p.seed is None else p.seed,
+            size=(p.height or height, p.width or width),
+            steps=p.steps or sample.steps,
+            guidance_scale=p.guidance_scale or sample.guidance_scale,
+            sampler=p.sampler or SAMPLERS.chosen(sample).name,
+            strength=1.0 if p.strength is None else p.strength,
+        )
+        for i, p in enumerate(sample.prompts)
+    )
 
 
-def check_sampling(sample: SampleSection, size: Size, base: ModelSection, loss: LossSection, model: Model) -> None:
+def texts_of(wanted: Sequence[Request]) -> tuple[str, ...]:
+    """Every text that sampling needs the arrays of."""
+    return tuple(dict.fromkeys(text for request in wanted for text in (request.text, request.negative)))
+
+
+def check_sampling(wanted: Sequence[Request], base: ModelSection, loss: LossSection, model: Model) -> None:
     """Checks that images can be sampled as a config says.
 
     Args:
-        sample: how images are sampled.
-        size: (height, width) of an image, in pixels.
+        wanted: the images.
         base: the `[model]` section.
         loss: the `[loss]` section.
         model: the opened model.
 
     Raises:
-        ConfigError: a setting allows no image, or has no effect on it.
+        ConfigError: settings allow no image, or have no effect on it.
     """
-    grid = model.side_multiple
-    wrong = [
-        f"sample.{name}: expected a multiple of {grid} for this model, got {side}"
-        for name, side in (("width", sample.width), ("height", sample.height))
-        if side % grid
-    ]
-    wrong += [
-        f"sample.{name}: expected at most {model.longest_side}, the longest side with positions here, got {side}"
-        for name, side in zip(("height", "width"), size, strict=True)
-        if 0 < model.longest_side < side
-    ]
-    if sample.negative and model.classifier_free_guidance(sample.guidance_scale) == 1.0:
-        wrong.append(
-            f"sample.negative: expected none, got {sample.negative!r}: with a guidance of {sample.guidance_scale} this "
-            "model is run without classifier-free guidance, and never sees it; remove it"
-        )
+    wrong: dict[str, None] = {}
+    for request in wanted:
+        for key, said in _problems(request, base, loss, model):
+            own = getattr(request.prompt, key) is not None
+            wrong[f"sample.prompts: {key} of prompt {request.number}: {said}" if own else f"sample.{key}: {said}"] = (
+                None
+            )
     if wrong:
         raise ConfigError("\n".join(wrong))
-    model.sampler(base, loss, sample.steps, sample.sampler, size)
+
+
+def _problems(request: Request, base: ModelSection, loss: LossSection, model: Model) -> list[tuple[str, str]]:
+    """What is wrong with an image, by key."""
+    multiple, sides = model.side_multiple, dict(zip(("height", "width"), request.size, strict=True))
+    wrong = [
+        (name, f"expected a multiple of {multiple} for this model, got {side}")
+        for name, side in sides.items()
+        if side % multiple
+    ]
+    wrong += [
+        (name, f"expected at most {model.longest_side}, the longest side with positions here, got {side}")
+        for name, side in sides.items()
+        if 0 < model.longest_side < side
+    ]
+    if request.negative and model.classifier_free_guidance(request.guidance_scale) == 1.0:
+        said = (
+            f"expected none, got {request.negative!r}: with a guidance of {request.guidance_scale} this model is run "
+            "without classifier-free guidance, and never sees it; remove it"
+        )
+        wrong.append(("negative", said))
+    if problem := model.sampler_problem(request.sampler):
+        wrong.append(("sampler", problem))
+    try:
+        model.path(base, loss, request.steps, request.size)
+    except ConfigError as error:
+        wrong.append(("steps", str(error).removeprefix("sample.steps: ")))
+    return wrong
 
 
 def uncropped(model: Model, size: Size) -> Example:
@@ -70,61 +141,88 @@ def uncropped(model: Model, size: Size) -> Example:
 
 
 def drawing(
-    sample: SampleSection, size: Size, base: ModelSection, loss: LossSection, model: Model, *, device: str, dtype: str
+    request: Request, base: ModelSection, loss: LossSection, model: Model, *, device: str, dtype: str
 ) -> Drawing:
-    """The settings of the sampler.
+    """The settings of the sampler for an image.
 
     Args:
-        sample, size, base, loss, model: as in `check_sampling`.
+        request: the image.
+        base, loss, model: as in `check_sampling`.
         device: "cuda", "cuda:1" and so on, or "cpu".
         dtype: dtype of the denoiser.
 
     Returns:
-        Everything that sampling needs but the prompts.
+        Everything that sampling needs but the arrays of the prompts.
     """
     return Drawing(
-        model.sampler(base, loss, sample.steps, sample.sampler, size),
-        model.classifier_free_guidance(sample.guidance_scale),
-        sample.seed,
-        model.vae.latent_shape(size),
+        SAMPLERS[request.sampler](),
+        model.path(base, loss, request.steps, request.size),
+        model.classifier_free_guidance(request.guidance_scale),
+        request.seed,
+        model.vae.latent_shape(request.size),
         device,
         as_dtype(dtype),
     )
 
 
-def grid_of(
-    sample: SampleSection,
+def draw_request(
+    request: Request,
     how: Drawing,
-    size: Size,
     captions: Callable[[str], Example],
-    denoiser: Denoiser,
-    vae: Callable[[], LoadedVae],
+    model: Model,
+    network: BlockNetwork,
+    vae: LoadedVae,
     stop: StopRequest,
-) -> Callable[[], Pixels] | None:
-    """A function that samples the grid with the network's weights at the time of the call.
+) -> Pixels:
+    """Samples one image.
 
     Args:
-        sample: the section, defaults filled in.
-        how: the settings of the sampler, as `drawing` returns them.
-        size: (height, width) of an image, in pixels.
+        request: the image.
+        how: the settings of the sampler.
         captions: the arrays of a prompt.
-        denoiser: the network with the guidance of sampling.
-        vae: loads the decoder.
+        model: the opened model.
+        network: the loaded denoiser.
+        vae: the loaded decoder.
         stop: raises Interrupted after a signal; checked between steps.
 
     Returns:
-        The function; None if the config wants no grids.
+        The image, uint8 (H, W, 3).
     """
-    if not sample.prompts or not sample.repeats:
-        return None
-    sizes = uncropped(denoiser.model, size)
-    prompts = [captions(prompt) | sizes for prompt in sample.prompts]
-    negative = captions(sample.negative) | sizes
-    decoder = vae()
+    sizes = uncropped(model, request.size)
+    denoiser = Denoiser.of(model, network, how.device, request.guidance_scale)
+    wanted, unwanted = (captions(text) | sizes for text in (request.text, request.negative))
+    return draw(how, denoiser.denoise, vae.decode, wanted, unwanted, stop)
+
+
+def grid_of(
+    wanted: Sequence[tuple[Request, Drawing]],
+    captions: Callable[[str], Example],
+    denoiser: Denoiser,
+    vae: LoadedVae,
+    at_strength: Callable[[float], AbstractContextManager[Module]],
+    stop: StopRequest,
+) -> Callable[[], Pixels]:
+    """A function that samples the grid with the network's weights at the time of the call.
+
+    Args:
+        wanted: the images, with the settings of the sampler.
+        captions: the arrays of a prompt.
+        denoiser: the network.
+        vae: the loaded decoder.
+        at_strength: a context in which the adapters act so strongly.
+        stop: raises Interrupted after a signal; checked between steps.
+
+    Returns:
+        The function.
+    """
+
+    def one(request: Request, how: Drawing) -> Pixels:
+        with at_strength(request.strength):
+            return draw_request(request, how, captions, denoiser.model, denoiser.network, vae, stop)
 
     def drawn() -> Pixels:
         # Choices are measured for what recurs thousands of times, and what training may vary in must not show here.
         with deterministic(True):
-            return grid(draw(how, denoiser.denoise, decoder.decode, prompts, negative, stop))
+            return grid([one(request, how) for request, how in wanted])
 
     return drawn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -11,37 +11,50 @@ from typing import Any
 
 import numpy as np
 
-from flame_train.adapters.attach import Attached, attach
+from flame_train.adapters.attach import Attached, at_strength, attach
 from flame_train.adapters.beginning import begin_with
 from flame_train.adapters.dropping import Chances
 from flame_train.adapters.kinds import ADAPTERS, Factors
 from flame_train.adapters.rules import rates
-from flame_train.config.schema import GradientSection, OptimizerSection, SampleSection, ScheduleSection, TrainSection
+from flame_train.config.schema import (
+    GradientSection,
+    LogSection,
+    LossSection,
+    OptimizerSection,
+    ScheduleSection,
+    TrainSection,
+)
 from flame_train.data.choices import Choices
+from flame_train.disk.files import reading
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import Tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.engine.optim import Optimizer
+from flame_train.errors import OutputError
 from flame_train.io.commit import Found
 from flame_train.io.runfolder import RunFolder
 from flame_train.training.batch import sender
 from flame_train.training.callbacks import Callbacks
 from flame_train.training.exchange import Exchanged
+from flame_train.training.image_losses import ImageLosses
 from flame_train.training.loader import Loader
 from flame_train.training.loop import Run, best_effort, train
 from flame_train.training.model import Denoiser, Example
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.preview import Pixels, png
-from flame_train.training.result import Sources, restore
+from flame_train.training.result import Sources, carry_over, earlier_updates, restore, standing_of, updates_done
+from flame_train.training.saving import IMAGES
 from flame_train.training.step import Objective, State
 from flame_train.training.stop import StopRequest
+from flame_train.training.validate import HeldOut, Measured, Validator
+from flame_train.training.validation import Standing, Validation
 
 from .check import fp8_of
 from .encode import Encoded
 from .finish import lora_writer
 from .plan import Plan
-from .sampling import drawing, grid_of, image_size
+from .sampling import Request, drawing, grid_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,6 +64,7 @@ def train_run(
     encoded: Encoded,
     folder: RunFolder,
     found: Found | None,
+    before: Found | None,
     sources: Sources,
     device: str,
     stop: StopRequest,
@@ -64,6 +78,7 @@ def train_run(
         encoded: the encoded dataset.
         folder: the run folder, locked.
         found: the checkpoint to continue from; None: a fresh run.
+        before: the checkpoint of another run that a fresh run begins with; None: it begins with nothing.
         sources: the digests of the files that the run was made from.
         device: "cuda" or "cpu".
         stop: raises Interrupted after a signal.
@@ -74,8 +89,14 @@ def train_run(
         The last step's metrics; empty if no step was left.
     """
     c = plan.config
+    earlier = earlier_updates(found) if found is not None else updates_done(before) if before is not None else 0
     with group.together():
-        denoiser, attached, state = loaded(plan, device, plan.checked.begun if found is None else {}, group)
+        begun = plan.checked.begun if found is None else {}
+        denoiser, attached, state = loaded(plan, device, begun, group, earlier)
+    if before is not None:
+        carry_over(before, state.optimizer)
+        told = "beginning with %s: its LoRA and its optimizer's state after %d updates; steps and schedule begin anew"
+        _LOG.info(told, before.path, earlier)
     first = 0 if found is None else restore(found, state.optimizer)
     if first >= c.train.steps:
         _LOG.info("all %d steps are done already", c.train.steps)
@@ -94,17 +115,99 @@ def train_run(
             sources=sources,
             lora=lora_writer(c, plan.model, attached, plan.samples, plan.order.batches_per_epoch),
             first=first,
-            preview=best_effort(_preview(plan, encoded, denoiser, folder, device, stop)),
+            preview=best_effort(_preview(plan, encoded, denoiser, attached, folder, device, stop)),
             stop=stop,
             callbacks=callbacks,
+            validation=_validation(plan, encoded, state, found, device, group),
+            images=_images(c.log, found, group),
         )
         return train(run)
 
 
+def _validation(
+    plan: Plan, encoded: Encoded, state: State, found: Found | None, device: str, group: ProcessGroup
+) -> Validation:
+    """The validations of a run, as they stood at the checkpoint that it continues from.
+
+    Args:
+        plan: the plan of the run.
+        encoded: the encoded images, those held out among them.
+        state: the network and its optimizer, with whose averaged values is measured.
+        found: the checkpoint; None: a fresh run.
+        device: "cuda" or "cpu".
+        group: the processes that train together.
+
+    Returns:
+        The validations; without any if no image is held out.
+    """
+    section = plan.config.validation
+    if not plan.held_out.rows or not section.repeats:
+        return Validation()
+    offset = len(plan.samples.rows)
+    images = HeldOut(
+        tuple(row.item.sha256 for row in plan.held_out.rows),
+        tuple(row.placement.bucket for row in plan.held_out.rows),
+        lambda i: encoded.example(offset + i),
+    )
+    validator = make_validator(plan, state, images, device)
+
+    def measure() -> Measured:
+        with state.optimizer.averaged():
+            return validator.measure()
+
+    standing = Standing.read(standing_of(found)) if found is not None else None
+    return Validation(section, measure, standing, group)
+
+
+def make_validator(plan: Plan, state: State, images: HeldOut, device: str) -> Validator:
+    """Measures the loss of `images` with the run's network. A loss without weights and shifts compares with others."""
+    c = plan.config
+    plain = LossSection(zero_terminal_snr=c.loss.zero_terminal_snr)
+    return Validator(
+        state.denoiser,
+        plan.model.objective(c.model, plain, device),
+        images,
+        timesteps=c.validation.timesteps,
+        batch_size=c.data.batch_size,
+        device=device,
+        dtype=state.dtype,
+    )
+
+
+def _images(log: LogSection, found: Found | None, group: ProcessGroup) -> ImageLosses | None:
+    """The running losses of images, as the checkpoint has them; of several processes the first goes on with them."""
+    if not log.images_every:
+        return None
+    kept = found.path / IMAGES if found is not None else None
+    if kept is None or not group.leads or not kept.exists():
+        return ImageLosses()
+    with reading(kept):
+        raw = kept.read_bytes()
+    try:
+        return ImageLosses.read(raw)
+    except ValueError as error:
+        raise OutputError(f"{kept}: {error}; remove this checkpoint to continue from the one before") from error
+
+
 def loaded(
-    plan: Plan, device: str, begun: Mapping[str, Factors] = MappingProxyType({}), group: ProcessGroup = ALONE
+    plan: Plan,
+    device: str,
+    begun: Mapping[str, Factors] = MappingProxyType({}),
+    group: ProcessGroup = ALONE,
+    earlier: int = 0,
 ) -> tuple[Denoiser, Attached, State]:
-    """The network with its adapters, which begin with `begun`, and the state of a fresh run."""
+    """The network with its adapters, and the state of a fresh run.
+
+    Args:
+        plan: the plan of the run.
+        device: "cuda" or "cpu".
+        begun: what the adapters begin with.
+        group: the processes that train together.
+        earlier: the updates that the optimizer's state has seen before this run.
+
+    Returns:
+        The network, its adapters and the state.
+    """
     c, model = plan.config, plan.model
     denoiser = load_denoiser(plan, device)
     attached = attach(
@@ -131,6 +234,7 @@ def loaded(
         device,
         rates(plan.checked.own, c.optimizer.lr),
         group,
+        earlier,
     )
     state = replace(state, drops=attached.drops)
     if c.lora.max_norm:
@@ -167,6 +271,7 @@ def make_state(
     device: str,
     layer_rates: Mapping[str, float] = MappingProxyType({}),
     group: ProcessGroup = ALONE,
+    earlier: int = 0,
 ) -> State:
     """The device state of a fresh run.
 
@@ -178,6 +283,7 @@ def make_state(
         device: "cuda" or "cpu".
         layer_rates: factors on the learning rate by layer.
         group: the processes that train together; gradients are means over the micro-batches of all.
+        earlier: the updates that the optimizer's state has seen before this run.
 
     Returns:
         Network, objective and optimizer on the device.
@@ -188,7 +294,7 @@ def make_state(
     }
     parameters = attached.parameters()
     of_all = gradient.model_copy(update={"accumulation": gradient.accumulation * group.world})
-    made = build_optimizer(parameters, train, optimizer, schedule, of_all, backend, attached.faster, factors)
+    made = build_optimizer(parameters, train, optimizer, schedule, of_all, backend, attached.faster, factors, earlier)
     exchanged = Exchanged.between(group, backend)
     told = 0 if exchanged is None else len(exchanged.names)
     return State(
@@ -225,7 +331,13 @@ def _loader(plan: Plan, encoded: Encoded, first: int, state: State, device: str)
 
 
 def _preview(
-    plan: Plan, encoded: Encoded, denoiser: Denoiser, folder: RunFolder, device: str, stop: StopRequest
+    plan: Plan,
+    encoded: Encoded,
+    denoiser: Denoiser,
+    attached: Attached,
+    folder: RunFolder,
+    device: str,
+    stop: StopRequest,
 ) -> Callable[[int], None]:
     """Writes the grid of a step, sampled with the network's weights at the time of the call.
 
@@ -233,6 +345,7 @@ def _preview(
         plan: the plan of the run.
         encoded: the encoded dataset, which has the prompts' arrays.
         denoiser: the network.
+        attached: its adapters.
         folder: the run folder.
         device: "cuda" or "cpu".
         stop: raises Interrupted after a signal.
@@ -240,39 +353,37 @@ def _preview(
     Returns:
         A function of the step; it does nothing if the config wants no grids.
     """
-    drawn = grid_drawer(plan, plan.config.sample, encoded.caption, denoiser, device, stop)
+    drawn = grid_drawer(plan, plan.requests, encoded.caption, denoiser, attached, device, stop)
     return (lambda step: None) if drawn is None else (lambda step: folder.write_sample(step, png(drawn())))
 
 
 def grid_drawer(
     plan: Plan,
-    sample: SampleSection,
+    wanted: Sequence[Request],
     captions: Callable[[str], Example],
     denoiser: Denoiser,
+    attached: Attached,
     device: str,
     stop: StopRequest,
 ) -> Callable[[], Pixels] | None:
-    """A function that samples the grid of `sample` with the network's weights at the time of the call.
+    """A function that samples a grid with the network's weights at the time of the call.
 
     Args:
         plan: the plan of the run.
-        sample: how images are sampled.
+        wanted: the images.
         captions: the arrays of a prompt.
         denoiser: the network.
+        attached: its adapters.
         device: "cuda" or "cpu".
         stop: raises Interrupted after a signal.
 
     Returns:
-        The function; None if the config wants no grids.
+        The function; None if no image is wanted.
     """
+    if not wanted:
+        return None
     c, model = plan.config, plan.model
-    size = image_size(sample, c.data.resolution, model)
-    return grid_of(
-        sample,
-        drawing(sample, size, c.model, c.loss, model, device=device, dtype=c.train.precision),
-        size,
-        captions,
-        Denoiser.of(model, denoiser.network, device, sample.guidance_scale),
-        lambda: model.vae.load(c.model.vae_precision, device),
-        stop,
-    )
+    how = [drawing(each, c.model, c.loss, model, device=device, dtype=c.train.precision) for each in wanted]
+    vae = model.vae.load(c.model.vae_precision, device)
+    drawn = list(zip(wanted, how, strict=True))
+    return grid_of(drawn, captions, denoiser, vae, partial(at_strength, attached), stop)

@@ -30,7 +30,7 @@ class T5Keys(EncoderKeys):
     t5: str = field("", "T5-XXL, where the checkpoint holds none; empty: its own", place=True, aka=("t5xxl",))
     t5_vocabulary: str = field(
         "",
-        "T5's spiece.model or tokenizer.json, or its folder; empty: in the encoder's or checkpoint's folder",
+        "T5's spiece.model or tokenizer.json, or its folder; empty: one beside the model, else T5 v1.1's own",
         place=True,
     )
     t5_tokens: Literal[0, 77, 154, 256, 512] = field(
@@ -60,11 +60,13 @@ class T5(TextEncoder):
 
     @cached_property
     def tokenizer(self) -> T5Tokenizer:
-        """The vocabulary of the config, or of the encoder's or checkpoint's folder. Raises ModelFileError."""
+        """The config's vocabulary, or one beside the encoder or checkpoint, or T5 v1.1's. Raises ModelFileError."""
         option = "text_encoders.t5_vocabulary of a config, --t5-vocabulary of sample"
         if self.vocabulary_file:
             return T5Tokenizer(named_vocabulary(Path(self.vocabulary_file), option))
-        return T5Tokenizer(find_vocabulary(self.places, option))
+        network = self.part.network
+        assert isinstance(network, T5Encoder)
+        return T5Tokenizer(find_vocabulary(self.places, option, network.arch.vocabulary))
 
     @property
     def outputs(self) -> Mapping[str, tuple[int, ...]]:

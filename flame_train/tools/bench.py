@@ -14,6 +14,7 @@ from flame_train.adapters.attach import attach
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import resolve
 from flame_train.config.load import from_options, with_overrides
+from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import Frozen, capture, nn
 from flame_train.engine.backend import Backend, check_formats, get_backend
 from flame_train.engine.dtype import DType, as_dtype
@@ -33,7 +34,7 @@ from . import bench_torch_step
 from .bench_ceilings import ceilings
 from .bench_kernels import ABOUT_THE_REST, breakdown, census
 from .bench_models import conditioning, find, normal
-from .bench_torch_models import yardstick
+from .bench_torch_models import torch_baseline
 
 _WARM, _TIMED = 3, 10
 SMALLER = "try --batch 1, --checkpointing full, a lower --resolution or --rank, or --quantize fp8"
@@ -94,8 +95,11 @@ class Prepared:
         return replay
 
 
-def prepare(trial: Trial) -> Prepared:
-    """A step with random weights, made on the device. Raises `ConfigError` for settings that allow no step."""
+def prepare(trial: Trial, group: ProcessGroup = ALONE) -> Prepared:
+    """A step with random weights, made on the device. Raises `ConfigError` for settings that allow no step.
+
+    Of several processes in `group` each makes its own, with its share of the samples.
+    """
     family, model = find(trial.model)
     options: dict[str, dict[str, Any]] = {
         "train": {"precision": trial.precision, "steps": 100},
@@ -123,13 +127,22 @@ def prepare(trial: Trial) -> Prepared:
     objective = model.objective(config.model, config.loss, trial.device)
     denoiser = Denoiser.of(model, network, trial.device, 1.0)
     state = make_state(
-        denoiser, attached, objective, config.train, config.optimizer, config.schedule, config.gradient, trial.device
+        denoiser,
+        attached,
+        objective,
+        config.train,
+        config.optimizer,
+        config.schedule,
+        config.gradient,
+        trial.device,
+        group=group,
     )
     for parameter in attached.parameters():  # a zero matrix would leave half of the gradients zero
         if not bool(parameter.data.any()):
             parameter.data[...] = _uniform(backend, 1, parameter.shape, 1e-3, as_dtype("fp32"))
     state.optimizer.arena.sync_copies()
     host = random_batch(model, trial)
+    host = replace(host, samples=host.samples + group.rank * trial.batch)
     device_batch = Batch(host, backend, dtype)
     device_batch.fill(host)
     frozen = sum(int(w.nbytes) for _, w in network.weights())
@@ -182,7 +195,7 @@ def torch_step(trial: Trial, compiled: bool) -> dict[str, Any]:
     get_backend(trial.device).empty_cache()
     _, model = find(trial.model)
     return bench_torch_step.run(
-        yardstick(model),
+        torch_baseline(model),
         trial.resolution,
         trial.batch,
         trial.rank,

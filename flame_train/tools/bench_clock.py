@@ -19,10 +19,11 @@ def turns(size: int, backend: Backend) -> int:
     return min(_SETS, -(-_BEYOND_CACHE // max(size, 1))) if backend.kernels is not None else 1
 
 
-def seconds(calls: Sequence[Callable[[], Any]], backend: Backend) -> float:
+def seconds(calls: Sequence[Callable[[], Any]], backend: Backend, captured: bool = True) -> float:
     """Seconds a call, the median of some rounds; on a GPU many calls are one captured graph, so gaps do not count.
 
-    The calls take turns, and a round's results are kept until its end.
+    The calls take turns, and a round's results are kept until its end. Raises RuntimeError for what is to be captured
+    and cannot be, such as a read back to the host.
     """
     calls[0]()
     backend.synchronize()
@@ -35,7 +36,7 @@ def seconds(calls: Sequence[Callable[[], Any]], backend: Backend) -> float:
         kept = [calls[i % len(calls)]() for i in range(repeats)]
         del kept
 
-    whole = capture(many, backend.name)
+    whole = capture(many, backend.name) if captured else many
     whole()
     times = list(_rounds(whole, backend))
     return statistics.median(times) / repeats

@@ -9,7 +9,7 @@ from typing import Any
 from flame_train.engine import Tensor
 from flame_train.engine.memory_report import memory_report, saved_by_op
 from flame_train.errors import out_of_memory
-from flame_train.training.step import batch_loss
+from flame_train.training.step import batch_losses
 
 from .bench import SMALLER, Trial, prepare
 
@@ -23,7 +23,7 @@ def run(trial: Trial) -> dict[str, Any]:
     """
     p = prepare(trial)
     s, arena = p.state, p.state.optimizer.arena
-    loss = batch_loss(s.denoiser, s.objective, s.dtype, s.seed, p.batch)
+    loss = batch_losses(s.denoiser, s.objective, s.dtype, s.seed, p.batch)[0].mean()
     frozen = [part for _, w in p.network.weights() for part in ([w] if isinstance(w, Tensor) else [w.data, w.scales])]
     kept = saved_by_op(loss, besides=[*frozen, arena.compute_values])
     del loss

@@ -8,44 +8,44 @@ slower than many.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
-from flame_train.engine import Tensor, grad, no_grad
+from flame_train.engine import Tensor, grad, no_grad, set_float32_matmul_precision
 from flame_train.engine.backend import Backend, get_backend
 from flame_train.engine.dispatch import explain
-from flame_train.engine.dtype import DType, as_dtype, is_float
-from flame_train.engine.gradcheck import generator
+from flame_train.engine.dtype import as_dtype, is_float
 from flame_train.engine.mode import deterministic
 from flame_train.engine.op import REGISTRY, Op, Sample
-from flame_train.engine.op_samples import materialise, tensor_arguments
+from flame_train.engine.op_samples import tensor_arguments
 from flame_train.errors import ConfigError, EnvironmentFault
 from flame_train.tools import bench_sizes
 from flame_train.tools.bench_ceilings import Ceilings, ceilings
 from flame_train.tools.bench_clock import seconds, turns
-from flame_train.tools.bench_flops import op_flops
+from flame_train.tools.bench_flops import differentiable, on_device
+from flame_train.tools.bench_ready import Ready, all_ready
 from flame_train.tools.bench_torch import torch_seconds
 
-FROZEN: Mapping[str, tuple[str, ...]] = {
-    "linear": ("weight", "bias"),
-    "conv2d": ("weight", "bias"),
-    "lora_linear": ("weight", "bias"),
-}
-"""The base weights, which a LoRA step does not differentiate, by op."""
+PRECISIONS: Mapping[str, str] = {"fp32": "fp32", "tf32": "fp32", "bf16": "bf16", "fp16": "fp16"}
+"""The dtype of the inputs by precision. In "tf32" products and convolutions round operands of fp32, PyTorch's too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One op at one size. `rate` is in TFLOP/s where arithmetic counts, else TB/s; `share` is of the ceiling.
 
-    `copy_share`, where bytes count, is of what a copy of as many reaches.
+    `copy_share`, where bytes count, is of what a copy of as many reaches. `captured`: whether both programs were timed
+    as one CUDA graph of many calls; else call by call, with the time of the host.
     """
 
     op: str
     phase: str
+    precision: str
     shapes: str
     us: float
     rate: float
@@ -54,6 +54,7 @@ class Row:
     copy_share: float | None
     implementation: str
     declined: str
+    captured: bool = True
     torch_us: float | None = None
 
     @property
@@ -62,37 +63,60 @@ class Row:
         return None if self.torch_us is None else self.us / self.torch_us
 
 
-def run(names: list[str], device: str, dtype: str, against: str | None, exact: bool = True) -> dict[str, Any]:
+def run(
+    names: list[str],
+    device: str,
+    precision: str,
+    against: str | None,
+    exact: bool = True,
+    within: float = math.inf,
+) -> dict[str, Any]:
     """Times ops, forward and backward. The gradients go to every argument but the base weights of a LoRA step.
 
     Args:
         names: the ops; none: those of an SDXL step; "all": every op with sizes for measuring.
         device: "cuda" or "cpu".
-        dtype: dtype of the inputs, which exceed the cache.
-        against: "torch" also times PyTorch, with its defaults; None: this program only.
+        precision: of the inputs, which exceed the cache, and of products of them; see `PRECISIONS`.
+        against: "torch" also times PyTorch, in the same precision; None: this program only.
         exact: whether our kernels give the same bits in every run.
+        within: after so many seconds no other size is begun.
 
     Returns:
-        The device, its ceilings, and a row for each op and phase.
+        The device, its ceilings, a row for each op and phase; which ops were reached with all their sizes, and which of
+        several failed, with the reason.
 
     Raises:
         ConfigError: an unknown op.
         EnvironmentFault: `against` is not installed.
+        RuntimeError: the only op failed.
     """
     _check_names(names)
     if against and importlib.util.find_spec(against) is None:
         raise EnvironmentFault(f"bench ops --against {against}: it is not installed; leave the option out")
-    backend, low = get_backend(device), as_dtype(dtype)
-    limits = ceilings(backend, low)
-    with deterministic(exact):
-        rows = [r for op, s in _chosen(names) for r in _rows(op, s, backend, low, limits, against)]
+    backend, low = get_backend(device), as_dtype(PRECISIONS[precision])
+    with deterministic(exact), set_float32_matmul_precision("high" if precision == "tf32" else "highest"):
+        end, limits, chosen = time.monotonic() + within, ceilings(backend, low), [*_chosen(names)]
+        rows, failed, reached = list[Row](), dict[str, str](), 0
+        for call in all_ready(chosen, backend, low):
+            if time.monotonic() > end:
+                break
+            try:
+                rows += timed(call, precision, backend, limits, against)
+            except (RuntimeError, MemoryError) as error:
+                if len(names) == 1 and names != ["all"]:
+                    raise
+                failed[call.op.name] = f"{error}".partition("\n")[0]
+            reached += 1
+            backend.empty_cache()
     return {
         "device": device,
-        "dtype": dtype,
+        "precision": precision,
         "deterministic": exact,
         "ceiling TFLOP/s": round(limits.flops / 1e12, 3),
         "ceiling TB/s": round(limits.bandwidth / 1e12, 4),
         "ops": [asdict(r) | {"ratio": r.ratio} for r in rows],
+        "reached": sorted({op.name for op, _ in chosen} - {op.name for op, _ in chosen[reached:]}),
+        "failed": failed,
     }
 
 
@@ -114,48 +138,59 @@ def _check_names(names: list[str]) -> None:
         raise ConfigError(f"bench ops: no op named {unknown[0]!r}{hint}")
 
 
-def _rows(op: Op, s: Sample, backend: Backend, dtype: DType, limits: Ceilings, against: str | None) -> Iterator[Row]:
-    """Times an op's forward pass and, if there is one, its backward pass.
+def timed(call: Ready, precision: str, backend: Backend, limits: Ceilings, against: str | None) -> Iterator[Row]:
+    """Times an op's forward pass and, if there is one, its backward pass. A result that is a view takes no time.
 
     Args:
-        op: the op.
-        s: the sample with its arguments.
+        call: the op with its arguments.
+        precision: the row's; the modes that it means are in force.
         backend: the device.
-        dtype: dtype of the inputs.
         limits: the ceilings of the machine.
         against: "torch" also times PyTorch.
 
     Returns:
-        One row or two.
+        Two rows at the most.
     """
-    sets, wanted = _argument_sets(op, s, backend, dtype), _wanted(op)
+    op, wanted = call.op, call.wanted
+    sets = _argument_sets(call, backend)
     with no_grad():
         result = op(**sets[0])
 
     def row(phase: str, calls: list[Callable[[], Any]], work: float, moved: int) -> Row:
-        ours = seconds(calls, backend)
-        theirs = torch_seconds(op, sets, wanted, backend.name, phase) if against else None
-        return _row(op, phase, sets[0], (ours, theirs), (work, moved), limits)
+        def times(captured: bool) -> tuple[float, float | None]:
+            ours = seconds(calls, backend, captured)
+            return ours, torch_seconds(op, sets, wanted, backend.name, phase, captured) if against else None
+
+        captured = backend.asynchronous
+        try:
+            found = times(captured)
+        except RuntimeError:
+            if not captured:
+                raise
+            captured, found = False, times(False)
+        return _row(op, (phase, precision, captured), sets[0], found, (work, moved), limits)
 
     def forward(bound: dict[str, Any]) -> Any:
         with no_grad():
             return op(**bound)
 
-    there, back = op_flops(op, s, dtype, wanted)
-    yield row("forward", [partial(forward, bound) for bound in sets], there, _bytes(op, sets[0], result))
-    if calls := [c for bound in sets if (c := _backward(op, bound, wanted))]:
-        yield row("backward", [c for c, _ in calls], back, calls[0][1])
+    if not _is_view(result, (t.data for _, _, t in tensor_arguments(op, sets[0])), backend):
+        moved = _bytes(op, sets[0], result)
+        yield row("forward", [partial(forward, bound) for bound in sets], call.counted.forward, moved)
+    if calls := [c for bound in sets if (c := _backward(op, bound, wanted, backend))]:
+        yield row("backward", [c for c, _ in calls], call.counted.backward, calls[0][1])
 
 
-def _wanted(op: Op) -> tuple[str, ...]:
-    """The arguments whose gradients are timed."""
-    return tuple(n for n in op.differentiable if n not in FROZEN.get(op.name, ()))
+def _is_view(result: Any, inputs: Iterable[Any], backend: Backend) -> bool:
+    """Whether the results lie in the memory of the inputs."""
+    found, given = result if isinstance(result, (tuple, list)) else (result,), list(inputs)
+    return all(any(backend.xp.may_share_memory(o.data, i) for i in given) for o in found)
 
 
-def _argument_sets(op: Op, s: Sample, backend: Backend, dtype: DType) -> list[dict[str, Any]]:
+def _argument_sets(call: Ready, backend: Backend) -> list[dict[str, Any]]:
     """The arguments, as many times as it takes for them to be gone from the cache when their turn comes again."""
-    first = materialise(op, s, generator(op.name, 0), dtype, backend.name)
-    size = sum(t.data.nbytes for _, _, t in tensor_arguments(op, first))
+    first = on_device(call.host, backend.name)
+    size = sum(t.data.nbytes for _, _, t in tensor_arguments(call.op, first))
 
     def again(value: Any) -> Any:
         if isinstance(value, list):
@@ -165,31 +200,33 @@ def _argument_sets(op: Op, s: Sample, backend: Backend, dtype: DType) -> list[di
     return [first, *({n: again(v) for n, v in first.items()} for _ in range(turns(size, backend) - 1))]
 
 
-def _backward(op: Op, bound: dict[str, Any], wanted: Sequence[str]) -> tuple[Callable[[], Any], int] | None:
+def _backward(
+    op: Op, bound: dict[str, Any], wanted: Sequence[str], backend: Backend
+) -> tuple[Callable[[], Any], int] | None:
     """The backward pass of one call as a function, and the bytes it must move; None if there is none to run."""
     leaves = [t for name, _, t in tensor_arguments(op, bound) if name in wanted and is_float(t.dtype)]
     for t in leaves:
         t.requires_grad_()
-    out = op(**bound)
-    if not isinstance(out, Tensor) or out._node is None:
+    outs = differentiable(op(**bound))
+    if not leaves or not outs:
         return None
-    g = Tensor(out.data.copy())
-    kept = {id(v): v.nbytes for v in out._node.saved_arrays}
+    gs = [Tensor(o.data.copy()) for o in outs]
+    kept = {id(v): v.nbytes for o in outs if o._node is not None for v in o._node.saved_arrays}
 
     def run() -> Any:
-        return grad([out], leaves, [g], retain_graph=True)
+        return grad(outs, leaves, gs, retain_graph=True, allow_unused=True)
 
-    made = [t.data for t in run()]
-    if all(x is g.data for x in made):
+    made = [t for t in run() if t is not None]
+    given = [g.data for g in gs]
+    if _is_view(made, given, backend):
         return None
-    return run, g.data.nbytes + sum(kept.values()) + sum(
-        x.nbytes for x in made if x is not g.data and 0 not in x.strides
-    )
+    new = sum(t.data.nbytes for t in made if not _is_view(t, given, backend))
+    return run, sum(g.nbytes for g in given) + sum(kept.values()) + new
 
 
 def _row(
     op: Op,
-    phase: str,
+    how: tuple[str, str, bool],
     bound: dict[str, Any],
     times: tuple[float, float | None],
     done: tuple[float, int],
@@ -199,7 +236,7 @@ def _row(
 
     Args:
         op: the op.
-        phase: "forward" or "backward".
+        how: "forward" or "backward", the precision, and whether the calls were captured.
         bound: the op's arguments.
         times: our seconds, and PyTorch's or None.
         done: the FLOP, 0 where they are not counted, and the bytes.
@@ -212,12 +249,13 @@ def _row(
     chosen = next(i for i, why in choices if why == "chosen")
     declined = "; ".join(f"{i}: {why}" for i, why in choices if i != chosen and "passed over" not in why)
     shapes = " ".join("x".join(map(str, t.shape)) for _, _, t in tensor_arguments(op, bound))
-    (ours, theirs), (work, moved) = times, done
+    (ours, theirs), (work, moved), (phase, precision, captured) = times, done, how
     rate, unit, top = (work / ours, "TFLOP/s", limits.flops) if work else (moved / ours, "TB/s", limits.bandwidth)
     of_copy = None if work else round(rate / limits.copy(moved), 4)
     return Row(
         op.name,
         phase,
+        precision,
         shapes,
         round(ours * 1e6, 2),
         round(rate / 1e12, 4),
@@ -226,28 +264,31 @@ def _row(
         of_copy,
         chosen,
         declined,
+        captured,
         None if theirs is None else round(theirs * 1e6, 2),
     )
 
 
 def _bytes(op: Op, bound: Mapping[str, Any], result: Any) -> int:
     """Each input read once, each output written once."""
-    outputs = result if isinstance(result, tuple) else (result,)
+    outputs = result if isinstance(result, (tuple, list)) else (result,)
     return sum(t.data.nbytes for _, _, t in tensor_arguments(op, dict(bound))) + sum(o.data.nbytes for o in outputs)
 
 
 def table(result: Mapping[str, Any]) -> str:
     """The result as lines of text."""
-    how = f"{result['dtype']}{'' if result['deterministic'] else ', not deterministic'}"
+    how = f"{result['precision']}{'' if result['deterministic'] else ', not deterministic'}"
     best = f"{result['ceiling TFLOP/s']} TFLOP/s, {result['ceiling TB/s']} TB/s"
     lines = [f"{result['device']}, {how}; this machine's own ceilings: {best}, and a copy of as many bytes"]
     for r in result["ops"]:
         ratio = "" if r["ratio"] is None else f"  {r['ratio']:.2f} of torch's {r['torch_us']} us"
         of_copy = " " * 14 if r["copy_share"] is None else f"{r['copy_share']:>6.1%} of copy"
-        why = f" ({r['declined']})" if r["declined"] else ""
+        why = "" if r["captured"] or result["device"] == "cpu" else " call by call"
+        why += f" ({r['declined']})" if r["declined"] else ""
         lines.append(
-            f"{r['op']:<28} {r['phase']:<8} {r['us']:>10.1f} us {r['rate']:>9.3f} {r['unit']:<8} "
+            f"{r['op']:<32} {r['phase']:<8} {r['precision']} {r['us']:>10.1f} us {r['rate']:>9.3f} {r['unit']:<8} "
             f"{r['share']:>6.1%} of ceiling {of_copy}  "
             f"{r['implementation']}{why}{ratio}  [{r['shapes']}]"
         )
+    lines += [f"{name:<32} failed: {why}" for name, why in result["failed"].items()]
     return "\n".join(lines)

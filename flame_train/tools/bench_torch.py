@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flame_train.engine import Tensor
+from flame_train.engine import Tensor, get_float32_matmul_precision
 from flame_train.engine.dtype import as_dtype
 from flame_train.engine.op import Op
 
@@ -66,6 +68,79 @@ def _lora_linear(
     return y if residual is None else y + residual
 
 
+def _cat_rms_norm(torch: Any, tensors: Any, weights: Any, cos: Any, sin: Any, dim: int, eps: float) -> Any:
+    norm = torch.nn.functional.rms_norm
+    x = torch.cat([norm(x, (x.shape[-1],), w, eps) for x, w in zip(tensors, weights, strict=True)], dim)
+    return x * cos + _turned(torch, x) * sin
+
+
+def _cat_gelu(torch: Any, input: Any, hidden: Any, approximate: str) -> Any:
+    return torch.cat([input, torch.nn.functional.gelu(hidden, approximate=approximate)], -1)
+
+
+def _cat_group_norm_silu(
+    torch: Any, input: Any, other: Any, num_groups: int, weight: Any, bias: Any, shift: Any, eps: float
+) -> Any:
+    x = torch.cat([input.movedim(-1, 1), other.movedim(-1, 1)], 1) + shift[:, :, None, None]
+    return torch.nn.functional.silu(torch.nn.functional.group_norm(x, num_groups, weight, bias, eps)).movedim(1, -1)
+
+
+def _feed_forward(torch: Any, input: Any, weight1: Any, bias1: Any, weight2: Any, bias2: Any) -> Any:
+    f = torch.nn.functional
+    return f.linear(f.gelu(f.linear(input, weight1, bias1), approximate="tanh"), weight2, bias2)
+
+
+def _linear_add(torch: Any, input: Any, weight: Any, bias: Any, residual: Any) -> Any:
+    return torch.nn.functional.linear(input, weight, bias) + residual
+
+
+def _lora_linears(torch: Any, input: Any, weights: Any, downs: Any, ups: Any, scale: float) -> Any:
+    linear, sizes = torch.nn.functional.linear, [len(w) for w in weights]
+    whole = linear(input, torch.cat(weights)).split(sizes, -1)
+    pairs = zip(whole, downs, ups, strict=True)
+    return tuple(y + linear(linear(input, down), up) * scale for y, down, up in pairs)
+
+
+def _lora_conv2d(
+    torch: Any, input: Any, weight: Any, bias: Any, down: Any, up: Any, scale: float, stride: Any, padding: Any
+) -> Any:
+    conv = torch.nn.functional.conv2d
+    return conv(input, weight, bias, stride, padding) + conv(conv(input, down, None, stride, padding) * scale, up)
+
+
+def _batch_norm_train(torch: Any, input: Any, weight: Any, bias: Any, eps: float) -> Any:
+    return torch.nn.functional.batch_norm(input, None, None, weight, bias, True, eps=eps)
+
+
+def _batch_norm_inference(
+    torch: Any, input: Any, running_mean: Any, running_var: Any, weight: Any, bias: Any, eps: float
+) -> Any:
+    return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, False, eps=eps)
+
+
+def _upsample_nearest(torch: Any, input: Any, scale_factor: int) -> Any:
+    return torch.nn.functional.interpolate(input, scale_factor=scale_factor)
+
+
+def _timestep_embedding(torch: Any, timesteps: Any, dim: int, max_period: float, dtype: Any) -> Any:
+    half = dim // 2
+    steps = torch.arange(half, dtype=torch.float32, device=timesteps.device)
+    angles = timesteps[:, None].float() * torch.exp(-math.log(max_period) * steps / half)[None]
+    return torch.cat([torch.cos(angles), torch.sin(angles)], -1)
+
+
+def _cast(torch: Any, input: Any, dtype: Any) -> Any:
+    return input.to(getattr(torch, as_dtype(dtype).name))
+
+
+def _max_dim(torch: Any, input: Any, dim: int, keepdim: bool) -> Any:
+    return torch.max(input, dim, keepdim)
+
+
+def _min_dim(torch: Any, input: Any, dim: int, keepdim: bool) -> Any:
+    return torch.min(input, dim, keepdim)
+
+
 _WRITTEN_OUT: Mapping[str, Callable[..., Any]] = {
     "rope": _rope,
     "rms_norm_rope": _rms_norm_rope,
@@ -76,12 +151,26 @@ _WRITTEN_OUT: Mapping[str, Callable[..., Any]] = {
     "quick_gelu": _quick_gelu,
     "group_norm_silu": _group_norm_silu,
     "lora_linear": _lora_linear,
+    "cat_rms_norm": _cat_rms_norm,
+    "cat_gelu": _cat_gelu,
+    "cat_group_norm_silu": _cat_group_norm_silu,
+    "feed_forward": _feed_forward,
+    "linear_add": _linear_add,
+    "lora_linears": _lora_linears,
+    "lora_conv2d": _lora_conv2d,
+    "batch_norm_train": _batch_norm_train,
+    "batch_norm_inference": _batch_norm_inference,
+    "upsample_nearest": _upsample_nearest,
+    "timestep_embedding": _timestep_embedding,
+    "cast": _cast,
+    "max_dim": _max_dim,
+    "min_dim": _min_dim,
 }
-"""The code of a PyTorch user for an op that PyTorch lacks."""
+"""The code of a PyTorch user for an op that PyTorch lacks. Weights in 8 bits with a scale for each row have none."""
 
 
 def torch_seconds(
-    op: Op, sets: Sequence[Mapping[str, Any]], wanted: Sequence[str], device: str, phase: str
+    op: Op, sets: Sequence[Mapping[str, Any]], wanted: Sequence[str], device: str, phase: str, captured: bool = True
 ) -> float | None:
     """Times PyTorch on the arguments of an op.
 
@@ -91,20 +180,28 @@ def torch_seconds(
         wanted: the arguments whose gradients the backward pass computes.
         device: "cuda" or "cpu".
         phase: "forward" or "backward".
+        captured: whether many calls are one CUDA graph.
 
     Returns:
-        Seconds of a call; None if PyTorch has no such op.
+        Seconds of a call; None if PyTorch has no such op. Its products and convolutions of fp32 are in TF32 where ours
+        are.
+
+    Raises:
+        RuntimeError: the calls were to be captured, and cannot be.
     """
     torch = importlib.import_module("torch")
+    rounded = get_float32_matmul_precision() == "high"
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = rounded
     fn = function(torch, op)
     if fn is None:
         return None
     every = [arguments(torch, bound) for bound in sets]
     if device == "cpu":
-        return _timed(torch, _calls(torch, fn, every, wanted, phase), None)
+        return _timed(torch, _calls(torch, fn, every, wanted, phase), None, False)
     stream = torch.cuda.Stream()
+    torch.cuda.empty_cache()  # of other sizes: this program's pool is beside it
     with torch.cuda.stream(stream):  # a backward pass runs on its forward pass's stream, which must be the captured one
-        return _timed(torch, _calls(torch, fn, every, wanted, phase), stream)
+        return _timed(torch, _calls(torch, fn, every, wanted, phase), stream, captured)
 
 
 def _calls(
@@ -129,16 +226,28 @@ def function(torch: Any, op: Op) -> Callable[..., Any] | None:
     fn: Any = torch
     for part in op.torch.split("."):
         fn = getattr(fn, part)
-    found: Callable[..., Any] = fn
-    return found
+    required = [p.name for p in op.params if p.default is inspect.Parameter.empty]
+    defaults = {p.name: p.default for p in op.params}
+
+    def call(**given: Any) -> Any:
+        """As a user calls it: what must be given by position, as PyTorch's names of some differ, the rest by name."""
+        named = {n: v for n, v in given.items() if n not in required and not _same(v, defaults[n])}
+        return fn(*(given[n] for n in required), **named)
+
+    return call
+
+
+def _same(value: Any, default: Any) -> bool:
+    return type(value) is type(default) and bool(value == default)
 
 
 def _backward(torch: Any, fn: Callable[..., Any], given: dict[str, Any], wanted: Sequence[str]) -> Callable[[], Any]:
-    tensors = [v for n, v in given.items() if n in wanted and isinstance(v, torch.Tensor)]
-    leaves = [v.requires_grad_() for v in tensors if v.is_floating_point()]
-    out = fn(**given)
-    g = out.detach().clone()
-    return lambda: torch.autograd.grad(out, leaves, g, retain_graph=True)
+    tensors = [t for n, v in given.items() if n in wanted for t in (v if isinstance(v, list) else [v])]
+    leaves = [t.requires_grad_() for t in tensors if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    found = fn(**given)
+    outs = [o for o in (found if isinstance(found, (tuple, list)) else (found,)) if o.requires_grad]
+    gs = [o.detach().clone() for o in outs]
+    return lambda: torch.autograd.grad(outs, leaves, gs, retain_graph=True, allow_unused=True)
 
 
 def arguments(torch: Any, bound: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +266,7 @@ def arguments(torch: Any, bound: Mapping[str, Any]) -> dict[str, Any]:
     return {n: [to(t) for t in v] if isinstance(v, list) else to(v) for n, v in bound.items() if n not in _OURS}
 
 
-def _timed(torch: Any, calls: Sequence[Callable[[], Any]], stream: Any) -> float:
+def _timed(torch: Any, calls: Sequence[Callable[[], Any]], stream: Any, captured: bool) -> float:
     """Seconds a call, the calls taking turns, the results of a round kept until its end."""
 
     def wait() -> None:
@@ -170,7 +279,7 @@ def _timed(torch: Any, calls: Sequence[Callable[[], Any]], stream: Any) -> float
     calls[0]()
     wait()
     run: Callable[[], Any] = many
-    if stream is not None:
+    if captured:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             kept = many()

@@ -27,7 +27,7 @@ Loss = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Yardstick:
+class TorchBaseline:
     """diffusers' class with its arguments, the layers PEFT adapts, the blocks compiled one by one, and a step's loss.
 
     `loss` is (torch, size, pixels a side, tensor options) -> `Loss`. `channels_last` is how convolutions are fastest.
@@ -47,24 +47,24 @@ class Yardstick:
         return getattr(importlib.import_module("diffusers"), self.network)(**self.arguments)
 
 
-def yardstick(model: Model) -> Yardstick:
+def torch_baseline(model: Model) -> TorchBaseline:
     """The counterpart of a model's denoiser, which needs no weights."""
     network: Any = model.network
     arch = network.arch
     if isinstance(network, UNet):
         blocks: tuple[str, ...] = ("BasicTransformerBlock", "ResnetBlock2D")
         made = unet_arguments(arch)
-        return Yardstick("UNet2DConditionModel", made, _ATTENTION, blocks, _unet(arch), channels_last=True)
+        return TorchBaseline("UNet2DConditionModel", made, _ATTENTION, blocks, _unet(arch), channels_last=True)
     length = {name: shape[0] for name, shape in model.caption_shapes().items()}
     if isinstance(network, Mmdit):
         targets = [f"attn.{n}" for n in _JOINT] + [f"attn2.{n}" for n in _ATTENTION]
         loss = _sd3(arch, length["clip_l"] + length["t5"])
-        return Yardstick("SD3Transformer2DModel", _mmdit_arguments(arch), targets, ("JointTransformerBlock",), loss)
+        return TorchBaseline("SD3Transformer2DModel", _mmdit_arguments(arch), targets, ("JointTransformerBlock",), loss)
     assert isinstance(network, Flux)
     blocks = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
     made, loss = _flux_arguments(arch), _flux(arch, length["t5"])
     # cuDNN's backward pass as PyTorch 2.11 calls it reads where it must not at 4608 tokens of 24 heads of 128
-    return Yardstick("FluxTransformer2DModel", made, _FLUX, blocks, loss, cudnn_attention=False)
+    return TorchBaseline("FluxTransformer2DModel", made, _FLUX, blocks, loss, cudnn_attention=False)
 
 
 # ---- SDXL -----------------------------------------------------------------------------------------------------------

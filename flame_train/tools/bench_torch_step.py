@@ -1,4 +1,4 @@
-"""The yardstick: the same LoRA step in PyTorch + diffusers + PEFT, where they are installed.
+"""The baseline: the same LoRA step in PyTorch + diffusers + PEFT, where they are installed.
 
 The baseline follows diffusers' example scripts: a frozen network in low precision, fp32 LoRA parameters under
 autocast, cached latents and embeddings. It clips at 1.0 and uses fused AdamW. A step is noise, timesteps, forward,
@@ -20,7 +20,7 @@ from typing import Any
 
 from flame_train.errors import EnvironmentFault
 
-from .bench_torch_models import Loss, Yardstick
+from .bench_torch_models import Loss, TorchBaseline
 
 _LOG = logging.getLogger(__name__)
 _WARM, _TIMED = 4, 12
@@ -37,7 +37,7 @@ def check_installed() -> None:
 
 
 def run(
-    model: Yardstick,
+    model: TorchBaseline,
     resolution: int,
     batch: int,
     rank: int,
@@ -91,7 +91,7 @@ def run(
     return result | ({"left_eager": _told(calls_given_up(torch) - given_up)} if compiled else {})
 
 
-def _prepare(torch: Any, model: Yardstick, precision: str, device: str) -> None:
+def _prepare(torch: Any, model: TorchBaseline, precision: str, device: str) -> None:
     """Frees the memory of an earlier measurement, and sets PyTorch up for its best speed."""
     gc.collect()
     torch._dynamo.reset()
@@ -157,7 +157,7 @@ def _on_cpu(step: Callable[[], None]) -> float:
 
 
 def build(
-    torch: Any, model: Yardstick, rank: int, precision: str, checkpointing: bool, device: str
+    torch: Any, model: TorchBaseline, rank: int, precision: str, checkpointing: bool, device: str
 ) -> tuple[Any, list[Any]]:
     """Builds the network with random weights and adds the LoRA.
 

@@ -8,11 +8,10 @@ from typing import Any, Final
 
 from flame_train.adapters import eridiffusion
 from flame_train.adapters.dialects import NATIVE
-from flame_train.adapters.formats import FORMATS, from_file
-from flame_train.disk.files import is_same_file, refuse_place
+from flame_train.adapters.formats import FORMATS
 from flame_train.errors import ConfigError
-from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, split_metadata
-from flame_train.tools.lora_files import write_lora
+from flame_train.tools.families import split_metadata
+from flame_train.tools.lora_files import read_source, write_lora
 
 _OF_NATIVE: Final = (eridiffusion.ALPHA_KEY, eridiffusion.RANK_KEY)  # true of the source's tensors only
 
@@ -44,12 +43,7 @@ def convert(source: Path, target: Path, to: str, force: bool = False) -> Convert
     source, target = Path(source), Path(target)
     if to not in FORMATS:
         raise ConfigError(f"format {to!r} is not known; expected one of {', '.join(FORMATS)}")
-    if is_same_file(target, source):
-        raise ConfigError(f"{target}: source and target are the same file; give another name for the target")
-    refuse_place(target, ".safetensors", force)
-    family = lora_family(source, require_lora(source))
-    lora = from_file(source, family)
-    refuse_non_finite(source, lora.state)
+    family, lora = read_source(source, target, force)
     metadata, dropped = split_metadata(lora.metadata)
     if lora.dialects == (NATIVE,):
         metadata = {key: value for key, value in metadata.items() if key not in _OF_NATIVE}

@@ -18,7 +18,7 @@ State = Literal["ok", "missing", "bad", "low"]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One check. `mend` is the command (or act) that puts it right, empty where nothing is wrong.
+    """One check. `fix` is the command (or act) that puts it right, empty where nothing is wrong.
 
     `device` is the device that cannot be used while the line is not ok: cpu, cuda, or none.
     """
@@ -26,7 +26,7 @@ class Line:
     name: str
     state: State
     found: str
-    mend: str = ""
+    fix: str = ""
     device: Literal["cpu", "cuda", "none"] = "none"
 
 
@@ -59,8 +59,8 @@ def render(report: Report) -> str:
     rows = []
     for line in report.lines:
         rows.append(f"{line.state:<8}{line.name:<20}{line.found}")
-        if line.mend:
-            rows.append(f"{'':<8}{'':<20}mend: {line.mend}")
+        if line.fix:
+            rows.append(f"{'':<8}{'':<20}fix: {line.fix}")
     verdict = "can train here" if report.usable else "cannot train here"
     hint = "" if report.usable or report.device == "cpu" else "; --device cpu works without a GPU"
     return "\n".join([*rows, "", f"{report.device}: {verdict}{hint}"])
@@ -70,13 +70,13 @@ def _base(machine: Machine) -> Iterator[Line]:
     yield Line("python", "ok", machine.python)
     for name in ("flame-train", "numpy", "ml-dtypes", "pillow", "tokenizers"):
         version = machine.packages.get(name)
-        mend = "" if version else "pip install --force-reinstall flame-train"
-        yield Line(name, "ok" if version else "missing", version or "not installed", mend, "cpu")
+        fix = "" if version else "pip install --force-reinstall flame-train"
+        yield Line(name, "ok" if version else "missing", version or "not installed", fix, "cpu")
     readable = [name for name, there in machine.codecs.items() if there]
     lacking = [name for name, there in machine.codecs.items() if not there]
-    mend = "pip install --force-reinstall --only-binary :all: pillow" if lacking else ""
+    fix = "pip install --force-reinstall --only-binary :all: pillow" if lacking else ""
     found = f"reads {', '.join(readable)}" + (f", not {', '.join(lacking)}" if lacking else "")
-    yield Line("image formats", "missing" if lacking else "ok", found, mend)
+    yield Line("image formats", "missing" if lacking else "ok", found, fix)
 
 
 def _gpu(machine: Machine) -> Iterator[Line]:
@@ -86,8 +86,8 @@ def _gpu(machine: Machine) -> Iterator[Line]:
     yield _cupy(machine, extra)
     for name, label in (("cudart", "CUDA runtime"), ("nvrtc", "NVRTC"), ("cublasLt", "cuBLASLt")):
         version = machine.libraries.get(name)
-        mend = "" if version else _install(extra)
-        yield Line(label, "ok" if version else "missing", version or "not found", mend, "cuda")
+        fix = "" if version else _install(extra)
+        yield Line(label, "ok" if version else "missing", version or "not found", fix, "cuda")
     yield _cudnn(machine, extra)
     frontend = machine.packages.get("nvidia-cudnn-frontend")
     yield Line(
@@ -111,8 +111,8 @@ def _install(extra: str) -> str:
 
 def _driver(machine: Machine) -> Line:
     if machine.driver is None or machine.driver_cuda is None:
-        mend = "install NVIDIA's driver (https://www.nvidia.com/drivers), or train with --device cpu"
-        return Line("driver", "missing", machine.driver_error, mend, "cuda")
+        fix = "install NVIDIA's driver (https://www.nvidia.com/drivers), or train with --device cpu"
+        return Line("driver", "missing", machine.driver_error, fix, "cuda")
     major, minor = machine.driver_cuda
     found = f"{machine.driver}, runs CUDA up to {major}.{minor}"
     if machine.driver_cuda < (12, 0):
@@ -133,8 +133,8 @@ def _cards(machine: Machine) -> Iterator[Line]:
         old = gpu.capability < OLDEST
         if not old and gpu.capability < OLDEST_WITH_BF16:
             found += '; no bf16: set train.precision = "fp16"'
-        mend = "use a GPU of compute capability 7.5 or newer (Turing), or --device cpu" if old else ""
-        yield Line(f"GPU {index}", "bad" if old else "ok", found, mend, "cuda")
+        fix = "use a GPU of compute capability 7.5 or newer (Turing), or --device cpu" if old else ""
+        yield Line(f"GPU {index}", "bad" if old else "ok", found, fix, "cuda")
 
 
 def _cupy(machine: Machine, extra: str) -> Line:
@@ -156,8 +156,8 @@ def _cudnn(machine: Machine, extra: str) -> Line:
         return Line("cuDNN", "missing", "not found", _install(extra), "cuda")
     if tuple(int(part) for part in version.split("."))[:2] < _OLDEST_CUDNN:
         wanted = ".".join(map(str, _OLDEST_CUDNN))
-        mend = f"pip install --upgrade 'flame-train[{extra}]'"
-        return Line("cuDNN", "bad", f"{version}, expected {wanted} or newer", mend, "cuda")
+        fix = f"pip install --upgrade 'flame-train[{extra}]'"
+        return Line("cuDNN", "bad", f"{version}, expected {wanted} or newer", fix, "cuda")
     return Line("cuDNN", "ok", version, "", "cuda")
 
 
@@ -166,5 +166,5 @@ def _room(machine: Machine) -> Iterator[Line]:
         yield Line("memory", "ok", size(machine.memory))
     if machine.disk is not None:
         low = machine.disk < _LOW_DISK
-        mend = "free some space, or work on another disk" if low else ""
-        yield Line("disk, this folder", "low" if low else "ok", f"{size(machine.disk)} free", mend)
+        fix = "free some space, or work on another disk" if low else ""
+        yield Line("disk, this folder", "low" if low else "ok", f"{size(machine.disk)} free", fix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,15 +14,27 @@ import numpy as np
 
 from flame_train.adapters.factors import LoraFactors, LoraState
 from flame_train.adapters.folding import ALPHA_KEY
-from flame_train.adapters.formats import to_diffusers, to_kohya
+from flame_train.adapters.formats import LoraFile, from_file, to_diffusers, to_kohya
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
 from flame_train.adapters.nearest import Cut, Want
 from flame_train.adapters.peft_config import METADATA_KEY
+from flame_train.disk.files import is_same_file, refuse_place
 from flame_train.errors import ConfigError, NonFiniteError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import save_file
+from flame_train.tools.families import lora_family, refuse_non_finite, require_lora
 
 _ABOUT_SCALES: Final = (ALPHA_KEY, METADATA_KEY)  # true of the source's tensors only
+
+
+def file_and_strength(text: str, usual: float = 1.0) -> tuple[Path, float]:
+    """The path and the strength of `FILE` or `FILE:STRENGTH`; `usual` where none is written."""
+    path, colon, number = text.rpartition(":")
+    try:
+        strength = float(number) if colon else usual
+    except ValueError:  # a colon of the path
+        path, strength = text, usual
+    return Path(os.path.expanduser(path if colon else text)), strength
 
 
 def wanted(rank: int | None, error: float | None) -> Want:
@@ -67,6 +80,21 @@ class Errors:
             "largest_error": self.worst[0],
             "largest_error_in": self.worst[1] or None,
         }
+
+
+def read_source(source: Path, target: Path, force: bool) -> tuple[LoraFamily, LoraFile]:
+    """The LoRA `source`, from which a tool makes the file `target`, and its family.
+
+    Raises ConfigError if both are one file, and OutputError if `target` exists without `force`. Raises ModelFileError
+    for a file that is no LoRA of a supported family, and NonFiniteError for NaN.
+    """
+    if is_same_file(target, source):
+        raise ConfigError(f"{target}: source and target are the same file; give another name for the target")
+    refuse_place(target, ".safetensors", force)
+    family = lora_family(source, require_lora(source))
+    lora = from_file(source, family)
+    refuse_non_finite(source, lora.state)
+    return family, lora
 
 
 def same_naming(dialects: Iterable[str]) -> str:

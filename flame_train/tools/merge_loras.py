@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weights import Weights, open_weights
 from flame_train.models.common.identify import could_be, identify
 from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, resolve_base
-from flame_train.tools.lora_files import Errors, write_lora
+from flame_train.tools.lora_files import Errors, file_and_strength, write_lora
 from flame_train.training.stop import StopRequest
 
 MERGED_KEY: Final = "flame_train.merged"
@@ -39,15 +38,10 @@ class Strong:
     @classmethod
     def parse(cls, text: str) -> Strong:
         """Of `FILE` or `FILE:STRENGTH`. Raises ConfigError for a strength that adds nothing or is not finite."""
-        path, colon, number = text.rpartition(":")
-        try:
-            strength = float(number) if colon else 1.0
-        except ValueError:  # a colon of the path
-            path, strength = text, 1.0
-        path = path if colon else text
+        path, strength = file_and_strength(text)
         if not np.isfinite(strength) or strength == 0.0:
-            raise ConfigError(f"--lora {text}: expected a finite strength other than 0, got {number}")
-        return cls(Path(os.path.expanduser(path)), strength)
+            raise ConfigError(f"--lora {text}: expected a finite strength other than 0, got {strength}")
+        return cls(path, strength)
 
 
 def merge_loras(

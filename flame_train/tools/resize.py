@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from flame_train.adapters.factors import LoraFactors
-from flame_train.adapters.formats import from_file
 from flame_train.adapters.nearest import Want, cut
-from flame_train.disk.files import is_same_file, refuse_place
 from flame_train.errors import ConfigError, ModelFileError
-from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, split_metadata
-from flame_train.tools.lora_files import Errors, same_naming, write_lora
+from flame_train.tools.families import split_metadata
+from flame_train.tools.lora_files import Errors, read_source, same_naming, write_lora
 
 
 def resize(source: Path, target: Path, want: Want, force: bool = False) -> dict[str, Any]:
@@ -34,12 +32,7 @@ def resize(source: Path, target: Path, want: Want, force: bool = False) -> dict[
         NonFiniteError: it holds NaN.
         OutputError: `target` exists and `force` is false.
     """
-    if is_same_file(target, source):
-        raise ConfigError(f"{target}: source and target are the same file; give another name for the target")
-    refuse_place(target, ".safetensors", force)
-    family = lora_family(source, require_lora(source))
-    lora = from_file(source, family)
-    refuse_non_finite(source, lora.state)
+    family, lora = read_source(source, target, force)
     errors = Errors()
     made: dict[str, dict[str, LoraFactors]] = {}
     before = 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
-from flame_train.adapters.attach import attach_factors
 from flame_train.adapters.factors import LoraState
 from flame_train.adapters.formats import from_file
+from flame_train.adapters.together import attached_together
 from flame_train.config.load import from_options, told_by_option
 from flame_train.disk.files import refuse_place
 from flame_train.engine import nn, no_grad
@@ -20,26 +21,38 @@ from flame_train.io.hub import fetching, resolve_checkpoint
 from flame_train.models.common.identify import could_be
 from flame_train.recipes import Opening, family_of
 from flame_train.run.check import fp8_of
-from flame_train.run.encoding import CaptionEncoders, Encoding
-from flame_train.run.sampling import check_sampling, drawing, image_size, uncropped, with_defaults
+from flame_train.run.encoding import Encoding
+from flame_train.run.sampling import (
+    Request,
+    check_sampling,
+    draw_request,
+    drawing,
+    requests,
+    texts_of,
+    with_defaults,
+    with_prompts_of_file,
+)
 from flame_train.text_encoders import too_long
 from flame_train.tools.families import refuse_non_finite, require_lora
+from flame_train.tools.parameters import parameters_of
 from flame_train.training.model import Example, Model
-from flame_train.training.preview import draw, grid, write_png
+from flame_train.training.preview import grid, write_png
 from flame_train.training.stop import StopRequest
 
 _LOG = logging.getLogger(__name__)
+
+_File = tuple[LoraState, float]
+"""A LoRA by component, and its strength."""
 
 
 @out_of_memory("try one --prompt at a time, a smaller --width and --height, or --quantize fp8")
 @fetching()
 def sample(
     checkpoint: str,
-    prompts: Sequence[str],
+    prompts: Sequence[str | Mapping[str, Any]],
     output: Path,
     *,
-    lora: Path | None,
-    strength: float,
+    loras: Sequence[tuple[Path, float]] = (),
     negative: str,
     steps: int,
     guidance_scale: float,
@@ -55,17 +68,18 @@ def sample(
     arithmetic: str = "bf16",
     vae: str = "",
     text_encoders: Mapping[str, Any] | None = None,
+    prompt_file: str = "",
 ) -> dict[str, Any]:
-    """Samples an image for each prompt and writes them as one PNG.
+    """Samples an image for each prompt; several are written one by one, and side by side as `output`.
 
-    Image i starts from noise number seed + i. So an image with a LoRA can be compared with one without it.
+    Image i starts from noise number seed + i. So an image with a LoRA can be compared with one without it. Each single
+    image says how it was made; see `parameters`.
 
     Args:
         checkpoint: the base model's file, folder or hub id.
-        prompts: the prompts, in order.
-        output: the PNG.
-        lora: the LoRA's file, in any naming, for the text encoders too; None: the base model only.
-        strength: factor of the LoRA's update.
+        prompts: the prompts, in order, as strings or as tables of `[[sample.prompts]]`.
+        output: the PNG of one prompt, or of all; the single ones of several are NAME-1.png and so on beside it.
+        loras: the LoRAs' files, in any naming, for the text encoders too, each with the factor of its update.
         negative: the negative prompt.
         steps, guidance_scale: of the sampler; 0: the model's own.
         sampler: the name of the sampler.
@@ -74,23 +88,25 @@ def sample(
         seed: seed of the first image.
         width, height: size of an image, in pixels.
         device: "cuda" or "cpu".
-        force: whether an existing PNG is overwritten.
+        force: whether existing PNGs are overwritten.
         quantize, arithmetic: as `model.quantize` and `model.arithmetic` in a config.
         vae: another autoencoder's file; "": the checkpoint's own.
         text_encoders: keys of that section of a config.
+        prompt_file: a text file with further prompts, one a line; "": none.
 
     Returns:
-        The prompts, the settings and the path of the PNG.
+        The prompts, the settings and the paths of the PNGs.
 
     Raises:
         ConfigError: impossible sizes, or settings that do not fit the model.
         ModelFileError: a model of an unknown family, or a LoRA of another one.
         NonFiniteError: the result holds NaN or infinity.
-        OutputError: the PNG exists and `force` is false.
+        OutputError: a PNG exists and `force` is false.
     """
     refuse_place(output, ".png", force)
-    if not math.isfinite(strength):
-        raise ConfigError(f"strength must be a finite number, got {strength}")
+    for path, strength in loras:
+        if not math.isfinite(strength):
+            raise ConfigError(f"strength must be a finite number, got {strength} for {path}")
     config = from_options(
         model={
             "checkpoint": checkpoint,
@@ -103,6 +119,7 @@ def sample(
         train={"precision": precision},
         sample={
             "prompts": tuple(prompts),
+            "prompt_file": prompt_file,
             "negative": negative,
             "steps": steps,
             "guidance_scale": guidance_scale,
@@ -116,46 +133,59 @@ def sample(
     check_formats(device, {"--precision": precision, "--text-precision": config.text_encoders.precision})
     fp8 = fp8_of(quantize, arithmetic)
     nn.check_fp8(fp8, device, precision)
-    if not prompts:
-        raise ConfigError("sample: expected at least one --prompt, got none")
+    with told_by_option():
+        section = with_prompts_of_file(config.sample)
+    if not section.prompts:
+        raise ConfigError("sample: expected at least one --prompt or --prompt-file, got none")
+    singles = _single_files(output, len(section.prompts))
+    for single in singles:
+        refuse_place(single, ".png", force)
     base = resolve_checkpoint(checkpoint)
     family = family_of(base)
     with told_by_option():
         family.refuse_unsupported(config)
         model = family.open(Opening(base, config.model, config.text_encoders, config.data.max_tokens))
-        how = with_defaults(config.sample, model)
-        size = image_size(how, config.data.resolution, model)
-        check_sampling(how, size, config.model, config.loss, model)
-    factors = _factors(lora, model) if lora is not None else {}
+        section = with_defaults(section, model)
+        wanted = requests(section, config.data.resolution, model)
+        check_sampling(wanted, config.model, config.loss, model)
+    files = [(_factors(path, model), strength) for path, strength in loras]
     text = Encoding(
         model.vae, model.text, config.model.vae_precision, precision, config.text_encoders.precision, Path()
     )
     with StopRequest() as stop:
-        texts = [*how.prompts, how.negative]
-        examples = _conditioning(text, texts, uncropped(model, size), device, factors, strength, stop)
-        denoiser = model.load_denoiser(device=device, dtype=precision, fp8=fp8, guidance_scale=how.guidance_scale)
-        if denoiser.component in factors:
-            attach_factors(denoiser.network, factors[denoiser.component], strength)
-        wanted = [examples[prompt] for prompt in prompts]
-        spec = drawing(how, size, config.model, config.loss, model, device=device, dtype=precision)
+        examples = _conditioning(text, wanted, device, files, stop)
+        denoiser = model.load_denoiser(device=device, dtype=precision, fp8=fp8)
         decoder = model.vae.load(config.model.vae_precision, device)
-        images = draw(spec, denoiser.denoise, decoder.decode, wanted, examples[negative], stop)
-    write_png(output, grid(images))
+        images = []
+        for request in wanted:
+            how = drawing(request, config.model, config.loss, model, device=device, dtype=precision)
+            captions = examples[request.strength].__getitem__
+            with _adapted(denoiser.component, denoiser.network, files, request.strength):
+                images.append(draw_request(request, how, captions, model, denoiser.network, decoder, stop))
+    told = [parameters_of(request, checkpoint, loras) for request in wanted]
+    for single, image, parameters in zip(singles, images, told, strict=False):
+        write_png(single, image, parameters)
+    write_png(output, grid(images), told[0] if len(images) == 1 else "")
     return {
         "image": str(output),
-        "prompts": list(prompts),
+        "images": [str(single) for single in singles] or [str(output)],
+        "prompts": [request.text for request in wanted],
         "checkpoint": checkpoint,
-        "lora": str(lora) if lora else None,
-        "strength": strength if lora else None,
+        "loras": [{"lora": str(path), "strength": strength} for path, strength in loras],
         "width": width,
         "height": height,
-        "steps": how.steps,
-        "guidance_scale": how.guidance_scale,
+        "steps": section.steps,
+        "guidance_scale": section.guidance_scale,
         "seed": seed,
         "precision": precision,
         "quantize": quantize,
         "arithmetic": arithmetic,
     }
+
+
+def _single_files(output: Path, count: int) -> list[Path]:
+    """The files of the single images, if there are several."""
+    return [output.with_stem(f"{output.stem}-{i}") for i in range(1, count + 1)] if count > 1 else []
 
 
 def _factors(lora: Path, model: Model) -> LoraState:
@@ -170,41 +200,43 @@ def _factors(lora: Path, model: Model) -> LoraState:
 
 def _conditioning(
     encoding: Encoding,
-    texts: Sequence[str],
-    sizes: Example,
+    wanted: Sequence[Request],
     device: str,
-    factors: LoraState,
-    strength: float,
+    files: Sequence[_File],
     stop: StopRequest,
-) -> dict[str, Example]:
-    """Encodes every prompt and the negative one; unloads the text encoders afterwards.
+) -> dict[float, dict[str, Example]]:
+    """Encodes every prompt and negative prompt; unloads the text encoders afterwards.
 
     Args:
         encoding: the text encoders.
-        texts: the prompts, and last the negative one.
-        sizes: the arrays that describe the image's size.
+        wanted: the images.
         device: "cuda" or "cpu".
-        factors: the LoRA by component.
-        strength: factor of the LoRA's update.
+        files: the LoRAs by component, with their strengths.
         stop: raises Interrupted after a signal.
 
     Returns:
-        The denoiser's arrays of each text.
+        The denoiser's arrays of each text, by the strength of the LoRAs.
     """
+    examples = {}
     with no_grad():
         encoders = encoding.encoders(device)
-        _adapt(encoders, factors, strength)
-        stop.check("while reading the prompts")
-        wanted = list(dict.fromkeys(texts))
-        examples = {text: made | sizes for text, made in zip(wanted, encoders.captions(wanted), strict=True)}
-    *prompts, _ = texts
-    cut, longest = too_long(encoding.text, prompts)
+        for strength in dict.fromkeys(request.strength for request in wanted):
+            stop.check("while reading the prompts")
+            texts = texts_of([request for request in wanted if request.strength == strength])
+            with ExitStack() as adapted:
+                for component, network in encoders.networks.items():
+                    adapted.enter_context(_adapted(component, network, files, strength))
+                examples[strength] = dict(zip(texts, encoders.captions(texts), strict=True))
+    cut, longest = too_long(encoding.text, [request.text for request in wanted])
     if cut and longest is not None:
         _LOG.warning("%d prompt(s) are longer than %d tokens; the rest is not seen", cut, longest.limit[1])
     return examples
 
 
-def _adapt(encoders: CaptionEncoders, factors: LoraState, strength: float) -> None:
-    for component, network in encoders.networks.items():
-        if component in factors:
-            attach_factors(network, factors[component], strength)
+def _adapted(
+    component: str, network: nn.Module, files: Sequence[_File], strength: float
+) -> AbstractContextManager[None]:
+    """A context in which a network has its part of every LoRA, `strength` times as strong as asked for."""
+    return attached_together(
+        network, [(state[component], own * strength) for state, own in files if component in state]
+    )

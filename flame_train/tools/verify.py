@@ -35,8 +35,11 @@ _PAIRS: Final = (
 )
 _MAGNITUDES: Final = (".dora_scale", ".lora_magnitude_vector", ".lora_magnitude_vector.weight", ".magnitude")
 _HADA: Final = (".hada_w1_a", ".hada_w1_b", ".hada_w2_a", ".hada_w2_b")
-_LOKR: Final = tuple((*a, *b) for a in ((".lokr_w1",), (".lokr_w1_a", ".lokr_w1_b"))
-                     for b in ((".lokr_w2",), (".lokr_w2_a", ".lokr_w2_b")))  # fmt: skip
+_LOKR: Final = tuple(
+    (*a, *b)
+    for a in ((".lokr_w1",), (".lokr_w1_a", ".lokr_w1_b"))
+    for b in ((".lokr_w2",), (".lokr_w2_a", ".lokr_w2_b"))
+)
 _BARE: Final = (*_PAIRS, *((*pair, m) for pair in _PAIRS[:2] for m in _MAGNITUDES), _HADA, *_LOKR)
 STYLES: Final = {" ".join(sorted(ends)): ends for bare in _BARE for ends in (bare, (*bare, ".alpha"))}
 """The sets of tensors that a module has in files, by how their names end."""

@@ -61,10 +61,14 @@ def sender(backend: Backend, dtype: DType) -> Callable[[HostBatch], HostBatch]:
 
 
 class Batch:
-    """Device buffers, at fixed addresses, for batches of one signature."""
+    """Device buffers, at fixed addresses, for batches of one signature.
 
-    def __init__(self, like: HostBatch, backend: Backend, dtype: DType | str) -> None:
+    `told` (2, B), fp32, is where a step writes each sample's loss and noise level, if anybody wants them.
+    """
+
+    def __init__(self, like: HostBatch, backend: Backend, dtype: DType | str, *, telling: bool = False) -> None:
         self._backend, self._dtype = backend, as_dtype(dtype)
+        self.told: Array | None = backend.empty((2, len(like.samples)), as_dtype("fp32")) if telling else None
         self._arrays = {name: backend.empty(a.shape, a.dtype) for name, a in device_arrays(like, self._dtype).items()}
 
     @property

@@ -33,6 +33,7 @@ class Console:
         self._begin: float | None = None  # of the first step; a sample grid before it does not count
         self._last_line = 0.0
         self._smooth: float | None = None
+        self._blocks = ""  # the gradient norms of blocks when they were last read
         self._bar: Any = None
         self._task: Any = None
 
@@ -66,9 +67,11 @@ class Console:
         """The figures of one step, which took so long."""
         if self._silent:
             return
+        if "gradients" in record:
+            self._blocks = _extremes(record["gradients"])
         text = (
             f"{self._epoch(record)}mean loss {self._smoothed(float(record['loss'])):.4g}  lr {record['lr']:.2e}  "
-            f"|g| {record['grad_norm']:.3g}  {record['images_per_s']:.2f} img/s"
+            f"|g| {record['grad_norm']:.3g}{self._blocks}  {record['images_per_s']:.2f} img/s"
         )
         if record["memory"] is not None:
             text += f"  {record['memory'] / 2**30:.1f} GiB"
@@ -100,6 +103,12 @@ class Console:
             done = max(record["step"] - self._start, 1)
             left = (now - self._begin) / done * (self._total - record["step"])
             print(f"step {record['step']}/{self._total}  {text}  ETA {_clock(left)}", file=sys.stderr)  # noqa: T201
+
+
+def _extremes(norms: Mapping[str, float]) -> str:
+    """The blocks with the least and the largest gradient; NaN counts as the largest."""
+    in_order = sorted(norms, key=lambda block: (math.isnan(norms[block]), norms[block]))
+    return " (" + ", ".join(f"{norms[b]:.3g} {b}" for b in dict.fromkeys((in_order[0], in_order[-1]))) + ")"
 
 
 def _clock(seconds: float) -> str:
@@ -147,6 +156,10 @@ class TensorBoard:
         curves = ("loss", "lr", "grad_norm", "loss_scale", "images_per_s")
         values = {name: record[name] for name in curves}
         values |= {f"gradients/{block}": norm for block, norm in record.get("gradients", {}).items()}
+        if "validation" in record:
+            measured = record["validation"]
+            values["validation/loss"] = measured["loss"]
+            values |= {f"validation/{band}": loss for band, loss in measured["bands"].items()}
         points = [Summary.Value(tag=name, simple_value=float(value)) for name, value in values.items()]
         event = Event(wall_time=time.time(), step=record["step"], summary=Summary(value=points))
         self._writer.write(event.SerializeToString())

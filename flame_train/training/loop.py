@@ -5,24 +5,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from flame_train.adapters.formats import FORMATS
+from flame_train.config.repeated import CheckpointSection, SampleSection
 from flame_train.config.schema import (
-    CheckpointSection,
     GradientSection,
     LogSection,
     OutputSection,
-    SampleSection,
     TrainSection,
 )
-from flame_train.disk.durable import remove
 from flame_train.disk.failpoint import hit, spoil
-from flame_train.disk.held import Place
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
 from flame_train.engine.optim import METRICS
@@ -32,11 +28,14 @@ from flame_train.io.runfolder import RunFolder
 from .batch import Batch, HostBatch, Signature
 from .callbacks import SILENT, Callbacks
 from .gradient_norms import GradientNorms, block_names
+from .image_losses import ImageLosses
 from .loader import Loader
 from .log import Console, TensorBoard
-from .result import LoraWriter, Sources, checkpoint_files, formats
+from .result import LoraWriter, Sources
+from .saving import save, write_result
 from .step import State, micro, reduce, update
 from .stop import StopRequest
+from .validation import Validation
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,6 +60,9 @@ class Run:
     preview: Callable[[int], None]
     stop: StopRequest
     callbacks: Callbacks = SILENT
+    validation: Validation = field(default_factory=Validation)
+    images: ImageLosses | None = None
+    """The running losses of images; None: they are not kept."""
 
     @property
     def leads(self) -> bool:
@@ -71,13 +73,17 @@ class Run:
         """How many epochs have passed after `step`."""
         return self.loader.epoch(step * self.gradient.accumulation)
 
+    def is_last(self, step: int) -> bool:
+        """Whether no step comes after this one."""
+        return step >= self.train.steps or self.validation.over
+
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
     """A step whose figures are on their way to the host.
 
     `begin` is when it was launched; `end` when it was done, if the device does not work on by itself. `gradients` are
-    norms by block, of the steps that log them.
+    norms by block, of the steps that log them. `told` has of each micro-batch its files, and their losses and levels.
     """
 
     step: int
@@ -88,6 +94,7 @@ class _Pending:
     begin: float
     end: float | None
     gradients: Mapping[str, float]
+    told: tuple[tuple[tuple[str, ...], Callable[[], np.ndarray[Any, Any]]], ...]
 
 
 def train(run: Run) -> dict[str, Any]:
@@ -105,23 +112,31 @@ def train(run: Run) -> dict[str, Any]:
     ):
         figures = _Figures(run, console, board)
         _catch_up(run, figures)
-        for step in range(run.first + 1, steps + 1):
+        for step in range(run.first + 1, (run.first if run.validation.over else steps) + 1):
             figures.push(step_once(step))
             hit("train.after_step")
             stopping = figures.stopping  # read once: a signal may come between any two lines
-            save = stopping or step == steps or run.checkpoint.is_due(step, run.epoch)
-            draw = not stopping and run.sample.is_due(step, run.epoch)
-            if save or draw:
+            measured = run.validation.is_due(step, run.epoch)
+            if measured:
+                figures.settle(run.validation.at)
+            saved = stopping or run.is_last(step) or run.checkpoint.is_due(step, run.epoch)
+            saved = saved or (measured and run.validation.is_best(step))
+            drawn = not stopping and run.sample.is_due(step, run.epoch)
+            if saved or drawn:
                 figures.settle()
-            if save:
-                _save(run, step)
-            if draw:
+            if saved:
+                save(run, step)
+            if drawn:
                 _draw(run, step)  # ends early when a signal comes
-            if draw and not save and figures.stopping:
-                _save(run, step)
-                save = True
-            if save:
+            if drawn and not saved and figures.stopping:
+                save(run, step)
+                saved = True
+            if saved:
                 _heed(run, figures, step, f"after step {step}, which is saved in {run.folder.checkpoints}")
+            if run.validation.over:
+                break
+    if run.validation.over and run.leads:
+        _LOG.info("%s", run.validation.farewell)
     return figures.last
 
 
@@ -129,7 +144,7 @@ def _heed(run: Run, figures: _Figures, step: int, where: str) -> None:
     """Stops after a signal if work is left: steps, or the grid of the last."""
     if run.state.exchanged and not figures.stopping:  # the others do not know of it yet
         return
-    if step < run.train.steps or _lacks_grid(run, step):
+    if not run.is_last(step) or _lacks_grid(run, step):
         run.stop.check(where)
 
 
@@ -137,8 +152,8 @@ def _catch_up(run: Run, figures: _Figures) -> None:
     """The work before the next step: the sample grid of this one, and the unfinished work of the last run."""
     if (run.first == 0 and run.sample.repeats) or _lacks_grid(run, run.first):
         _draw(run, run.first)
-    if run.first >= run.train.steps and run.leads:
-        _write_result(run, run.first)
+    if run.is_last(run.first) and run.leads:
+        write_result(run, run.first)
     figures.hear(map(int, run.state.group.all_gather(str(run.stop.signal_number))))
     _heed(run, figures, run.first, "before the next step")
 
@@ -169,11 +184,11 @@ class _Figures:
         self.settle()
         self._pending = launched
 
-    def settle(self) -> None:
+    def settle(self, validated: Callable[[int], Mapping[str, Any]] | None = None) -> None:
         """Waits for the figures of the step in flight. Raises `NonFiniteError` if it was not sound.
 
         A step's time begins with its start, or with the end of the step before if that is later. It ends when the
-        step is done; on an asynchronous device, when its metrics arrive.
+        step is done; on an asynchronous device, when its metrics arrive. `validated` measures after it, for its line.
         """
         if self._pending is None:
             return
@@ -186,11 +201,23 @@ class _Figures:
         if self._run.state.exchanged is not None:
             self.hear(map(int, _told(self._run, figures, "signal")))
         self.last = _record(self._run, pending, figures, seconds)
+        self.last |= self._of_images(pending)
+        if validated is not None:
+            self.last |= {"validation": validated(pending.step)}
         if self._run.leads:
             self._run.folder.log(self.last)
         self._console.show(self.last, seconds)
         self._board.write(self.last)
         self._run.callbacks.step(self.last)
+
+    def _of_images(self, pending: _Pending) -> dict[str, Any]:
+        """Takes the losses of a step's images, and now and then says which stand out."""
+        images, every = self._run.images, self._run.log.images_every
+        if images is None:
+            return {}
+        for files, told in pending.told:
+            images.add(files, told())
+        return {} if pending.step % every else {"images": images.summary()}
 
     def hear(self, signals: Iterable[int]) -> None:
         """A signal that any of the processes got is this one's too; `signals` has their numbers, 0 for none."""
@@ -218,7 +245,7 @@ class _Stepper:
     def __call__(self, step: int) -> _Pending:
         run, begin = self._run, time.monotonic()
         files: list[str] = []
-        images, waited = 0, 0.0
+        images, waited, told = 0, 0.0, []
         for _ in range(run.gradient.accumulation):
             hit("train.in_step")
             host = run.loader.take()
@@ -227,6 +254,8 @@ class _Stepper:
             batch.fill(host)
             run_micro()
             files += host.files
+            if batch.told is not None:
+                told.append((host.files, self._backend.get_async(batch.told)))
             images += batch.size
         hit("train.before_update")
         spoil("train.gradient", run.state.optimizer.arena.grads)
@@ -238,12 +267,13 @@ class _Stepper:
         self._update()
         end = None if self._backend.asynchronous else time.monotonic()
         figures = self._backend.get_async(run.state.figures)
-        return _Pending(step, figures, tuple(files), images, waited, begin, end, gradients)
+        return _Pending(step, figures, tuple(files), images, waited, begin, end, gradients, tuple(told))
 
     def _for(self, host: HostBatch) -> tuple[Batch, Callable[[], None]]:
         signature = host.signature
         if signature not in self._micro:
-            batch = Batch(host, self._backend, self._run.state.dtype)
+            telling = self._run.images is not None
+            batch = Batch(host, self._backend, self._run.state.dtype, telling=telling)
             self._micro[signature] = batch, capture(lambda: micro(self._run.state, batch), self._run.device)
         return self._micro[signature]
 
@@ -297,55 +327,12 @@ def _advice(gradient: GradientSection, train: TrainSection) -> str:
     return " or ".join(filter(None, (", ".join(found[:-1]), found[-1])))
 
 
-def _save(run: Run, step: int) -> None:
-    """A checkpoint; at the end also the result. Of several processes the leading one writes them, the others wait."""
-    with run.state.group.together():
-        if run.leads:
-            _write_checkpoint(run, step)
-
-
-def _write_checkpoint(run: Run, step: int) -> None:
-    form = formats(run.output.format)[0]
-    files, size = checkpoint_files(
-        run.state.optimizer,
-        step,
-        run.sources,
-        {run.folder.lora_of(step): lambda path: _write_lora(run, path, step, form)},
-        run.gradient.accumulation * run.state.group.world,
-    )
-    run.folder.checkpoint(step, files, run.checkpoint.keep, size)
-    run.callbacks.checkpoint(step, run.folder.checkpoints / f"step-{step:06d}")
-    if step == run.train.steps:
-        hit("train.before_result")
-        _write_result(run, step)
-
-
-def _write_result(run: Run, step: int) -> None:
-    """The LoRA in its place, whatever was there: it may be of a run with fewer steps, or in the other format.
-
-    Removes a second file that the config no longer wants: it would pass for this result in the other format.
-    """
-    first, *others = formats(run.output.format)
-    _write_lora(run, run.folder.place(run.folder.lora), step, first)
-    for form in FORMATS[1:]:
-        beside = run.folder.place(run.folder.lora_beside(form))
-        if form in others:
-            _write_lora(run, beside, step, form)
-        elif remove(beside):  # of an earlier result
-            _LOG.info("removed %s: output.format is %s now", beside, run.output.format)
-
-
 def _draw(run: Run, step: int) -> None:
     if not run.leads:
         return
     with run.state.optimizer.averaged():
         run.preview(step)
     run.callbacks.sample(step, run.folder.sample(step))
-
-
-def _write_lora(run: Run, path: Place, step: int, form: str) -> None:
-    with run.state.optimizer.averaged():
-        run.lora.write(path, step, form)
 
 
 def best_effort(preview: Callable[[int], None]) -> Callable[[int], None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,6 +12,8 @@ import numpy as np
 from flame_train.adapters.targets import Presets
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Placement, Size
+from flame_train.diffusion.samplers import SAMPLERS
+from flame_train.diffusion.samplers import Path as SamplingPath
 from flame_train.diffusion.timestep_sampling import TimestepSampling
 from flame_train.diffusion.weightings import Weighting
 from flame_train.engine import Tensor, nn, set_float32_matmul_precision, tensor
@@ -25,9 +27,6 @@ from flame_train.text_encoders import TextEncoder
 
 from .fixed_batch import FixedBatches, HostArrays, Layout
 from .step import Objective
-
-Sampler = Callable[[Callable[[Tensor, Tensor, Any], Tensor], Tensor, Any], Tensor]
-"""(denoise(x, t, cond), standard normal noise (B, h, w, Z), cond) -> latents."""
 
 Example = HostArrays
 """Arrays of one sample, without a batch dimension."""
@@ -182,18 +181,17 @@ class Model(ABC):
         """The training objective."""
 
     @abstractmethod
-    def sampler(self, model: ModelSection, loss: LossSection, steps: int, sampler: str, size: Size) -> Sampler:
-        """The sampler for images of a size.
+    def path(self, model: ModelSection, loss: LossSection, steps: int, size: Size) -> SamplingPath:
+        """The way from noise to image that samplers follow, for images of a size.
 
         Args:
             model: the `[model]` section.
             loss: the `[loss]` section.
             steps: number of steps.
-            sampler: its name.
             size: (height, width) of an image, in pixels.
 
         Returns:
-            A function from noise to latents.
+            The noise levels, and how the network is asked at each.
 
         Raises:
             ConfigError: `steps` does not fit the schedule.
@@ -225,6 +223,13 @@ class Model(ABC):
         if loss.guidance_scale != 1.0 and not self.guidance_distilled:
             wrong["loss.guidance_scale"] = f"this model has no guidance input, got {loss.guidance_scale}; remove it"
         return wrong
+
+    def sampler_problem(self, sampler: str) -> str:
+        """Why this model has no sampler of that name; empty if it has it."""
+        if SAMPLERS[sampler].flow or not self.flow:
+            return ""
+        names = " or ".join(f'"{name}"' for name, kind in SAMPLERS.items() if kind.flow)
+        return f'expected {names} for a model of flow, got "{sampler}"'
 
     def classifier_free_guidance(self, guidance_scale: float) -> float:
         """The scale of classifier-free guidance in sampling: 1, which is none, for a guidance-distilled model."""

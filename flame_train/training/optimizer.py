@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from flame_train.config.schema import GradientSection, OptimizerSection, ScheduleSection, TrainSection
@@ -32,6 +33,7 @@ def build_optimizer(
     backend: Backend,
     faster_end: str = "",
     rates: Mapping[str, float] = MappingProxyType({}),
+    earlier: int = 0,
 ) -> Optimizer:
     """Builds the chain: clip by value, clip by norm, noise, rule. Each but the rule is optional.
 
@@ -41,6 +43,7 @@ def build_optimizer(
         backend: the device.
         faster_end: parameters whose names end with it are trained at `lora_plus_ratio` times the rate.
         rates: factors on the learning rate by parameter name.
+        earlier: the updates that its state has seen before the schedule begins.
 
     Returns:
         The optimizer.
@@ -60,7 +63,10 @@ def build_optimizer(
         FlatParameters(trained, backend, compute_dtype=as_dtype(train.precision), lr_scale=scale),
         chain,
         lr=optimizer.lr,
-        schedule=SCHEDULES.chosen(schedule).build(train.steps, schedule.warmup_of(train.steps), schedule.min_lr),
+        schedule=replace(
+            SCHEDULES.chosen(schedule).build(train.steps, schedule.warmup_of(train.steps), schedule.min_lr),
+            begins=earlier,
+        ),
         accumulation=gradient.accumulation,
         scaler=_scaler(train) if train.precision == "fp16" else None,
         average=EMA(train.ema_decay) if train.ema_decay else None,

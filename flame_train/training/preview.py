@@ -6,12 +6,13 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
 
-from flame_train.diffusion.samplers import guided
+from flame_train.diffusion.guidance import guided
+from flame_train.diffusion.samplers import Path, Sampler
 from flame_train.disk.durable import write_durably
 from flame_train.disk.failpoint import hit
 from flame_train.engine import Tensor, no_grad, tensor
@@ -20,7 +21,7 @@ from flame_train.engine.dtype import DType, is_float
 from flame_train.engine.random import Rng
 from flame_train.errors import NonFiniteError
 
-from .model import Example, Sampler
+from .model import Example
 from .stop import StopRequest
 
 _LOG = logging.getLogger(__name__)
@@ -31,9 +32,10 @@ Pixels = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """The settings of sampling: everything but the prompts."""
+    """The settings of an image's sampling: everything but the arrays of the prompts."""
 
     sampler: Sampler
+    path: Path
     guidance: float
     seed: int
     latent: tuple[int, int, int]
@@ -45,46 +47,45 @@ def draw(
     d: Drawing,
     denoise: Callable[[Tensor, Tensor, Mapping[str, Tensor]], Tensor],
     decode: Callable[[Tensor], Pixels],
-    prompts: Sequence[Example],
+    prompt: Example,
     negative: Example,
     stop: StopRequest,
-) -> list[Pixels]:
-    """Samples one image for each prompt; image i starts from noise number seed + i.
+) -> Pixels:
+    """Samples one image.
 
     Args:
         d: the settings of the sampler.
         denoise: the network: (x, t, conditioning) to its prediction.
         decode: decodes latents into pixels.
-        prompts: the arrays of each prompt.
+        prompt: the arrays of the prompt.
         negative: the arrays of the negative prompt.
         stop: raises Interrupted after a signal; checked between steps.
 
     Returns:
-        The images, uint8 (H, W, 3).
+        The image, uint8 (H, W, 3).
 
     Raises:
         NonFiniteError: latents hold NaN or infinity.
     """
-    images = []
     xp = get_backend(d.device).xp
     with no_grad():
-        for i, prompt in enumerate(prompts):
-            noise = Tensor(Rng(xp, d.seed + i, 0, xp.zeros((1,), np.int64)).normal(PREVIEW_NOISE, d.latent))
-            cond = _conditioning([prompt] if d.guidance == 1.0 else [prompt, negative], d)
 
-            def step(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
-                hit("sample.step")
-                stop.check("while sampling")
-                return denoise(x.to(d.dtype), t, cond).float()
+        def noise(number: int) -> Tensor:
+            return Tensor(Rng(xp, d.seed, number, xp.zeros((1,), np.int64)).normal(PREVIEW_NOISE, d.latent))
 
-            latents = d.sampler(guided(step, d.guidance), noise, cond)
-            if not np.isfinite(latents.numpy()).all():
-                raise NonFiniteError(
-                    "sampling gave NaN or infinity, which is no image; if it does so with every prompt, the model "
-                    "overflows in this precision: try bf16 or fp32"
-                )
-            images.append(decode(latents)[0])
-    return images
+        def step(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
+            hit("sample.step")
+            stop.check("while sampling")
+            return denoise(x.to(d.dtype), t, cond).float()
+
+        cond = _conditioning([prompt] if d.guidance == 1.0 else [prompt, negative], d)
+        latents = d.sampler.draw(guided(step, d.guidance), noise(0), cond, d.path, lambda i: noise(i + 1))
+        if not np.isfinite(latents.numpy()).all():
+            raise NonFiniteError(
+                "sampling gave NaN or infinity, which is no image; if it does so with every prompt, the model "
+                "overflows in this precision: try bf16 or fp32"
+            )
+        return decode(latents)[0]
 
 
 def _conditioning(examples: Sequence[Example], d: Drawing) -> dict[str, Tensor]:
@@ -94,29 +95,32 @@ def _conditioning(examples: Sequence[Example], d: Drawing) -> dict[str, Tensor]:
 
 
 def grid(images: Sequence[Pixels], gap: int = 4) -> Pixels:
-    """Images of one size side by side in rows, near to square, on white."""
+    """Images side by side in rows, near to square, on white; smaller ones at the top left of their places."""
     columns = math.ceil(math.sqrt(len(images)))
     rows = math.ceil(len(images) / columns)
-    h, w, _ = images[0].shape
+    h, w = (max(image.shape[axis] for image in images) for axis in (0, 1))
     sheet = np.full((rows * (h + gap) - gap, columns * (w + gap) - gap, 3), 255, np.uint8)
     for i, image in enumerate(images):
-        r, c = divmod(i, columns)
-        sheet[r * (h + gap) : r * (h + gap) + h, c * (w + gap) : c * (w + gap) + w] = image
+        y, x = (n * (side + gap) for n, side in zip(divmod(i, columns), (h, w), strict=True))
+        sheet[y : y + image.shape[0], x : x + image.shape[1]] = image
     return sheet
 
 
-def png(pixels: Pixels) -> bytes:
-    """The bytes of a PNG."""
+def png(pixels: Pixels, parameters: str = "") -> bytes:
+    """The bytes of a PNG; `parameters` is the text that web interfaces read an image's settings from."""
     import io
 
     from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
 
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
+    buffer, texts = io.BytesIO(), PngInfo()
+    if parameters:
+        texts.add_text("parameters", parameters)
+    Image.fromarray(pixels).save(buffer, "PNG", pnginfo=texts)
     return buffer.getvalue()
 
 
-def write_png(path: Path, pixels: Pixels) -> None:
+def write_png(path: FilePath, pixels: Pixels, parameters: str = "") -> None:
     """A PNG, whole or not at all. Raises `OutputError` when the disk cannot take it."""
-    raw = png(pixels)
+    raw = png(pixels, parameters)
     write_durably(path, [raw], len(raw))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from flame_train.version import __version__
 
 _VALUES, _OPTIMIZER = STATE_PREFIXES
 STATE_FORMAT = 1
+_EARLIER = "earlier_updates"  # left out where there were none
 _EXACT = (".alpha", ".dora_scale", ".lora_magnitude_vector")
 _HEADERS = 1 << 16  # bytes: a checkpoint's names and metadata, roughly
 
@@ -75,13 +78,18 @@ class LoraWriter:
         save_file(path, tensors, with_hashes(tensors, metadata))
 
     def _rounded(self, name: str, array: Array) -> Array:
-        if name.endswith(_EXACT):
+        if not is_rounded(name):
             return array
         with np.errstate(over="ignore"):  # told below
             rounded: Array = array.astype(self.dtype)
         if not np.isfinite(rounded.astype(np.float32)).all():
             raise NonFiniteError(f'{name} is too large for {self.dtype.name}; set output.precision = "bf16"')
         return rounded
+
+
+def is_rounded(name: str) -> bool:
+    """Whether a tensor of this name is written in the output's precision; scales and magnitudes are not."""
+    return not name.endswith(_EXACT)
 
 
 def _finite(name: str, factors: Factors) -> Factors:
@@ -112,17 +120,33 @@ _SAID = {
 
 
 def checkpoint_files(
-    optimizer: Optimizer, step: int, sources: Sources, lora: Mapping[str, Content], micro_batches: int
+    optimizer: Optimizer,
+    step: int,
+    sources: Sources,
+    lora: Mapping[str, Content],
+    micro_batches: int,
+    standing: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[dict[str, Content], int]:
     """The files of a checkpoint, and roughly their bytes.
 
     The LoRA by its file's name, exact values and moments, and the run's place. A run is continued without the LoRA.
-    `micro_batches` is how many an update takes, of all processes together.
+
+    Args:
+        optimizer: has the values and moments.
+        step: the number of steps done.
+        sources: of what the run was made.
+        lora: the LoRA's file by its name, and further files.
+        micro_batches: how many an update takes, of all processes together.
+        standing: how the run's validations stand.
+
+    Returns:
+        The files, and their bytes.
     """
     entries = {f"{_VALUES}{n}": a for n, a in optimizer.arena.state().items()}
     entries |= {f"{_OPTIMIZER}{n}": a for n, a in optimizer.state_dict().items()}
     place = {"format": STATE_FORMAT, "step": step, "version": __version__, **asdict(sources)}
-    place |= {"micro_batches": micro_batches}
+    place |= {"micro_batches": micro_batches} | ({"validation": dict(standing)} if standing else {})
+    place |= {_EARLIER: optimizer.schedule.begins} if optimizer.schedule.begins else {}
     values = sum(a.nbytes for n, a in entries.items() if n.startswith(_VALUES))  # once more as the LoRA
     size = values + sum(a.nbytes for a in entries.values()) + _HEADERS
     files: dict[str, Content] = {
@@ -158,16 +182,65 @@ def micro_batches_of(found: Found) -> int | None:
     return number if isinstance(number, int) else None
 
 
+def standing_of(found: Found) -> Any:
+    """How the run's validations stood at a checkpoint; None if it says nothing of them."""
+    return _place(found).get("validation")
+
+
 def restore(found: Found, optimizer: Optimizer) -> int:
     """Puts a checkpoint's values and moments back and returns its step."""
-    try:
-        with SafetensorsFile(found.path / "optimizer.safetensors") as file:
-            entries = {name: np.array(file.read(name)) for name in file.names}
-    except (ModelFileError, EnvironmentFault) as error:  # its hash fitted a moment ago: it is out of reach now
-        raise OutputError(str(error)) from error
+    entries = _entries(found)
     optimizer.arena.load_state(_below(entries, _VALUES))
     optimizer.load_state_dict(_below(entries, _OPTIMIZER))
     return found.step
+
+
+def earlier_updates(found: Found) -> int:
+    """The updates that the optimizer of a checkpoint's run had done when the run began; 0 for most runs."""
+    return int(_place(found).get(_EARLIER, 0))
+
+
+def updates_done(found: Found) -> int:
+    """The updates that a checkpoint's optimizer has done, in this run and in those that it continues."""
+    return int(_entries(found, f"{_OPTIMIZER}count")[f"{_OPTIMIZER}count"])
+
+
+def value_shapes(found: Found) -> dict[str, tuple[int, ...]]:
+    """The shape of each trained matrix of a checkpoint, by name."""
+    with _state_file(found) as file:
+        return _below(file.shapes, _VALUES)
+
+
+def carry_over(found: Found, optimizer: Optimizer) -> None:
+    """Gives a fresh optimizer the values of another run's checkpoint, its rule's state and its count of updates.
+
+    A moving average goes on too; where that run had none it begins with the values. The rate, what is done to
+    gradients before the rule, the loss scale and the count of skipped steps are those of the fresh optimizer.
+    Raises ModelFileError for the state of another rule.
+    """
+    entries = _entries(found)
+    there, values = _below(entries, _OPTIMIZER), _below(entries, _VALUES)
+    optimizer.arena.load_state(values)
+    fresh = optimizer.state_dict()
+    rule, average = f"{optimizer.transforms[-1].name}.", "average.values."
+    own = {n: a for n, a in fresh.items() if not n.startswith(rule) and n != "count"}
+    own |= {n: there.get(n, values[n.removeprefix(average)]) for n in own if n.startswith(average)}
+    optimizer.load_state_dict(own | {n: a for n, a in there.items() if n.startswith(rule) or n == "count"})
+
+
+def _entries(found: Found, *names: str) -> dict[str, Any]:
+    """The arrays of a checkpoint's state, all or those called so."""
+    with _state_file(found) as file:
+        return {name: np.array(file.read(name)) for name in names or file.names}
+
+
+@contextmanager
+def _state_file(found: Found) -> Iterator[SafetensorsFile]:
+    try:
+        with SafetensorsFile(found.path / "optimizer.safetensors") as file:
+            yield file
+    except (ModelFileError, EnvironmentFault) as error:  # its hash fitted a moment ago: it is out of reach now
+        raise OutputError(str(error)) from error
 
 
 def _place(found: Found) -> Mapping[str, Any]:

@@ -49,10 +49,19 @@ class Objective(Protocol):
     def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """The denoiser's input."""
 
-    def loss(
+    def losses(
         self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
     ) -> Tensor:
-        """0-d fp32. `factors`, (B, H, W, 1) or (B, 1, 1, 1), multiply the errors."""
+        """(B,) fp32, each sample's loss; a step's loss is their mean.
+
+        `factors`, (B, H, W, 1) or (B, 1, 1, 1), multiply the errors.
+        """
+
+    def at_levels(self, levels: Tensor) -> Tensor:
+        """(B,) positions in the schedule of noise levels in (0, 1), fp32; 1 is pure noise."""
+
+    def levels(self, t: Tensor) -> Tensor:
+        """(B,) fp32, the noise levels of positions in the schedule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +95,19 @@ class State:
 def micro(s: State, batch: Batch) -> None:
     """One micro-batch: noise, forward, loss, backward. Gradients add up in the arena."""
     with s.drops.during(Rng(s.loss.backend.xp, s.seed, batch.step, batch.samples)):
-        loss = batch_loss(s.denoiser, s.objective, s.dtype, s.seed, batch)
+        each, t = batch_losses(s.denoiser, s.objective, s.dtype, s.seed, batch)
+        loss = each.mean()
         (loss * s.optimizer.loss_scale).backward()
     s.loss.data[...] += loss.data
+    if batch.told is not None:
+        batch.told[0] = each.data
+        batch.told[1] = s.objective.levels(t).data
 
 
-def batch_loss(denoiser: Denoiser, objective: Objective, dtype: DType, seed: int, batch: Batch) -> Tensor:
-    """The loss of a batch.
+def batch_losses(
+    denoiser: Denoiser, objective: Objective, dtype: DType, seed: int, batch: Batch, times: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The losses of a batch.
 
     Args:
         denoiser: the network.
@@ -100,18 +115,19 @@ def batch_loss(denoiser: Denoiser, objective: Objective, dtype: DType, seed: int
         dtype: dtype of the network's input.
         seed: the run's seed; with the batch's step and samples it determines latents, noise and timesteps.
         batch: the batch on the device.
+        times: positions in the schedule (B,); None: the objective draws them.
 
     Returns:
-        fp32 scalar.
+        Each sample's loss (B,), fp32, and its position in the schedule (B,).
     """
     moments = batch.latents()
     xp, shape = moments[0].backend.xp, moments[0].shape[1:]
     rng = Rng(xp, seed, batch.step, batch.samples)
     latents = denoiser.sample_latents(moments, Tensor(rng.normal(POSTERIOR, shape)))
-    noise, t = objective.noise(rng, latents), objective.timesteps(rng, shape)
+    noise, t = objective.noise(rng, latents), objective.timesteps(rng, shape) if times is None else times
     noised = objective.noised(latents, objective.mixed(rng, noise), t)
     prediction = denoiser.denoise(noised.to(dtype), t, batch.conditioning())
-    return objective.loss(prediction, latents, noise, t, batch.loss_weight())
+    return objective.losses(prediction, latents, noise, t, batch.loss_weight()), t
 
 
 def reduce(s: State) -> None:

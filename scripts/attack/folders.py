@@ -101,9 +101,14 @@ ANY_FILE: dict[str, Damage] = {
     "a link to itself": _in_place(lambda path: path.symlink_to(path.name)),
 }
 FILES = (
-    "config.toml", "status.json", "dataset.json", "log.jsonl", "lora.safetensors", ".lock",
+    "config.toml",
+    "status.json",
+    "dataset.json",
+    "log.jsonl",
+    "lora.safetensors",
+    ".lock",
     *(f"{NEWEST}/{name}" for name in ("MANIFEST.json", "state.json", "optimizer.safetensors", "lora.safetensors")),
-)  # fmt: skip
+)
 JSON_TEXTS = {
     "nested 100,000 deep": DEEP,
     "an object nested 100,000 deep": '{"format":' * 100_000,

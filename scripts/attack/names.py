@@ -15,13 +15,13 @@ from flame_train.io.header import MAX_NAME
 from flame_train.io.safetensors import save_file
 
 LONGEST = 1.0  # seconds of processor time that `inspect` and `convert` may take together, besides a plain one
-PIECES = (
-    "lora_", "lora_down", "lora_up", ".weight", ".alpha", "lora_unet_", "lora_te1_", "blocks_", "blocks.", "layers_1_",
-    "1", "_", ".", "down_blocks_0_attentions_0_", "transformer_blocks_0_attn1_to_q", "output_blocks_8_0_", "a",
-)  # fmt: skip
-PATTERNS = (
-    "(a+)+", "(.*)*", ".*.*.*.*", "(a|a)*b", "(x{1,99}){1,99}", "((((a))))", "[a-z]*[a-z]*[a-z]*", "\\w+\\w+\\w+",
-)  # fmt: skip
+PIECES = """
+lora_ lora_down lora_up .weight .alpha lora_unet_ lora_te1_ blocks_ blocks. layers_1_ 1 _ .
+down_blocks_0_attentions_0_ transformer_blocks_0_attn1_to_q output_blocks_8_0_ a
+""".split()
+PATTERNS = r"""
+(a+)+ (.*)* .*.*.*.* (a|a)*b (x{1,99}){1,99} ((((a)))) [a-z]*[a-z]*[a-z]* \w+\w+\w+
+""".split()
 
 
 def attack(folder: Path, rng: random.Random, end: float) -> tuple[Counter[str], list[str]]:

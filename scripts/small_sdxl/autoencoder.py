@@ -54,9 +54,16 @@ def encode(vae: Vae, pixels: Array) -> tuple[Array, Array]:
 
 
 def train_autoencoder(
-    vae: Vae, pixels: Array, device: str, precision: str, seconds: float, batch: int, lr: float, side: int,
+    vae: Vae,
+    pixels: Array,
+    device: str,
+    precision: str,
+    seconds: float,
+    batch: int,
+    lr: float,
+    side: int,
     report: Callable[[str], None],
-) -> None:  # fmt: skip
+) -> None:
     """Trains both halves on squares of `side` pixels, then gives the latents the spread that diffusion expects."""
     training = Training({"vae": vae}, device, lr, precision)
     samples = training.backend.xp.arange(batch)

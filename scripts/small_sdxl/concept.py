@@ -41,7 +41,7 @@ from flame_train.run.encode import encode
 from flame_train.run.plan import make_plan
 from flame_train.run.train import load_denoiser
 from flame_train.training.stop import StopRequest
-from flame_train.training.validate import held_out_loss
+from flame_train.training.validate import HeldOut, Validator
 
 NEW: dict[str, Maker] = {
     "tiles": tiles,
@@ -81,9 +81,17 @@ def main() -> None:
 
         def measured() -> dict[str, float]:
             return {
-                name: held_out_loss(
-                    denoiser, objective, examples, device=args.device, dtype=as_dtype(args.precision), seed=7, draws=8
+                name: Validator(
+                    denoiser,
+                    objective,
+                    HeldOut.of(examples),
+                    timesteps=8,
+                    batch_size=8,
+                    device=args.device,
+                    dtype=as_dtype(args.precision),
                 )
+                .measure()
+                .loss
                 for name, examples in sets.items()
             }
 

@@ -50,9 +50,12 @@ def encoded(nets: Networks, scenes: Sequence[Scene], size: tuple[int, int], back
     ids = token_ids(["", *(s.caption for s in scenes)])
     ends = [backend.to_device(end_positions(i)) for i in ids]
     return Latents(
-        mean, logvar, (backend.to_device(ids[0]), backend.to_device(ids[1])), (ends[0], ends[1]),
+        mean,
+        logvar,
+        (backend.to_device(ids[0]), backend.to_device(ids[1])),
+        (ends[0], ends[1]),
         backend.to_device(_time_ids(len(scenes), size, seed)),
-    )  # fmt: skip
+    )
 
 
 def _time_ids(count: int, size: tuple[int, int], seed: int) -> np.ndarray[Any, Any]:
@@ -90,9 +93,16 @@ def losses_of(
 
 
 def train_denoiser(
-    nets: Networks, data: Sequence[Latents], held_out: Sequence[Latents], device: str, precision: str, seconds: float,
-    batch: int, lr: float, report: Callable[[str], None],
-) -> None:  # fmt: skip
+    nets: Networks,
+    data: Sequence[Latents],
+    held_out: Sequence[Latents],
+    device: str,
+    precision: str,
+    seconds: float,
+    batch: int,
+    lr: float,
+    report: Callable[[str], None],
+) -> None:
     """Trains UNet and text encoders, every other step on the first data, then puts the averaged weights in place."""
     parts = {n: m for n, m in nets.named().items() if n != "vae"}
     training = Training(parts, device, lr, precision, idle=_idle(nets))

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from model import Networks, token_ids
 
-from flame_train.diffusion.samplers import euler, guided
+from flame_train.diffusion.guidance import guided
+from flame_train.diffusion.noise_path import NoisePath
+from flame_train.diffusion.samplers.euler import Euler
 from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Tensor, no_grad
 from flame_train.engine.backend import get_backend
@@ -40,9 +42,15 @@ _STREAM = 43
 
 
 def sheet(
-    nets: Networks, captions: Sequence[str], size: tuple[int, int], device: str, *, steps: int = 25,
-    guidance: float = 3.0, seed: int = 0,
-) -> np.ndarray[Any, Any]:  # fmt: skip
+    nets: Networks,
+    captions: Sequence[str],
+    size: tuple[int, int],
+    device: str,
+    *,
+    steps: int = 25,
+    guidance: float = 3.0,
+    seed: int = 0,
+) -> np.ndarray[Any, Any]:
     """One image for each caption, all sampled at once, side by side (uint8)."""
     backend = get_backend(device)
     xp, count = backend.xp, len(captions)
@@ -60,7 +68,9 @@ def sheet(
     with no_grad():
         noise = Tensor(Rng(xp, seed, 0, xp.arange(count)).normal(_STREAM, shape))
         cond = conditioning([*captions, *[""] * (count if guidance != 1.0 else 0)])
-        latents = euler(guided(denoise, guidance), noise, cond, NoiseSchedule.scaled_linear(), steps)
+        latents = Euler().draw(
+            guided(denoise, guidance), noise, cond, NoisePath(NoiseSchedule.scaled_linear(), steps), lambda i: noise
+        )
         pixels = nets.vae.decode(latents).numpy()
     return grid(list(np.rint((np.clip(pixels, -1.0, 1.0) + 1.0) * 127.5).astype(np.uint8)))
 
@@ -79,9 +89,14 @@ def main() -> None:
     nets = Networks.load(args.file, args.device)
     height, width = (int(n) for n in args.size.split("x"))
     pixels = sheet(
-        nets, args.caption or CAPTIONS, (height, width), args.device, steps=args.steps, guidance=args.guidance,
+        nets,
+        args.caption or CAPTIONS,
+        (height, width),
+        args.device,
+        steps=args.steps,
+        guidance=args.guidance,
         seed=args.seed,
-    )  # fmt: skip
+    )
     write_png(args.out, pixels)
 
 

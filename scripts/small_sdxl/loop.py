@@ -28,9 +28,15 @@ class Training:
     """
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], device: str, lr: float, precision: str, *, decay: float = 0.999,
+        self,
+        modules: Mapping[str, nn.Module],
+        device: str,
+        lr: float,
+        precision: str,
+        *,
+        decay: float = 0.999,
         idle: tuple[str, ...] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.backend, self.lr, self.decay, self.dtype = get_backend(device), lr, decay, as_dtype(precision)
         self._slots = [
             (part, attr, Parameter(getattr(part, attr).data, f"{network}.{name}"))

@@ -200,9 +200,12 @@ class TestDialects:
     def test_peft_configuration_gives_the_scale(self, tmp_path):
         state = state_of("lora_kohya_sdxl", alpha=2.0)
         config = {
-            "unet.r": 2, "unet.lora_alpha": 8, "unet.alpha_pattern": {"mid_block.attentions.0.proj_in": 3},
-            "text_encoder.lora_alpha": 8, "text_encoder.use_rslora": True,
-        }  # fmt: skip
+            "unet.r": 2,
+            "unet.lora_alpha": 8,
+            "unet.alpha_pattern": {"mid_block.attentions.0.proj_in": 3},
+            "text_encoder.lora_alpha": 8,
+            "text_encoder.use_rslora": True,
+        }
         metadata = {"format": "pt", "lora_adapter_metadata": json.dumps(config)}
         found = self.read(tmp_path, to_diffusers(state, SDXL)[0], metadata).state
         assert found["unet"]["input_blocks.4.1.proj_in"].scale == 8 / 2

@@ -144,9 +144,7 @@ def test_the_last_modulation_changes_its_halves(tmp_path):
     state = {"transformer": {"final_layer.adaLN_modulation.1": LoraFactors(np.ones((2, 3)), up, 2.0)}}
     tensors, _ = to_diffusers(state, FLUX)
     np.testing.assert_array_equal(tensors["transformer.norm_out.linear.lora_B.weight"], up[[3, 4, 5, 0, 1, 2]])
-    np.testing.assert_array_equal(
-        read(tmp_path, tensors).state["transformer"]["final_layer.adaLN_modulation.1"].up, up
-    )  # fmt: skip
+    np.testing.assert_array_equal(read(tmp_path, tensors).state["transformer"]["final_layer.adaLN_modulation.1"].up, up)
 
 
 @pytest.mark.parametrize("prefix", ["diffusion_model.", "model.diffusion_model.", ""])

@@ -108,8 +108,10 @@ def test_kohya_files_have_kohyas_keys_and_shapes(model):
         "text_encoder_2": zeros(linears(ClipTextEncoder(ClipArch.bigg()), layer), 4),
     }
     assert {name: len(found) for name, found in state.items()} == {
-        "transformer": COUNTS[model], "text_encoder": 72, "text_encoder_2": 192,
-    }  # fmt: skip
+        "transformer": COUNTS[model],
+        "text_encoder": 72,
+        "text_encoder_2": 192,
+    }
     expected = {}
     for module, line in golden(f"lora_kohya_{model}").items():
         out, into = line["shape"]
@@ -135,9 +137,7 @@ def test_every_layer_has_a_place(model):
     assert set(names) == layers
     diffusers = golden(f"{model}_diffusers_transformer")
     matrices = {name.removesuffix(".weight") for name, shape in diffusers.items() if len(shape) in (2, 4)}
-    assert {path for paths in names.values() for path in paths} == {
-        m for m in matrices if f"{m}.bias" in diffusers
-    }  # fmt: skip
+    assert {path for paths in names.values() for path in paths} == {m for m in matrices if f"{m}.bias" in diffusers}
 
 
 def test_t5_is_named_as_its_own_network():

@@ -64,9 +64,12 @@ def test_parts_trained_apart_are_stacked_and_come_back(present, alpha):
 
 @settings(max_examples=100)
 @given(
-    st.lists(st.sampled_from(["zero", "minus zero", "random", "block"]), min_size=4, max_size=4), st.integers(1, 6),
-    st.floats(0.01, 100), st.sampled_from(DTYPES), st.booleans(),
-)  # fmt: skip
+    st.lists(st.sampled_from(["zero", "minus zero", "random", "block"]), min_size=4, max_size=4),
+    st.integers(1, 6),
+    st.floats(0.01, 100),
+    st.sampled_from(DTYPES),
+    st.booleans(),
+)
 def test_any_whole_one_comes_back_bit_for_bit(kinds, rank, alpha, dtype, equal_downs):
     rng = np.random.default_rng(rank)
     blocks = []

@@ -113,11 +113,15 @@ def test_parameters_are_named_and_shaped_as_in_lora_files(net):
     attached = attach(net, NAMES, rank=2, alpha=1.0, seed=7)
     shapes = {p.name: p.shape for p in attached.parameters()}
     assert shapes == {
-        "wide.lora_down.weight": (2, 3, 3, 3), "wide.lora_up.weight": (6, 2, 1, 1),
-        "point.lora_down.weight": (2, 6, 1, 1), "point.lora_up.weight": (4, 2, 1, 1),
-        "body.0.lora_down.weight": (2, 4), "body.0.lora_up.weight": (8, 2),
-        "body.2.lora_down.weight": (2, 8), "body.2.lora_up.weight": (5, 2),
-    }  # fmt: skip
+        "wide.lora_down.weight": (2, 3, 3, 3),
+        "wide.lora_up.weight": (6, 2, 1, 1),
+        "point.lora_down.weight": (2, 6, 1, 1),
+        "point.lora_up.weight": (4, 2, 1, 1),
+        "body.0.lora_down.weight": (2, 4),
+        "body.0.lora_up.weight": (8, 2),
+        "body.2.lora_down.weight": (2, 8),
+        "body.2.lora_up.weight": (5, 2),
+    }
     assert {p.dtype.name for p in attached.parameters()} == {"float32"}
 
 

@@ -75,9 +75,15 @@ def test_a_layer_with_a_rate_of_its_own_moves_by_it(net):
     factors = {p.name: 5.0 for p in attached.adapters["b"].parameters().values()}
     assert rates({"b": Own(lr=5e-3), "a": Own()}, 1e-3) == pytest.approx({"b": 5.0})
     optimizer = build_optimizer(
-        attached.parameters(), config.train, config.optimizer, config.schedule, config.gradient, get_backend("cpu"),
-        attached.faster, factors,
-    )  # fmt: skip
+        attached.parameters(),
+        config.train,
+        config.optimizer,
+        config.schedule,
+        config.gradient,
+        get_backend("cpu"),
+        attached.faster,
+        factors,
+    )
     before = {p.name: p.numpy().copy() for p in attached.parameters()}
     for p in attached.parameters():
         p.grad.data[...] = 1.0
@@ -85,10 +91,13 @@ def test_a_layer_with_a_rate_of_its_own_moves_by_it(net):
     moved = {p.name: float((before[p.name] - p.numpy()).mean()) for p in attached.parameters()}
     assert moved == pytest.approx(
         {
-            "a.lora_down.weight": 1e-3, "a.lora_up.weight": 4e-3, "b.lora_down.weight": 5e-3, "b.lora_up.weight": 2e-2,
+            "a.lora_down.weight": 1e-3,
+            "a.lora_up.weight": 4e-3,
+            "b.lora_down.weight": 5e-3,
+            "b.lora_up.weight": 2e-2,
         },
         rel=1e-3,
-    )  # fmt: skip
+    )
 
 
 def test_a_run_is_continued_with_its_own_rules_alone():

@@ -297,7 +297,7 @@ def test_doctor_is_4_where_the_asked_device_is_unusable_and_json_on_request() ->
     [
         "sdxl-lora -c a.toml -c b.toml",
         "sdxl-lora --config a.toml -c b.toml",
-        "sample -m x -p y --lora a.safetensors --lora b.safetensors",
+        "sample -m x -p y --steps 1 --steps 2",
         "convert a b --to kohya --to diffusers",
         "bench step --deterministic --not-deterministic",
         "gradcheck add --device cpu --device cuda",

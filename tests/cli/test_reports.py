@@ -87,8 +87,10 @@ def test_a_plan_shows_the_buckets_as_a_table(said, config_file):
 def test_a_plan_as_json_has_every_image(said, config_file):
     plan = said("sdxl-lora", "--config", config_file, "--device", "cpu", "--dry-run", "--json")
     assert sorted((row["bucket"], row["images"]) for row in plan["buckets"]) == [
-        ("128x64", 3), ("64x128", 3), ("96x96", 6),
-    ]  # fmt: skip
+        ("128x64", 3),
+        ("64x128", 3),
+        ("96x96", 6),
+    ]
     assert len(plan["files"]) == plan["images"] == 12
 
 

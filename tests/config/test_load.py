@@ -10,6 +10,7 @@ import pytest
 
 from flame_train.config.keys import keys
 from flame_train.config.load import load
+from flame_train.config.prompts import Prompt
 from flame_train.config.render import flat
 from flame_train.config.schema import Config
 from flame_train.errors import ConfigError
@@ -18,6 +19,8 @@ from flame_train.optimizers import OPTIMIZERS
 GOOD = '[model]\ncheckpoint = "base.safetensors"\n[data]\npath = "photos"\n[output]\ndir = "run"\n'
 
 # One line each, put below GOOD's seven lines or as written; the report must be exactly the message.
+PROMPTS = f"a list of strings, or of tables of {', '.join(Prompt.model_fields)}"
+
 INSTEAD = "remove this key or change that one"
 
 OPTIMIZER_NAMES = "one of " + ", ".join(f'"{name}"' for name in OPTIMIZERS)
@@ -217,7 +220,10 @@ BAD_LINES = [
     ("[loss]\noffset_noise = 2.0", "8: loss.offset_noise: expected a number from 0 to 1, got 2.0"),
     ("[checkpoint]\nkeep = 0", "8: checkpoint.keep: expected an integer >= 1, got 0"),
     ("[sample]\nwidth = 100", "8: sample.width: expected an integer from 0 to 8192, a multiple of 8, got 100"),
-    ("[sample]\nprompts = 'a dog'", '8: sample.prompts: expected a list of strings, got "a dog"'),
+    (
+        "[sample]\nprompts = 'a dog'",
+        f'8: sample.prompts: expected {PROMPTS}, got "a dog"; in sample.prompts: input should be a valid tuple',
+    ),
     ('[sample]\nprompts = ["a\\u0000"]', "8: sample.prompts: expected text, got a NUL character in it"),
     (
         "[optimizer]\nname = 'sgd'\nbetas = [0.5, 0.5]",
@@ -505,8 +511,8 @@ def test_a_rate_cannot_restart_more_often_than_it_has_steps(cycles: int, good: b
 
 def test_a_list_that_cannot_be_read_is_not_one_text() -> None:
     for raw in ("[a,b]", "['a', b]", '["a" "b"]'):
-        assert "sample.prompts: expected a list of strings, got" in report(write(GOOD), (f"sample.prompts={raw}",))
-    assert load(write(GOOD), ["sample.prompts=[v] dog"]).sample.prompts == ("[v] dog",)
+        assert f"sample.prompts: expected {PROMPTS}, got" in report(write(GOOD), (f"sample.prompts={raw}",))
+    assert load(write(GOOD), ["sample.prompts=[v] dog"]).sample.prompts == (Prompt(text="[v] dog"),)
 
 
 def test_a_tilde_is_the_users_home_in_every_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -518,7 +524,7 @@ def test_a_tilde_is_the_users_home_in_every_place(monkeypatch: pytest.MonkeyPatc
     write("extends = '~/base.toml'\n[model]\nvae = '~/v'\n", "over.toml")
     (tmp_path / "base.toml").write_text(GOOD)
     assert load("~/over.toml").model.vae == str(tmp_path / "v")
-    assert load(write(GOOD), ["sample.prompts=~/x"]).sample.prompts == ("~/x",)
+    assert load(write(GOOD), ["sample.prompts=~/x"]).sample.prompts == (Prompt(text="~/x"),)
 
 
 def test_overrides_are_typed_by_the_schema() -> None:
@@ -539,7 +545,7 @@ def test_overrides_are_typed_by_the_schema() -> None:
     config = load(write(GOOD), overrides)
     assert (config.data.path, config.data.caption, config.output.dir) == ("other photos", "3", "a\tb")
     assert (config.lora.rank, config.lora.alpha, config.lora.targets) == (1024, 4.0, ("attention",))
-    assert (config.sample.prompts, config.optimizer.betas) == (("one", "two"), (0.5, 0.75))
+    assert ([p.text for p in config.sample.prompts], config.optimizer.betas) == (["one", "two"], (0.5, 0.75))
     assert (config.gradient.accumulation, config.data.upscale) == (2, True)
     assert config.train.steps == 8
 

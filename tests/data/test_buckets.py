@@ -126,8 +126,19 @@ def test_known_placements(
 
 def test_the_regular_buckets_hold_those_sdxl_was_trained_on() -> None:
     """Podell et al. 2023, appendix I, the middle of its table (height, width)."""
-    paper = [(704, 1408), (704, 1344), (768, 1344), (768, 1280), (832, 1216), (832, 1152), (896, 1152),
-             (896, 1088), (960, 1088), (960, 1024), (1024, 1024)]  # fmt: skip
+    paper = [
+        (704, 1408),
+        (704, 1344),
+        (768, 1344),
+        (768, 1280),
+        (832, 1216),
+        (832, 1152),
+        (896, 1152),
+        (896, 1088),
+        (960, 1088),
+        (960, 1024),
+        (1024, 1024),
+    ]
     widest = {height: max(w for h, w in paper if h == height) for height, _ in paper}
     for height in (768, 832, 896, 960, 1024):
         assert (height, widest[height]) in SDXL.buckets

@@ -51,9 +51,8 @@ def test_order_does_not_depend_on_the_disk(folder: Folder, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "stem",
-    [b"new\nline", "🦊".encode(), b"two  spaces ", b"not-utf8-\xff\xfe", b"-rf", b"x" * 251, b"a.b.c",
-     b"\x1b[2J"],
-)  # fmt: skip
+    [b"new\nline", "🦊".encode(), b"two  spaces ", b"not-utf8-\xff\xfe", b"-rf", b"x" * 251, b"a.b.c", b"\x1b[2J"],
+)
 def test_odd_names(tmp_path: Path, image: Callable[..., object], encode: Callable[..., bytes], stem: bytes) -> None:
     (tmp_path / os.fsdecode(stem + b".png")).write_bytes(encode(image(16, 16), "PNG"))
     (tmp_path / os.fsdecode(stem + b".txt")).write_text("a caption")
@@ -310,8 +309,10 @@ def test_same_digest_in_another_process(folder: Folder) -> None:
         run = subprocess.run(
             [sys.executable, "-c", code, str(root)],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert run.stdout.strip() == Dataset.scan(root).digest
 
 

@@ -156,9 +156,14 @@ def test_min_snr_on_zero_terminal_snr() -> None:
 def test_every_kind_of_noise_and_timestep_is_captured_without_a_read_or_a_copy() -> None:
     """The step runs on shapes alone, where what is read back would be zeros and what is sent would be counted."""
     loss = LossSection(
-        offset_noise=0.1, offset_noise_random=True, offset_noise_adaptive=0.1, pyramid_noise=6, immiscible_noise=True,
-        input_perturbation=0.1, input_perturbation_random=True,
-    )  # fmt: skip
+        offset_noise=0.1,
+        offset_noise_random=True,
+        offset_noise_adaptive=0.1,
+        pyramid_noise=6,
+        immiscible_noise=True,
+        input_perturbation=0.1,
+        input_perturbation_random=True,
+    )
     with shape_run() as run:
         xp = run.backend.xp
         x, samples = Tensor(xp.zeros((8, 16, 12, 4), np.float32)), xp.zeros(8, np.int64)

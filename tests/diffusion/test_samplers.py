@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flame_train.diffusion.samplers import SamplerConfig, ddim, euler, guided
+from flame_train.diffusion.flow import FlowPath, static_sigmas
+from flame_train.diffusion.guidance import guided
+from flame_train.diffusion.noise_path import NoisePath
+from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Tensor, tensor
 from flame_train.errors import ConfigError
@@ -18,6 +21,10 @@ SDXL = NoiseSchedule.scaled_linear()
 
 def noise() -> Tensor:
     return tensor(np.random.default_rng(0).standard_normal((2, 4, 4, 3)).astype(np.float32))
+
+
+def fresh(step: int) -> Tensor:
+    return tensor(np.random.default_rng(1 + step).standard_normal((2, 4, 4, 3)).astype(np.float32))
 
 
 def oracle(prediction: str) -> Any:
@@ -34,15 +41,23 @@ def oracle(prediction: str) -> Any:
 
 @pytest.mark.parametrize("prediction", ["epsilon", "v"])
 @pytest.mark.parametrize("spacing", ["leading", "trailing"])
-@pytest.mark.parametrize("sampler", [ddim, euler])
-def test_the_perfect_denoiser_leads_to_its_image(sampler: Any, spacing: str, prediction: str) -> None:
-    out = sampler(oracle(prediction), noise(), 0.7, SamplerConfig(SDXL, 8, prediction, spacing))
-    left = 1e-4 if sampler is euler else 4 * math.sqrt(1 - SDXL.alphas_cumprod[0])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_the_perfect_denoiser_leads_to_its_image(sampler: str, spacing: str, prediction: str) -> None:
+    path = NoisePath(SDXL, 8, prediction, spacing)
+    out = SAMPLERS[sampler]().draw(oracle(prediction), noise(), 0.7, path, fresh)
+    left = 4 * math.sqrt(1 - SDXL.alphas_cumprod[0]) if sampler == "ddim" else 1e-4
     np.testing.assert_allclose(out.numpy(), 0.7, atol=left)
 
 
-@pytest.mark.parametrize("sampler", [ddim, euler])
-def test_samplers_are_pure_and_record_nothing(sampler: Any) -> None:
+@pytest.mark.parametrize("sampler", [name for name, kind in SAMPLERS.items() if kind.flow])
+def test_the_perfect_velocity_leads_to_its_image(sampler: str) -> None:
+    path = FlowPath(static_sigmas(6, 3.0))
+    out = SAMPLERS[sampler]().draw(lambda x, s, cond: noise() - cond, noise(), 0.7, path, fresh)
+    np.testing.assert_allclose(out.numpy(), 0.7, atol=1e-5)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_samplers_are_pure_and_record_nothing(sampler: str) -> None:
     start = noise()
     before = start.numpy().copy()
     weight = tensor(1.0, requires_grad=True)
@@ -51,7 +66,8 @@ def test_samplers_are_pure_and_record_nothing(sampler: Any) -> None:
         assert t.shape == (2,)
         return x * weight * 0.5
 
-    first, second = (sampler(denoise, start, None, SamplerConfig(SDXL, 5)) for _ in range(2))
+    draw = SAMPLERS[sampler]().draw
+    first, second = (draw(denoise, start, None, NoisePath(SDXL, 5), fresh) for _ in range(2))
     np.testing.assert_array_equal(first.numpy(), second.numpy())
     np.testing.assert_array_equal(start.numpy(), before)
     assert not first.requires_grad
@@ -76,7 +92,6 @@ def test_guidance_extrapolates_in_one_batch_and_a_guidance_of_one_asks_for_the_w
 
 
 @pytest.mark.parametrize("steps", [0, 1000])
-@pytest.mark.parametrize("sampler", [ddim, euler])
-def test_steps_that_do_not_fit_are_refused(sampler: Any, steps: int) -> None:
+def test_steps_that_do_not_fit_are_refused(steps: int) -> None:
     with pytest.raises(ConfigError, match=r"sample\.steps"):
-        sampler(oracle("epsilon"), noise(), 0.0, SamplerConfig(SDXL, steps))
+        NoisePath(SDXL, steps)

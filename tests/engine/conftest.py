@@ -56,10 +56,13 @@ def shape_of(grid: tuple[int, ...], cluster: tuple[int, ...], threads: int, shar
 def pointers_to(args: tuple[Any, ...]) -> tuple[Any, list[Any]]:
     """Arguments as an `entry` takes them, and what holds them: arrays by address, structs and numbers by value."""
     values = [
-        a if isinstance(a, np.ndarray) and a.dtype.fields
-        else np.array([a.data.ptr], np.uint64) if isinstance(a, np.ndarray) else np.array([a])
+        a
+        if isinstance(a, np.ndarray) and a.dtype.fields
+        else np.array([a.data.ptr], np.uint64)
+        if isinstance(a, np.ndarray)
+        else np.array([a])
         for a in args
-    ]  # fmt: skip
+    ]
     return (ctypes.c_void_p * len(values))(*(v.ctypes.data for v in values)), values
 
 
@@ -156,9 +159,7 @@ def statements(code: str) -> Iterator[tuple[int, int, str, list[str]]]:
         literals = re.match(r'(?:\s*"(?:[^"\\]|\\.)*")*', inside)
         assert literals is not None
         text = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', literals[0])).replace("\\n", "\n")
-        operands = [
-            inside[o.end() : balanced(inside, o.end())] for o in re.finditer(r'"[=+]?[a-z]"(?=\()', inside)
-        ]  # fmt: skip
+        operands = [inside[o.end() : balanced(inside, o.end())] for o in re.finditer(r'"[=+]?[a-z]"(?=\()', inside)]
         yield found.start(), end, text, operands
 
 
@@ -195,9 +196,12 @@ class WrittenOut:
         library = self._library(text, kernel, dtype.name)
 
         def call(
-            grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int,
+            grid: tuple[int, ...],
+            block: tuple[int, ...],
+            args: tuple[Any, ...],
+            shared_mem: int,
             cooperative: bool = False,
-        ) -> None:  # fmt: skip
+        ) -> None:
             together = grid if cooperative else cluster
             run(library, "run", shape_of(grid, together, block[0], BEFORE_SHARED + shared_mem), args)
 

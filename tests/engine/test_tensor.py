@@ -29,15 +29,35 @@ CALLS: dict[str, tuple[flame.Tensor, tuple[Any, ...]]] = {
     **dict.fromkeys(("logical_and", "logical_or", "logical_xor"), (MASK, (MASK,))),
     **dict.fromkeys(("softmax", "log_softmax", "cumsum", "logsumexp", "unsqueeze"), (X, (1,))),
     **dict.fromkeys(("sum", "mean", "amax", "amin", "prod", "max", "min", "argmax", "argmin"), (X, (0, True))),
-    "lerp": (X, (Y, 0.3)), "clamp": (X, (0.5, 1.0)), "masked_fill": (X, (MASK, 0.0)), "norm": (X, (1, 0, True)),
-    "permute": (X, ((1, 0),)), "transpose": (X, (0, 1)), "movedim": (X, (0, 1)), "narrow": (X, (1, 1, 2)),
-    "split": (X, (2, 1)), "chunk": (X, (2, 1)), "flip": (X, ((0, 1),)), "roll": (X, (1, 0)),
-    "reshape": (X, ((4, 3),)), "view": (X, ((2, 6),)), "expand": (X, ((2, 3, 4),)), "repeat": (X, ((2, 1),)),
-    "gather": (X, (0, INDEX)), "scatter": (X, (0, INDEX, 0.0)), "scatter_add": (X, (0, INDEX, X)),
-    "index_select": (X, (0, INDEX[0])), "take_along_dim": (X, (INDEX, 0)),
-    "topk": (X, (2,)), "repeat_interleave": (X, (2, 1)), "addcmul": (X, (Y, Y)), "addcdiv": (X, (Y, Y + 3.0)),
-    "matmul": (X, (X.T,)), "bmm": (SQUARE, (SQUARE,)), "outer": (VECTOR, (VECTOR,)),
-}  # fmt: skip
+    "lerp": (X, (Y, 0.3)),
+    "clamp": (X, (0.5, 1.0)),
+    "masked_fill": (X, (MASK, 0.0)),
+    "norm": (X, (1, 0, True)),
+    "permute": (X, ((1, 0),)),
+    "transpose": (X, (0, 1)),
+    "movedim": (X, (0, 1)),
+    "narrow": (X, (1, 1, 2)),
+    "split": (X, (2, 1)),
+    "chunk": (X, (2, 1)),
+    "flip": (X, ((0, 1),)),
+    "roll": (X, (1, 0)),
+    "reshape": (X, ((4, 3),)),
+    "view": (X, ((2, 6),)),
+    "expand": (X, ((2, 3, 4),)),
+    "repeat": (X, ((2, 1),)),
+    "gather": (X, (0, INDEX)),
+    "scatter": (X, (0, INDEX, 0.0)),
+    "scatter_add": (X, (0, INDEX, X)),
+    "index_select": (X, (0, INDEX[0])),
+    "take_along_dim": (X, (INDEX, 0)),
+    "topk": (X, (2,)),
+    "repeat_interleave": (X, (2, 1)),
+    "addcmul": (X, (Y, Y)),
+    "addcdiv": (X, (Y, Y + 3.0)),
+    "matmul": (X, (X.T,)),
+    "bmm": (SQUARE, (SQUARE,)),
+    "outer": (VECTOR, (VECTOR,)),
+}
 METHODS = sorted(n for n, f in vars(Methods).items() if inspect.isfunction(f) and not n.startswith("_"))
 
 
@@ -70,13 +90,36 @@ def test_a_methods_arguments_are_the_ops(name: str) -> None:
 def test_operators() -> None:
     x, y = X.numpy(), Y.numpy()
     pairs = [
-        (X + Y, x + y), (1 + X, 1 + x), (X - Y, x - y), (1 - X, 1 - x), (X * Y, x * y), (2 * X, 2 * x), (X / Y, x / y),
-        (1 / X, 1 / x), (X // Y, x // y), (X**2, x**2), (2**X, 2**x), (X**Y, x**y), (-X, -x), (abs(-X), x),
-        (X @ X.T, x @ x.T), (X < Y, x < y), (X <= Y, x <= y), (X > Y, x > y), (X >= Y, x >= y), (X == Y, x == y),
-        (X != Y, x != y), ((X < 1) & (Y < 1), (x < 1) & (y < 1)), ((X < 1) | (Y < 1), (x < 1) | (y < 1)),
-        ((X < 1) ^ (Y < 1), (x < 1) ^ (y < 1)), (~(X < 1), ~(x < 1)), (X[1:, ::2], x[1:, ::2]), (X[X > 1], x[x > 1]),
-        (SQUARE.mT, SQUARE.numpy().swapaxes(1, 2)), (X.where(MASK, 0.0), np.where(MASK.numpy(), x, 0.0)),
-    ]  # fmt: skip
+        (X + Y, x + y),
+        (1 + X, 1 + x),
+        (X - Y, x - y),
+        (1 - X, 1 - x),
+        (X * Y, x * y),
+        (2 * X, 2 * x),
+        (X / Y, x / y),
+        (1 / X, 1 / x),
+        (X // Y, x // y),
+        (X**2, x**2),
+        (2**X, 2**x),
+        (X**Y, x**y),
+        (-X, -x),
+        (abs(-X), x),
+        (X @ X.T, x @ x.T),
+        (X < Y, x < y),
+        (X <= Y, x <= y),
+        (X > Y, x > y),
+        (X >= Y, x >= y),
+        (X == Y, x == y),
+        (X != Y, x != y),
+        ((X < 1) & (Y < 1), (x < 1) & (y < 1)),
+        ((X < 1) | (Y < 1), (x < 1) | (y < 1)),
+        ((X < 1) ^ (Y < 1), (x < 1) ^ (y < 1)),
+        (~(X < 1), ~(x < 1)),
+        (X[1:, ::2], x[1:, ::2]),
+        (X[X > 1], x[x > 1]),
+        (SQUARE.mT, SQUARE.numpy().swapaxes(1, 2)),
+        (X.where(MASK, 0.0), np.where(MASK.numpy(), x, 0.0)),
+    ]
     for got, want in pairs:
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-14)
 
@@ -105,10 +148,13 @@ def test_writing_in_place_keeps_the_memory() -> None:
 @pytest.mark.parametrize(
     ("index", "shape"),
     [
-        ((0, slice(None), [0, 2]), (3, 2)), ((slice(None), 1, [3, 3, 0]), (2, 3)), ((1, ..., [0]), (3, 1)),
-        (([0, 1], slice(None), 2), (2, 3)), ((1, 2, flame.tensor([True, False, False, True])), (2,)),
+        ((0, slice(None), [0, 2]), (3, 2)),
+        ((slice(None), 1, [3, 3, 0]), (2, 3)),
+        ((1, ..., [0]), (3, 1)),
+        (([0, 1], slice(None), 2), (2, 3)),
+        ((1, 2, flame.tensor([True, False, False, True])), (2,)),
     ],
-)  # fmt: skip
+)
 def test_what_is_written_in_brackets_is_read_there(index: Any, shape: tuple[int, ...]) -> None:
     """A whole number takes its dim away before arrays of them are looked at, which NumPy does not do."""
     t = flame.tensor(np.zeros((2, 3, 4)))

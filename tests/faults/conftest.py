@@ -54,19 +54,33 @@ class Program:
         self._scratch = scratch
         self._parent = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("warm.py"))],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
             env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+        )
 
     def __call__(
-        self, *arguments: str, env: Mapping[str, str] | None = None, kill_after: float | None = None,
-        limits: Mapping[str, int] | None = None, cwd: Path = ROOT, failpoint: str = "",
-    ) -> Ended:  # fmt: skip
+        self,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        kill_after: float | None = None,
+        limits: Mapping[str, int] | None = None,
+        cwd: Path = ROOT,
+        failpoint: str = "",
+    ) -> Ended:
         stdout, stderr = (self._scratch / name for name in ("stdout", "stderr"))
         order = {
-            "arguments": arguments, "env": dict(env or {}), "kill_after": kill_after, "limits": dict(limits or {}),
-            "cwd": str(cwd), "stdout": str(stdout), "stderr": str(stderr), "failpoint": failpoint,
-        }  # fmt: skip
+            "arguments": arguments,
+            "env": dict(env or {}),
+            "kill_after": kill_after,
+            "limits": dict(limits or {}),
+            "cwd": str(cwd),
+            "stdout": str(stdout),
+            "stderr": str(stderr),
+            "failpoint": failpoint,
+        }
         assert self._parent.stdin is not None
         assert self._parent.stdout is not None
         print(json.dumps(order), file=self._parent.stdin, flush=True)
@@ -79,14 +93,19 @@ class Program:
 
     def start_python(
         self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT, pass_fds: Sequence[int] = ()
-    ) -> subprocess.Popen[str]:  # fmt: skip
+    ) -> subprocess.Popen[str]:
         """Another Python with these arguments."""
         return subprocess.Popen(
-            [sys.executable, *arguments], cwd=cwd, text=True, pass_fds=pass_fds,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [sys.executable, *arguments],
+            cwd=cwd,
+            text=True,
+            pass_fds=pass_fds,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)} | dict(env or {}),
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup has it ignored
-        )  # fmt: skip
+        )
 
     def cold(self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> Ended:
         """As a user runs it: a new interpreter."""

@@ -55,10 +55,12 @@ def test_a_loss_that_is_not_finite(job, precision):
         ({"train__precision": "bf16"}, "try a lower optimizer.lr"),
         ({"gradient__clip_norm": 0.0}, "try a lower optimizer.lr or gradient.clip_norm=1"),
         ({"gradient__clip_norm": 0.5}, "try a lower optimizer.lr"),
-        ({"train__precision": "fp16", "train__steps": 30, "gradient__clip_norm": 5.0},  # down to the smallest scale
-         "try a lower optimizer.lr, gradient.clip_norm=1 or train.precision=bf16"),
+        (
+            {"train__precision": "fp16", "train__steps": 30, "gradient__clip_norm": 5.0},  # down to the smallest scale
+            "try a lower optimizer.lr, gradient.clip_norm=1 or train.precision=bf16",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_set_already_is_no_advice(another, settings, advice):
     job = another("advice")
     job.fill_cache(**settings)

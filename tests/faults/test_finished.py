@@ -70,7 +70,10 @@ def test_a_run_is_continued_under_another_name_to_the_same_weights(another):
     ended = made.train(output__name="tiles", output__format="both", **constant)
     assert ended.code == 0, ended.stderr
     assert {path.name for path in made.out.glob("*.safetensors")} == {
-        "first.safetensors", "tiles.safetensors", "tiles.diffusers.safetensors"}  # fmt: skip
+        "first.safetensors",
+        "tiles.safetensors",
+        "tiles.diffusers.safetensors",
+    }
     assert (made.out / "checkpoints" / "step-000005" / "tiles-000005.safetensors").exists()
     with (
         SafetensorsFile(made.out / "tiles.safetensors") as file,

@@ -102,9 +102,26 @@ def test_what_a_killed_command_left_is_swept_by_the_next(job, program, world, co
         return {
             "convert": ["convert", lora, f"{out / name}.safetensors", "--to", "diffusers"],
             "merge": ["merge", base, lora, f"{out / name}.safetensors"],
-            "sample": ["sample", "-m", base, "-p", "a drawing", "-o", f"{out / name}.png", "--steps", "1",
-                       "--width", "64", "--height", "64", "--precision", "fp32", "--device", "cpu"],
-        }[command]  # fmt: skip
+            "sample": [
+                "sample",
+                "-m",
+                base,
+                "-p",
+                "a drawing",
+                "-o",
+                f"{out / name}.png",
+                "--steps",
+                "1",
+                "--width",
+                "64",
+                "--height",
+                "64",
+                "--precision",
+                "fp32",
+                "--device",
+                "cpu",
+            ],
+        }[command]
 
     assert program(*arguments("first"), failpoint=point).code == KILLED
     assert len(leftovers(out)) == 1

@@ -249,10 +249,15 @@ def test_all_that_is_wrong_with_a_config_is_told_at_once(job):
 def test_all_that_does_not_fit_the_model_is_told_at_once_with_its_line(job):
     """What only the family and the model's headers tell, as what the schema tells."""
     wrong = {
-        "loss.shift": 3.0, "text_encoders.t5_dropout": 0.5, "data.bucket_step": 8, "sample.every": 1,
-        "sample.prompts": ["x"], "sample.width": 40, "lora.targets": ["nothing"],
+        "loss.shift": 3.0,
+        "text_encoders.t5_dropout": 0.5,
+        "data.bucket_step": 8,
+        "sample.every": 1,
+        "sample.prompts": ["x"],
+        "sample.width": 40,
+        "lora.targets": ["nothing"],
         "output.dir": f"{job.settings['data.path']}/out",
-    }  # fmt: skip
+    }
     job.settings.update(wrong)
     job.settings.pop("loss.snr_gamma", None)  # goes with another weighting, which the schema already refuses
     line = job.arguments("sdxl-lora")

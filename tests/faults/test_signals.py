@@ -136,8 +136,11 @@ def test_a_terminal_that_is_closed_stops_the_run_as_a_signal_does(job, program, 
 
 
 def test_a_hangup_that_nohup_ignores_does_not_stop_the_run(job, program, whole):
-    ignoring = ["-c", "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
-                "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"]  # fmt: skip
+    ignoring = [
+        "-c",
+        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])",
+    ]
     armed = [str(Path(__file__).with_name("armed.py")), "train.in_step:5:hup"]
     process = program.start_python(*ignoring, *armed, *job.arguments("sdxl-lora"))
     _, errors = process.communicate()

@@ -1,6 +1,6 @@
 """Attention with masks, grouped heads, a causal mask and all of them together, by cuDNN in bf16 and fp16.
 
-Truth is the fp64 reference on the CPU, on the same rounded inputs. The yardstick is the reference in the tested dtype.
+Truth is the fp64 reference on the CPU, on the same rounded inputs. The baseline is the reference in the tested dtype.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ SHAPES = [
     Case("keys", False, 2, (1000, 77), 64),
     Case("pairs", False, 2, (90, 130), 128, 64),
     Case("keys", False, 2, (1, 300), 128),
+    Case("keys", False, 1, (1000, 777), 64),
+    Case("keys", True, 1, (600, 640), 64),
 ]
 
 
@@ -183,6 +185,28 @@ def test_a_query_that_may_look_nowhere_gets_zeros_and_gives_none(causal: bool, d
         assert not g.numpy().any()
     assert dk.any()
     assert dv.any()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_sample_that_sees_no_key_has_no_gradients(causal: bool) -> None:
+    """Nor has any key that is barred, whose scores would be infinite: by the kernel for heads of 64."""
+    queries, keys, rng = 700, 650, np.random.default_rng(3)
+    seen = rng.random((3, 1, 1, keys)) < 0.5
+    seen[1] = False
+    seen[2, ..., 128:256] = False
+    k = rng.standard_normal((3, 4, keys, 64)) * np.where(seen, 1.0, 1e4).swapaxes(2, 3)
+    given = [rng.standard_normal((3, 4, queries, 64)), k, rng.standard_normal((3, 4, keys, 64))]
+    q, k, v = (flame.tensor(x, "bfloat16", "cuda", requires_grad=True) for x in given)
+    mask, g = flame.tensor(seen, device="cuda"), flame.tensor(rng.standard_normal(q.shape), "bfloat16", "cuda")
+    way = flame.explain_gradients(F.scaled_dot_product_attention, q, k, v, mask, 0.0, causal)["key"]
+    assert ("wgmma", "chosen") in way or get_backend("cuda").kernels.compute_capability != 90
+    found = host(list(flame.grad([F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal)], [q, k, v], [g])))
+    for x in found:
+        assert np.isfinite(x).all()
+        assert not x[1].any()
+        assert x[0].any()
+    for x in found[1:]:
+        assert not x[np.broadcast_to(~seen[:, :, 0], x.shape[:3])].any()
 
 
 @pytest.mark.parametrize("batch", [1, 2])

@@ -64,14 +64,19 @@ def check(trial: bench.Trial, **how: Any) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     "how",
     [
-        {}, {"checkpointing": "mlp"}, {"checkpointing": "full"}, {"checkpointing": "offload"},
-        {"quantize": "fp8"}, {"quantize": "fp8", "arithmetic": "fp8"},
+        {},
+        {"checkpointing": "mlp"},
+        {"checkpointing": "full"},
+        {"checkpointing": "offload"},
+        {"quantize": "fp8"},
+        {"quantize": "fp8", "arithmetic": "fp8"},
         *({"settings": ("lora.kind=" + kind,)} for kind in ("loha", "lokr", "dora")),
+        {"settings": ("lora.kind=locon", "lora.conv_rank=4", "lora.targets=*")},
         {"settings": ("lora.kind=dora", "lora.wd_on_output=true"), "checkpointing": "full"},
         {"settings": ("lora.kind=loha", "lora.targets=*"), "quantize": "fp8"},
     ],
     ids=str,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("model", MODELS)
 def test_ten_captured_steps_equal_ten_eager_ones(model: str, how: dict[str, Any]) -> None:
     found = check(bench.Trial(model, 128, batch=2, rank=16, **how))

@@ -1,8 +1,8 @@
 """Every op on the GPU: references and kernels against the fp64 reference on the CPU, by one tolerance rule.
 
-Truth is the fp64 reference on the same rounded inputs. The yardstick is the largest error in the tested dtype among the
+Truth is the fp64 reference on the same rounded inputs. The baseline is the largest error in the tested dtype among the
 reference on the CPU, for a kernel the reference on the GPU, and PyTorch on the GPU where it is installed and has the
-function. An implementation passes with an error of at most twice the yardstick plus one unit in the last place.
+function. An implementation passes with an error of at most twice the baseline plus one unit in the last place.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def pytorch(
             cotangent = torch.from_numpy(weights[0]).cuda().to(out.dtype)
             grads = torch.autograd.grad(out, leaves, cotangent, allow_unused=True)
     except (TypeError, RuntimeError, NotImplementedError, ValueError):
-        return None  # its arguments or its coverage differ: no yardstick
+        return None  # its arguments or its coverage differ: no baseline
     host = [g.detach().double().cpu().numpy() for g in (out, *(g for g in grads if g is not None))]
     return (host[:1], host[1:]) if len(host) == 1 + len(leaves) else None
 

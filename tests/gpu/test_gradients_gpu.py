@@ -27,10 +27,15 @@ pytestmark = pytest.mark.gpu
 
 Leaves = dict[str, Tensor]
 SHAPES = {
-    "x": (2, 24, 64), "w": (64, 64), "b": (64,), "down": (8, 64), "up": (64, 8),
-    **{f"w{i}": (64, 64) for i in range(3)}, **{f"down{i}": (8, 64) for i in range(3)},
+    "x": (2, 24, 64),
+    "w": (64, 64),
+    "b": (64,),
+    "down": (8, 64),
+    "up": (64, 8),
+    **{f"w{i}": (64, 64) for i in range(3)},
+    **{f"down{i}": (8, 64) for i in range(3)},
     **{f"up{i}": (64, 8) for i in range(3)},
-}  # fmt: skip
+}
 
 
 def three(t: Leaves, name: str) -> list[Tensor]:
@@ -117,10 +122,12 @@ def test_the_factors_gradients_are_those_of_fp64(
             for p in leaves.values():
                 p.grad = None
         made = F.lora_linears(
-            flame.tensor(x, device="cuda"), [flame.tensor(w, device="cuda") for w in weights],
+            flame.tensor(x, device="cuda"),
+            [flame.tensor(w, device="cuda") for w in weights],
             [leaves[f"down{i}"].compute_copy for i in range(layers)],
-            [leaves[f"up{i}"].compute_copy for i in range(layers)], 0.5,
-        )  # fmt: skip
+            [leaves[f"up{i}"].compute_copy for i in range(layers)],
+            0.5,
+        )
         flame.backward(made, [flame.tensor(v, device="cuda") for v in g])
         arena.collect_grads()
         found.append(arena.split(arena.grads))

@@ -16,9 +16,16 @@ from flame_train.engine.gradcheck import generator
 pytestmark = pytest.mark.gpu
 
 SHAPES = [
-    (1, 32, 32, 1280), (4, 64, 64, 640), (4, 128, 128, 320), (2, 128, 128, 960), (1, 9, 7, 2560), (5, 40, 40, 72),
-    (67, 8, 8, 64), (140, 3, 5, 64), (1, 64, 64, 3072),
-]  # fmt: skip
+    (1, 32, 32, 1280),
+    (4, 64, 64, 640),
+    (4, 128, 128, 320),
+    (2, 128, 128, 960),
+    (1, 9, 7, 2560),
+    (5, 40, 40, 72),
+    (67, 8, 8, 64),
+    (140, 3, 5, 64),
+    (1, 64, 64, 3072),
+]
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
 Found = list[flame.Tensor]
 

@@ -49,14 +49,17 @@ SHAPES = {"a": (300, 7), "b": (65,)}
 RULES = {"adamw": AdamWRule(), "sgd": SGDRule(0.9, weight_decay=0.1, nesterov=True)}
 LINKS = [ClipValue(0.2), ClipNorm(5.0), GradientNoise(0.01, seed=2**63 + 5)]
 SCHEDULES = {
-    "constant": Schedule(), "linear": Schedule("linear", 20, 3), "cosine": Schedule("cosine", 6, 2, min_lr=1e-3),
-    "cosine_restarts": Schedule("cosine_restarts", 7, cycles=3), "polynomial": Schedule("polynomial", 9, 1, power=1.7),
-}  # fmt: skip
+    "constant": Schedule(),
+    "linear": Schedule("linear", 20, 3),
+    "cosine": Schedule("cosine", 6, 2, min_lr=1e-3),
+    "cosine_restarts": Schedule("cosine_restarts", 7, cycles=3),
+    "polynomial": Schedule("polynomial", 9, 1, power=1.7),
+}
 
 
 def optimizer(
     device: str, rule: str, schedule: Any = "cosine", scaled: bool = True, way: Any = FusedUpdate
-) -> Optimizer:  # fmt: skip
+) -> Optimizer:
     rng = np.random.default_rng(0)
     ps = [Parameter(rng.standard_normal(s).astype(np.float32), n) for n, s in SHAPES.items()]
     links = [*(LINKS if way is FusedUpdate else [LINKS[1], LINKS[0], LINKS[2]]), RULES[rule]]
@@ -106,10 +109,16 @@ def test_a_captured_training_step_equals_the_eager_one_bit_for_bit(rule: str, wa
         o = optimizer("cuda", rule, way=way)
         assert isinstance(o._update, way)
         xp = o.arena.backend.xp
-        noise = Noise.of(LossSection(
-            offset_noise=0.1, offset_noise_random=True, offset_noise_adaptive=0.1, pyramid_noise=3,
-            immiscible_noise=True, input_perturbation=0.1,
-        ))  # fmt: skip
+        noise = Noise.of(
+            LossSection(
+                offset_noise=0.1,
+                offset_noise_random=True,
+                offset_noise_adaptive=0.1,
+                pyramid_noise=3,
+                immiscible_noise=True,
+                input_perturbation=0.1,
+            )
+        )
         objective = Objective(
             NoiseSchedule.scaled_linear(), "v", weighting=MinSnr(snr_gamma=5.0), noise=noise, device="cuda"
         )
@@ -118,9 +127,15 @@ def test_a_captured_training_step_equals_the_eager_one_bit_for_bit(rule: str, wa
         a, b = o.arena.parameters["a"], o.arena.parameters["b"]
 
         def step(
-            o: Optimizer = o, objective: Objective = objective, latents: Tensor = latents, samples: Any = samples,
-            bad: Tensor = bad, a: Tensor = a, b: Tensor = b, xp: Any = xp,
-        ) -> None:  # fmt: skip
+            o: Optimizer = o,
+            objective: Objective = objective,
+            latents: Tensor = latents,
+            samples: Any = samples,
+            bad: Tensor = bad,
+            a: Tensor = a,
+            b: Tensor = b,
+            xp: Any = xp,
+        ) -> None:
             o.zero_grad()
             rng = Rng(xp, 9, o.count, samples)
             noise, t = objective.noise(rng, latents), objective.timesteps(rng)
@@ -158,9 +173,14 @@ def test_one_pass_gives_the_bits_of_the_links(rule: Any, schedule: str, compute_
                 ps, get_backend("cuda"), compute_dtype=compute_dtype, lr_scale={"a": 0.5}, decay_scale={"b": 0.0}
             )
             o = Optimizer(
-                arena, [*links, rule], lr=0.01, scaler=LossScaler(interval=4), accumulation=3,
-                schedule=SCHEDULES[schedule], average=EMA(0.9),
-            )  # fmt: skip
+                arena,
+                [*links, rule],
+                lr=0.01,
+                scaler=LossScaler(interval=4),
+                accumulation=3,
+                schedule=SCHEDULES[schedule],
+                average=EMA(0.9),
+            )
             assert isinstance(o._update, FusedUpdate)
             o._update = way(o._buffers)
             for i in range(8):
@@ -275,11 +295,21 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
 
     def run(folder: str, failpoint: str = "") -> int:
         keys = {
-            "model.checkpoint": str(small_base), "data.path": str(drawn), "data.resolution": "96",
-            "data.bucket_step": "32", "data.batch_size": "2", "lora.rank": "4", "lora.alpha": "4.0",
-            "train.steps": "12", "checkpoint.every": "4", "output.dir": str(tmp_path / folder),
-            "optimizer.name": name, "optimizer.lr": rate, "schedule.name": "constant", "sample.every": "0",
-        }  # fmt: skip
+            "model.checkpoint": str(small_base),
+            "data.path": str(drawn),
+            "data.resolution": "96",
+            "data.bucket_step": "32",
+            "data.batch_size": "2",
+            "lora.rank": "4",
+            "lora.alpha": "4.0",
+            "train.steps": "12",
+            "checkpoint.every": "4",
+            "output.dir": str(tmp_path / folder),
+            "optimizer.name": name,
+            "optimizer.lr": rate,
+            "schedule.name": "constant",
+            "sample.every": "0",
+        }
         settings = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
         (tmp_path / "config.toml").write_text("")
         command = [

@@ -15,13 +15,24 @@ from flame_train.engine.gradcheck import generator
 pytestmark = pytest.mark.gpu
 
 SHAPES = [
-    ((16384, 640), 0), ((4608, 3072), 0), ((110_592, 128), 0), ((50_000, 8), 0), ((9001, 77), 0), ((40, 700, 24), 1),
-    ((4608, 3072), None), ((3_000_001,), None), ((5, 100_000), -1), ((5, 77_777), -1), ((64, 16), 0),
+    ((16384, 640), 0),
+    ((4608, 3072), 0),
+    ((110_592, 128), 0),
+    ((50_000, 8), 0),
+    ((9001, 77), 0),
+    ((40, 700, 24), 1),
+    ((4608, 3072), None),
+    ((3_000_001,), None),
+    ((5, 100_000), -1),
+    ((5, 77_777), -1),
+    ((64, 16), 0),
     ((70_000, 2, 4), 1),
-]  # fmt: skip
+]
 OPS: dict[str, tuple[Callable[..., flame.Tensor], Callable[..., np.ndarray]]] = {
-    "sum": (F.sum, np.sum), "amax": (F.amax, np.max), "var": (F.var, lambda x, axis: np.var(x, axis, ddof=1)),
-}  # fmt: skip
+    "sum": (F.sum, np.sum),
+    "amax": (F.amax, np.max),
+    "var": (F.var, lambda x, axis: np.var(x, axis, ddof=1)),
+}
 
 
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)], ids=lambda d: d.name)

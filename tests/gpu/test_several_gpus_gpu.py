@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -10,6 +15,8 @@ from flame_train.engine import functional as F
 from flame_train.engine import nn, optim
 from flame_train.engine.backend import get_backend
 from flame_train.errors import EnvironmentFault
+from flame_train.io.safetensors import SafetensorsFile
+from tests.engine.backend.test_cuda_kernel import SOURCE
 
 pytestmark = pytest.mark.gpu
 
@@ -79,3 +86,118 @@ def test_a_step_on_the_second_equals_one_on_the_first(second: str) -> None:
             losses[device].append(out.item())
     assert losses[second] == losses["cuda"]
     assert losses["cuda"][-1] < losses["cuda"][0]
+
+
+def test_tensors_go_to_and_fro(second: str) -> None:
+    """Whole ones, views and every kind of number; what is made there stays there, whichever is current."""
+    a = np.random.default_rng(2).normal(size=(7, 5)).astype(np.float32)
+    x = flame.tensor(a, device="cuda")
+    for view, want in ((x, a), (x.T, a.T), (x[1::2], a[1::2])):
+        there = view.to(second)
+        assert there.device == second
+        np.testing.assert_array_equal(there.numpy(), want)
+        np.testing.assert_array_equal(there.to("cuda").numpy(), want)
+    for dtype in ("bfloat16", "float16", "float64", "int64", "bool"):
+        there = x.to(dtype).to(second)
+        np.testing.assert_array_equal(there.numpy(), x.to(dtype).numpy())
+    assert x.to(second, "float16").device == second
+    there = x.to(second)
+    assert there.to(second) is there
+    made = [flame.zeros(3, device=second), flame.randn(3, device=second), flame.arange(3, device=second)]
+    for t in made:
+        assert (t.device, (t + 1).device, (t * t).sum().device) == (second,) * 3
+    flame.manual_seed(5)
+    first = flame.randn(1000, device="cuda").numpy()
+    flame.manual_seed(5)
+    np.testing.assert_array_equal(flame.randn(1000, device=second).numpy(), first)
+    flame.set_default_device(second)
+    assert flame.ones(2).device == second
+
+
+def test_kernels_of_every_kind_run_on_each_by_turns(second: str) -> None:
+    """Generated ones, products, plans of cuDNN, files, rows and an own one: compiled, tuned and kept for each GPU."""
+    rng = np.random.default_rng(3)
+    scale = flame.cuda_kernel(SOURCE, "scale")
+    shifted = flame.elementwise(lambda x: F.silu(x + 1))
+    image, weight = rng.normal(size=(2, 8, 16, 16)), rng.normal(size=(16, 8, 3, 3)) / 8
+    query = rng.normal(size=(1, 4, 128, 64))
+
+    def results(device: str) -> list[np.ndarray]:
+        x, w, q = (flame.tensor(a.astype(np.float32), "bfloat16", device) for a in (image, weight, query))
+        x.requires_grad_()
+        h = F.group_norm(shifted(F.conv2d(x, w, padding=1)), 4)
+        flame.backward(h.float().square().sum())
+        scaled, n = flame.zeros(h.numel(), device=device), h.numel()
+        scale(-(-n // 128), 128, h.detach().float().reshape(n).contiguous(), scaled, 2.0, n)
+        attended = F.scaled_dot_product_attention(q, q, q)
+        found = [h.detach(), x.grad, attended, F.softmax(q, -1), scaled, F.max_pool2d(h.detach(), 2)]
+        assert {t.device for t in found} == {device}
+        return [t.float().numpy() for t in found]
+
+    turns = [results(device) for device in ("cuda", second, "cuda", second)]
+    for turn in turns[1:]:
+        for got, want in zip(turn, turns[0], strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+def test_each_has_its_own_stream_and_memory(second: str) -> None:
+    first, other = get_backend("cuda"), get_backend(second)
+    assert first.stream.ptr != other.stream.ptr
+    before = first.memory().live
+    big = flame.zeros(1 << 20, device=second)
+    assert first.memory().live == before
+    assert other.memory().live >= big.data.nbytes
+
+    def on(device: str, found: dict[str, np.ndarray]) -> None:
+        x = flame.tensor(np.ones((256, 256), np.float32), device=device)
+        for _ in range(50):
+            x = (x @ x) / 256
+        found[device] = x.numpy()
+
+    found: dict[str, np.ndarray] = {}
+    threads = [threading.Thread(target=on, args=(device, found)) for device in ("cuda", second)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for device in ("cuda", second):
+        np.testing.assert_array_equal(found[device], np.ones((256, 256), np.float32))
+
+
+def test_captured_steps_of_both_are_replayed_by_turns(second: str) -> None:
+    steps, outs = {}, {}
+    for device in ("cuda", second):
+        x, outs[device] = flame.ones(64, 64, device=device), flame.zeros(64, 64, device=device)
+
+        def step(x=x, out=outs[device]) -> None:
+            out.copy_(out + F.softmax(x @ x, -1))
+
+        steps[device] = flame.capture(step, device)
+    for _ in range(6):
+        for step in steps.values():
+            step()
+    for out in outs.values():
+        np.testing.assert_allclose(out.numpy(), np.full((64, 64), 6 / 64), rtol=1e-5)
+
+
+def test_a_run_on_the_second_writes_the_bytes_of_one_on_the_first(
+    second: str, small_base: Path, drawn: Path, tmp_path: Path
+) -> None:
+    """By the command, with samples and a checkpoint, all on the GPU that `--device` names."""
+
+    def run(device: str) -> dict[str, bytes]:
+        folder = tmp_path / device.replace(":", "-")
+        keys = {
+            "model.checkpoint": small_base, "data.path": drawn, "data.resolution": 96, "data.bucket_step": 32,
+            "lora.rank": 4, "lora.alpha": 4.0, "train.steps": 6, "checkpoint.every": 3, "sample.every": 6,
+            "sample.steps": 2, "output.dir": folder,
+        }  # fmt: skip
+        (tmp_path / "config.toml").write_text("")
+        settings = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+        command = [sys.executable, "-m", "flame_train", "sdxl-lora", "--config", str(tmp_path / "config.toml")]
+        done = subprocess.run([*command, *settings, "--device", device], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        with SafetensorsFile(folder / "lora.safetensors") as file:
+            return {name: np.asarray(file.read(name)).tobytes() for name in file.names}
+
+    assert run("cuda") == run(second)

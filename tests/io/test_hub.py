@@ -20,21 +20,33 @@ from flame_train.io.hub import fetching, read_of, resolve_checkpoint
 TOKEN = "hf_" + "x" * 34
 
 READ = [
-    "model_index.json", "scheduler/scheduler_config.json", "transformer/model-00001-of-00003.safetensors",
-    "transformer/diffusion_pytorch_model.safetensors.index.json", "tokenizer/merges.txt", "tokenizer/vocab.json",
-    "tokenizer_2/tokenizer.json", "tokenizer_3/spiece.model",
-]  # fmt: skip
+    "model_index.json",
+    "scheduler/scheduler_config.json",
+    "transformer/model-00001-of-00003.safetensors",
+    "transformer/diffusion_pytorch_model.safetensors.index.json",
+    "tokenizer/merges.txt",
+    "tokenizer/vocab.json",
+    "tokenizer_2/tokenizer.json",
+    "tokenizer_3/spiece.model",
+]
 
 
 SPARED = [
-    "flux1-dev.safetensors", "ae.safetensors", "text_encoders/t5xxl_fp16.safetensors",
-    "unet/diffusion_pytorch_model.bin", "unet/diffusion_pytorch_model.fp16.safetensors",
-    "text_encoder/model.fp16-00001-of-00002.safetensors", "README.md", "vae_decoder/model.onnx",
-]  # fmt: skip
+    "flux1-dev.safetensors",
+    "ae.safetensors",
+    "text_encoders/t5xxl_fp16.safetensors",
+    "unet/diffusion_pytorch_model.bin",
+    "unet/diffusion_pytorch_model.fp16.safetensors",
+    "text_encoder/model.fp16-00001-of-00002.safetensors",
+    "README.md",
+    "vae_decoder/model.onnx",
+]
 WHOLE = [
-    "unet/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors", "vae/model.bf16.safetensors",
+    "unet/diffusion_pytorch_model.safetensors",
+    "text_encoder/model.safetensors",
+    "vae/model.bf16.safetensors",
     "vae/model.fp16.safetensors",
-]  # fmt: skip
+]
 
 
 @pytest.fixture
@@ -72,8 +84,9 @@ def test_what_is_read_is_fetched_and_no_more(hub_with, tmp_path):
 
 def test_weights_that_lie_in_no_component_are_all_there_is():
     assert read_of(["config.json", "model.safetensors", "model.fp16.safetensors"]) == [
-        "config.json", "model.safetensors",
-    ]  # fmt: skip
+        "config.json",
+        "model.safetensors",
+    ]
     assert read_of(["unet/model.fp16.safetensors", "x.safetensors"]) == ["unet/model.fp16.safetensors"]
 
 
@@ -212,10 +225,14 @@ def test_a_token_is_sent_to_the_hubs_own_host_alone(servers, monkeypatch, tmp_pa
 @pytest.mark.parametrize(
     ("endpoint", "sent"),
     [
-        ("https://huggingface.co", None), ("https://hub-ci.huggingface.co", None), ("http://huggingface.co", False),
-        ("https://huggingface.co.example.org", False), ("https://hf-mirror.example", False), ("", False),
+        ("https://huggingface.co", None),
+        ("https://hub-ci.huggingface.co", None),
+        ("http://huggingface.co", False),
+        ("https://huggingface.co.example.org", False),
+        ("https://hf-mirror.example", False),
+        ("", False),
     ],
-)  # fmt: skip
+)
 def test_which_endpoints_are_the_hubs_own(monkeypatch, endpoint, sent):
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     assert ours._token() is sent

@@ -187,10 +187,20 @@ def test_a_link_that_is_put_in_place_of_an_own_folder_is_not_followed(
 
 
 OWN = [
-    ".lock", "config.toml", "status.json", "dataset.json", "log.jsonl", "lora.safetensors",
-    "lora.diffusers.safetensors", "checkpoints", "samples", "tensorboard", "checkpoints/step-000200",
-    "checkpoints/step-000200/state.json", "samples/step-000200.png",
-]  # fmt: skip
+    ".lock",
+    "config.toml",
+    "status.json",
+    "dataset.json",
+    "log.jsonl",
+    "lora.safetensors",
+    "lora.diffusers.safetensors",
+    "checkpoints",
+    "samples",
+    "tensorboard",
+    "checkpoints/step-000200",
+    "checkpoints/step-000200/state.json",
+    "samples/step-000200.png",
+]
 
 
 @pytest.fixture

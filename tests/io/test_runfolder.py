@@ -334,10 +334,13 @@ def test_a_link_in_place_of_a_named_result_is_refused(tmp_path: Path, name: str)
         run.__enter__()
 
 
-@pytest.mark.parametrize(("name", "result", "of_a_step"), [
-    ("", "lora.safetensors", "lora.safetensors"),
-    ("tiles v1.5", "tiles v1.5.safetensors", "tiles v1.5-000500.safetensors"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "result", "of_a_step"),
+    [
+        ("", "lora.safetensors", "lora.safetensors"),
+        ("tiles v1.5", "tiles v1.5.safetensors", "tiles v1.5-000500.safetensors"),
+    ],
+)
 def test_the_files_of_a_name(tmp_path: Path, name: str, result: str, of_a_step: str) -> None:
     run = RunFolder(tmp_path, "", lambda old, found: None, name)
     assert (run.lora.name, run.lora_of(500)) == (result, of_a_step)
@@ -463,11 +466,19 @@ def test_numbers_that_json_has_not_are_null(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "line",
-        [
-        '{"step": 1e400}', '{"step": 3.5}', '{"step": true}', '{"step": ' + "9" * 400 + "}", "[" * 100_000, "\0", "{}",
-        '{"step": NaN}', '{"step": -1}', '{"step": "1"}',
+    [
+        '{"step": 1e400}',
+        '{"step": 3.5}',
+        '{"step": true}',
+        '{"step": ' + "9" * 400 + "}",
+        "[" * 100_000,
+        "\0",
+        "{}",
+        '{"step": NaN}',
+        '{"step": -1}',
+        '{"step": "1"}',
     ],
-)  # fmt: skip
+)
 def test_the_log_is_cut_where_a_line_is_none_of_ours(tmp_path: Path, line: str) -> None:
     with folder(tmp_path / "run") as run:
         run.resume()
@@ -501,8 +512,11 @@ def writer(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     (tmp_path / "run").mkdir()
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path / "run" / "file")],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    ) as process:  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "writing\n"
         yield process

@@ -25,9 +25,20 @@ from flame_train.errors import ModelFileError, OutputError
 from flame_train.io.safetensors import SafetensorsFile, hash_data, save_file, serialize
 
 NUMPY_TYPES = [
-    np.bool_, np.uint8, np.int8, np.int16, np.uint16, np.float16, np.int32,
-    np.uint32, np.float32, np.float64, np.int64, np.uint64, ml_dtypes.bfloat16,
-]  # fmt: skip
+    np.bool_,
+    np.uint8,
+    np.int8,
+    np.int16,
+    np.uint16,
+    np.float16,
+    np.int32,
+    np.uint32,
+    np.float32,
+    np.float64,
+    np.int64,
+    np.uint64,
+    ml_dtypes.bfloat16,
+]
 FP8 = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
 
 

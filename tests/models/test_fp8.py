@@ -22,9 +22,10 @@ from flame_train.models.sdxl.unet import UNet, UNetArch
 from tests.engine.ops.test_fp8 import by_ml_dtypes
 
 NETWORKS: dict[str, Callable[[], Any]] = {
-    "sdxl": lambda: UNet(UNetArch.tiny()), "sd3": lambda: Mmdit(MmditArch.tiny(dual=(0, 1))),
+    "sdxl": lambda: UNet(UNetArch.tiny()),
+    "sd3": lambda: Mmdit(MmditArch.tiny(dual=(0, 1))),
     "flux": lambda: Flux(FluxArch.tiny()),
-}  # fmt: skip
+}
 
 
 class Host:

@@ -73,21 +73,38 @@ MODELS = {
     "SDXL vae folder": (tensors("sdxl_diffusers_vae"), "vae", "sd1-sd2-sdxl", "diffusers", ("vae",)),
     "SDXL vae, single": (
         {n.removeprefix("first_stage_model."): s for n, s in SDXL.items() if "first_stage" in n},
-        "vae", "sd1-sd2-sdxl", "single-file", ("vae",),
+        "vae",
+        "sd1-sd2-sdxl",
+        "single-file",
+        ("vae",),
     ),
     "refiner": (
         prefixed("model.diffusion_model.", sd1_unet(1280, **{"label_emb.0.0.weight": (1536, 2560)})),
-        "unet", "sdxl-refiner", "single-file", ("unet",),
+        "unet",
+        "sdxl-refiner",
+        "single-file",
+        ("unet",),
     ),
     "SD1": (
         prefixed("model.diffusion_model.", sd1_unet()) | {"cond_stage_model.transformer.x": (1,)},
-        "checkpoint", "sd1", "single-file", ("unet", "text_encoder"),
+        "checkpoint",
+        "sd1",
+        "single-file",
+        ("unet", "text_encoder"),
     ),
     "SD2 unCLIP": (
-        sd1_unet(1024, **{"label_emb.0.0.weight": (1280, 2048)}), "unet", "unknown", "single-file", ("unet",)
+        sd1_unet(1024, **{"label_emb.0.0.weight": (1280, 2048)}),
+        "unet",
+        "unknown",
+        "single-file",
+        ("unet",),
     ),
     "SD1 inpainting": (
-        sd1_unet() | {"input_blocks.0.0.weight": (320, 9, 3, 3)}, "unet", "sd1", "single-file", ("unet",)
+        sd1_unet() | {"input_blocks.0.0.weight": (320, 9, 3, 3)},
+        "unet",
+        "sd1",
+        "single-file",
+        ("unet",),
     ),
     "SD2": (sd1_unet(1024), "unet", "sd2", "single-file", ("unet",)),
     "Flux dev": transformer(FLUX, "flux-dev", "single-file"),
@@ -108,17 +125,23 @@ MODELS = {
     "CLIP-L": (tensors("clip_l"), "text_encoder", "clip-l", "transformers", ("text_encoder",)),
     "CLIP-L, short names": (
         {n.removeprefix("text_model."): s for n, s in tensors("clip_l").items()},
-        "text_encoder", "clip-l", "transformers", ("text_encoder",),
+        "text_encoder",
+        "clip-l",
+        "transformers",
+        ("text_encoder",),
     ),
     "bigG": (tensors("sdxl_diffusers_text_encoder_2"), "text_encoder", "clip-bigg", "transformers", ("text_encoder",)),
     "bigG OpenCLIP": (
         {n.removeprefix("conditioner.embedders.1.model."): s for n, s in SDXL.items() if "embedders.1" in n},
-        "text_encoder", "clip-bigg", "openclip", ("text_encoder",),
+        "text_encoder",
+        "clip-bigg",
+        "openclip",
+        ("text_encoder",),
     ),
     "T5": (tensors("t5xxl_encoder"), "text_encoder", "t5-xxl", "transformers", ("text_encoder",)),
     "nothing known": ({"a.weight": (3, 3)}, "unknown", "unknown", "", ()),
     "no tensors": ({}, "unknown", "unknown", "", ()),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -26,14 +26,12 @@ def _leaf(make: Callable[..., Any]) -> Callable[..., Any]:
     return lambda values: make(np.asarray(values, np.float32), requires_grad=True)
 
 
-OURS = SimpleNamespace(
-    tensor=flame.tensor, leaf=_leaf(flame.tensor), grad=flame.grad, no_grad=flame.no_grad,
-    checkpoint=flame.checkpoint, cat=F.cat, nn=F,
-)  # fmt: skip
-THEIRS = SimpleNamespace(
-    tensor=torch.tensor, leaf=_leaf(torch.tensor), grad=torch.autograd.grad, no_grad=torch.no_grad,
-    checkpoint=_recomputed, cat=torch.cat, nn=torch.nn.functional,
-)  # fmt: skip
+OURS, THEIRS = SimpleNamespace(), SimpleNamespace()
+OURS.tensor, OURS.leaf, OURS.checkpoint = flame.tensor, _leaf(flame.tensor), flame.checkpoint
+OURS.grad, OURS.no_grad, OURS.cat, OURS.nn = flame.grad, flame.no_grad, F.cat, F
+THEIRS.tensor, THEIRS.leaf, THEIRS.checkpoint = torch.tensor, _leaf(torch.tensor), _recomputed
+THEIRS.grad, THEIRS.no_grad = torch.autograd.grad, torch.no_grad
+THEIRS.cat, THEIRS.nn = torch.cat, torch.nn.functional
 PROGRAMS: list[Any] = []
 
 

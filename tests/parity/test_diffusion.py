@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flame_train.diffusion.guidance import guided
+from flame_train.diffusion.noise_path import NoisePath
 from flame_train.diffusion.objectives import Objective
-from flame_train.diffusion.samplers import SamplerConfig, ddim, euler, guided
+from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.diffusion.weightings.min_snr import MinSnr
 from flame_train.engine import Tensor, tensor
@@ -42,8 +44,12 @@ def toy_flame(x: Tensor, t: Tensor, cond: Tensor | float) -> Tensor:
     return toy(x, t.to("float32"), cond)
 
 
-def start() -> np.ndarray:
-    return np.random.default_rng(0).standard_normal((2, 4, 5, 3)).astype(np.float32)
+def start(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((2, 4, 5, 3)).astype(np.float32)
+
+
+def fresh(step: int) -> Tensor:
+    return tensor(start(1 + step))
 
 
 def test_table_is_the_published_one_bit_for_bit() -> None:
@@ -74,8 +80,8 @@ def test_timesteps(spacing: str, steps: int) -> None:
 @pytest.mark.parametrize("prediction", ["epsilon", "v"])
 @pytest.mark.parametrize("spacing", ["leading", "trailing"])
 @pytest.mark.parametrize("steps", [1, 5, 20])
-@pytest.mark.parametrize(("sampler", "kind"), [(ddim, "DDIMScheduler"), (euler, "EulerDiscreteScheduler")])
-def test_trajectories(sampler: Any, kind: str, steps: int, spacing: str, prediction: str) -> None:
+@pytest.mark.parametrize(("sampler", "kind"), [("ddim", "DDIMScheduler"), ("euler", "EulerDiscreteScheduler")])
+def test_trajectories(sampler: str, kind: str, steps: int, spacing: str, prediction: str) -> None:
     """Every point of the way, with guidance, seen through the denoiser's inputs, and the result."""
     reference = theirs(kind, prediction, spacing)
     reference.set_timesteps(steps)
@@ -96,10 +102,8 @@ def test_trajectories(sampler: Any, kind: str, steps: int, spacing: str, predict
         return toy_flame(x, t, cond)
 
     both = np.repeat(np.array([0.2, -0.1], np.float32), 2).reshape(4, 1, 1, 1)
-    result = sampler(
-        guided(watched, 3.0), tensor(start()), tensor(both),
-        SamplerConfig(NoiseSchedule.scaled_linear(), steps, prediction, spacing),
-    )  # fmt: skip
+    path = NoisePath(NoiseSchedule.scaled_linear(), steps, prediction, spacing)
+    result = SAMPLERS[sampler]().draw(guided(watched, 3.0), tensor(start()), tensor(both), path, fresh)
     assert len(way) == steps
     for mine, expected in [*zip(way, expected_way, strict=True), (result.numpy(), x.numpy())]:
         np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
@@ -113,7 +117,8 @@ def test_euler_on_zero_terminal_snr() -> None:
         seen = reference.scale_model_input(x, t)
         x = reference.step(toy(seen, torch.full((2,), float(t)), 0.2), t, x).prev_sample
     schedule = NoiseSchedule.scaled_linear().zero_terminal_snr()
-    result = euler(toy_flame, tensor(start()), 0.2, SamplerConfig(schedule, 10, "v", "trailing"))
+    path = NoisePath(schedule, 10, "v", "trailing")
+    result = SAMPLERS["euler"]().draw(toy_flame, tensor(start()), 0.2, path, fresh)
     np.testing.assert_allclose(result.numpy(), x.numpy(), rtol=1e-4, atol=1e-4)
 
 

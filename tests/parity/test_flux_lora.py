@@ -46,11 +46,16 @@ def as_diffusers(model):
     """A pipeline around diffusers' transformer with our weights in it."""
     arch = model.arch
     twin = diffusers.FluxTransformer2DModel(
-        in_channels=4 * arch.channels, num_layers=arch.depth, num_single_layers=arch.single_depth,
-        attention_head_dim=arch.head_dim, num_attention_heads=arch.width // arch.head_dim,
-        joint_attention_dim=arch.context_dim, pooled_projection_dim=arch.pooled_dim, guidance_embeds=arch.guidance,
+        in_channels=4 * arch.channels,
+        num_layers=arch.depth,
+        num_single_layers=arch.single_depth,
+        attention_head_dim=arch.head_dim,
+        num_attention_heads=arch.width // arch.head_dim,
+        joint_attention_dim=arch.context_dim,
+        pooled_projection_dim=arch.pooled_dim,
+        guidance_embeds=arch.guidance,
         axes_dims_rope=arch.axes,
-    )  # fmt: skip
+    )
     arrays = {name: weight.numpy() for name, weight in model.weights()}
 
     class Arrays:
@@ -61,7 +66,7 @@ def as_diffusers(model):
     twin.load_state_dict({name: torch.from_numpy(np.array(x)) for name, x in made.items()}, strict=True)
     return diffusers.FluxPipeline(
         diffusers.FlowMatchEulerDiscreteScheduler(), None, None, None, None, None, twin.eval()
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -83,10 +88,13 @@ def theirs(pipeline, batch):
     with torch.no_grad():
         out = pipeline.transformer(
             hidden_states=pipeline._pack_latents(x["latents"].permute(0, 3, 1, 2), B, C, H, W),
-            timestep=x["timesteps"] / 1000, encoder_hidden_states=x["context"], pooled_projections=x["pooled"],
-            guidance=x["guidance"], txt_ids=torch.zeros(5, 3),
+            timestep=x["timesteps"] / 1000,
+            encoder_hidden_states=x["context"],
+            pooled_projections=x["pooled"],
+            guidance=x["guidance"],
+            txt_ids=torch.zeros(5, 3),
             img_ids=pipeline._prepare_latent_image_ids(B, H // 2, W // 2, "cpu", torch.float32),
-        ).sample  # fmt: skip
+        ).sample
     return pipeline._unpack_latents(out, H * 8, W * 8, 8).permute(0, 2, 3, 1).numpy()
 
 

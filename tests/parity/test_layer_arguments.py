@@ -14,9 +14,18 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
 
 LAYERS = [
-    "Linear", "Conv2d", "ConvTranspose2d", "LayerNorm", "RMSNorm", "GroupNorm", "Embedding", "MultiheadAttention",
-    "ModuleList", "BatchNorm1d", "BatchNorm2d",
-]  # fmt: skip
+    "Linear",
+    "Conv2d",
+    "ConvTranspose2d",
+    "LayerNorm",
+    "RMSNorm",
+    "GroupNorm",
+    "Embedding",
+    "MultiheadAttention",
+    "ModuleList",
+    "BatchNorm1d",
+    "BatchNorm2d",
+]
 SAME = {"dim": "normalized_shape"}  # one size here, a shape there
 
 
@@ -28,17 +37,20 @@ def test_what_is_given_by_position_has_pytorchs_place(name: str) -> None:
     assert [SAME.get(n, n) for n in places] == theirs[: len(places)]
 
 
-@pytest.mark.parametrize(("name", "given", "message"), [
-    ("Conv2d", (3, 3, (3, 3, 3)), r"Conv2d: expected an int kernel_size, or two, got \(3, 3, 3\)"),
-    ("Conv2d", (3, 3, (3, 3.0)), "Conv2d: expected an int kernel_size, got 3.0"),
-    ("Conv2d", (3.0, 3, 3), "Conv2d: expected an int in_channels, got 3.0"),
-    ("LayerNorm", ((4, 2.0),), "LayerNorm: expected an int dim, got 2.0"),
-    ("LayerNorm", ("4",), "LayerNorm: expected an int dim, got '4'"),
-    ("RMSNorm", ((4,),), r"RMSNorm: expected an int dim, got \(4,\)"),
-    ("GroupNorm", (2, 4.0), "GroupNorm: expected an int num_channels, got 4.0"),
-    ("Linear", (4, 2.0), "Linear: expected an int out_features, got 2.0"),
-    ("Embedding", (4, "2"), "Embedding: expected an int embedding_dim, got '2'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("Conv2d", (3, 3, (3, 3, 3)), r"Conv2d: expected an int kernel_size, or two, got \(3, 3, 3\)"),
+        ("Conv2d", (3, 3, (3, 3.0)), "Conv2d: expected an int kernel_size, got 3.0"),
+        ("Conv2d", (3.0, 3, 3), "Conv2d: expected an int in_channels, got 3.0"),
+        ("LayerNorm", ((4, 2.0),), "LayerNorm: expected an int dim, got 2.0"),
+        ("LayerNorm", ("4",), "LayerNorm: expected an int dim, got '4'"),
+        ("RMSNorm", ((4,),), r"RMSNorm: expected an int dim, got \(4,\)"),
+        ("GroupNorm", (2, 4.0), "GroupNorm: expected an int num_channels, got 4.0"),
+        ("Linear", (4, 2.0), "Linear: expected an int out_features, got 2.0"),
+        ("Embedding", (4, "2"), "Embedding: expected an int embedding_dim, got '2'"),
+    ],
+)
 def test_a_size_that_is_no_number_is_refused_by_name(name: str, given: tuple[Any, ...], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         getattr(nn, name)(*given)
@@ -61,16 +73,19 @@ def test_numpys_whole_numbers_are_numbers() -> None:
     assert nn.Linear(np.int64(3), np.int32(2)).shapes() == {"weight": (2, 3), "bias": (2,)}
 
 
-@pytest.mark.parametrize(("name", "given"), [
-    ("Conv2d", ((3, 1),)),
-    ("Conv2d", ((2, 3), (2, 1), (1, 0))),
-    ("Conv2d", (3, 1, "same")),
-    ("Conv2d", ((3, 3), 2, "valid")),
-    ("Conv2d", (3, 1, 2, 2)),
-    ("Conv2d", (3, 1, 1, (1, 2), 2)),
-    ("ConvTranspose2d", (4, 2, 1)),
-    ("ConvTranspose2d", ((2, 3), (2, 3), (0, 1), (1, 0), 2)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("Conv2d", ((3, 1),)),
+        ("Conv2d", ((2, 3), (2, 1), (1, 0))),
+        ("Conv2d", (3, 1, "same")),
+        ("Conv2d", ((3, 3), 2, "valid")),
+        ("Conv2d", (3, 1, 2, 2)),
+        ("Conv2d", (3, 1, 1, (1, 2), 2)),
+        ("ConvTranspose2d", (4, 2, 1)),
+        ("ConvTranspose2d", ((2, 3), (2, 3), (0, 1), (1, 0), 2)),
+    ],
+)
 def test_convolutions_compute_what_pytorchs_do(name: str, given: tuple[Any, ...]) -> None:
     theirs = getattr(torch.nn, name)(2, 4, *given)
     ours = getattr(nn, name)(2, 4, *given)

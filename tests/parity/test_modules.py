@@ -141,13 +141,16 @@ def test_a_part_under_two_names_is_trained_once() -> None:
     assert list(ours.shapes()) == list(theirs.state_dict())
 
 
-@pytest.mark.parametrize("change", [
-    lambda m: delattr(m, "b"),
-    lambda m: setattr(m, "b", None),
-    lambda m: setattr(m, "a", m.b),
-    lambda m: setattr(m.a, "bias", None),
-    lambda m: delattr(m.a, "bias"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: delattr(m, "b"),
+        lambda m: setattr(m, "b", None),
+        lambda m: setattr(m, "a", m.b),
+        lambda m: setattr(m.a, "bias", None),
+        lambda m: delattr(m.a, "bias"),
+    ],
+)
 def test_what_was_removed_or_replaced_is_no_weight(change: Callable[[Any], None]) -> None:
     ours, theirs = pair()
     change(ours)

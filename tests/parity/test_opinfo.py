@@ -5,20 +5,26 @@ What an op does not take is listed with the reason, and nothing else is left out
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import flame_train.engine as flame
+from flame_train.engine.dtype import bfloat16, float32
+from flame_train.engine.mode import use
 from flame_train.engine.op import REGISTRY
+from flame_train.engine.shape_run import shape_run
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("expecttest", reason="PyTorch's sample inputs need it")
+for needed in ("expecttest", "setuptools"):
+    pytest.importorskip(needed, reason=f"PyTorch's sample inputs need {needed}: pip install 'flame-train[parity]'")
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
 LIMIT = 1e-10
@@ -36,6 +42,23 @@ class Unsupported:
     op: str
     reason: str
     holds: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Outputs and gradients, ours or PyTorch's; no gradients where PyTorch has none."""
+
+    values: list[Any]
+    grads: list[Any] | None
+
+    def on_host(self) -> list[np.ndarray]:
+        """All of them in fp64, the outputs first."""
+        return [_host(t) for t in (*self.values, *(self.grads or ()))]
+
+
+def _host(t: Any) -> np.ndarray:
+    plain = t.double().cpu().numpy() if isinstance(t, torch.Tensor) else t.numpy()
+    return np.asarray(plain, np.float64)
 
 
 def has(*names: str) -> Callable[[Any], bool]:
@@ -121,14 +144,15 @@ def why_not(name: str, s: Any) -> Unsupported | None:
     return next((u for u in UNSUPPORTED if u.op == name and u.holds(s)), None)
 
 
-def converted(value: Any) -> Any:
-    """Tensors as ours, also inside lists, tuples and keyword arguments."""
+def converted(value: Any, dtype: Any = None, device: str = "cpu") -> Any:
+    """Tensors as ours, floats in `dtype` if that is given; also inside lists, tuples and keyword arguments."""
     if isinstance(value, torch.Tensor):
-        return flame.tensor(value.detach().numpy(), requires_grad=value.requires_grad)
+        wanted = dtype if value.is_floating_point() else None
+        return flame.tensor(value.detach().numpy(), wanted, device, requires_grad=value.requires_grad)
     if isinstance(value, (list, tuple)):
-        return type(value)(converted(v) for v in value)
+        return type(value)(converted(v, dtype, device) for v in value)
     if isinstance(value, dict):
-        return {k: converted(v) for k, v in value.items()}
+        return {k: converted(v, dtype, device) for k, v in value.items()}
     return value
 
 
@@ -172,34 +196,103 @@ def _partial_source(s: Any) -> bool:
     return isinstance(s.args[2], torch.Tensor) and s.args[2].shape != s.args[1].shape
 
 
-def check(name: str, info: Any, s: Any) -> None:
-    want = info.op(s.input, *s.args, **s.kwargs)
-    first, args, kwargs = converted(s.input), converted(s.args), converted(s.kwargs)
-    got = call(name, first, args, kwargs)
-    theirs = list(want) if isinstance(want, (tuple, list)) else [want]
-    ours = list(got) if isinstance(got, tuple) else [got]
-    assert len(ours) == len(theirs)
-    for o, t in zip(ours, theirs, strict=True):
-        assert o.dtype == t.detach().numpy().dtype
-        assert error(o.numpy().astype(np.float64), t.detach().numpy().astype(np.float64)) <= OWN_LIMIT.get(name, LIMIT)
-    pairs = [(o, t) for o, t in zip(ours, theirs, strict=True) if t.requires_grad]
-    inputs = list(leaves([s.input, s.args, s.kwargs], [first, args, kwargs]))
-    if not pairs or not inputs or (name == "scatter" and _partial_source(s)):
-        return
+def listed(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def pytorch(name: str, info: Any, s: Any) -> Found:
+    """What PyTorch makes of a sample, on the sample's device."""
+    outs = listed(info.op(s.input, *s.args, **s.kwargs))
+    inputs = [t for t, _ in leaves([s.input, s.args, s.kwargs], [s.input, s.args, s.kwargs])]
+    roots = [t for t in outs if t.requires_grad]
+    values = [t.detach() for t in outs]
+    if not roots or not inputs or (name == "scatter" and _partial_source(s)):
+        return Found(values, None)
+    given = [torch.from_numpy(w).to(t) for w, t in zip(weights(roots), roots, strict=True)]
+    grads = torch.autograd.grad(roots, inputs, given, allow_unused=True)
+    return Found(values, [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, grads, strict=True)])
+
+
+def engine(name: str, s: Any, truth: Found, dtype: Any = None, device: str = "cpu") -> Found:
+    """What the engine makes of it, with gradients where the truth has some."""
+    given = [converted(v, dtype, device) for v in (s.input, s.args, s.kwargs)]
+    outs = listed(call(name, *given))
+    assert len(outs) == len(truth.values)
+    if truth.grads is None:
+        return Found(outs, None)
+    inputs = [o for _, o in leaves([s.input, s.args, s.kwargs], given)]
+    roots = [o for o in outs if o.requires_grad]
+    cotangents = [flame.tensor(w, o.dtype, o.device) for w, o in zip(weights(roots), roots, strict=True)]
+    grads = flame.grad(roots, inputs, cotangents, allow_unused=True)
+    return Found(outs, [flame.zeros_like(t) if g is None else g for t, g in zip(inputs, grads, strict=True)])
+
+
+def weights(roots: list[Any]) -> list[np.ndarray]:
+    """What outputs are weighed with for gradients: numbers that bf16 holds too."""
     rng = np.random.default_rng(0)
-    weights = [rng.standard_normal(o.shape) for o, _ in pairs]
-    mine = flame.grad(
-        [o for o, _ in pairs], [o for _, o in inputs], [flame.tensor(w) for w in weights], allow_unused=True
-    )
-    given = [torch.from_numpy(np.asarray(w)) for w in weights]
-    other = torch.autograd.grad([t for _, t in pairs], [t for t, _ in inputs], given, allow_unused=True)
-    for (t, _), m, g in zip(inputs, mine, other, strict=True):
-        a, b = (np.zeros(t.shape) if x is None else x.numpy() for x in (m, g))
-        assert error(a, b) <= OWN_LIMIT.get(name, LIMIT)
+    return [rng.standard_normal(tuple(o.shape)).astype(ml_dtypes.bfloat16).astype(np.float64) for o in roots]
 
 
-@pytest.mark.parametrize(("name", "theirs"), list(named()), ids=lambda v: str(v))
-def test_samples(name: str, theirs: str, record_property: Any) -> None:
+def check(name: str, info: Any, s: Any) -> None:
+    """In fp64, on the CPU."""
+    want = pytorch(name, info, s)
+    got = engine(name, s, want)
+    for o, t in zip(got.values, want.values, strict=True):
+        assert o.dtype == t.numpy().dtype
+    for o, t in zip(got.on_host(), want.on_host(), strict=True):
+        assert error(o, t) <= OWN_LIMIT.get(name, LIMIT)
+
+
+def in_dtypes(s: Any, *dtypes: str) -> Any:
+    """The sample with its floats cast to each of the dtypes in turn."""
+
+    def cast(v: Any) -> Any:
+        if not isinstance(v, torch.Tensor) or not v.is_floating_point():
+            return v
+        made = v.detach()
+        for dtype in dtypes:
+            made = made.to(getattr(torch, dtype))
+        return made.requires_grad_(v.requires_grad)
+
+    return s.transform(cast)
+
+
+def check_narrow(name: str, info: Any, s: Any, dtype: Any, device: str) -> None:
+    """In fp32, bf16 or fp16, on a device, by the tolerance rule of tests/gpu/test_every_op_gpu.py.
+
+    The truth is PyTorch's, in fp64 on the CPU. The yardstick is the larger error of the engine's reference on the CPU
+    and of PyTorch on the CPU, each in `dtype`.
+    """
+    s = in_dtypes(s, dtype.name, "float64")
+    truth = pytorch(name, info, s)
+    got = engine(name, s, truth, dtype, device)
+    for o, t in zip(got.values, truth.values, strict=True):
+        assert not t.is_floating_point() or o.dtype == dtype
+        assert o.device == device
+    exact, unit = truth.on_host(), float(ml_dtypes.finfo(dtype).eps)
+    wanted = [in_range(t, dtype) for t in exact]
+    if any(np.isinf(w).sum() > np.isinf(t).sum() for w, t in zip(wanted, exact, strict=True)):
+        wanted = wanted[: len(truth.values)]  # sums of infinite gradients say nothing
+    errors = [error(g, t) for g, t in zip(got.on_host(), wanted, strict=False)]
+    if max(errors, default=0.0) <= unit:
+        return  # within one unit in the last place: no yardstick is needed
+    with use(**({} if REGISTRY[name].composite else {name: "reference"})):
+        yards = [engine(name, s, truth, dtype)]
+    with contextlib.suppress(RuntimeError, NotImplementedError):  # PyTorch lacks some ops in some dtypes
+        yards.append(pytorch(name, info, in_dtypes(s, dtype.name)))
+    for i, (found, t) in enumerate(zip(errors, wanted, strict=True)):
+        allowed = 2.0 * max(error(y.on_host()[i], t) for y in yards) + unit
+        assert found <= allowed, f"result {i}: an error of {found:.3g}, {allowed:.3g} allowed"
+
+
+def in_range(truth: np.ndarray, dtype: Any) -> np.ndarray:
+    """The truth with infinity for what is beyond `dtype`."""
+    with np.errstate(over="ignore"):
+        return np.where(np.isinf(truth.astype(dtype)), np.copysign(np.inf, truth), truth)
+
+
+def held(name: str, theirs: str, check: Callable[[str, Any, Any], None]) -> int:
+    """Runs `check` on every sample that the op takes; returns how many these are. Fails naming all that are wrong."""
     run, wrong = 0, []
     for info in opinfos()[theirs]:
         for i, s in enumerate(samples(info)):
@@ -211,9 +304,38 @@ def test_samples(name: str, theirs: str, record_property: Any) -> None:
             except Exception as e:
                 shapes = [tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in (s.input, *s.args)]
                 wrong.append(f"{info.variant_test_name}[{i}] {shapes} {list(s.kwargs.items())}: {type(e).__name__} {e}")
-    record_property("samples", run)
     assert run
     assert not wrong, "\n".join(wrong)
+    return run
+
+
+@pytest.mark.parametrize(("name", "theirs"), list(named()), ids=lambda v: str(v))
+def test_samples(name: str, theirs: str, record_property: Any) -> None:
+    record_property("samples", held(name, theirs, check))
+
+
+@pytest.mark.parametrize(("name", "theirs"), list(named()), ids=lambda v: str(v))
+def test_samples_in_bf16(name: str, theirs: str) -> None:
+    """By the rule that tests/gpu/test_opinfo_gpu.py has for a GPU."""
+    held(name, theirs, partial(check_narrow, dtype=bfloat16, device="cpu"))
+
+
+@pytest.mark.parametrize(("name", "theirs"), list(named()), ids=lambda v: str(v))
+def test_samples_have_their_shapes_on_a_described_gpu(name: str, theirs: str) -> None:
+    """What CuPy and our kernels refuse though NumPy takes it is seen without a GPU."""
+
+    def check(name: str, info: Any, s: Any) -> None:
+        if name == "one_hot" and s.kwargs.get("num_classes", -1) == -1:
+            return  # how many there are is for the values to say
+        if name == "getitem" and any(isinstance(a, torch.Tensor) and a.dtype == torch.bool for a in s.args):
+            return  # how many are chosen, too
+        want = pytorch(name, info, s)
+        got = engine(name, s, want, float32, "cuda")
+        for o, t in zip((*got.values, *(got.grads or ())), (*want.values, *(want.grads or ())), strict=True):
+            assert (o.device, o.shape) == ("cuda", tuple(t.shape))
+
+    with shape_run():
+        held(name, theirs, check)
 
 
 def test_most_samples_run_and_no_exception_is_stale(record_property: Any) -> None:

@@ -343,12 +343,15 @@ def test_numbers_that_torch_refuses_are_refused_by_name(name: str, settings: dic
         {"AdamW": AdamW, "SGD": SGD}[name]([tensor([1.0], requires_grad=True)], **settings)
 
 
-@pytest.mark.parametrize(("settings", "theirs"), [
-    ({"growth": 0.5}, {"growth_factor": 0.5}),
-    ({"growth": 1.0}, {"growth_factor": 1.0}),
-    ({"backoff": 2.0}, {"backoff_factor": 2.0}),
-    ({"backoff": 1.0}, {"backoff_factor": 1.0}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "theirs"),
+    [
+        ({"growth": 0.5}, {"growth_factor": 0.5}),
+        ({"growth": 1.0}, {"growth_factor": 1.0}),
+        ({"backoff": 2.0}, {"backoff_factor": 2.0}),
+        ({"backoff": 1.0}, {"backoff_factor": 1.0}),
+    ],
+)
 def test_scalers_that_torch_refuses_are_refused(settings: dict[str, float], theirs: dict[str, float]) -> None:
     with pytest.raises(AssertionError):
         torch.amp.GradScaler("cpu", **theirs)

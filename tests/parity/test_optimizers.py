@@ -178,7 +178,7 @@ PLUS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"d0": 1e-4, "d_coef": 2.0, "weight_decay": 0.1, "schedulefree_c": 8.0, "betas": (0.95, 0.98)},) * 2,
     ({"d_limiter": False, "factored": False, "d_coef": 0.1},) * 2,
     ({"factored": False, "use_stableadamw": False},) * 2,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("shapes", [SHAPES, [(40, 40), (32, 8, 3, 3), (64, 4, 1, 1)]], ids=["lora", "others"])
@@ -214,11 +214,16 @@ class OwnRates:
     def __init__(self, parameters: list[Any], lr: float, bump: float, decay: float, least: float, most: float) -> None:
         self.parameters, self.bump, self.decay, self.bounds = parameters, bump, decay, (least, most)
         self.states = [
-            {"codes": torch.full_like(p, 127.0), "scale": torch.tensor(lr) / 127, "above": torch.zeros_like(p).bool(),
-             "row": torch.zeros(p.shape[:-1]), "col": torch.zeros(*p.shape[:-2], *p.shape[-1:]),
-             "v": torch.zeros_like(p)}
+            {
+                "codes": torch.full_like(p, 127.0),
+                "scale": torch.tensor(lr) / 127,
+                "above": torch.zeros_like(p).bool(),
+                "row": torch.zeros(p.shape[:-1]),
+                "col": torch.zeros(*p.shape[:-2], *p.shape[-1:]),
+                "v": torch.zeros_like(p),
+            }
             for p in parameters
-        ]  # fmt: skip
+        ]
 
     @torch.no_grad()
     def step(self) -> float:
@@ -267,9 +272,14 @@ def test_lora_plus_is_a_higher_rate_for_the_up_matrices() -> None:
     weights = start()[:2]
     parameters = [Parameter(w, n) for w, n in zip(weights, ("a.lora_down.weight", "a.lora_up.weight"), strict=True)]
     optimizer = build_optimizer(
-        parameters, TrainSection(precision="fp32"), OptimizerSection(lr=0.01, lora_plus_ratio=16.0),
-        ScheduleSection(name="constant"), GradientSection(clip_norm=0.0), get_backend("cpu"), ".lora_up.weight",
-    )  # fmt: skip
+        parameters,
+        TrainSection(precision="fp32"),
+        OptimizerSection(lr=0.01, lora_plus_ratio=16.0),
+        ScheduleSection(name="constant"),
+        GradientSection(clip_norm=0.0),
+        get_backend("cpu"),
+        ".lora_up.weight",
+    )
     theirs = [torch.nn.Parameter(torch.tensor(w)) for w in weights]
     groups = [{"params": theirs[:1]}, {"params": theirs[1:], "lr": 0.16}]
     other = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.01)
@@ -340,9 +350,13 @@ def test_memory_is_predicted_for_every_optimizer(name: str) -> None:
         before = run.live_bytes
         parameters = [Parameter(w, f"p{i}") for i, w in enumerate(start())]
         optimizer = build_optimizer(
-            parameters, TrainSection(precision="fp32"), OptimizerSection(name=name), ScheduleSection(name="constant"),
-            GradientSection(), run.backend,
-        )  # fmt: skip
+            parameters,
+            TrainSection(precision="fp32"),
+            OptimizerSection(name=name),
+            ScheduleSection(name="constant"),
+            GradientSection(),
+            run.backend,
+        )
         step = capture(optimizer.step, "cuda")
         for _ in range(3):
             step()

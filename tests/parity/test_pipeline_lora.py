@@ -86,10 +86,17 @@ def vae_twin(vae):
 def text_twin(encoder):
     arch = encoder.arch
     config = transformers.CLIPTextConfig(
-        vocab_size=arch.vocabulary, hidden_size=arch.width, intermediate_size=arch.hidden,
-        num_hidden_layers=arch.layers, num_attention_heads=arch.heads, max_position_embeddings=arch.positions,
-        hidden_act=arch.activation, projection_dim=arch.projection or 16, bos_token_id=49406, eos_token_id=49407,
-    )  # fmt: skip
+        vocab_size=arch.vocabulary,
+        hidden_size=arch.width,
+        intermediate_size=arch.hidden,
+        num_hidden_layers=arch.layers,
+        num_attention_heads=arch.heads,
+        max_position_embeddings=arch.positions,
+        hidden_act=arch.activation,
+        projection_dim=arch.projection or 16,
+        bos_token_id=49406,
+        eos_token_id=49407,
+    )
     plain = arch.projection is None
     twin = (transformers.CLIPTextModel if plain else transformers.CLIPTextModelWithProjection)(config)
     native = any(name.startswith("text_model.") for name in twin.state_dict())
@@ -122,11 +129,14 @@ def networks(base):
 @pytest.fixture
 def pipeline(networks, tmp_path):
     return diffusers.StableDiffusionXLPipeline(
-        vae=vae_twin(networks.vae), unet=unet_twin(networks.unet), scheduler=diffusers.EulerDiscreteScheduler(),
-        text_encoder=text_twin(networks.text_encoder), text_encoder_2=text_twin(networks.text_encoder_2),
+        vae=vae_twin(networks.vae),
+        unet=unet_twin(networks.unet),
+        scheduler=diffusers.EulerDiscreteScheduler(),
+        text_encoder=text_twin(networks.text_encoder),
+        text_encoder_2=text_twin(networks.text_encoder_2),
         tokenizer=tokenizer_twin(tmp_path / "tokenizer", "<|endoftext|>"),
         tokenizer_2=tokenizer_twin(tmp_path / "tokenizer_2", "!"),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(params=TRAINED, ids=lambda p: f"{p[0]}-{p[1]}")
@@ -137,9 +147,14 @@ def lora(request, small_config, base, drawn):
         path.unlink()
         path.with_suffix(".txt").unlink()
     config = small_config(
-        model={"checkpoint": str(base)}, data={"resolution": 64}, lora={"rank": 4, "alpha": 2.0, "targets": (targets,)},
-        optimizer={"lr": rate}, train={"steps": 2}, output={"format": form}, sample={"every": 0},
-    )  # fmt: skip
+        model={"checkpoint": str(base)},
+        data={"resolution": 64},
+        lora={"rank": 4, "alpha": 2.0, "targets": (targets,)},
+        optimizer={"lr": rate},
+        train={"steps": 2},
+        output={"format": form},
+        sample={"every": 0},
+    )
     stop = StopRequest()
     done = train_plan(make_plan(check(config), stop), "cpu", stop)
     return done["lora"]

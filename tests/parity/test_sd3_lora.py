@@ -60,12 +60,20 @@ def as_diffusers(model):
     """A pipeline around diffusers' transformer with our weights in it."""
     arch = model.arch
     twin = diffusers.SD3Transformer2DModel(
-        sample_size=16, patch_size=2, in_channels=arch.channels, num_layers=arch.depth,
-        attention_head_dim=arch.head_dim, num_attention_heads=arch.width // arch.head_dim,
-        joint_attention_dim=arch.context_dim, caption_projection_dim=arch.width,
-        pooled_projection_dim=arch.pooled_dim, out_channels=arch.channels, pos_embed_max_size=arch.positions,
-        dual_attention_layers=arch.dual, qk_norm="rms_norm" if arch.qk_norm else None,
-    )  # fmt: skip
+        sample_size=16,
+        patch_size=2,
+        in_channels=arch.channels,
+        num_layers=arch.depth,
+        attention_head_dim=arch.head_dim,
+        num_attention_heads=arch.width // arch.head_dim,
+        joint_attention_dim=arch.context_dim,
+        caption_projection_dim=arch.width,
+        pooled_projection_dim=arch.pooled_dim,
+        out_channels=arch.channels,
+        pos_embed_max_size=arch.positions,
+        dual_attention_layers=arch.dual,
+        qk_norm="rms_norm" if arch.qk_norm else None,
+    )
     arrays = {name: weight.numpy() for name, weight in model.weights()}
 
     class Arrays:
@@ -89,9 +97,11 @@ def theirs(pipeline, batch):
     x = {name: torch.from_numpy(array) for name, array in batch.items()}
     with torch.no_grad():
         out = pipeline.transformer(
-            hidden_states=x["latents"].permute(0, 3, 1, 2), timestep=x["timesteps"],
-            encoder_hidden_states=x["context"], pooled_projections=x["pooled"],
-        ).sample  # fmt: skip
+            hidden_states=x["latents"].permute(0, 3, 1, 2),
+            timestep=x["timesteps"],
+            encoder_hidden_states=x["context"],
+            pooled_projections=x["pooled"],
+        ).sample
     return out.permute(0, 2, 3, 1).numpy()
 
 

@@ -31,8 +31,12 @@ def run_command(folder, *arguments):
     """The command in a process of its own, with every GPU hidden."""
     return subprocess.run(
         [sys.executable, "-m", "flame_train", "quickstart", str(folder), "--json", *arguments],
-        capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +52,11 @@ def test_it_ends_well_and_says_where_everything_is(done):
     assert ended.returncode == 0, ended.stderr
     said = json.loads(ended.stdout)
     for name, path in {
-        "lora": "run/lora.safetensors", "log": "run/log.jsonl", "image": "before-after.png", "config": "config.toml",
-    }.items():  # fmt: skip
+        "lora": "run/lora.safetensors",
+        "log": "run/log.jsonl",
+        "image": "before-after.png",
+        "config": "config.toml",
+    }.items():
         assert said[name] == str(folder / path)
         assert (folder / path).is_file()
     counts = {"3_tiles": 10, "1_known": 160}

@@ -79,10 +79,12 @@ def test_captions_encoded_by_a_t5_in_8_bits_are_others(base: Path, family: str, 
     made = {}
     for precision in ("auto", "fp8"):
         config = Config(
-            model=ModelSection(checkpoint=str(base)), text_encoders=TextEncodersSection(precision=precision),
-            data=DataSection(path=str(drawn), resolution=64, bucket_step=32), train=TrainSection(precision="fp32"),
+            model=ModelSection(checkpoint=str(base)),
+            text_encoders=TextEncodersSection(precision=precision),
+            data=DataSection(path=str(drawn), resolution=64, bucket_step=32),
+            train=TrainSection(precision="fp32"),
             output=OutputSection(dir=f"{drawn}-run"),
-        )  # fmt: skip
+        )
         plan = planned(family, config)
         found = plan.encoding.encoders("cpu").caption("a red circle").values()
         key = plan.encoding.keys(plan.samples, ["a red circle"]).captions["a red circle"]
@@ -130,10 +132,13 @@ def test_both_formats_are_the_same_lora(
 
 def test_a_dropped_encoders_arrays_are_zeros(base: Path, family: str, drawn: Path) -> None:
     config = Config(
-        model=ModelSection(checkpoint=str(base)), text_encoders=TextEncodersSection(t5_tokens=77),
-        data=DataSection(path=str(drawn), resolution=64, bucket_step=32), sample=SampleSection(every=0),
-        train=TrainSection(precision="fp32"), output=OutputSection(dir=f"{drawn}-run"),
-    )  # fmt: skip
+        model=ModelSection(checkpoint=str(base)),
+        text_encoders=TextEncodersSection(t5_tokens=77),
+        data=DataSection(path=str(drawn), resolution=64, bucket_step=32),
+        sample=SampleSection(every=0),
+        train=TrainSection(precision="fp32"),
+        output=OutputSection(dir=f"{drawn}-run"),
+    )
     plan = planned(family, config)
     keys = plan.encoding.keys(plan.samples, ())
     encoded = encode(plan.encoding, plan.samples, keys, plan.model.size_conditioning, "cpu", StopRequest())
@@ -206,9 +211,14 @@ def test_the_blocks_that_a_config_chooses_are_checkpointed(
     ids=["sd3-medium", "sd35-large", "sd35-medium", "flux-dev", "flux-schnell"],
 )
 def test_images_are_drawn_as_each_model_was_published(
-    family: str, networks: dict[str, nn.Module], transformer: Callable[[], nn.Module], steps: int, guidance: float,
-    classifier_free: float, tmp_path: Path,
-) -> None:  # fmt: skip
+    family: str,
+    networks: dict[str, nn.Module],
+    transformer: Callable[[], nn.Module],
+    steps: int,
+    guidance: float,
+    classifier_free: float,
+    tmp_path: Path,
+) -> None:
     """Steps and guidance of the model cards, where a config names none; what it names stays."""
     networks["model.diffusion_model."] = transformer()
     model = opened(family, write_small(networks, tmp_path, 0))
@@ -225,9 +235,14 @@ def test_what_the_transformer_is_told(base: Path, family: str) -> None:
     denoiser = model.load_denoiser(device="cpu", dtype="fp32")
     network = denoiser.network
     shapes = {
-        "x": (2, 8, 8, 16), "t5": (2, 5, 64), "clip_l": (2, 77, 32), "clip_g": (2, 77, 32), "pooled_l": (2, 32),
-        "pooled_g": (2, 32), "pooled": (2, 32),
-    }  # fmt: skip
+        "x": (2, 8, 8, 16),
+        "t5": (2, 5, 64),
+        "clip_l": (2, 77, 32),
+        "clip_g": (2, 77, 32),
+        "pooled_l": (2, 32),
+        "pooled_g": (2, 32),
+        "pooled": (2, 32),
+    }
     cond = {n: tensor(rng.standard_normal(s).astype(np.float32)) for n, s in shapes.items()}
     x, t5 = cond["x"], cond["t5"]
     t = np.array([0.25, 0.5], np.float32)

@@ -64,9 +64,11 @@ def test_a_model_that_is_told_no_guidance_refuses_one(drawn: Path, tmp_path: Pat
     schnell = Flux(FluxArch.tiny(guidance=False, context_dim=64))
     base = write_small({**small_networks("flux"), "model.diffusion_model.": schnell}, tmp_path, 0)
     config = Config(
-        model=ModelSection(checkpoint=str(base)), loss=LossSection(guidance_scale=3.5),
-        data=DataSection(path=str(drawn)), output=OutputSection(dir=str(tmp_path / "run")),
-    )  # fmt: skip
+        model=ModelSection(checkpoint=str(base)),
+        loss=LossSection(guidance_scale=3.5),
+        data=DataSection(path=str(drawn)),
+        output=OutputSection(dir=str(tmp_path / "run")),
+    )
     with pytest.raises(ConfigError, match=r"loss.guidance_scale: this model has no guidance input, got 3.5; remove it"):
         check(config, FAMILIES["flux"])
 
@@ -92,16 +94,22 @@ def test_a_negative_prompt_that_would_not_be_seen_is_refused(
 
 
 def test_a_caption_that_is_too_long_is_told_with_the_key_that_lengthens_it(
-    base: Path, family: str, drawn: Path, small_config: Callable[..., Config], caplog: pytest.LogCaptureFixture,
+    base: Path,
+    family: str,
+    drawn: Path,
+    small_config: Callable[..., Config],
+    caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     shutil.copytree(drawn, tmp_path / "long")
     next((tmp_path / "long").glob("*.txt")).write_text("a red circle " * 300)
     config = Config(
-        model=ModelSection(checkpoint=str(base)), sample=SampleSection(prompts=("a red disc " * 99, "a disc")),
+        model=ModelSection(checkpoint=str(base)),
+        sample=SampleSection(prompts=("a red disc " * 99, "a disc")),
         data=DataSection(path=str(tmp_path / "long"), resolution=64, bucket_step=32),
-        text_encoders=TextEncodersSection(t5_tokens=154), output=OutputSection(dir=str(tmp_path / "run")),
-    )  # fmt: skip
+        text_encoders=TextEncodersSection(t5_tokens=154),
+        output=OutputSection(dir=str(tmp_path / "run")),
+    )
     planned(family, config)
     planned("sdxl", small_config(data={"path": str(tmp_path / "long")}))
     told = [record.message for record in caplog.records if "longer than" in record.message]

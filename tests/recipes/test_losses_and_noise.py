@@ -12,13 +12,20 @@ import pytest
 from flame_train.io.safetensors import SafetensorsFile
 
 NOISES = {
-    "loss.offset_noise": "0.1", "loss.offset_noise_random": "true", "loss.offset_noise_adaptive": "0.05",
-    "loss.pyramid_noise": "4", "loss.immiscible_noise": "true", "loss.input_perturbation": "0.1",
-}  # fmt: skip
+    "loss.offset_noise": "0.1",
+    "loss.offset_noise_random": "true",
+    "loss.offset_noise_adaptive": "0.05",
+    "loss.pyramid_noise": "4",
+    "loss.immiscible_noise": "true",
+    "loss.input_perturbation": "0.1",
+}
 OTHERS = {
-    "loss.kind": "huber", "loss.huber_schedule": "exponential", "loss.timestep_sampling": "beta",
-    "loss.min_timestep": "100", "loss.max_timestep": "900",
-}  # fmt: skip
+    "loss.kind": "huber",
+    "loss.huber_schedule": "exponential",
+    "loss.timestep_sampling": "beta",
+    "loss.min_timestep": "100",
+    "loss.max_timestep": "900",
+}
 
 
 def settings(keys: dict[str, str]) -> list[str]:

@@ -31,10 +31,14 @@ def test_a_run_continues_to_the_bit(
 
     def run(folder: str, steps: int) -> Path:
         keys = {
-            "output.dir": str(tmp_path / folder), "train.steps": str(steps), "schedule.name": "constant",
-            "optimizer.name": name, "optimizer.lr": "1.0" if finds else "0.001", "optimizer.lora_plus_ratio": "4.0",
+            "output.dir": str(tmp_path / folder),
+            "train.steps": str(steps),
+            "schedule.name": "constant",
+            "optimizer.name": name,
+            "optimizer.lr": "1.0" if finds else "0.001",
+            "optimizer.lora_plus_ratio": "4.0",
             "lora.targets": "['full']",
-        }  # fmt: skip
+        }
         assert train_small(family, *(word for key, value in keys.items() for word in ("--set", f"{key}={value}"))) == 0
         return tmp_path / folder
 
@@ -49,10 +53,13 @@ def test_a_run_continues_to_the_bit(
     assert "optimizer.lr" not in caplog.text
 
 
-@pytest.mark.parametrize(("name", "rate", "told"), [
-    ("adamw", "1.0", 'optimizer.lr: 1.0 is usual for "prodigy" and its kin alone; "adamw" wants 1e-5 to 1e-3'),
-    ("prodigy", "0.0001", 'optimizer.lr: "prodigy" finds its rate, of which 0.0001 is a factor; 1 is usual'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "rate", "told"),
+    [
+        ("adamw", "1.0", 'optimizer.lr: 1.0 is usual for "prodigy" and its kin alone; "adamw" wants 1e-5 to 1e-3'),
+        ("prodigy", "0.0001", 'optimizer.lr: "prodigy" finds its rate, of which 0.0001 is a factor; 1 is usual'),
+    ],
+)
 def test_a_rate_of_another_kind_of_optimizer_is_noticed(
     name: str, rate: str, told: str, train_small: Callable[..., int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,7 +17,7 @@ from flame_train.run.encode import encode
 from flame_train.run.plan import make_plan
 from flame_train.run.train import load_denoiser
 from flame_train.training.stop import StopRequest
-from flame_train.training.validate import held_out_loss
+from flame_train.training.validate import HeldOut, Validator
 
 PHOTOS = ("astronaut", "chelsea", "coffee", "rocket")
 
@@ -39,9 +39,11 @@ def test_held_out_loss_falls_on_real_photographs(photos, small_config):
     stop = StopRequest()
     config = small_config(
         data={"path": str(photos), "batch_size": 4, "resolution": 128, "bucket_step": 32},
-        lora={"rank": 8, "alpha": 8.0, "targets": ("full",)}, optimizer={"lr": 7e-3}, schedule={"warmup_steps": 4},
+        lora={"rank": 8, "alpha": 8.0, "targets": ("full",)},
+        optimizer={"lr": 7e-3},
+        schedule={"warmup_steps": 4},
         train={"steps": 36, "precision": "fp32"},
-    )  # fmt: skip
+    )
     plan = make_plan(check(config), stop)
     encoded = encode(
         plan.encoding, plan.samples, plan.encoding.keys(plan.samples, ()), plan.model.size_conditioning, "cpu", stop
@@ -49,8 +51,12 @@ def test_held_out_loss_falls_on_real_photographs(photos, small_config):
     examples = [encoded.example(i) for i in range(len(PHOTOS))]
     denoiser, objective = load_denoiser(plan, "cpu"), plan.model.objective(config.model, LossSection(), "cpu")
 
-    def measured(seed=42):
-        return held_out_loss(denoiser, objective, examples, device="cpu", dtype=as_dtype("fp32"), seed=seed, draws=8)
+    validator = Validator(
+        denoiser, objective, HeldOut.of(examples), timesteps=8, batch_size=8, device="cpu", dtype=as_dtype("fp32")
+    )
+
+    def measured():
+        return validator.measure().loss
 
     before = measured()
     assert measured() == before
@@ -72,15 +78,28 @@ def test_the_figure_depends_on_nothing_but_noise_and_weights(small_config, photo
     examples = [encoded.example(i) for i in range(2)]
     denoiser, objective = load_denoiser(plan, "cpu"), plan.model.objective(config.model, LossSection(), "cpu")
 
-    def measured(which, seed=42, draws=2):
-        found = held_out_loss(
-            denoiser, objective, which, device="cpu", dtype=as_dtype("fp32"), seed=seed, draws=draws
-        )  # fmt: skip
-        assert np.isfinite(found)
+    def measured(which, timesteps=2, batch_size=3):
+        images = HeldOut.of(which)
+        found = Validator(
+            denoiser,
+            objective,
+            images,
+            timesteps=timesteps,
+            batch_size=batch_size,
+            device="cpu",
+            dtype=as_dtype("fp32"),
+        ).measure()
+        assert np.isfinite(found.loss)
         return found
 
-    assert measured(examples) == measured(examples)
-    assert measured(examples) != measured(examples, seed=43)
-    assert measured(examples) != measured(examples, draws=3)
+    first = measured(examples)
+    assert (first.loss, first.bands) == (measured(examples).loss, measured(examples).bands)
+    assert list(first.bands) == ["0-500", "500-1000"]
+    assert first.loss == pytest.approx(np.mean(list(first.bands.values())))
+    assert measured(examples, timesteps=3).loss != first.loss
+    for size in (1, 2, 8):  # the batch's size rounds otherwise, and changes no noise
+        assert measured(examples, batch_size=size).loss == pytest.approx(first.loss, rel=1e-5)
+    alone = [measured([example]).loss for example in examples[:1]]
+    assert alone[0] != first.loss
     with pytest.raises(ValueError, match="at least one"):
         measured([])

@@ -13,6 +13,7 @@ from flame_train import cli
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Placement
 from flame_train.diffusion.flow import FlowObjective
+from flame_train.diffusion.samplers.euler import Euler
 from flame_train.engine import Tensor
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.recipes import FAMILIES, NOTHING_NAMED
@@ -61,17 +62,25 @@ def test_the_network_is_told_the_thousandfold_level(small_base: Path) -> None:
 def test_its_sampler_comes_to_the_image(small_base: Path) -> None:
     """For a network that knows the image: x_s = (1 - s) image + s noise gives noise - image."""
     image, noise = (np.random.default_rng(i).standard_normal((1, 4, 4, 4)).astype(np.float32) for i in range(2))
-    draw = opened(small_base).sampler(ModelSection(prediction="flow"), LossSection(), 7, "euler", (32, 32))
-    found = draw(lambda x, s, cond: Tensor(noise - image), Tensor(noise), None)
+    path = opened(small_base).path(ModelSection(prediction="flow"), LossSection(), 7, (32, 32))
+    found = Euler().draw(lambda x, s, cond: Tensor(noise - image), Tensor(noise), None, path, lambda i: Tensor(noise))
     np.testing.assert_allclose(found.numpy(), image, atol=1e-5)
 
 
 def test_a_run_continues_to_the_bit_with_every_choice(train_small: Callable[..., int], tmp_path: Path) -> None:
     keys = {
-        "model.prediction": "flow", "loss.shift": "2.5", "loss.kind": "huber", "loss.weighting": "cosmap",
-        "loss.timestep_sampling": "beta", "loss.min_timestep": "100", "loss.pyramid_noise": "3",
-        "schedule.name": "constant", "sample.every": "2", "sample.prompts": "['a red circle']", "sample.steps": "2",
-    }  # fmt: skip
+        "model.prediction": "flow",
+        "loss.shift": "2.5",
+        "loss.kind": "huber",
+        "loss.weighting": "cosmap",
+        "loss.timestep_sampling": "beta",
+        "loss.min_timestep": "100",
+        "loss.pyramid_noise": "3",
+        "schedule.name": "constant",
+        "sample.every": "2",
+        "sample.prompts": "['a red circle']",
+        "sample.steps": "2",
+    }
 
     def run(name: str, steps: int, **more: str) -> Path:
         place = {"output.dir": str(tmp_path / name), "train.steps": str(steps)}
@@ -106,13 +115,16 @@ def test_images_are_drawn_by_its_command(small_base: Path, tmp_path: Path) -> No
     assert list(tmp_path.rglob("*.png"))
 
 
-@pytest.mark.parametrize(("keys", "told"), [
-    ({"model.prediction": "flow", "loss.weighting": "min_snr"}, 'loss.weighting: "min_snr" has no formula'),
-    ({"model.prediction": "flow", "loss.zero_terminal_snr": "true"}, "loss.zero_terminal_snr: means nothing with"),
-    ({"model.prediction": "flow", "sample.sampler": "ddim"}, 'sample.sampler: expected "euler" with model.prediction'),
-    ({"loss.shift": "2.0"}, 'loss.shift: expected model.prediction = "flow" with it, got 2.0'),
-    ({"loss.weighting": "cosmap"}, 'loss.weighting: "cosmap" has no formula'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"model.prediction": "flow", "loss.weighting": "min_snr"}, 'loss.weighting: "min_snr" has no formula'),
+        ({"model.prediction": "flow", "loss.zero_terminal_snr": "true"}, "loss.zero_terminal_snr: means nothing with"),
+        ({"model.prediction": "flow", "sample.sampler": "ddim"}, 'sample.sampler: expected "euler" or "heun" for a'),
+        ({"loss.shift": "2.0"}, 'loss.shift: expected model.prediction = "flow" with it, got 2.0'),
+        ({"loss.weighting": "cosmap"}, 'loss.weighting: "cosmap" has no formula'),
+    ],
+)
 def test_what_makes_no_sense_is_refused_in_one_line(
     keys: dict[str, str], told: str, train_small: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,10 +65,20 @@ def test_it_draws_what_the_caption_says(small_base, tmp_path):
         "a yellow square on the left on a black background",
     ]
     sample(
-        str(small_base), prompts, tmp_path / "drawn.png", lora=None, strength=1.0, negative="", steps=16,
-        guidance_scale=3.0, sampler="euler", prediction="epsilon", precision="fp32", seed=3, width=96,
-        height=96, device="cpu",
-    )  # fmt: skip
+        str(small_base),
+        prompts,
+        tmp_path / "drawn.png",
+        negative="",
+        steps=16,
+        guidance_scale=3.0,
+        sampler="euler",
+        prediction="epsilon",
+        precision="fp32",
+        seed=3,
+        width=96,
+        height=96,
+        device="cpu",
+    )
     with Image.open(tmp_path / "drawn.png") as image:
         first, second = (np.asarray(image.convert("RGB"))[:, left : left + 96] for left in (0, 100))
     assert nearest(first[48, 48]) == "red"

@@ -122,9 +122,7 @@ def test_a_setting_makes_anew_what_depends_on_it(warm, made_anew, small_config, 
         ("model.diffusion_model.out.2.bias", (0, 0)),
     ],
 )
-def test_a_network_makes_anew_what_it_encodes(
-    warm, made_anew, small_config, small_base, tmp_path, tensor, expected
-):  # fmt: skip
+def test_a_network_makes_anew_what_it_encodes(warm, made_anew, small_config, small_base, tmp_path, tensor, expected):
     with SafetensorsFile(small_base) as file:
         tensors = {name: np.array(file.read(name)) for name in file.names}
     tensors[tensor] += np.float16(0.5)

@@ -70,14 +70,17 @@ def test_cnn_reads_idx_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("damage", [
-    lambda raw: raw[:-1],
-    lambda raw: raw[:10],
-    lambda raw: b"",
-    lambda raw: raw + b"0",
-    lambda raw: b"<html>" + raw,
-    lambda raw: raw[:40] + b"00" + raw[42:-12],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: raw[:-1],
+        lambda raw: raw[:10],
+        lambda raw: b"",
+        lambda raw: raw + b"0",
+        lambda raw: b"<html>" + raw,
+        lambda raw: raw[:40] + b"00" + raw[42:-12],
+    ],
+)
 def test_cnn_names_a_damaged_file(damage: Callable[[bytes], bytes], packed: bool, tmp_path: Path) -> None:
     for name in ("train", "t10k"):
         write_idx(tmp_path / f"{name}-images-idx3-ubyte", np.ones((3, 28, 28), np.uint8), packed)

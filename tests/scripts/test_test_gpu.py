@@ -10,9 +10,15 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "test_gpu.sh"
 PARTS = (
-    "doctor", "tests", "gradients", "quickstart-sdxl", "quickstart-sd3", "quickstart-flux", "killed-and-continued",
+    "doctor",
+    "tests",
+    "gradients",
+    "quickstart-sdxl",
+    "quickstart-sd3",
+    "quickstart-flux",
+    "killed-and-continued",
     "predicted-memory",
-)  # fmt: skip
+)
 
 
 def run(tmp_path: Path, fails: str, memory: int = 80) -> subprocess.CompletedProcess[str]:

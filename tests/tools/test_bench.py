@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from flame_train import cli
+from flame_train.engine import get_float32_matmul_precision
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import float32, float64
 from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY, Sample, sample
-from flame_train.engine.op_samples import Values, materialise
+from flame_train.engine.op_samples import Values, integers, materialise
 from flame_train.errors import ConfigError
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.tools import (
@@ -31,6 +32,7 @@ from flame_train.tools import (
 from flame_train.tools.bench_ceilings import Ceilings, ceilings
 from flame_train.tools.bench_flops import op_flops
 from flame_train.tools.bench_models import find
+from flame_train.tools.bench_ready import ready, wanted_of
 
 
 @pytest.mark.parametrize(
@@ -57,8 +59,9 @@ def test_a_batch_of_another_bucket_has_other_latents_alone(model: str) -> None:
     square, wide = (bench.random_batch(declared, trial, bucket).arrays for bucket in (None, (48, 96)))
     channels = {"sdxl-tiny": 4}.get(model, 16)
     assert {n: wide[n].shape for n in wide if wide[n].shape != square[n].shape} == {
-        "mean": (2, 6, 12, channels), "logvar": (2, 6, 12, channels)
-    }  # fmt: skip
+        "mean": (2, 6, 12, channels),
+        "logvar": (2, 6, 12, channels),
+    }
     assert square["mean"].shape == (2, 8, 8, channels)
 
 
@@ -126,13 +129,24 @@ def test_ops_that_memory_bounds_are_held_against_a_copy_of_their_own_size(monkey
     limits = Ceilings(1e12, 2e9, copy)
     monkeypatch.setattr(bench_clock, "_TARGET_S", 0.0)
     softmax, linear = (
-        [*bench_ops._rows(REGISTRY[name], s, get_backend("cpu"), float64, limits, None)]
+        [
+            *bench_ops.timed(
+                ready(REGISTRY[name], s, get_backend("cpu"), float64), "fp32", get_backend("cpu"), limits, None
+            )
+        ]
         for name, s in (("softmax", sample((6, 5), -1)), ("linear", sample((2, 3), (4, 3))))
     )
     assert measured == [2 * 8 * 30, 3 * 8 * 30]  # input and output; g, output and gradient
     assert all(r.copy_share == pytest.approx(2 * r.share, abs=1e-3) for r in softmax)
     assert all(r.copy_share is None for r in linear)
-    result = {"device": "cpu", "dtype": "fp64", "deterministic": True, "ceiling TFLOP/s": 1.0, "ceiling TB/s": 0.002}
+    result = {
+        "device": "cpu",
+        "precision": "fp32",
+        "deterministic": True,
+        "ceiling TFLOP/s": 1.0,
+        "ceiling TB/s": 0.002,
+        "failed": {},
+    }
     lines = bench_ops.table(result | {"ops": [asdict(r) | {"ratio": r.ratio} for r in (*softmax, *linear)]}).split("\n")
     assert [("of copy" in line) for line in lines[1:]] == [True, True, False, False]
     assert all("% of ceiling" in line for line in lines[1:])
@@ -190,7 +204,7 @@ def test_ops_refuses_an_unknown_op_with_the_nearest() -> None:
 )
 def test_arithmetic_is_counted_as_two_for_each_multiply_add(name: str, s: object, forward: int, backward: int) -> None:
     op = REGISTRY[name]
-    assert op_flops(op, s, float32, bench_ops._wanted(op)) == (2 * forward, 2 * backward)
+    assert op_flops(op, s, float32, wanted_of(op)) == (2 * forward, 2 * backward)
 
 
 def test_memory_adds_up_and_checkpointing_keeps_less() -> None:
@@ -211,6 +225,18 @@ def test_memory_adds_up_and_checkpointing_keeps_less() -> None:
     assert "kept for the backward pass" in bench_memory.table(plain)
 
 
+SMALL = {
+    "narrow": sample((1, 16, 24), 2, 8, 8),
+    "split": sample((1, 16, 24), 8, -1),
+    "getitem": sample((1, 16, 24), (slice(None), slice(4, None))),
+    "fold": sample((2, 18, 16), output_size=(4, 4), kernel_size=3, padding=1),
+    "cat_rms_norm": sample([(1, 5, 2, 8), (1, 3, 2, 8)], [(8,), (8,)], (8, 1, 8), (8, 1, 8)),
+    "cat_group_norm_silu": sample((2, 4, 4, 6), (2, 4, 4, 2), 4, (8,), (8,), (2, 8)),
+    "one_hot": sample(integers(21, 2, 4, 4), 21),
+}
+"""Of ops whose numbers must fit their shapes."""
+
+
 def _small(s: Sample) -> Sample:
     """The sample with no dim above 32, and whole numbers below that, which may be places."""
 
@@ -218,26 +244,87 @@ def _small(s: Sample) -> Sample:
         if isinstance(value, Values):
             top = min(value.high, 21) if value.kind == "int" else value.high  # 21: a dim that is cut no further
             return replace(value, shape=cut(value.shape), high=top)
+        if isinstance(value, list):
+            return [cut(v) for v in value]
         return tuple(min(n, 32) for n in value) if isinstance(value, tuple) else value
 
     return Sample(tuple(map(cut, s.args)), s.kwargs)
 
 
+def _listed(result: Any) -> list[Any]:
+    return [*result] if isinstance(result, (tuple, list)) else [result]
+
+
+ALL_OPS = sorted({*bench_sizes.STEP, *bench_sizes.MORE})
+
+
+def test_every_op_has_sizes() -> None:
+    assert sorted(REGISTRY) == ALL_OPS
+
+
 @pytest.mark.parity
-@pytest.mark.parametrize("name", sorted({*bench_sizes.STEP, *bench_sizes.MORE}))
+@pytest.mark.parametrize("name", ALL_OPS)
 def test_ops_are_timed_against_what_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(bench_clock, "_TARGET_S", 0.0)
     monkeypatch.setattr(bench_torch, "_REPEATS", 1)
-    op = REGISTRY[name]
-    for s in map(_small, bench_sizes.MORE.get(name) or bench_sizes.STEP[name]):
-        rows = [*bench_ops._rows(op, s, get_backend("cpu"), float64, Ceilings(1e12, 1e12, lambda _: 1e12), "torch")]
-        assert all(r.torch_us for r in rows)
+    op, cpu, limits = REGISTRY[name], get_backend("cpu"), Ceilings(1e12, 1e12, lambda _: 1e12)
+    theirs_there = bench_torch.function(torch, op)
+    assert (theirs_there is None) == name.startswith("fp8_")
+    for s in [SMALL[name]] if name in SMALL else map(_small, bench_sizes.MORE.get(name) or bench_sizes.STEP[name]):
+        call = ready(op, s, cpu, float64)
+        rows = [*bench_ops.timed(call, "fp32", cpu, limits, "torch")]
+        assert all((r.torch_us is None) == (theirs_there is None) for r in rows)
+        if theirs_there is None or "rng" in s.kwargs:  # which elements fall is each program's to say
+            continue
         bound = materialise(op, s, generator(name, 0), float64)
-        theirs = bench_torch.function(torch, op)(**bench_torch.arguments(torch, bound))
-        theirs = theirs.movedim(1, -1) if bound.get("layout") == "NHWC" else theirs
-        mine = op(**bound).numpy()
-        assert np.linalg.norm(mine - theirs.numpy()) <= 1e-10 * np.linalg.norm(mine)
+        theirs = _listed(theirs_there(**bench_torch.arguments(torch, bound)))
+        for mine, other in zip(_listed(op(**bound)), theirs, strict=name != "batch_norm_train"):
+            other = other.movedim(1, -1) if bound.get("layout") == "NHWC" else other
+            got, want = mine.numpy().astype(np.float64), other.to(torch.float64).numpy()
+            limit = {"cast": 1e-6, "timestep_embedding": 1e-5}.get(name, 1e-10)  # these compute in fp32
+            assert np.linalg.norm(got - want) <= limit * np.linalg.norm(want)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", ["conv2d", "matmul", "linear"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_products_of_fp32_are_timed_in_the_precision_of_their_row(
+    name: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(bench_clock, "_TARGET_S", 0.0)
+    monkeypatch.setattr(bench_torch, "_REPEATS", 1)
+    small = [_small(s) for s in bench_sizes.STEP[name]]
+    monkeypatch.setattr(bench_sizes, "STEP", {name: small})
+    monkeypatch.setattr(bench_sizes, "MORE", {})
+    met: list[tuple[str, bool, bool]] = []
+    usual = bench_torch._timed
+
+    def noting(*arguments: Any) -> float:
+        there = torch.backends
+        met.append((get_float32_matmul_precision(), there.cudnn.allow_tf32, there.cuda.matmul.allow_tf32))
+        return usual(*arguments)
+
+    monkeypatch.setattr(bench_torch, "_timed", noting)
+    monkeypatch.setattr(bench_ops, "ceilings", lambda *_: Ceilings(1e12, 1e12, lambda _: 1e12))
+    result = bench_ops.run([name], "cpu", precision, "torch")
+    assert {r["precision"] for r in result["ops"]} == {precision}
+    assert {*met} == {("high", True, True) if precision == "tf32" else ("highest", False, False)}
+    assert get_float32_matmul_precision() == "highest"
+
+
+def test_results_that_are_views_are_not_timed() -> None:
+    cpu, limits = get_backend("cpu"), Ceilings(1e12, 1e12, lambda _: 1e12)
+    rows = {
+        name: [r.phase for r in bench_ops.timed(ready(REGISTRY[name], s, cpu, float64), "fp32", cpu, limits, None)]
+        for name, s in (
+            ("permute", sample((2, 3), (1, 0))),
+            ("narrow", sample((4, 5), 1, 1, 3)),
+            ("roll", sample((4,), 1, 0)),
+        )
+    }
+    assert rows == {"permute": [], "narrow": ["backward"], "roll": ["forward", "backward"]}
 
 
 @pytest.mark.parametrize(

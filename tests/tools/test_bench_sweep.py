@@ -53,9 +53,13 @@ def test_what_was_the_same_at_every_batch_is_told_and_drawn(tmp_path: Path, monk
     ],
 )
 def test_what_was_measured_is_shown_whatever_comes_after(
-    error: BaseException, status: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    status: int,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     def stand_in(trial: bench.Trial) -> dict[str, float]:
         if trial.batch == 4:
             raise error
@@ -103,9 +107,13 @@ def test_nothing_measured_is_an_error_and_no_image(tmp_path: Path, monkeypatch: 
     ],
 )
 def test_an_image_that_could_not_be_written_is_told_before_anything_is_measured(
-    plot: str, status: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    plot: str,
+    status: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     def begun(*arguments: object) -> None:
         raise AssertionError("work was begun")
 

@@ -1,4 +1,4 @@
-"""`bench step --against torch`: the yardstick is the same network, as fast as PyTorch makes it, or says it is not."""
+"""`bench step --against torch`: the baseline is the same network, as fast as PyTorch makes it, or says it is not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flame_train.errors import EnvironmentFault
 from flame_train.models.sd3.mmdit import Mmdit
 from flame_train.tools import bench, bench_torch_step
 from flame_train.tools.bench_models import find
-from flame_train.tools.bench_torch_models import Yardstick, yardstick
+from flame_train.tools.bench_torch_models import TorchBaseline, torch_baseline
 from flame_train.training.batch import Batch
 from flame_train.training.model import Denoiser, Model
 
@@ -43,14 +43,14 @@ def test_against_torch_says_what_is_missing_before_anything_is_measured(monkeypa
 
 @pytest.mark.parity
 @pytest.mark.parametrize("name", ["sdxl-tiny", "sd3-tiny", "flux-tiny"])
-def test_the_yardstick_is_the_same_network_and_counts_the_same_arithmetic(name: str) -> None:
+def test_the_baseline_is_the_same_network_and_counts_the_same_arithmetic(name: str) -> None:
     pytest.importorskip("diffusers")
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
     (_, declared), resolution = find(name), 64
     ours = declared.network
-    model = yardstick(declared)
+    model = torch_baseline(declared)
     plain = model.build()
     assert sum(p.numel() for p in plain.parameters()) + _positions(ours) == ours.num_weights()
 
@@ -84,12 +84,12 @@ def _positions(network: object) -> int:
 
 @pytest.mark.parity
 @pytest.mark.parametrize("name", ["sdxl-tiny", "sd3-tiny", "flux-tiny"])
-def test_the_yardstick_adapts_the_same_layers(name: str) -> None:
+def test_the_baseline_adapts_the_same_layers(name: str) -> None:
     pytest.importorskip("diffusers")
     torch = pytest.importorskip("torch")
     family, declared = find(name)
     ours = declared.network
-    _, trained = bench_torch_step.build(torch, yardstick(declared), 4, "fp32", False, "cpu")
+    _, trained = bench_torch_step.build(torch, torch_baseline(declared), 4, "fp32", False, "cpu")
     layers = resolve(ours, (family.bench_targets,), declared.presets)
     reached = sum(int(np.prod(ours.shapes()[f"{n}.weight"])) for n in layers)
     pairs = zip(trained[::2], trained[1::2], strict=True)
@@ -127,8 +127,8 @@ def test_checkpointed_blocks_are_checkpointed_by_pytorch_too(monkeypatch: pytest
     assert calls
 
 
-def _yardstick(name: str) -> Yardstick:
-    return yardstick(find(name)[1])
+def _torch_baseline(name: str) -> TorchBaseline:
+    return torch_baseline(find(name)[1])
 
 
 def _blocks(torch: Any, shapes: int) -> Any:
@@ -182,7 +182,7 @@ def test_what_is_left_uncompiled_is_in_the_result_and_said(
     compile_blocks = partial(bench_torch_step.compile_blocks, backend="eager")
     monkeypatch.setattr(bench_torch_step, "compile_blocks", compile_blocks)
     with caplog.at_level(logging.WARNING, "flame_train"):
-        found = bench_torch_step.run(_yardstick("sdxl-tiny"), 64, 1, 2, "fp32", False, "cpu", True)
+        found = bench_torch_step.run(_torch_baseline("sdxl-tiny"), 64, 1, 2, "fp32", False, "cpu", True)
     assert (found["left_eager"] == 0) == whole
     assert ("calls uncompiled" in caplog.text) != whole
 
@@ -191,7 +191,7 @@ def test_what_is_left_uncompiled_is_in_the_result_and_said(
 def test_convolutions_are_given_channels_last() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("diffusers")
-    model = _yardstick("sdxl-tiny")
+    model = _torch_baseline("sdxl-tiny")
     network, _ = bench_torch_step.build(torch, model, 2, "fp32", False, "cpu")
     layers = [layer for layer in network.modules() if isinstance(layer, torch.nn.Conv2d)]
     given = [layer.weight for layer in layers]

@@ -46,7 +46,7 @@ NOTHING = Machine(
 
 
 def faults(report: Report) -> dict[str, tuple[str, str]]:
-    return {line.name: (line.state, line.mend) for line in report.lines if line.state != "ok"}
+    return {line.name: (line.state, line.fix) for line in report.lines if line.state != "ok"}
 
 
 def changed(**changes: object) -> Report:
@@ -77,7 +77,7 @@ def test_a_machine_with_nothing_can_train_on_the_cpu_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "line", "state", "mend"),
+    ("changes", "line", "state", "fix"),
     [
         (
             {"packages": {**WHOLE.packages, "cupy-cuda12x": "14.2.0"}},
@@ -123,11 +123,11 @@ def test_a_machine_with_nothing_can_train_on_the_cpu_only() -> None:
     ],
 )
 def test_one_fault_is_named_with_the_one_thing_that_mends_it(
-    changes: dict[str, object], line: str, state: str, mend: str
+    changes: dict[str, object], line: str, state: str, fix: str
 ) -> None:
     report = changed(**changes)
     assert not report.usable
-    assert faults(report)[line] == (state, mend)
+    assert faults(report)[line] == (state, fix)
     assert examine("cpu", dataclasses.replace(WHOLE, **changes)).usable
 
 
@@ -140,7 +140,7 @@ def test_little_disk_and_a_missing_codec_are_told_but_stop_nothing() -> None:
 def test_the_report_is_also_json() -> None:
     table = json.loads(json.dumps(examine("cuda", NOTHING).as_dict()))
     assert table["usable"] is False
-    assert {"name", "state", "found", "mend", "device"} == set(table["lines"][0])
+    assert {"name", "state", "found", "fix", "device"} == set(table["lines"][0])
 
 
 def test_this_machine_can_be_looked_at_even_without_the_driver_module(

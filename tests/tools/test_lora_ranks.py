@@ -118,14 +118,17 @@ class TestResize:
             found = safetensors.numpy.load_file(tmp_path / f"{name}2.safetensors")
             assert {x.dtype for n, x in found.items() if n.endswith(end)} == {np.dtype(np.float16)}
 
-    @pytest.mark.parametrize(("options", "code", "said"), [
-        (["--rank", "6"], 2, "nothing can be cut: its highest rank is 6"),
-        ([], 2, "expected one of --rank N and --error E, got none"),
-        (["--rank", "2", "--error", "0.1"], 2, "got both"),
-        (["--rank", "0"], 2, "--rank: expected at least 1, got 0"),
-        (["--error", "1.5"], 2, "--error: expected a share"),
-        (["--error", "nan"], 2, "--error: expected a share"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("options", "code", "said"),
+        [
+            (["--rank", "6"], 2, "nothing can be cut: its highest rank is 6"),
+            ([], 2, "expected one of --rank N and --error E, got none"),
+            (["--rank", "2", "--error", "0.1"], 2, "got both"),
+            (["--rank", "0"], 2, "--rank: expected at least 1, got 0"),
+            (["--error", "1.5"], 2, "--error: expected a share"),
+            (["--error", "nan"], 2, "--error: expected a share"),
+        ],
+    )
     def test_what_cannot_be_done_is_told_and_nothing_written(self, lora, tmp_path, options, code, said, capsys):
         assert run("resize", lora("a.safetensors"), *options, "-o", tmp_path / "b.safetensors") == code
         assert said in capsys.readouterr().err
@@ -249,16 +252,19 @@ class TestMergeLoras:
             np.testing.assert_allclose(np.linalg.norm(both[module] - matrix), left_out(matrix, 5), rtol=1e-4)
         assert from_file(out, SDXL).state["unet"][CONV].down.shape[1:] == base[1][CONV].shape[1:]
 
-    @pytest.mark.parametrize(("line", "code", "said"), [
-        ("--lora KIND -o OUT", 2, "loha: no LoRA is exactly that"),
-        ("--lora KIND --rank 2 -o OUT", 2, "its update is known with the base model only"),
-        ("LORA --lora KIND --rank 2 -o OUT", 3, "expected a base model"),
-        ("--lora LORA:0 -o OUT", 2, "expected a finite strength other than 0"),
-        ("--lora LORA:nan -o OUT", 2, "expected a finite strength other than 0"),
-        ("-o OUT", 2, "name at least one file with --lora"),
-        ("--lora LORA", 2, "with --to lora expected"),
-        ("--lora LORA -o LORA --force", 2, "would overwrite"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("line", "code", "said"),
+        [
+            ("--lora KIND -o OUT", 2, "loha: no LoRA is exactly that"),
+            ("--lora KIND --rank 2 -o OUT", 2, "its update is known with the base model only"),
+            ("LORA --lora KIND --rank 2 -o OUT", 3, "expected a base model"),
+            ("--lora LORA:0 -o OUT", 2, "expected a finite strength other than 0"),
+            ("--lora LORA:nan -o OUT", 2, "expected a finite strength other than 0"),
+            ("-o OUT", 2, "name at least one file with --lora"),
+            ("--lora LORA", 2, "with --to lora expected"),
+            ("--lora LORA -o LORA --force", 2, "would overwrite"),
+        ],
+    )
     def test_what_cannot_be_done_is_told_and_nothing_written(self, base, lora, tmp_path, line, code, said, capsys):
         names = {"LORA": lora("a.safetensors"), "OUT": tmp_path / "o.safetensors"}
         names["KIND"] = write(tmp_path / "k.safetensors", {LINEAR: loha(base[1][LINEAR])})

@@ -14,6 +14,7 @@ from flame_train.adapters.attach import attach
 from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.formats import to_diffusers, to_kohya
 from flame_train.adapters.kinds import ADAPTERS
+from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.engine import nn, tensor
 from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
 from flame_train.io.safetensors import SafetensorsFile, save_file
@@ -22,9 +23,17 @@ from flame_train.tools.merge import merge
 from flame_train.tools.sample import sample
 
 PLAIN = {
-    "lora": None, "strength": 1.0, "negative": "", "steps": 3, "guidance_scale": 2.0, "sampler": "euler",
-    "prediction": "epsilon", "precision": "fp32", "seed": 3, "width": 96, "height": 64, "device": "cpu",
-}  # fmt: skip
+    "negative": "",
+    "steps": 3,
+    "guidance_scale": 2.0,
+    "sampler": "euler",
+    "prediction": "epsilon",
+    "precision": "fp32",
+    "seed": 3,
+    "width": 96,
+    "height": 64,
+    "device": "cpu",
+}
 UNET = "model.diffusion_model."
 PROMPTS = ("a blue circle", "a red house")
 
@@ -33,8 +42,9 @@ PROMPTS = ("a blue circle", "a red house")
 def drawn_with(small_base, tmp_path):
     """The pixels that `sample` writes, by default for one prompt and without a LoRA."""
 
-    def draw(prompts=PROMPTS[:1], base=small_base, **changes):
+    def draw(prompts=PROMPTS[:1], base=small_base, *, lora=None, strength=1.0, **changes):
         path = tmp_path / "sample.png"
+        changes |= {"loras": [(lora, strength)]} if lora else {}
         sample(str(base), list(prompts), path, **{**PLAIN, **changes}, force=True)
         with Image.open(path) as image:
             return np.asarray(image).astype(int)
@@ -75,6 +85,28 @@ def diffusers(state, tmp_path):
     tensors, metadata = to_diffusers(state, lora_family())
     save_file(path, tensors, metadata)
     return path
+
+
+@pytest.fixture
+def trained_as(small_base, state, tmp_path):
+    """trained_as(kind): a file with an adapter of that kind on one of the layers of `state`, with random values."""
+
+    def write(kind):
+        name = "output_blocks.8.0.out_layers.3" if kind == "dora" else next(n for n in state["unet"] if "to_k" in n)
+        with SafetensorsFile(small_base) as file:
+            weight = np.array(file.read(f"{UNET}{name}.weight")).astype(np.float32)
+        layer = nn.Linear(weight.shape[1], weight.shape[0]) if weight.ndim == 2 else nn.Conv2d(*weight.shape[1::-1], 3)
+        layer.init(np.random.default_rng(0))
+        layer.weight = tensor(weight)
+        made = attach(nn.Sequential(layer), ["0"], rank=2, alpha=2.0, seed=3, kind=ADAPTERS[kind]())
+        rng = np.random.default_rng(1)
+        for parameter in made.parameters():
+            parameter.data[...] = parameter.data * 1.2 + 0.3 * rng.standard_normal(parameter.shape)
+        path = tmp_path / f"{kind}.safetensors"
+        save_file(path, to_kohya({"unet": {name: made.adapters["0"].factors()}}, lora_family()))
+        return path
+
+    return write
 
 
 def test_one_image_a_prompt_in_a_grid(drawn_with):
@@ -167,8 +199,13 @@ def test_what_the_options_cannot_ask_for_is_told_by_their_names(drawn_with, chan
 def test_a_lora_of_another_family_is_refused(drawn_with, tmp_path):
     path = tmp_path / "flux.safetensors"
     name = "lora_unet_double_blocks_0_img_attn_qkv"
-    save_file(path, {f"{name}.lora_down.weight": np.ones((2, 3072), np.float32),
-                     f"{name}.lora_up.weight": np.ones((9216, 2), np.float32)})  # fmt: skip
+    save_file(
+        path,
+        {
+            f"{name}.lora_down.weight": np.ones((2, 3072), np.float32),
+            f"{name}.lora_up.weight": np.ones((9216, 2), np.float32),
+        },
+    )
     with pytest.raises(ModelFileError, match=r"expected a LoRA for SDXL.*Flux"):
         drawn_with(lora=path)
 
@@ -176,8 +213,13 @@ def test_a_lora_of_another_family_is_refused(drawn_with, tmp_path):
 def test_a_lora_for_a_larger_base_is_refused_by_name(drawn_with, tmp_path):
     path = tmp_path / "large.safetensors"
     name = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q"
-    save_file(path, {f"{name}.lora_down.weight": np.ones((2, 640), np.float32),
-                     f"{name}.lora_up.weight": np.ones((640, 2), np.float32)})  # fmt: skip
+    save_file(
+        path,
+        {
+            f"{name}.lora_down.weight": np.ones((2, 640), np.float32),
+            f"{name}.lora_up.weight": np.ones((640, 2), np.float32),
+        },
+    )
     with pytest.raises(ModelFileError, match=r"another base model"):
         drawn_with(lora=path)
 
@@ -196,7 +238,8 @@ def test_the_command_says_where_the_image_is(small_base, kohya, tmp_path, capsys
     )
     assert cli.run([*line.split(), "--device", "cpu", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert (said["image"], said["prompts"], said["strength"]) == (str(path), ["circle"], 1.0)
+    assert (said["image"], said["images"], said["prompts"]) == (str(path), [str(path)], ["circle"])
+    assert said["loras"] == [{"lora": str(kohya), "strength": 1.0}]
     with Image.open(path) as image:
         assert image.size == (64, 64)
 
@@ -223,3 +266,94 @@ def test_an_image_that_is_nan_is_not_written(drawn_with, kohya, tmp_path):
     with pytest.raises(NonFiniteError, match="no image"), np.errstate(all="ignore"):
         drawn_with(lora=kohya, strength=1e38)
     assert not (tmp_path / "sample.png").exists()
+
+
+PARAMETERS = re.compile(
+    r"(?P<prompt>.*?)(\nNegative prompt: (?P<negative>.*?))?\nSteps: (?P<steps>\d+), Sampler: (?P<sampler>[^,]+), "
+    r"CFG scale: (?P<cfg>[\d.]+), Seed: (?P<seed>\d+), Size: (?P<size>\d+x\d+), Model: (?P<model>[^,]+), .*",
+    re.DOTALL,
+)
+
+
+def told_by(path):
+    with Image.open(path) as image:
+        return PARAMETERS.fullmatch(image.info["parameters"]).groupdict(), np.asarray(image).astype(int)
+
+
+def test_single_images_say_how_they_were_made_and_the_grid_has_them_all(drawn_with, kohya, tmp_path, small_base):
+    prompts = ["a blue circle --n a house --d 9 --s 2", {"text": "a red house", "width": 64, "sampler": "heun"}]
+    sheet = drawn_with(prompts, lora=kohya, strength=0.5)
+    first, one = told_by(tmp_path / "sample-1.png")
+    second, other = told_by(tmp_path / "sample-2.png")
+    assert first == {
+        "prompt": "a blue circle <lora:kohya:0.5>", "negative": "a house", "steps": "2", "sampler": "Euler",
+        "cfg": "2", "seed": "9", "size": "96x64", "model": small_base.stem,
+    }  # fmt: skip
+    assert (second["negative"], second["sampler"], second["seed"], second["size"]) == (None, "Heun", "4", "64x64")
+    np.testing.assert_array_equal(sheet[:, :96], one)
+    np.testing.assert_array_equal(sheet[:, 100:164], other)
+    with Image.open(tmp_path / "sample.png") as image:
+        assert "parameters" not in image.info
+    alone = drawn_with(["a red house"], lora=kohya, strength=0.5, sampler="heun", seed=4, width=64)
+    np.testing.assert_array_equal(alone, other)
+
+
+def test_what_is_written_is_enough_to_make_the_image_again(drawn_with, tmp_path):
+    drawn_with(["a blue circle", "a red house --ss dpmpp_2m --d 11 --l 4"])
+    told, image = told_by(tmp_path / "sample-2.png")
+    again = drawn_with(
+        [told["prompt"]], steps=int(told["steps"]), seed=int(told["seed"]), guidance_scale=float(told["cfg"]),
+        sampler=next(name for name, kind in SAMPLERS.items() if kind.usual_name == told["sampler"]),
+    )  # fmt: skip
+    np.testing.assert_array_equal(again, image)
+
+
+def test_several_loras_add_up(drawn_with, kohya, diffusers):
+    """Two halves are one whole; a part of another strength counts; the order does not matter."""
+    whole = drawn_with(lora=kohya, strength=1.0)
+    halves = drawn_with(loras=[(kohya, 0.5), (diffusers, 0.5)])
+    assert np.abs(halves - whole).max() <= 1
+    uneven = drawn_with(loras=[(kohya, 0.25), (diffusers, 0.75)])
+    assert np.abs(uneven - whole).max() <= 1
+    np.testing.assert_array_equal(drawn_with(loras=[(kohya, 0.5), (diffusers, -0.5)]), drawn_with())
+
+
+@pytest.mark.parametrize("kind", ["dora", "loha", "lokr"])
+def test_a_lora_beside_one_of_another_kind_is_the_sum_of_the_updates(
+    drawn_with, kohya, small_base, trained_as, tmp_path, kind
+):
+    """As the base model with both merged into it, one after the other, which is the sum where neither is a DoRA."""
+    other = trained_as(kind)
+    both = drawn_with(loras=[(kohya, 1.0), (other, 0.5)])
+    assert not np.array_equal(both, drawn_with(lora=kohya))
+    assert not np.array_equal(both, drawn_with(lora=other, strength=0.5))
+    np.testing.assert_array_equal(drawn_with(loras=[(other, 0.5), (kohya, 1.0)]), both)
+    if kind != "dora":
+        merge(small_base, kohya, tmp_path / "one.safetensors", 1.0)
+        merge(tmp_path / "one.safetensors", other, tmp_path / "two.safetensors", 0.5)
+        assert np.abs(drawn_with(base=tmp_path / "two.safetensors") - both).max() <= 3
+
+
+def test_a_prompts_strength_multiplies_those_of_the_loras(drawn_with, kohya):
+    np.testing.assert_array_equal(drawn_with(["x --am 0.5"], lora=kohya), drawn_with(["x"], lora=kohya, strength=0.5))
+    np.testing.assert_array_equal(drawn_with(["x --am 0"], lora=kohya), drawn_with(["x"]))
+
+
+def test_prompts_come_from_a_file_too(small_base, tmp_path, capsys):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("# two\na circle --w 64 --h 64\na house --w 64 --h 64 --ss euler_a\n")
+    line = f"sample -m {small_base} --prompt-file {prompts} -o {tmp_path / 'all.png'} --steps 2 --precision fp32"
+    assert cli.run([*line.split(), "--device", "cpu", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["images"] == [str(tmp_path / f"all-{i}.png") for i in (1, 2)]
+    assert told_by(tmp_path / "all-2.png")[0]["sampler"] == "Euler a"
+    assert cli.run([*line.split(), "--device", "cpu"]) == 6
+    assert "all.png" in capsys.readouterr().err
+    (tmp_path / "all.png").unlink()
+    assert cli.run([*line.split(), "--device", "cpu"]) == 6
+    assert "all-1.png" in capsys.readouterr().err
+    prompts.write_text("a circle\nx --q 1\n")
+    assert cli.run([*line.split(), "--force", "--device", "cpu"]) == 2
+    assert f"{prompts}:2: unknown flag --q" in capsys.readouterr().err
+    assert cli.run(["sample", "-m", str(small_base), "--device", "cpu", "-o", str(tmp_path / "none.png")]) == 2
+    assert "at least one --prompt or --prompt-file" in capsys.readouterr().err

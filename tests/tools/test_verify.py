@@ -63,24 +63,30 @@ def _peft_shapes(name):
     return {key: shape for targets in listed(name).values() for key, shape in targets.items()}
 
 
-@pytest.mark.parametrize(("name", "expected"), [
-    ("lora_kohya_sdxl", "yes yes yes"),
-    ("lora_kohya_sdxl_conv", "yes yes yes"),
-    ("lora_kohya_sd3_medium", "yes yes no"),  # there is no converter: kohya-ss/sd-scripts#1743
-    ("lora_kohya_sd35_large", "yes yes no"),
-    ("lora_kohya_flux", "yes yes yes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("lora_kohya_sdxl", "yes yes yes"),
+        ("lora_kohya_sdxl_conv", "yes yes yes"),
+        ("lora_kohya_sd3_medium", "yes yes no"),  # there is no converter: kohya-ss/sd-scripts#1743
+        ("lora_kohya_sd35_large", "yes yes no"),
+        ("lora_kohya_flux", "yes yes yes"),
+    ],
+)
 def test_files_of_sd_scripts(verdicts, name, expected):
     found = verdicts(kohya(name))
     assert " ".join(found[p].verdict for p in ("ComfyUI", "Forge", "diffusers")) == expected
 
 
-@pytest.mark.parametrize(("name", "expected"), [
-    ("lora_peft_sdxl", "part no yes"),  # attention is looked for as `attn1.processor.to_q`
-    ("lora_peft_sd3_medium", "yes no yes"),  # Forge has that part of ComfyUI's map commented out
-    ("lora_peft_sd35_medium", "yes no yes"),
-    ("lora_peft_flux", "yes yes yes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("lora_peft_sdxl", "part no yes"),  # attention is looked for as `attn1.processor.to_q`
+        ("lora_peft_sd3_medium", "yes no yes"),  # Forge has that part of ComfyUI's map commented out
+        ("lora_peft_sd35_medium", "yes no yes"),
+        ("lora_peft_flux", "yes yes yes"),
+    ],
+)
 def test_files_of_diffusers(verdicts, name, expected):
     found = verdicts(peft(name))
     assert " ".join(found[p].verdict for p in ("ComfyUI", "Forge", "diffusers")) == expected
@@ -91,8 +97,7 @@ def test_diffusers_drops_flux_outer_layers_in_kohyas_naming(verdicts):
     shapes = {".lora_down.weight": (1, 64), ".lora_up.weight": (3072, 1), ".alpha": ()}
     outer = {f"lora_unet_img_in{end}": np.zeros(shape, np.float32) for end, shape in shapes.items()}
     found = verdicts(kohya("lora_kohya_flux") | outer)
-    assert {p: r.left for p, r in found.items()} == {
-        "ComfyUI": (), "Forge": (), "diffusers": tuple(sorted(outer))}  # fmt: skip
+    assert {p: r.left for p, r in found.items()} == {"ComfyUI": (), "Forge": (), "diffusers": tuple(sorted(outer))}
 
 
 def layer(module, out=640, into=640):
@@ -106,9 +111,10 @@ def test_a_kind_that_diffusers_does_not_read(verdicts):
     assert {p: r.verdict for p, r in found.items()} == {"ComfyUI": "yes", "Forge": "yes", "diffusers": "no"}
 
 
-@pytest.mark.parametrize(("form", "key", "lacking"), [
-    ("kohya", ".dora_scale", {"diffusers"}), ("diffusers", ".lora_magnitude_vector", {"ComfyUI", "Forge"})
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("form", "key", "lacking"),
+    [("kohya", ".dora_scale", {"diffusers"}), ("diffusers", ".lora_magnitude_vector", {"ComfyUI", "Forge"})],
+)
 def test_a_magnitude_that_is_dropped_is_named(verdicts, form, key, lacking):
     module = "input_blocks.4.1.transformer_blocks.0.ff.net.2"
     dora = {module: DoraFactors(layer(module)[module], np.ones((640, 1), np.float32))}

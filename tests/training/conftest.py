@@ -29,10 +29,15 @@ def trained(tmp_path):
     """trained(feed, **sections): runs, or continues, a training in a folder; returns the run and its log."""
 
     def train(
-        feed: Feed, *, preview: Callable[[int], None] = lambda step: None, stop: StopRequest | None = None,
-        name: str = "run", callbacks: Callbacks = SILENT,
-        before: Callable[[RunFolder], None] = lambda folder: None, **changes: dict[str, Any],
-    ) -> tuple[loop.Run, list[dict[str, Any]]]:  # fmt: skip
+        feed: Feed,
+        *,
+        preview: Callable[[int], None] = lambda step: None,
+        stop: StopRequest | None = None,
+        name: str = "run",
+        callbacks: Callbacks = SILENT,
+        before: Callable[[RunFolder], None] = lambda folder: None,
+        **changes: dict[str, Any],
+    ) -> tuple[loop.Run, list[dict[str, Any]]]:
         config = sections(**changes)
         model = Toy()
         model.init(np.random.default_rng(3))
@@ -42,19 +47,37 @@ def trained(tmp_path):
             attached.parameters(), config.train, config.optimizer, config.schedule, config.gradient, backend
         )
         state = State(
-            ToyDenoiser(model), Objective(NoiseSchedule.scaled_linear()), optimizer, as_dtype("fp32"), 5,
-            Tensor(np.zeros((), np.float32)), np.zeros(1 + len(optimizer.metric_names)),
-        )  # fmt: skip
+            ToyDenoiser(model),
+            Objective(NoiseSchedule.scaled_linear()),
+            optimizer,
+            as_dtype("fp32"),
+            5,
+            Tensor(np.zeros((), np.float32)),
+            np.zeros(1 + len(optimizer.metric_names)),
+        )
         with RunFolder(tmp_path / name, "", lambda old, found: None) as folder:
             found = folder.resume()
             first = restore(found, state.optimizer) if found else 0
             feed.next = first * feed.accumulation
             before(folder)
             run = loop.Run(
-                config.train, config.gradient, config.checkpoint, config.log, config.sample, config.output, "cpu",
-                folder, state, feed, Sources("", "", "", "data"), LoraWriter(attached, "unet", NAMES, "toy", {}, {}),
-                first, preview, stop or StopRequest(), callbacks,
-            )  # fmt: skip
+                config.train,
+                config.gradient,
+                config.checkpoint,
+                config.log,
+                config.sample,
+                config.output,
+                "cpu",
+                folder,
+                state,
+                feed,
+                Sources("", "", "", "data"),
+                LoraWriter(attached, "unet", NAMES, "toy", {}, {}),
+                first,
+                preview,
+                stop or StopRequest(),
+                callbacks,
+            )
             loop.train(run)
         return run, log_of(tmp_path / name)
 

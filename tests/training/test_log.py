@@ -18,7 +18,7 @@ import pytest
 from flame_train.training.log import Console, TensorBoard
 
 
-def record(step: int, loss: float = 1.0, **more: float) -> dict[str, float]:
+def record(step: int, loss: float = 1.0, **more: Any) -> dict[str, Any]:
     usual = {"lr": 1e-3, "grad_norm": 0.5, "loss_scale": 1.0, "images_per_s": 2.0, "data_wait_ms": 1.0, "memory": 2**30}
     return {"step": step, "loss": loss, **usual, **more}
 
@@ -78,6 +78,33 @@ def test_small_figures_keep_their_digits(capsys):
     line = capsys.readouterr().err
     assert "mean loss 0.0002914 " in line
     assert "|g| 0.000512 " in line
+
+
+def test_the_least_and_the_largest_norm_of_a_block_stand_beside_the_loss_until_the_next(monkeypatch, capsys):
+    clock = iter([0.0, 20.0, 40.0])
+    monkeypatch.setattr("flame_train.training.log.time.monotonic", lambda: next(clock))
+    with Console(3, 0) as console:
+        console.show(record(1), 0.5)
+        console.show(record(2, gradients={"mid_block": 0.25, "down_blocks.0": 0.00123456, "up_blocks.2": 0.03}), 0.5)
+        console.show(record(3), 0.5)
+    first, *others = capsys.readouterr().err.splitlines()
+    assert "|g| 0.5  2.00 img/s" in first
+    for line in others:
+        assert "|g| 0.5 (0.00123 down_blocks.0, 0.25 mid_block)  2.00 img/s" in line
+
+
+@pytest.mark.parametrize(
+    ("norms", "told"),
+    [
+        ({"proj": 0.5}, "(0.5 proj)"),
+        ({"a": math.nan, "b": 1.0, "c": math.inf}, "(1 b, nan a)"),
+        ({"a": 2.0, "b": 1.0, "c": math.inf}, "(1 b, inf c)"),
+    ],
+)
+def test_a_block_whose_gradient_is_not_finite_is_the_one_shown(norms, told, capsys):
+    with Console(1, 0) as console:
+        console.show(record(1, gradients=norms), 0.5)
+    assert f"|g| 0.5 {told}  " in capsys.readouterr().err
 
 
 def test_memory_that_cannot_be_told_is_left_out(capsys):

@@ -51,9 +51,10 @@ def test_each_shape_is_captured_once_with_buffers_that_stay(trained, monkeypatch
     filled = loop.Batch.fill
     monkeypatch.setattr(loop, "capture", capture)
     monkeypatch.setattr(
-        loop.Batch, "fill",
+        loop.Batch,
+        "fill",
         lambda self, host: (filled(self, host), addresses.append(self.latents()[0].data.ctypes.data))[0],
-    )  # fmt: skip
+    )
     trained(Feed(2, shapes=((2, 2), (2, 4), (4, 2))))
     assert [len(calls) for calls in captured] == [8, 3, 3, 2]  # the update, then each shape as it comes
     assert addresses == [addresses[i % 3] for i in range(8)]
@@ -67,7 +68,10 @@ def test_figures_are_read_one_step_late_and_all_are_there(trained):
     def watch(folder: RunFolder) -> None:
         log, checkpoint = folder.log, folder.checkpoint
         folder.log = lambda record: (feed.events.append(f"log {record['step']}"), log(record))
-        folder.checkpoint = lambda step, *rest: (feed.events.append(f"save {step}"), checkpoint(step, *rest))
+        folder.checkpoint = lambda step, *rest, **more: (
+            feed.events.append(f"save {step}"),
+            checkpoint(step, *rest, **more),
+        )
 
     _, log = trained(feed, before=watch, train={"steps": 5, "precision": "fp32"}, checkpoint={"every": 3})
     assert feed.events == [
@@ -155,9 +159,11 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_it_reaches_the_weights(tr
     runs: list[Any] = []
     with pytest.raises(NonFiniteError, match="the loss of step 6") as caught:
         trained(
-            Feed(2, poison=5), before=lambda folder: runs.append(folder), checkpoint={"every": 5},
+            Feed(2, poison=5),
+            before=lambda folder: runs.append(folder),
+            checkpoint={"every": 5},
             schedule={"name": "constant"},
-        )  # fmt: skip
+        )
     assert "5-0.png, 5-1.png" in str(caught.value)
     assert [r["step"] for r in log_of(tmp_path / "run")] == [1, 2, 3, 4, 5]
     assert steps_of(tmp_path / "run") == [5]

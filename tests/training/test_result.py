@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -17,6 +16,7 @@ from flame_train.adapters.attach import Attached, attach
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.config.keys import keys
+from flame_train.data.sets import DataSet
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ModelFileError, NonFiniteError
 from flame_train.io.safetensors import SafetensorsFile
@@ -32,11 +32,16 @@ from flame_train.training.result import Sources, checkpoint_files
 RANK, ALPHA = 3, 5.0
 CAPTIONS = ("cat, red", "cat", "dog, , red")
 PHOTOS = SimpleNamespace(
-    root=Path("photos"),
-    items=[SimpleNamespace(caption=text, sha256=str(i)) for i, text in enumerate(CAPTIONS)],
-    comings=(2, 2, 3),
+    rows=[
+        SimpleNamespace(
+            item=SimpleNamespace(caption=text, captions=(text,), sha256=str(i)),
+            set=DataSet(path="photos"),
+            comings=comings,
+        )
+        for i, (text, comings) in enumerate(zip(CAPTIONS, (2, 2, 3), strict=True))
+    ]
 )
-"""What is asked of a dataset."""
+"""What is asked of the samples."""
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +119,10 @@ def test_a_name_is_the_title_where_none_is_given(write):
 
 
 def test_a_tag_list_that_is_too_long_keeps_the_most_frequent(monkeypatch, write):
-    items = [SimpleNamespace(caption=f"often, tag {i:05d} {'x' * 40}", sha256="0") for i in range(3000)]
-    monkeypatch.setattr(PHOTOS, "items", items)
+    texts = [f"often, tag {i:05d} {'x' * 40}" for i in range(3000)]
+    items = [SimpleNamespace(caption=tags, captions=(tags,), sha256="0") for tags in texts]
+    rows = [SimpleNamespace(item=item, set=DataSet(path="photos"), comings=1) for item in items]
+    monkeypatch.setattr(PHOTOS, "rows", rows)
     with safetensors.safe_open(write("tags.safetensors"), "numpy") as file:
         text = file.metadata()["ss_tag_frequency"]
     assert 20_000 < len(text) <= 65536
@@ -211,6 +218,7 @@ def test_where_the_files_lay_does_not_show(write):
     """Two people with the same files in other folders get the same bytes, whichever files a config can name."""
     texts = {path: key for path, key in keys().items() if key.annotation is str and key.default == ""}
     notes = {"data.caption", "sample.negative", "output.title", "output.author", "output.trigger", "output.name"}
+    notes |= {path for path in texts if path.startswith("captions.")}
     notes.add("output.dir")  # the last folder's name is the LoRA's title
 
     def run(name, folder):
@@ -232,7 +240,7 @@ def test_what_a_run_is_continued_from_is_told_from_a_lora(small_config, tmp_path
     adapters = attach(unet, resolve(unet, ["attention"], UNET_PRESETS), rank=RANK, alpha=ALPHA, seed=1)
     c = small_config()
     optimizer = build_optimizer(adapters.parameters(), c.train, c.optimizer, c.schedule, c.gradient, get_backend("cpu"))
-    files, _ = checkpoint_files(optimizer, 3, Sources("", "", "", "images"), {})
+    files, _ = checkpoint_files(optimizer, 3, Sources("", "", "", "images"), {}, 1)
     files["optimizer.safetensors"](tmp_path / "optimizer.safetensors")
     with pytest.raises(ModelFileError, match="expected a LoRA, but this is: a checkpoint of a flame-train run"):
         require_lora(tmp_path / "optimizer.safetensors")

@@ -232,28 +232,19 @@ class DoraAdapter:
         return None
 
     def _gain(self) -> Tensor:
-        """m / norm - 1 in fp32: (in,) or (out,). The 1 is taken away because the rest is small, and has few digits."""
-        return self.magnitude.reshape(-1) / self._norm() - 1.0
-
-    def _norm(self) -> Tensor:
-        """|W + scale * up @ down| of each column or row, by |W|^2 + 2 scale <W, up @ down> + scale^2 |up @ down|^2."""
+        """m / |W + scale * up @ down| - 1 of each column or row, in fp32: (in,) or (out,)."""
         with no_grad():
             dtype = self.lora.down.compute_copy.dtype
-            out, width, *kernel = self.weight.shape
+            out = self.weight.shape[0]
             weight = dense(self.weight, dtype).reshape(out, -1)
             down = self.lora.down.compute_copy.reshape(self.lora.rank, -1)
             up = self.lora.up.compute_copy.reshape(out, self.lora.rank)
             if self.axis == 0:
-                crossed, own, squared = up, weight @ down.T, up @ (down @ down.T)
+                products = up, weight @ down.T, up @ (down @ down.T)
             else:
-                crossed, own, squared = down, up.T @ weight, (up.T @ up) @ down
-            s = self.lora.scale
-            terms = crossed.to(float32) * F.add(own.to(float32) * (2.0 * s), squared.to(float32), alpha=s * s)
-            if self.axis == 0:
-                extra = terms.sum(1)
-            else:
-                extra = terms.reshape(self.lora.rank, width, math.prod(kernel)).sum((0, 2))
-            return (self.squares + extra).clamp(_SMALLEST * _SMALLEST).sqrt()
+                products = down, up.T @ weight, (up.T @ up) @ down
+        gain: Tensor = F.dora_gain(self.magnitude.reshape(-1), self.squares, *products, self.lora.scale, self.axis)
+        return gain
 
     def parameters(self) -> Mapping[str, Parameter]:
         return {**self.lora.parameters(), "dora_scale": self.magnitude}

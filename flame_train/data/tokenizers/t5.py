@@ -1,13 +1,14 @@
 """T5's unigram tokenizer (Kudo 2018), as the text encoders of SD3 and Flux use it.
 
-The vocabulary is not shipped: it comes from `spiece.model` or `tokenizer.json`, which diffusers folders hold. Both
-give the tokenizer of transformers. It normalises characters as SentencePiece does, splits words at white space and
+The vocabulary of T5 v1.1 comes along; a `spiece.model` or `tokenizer.json` beside the model takes its place. Both give
+the tokenizer of transformers. It normalises characters as SentencePiece does, splits words at white space and
 begins them with "▁". It cuts each into the likeliest pieces.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import math
@@ -34,6 +35,12 @@ _EXTRA_IDS: Final = 100  # T5's sentinels; not among a SentencePiece model's pie
 _FILES: Final = ("tokenizer.json", "spiece.model")
 _FOLDERS: Final = ("", "tokenizer_3", "tokenizer_2", "tokenizer")
 _MAX_BYTES: Final = 100_000_000
+
+SHIPPED: Final = Path(__file__).parent / "t5_vocabulary.json.gz"
+"""The vocabulary of T5 v1.1, which SD3's and Flux's encoders were trained with; part of the package."""
+
+PUBLISHED_ROWS: Final = 32128
+"""The rows of their embedding: the vocabulary's 32,100 pieces, filled up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +136,12 @@ def _damage_told(path: Path) -> Iterator[None]:
         raise ModelFileError(f"{path}: {error}; the file is damaged, fetch it again") from error
 
 
-def find_vocabulary(places: Iterable[str | Path], option: str) -> Path:
+def find_vocabulary(places: Iterable[str | Path], option: str, rows: int = 0) -> Path:
     """The vocabulary file in or beside the first of `places` that has one: a checkpoint or a diffusers folder each.
 
-    Raises ModelFileError with the searched places, the needed file and its place. `option` is the name of the setting
-    for its path.
+    Where none has one, the shipped vocabulary for an encoder whose embedding has the published `rows`. Raises
+    ModelFileError for any other, with the searched places, the needed file and its place; `option` is the name of
+    the setting for its path.
     """
     folders: list[Path] = []
     for place in map(Path, places):
@@ -142,6 +150,8 @@ def find_vocabulary(places: Iterable[str | Path], option: str) -> Path:
     for path in (folder / name for folder in folders for name in _FILES):
         if path.is_file() and _is_vocabulary(path):
             return path
+    if rows == PUBLISHED_ROWS:
+        return SHIPPED
     looked = ", ".join(str(folder.absolute()) for folder in folders if folder.is_dir()) or "no folder that exists"
     raise ModelFileError(
         f"T5's vocabulary: expected a spiece.model, or a tokenizer.json of T5, found none in {looked}. The file is in "
@@ -167,7 +177,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
             raise ValueError("no plain file")
         if path.stat().st_size > _MAX_BYTES:
             raise ValueError(f"over {_MAX_BYTES} bytes, too large for a vocabulary")
-        data = path.read_bytes()
+        data = gzip.decompress(path.read_bytes()) if path == SHIPPED else path.read_bytes()
         found = _from_json(json.loads(data)) if data[:1] == b"{" else _from_spiece(data)
     except OSError as error:
         raise ModelFileError(

@@ -209,21 +209,21 @@ template <class F> __device__ float rms(const Matrix& m, F f) {
 struct Factored {
   float *row, *col, *whole, *by_row, *by_col;
 
-  // Moves the moments by what f gives for a span: kept * moment + fresh * mean of f. Then by_row and by_col are made:
-  // of_row(moment, the mean of the matrix's rows' moments), of_col(moment).
+  // Sets each moment to beta * moment + one_minus_beta * (mean of f over its row or column), where f takes a span. Then
+  // sets by_row to of_row(moment, the mean of the matrix's rows' moments), and by_col to of_col(moment).
   template <class F, class Row, class Col>
-  __device__ void advance(const Matrix& m, F f, float kept, float fresh, Row of_row, Col of_col) const {
+  __device__ void advance(const Matrix& m, F f, float beta, float one_minus_beta, Row of_row, Col of_col) const {
     if (m.whole_at >= 0) {
       for (int e = threadIdx.x; e < m.size(); e += THREADS) {
         float* const own = whole + m.whole_at + e;
-        *own = kept * *own + fresh * f(Span<1>{e, 0, 0}).e[0];
+        *own = beta * *own + one_minus_beta * f(Span<1>{e, 0, 0}).e[0];
       }
       __syncthreads();
       return;
     }
     float *const rows = row + m.row_at, *const cols = col + m.col_at, *const totals = by_row + m.row_at;
     const auto out = [&](int j, float sum) {
-      const float moment = kept * cols[j] + fresh * (sum / m.rows);
+      const float moment = beta * cols[j] + one_minus_beta * (sum / m.rows);
       cols[j] = moment;
       by_col[m.col_at + j] = of_col(moment);
     };
@@ -237,7 +237,7 @@ struct Factored {
     __syncthreads();
     double sum = 0.0;
     for (int i = threadIdx.x; i < m.batches * m.rows * m.inner; i += THREADS) {
-      const float moment = kept * rows[i] + fresh * (totals[i] / m.cols);
+      const float moment = beta * rows[i] + one_minus_beta * (totals[i] / m.cols);
       rows[i] = moment, sum += moment;
     }
     const float mean = block_sum<THREADS>(sum) / m.rows;
@@ -282,4 +282,30 @@ struct Factored {
 struct InverseRoot {
   __device__ __forceinline__ float operator()(float moment) const { return 1.f / sqrtf(moment); }
   __device__ __forceinline__ float operator()(float moment, float mean) const { return 1.f / sqrtf(moment / mean); }
+};
+
+// The gradient over the root of its factored second moment, for Adafactor, CAME and Automagic.
+struct ScaledGradient {
+  const FlatParameters& arena;
+  const Matrix& m;
+  const Factored& moments;
+
+  // Sets the moments to beta * moment + one_minus_beta * the mean of the squared gradients, and 1e-30.
+  __device__ __forceinline__ void advance(float beta, float one_minus_beta) const {
+    const InverseRoot inverse;
+    const auto square = [&](const auto& at) {
+      auto g = gradient_at(arena, m, at);
+#pragma unroll
+      for (float& x : g.e) x = x * x + 1e-30f;
+      return g;
+    };
+    moments.advance(m, square, beta, one_minus_beta, inverse, inverse);
+  }
+  template <int N> __device__ __forceinline__ Packet<float, N> operator()(const Span<N>& at) const {
+    auto u = gradient_at(arena, m, at);
+    const auto by = moments.at(m, at, InverseRoot());
+#pragma unroll
+    for (int k = 0; k < N; k++) u.e[k] *= by.e[k];
+    return u;
+  }
 };

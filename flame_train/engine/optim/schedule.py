@@ -45,18 +45,21 @@ class Schedule:
     min_lr: float = 0.0
     timescale: int = 10_000
     """Updates after which inverse_sqrt has fallen to 1 / sqrt 2."""
+    begins: int = 0
+    """The number of updates done when it begins: an optimizer that was trained before goes on counting."""
 
     def __post_init__(self) -> None:
         if not callable(self.name) and self.name not in get_args(Name):
             raise ValueError(f"schedule: no schedule named {self.name!r}")
         check("schedule", warmup=self.warmup, min_lr=self.min_lr, power=self.power)
+        check("schedule", least=0, begins=self.begins)
         check("schedule", least=1, cycles=self.cycles, timescale=self.timescale)
         if self.name not in _ENDLESS and self.total <= 0:
             raise ValueError(f"schedule {self.name!r}: expected the number of updates as total, got {self.total}")
 
     def rate(self, xp: Namespace, count: Array, peak: Array) -> Array:
         """The fp64 learning rate of update number `count` (0-d int64, from 0) for a 0-d fp64 `peak`."""
-        done = count.astype(np.float64)
+        done = count.astype(np.float64) - self.begins
         floor = peak if self.name == "constant" else self.min_lr
         left = max(1, self.total - self.warmup)
         decayed = floor + (peak - floor) * self._factor(xp, done - self.warmup, left)

@@ -20,11 +20,11 @@ class Stack:
     shape: tuple[int, ...]
     places: Array
 
-    def take(self, xp: Namespace, flat: Array) -> Array:
+    def gather(self, xp: Namespace, flat: Array) -> Array:
         """Their part of a flat buffer, (n, *shape); a copy."""
         return flat[self._elements(xp)].reshape(-1, *self.shape)
 
-    def put(self, xp: Namespace, flat: Array, values: Array) -> None:
+    def scatter(self, xp: Namespace, flat: Array, values: Array) -> None:
         """Writes (n, *shape) to their places in a flat buffer."""
         flat[self._elements(xp)] = values.reshape(values.shape[0], -1)
 

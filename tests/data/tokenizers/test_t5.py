@@ -16,14 +16,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flame_train.data.tokenizers.spiece import parse_spiece
-from flame_train.data.tokenizers.t5 import EOS, T5Tokenizer, find_vocabulary, named_vocabulary
+from flame_train.data.tokenizers.t5 import (
+    EOS,
+    PUBLISHED_ROWS,
+    SHIPPED,
+    T5Tokenizer,
+    find_vocabulary,
+    named_vocabulary,
+)
 from flame_train.errors import ModelFileError
 
-WORDS = [
-    "a", "photo", "of", "the", "cat", "dog", "sitting", "on", "roof", "night", "city", "red", "blue", "painting",
-    "style", "detailed", "high", "quality", "portrait", "woman", "lake", "mountain", "sunset", "cinematic", "light",
-    "soft", "4k", "8k", "film", "grain", "café", "naïve", "sks", "watercolor", "running", "through",
-]  # fmt: skip
+WORDS = """
+a photo of the cat dog sitting on roof night city red blue painting style detailed high quality portrait woman lake
+mountain sunset cinematic light soft 4k 8k film grain café naïve sks watercolor running through
+""".split()
 TRAPS = [
     "", " ", "\t\n  \r\n", "A PHOTO OF SKS DOG, 8K!!!",
     "café naïve Ångström façade — déjà vu", "cafe\u0301 nai\u0308ve",
@@ -55,9 +61,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = random.Random(0)
     corpus = [" ".join(rng.choice(WORDS) for _ in range(rng.randint(3, 14))) + rng.choice(".!,?") for _ in range(600)]
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(corpus), model_prefix=str(folder / "spiece"), vocab_size=200, hard_vocab_limit=False,
-        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, num_threads=1, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(corpus),
+        model_prefix=str(folder / "spiece"),
+        vocab_size=200,
+        hard_vocab_limit=False,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        num_threads=1,
+        minloglevel=2,
+    )
     return folder
 
 
@@ -108,8 +122,19 @@ def test_tokenizer_json_gives_the_same(trained: Path, tmp_path: Path) -> None:
         assert ours.encode(text) == theirs.encode(text)
 
 
-PIECES = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -3.0), ("▁a", -2.0), ("c", -5.0), ("at", -4.0),
-          ("▁cat", -6.0), ("ca", -9.0), ("t", -9.0), ("<extra_id_0>", 0.0)]  # fmt: skip
+PIECES = [
+    ("<pad>", 0.0),
+    ("</s>", 0.0),
+    ("<unk>", 0.0),
+    ("▁", -3.0),
+    ("▁a", -2.0),
+    ("c", -5.0),
+    ("at", -4.0),
+    ("▁cat", -6.0),
+    ("ca", -9.0),
+    ("t", -9.0),
+    ("<extra_id_0>", 0.0),
+]
 
 
 def tokenizer_json(folder: Path, kind: str = "Unigram", pieces: object = PIECES) -> Path:
@@ -239,6 +264,23 @@ def test_where_the_vocabulary_is_looked_for(tmp_path: Path) -> None:
     assert find_vocabulary([checkpoint, flux], "x") == beside
     with pytest.raises(ModelFileError, match=r"spiece\.model: cannot be read"):
         T5Tokenizer(tmp_path).encode("x")
+
+
+def test_the_shipped_vocabulary_is_for_encoders_of_the_published_size(tmp_path: Path) -> None:
+    assert find_vocabulary([tmp_path], "x", PUBLISHED_ROWS) == SHIPPED
+    with pytest.raises(ModelFileError, match="found none in"):
+        find_vocabulary([tmp_path], "x", 384)
+    beside = tokenizer_json(tmp_path)
+    assert find_vocabulary([tmp_path], "x", PUBLISHED_ROWS) == beside
+
+
+def test_the_shipped_vocabulary_is_that_of_t5() -> None:
+    """Ids as google/t5-v1_1-xxl's own tokenizer has them, published in T5's documentation and tests."""
+    tokenizer = T5Tokenizer(SHIPPED)
+    assert len(tokenizer.vocabulary.pieces) == 32100
+    assert tokenizer.encode("The house is wonderful.") == [37, 629, 19, 1627, 5]
+    assert tokenizer.encode("translate English to German: ") == [13959, 1566, 12, 2968, 10]
+    assert max(tokenizer.encode("<extra_id_0>")) == 32099
 
 
 def test_the_folder_that_was_started_in_is_told_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

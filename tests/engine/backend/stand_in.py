@@ -25,11 +25,19 @@ from flame_train.engine.backend.shapes.gpu import Gpu as Card
 
 NUMBERS = {"int": np.int32, "unsigned": np.uint32, "long long": np.int64, "float": np.float32}
 ELEMENTS = {
-    "float": np.dtype(np.float32), "double": np.dtype(np.float64), "bool": np.dtype(bool),
-    "fp16": np.dtype(np.float16), "__half": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16),
-    "__nv_bfloat16": np.dtype(ml_dtypes.bfloat16), "int": np.dtype(np.int32), "long long": np.dtype(np.int64),
-    "unsigned": np.dtype(np.uint32), "unsigned char": np.dtype(np.uint8), "e4m3": np.dtype(np.uint8),
-}  # fmt: skip
+    "float": np.dtype(np.float32),
+    "double": np.dtype(np.float64),
+    "bool": np.dtype(bool),
+    "fp16": np.dtype(np.float16),
+    "__half": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "__nv_bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "int": np.dtype(np.int32),
+    "long long": np.dtype(np.int64),
+    "unsigned": np.dtype(np.uint32),
+    "unsigned char": np.dtype(np.uint8),
+    "e4m3": np.dtype(np.uint8),
+}
 
 
 class OnDevice(np.ndarray):
@@ -187,9 +195,17 @@ class Products:
     """cuBLASLt's part, computed by NumPy where its conditions hold."""
 
     def product(
-        self, a: Any, b: Any, out: Any, *, bias: Any = None, alpha: float = 1.0, plus: Any = None, gelu: Any = None,
+        self,
+        a: Any,
+        b: Any,
+        out: Any,
+        *,
+        bias: Any = None,
+        alpha: float = 1.0,
+        plus: Any = None,
+        gelu: Any = None,
         scales: Any = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         assert a.ndim == b.ndim == out.ndim
         assert is_plain(a)
         assert is_plain(b)
@@ -305,10 +321,13 @@ class Pinned:
 
 
 RUNTIME = SimpleNamespace(
-    memGetInfo=lambda: (5, 9), CUDARuntimeError=OSError, memcpyDeviceToHost=2, memcpyHostToDevice=1,
+    memGetInfo=lambda: (5, 9),
+    CUDARuntimeError=OSError,
+    memcpyDeviceToHost=2,
+    memcpyHostToDevice=1,
     memcpyAsync=lambda to, source, size, kind, stream: ctypes.memmove(to, source, size),
     getDeviceProperties=lambda index: {"name": b"stand-in"},
-)  # fmt: skip
+)
 
 
 class StandIn:
@@ -318,22 +337,25 @@ class StandIn:
 
     def __init__(self, card: Card) -> None:
         self.RawModule = partial(RawModule, card)
-        attributes = {
-            "MultiProcessorCount": card.multiprocessors, "MaxSharedMemoryPerBlockOptin": card.shared_bytes
-        }  # fmt: skip
+        attributes = {"MultiProcessorCount": card.multiprocessors, "MaxSharedMemoryPerBlockOptin": card.shared_bytes}
         self.ElementwiseKernel = lambda *_: lambda x: on_device(np.zeros_like(x))
         stream, freed = Stream(), lambda: None
         pool = SimpleNamespace(
             used_bytes=lambda: 3, total_bytes=lambda: 4, malloc=lambda size: None, free_all_blocks=freed
         )
         self.cuda = SimpleNamespace(
-            Stream=lambda non_blocking=False: Stream() if non_blocking else stream, MemoryPool=lambda: pool,
-            set_allocator=lambda _: None, using_allocator=lambda _: nullcontext(), Event=Event,
-            get_current_stream=lambda: stream, alloc_pinned_memory=bytearray,
+            Stream=lambda non_blocking=False: Stream() if non_blocking else stream,
+            MemoryPool=lambda: pool,
+            set_allocator=lambda _: None,
+            using_allocator=lambda _: nullcontext(),
+            Event=Event,
+            get_current_stream=lambda: stream,
+            alloc_pinned_memory=bytearray,
             Device=lambda: SimpleNamespace(attributes=attributes, compute_capability=card.capability),
-            PinnedMemoryPool=lambda: SimpleNamespace(malloc=Pinned), runtime=RUNTIME,
+            PinnedMemoryPool=lambda: SimpleNamespace(malloc=Pinned),
+            runtime=RUNTIME,
             memory=SimpleNamespace(OutOfMemoryError=MemoryError),
-        )  # fmt: skip
+        )
         self.broadcast_to = broadcast_to
         self.lib = SimpleNamespace(
             stride_tricks=SimpleNamespace(

@@ -28,10 +28,14 @@ class Compiler:
 
     def cupy(self) -> Any:
         nvrtc = SimpleNamespace(
-            getVersion=lambda: (13, 0), createProgram=lambda text, *_: text, compileProgram=self.compile,
-            getProgramLog=lambda _: "line 1: a mistake", getCUBIN=lambda text: text[::-1].encode(),
-            destroyProgram=self.destroy, NVRTCError=RefusedError,
-        )  # fmt: skip
+            getVersion=lambda: (13, 0),
+            createProgram=lambda text, *_: text,
+            compileProgram=self.compile,
+            getProgramLog=lambda _: "line 1: a mistake",
+            getCUBIN=lambda text: text[::-1].encode(),
+            destroyProgram=self.destroy,
+            NVRTCError=RefusedError,
+        )
         driver, function = SimpleNamespace(funcSetAttribute=self.allow), SimpleNamespace(Module=self.module)
         return SimpleNamespace(cuda=SimpleNamespace(nvrtc=nvrtc, driver=driver, function=function))
 

@@ -57,11 +57,16 @@ class Plan(Described):
 def library(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> cudnn.CuDnn:
     """cuDNN over a stand-in for its frontend."""
     frontend = SimpleNamespace(
-        backend_version=lambda: 1, __version__="1", create_handle=object, set_stream=lambda **_: None,
-        data_type=SimpleNamespace(FLOAT="f", HALF="h", BFLOAT16="b"), heur_mode=SimpleNamespace(A="A", FALLBACK="B"),
+        backend_version=lambda: 1,
+        __version__="1",
+        create_handle=object,
+        set_stream=lambda **_: None,
+        data_type=SimpleNamespace(FLOAT="f", HALF="h", BFLOAT16="b"),
+        heur_mode=SimpleNamespace(A="A", FALLBACK="B"),
         numerical_note=SimpleNamespace(TENSOR_CORE=0, DOWN_CONVERT_INPUTS=1, WINOGRAD=2, NONDETERMINISTIC=3),
-        pygraph=lambda **_: Plan(), cudnnGraphNotSupportedError=NotSupported,
-    )  # fmt: skip
+        pygraph=lambda **_: Plan(),
+        cudnnGraphNotSupportedError=NotSupported,
+    )
     monkeypatch.setitem(sys.modules, "cudnn", frontend)
     monkeypatch.setattr(cudnn, "load", lambda _: None)
     return cudnn.CuDnn(gpu.xp, gpu.stream, AutotuneCache(None, "here"), LaunchHooks(), Workspace(gpu.xp))

@@ -166,9 +166,12 @@ class Card:
             kept["free"] = 0
 
         return SimpleNamespace(
-            kept=kept, malloc=malloc, free_all_blocks=free_all_blocks,
-            used_bytes=lambda: kept["used"], total_bytes=lambda: sum(kept.values()),
-        )  # fmt: skip
+            kept=kept,
+            malloc=malloc,
+            free_all_blocks=free_all_blocks,
+            used_bytes=lambda: kept["used"],
+            total_bytes=lambda: sum(kept.values()),
+        )
 
 
 @pytest.mark.parametrize(("one", "other"), [("_pool", "graph_pool"), ("graph_pool", "_pool")])

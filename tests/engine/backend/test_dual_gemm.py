@@ -79,9 +79,13 @@ def test_the_kernels_structs_are_what_is_passed(same_layout: Any) -> None:
 def operands(gpu: Any, m: int = 1024, n: int = 2048, k: int = 256, dtype: Any = bfloat16, **more: Any) -> Operands:
     empty = gpu.kernels.empty
     return Operands(
-        empty((m, k), dtype), empty((n, k), dtype).T, empty((m, 16), dtype), empty((n, 16), dtype).T,
-        more.pop("out", empty((m, n), dtype)), **more,
-    )  # fmt: skip
+        empty((m, k), dtype),
+        empty((n, k), dtype).T,
+        empty((m, 16), dtype),
+        empty((n, 16), dtype).T,
+        more.pop("out", empty((m, n), dtype)),
+        **more,
+    )
 
 
 def test_what_the_kernel_cannot_read_is_left_to_others(gpu: Any) -> None:

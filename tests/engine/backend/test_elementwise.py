@@ -20,14 +20,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "powers": lambda x, y: x**2 + (y * y + 0.5) ** 1.5 + 2.0**x + (x * x + 0.3) ** y,
     "exponentials": lambda x, y: x.exp() + F.expm1(y) + F.log(x * x + 1) + (y * y).log1p() + F.sqrt(x * x + 1),
     "waves": lambda x, y: x.sin() * F.cos(y) + x.tanh() + F.sigmoid(y) + F.erf(x * y),
-    "chosen": lambda x, y: F.where(x < y, x * x, y) + F.maximum(x, y) * 2 + abs(x)
-    + F.clamp(y, -0.5, 0.5),
+    "chosen": lambda x, y: F.where(x < y, x * x, y) + F.maximum(x, y) * 2 + abs(x) + F.clamp(y, -0.5, 0.5),
     "compared": lambda x, y: (x > 0) * y + (y <= x) * x,
-    "activations": lambda x, y: F.relu(x + 1) + F.silu(y) + F.gelu(x) + F.gelu(y, approximate="tanh")
-    + F.softplus(x * 3) + F.leaky_relu(y, 0.2),
+    "activations": lambda x, y: (
+        F.relu(x + 1) + F.silu(y) + F.gelu(x) + F.gelu(y, approximate="tanh") + F.softplus(x * 3) + F.leaky_relu(y, 0.2)
+    ),
     "numpys": lambda x, y: np.exp(x) + np.maximum(x, y) - np.tanh(y) * np.float32(2.0) + np.square(x),
     "others": lambda x, y: F.lerp(x, y, 0.3) + F.reciprocal(x * x + 1) + F.rsqrt(y * y + 1) + F.square(y) - x.neg(),
-}  # fmt: skip
+}
 
 
 def drawn(seed: int = 0) -> list[np.ndarray]:
@@ -89,6 +89,14 @@ def test_composed_functions_are_one_kernel() -> None:
     np.testing.assert_allclose(outer(x, y).numpy(), want.numpy(), rtol=1e-12)
     assert [k.impl for k in outer.op.kernels] == ["generated"]
     assert outer.in_c().count("sigmoid") == 2
+
+
+def test_a_function_is_one_launch(gpu: Any) -> None:
+    shifted = flame.elementwise(lambda x, by=1.0: F.relu(x + by))
+    x, launched = flame.tensor(np.ones(70, np.float32), device="cuda"), list[str]()
+    with gpu.kernels.launch_hooks.hooked(lambda name, _: launched.append(name)):
+        shifted(x)
+    assert len(launched) == 1
 
 
 def test_equal_parts_are_computed_once() -> None:

@@ -25,15 +25,13 @@ from flame_train.engine.ops.reduction.finite import NonFiniteFlags
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiler")]
 
-OPS = [
-    "adaptive_avg_pool2d", "add", "amax", "avg_pool2d", "batch_norm", "batch_norm_inference",
-    "batch_norm_train", "cast", "celu", "clamp", "cross_entropy", "embedding", "fp8_dequantize", "fp8_quantize",
-    "gated_add", "gather", "geglu", "gelu", "hardsigmoid", "hardtanh", "index_select", "layer_norm",
-    "layer_norm_modulate", "lerp", "log_softmax", "logsigmoid", "logsumexp", "masked_fill", "max_pool2d",
-    "mean", "mish", "mse_loss", "mul", "nll_loss", "norm", "one_hot", "prelu", "quick_gelu", "relu6",
-    "rms_norm", "rms_norm_rope", "rope", "scatter_add", "selu", "silu", "softmax", "softsign", "std", "sub",
-    "sum", "swiglu", "take_along_dim", "var", "where",
-]  # fmt: skip
+OPS = """
+adaptive_avg_pool2d add amax avg_pool2d batch_norm batch_norm_inference batch_norm_train cast celu clamp cross_entropy
+dora_gain embedding fp8_dequantize fp8_quantize gated_add gather geglu gelu hardsigmoid hardtanh index_select layer_norm
+layer_norm_modulate lerp log_softmax logsigmoid logsumexp masked_fill max_pool2d mean mish mse_loss mul nll_loss norm
+one_hot prelu quick_gelu relu6 rms_norm rms_norm_rope rope scatter_add selu silu softmax softsign std sub sum swiglu
+take_along_dim var where
+""".split()
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
 
 LENGTHS: dict[str, list[Sample]] = {
@@ -235,9 +233,8 @@ def joint(t: dict[str, flame.Tensor]) -> flame.Tensor:
     return F.cat_gelu(found, F.cat([s[3] for s in streams], dim=1), approximate="tanh")
 
 
-SHAPES = {
-    "x": (2, 7, 24), "w": (240, 24), "scale": (HEAD,), "cos": (7, 1, HEAD), "sin": (7, 1, HEAD), "shift": (48,),
-}  # fmt: skip
+TABLE = (7, 1, HEAD)
+SHAPES = {"x": (2, 7, 24), "w": (240, 24), "scale": (HEAD,), "cos": TABLE, "sin": TABLE, "shift": (48,)}
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

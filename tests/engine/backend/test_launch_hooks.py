@@ -98,8 +98,10 @@ def test_a_kinds_time_is_that_of_its_kernels_alone(gpu: Any, step: Callable[[], 
     rows = breakdown(twice, gpu, counted, {"elementwise": 6e3}, (2e6, 1e12), milliseconds)
     found = {row["kind"]: row for row in rows}
     assert {kind: row["ms"] for kind, row in found.items()} == {
-        "norms and other rows": 2.0, "elementwise": 2.0, "the rest": 0.0,
-    }  # fmt: skip
+        "norms and other rows": 2.0,
+        "elementwise": 2.0,
+        "the rest": 0.0,
+    }
     assert found["norms and other rows"]["launches"] == 2
     assert found["elementwise"]["floor_ms"] == 3.0
 

@@ -34,9 +34,7 @@ MANY_ROWS: list[tuple[str, Sample]] = [
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
-def test_blocks_that_go_through_many_rows(
-    gpu: Any, dtype: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+def test_blocks_that_go_through_many_rows(gpu: Any, dtype: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of a norm's input, weight and bias from one pass, by so few blocks that each takes several turns."""
     monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
     monkeypatch.setattr(gpu.kernels.row_sums, "_multiprocessors", 1)

@@ -26,10 +26,19 @@ from flame_train.optimizers import OPTIMIZERS, factored
 from flame_train.schedules.rex import Rex
 
 SHAPES = {
-    "down": (4, 700), "up": (150, 4), "rank": (37, 16), "tiles": (9, 160), "many tiles": (140, 132), "odd": (33, 7),
-    "shifted": (6, 8), "conv": (8, 40, 3, 3), "point": (36, 4, 1, 1), "small": (3, 5, 2, 2), "vector": (70,),
+    "down": (4, 700),
+    "up": (150, 4),
+    "rank": (37, 16),
+    "tiles": (9, 160),
+    "many tiles": (140, 132),
+    "odd": (33, 7),
+    "shifted": (6, 8),
+    "conv": (8, 40, 3, 3),
+    "point": (36, 4, 1, 1),
+    "small": (3, 5, 2, 2),
+    "vector": (70,),
     "one": (1,),
-}  # fmt: skip
+}
 """With blocks of 64 threads: in one tile or several, read once or twice; and those that cannot be read by fours."""
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("schedule_free_adamw", {"weight_decay": 0.1}),
@@ -52,9 +61,12 @@ def make(device: str, name: str, keys: dict[str, Any], links: list[Any]) -> Opti
     rng = np.random.default_rng(0)
     ps = [Parameter(rng.standard_normal(s).astype(np.float32), n) for n, s in SHAPES.items()]
     arena = FlatParameters(
-        ps, get_backend(device), compute_dtype=bfloat16 if links else float32,
-        lr_scale={"up": 4.0} if links else None, decay_scale={"odd": 0.5},
-    )  # fmt: skip
+        ps,
+        get_backend(device),
+        compute_dtype=bfloat16 if links else float32,
+        lr_scale={"up": 4.0} if links else None,
+        decay_scale={"odd": 0.5},
+    )
     more: dict[str, Any] = {"scaler": LossScaler(init=4.0), "average": EMA(0.9)} if links else {}
     lr = 1.0 if OPTIMIZERS[name](**keys).lr_is_factor else 0.01
     return Optimizer(
@@ -99,7 +111,7 @@ def test_kernels_do_what_the_reference_does(gpu: Any, compiled: Any, links: list
             tolerance = 0.0 if name in EXACT and entry != "metrics" else 2e-5
             np.testing.assert_allclose(
                 found[entry], value, rtol=tolerance, atol=tolerance * 0.1, err_msg=f"{entry} of {name} {keys}"
-            )  # fmt: skip
+            )
         assert not found["padding"].any()
         first, second = make("cuda", name, keys, links), make("cuda", name, keys, links)
         trained(first, "cuda", range(2))

@@ -10,9 +10,14 @@ import pytest
 from flame_train.engine.backend.cuda.codegen.scalars import Trace
 
 GIVEN = {
-    "d": np.array(-2.625), "e": np.array(0.3), "f": np.array(1.7, np.float32), "n": np.array(7), "yes": np.array(True),
-    "many": np.linspace(0.0, 1.0, 1001) ** 3, "bad": np.array([1.0, np.nan], np.float32),
-}  # fmt: skip
+    "d": np.array(-2.625),
+    "e": np.array(0.3),
+    "f": np.array(1.7, np.float32),
+    "n": np.array(7),
+    "yes": np.array(True),
+    "many": np.linspace(0.0, 1.0, 1001) ** 3,
+    "bad": np.array([1.0, np.nan], np.float32),
+}
 
 
 def formula(xp: Any, x: Any) -> dict[str, Any]:

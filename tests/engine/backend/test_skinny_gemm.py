@@ -29,8 +29,11 @@ def test_what_the_kernel_is_told(gpu: Any, launched: Any) -> None:
     grid, threads, args, shared = launched.by_name["lora_gradients"]
     assert (grid, threads) == ((10 + 60, 4), 160)
     assert args[:4] == (
-        ((1024, 48), (64, 16)), ((1, 1024, 640), (64, 64)), ((1024, 48), (64, 16)), ((3, 1024, 1280), (64, 64)),
-    )  # fmt: skip
+        ((1024, 48), (64, 16)),
+        ((1, 1024, 640), (64, 64)),
+        ((1024, 48), (64, 16)),
+        ((3, 1024, 1280), (64, 64)),
+    )
     assert args[4].item()[1:] == (0, 640, 1, 0)  # nothing was held of the downs, so they are assigned
     assert args[5].item() == (held.data.ptr, 1280 * 16, 1280, 3, 1)
     assert args[6:] == (1024, 256)

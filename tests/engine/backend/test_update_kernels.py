@@ -36,9 +36,14 @@ from flame_train.training.optimizer import build_optimizer
 SHAPES = {"a": (300, 7), "b": (65,), "c": (1,), "d": (128,)}
 LINKS = [ClipValue(0.3), ClipNorm(5.0), GradientNoise(0.01, seed=2**63 + 5)]
 RULES = [
-    AdamWRule(), SGDRule(), AdamWRule((0.8, 0.95), 1e-6, 0.1), SGDRule(0.9, weight_decay=0.1), SGDRule(0.5, 0.25),
-    SGDRule(0.9, nesterov=True, weight_decay=0.1), LionRule((0.9, 0.99), 0.1),
-]  # fmt: skip
+    AdamWRule(),
+    SGDRule(),
+    AdamWRule((0.8, 0.95), 1e-6, 0.1),
+    SGDRule(0.9, weight_decay=0.1),
+    SGDRule(0.5, 0.25),
+    SGDRule(0.9, nesterov=True, weight_decay=0.1),
+    LionRule((0.9, 0.99), 0.1),
+]
 SETTINGS: list[dict[str, Any]] = [
     {"schedule": Schedule("cosine", 6, 2, min_lr=1e-3), "accumulation": 2},
     {"schedule": Schedule("linear", 20, 3), "scaler": LossScaler(init=64.0, interval=2)},
@@ -119,9 +124,10 @@ def test_every_chain_that_a_config_may_ask_for_takes_three_launches(gpu: Any, ru
     kernel = rule.get("name", "adamw")
     for value, norm, noise, mean in itertools.product((0.0, 0.5), (0.0, 1.0), (0.0, 0.1), (0.0, 0.9)):
         config = Config(
-            optimizer=OptimizerSection(**rule), train=TrainSection(precision=precision, ema_decay=mean),
+            optimizer=OptimizerSection(**rule),
+            train=TrainSection(precision=precision, ema_decay=mean),
             gradient=GradientSection(clip_value=value, clip_norm=norm, noise_std=noise, accumulation=2),
-        )  # fmt: skip
+        )
         weights = [Parameter(np.ones(70, np.float32), "w")]
         o = build_optimizer(weights, config.train, config.optimizer, config.schedule, config.gradient, gpu)
         loss, told = tensor(np.float32(1.0), device="cuda"), list[str]()

@@ -71,6 +71,50 @@ def test_what_the_kernels_do_not_do_is_left_to_cudnn(calls: list[str]) -> None:
     assert calls == ["cudnn", "wgmma"]
 
 
+KEYS = (4, 1, 1, 4096)
+
+
+@pytest.mark.parametrize(
+    ("shape", "mask", "dtype", "exact", "asked"),
+    [
+        ((4, 10, 4096, 64), KEYS, bool, True, "wgmma"),
+        ((4, 10, 4096, 64), (4096,), bool, True, "wgmma"),
+        ((4, 10, 4096, 64), (1, 4096), bool, True, "wgmma"),
+        ((4, 10, 4096, 64), KEYS, bool, False, "cudnn"),
+        ((4, 10, 4096, 64), KEYS, bfloat16, True, "cudnn"),  # numbers to add
+        ((4, 10, 4096, 64), (4, 10, 1, 4096), bool, True, "cudnn"),
+        ((4, 10, 4096, 64), (4, 1, 4096, 1), bool, True, "cudnn"),
+        ((4, 20, 1024, 64), (4, 1, 1, 77), bool, True, "cudnn"),
+        ((1, 20, 1024, 128), (1024,), bool, True, "cudnn"),
+    ],
+)
+def test_who_is_asked_where_keys_are_barred(
+    calls: list[str], shape: Shape, mask: tuple[int, ...], dtype: Any, exact: bool, asked: str
+) -> None:
+    """Gradients alone: forward it is cuDNN."""
+    bars = flame.tensor(np.ones(mask, dtype), device="cuda")
+    with deterministic(exact):
+        attend(shape, mask[-1] if mask[-1] > 1 else 4096, attn_mask=bars)
+    assert (calls[0], {*calls[1:]}) == ("cudnn", {asked})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mask", "rows"), [((2, 1, 1, 70), 2), ((70,), 1), ((1, 70), 1), ((2, 1, 1, 1), 2)])
+def test_what_bars_a_key(
+    gpu: Any, compiled: Any, mask: tuple[int, ...], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In rows of whole tiles."""
+    monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
+    seen = np.random.default_rng(0).random(mask) < 0.5
+    given = flame.tensor(seen, device="cuda").data
+    wgmma._bars(gpu.kernels, given, 70)
+    compiled.build()
+    found = wgmma._bars(gpu.kernels, given, 70).get()
+    assert found.shape == (rows, 128)
+    want = np.broadcast_to(np.where(seen, 0.0, -np.inf).reshape(rows, -1), (rows, 70))
+    np.testing.assert_array_equal(found[:, :70], want)
+
+
 @pytest.mark.parametrize("capability", ["89", "100"])
 def test_other_cards_have_no_such_products(calls: list[str], capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
     q = flame.tensor(np.zeros((1, 1), bfloat16), device="cuda")
@@ -99,12 +143,23 @@ def test_a_causal_mask_is_compiled_in(launched: Any) -> None:
     attend((1, 20, 1024, 64), 1000, is_causal=True)
     assert "CAUSAL = true" in launched.texts["attention_gradients"]
     attend((1, 20, 1024, 64), 1000)
-    assert "CAUSAL = false" in launched.texts["attention_gradients"]
+    assert "CAUSAL = false, MASKED = false" in launched.texts["attention_gradients"]
+
+
+def test_barred_keys_are_compiled_in(launched: Any) -> None:
+    mask = flame.tensor(np.ones((2, 1, 1, 1000), bool), device="cuda")
+    attend((2, 20, 1024, 64), 1000, attn_mask=mask)
+    assert "MASKED = true" in launched.texts["attention_gradients"]
+    bars, apart = launched.by_name["attention_gradients"][2][5:7]
+    assert (bars.shape, apart) == ((2, 1024), 1024)
+    attend((2, 20, 1024, 64), 1000, attn_mask=mask[:1])
+    bars, apart = launched.by_name["attention_gradients"][2][5:7]
+    assert (bars.shape, apart) == ((1, 1024), 0)
 
 
 @pytest.mark.parametrize("name", ["forward", "gradients"])
 def test_the_kernels_structs_are_what_is_passed(name: str, same_layout: Any) -> None:
-    text = wgmma._forward_text(bfloat16) if name == "forward" else wgmma._gradients_text(bfloat16, False)
+    text = wgmma._forward_text(bfloat16) if name == "forward" else wgmma._gradients_text(bfloat16, False, False)
     structs = {"Sizes": wgmma.SIZES, "Rows": wgmma._PLACED}
     same_layout(text, structs | {"TensorMap": tensor_map.STRUCT})
 
@@ -120,5 +175,8 @@ def test_a_description_names_every_dim_from_the_last(monkeypatch: pytest.MonkeyP
     _, _, rank, pointer, sizes, strides, box, every, *_ = told[0]
     assert (rank, pointer) == (4, 1 << 20)
     assert [list(a) for a in (sizes, strides, box, every)] == [
-        [64, 100, 3, 2], [384, 128, 1 << 16], [64, 64, 1, 1], [1] * 4,
-    ]  # fmt: skip
+        [64, 100, 3, 2],
+        [384, 128, 1 << 16],
+        [64, 64, 1, 1],
+        [1] * 4,
+    ]

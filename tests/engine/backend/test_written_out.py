@@ -99,6 +99,44 @@ def test_attention_by_warpgroups(
         assert distance(got.get(), t) <= 2 * distance(plain[name], t) + float(ml_dtypes.finfo(bfloat16).eps), name
 
 
+@pytest.mark.parametrize("multiprocessors", [132, 2], ids=["an item a block", "several"])
+@pytest.mark.parametrize(("causal", "each"), [(False, True), (True, True), (False, False)])
+def test_gradients_by_warpgroups_where_keys_are_barred(
+    computing: Any, multiprocessors: int, causal: bool, each: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each sample its own or of all the same; a sample sees nothing, and what is barred would be infinite."""
+    monkeypatch.setattr(computing.kernels, "multiprocessors", multiprocessors)
+    batch, heads, length, keys, scale = 3, 2, 130, 200, 0.125
+    seen = np.random.default_rng(9).random((batch if each else 1, 1, 1, keys)) < 0.6
+    seen[..., -80:] = False  # a whole tile of keys
+    seen[-1] &= not each
+    drawn = [rounded((batch, heads, n, 64), i, bfloat16) for i, n in enumerate((length, keys, keys, length))]
+    drawn[1][np.broadcast_to(~seen[:, :, 0, :], drawn[1].shape[:3])] *= bfloat16.type(300)
+    found = {}
+    for kind in (bfloat16, float64):
+        q, key, value, g = (flame.tensor(x, kind, requires_grad=True) for x in drawn)
+        made = F.scaled_dot_product_attention(q, key, value, flame.tensor(seen), is_causal=causal)
+        found[kind] = made, *flame.grad(made, (q, key, value), g.detach())
+    q64, k64 = (x.astype(np.float64) for x in drawn[:2])
+    looks = np.broadcast_to(seen & (np.tri(length, keys) > 0) if causal else seen, (batch, heads, length, keys))
+    scores = np.where(looks, q64 @ k64.swapaxes(2, 3) * scale, -np.inf)
+    lse = np.where(looks.any(-1), np.logaddexp.reduce(scores, axis=-1), np.inf)
+    k, tiles = computing.kernels, -(-keys // 64) * 64
+    bars = np.full((len(seen), tiles), np.nan, np.float32)
+    bars[:, :keys] = np.where(seen[:, 0, 0], 0.0, -np.inf)
+    monkeypatch.setattr(wgmma, "_bars", lambda *_: flame.tensor(bars, device="cuda").data)
+    q, key, value, g = (flame.tensor(x, device="cuda").data for x in drawn)
+    out, into = flame.tensor(found[float64][0].numpy().astype(bfloat16), device="cuda").data, (q, key, value)
+    into = tuple(k.empty(x.shape, bfloat16) for x in into)
+    inputs = Inputs(q, key, value, flame.tensor(seen, device="cuda").data, causal, scale, False)
+    wgmma.gradients(k, g, inputs, Saved(out, flame.tensor(lse, float32, "cuda").data), into)
+    for got, plain, truth in zip(into, found[bfloat16][1:], found[float64][1:], strict=True):
+        t = truth.numpy()
+        assert distance(got.get(), t) <= 2 * distance(plain.numpy(), t) + float(ml_dtypes.finfo(bfloat16).eps)
+    for got in into[1:]:
+        assert not got.get()[np.broadcast_to(~seen[:, :, 0, :], got.shape[:3])].any()
+
+
 @pytest.mark.parametrize(
     ("rows", "width", "out", "layers", "rank"),
     [(600, 72, 136, 3, 16), (520, 640, 8, 1, 64), (1000, 200, 320, 2, 32)],
@@ -106,9 +144,16 @@ def test_attention_by_warpgroups(
 @pytest.mark.parametrize("held", [False, True], ids=["assigned", "added to"])
 @pytest.mark.parametrize("multiprocessors", [132, 1], ids=["shared", "by one block"])
 def test_gradients_of_lora_factors(
-    computing: Any, rows: int, width: int, out: int, layers: int, rank: int, held: bool, multiprocessors: int,
+    computing: Any,
+    rows: int,
+    width: int,
+    out: int,
+    layers: int,
+    rank: int,
+    held: bool,
+    multiprocessors: int,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(computing.kernels, "multiprocessors", multiprocessors)
     k, shapes = computing.kernels, ((rows, width), (rows, layers, out), (rows, layers * rank), (rows, layers * rank))
     x, g, inner, low = (rounded(shape, i, bfloat16) for i, shape in enumerate(shapes))
@@ -160,10 +205,15 @@ def products(gpu: Any, multiprocessors: int) -> dual_gemm.DualGemm:
 
 
 WAYS = [
-    (dual_gemm._TILES[0], False, False), (dual_gemm._TILES[1], True, False), (dual_gemm._TILES[2], False, False),
-    (dual_gemm._TILES[3], True, False), (dual_gemm._MAKING[0], True, True), (dual_gemm._MAKING[1], False, True),
-    (dual_gemm._MAKING[2], True, True), (dual_gemm._MAKING[3], False, True),
-]  # fmt: skip
+    (dual_gemm._TILES[0], False, False),
+    (dual_gemm._TILES[1], True, False),
+    (dual_gemm._TILES[2], False, False),
+    (dual_gemm._TILES[3], True, False),
+    (dual_gemm._MAKING[0], True, True),
+    (dual_gemm._MAKING[1], False, True),
+    (dual_gemm._MAKING[2], True, True),
+    (dual_gemm._MAKING[3], False, True),
+]
 
 
 @pytest.mark.parametrize(("tile", "across", "thin"), WAYS, ids=str)
@@ -203,9 +253,7 @@ MISSING = {
 
 
 @pytest.mark.parametrize(("part", "left"), MISSING.values(), ids=MISSING)
-def test_what_is_not_waited_for_shows(
-    computing: Any, part: str, left: str, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+def test_what_is_not_waited_for_shows(computing: Any, part: str, left: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in would not see such a mistake if it did all at once."""
     text = short_kv._forward_text(bfloat16)
     assert text.count(part) == 1

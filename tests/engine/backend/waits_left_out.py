@@ -66,7 +66,7 @@ KERNELS: dict[str, tuple[Any, str, tuple[Any, ...], Callable[..., None]]] = {
     "short_kv_forward": (short_kv, "_forward_text", (bfloat16,), captions),
     "short_kv_gradients": (short_kv, "_gradients_text", (bfloat16, 2), captions),
     "attention_forward": (wgmma, "_forward_text", (bfloat16,), positions),
-    "attention_gradients": (wgmma, "_gradients_text", (bfloat16, False), positions),
+    "attention_gradients": (wgmma, "_gradients_text", (bfloat16, False, False), positions),
     "lora_gradients": (skinny_gemm, "_text", (bfloat16, 3, 1, 8, 1, 6), factors),
     "paired": (
         dual_gemm,

@@ -87,7 +87,7 @@ CASES: dict[str, tuple[Callable[[], Any], list[Tensor]]] = {
     "vae": (lambda: Coded(VaeArch.tiny()), [tensor(RNG.standard_normal((1, 16, 16, 3)))]),
     "clip": (lambda: Read(ClipArch.tiny("gelu", 16)), [IDS]),
     "t5": (lambda: T5Encoder(T5Arch.tiny()), [IDS]),
-}  # fmt: skip
+}
 
 
 def made(name: str) -> Any:

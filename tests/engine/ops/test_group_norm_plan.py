@@ -21,14 +21,27 @@ CONSTANTS = {name: int(value) for name, value in re.findall(r"constexpr int ([A-
 
 
 @given(
-    batch=st.integers(1, 300), pixels=st.integers(1, 1 << 16), vectors=st.integers(1, 384), per=st.integers(1, 64),
-    dtype=st.sampled_from([np.float32, np.float16, ml_dtypes.bfloat16]), multiprocessors=st.integers(1, 200),
-    shared=st.sampled_from([99, 163, 227]), arrays=st.sampled_from([1, 2]), adds=st.booleans(),
-)  # fmt: skip
+    batch=st.integers(1, 300),
+    pixels=st.integers(1, 1 << 16),
+    vectors=st.integers(1, 384),
+    per=st.integers(1, 64),
+    dtype=st.sampled_from([np.float32, np.float16, ml_dtypes.bfloat16]),
+    multiprocessors=st.integers(1, 200),
+    shared=st.sampled_from([99, 163, 227]),
+    arrays=st.sampled_from([1, 2]),
+    adds=st.booleans(),
+)
 def test_what_the_kernels_rely_on(
-    batch: int, pixels: int, vectors: int, per: int, dtype: type, multiprocessors: int, shared: int, arrays: int,
+    batch: int,
+    pixels: int,
+    vectors: int,
+    per: int,
+    dtype: type,
+    multiprocessors: int,
+    shared: int,
+    arrays: int,
     adds: bool,
-) -> None:  # fmt: skip
+) -> None:
     channels = 8 * vectors
     groups = channels // per if channels % per == 0 else channels
     itemsize = np.dtype(dtype).itemsize

@@ -184,11 +184,14 @@ def test_what_was_frozen_since_is_refused_where_decay_would_move_it() -> None:
     arena.collect_grads()
 
 
-@pytest.mark.parametrize("edit", [
-    lambda p: setattr(p.grad, "data", p.grad.data * 2),
-    lambda p: setattr(p.grad, "data", np.full((3, 5), 7.0)),
-    lambda p: setattr(p, "grad", tensor(np.full((3, 5), 7.0))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda p: setattr(p.grad, "data", p.grad.data * 2),
+        lambda p: setattr(p.grad, "data", np.full((3, 5), 7.0)),
+        lambda p: setattr(p, "grad", tensor(np.full((3, 5), 7.0))),
+    ],
+)
 def test_a_gradient_whose_data_was_replaced_reaches_the_step(edit: Callable[[Parameter], None]) -> None:
     p = parameters()[0]
     arena = FlatParameters([p])

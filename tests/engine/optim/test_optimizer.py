@@ -119,8 +119,14 @@ def test_without_a_scaler_one_bad_step_halts_training_for_good(bad: float, where
         o.arena.parameters["b"].grad.data[7] = bad
     o.step(tensor([0.1, bad if where == "loss" else 0.2]))
     assert figures(o) | {"grad_norm": 0} == {
-        "count": 1, "lr": 1e-2, "grad_norm": 0, "loss_scale": 1, "finite": 0, "healthy": 0, "skipped": 1
-    }  # fmt: skip
+        "count": 1,
+        "lr": 1e-2,
+        "grad_norm": 0,
+        "loss_scale": 1,
+        "finite": 0,
+        "healthy": 0,
+        "skipped": 1,
+    }
     give(o, 2)
     o.step(tensor([0.1]))
     after = everything(o)
@@ -305,17 +311,20 @@ def test_bad_settings_are_refused() -> None:
         AdamW([{"params": [tensor([1.0], requires_grad=True)], "weight_decay": math.nan}], lr=0.1)
 
 
-@pytest.mark.parametrize(("build", "message"), [
-    (lambda: ClipNorm(-1.0), "clip_norm: expected max_norm of at least 0, got -1"),
-    (lambda: ClipNorm(math.nan), "clip_norm: expected max_norm"),
-    (lambda: ClipValue(-1.0), "clip_value: expected limit"),
-    (lambda: GradientNoise(-1.0, seed=0), "gradient_noise: expected std"),
-    (lambda: LossScaler(init=-1.0), "loss scaler: expected init above 0 and below infinity, got -1"),
-    (lambda: LossScaler(minimum=0.0), "loss scaler: expected minimum above 0"),
-    (lambda: LossScaler(interval=0), "loss scaler: expected interval of at least 1"),
-    (lambda: LossScaler(backoff=0.0), "loss scaler: expected backoff above 0 and below 1, got 0"),
-    (lambda: make(lr=math.inf), "optimizer: expected lr"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: ClipNorm(-1.0), "clip_norm: expected max_norm of at least 0, got -1"),
+        (lambda: ClipNorm(math.nan), "clip_norm: expected max_norm"),
+        (lambda: ClipValue(-1.0), "clip_value: expected limit"),
+        (lambda: GradientNoise(-1.0, seed=0), "gradient_noise: expected std"),
+        (lambda: LossScaler(init=-1.0), "loss scaler: expected init above 0 and below infinity, got -1"),
+        (lambda: LossScaler(minimum=0.0), "loss scaler: expected minimum above 0"),
+        (lambda: LossScaler(interval=0), "loss scaler: expected interval of at least 1"),
+        (lambda: LossScaler(backoff=0.0), "loss scaler: expected backoff above 0 and below 1, got 0"),
+        (lambda: make(lr=math.inf), "optimizer: expected lr"),
+    ],
+)
 def test_numbers_out_of_bounds_are_refused_by_name(build: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build()

@@ -121,7 +121,9 @@ def test_base_modules_are_the_linear_layers(published, native):
     found = base_modules()
     assert set(found["transformer"]) == expected
     assert {part: len(modules) for part, modules in found.items()} == {
-        "transformer": 314, "text_encoder": 72, "text_encoder_2": 168
-    }  # fmt: skip
+        "transformer": 314,
+        "text_encoder": 72,
+        "text_encoder_2": 168,
+    }
     assert {f"{module}.weight" for module in found["text_encoder_2"]} <= published("t5xxl_encoder").keys()
     assert {f"{module}.weight" for module in found["text_encoder"]} <= published("clip_l").keys()

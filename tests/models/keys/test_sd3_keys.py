@@ -85,6 +85,10 @@ def test_text_encoders_inside_the_file_are_found(published):
     shapes["text_encoders.clip_l.logit_scale"] = ()
     found, parts = parts_of(shapes)
     assert {name: len(names) for name, names in parts.items()} == {
-        "transformer": 665, "vae": 244, "text_encoder": 196, "text_encoder_2": 517, "text_encoder_3": 219,
-    }  # fmt: skip
+        "transformer": 665,
+        "vae": 244,
+        "text_encoder": 196,
+        "text_encoder_2": 517,
+        "text_encoder_3": 219,
+    }
     assert found.ignored == ("text_encoders.clip_l.logit_scale",)

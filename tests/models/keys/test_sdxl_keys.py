@@ -255,8 +255,10 @@ def test_base_modules_are_the_weights_a_lora_can_sit_on(native):
         assert set(found) == expected
         assert len(found) == len(expected)
     assert {part: len(found) for part, found in modules.items()} == {
-        "unet": 794, "text_encoder": 72, "text_encoder_2": 193
-    }  # fmt: skip
+        "unet": 794,
+        "text_encoder": 72,
+        "text_encoder_2": 193,
+    }
 
 
 def test_the_upsampler_comes_second_in_a_level_without_attention():

@@ -72,9 +72,13 @@ def with_lora(dtype):
     def attached_to(model, names=None):
         linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
         attached = attach(
-            model, names or linear, rank=3, alpha=2.0, seed=5,
+            model,
+            names or linear,
+            rank=3,
+            alpha=2.0,
+            seed=5,
             make_parameter=lambda name, values, device: Parameter(values.astype(dtype), name),
-        )  # fmt: skip
+        )
         rng = np.random.default_rng(6)
         for adapter in attached.adapters.values():
             adapter.up.data[...] = 0.06 * rng.standard_normal(adapter.up.shape)

@@ -21,9 +21,15 @@ TO_DIFFUSERS = transformer_to_diffusers()
 @pytest.fixture(params=[True, False], ids=["dev", "schnell"])
 def arch(request):
     return FluxArch(
-        width=64, depth=2, single_depth=2, head_dim=16, channels=4, context_dim=24, pooled_dim=20,
+        width=64,
+        depth=2,
+        single_depth=2,
+        head_dim=16,
+        channels=4,
+        context_dim=24,
+        pooled_dim=20,
         guidance=request.param,
-    )  # fmt: skip
+    )
 
 
 def diffusers_flux(arch):

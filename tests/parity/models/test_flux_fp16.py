@@ -41,11 +41,16 @@ def batch():
 @pytest.fixture
 def twin(model, fill):
     made = diffusers.FluxTransformer2DModel(
-        in_channels=4 * ARCH.channels, num_layers=ARCH.depth, num_single_layers=ARCH.single_depth,
-        attention_head_dim=ARCH.head_dim, num_attention_heads=ARCH.width // ARCH.head_dim,
-        joint_attention_dim=ARCH.context_dim, pooled_projection_dim=ARCH.pooled_dim, guidance_embeds=True,
+        in_channels=4 * ARCH.channels,
+        num_layers=ARCH.depth,
+        num_single_layers=ARCH.single_depth,
+        attention_head_dim=ARCH.head_dim,
+        num_attention_heads=ARCH.width // ARCH.head_dim,
+        joint_attention_dim=ARCH.context_dim,
+        pooled_projection_dim=ARCH.pooled_dim,
+        guidance_embeds=True,
         axes_dims_rope=ARCH.axes,
-    )  # fmt: skip
+    )
     return fill(model, made, transformer_to_diffusers()).half()
 
 
@@ -60,10 +65,13 @@ def theirs(twin, batch):
     with torch.no_grad():
         out = twin(
             hidden_states=pipeline._pack_latents(x["latents"].permute(0, 3, 1, 2), 1, 16, 8, 6),
-            timestep=torch.tensor([0.5]), guidance=torch.tensor([3.5]), encoder_hidden_states=x["context"],
-            pooled_projections=x["pooled"], txt_ids=torch.zeros(5, 3),
+            timestep=torch.tensor([0.5]),
+            guidance=torch.tensor([3.5]),
+            encoder_hidden_states=x["context"],
+            pooled_projections=x["pooled"],
+            txt_ids=torch.zeros(5, 3),
             img_ids=pipeline._prepare_latent_image_ids(1, 4, 3, "cpu", torch.float32),
-        ).sample  # fmt: skip
+        ).sample
     return pipeline._unpack_latents(out, 64, 48, 8).permute(0, 2, 3, 1).float()
 
 

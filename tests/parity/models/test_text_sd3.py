@@ -21,9 +21,15 @@ pytestmark = pytest.mark.parity
 def twin_of(model):
     a = model.arch
     config = transformers.CLIPTextConfig(
-        hidden_size=a.width, intermediate_size=a.hidden, num_hidden_layers=a.layers, num_attention_heads=a.heads,
-        hidden_act=a.activation, projection_dim=a.projection or a.width, eos_token_id=49407, vocab_size=a.vocabulary,
-    )  # fmt: skip
+        hidden_size=a.width,
+        intermediate_size=a.hidden,
+        num_hidden_layers=a.layers,
+        num_attention_heads=a.heads,
+        hidden_act=a.activation,
+        projection_dim=a.projection or a.width,
+        eos_token_id=49407,
+        vocab_size=a.vocabulary,
+    )
     twin = transformers.CLIPTextModelWithProjection(config).double()
     weights = {name: torch.from_numpy(t.numpy().astype(np.float64)) for name, t in model.weights()}
     without = {"text_projection.weight": torch.eye(a.width, dtype=torch.float64)}  # what diffusers puts there
@@ -60,9 +66,13 @@ def test_clips(projection, dtype, bound, off, scrambled):
 def encoded(twin, rows):
     """diffusers' way from ids to (hidden states, pooled text)."""
     pipe = SimpleNamespace(
-        tokenizer=Tokens(rows), tokenizer_2=None, text_encoder=twin, text_encoder_2=None, tokenizer_max_length=77,
+        tokenizer=Tokens(rows),
+        tokenizer_2=None,
+        text_encoder=twin,
+        text_encoder_2=None,
+        tokenizer_max_length=77,
         _execution_device="cpu",
-    )  # fmt: skip
+    )
     with torch.no_grad():
         return diffusers.StableDiffusion3Pipeline._get_clip_prompt_embeds(pipe, ["", ""], device="cpu")
 

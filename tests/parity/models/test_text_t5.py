@@ -26,9 +26,17 @@ def folder(tmp_path_factory):
     (root / "tokenizer_2").mkdir()
     corpus = ["a photo of a cat", "a red barn by the lake", "the cat by the barn", "a photo of the lake"] * 20
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(corpus), model_prefix=str(root / "tokenizer_2" / "spiece"), vocab_size=60,
-        hard_vocab_limit=False, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, num_threads=1, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(corpus),
+        model_prefix=str(root / "tokenizer_2" / "spiece"),
+        vocab_size=60,
+        hard_vocab_limit=False,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        num_threads=1,
+        minloglevel=2,
+    )
     torch.manual_seed(0)
     config = transformers.T5Config(
         vocab_size=200, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, feed_forward_proj="gated-gelu"
@@ -45,9 +53,14 @@ def test_captions_to_embeddings(folder, family, length):
     encoder = transformers.T5EncoderModel.from_pretrained(folder / "text_encoder_2").eval()
     tokenizer = transformers.T5Tokenizer.from_pretrained(folder / "tokenizer_2")
     parts = SimpleNamespace(
-        tokenizer_2=tokenizer, tokenizer_3=tokenizer, text_encoder=encoder, text_encoder_2=encoder,
-        text_encoder_3=encoder, tokenizer_max_length=77, _execution_device="cpu",
-    )  # fmt: skip
+        tokenizer_2=tokenizer,
+        tokenizer_3=tokenizer,
+        text_encoder=encoder,
+        text_encoder_2=encoder,
+        text_encoder_3=encoder,
+        tokenizer_max_length=77,
+        _execution_device="cpu",
+    )
     with torch.no_grad():
         expected = pipeline._get_t5_prompt_embeds(parts, PROMPTS, max_sequence_length=length).numpy()
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from ..shapes.gpu import Gpu
 from ..shapes.namespace import ShapeNamespace
-from .asked import Asked
 from .autotune_cache import AutotuneCache
 from .described_libraries import Modules, Pairs, Plans, Products
 from .device import CudaBackend
+from .kernel_requests import KernelRequests
 from .launch_hooks import Flops
 from .launcher import Launcher
 
@@ -49,9 +49,9 @@ class ShapeLauncher(Launcher):
         return Modules()
 
     @property
-    def asked(self) -> Asked:
-        """The kernels that were asked for so far."""
-        return Asked(tuple(self._made.files), tuple(self._made.texts), tuple(self._cubins.files))
+    def kernel_requests(self) -> KernelRequests:
+        """The kernels that were requested so far."""
+        return KernelRequests(tuple(self._made.files), tuple(self._made.texts), tuple(self._cubins.files))
 
 
 class _Replay:
@@ -72,10 +72,10 @@ class ShapeBackend(CudaBackend):
         cupy.backend = self
 
     @property
-    def asked(self) -> Asked:
-        """The kernels that were asked for so far."""
+    def kernel_requests(self) -> KernelRequests:
+        """The kernels that were requested so far."""
         assert isinstance(self.kernels, ShapeLauncher)
-        return self.kernels.asked
+        return self.kernels.kernel_requests
 
     def recorded(self) -> Any:
         return _Replay()

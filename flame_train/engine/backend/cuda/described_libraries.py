@@ -29,7 +29,7 @@ PRODUCTS = "matrix products"
 
 
 class Modules:
-    """Kernels that do nothing: none is compiled or even read. Which were asked for is kept."""
+    """Kernels that do nothing: none is compiled or even read. They record the requests."""
 
     def __init__(self) -> None:
         self.files = dict[tuple[str, str, DType, int], None]()

@@ -11,7 +11,6 @@ import numpy as np
 
 from ...dtype import Array, DType, float32
 from ..base import same_place
-from .asked import Asked
 from .codegen.column_reduce import Columns
 from .codegen.elementwise import Elementwise
 from .codegen.moments import Moments
@@ -19,6 +18,7 @@ from .codegen.row_sums import RowSums
 from .codegen.rows import Rows
 from .codegen.scalars import Scalars
 from .cudnn import CuDnn
+from .kernel_requests import KernelRequests
 from .launch_hooks import LaunchHooks
 from .nvrtc import KernelModules, begin, element_name
 from .products import Products
@@ -132,9 +132,9 @@ class Launcher(Products):
         function = self._modules.get(file, kernel, dtype, shared_bytes)
         function(tuple(grid), (block,), tuple(args), shared_mem=shared_bytes, cooperative=cooperative)
 
-    def compile_ahead(self, asked: Asked) -> None:
-        """Starts compiling, on threads, what a run on shapes asked for."""
-        asked.compile(self._modules, self._cubins)
+    def compile_ahead(self, requests: KernelRequests) -> None:
+        """Starts compiling, on threads, the kernels that a run on shapes requested."""
+        requests.compile(self._modules, self._cubins)
 
     def launch_source(self, text: str, kernel: str, threads: int, block: int, args: Sequence[Any]) -> None:
         """Runs `kernel` of `text`, which names its own element types, with at least `threads` in blocks of `block`.

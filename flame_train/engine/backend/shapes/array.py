@@ -251,17 +251,30 @@ def _operators() -> None:
         return a
 
     for name, fn in {
-        "add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.true_divide, "mod": np.remainder,
-        "floordiv": np.floor_divide, "pow": np.power, "and": np.bitwise_and, "or": np.bitwise_or,
-        "xor": np.bitwise_xor, "lshift": np.left_shift, "rshift": np.right_shift,
-    }.items():  # fmt: skip
+        "add": np.add,
+        "sub": np.subtract,
+        "mul": np.multiply,
+        "truediv": np.true_divide,
+        "mod": np.remainder,
+        "floordiv": np.floor_divide,
+        "pow": np.power,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+        "lshift": np.left_shift,
+        "rshift": np.right_shift,
+    }.items():
         setattr(ShapeArray, f"__{name}__", forward(fn))
         setattr(ShapeArray, f"__r{name}__", reflected(fn))
         setattr(ShapeArray, f"__i{name}__", in_place)
     for name, fn in {
-        "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
+        "lt": np.less,
+        "le": np.less_equal,
+        "gt": np.greater,
+        "ge": np.greater_equal,
+        "eq": np.equal,
         "ne": np.not_equal,
-    }.items():  # fmt: skip
+    }.items():
         setattr(ShapeArray, f"__{name}__", forward(fn))
     for name, one in {"neg": np.negative, "invert": np.invert, "abs": np.absolute}.items():
         setattr(ShapeArray, f"__{name}__", alone(one))

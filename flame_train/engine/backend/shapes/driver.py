@@ -49,9 +49,12 @@ class Cuda:
         self.memory = SimpleNamespace(OutOfMemoryError=MemoryError)
         self.runtime = SimpleNamespace(
             getDeviceProperties=lambda index: {"name": f"a GPU of compute capability {gpu.capability}"},
-            memGetInfo=lambda: (gpu.memory, gpu.memory), CUDARuntimeError=OSError, memcpyDeviceToHost=2,
-            memcpyHostToDevice=1, memcpyAsync=lambda *_: None,
-        )  # fmt: skip
+            memGetInfo=lambda: (gpu.memory, gpu.memory),
+            CUDARuntimeError=OSError,
+            memcpyDeviceToHost=2,
+            memcpyHostToDevice=1,
+            memcpyAsync=lambda *_: None,
+        )
 
     def Stream(self, non_blocking: bool = False) -> Any:  # noqa: N802  # CuPy's name
         return Stream() if non_blocking else self._stream

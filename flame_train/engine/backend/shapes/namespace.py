@@ -34,9 +34,13 @@ def _reduction(name: str) -> Any:
     """NumPy's reduction of that name, as a method."""
 
     def reduce(
-        self: ShapeNamespace, x: ShapeArray, axis: Any = None, dtype: Any = None, out: None = None,
+        self: ShapeNamespace,
+        x: ShapeArray,
+        axis: Any = None,
+        dtype: Any = None,
+        out: None = None,
         keepdims: bool = False,
-    ) -> ShapeArray:  # fmt: skip
+    ) -> ShapeArray:
         """An array of the shape that the reduction has.
 
         Args:
@@ -260,8 +264,9 @@ class ShapeNamespace:
         return self.empty((*flat.shape[:at], *chosen, *flat.shape[at + 1 :]), x.dtype)
 
     def take_along_axis(self, x: ShapeArray, indices: ShapeArray, axis: int) -> ShapeArray:
-        shape = [*broadcast((x.shape, indices.shape))] if x.ndim != indices.ndim else [*indices.shape]
-        return self.empty(shape, x.dtype)
+        at = ranked(axis, x.ndim)[0]
+        around = (*x.shape[:at], indices.shape[at], *x.shape[at + 1 :])
+        return self.empty(broadcast((around, indices.shape)), x.dtype)
 
     def nonzero(self, x: ShapeArray) -> Any:
         return x.nonzero()

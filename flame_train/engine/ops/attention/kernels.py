@@ -63,8 +63,13 @@ def _flash_with_mask(query: Array, attn_mask: Array | None) -> str:
 
 def _plain(query: Array, key: Array, value: Array, attn_mask: Array | None) -> str:
     """Why our kernels for flash attention cannot be used; "" if they can."""
-    if attn_mask is not None or query.shape[1] != key.shape[1]:
-        return "no mask, no grouped heads"
+    return "no mask" if attn_mask is not None else _alike(query, key, value)
+
+
+def _alike(query: Array, key: Array, value: Array) -> str:
+    """Why our gradients for flash attention, which take some masks, cannot be used; "" if they can."""
+    if query.shape[1] != key.shape[1]:
+        return "no grouped heads"
     return "" if query.shape[-1] == value.shape[-1] else "values of another head size"
 
 
@@ -73,7 +78,7 @@ def _capability(x: Array) -> int:
 
 
 _short_kv = (_flash, _plain, short_kv.why_not)
-_wgmma, _wgmma_back = (_flash, _plain, wgmma.why_not_forward), (_flash, _plain, wgmma.why_not_gradients)
+_wgmma, _wgmma_back = (_flash, _plain, wgmma.why_not_forward), (_flash, _alike, wgmma.why_not_gradients)
 _masked = (_flash, _flash_with_mask)
 
 # ---- how -----------------------------------------------------------------------------------------------

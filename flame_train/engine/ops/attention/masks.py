@@ -9,7 +9,7 @@ from ...dtype import Array, bool_, float32
 from .layout import lies_in_packets
 
 _PACKET = 8  # numbers of 16 bits in 16 bytes
-_MINUS_INFINITY, _INFINITY = "__int_as_float(0xff800000)", "__int_as_float(0x7f800000)"
+MINUS_INFINITY, _INFINITY = "__int_as_float(0xff800000)", "__int_as_float(0x7f800000)"
 
 
 def why_not(query: Array, attn_mask: Array | None) -> str:
@@ -35,7 +35,7 @@ def added(k: Launcher, mask: Array, query: Array, key: Array) -> Array:
         return own
     keys = own.shape[3]
     room = k.empty((*own.shape[:3], -(-keys // _PACKET) * _PACKET), query.dtype)[..., :keys]
-    value = f"mask != 0.f ? 0.f : {_MINUS_INFINITY}" if own.dtype == bool_ else "mask"
+    value = f"mask != 0.f ? 0.f : {MINUS_INFINITY}" if own.dtype == bool_ else "mask"
     k.elementwise((value,), {"mask": own}, (query.dtype,), out=(room,))
     return room
 
@@ -50,4 +50,4 @@ def settle_blind_rows(k: Launcher, lse: Array) -> None:
 
     Where cuDNN found nothing to look at it leaves zeros, as is right, and minus infinity, which makes no gradients.
     """
-    k.elementwise((f"lse == {_MINUS_INFINITY} ? {_INFINITY} : lse",), {"lse": lse}, (np.dtype(float32),), out=(lse,))
+    k.elementwise((f"lse == {MINUS_INFINITY} ? {_INFINITY} : lse",), {"lse": lse}, (np.dtype(float32),), out=(lse,))

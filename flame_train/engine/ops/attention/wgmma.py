@@ -13,11 +13,13 @@ from ...backend.cuda.nvrtc import included
 from ...backend.cuda.tensor_map import tensor_map
 from ...backend.cuda.tuning import SM_90
 from ...backend.cuda.wgmma import warpgroup_product
-from ...dtype import Array, DType
+from ...dtype import Array, DType, bool_
 from ...mode import mode
+from . import masks
 from .flops import backward_flops, forward_flops
 from .inputs import Inputs, Saved
 from .layout import in_packets, placed
+from .tiled import nowhere
 
 _HEAD, _TILE = 64, 64  # as in those files
 _TILE_BYTES = 2 * _TILE * _HEAD
@@ -28,6 +30,7 @@ _ALIGNMENT = 1024
 _SHARED_BYTES = _ALIGNMENT + 2 * (_GROUPS + _STAGES) * _TILE_BYTES + _STAGES * 2 * _TILE * 4
 _FORWARD_BYTES = _ALIGNMENT + (_OWNS * _FORWARD_GROUPS + 2 * _WIDE * _STAGES) * _TILE_BYTES
 _WHOLE = 128  # rows of cuDNN's tiles, of queries and of keys
+_MANY_KEYS = 512  # fewer masked ones, such as a caption's, are cuDNN's: its pass over them was measured to be fast
 _PLACED = np.dtype([("at", "u8"), ("batch", "i8"), ("head", "i8"), ("row", "i8")])
 SIZES = np.dtype([("batches", "i4"), ("heads", "i4"), ("queries", "i4"), ("keys", "i4"), ("scale", "f4")])
 
@@ -47,15 +50,27 @@ def why_not_forward(query: Array, key: Array, is_causal: bool, scale: float | No
     return ""
 
 
-def why_not_gradients(query: Array, key: Array) -> str:
+def why_not_gradients(query: Array, key: Array, attn_mask: Array | None) -> str:
     """Why the gradient kernel does not replace cuDNN's; "" if it does: for determinism, wherever it can."""
-    if reason := _why_not(query):
+    if reason := _why_not(query) or _why_not_mask(key, attn_mask):
         return reason
     rows = query.shape[0] * query.shape[1] * query.shape[-2]
     many = rows >= SM_90.cudnn_backward_rows
     if not mode().deterministic and many and min(query.shape[-2], key.shape[-2]) >= SM_90.cudnn_backward_length:
         return "" if key.shape[-2] % _TILE else f"{rows} queries: cuDNN's sums in any order are faster"
     return ""
+
+
+def _why_not_mask(key: Array, attn_mask: Array | None) -> str:
+    """Only masks of truth values that bar keys of a sample from all of its queries, and only for the same bits."""
+    if attn_mask is None:
+        return ""
+    if attn_mask.dtype != bool_ or any(n != 1 for n in attn_mask.shape[-3:-1]):
+        return "a mask that is not one of truth values of keys, (B or 1, 1, 1, S)"
+    if not mode().deterministic:
+        return "a mask: cuDNN's sums in any order are faster"
+    keys = key.shape[-2]
+    return f"{keys} masked keys: cuDNN does as well below {_MANY_KEYS}" if keys < _MANY_KEYS else ""
 
 
 def _why_not(query: Array) -> str:
@@ -122,18 +137,30 @@ def gradients(k: Launcher, g: Array, inputs: Inputs, saved: Saved, into: tuple[A
         (*placed((g, out)), saved.lse, factors, *numbers),
     )
     k.launch_hooks.multiplied("attention", backward_flops(query, key, value))
+    bars = None if inputs.attn_mask is None else _bars(k, inputs.attn_mask, keys)
+    apart = 0 if bars is None or len(bars) == 1 else bars.shape[-1]
     items = b * heads * (-(-keys // _ROWS) + -(-length // _ROWS))
     _launch(
         k,
         "attention_gradients",
-        _gradients_text(g.dtype, inputs.is_causal),
+        _gradients_text(g.dtype, inputs.is_causal, bars is not None),
         items,
         _GROUPS,
         (query, key, value, g),
-        (factors, *map(rows_of, into)),
+        (factors, nowhere() if bars is None else bars, np.int64(apart), *map(rows_of, into)),
         (b, heads, length, keys, inputs.factor),
         _SHARED_BYTES,
     )
+
+
+def _bars(k: Launcher, mask: Array, keys: int) -> Array:
+    """What is added to the scores of keys, (B or 1, S up to whole tiles) fp32: 0, or minus infinity where barred."""
+    mask = mask.reshape(-1, mask.shape[-1])
+    bars = k.empty((len(mask), -(-keys // _TILE) * _TILE), np.dtype(np.float32))
+    whole = k.xp.broadcast_to(mask, (len(mask), keys))
+    value = f"mask != 0.f ? 0.f : {masks.MINUS_INFINITY}"
+    k.elementwise((value,), {"mask": whole}, (bars.dtype,), out=(bars[:, :keys],))
+    return bars
 
 
 def _launch(
@@ -165,8 +192,8 @@ def _forward_text(dtype: DType) -> str:
 
 
 @cache
-def _gradients_text(dtype: DType, causal: bool) -> str:
-    kind = f"constexpr bool CAUSAL = {str(causal).lower()};\n"
+def _gradients_text(dtype: DType, causal: bool, masked: bool) -> str:
+    kind = f"constexpr bool CAUSAL = {str(causal).lower()}, MASKED = {str(masked).lower()};\n"
     return kind + _text("ops/attention/wgmma_gradients.cuh", dtype, _TILE, held=True)
 
 

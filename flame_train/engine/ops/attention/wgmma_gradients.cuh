@@ -10,9 +10,10 @@
 // of log 2 and -drop, which attention_factors fills: minus infinity and 0 where there is no query.
 //
 // CONSUMERS warpgroups have TILE rows of an item each. While p is found of one tile, the tensor cores make what the one before
-// gives and the other operand of its ds. Items of keys, which are longer, come first. With CAUSAL, a bool that is defined
-// before, query i sees the keys up to i, and tiles in which nothing is seen are passed over. Grid: at most one block a
-// multiprocessor; THREADS a block.
+// gives and the other operand of its ds. Items of keys, which are longer, come first. CAUSAL and MASKED are bools that are
+// defined before. With CAUSAL query i sees the keys up to i, and tiles in which nothing is seen are passed over. With MASKED
+// `bars`, (batches or 1, tiles of keys, TILE) fp32, has 0 for a key and minus infinity for one that no query of a sample
+// sees; `bars_batch` is the distance between samples. Grid: at most one block a multiprocessor; THREADS a block.
 #include "ops/attention/wgmma.cuh"
 
 constexpr int CONSUMERS = 2, ROWS = TILE * CONSUMERS, THREADS = 128 * (CONSUMERS + 1), STAGES = 4;
@@ -83,10 +84,13 @@ template <bool KEYS> struct Consumer {
     u32 column = threadIdx.x % 4 * 2;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-      float2 by_column = KEYS ? pair_from(factors + (i * 8 + column) * 4) : make_float2(0.f, 0.f);
+      float2 by_column = KEYS || MASKED ? pair_from(factors + (i * 8 + column) * 4) : make_float2(0.f, 0.f);
 #pragma unroll
-      for (int j = 0; j < 4; j++)
-        e[4 * i + j] = exp2_of(fmaf(s[4 * i + j], scale, KEYS ? j % 2 ? by_column.y : by_column.x : factor[j / 2]));
+      for (int j = 0; j < 4; j++) {
+        float of_column = j % 2 ? by_column.y : by_column.x;
+        float added = KEYS ? of_column : MASKED ? factor[j / 2] + of_column : factor[j / 2];
+        e[4 * i + j] = exp2_of(fmaf(s[4 * i + j], scale, added));
+      }
     }
     if (!KEYS && left < TILE)
 #pragma unroll
@@ -118,9 +122,9 @@ template <bool KEYS> struct Consumer {
   }
 };
 
-// Fetches what an item owns, `x` and `y`, and all that passes it, `u` and `w`.
+// Fetches what an item owns, `x` and `y`, and all that passes it, `u` and `w`, with their numbers: queries' factors, or bars.
 __device__ __forceinline__ void produce(
-    const TensorMap& x, const TensorMap& y, const TensorMap& u, const TensorMap& w, const float* factors,
+    const TensorMap& x, const TensorMap& y, const TensorMap& u, const TensorMap& w, const float* numbers,
     const Passing& passing, const Item& item, const Memory& room, Place<STAGES>& at, u32 phase
 ) {
   wait(room.left, phase ^ 1);
@@ -130,20 +134,22 @@ __device__ __forceinline__ void produce(
     fetch(room.own + 2 * i * TILE_BYTES, x, room.came, item.row + i * TILE, item.head, item.batch);
     fetch(room.own + (2 * i + 1) * TILE_BYTES, y, room.came, item.row + i * TILE, item.head, item.batch);
   }
+  u32 number_bytes = item.keys ? 2 * FACTOR_BYTES : MASKED ? FACTOR_BYTES : 0;
   for (int i = passing.first; i < passing.end; i++, at.next()) {
     u32 to = room.places + at.stage * STAGE_BYTES, barrier = room.full + 8 * at.stage;
     wait(room.empty + 8 * at.stage, at.phase ^ 1);
-    expect(barrier, STAGE_BYTES + (item.keys ? 2 * FACTOR_BYTES : 0));
+    expect(barrier, STAGE_BYTES + number_bytes);
     fetch(to, u, barrier, i * TILE, item.head, item.batch);
     fetch(to + TILE_BYTES, w, barrier, i * TILE, item.head, item.batch);
-    if (item.keys)
-      fetch_bytes(room.rest + at.stage * 2 * FACTOR_BYTES, factors + i * 2 * TILE, 2 * FACTOR_BYTES, barrier);
+    if (number_bytes)
+      fetch_bytes(room.rest + at.stage * 2 * FACTOR_BYTES, numbers + i * (number_bytes / 4), number_bytes, barrier);
   }
 }
 
+// `numbers` are those of what an item owns: queries' factors, or keys' bars.
 template <bool KEYS>
 __device__ __forceinline__ void consume(
-    const Rows& out, const Rows& out2, const float* factors, const Sizes& s, const Passing& tiles, const Item& item,
+    const Rows& out, const Rows& out2, const float* numbers, const Sizes& s, const Passing& tiles, const Item& item,
     const Memory& room, Place<STAGES>& at, u32 phase
 ) {
   u32 group = threadIdx.x / 128 - 1;
@@ -158,7 +164,7 @@ __device__ __forceinline__ void consume(
     asm volatile("" : "+f"(c.first[i]), "+f"(c.second[i])::"memory");
   }
   if (!KEYS && row < rows) {
-    const float* own = factors + row / TILE * 2 * TILE + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const float* own = numbers + row / TILE * 2 * TILE + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
     for (int i = 0; i < 2; i++) c.factor[i] = own[8 * i], c.drop[i] = own[TILE + 8 * i];
   }
@@ -202,13 +208,21 @@ __device__ __forceinline__ void consume(
   products_done<0>();
   if (teller) arrive_at(room.empty + 8 * at.stage);
   at.next();
+  if (KEYS && MASKED)  // whose probabilities were never barred: a key's are its own row's alone
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+      if (int own = row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * j; own < rows && numbers[own] < 0.f)
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+          if (i / 2 % 2 == j) c.first[i] = c.second[i] = 0.f;
   leave(c.first, s.scale, s.scale, out.head_of(item.batch, item.head), out.row, row, rows);
   if (KEYS) leave(c.second, 1.f, 1.f, out2.head_of(item.batch, item.head), out2.row, row, rows);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_gradients(
     const __grid_constant__ TensorMap query, const __grid_constant__ TensorMap key, const __grid_constant__ TensorMap value,
-    const __grid_constant__ TensorMap g, const float* factors, const Rows dq, const Rows dk, const Rows dv, const Sizes s
+    const __grid_constant__ TensorMap g, const float* factors, const float* bars, long long bars_batch, const Rows dq,
+    const Rows dk, const Rows dv, const Sizes s
 ) {
   extern __shared__ unsigned char memory[];
   __shared__ u64 barriers[2 * STAGES + 2];
@@ -222,20 +236,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_gradients(
     if (threadIdx.x == 0)
       for (int n = 0, i; (i = nth(n)) < items.count; n++) {
         Item item = items.at(i, s.batches);
-        const float* own = factors_of(factors, item, s);
         Passing tiles(item, s);
-        if (item.keys) produce(key, value, query, g, own, tiles, item, room, at, n % 2);
-        else produce(query, g, key, value, own, tiles, item, room, at, n % 2);
+        if (item.keys) produce(key, value, query, g, factors_of(factors, item, s), tiles, item, room, at, n % 2);
+        else produce(query, g, key, value, bars + item.batch * bars_batch, tiles, item, room, at, n % 2);
       }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     if (threadIdx.x >= THREADS - 128) next_turn(CONSUMERS - 1, CONSUMERS);
     for (int n = 0, i; (i = nth(n)) < items.count; n++) {
       Item item = items.at(i, s.batches);
-      const float* own = factors_of(factors, item, s);
       Passing tiles(item, s);
-      if (item.keys) consume<true>(dk, dv, own, s, tiles, item, room, at, n % 2);
-      else consume<false>(dq, dq, own, s, tiles, item, room, at, n % 2);
+      if (item.keys) consume<true>(dk, dv, bars + item.batch * bars_batch, s, tiles, item, room, at, n % 2);
+      else consume<false>(dq, dq, factors_of(factors, item, s), s, tiles, item, room, at, n % 2);
     }
   }
 }

@@ -15,7 +15,7 @@ from ...backend.cuda.codegen.expressions import expression
 from ...backend.cuda.codegen.kernel_ir import Reduction
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, float32, result_type
-from ...grad_target import FRESH, GradTarget, GradTargets
+from ...grad_target import ALLOCATE, GradTarget, GradTargets
 from ...op import Op
 from ...sums import unbroadcast
 from .conditions import floating
@@ -94,7 +94,7 @@ def _gradient(op: Op, arg: str, expression: str, missing: Mapping[str, float]) -
 
 
 def broadcast_grad(
-    k: Launcher, expression: str, operands: Mapping[str, Any], shape: Shape, target: GradTarget = FRESH
+    k: Launcher, expression: str, operands: Mapping[str, Any], shape: Shape, target: GradTarget = ALLOCATE
 ) -> Array:
     """The gradient of an argument of `shape`: `expression` over `g` and other operands, summed down to that shape.
 

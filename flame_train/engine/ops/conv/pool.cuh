@@ -5,7 +5,8 @@
 // An output is assigned by the one thread that has it: gradients gather from the windows over a pixel, in a fixed order.
 // Sums are fp32. Indices count an image's pixels along rows. The windows are known when this is compiled: H_ and W_
 // KERNEL, STRIDE, PADDING, DILATION and REACH, the padding that a mean counts. A KERNEL of 0 stands for bins that cover
-// the image evenly. Grids are one-dimensional, with a thread for each of the result's `packets`.
+// the image evenly; for these the sizes are known, too, H_ and W_ SIZE and OUT and INNER, since a thread divides by each
+// of them and divisions by a constant take a fifth of the time. They are 0 where only the arguments say them. Grids are one-dimensional, with a thread for each of the result's `packets`.
 #pragma once
 
 constexpr int BLOCK = 256;
@@ -17,8 +18,14 @@ __device__ __forceinline__ int scaled(int a, int b, int c) {
 }
 
 // One dim of the windows.
-template <int KERNEL, int STRIDE, int PADDING, int DILATION, int REACH> struct Axis {
+template <int KERNEL, int STRIDE, int PADDING, int DILATION, int REACH, int SIZE, int OUT> struct Axis {
   int size, out;
+  __device__ __forceinline__ Axis(int size, int out) : size(SIZE ? SIZE : size), out(OUT ? OUT : out) {}
+  // a * b / c where a and b are at most as large as the sizes.
+  static __device__ __forceinline__ int scaled(int a, int b, int c) {
+    if (SIZE && SIZE < 32768 && OUT < 32768) return (unsigned)(a * b) / (unsigned)c;
+    return ::scaled(a, b, c);
+  }
   __device__ __forceinline__ int start(int o) const {
     return KERNEL ? o * STRIDE - PADDING : scaled(o, size, out);
   }
@@ -40,18 +47,19 @@ template <int KERNEL, int STRIDE, int PADDING, int DILATION, int REACH> struct A
   }
 };
 
-typedef Axis<H_KERNEL, H_STRIDE, H_PADDING, H_DILATION, H_REACH> Down;
-typedef Axis<W_KERNEL, W_STRIDE, W_PADDING, W_DILATION, W_REACH> Across;
+typedef Axis<H_KERNEL, H_STRIDE, H_PADDING, H_DILATION, H_REACH, H_SIZE, H_OUT> Down;
+typedef Axis<W_KERNEL, W_STRIDE, W_PADDING, W_DILATION, W_REACH, W_SIZE, W_OUT> Across;
 typedef Packet<T, WIDTH> Elements;
 typedef Packet<long long, WIDTH> Places;
 
 // The images (planes, h, w, inner) and the results (planes, oh, ow, inner) of a pooling, and its windows.
 struct Images {
-  int h, w, oh, ow, inner;
   Down down;
   Across across;
+  int h, w, oh, ow, inner;
   __device__ __forceinline__ Images(int h, int w, int oh, int ow, int inner)
-      : h(h), w(w), oh(oh), ow(ow), inner(inner), down{h, oh}, across{w, ow} {}
+      : down(h, oh), across(w, ow), h(down.size), w(across.size), oh(down.out), ow(across.out),
+        inner(INNER ? INNER : inner) {}
   // The number of windows' elements that a mean counts.
   __device__ __forceinline__ float count(int y, int x) const { return (float)(down.count(y) * across.count(x)); }
 };
@@ -82,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) max_pool(
     const T* x, T* y, long long* index, const int packets, const int h, const int w, const int oh, const int ow,
     const int inner) {
   const Images of(h, w, oh, ow, inner);
-  const Spot s(packets, oh, ow, inner);
+  const Spot s(packets, of.oh, of.ow, of.inner);
   if (!s.live) return;
   float best[WIDTH];
   Places at;
@@ -108,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) avg_pool(
     const T* x, T* y, const int packets, const int h, const int w, const int oh, const int ow, const int inner,
     const float divisor) {
   const Images of(h, w, oh, ow, inner);
-  const Spot s(packets, oh, ow, inner);
+  const Spot s(packets, of.oh, of.ow, of.inner);
   if (!s.live) return;
   float sum[WIDTH] = {};
   for (int py = of.down.from(s.y); py < of.down.to(s.y); py++)
@@ -153,10 +161,21 @@ extern "C" __global__ void __launch_bounds__(BLOCK) avg_pool_gradient(
     const T* g, T* dx, const int packets, const int h, const int w, const int oh, const int ow, const int inner,
     const float divisor) {
   const Images of(h, w, oh, ow, inner);
-  const Spot s(packets, h, w, inner);
+  const Spot s(packets, of.h, of.w, of.inner);
   gather(of, s, g, dx, [&](float (&sum)[WIDTH], const Elements& q, int y, int x, long long) {
     const float part = 1.f / (divisor != 0.f ? divisor : of.count(y, x));
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) sum[i] += to_float(q.e[i]) * part;
   });
+}
+
+// The gradient of the means of whole images of `H_SIZE` by `W_SIZE` pixels in NCHW: packets go on from plane to plane.
+extern "C" __global__ void __launch_bounds__(BLOCK) image_mean_gradient(const T* g, T* dx, const int packets) {
+  const int packet = blockIdx.x * BLOCK + threadIdx.x;
+  if (packet >= packets) return;
+  constexpr int PIXELS = H_SIZE * W_SIZE > 0 ? H_SIZE * W_SIZE : 1;
+  float values[WIDTH];
+#pragma unroll
+  for (int i = 0; i < WIDTH; i++) values[i] = to_float(g[(packet * WIDTH + i) / (unsigned)PIXELS]) / (float)PIXELS;
+  store<T, WIDTH>(dx + (long long)packet * WIDTH, values);
 }

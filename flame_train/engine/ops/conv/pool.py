@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -292,13 +292,16 @@ class _Kernels:
         window = pool.window(shape)
         parts = {"KERNEL": window.kernel, "STRIDE": window.stride, "PADDING": window.padding}
         reach = window.padding if isinstance(pool, AvgPool) and pool.count_include_pad else (0, 0)
-        return cls(shape, pool.layout, window.out, _by_axis(parts | {"DILATION": window.dilation, "REACH": reach}))
+        parts |= {"DILATION": window.dilation, "REACH": reach, "SIZE": (0, 0), "OUT": (0, 0)}
+        return cls(shape, pool.layout, window.out, _by_axis(parts) | {"INNER": 0})
 
     @classmethod
     def even(cls, output_size: Sizes, shape: Shape, layout: str) -> _Kernels:
-        rows, columns = _bins(image_size(shape, layout), output_size)
+        size = image_size(shape, layout)
+        out = tuple(map(len, _bins(size, output_size)))
         parts = {"KERNEL": (0, 0), "STRIDE": (1, 1), "PADDING": (0, 0), "DILATION": (1, 1), "REACH": (0, 0)}
-        return cls(shape, layout, (len(rows), len(columns)), _by_axis(parts))
+        inner = 1 if layout == "NCHW" else shape[3]
+        return cls(shape, layout, (out[0], out[1]), _by_axis(parts | {"SIZE": size, "OUT": out}) | {"INNER": inner})
 
     @property
     def pooled(self) -> Shape:
@@ -317,8 +320,16 @@ class _Kernels:
         args = (*dense, *made, *map(np.int32, numbers), *more)
         k.launch_header("ops/conv/pool.cuh", kernel, names, (-(-packets // _THREADS),), _THREADS, args)
 
+    def launch_whole(self, k: Launcher, g: Array, dx: Array) -> None:
+        """The gradient of the means of whole images in NCHW."""
+        width = math.gcd(dx.size, 16 // dx.itemsize)
+        names = {"T": dx.dtype, "WIDTH": width, **self.windows}
+        args, packets = (k.contiguous(g), dx, np.int32(dx.size // width)), dx.size // width
+        grid = (-(-packets // _THREADS),)
+        k.launch_header("ops/conv/pool.cuh", "image_mean_gradient", names, grid, _THREADS, args)
 
-def _by_axis(parts: dict[str, tuple[int, int]]) -> dict[str, int]:
+
+def _by_axis(parts: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     return {f"{axis}_{name}": pair[i] for name, pair in parts.items() for i, axis in enumerate("HW")}
 
 
@@ -372,6 +383,9 @@ def _(k: Launcher, input: Array, output_size: Sizes, layout: str) -> Array:
 @adaptive_avg_pool2d.cuda_vjp("flame", "input", when=_no_bins)
 def _(k: Launcher, g: Array, input_shape: Shape, output_size: Sizes, layout: str) -> Array:
     dx, kernels = k.empty(input_shape, g.dtype), _Kernels.even(output_size, input_shape, layout)
+    if kernels.out == (1, 1) and layout == "NCHW":
+        kernels.launch_whole(k, g, dx)
+        return dx
     if kernels.out == (1, 1):
         k.elementwise(("g / count",), {"g": g, "count": dx.size // g.size}, (g.dtype,), input_shape, (dx,))
         return dx

@@ -9,7 +9,7 @@ from ....errors import ShapeError
 from ...arguments import Arguments
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType
-from ...grad_target import FRESH, GradTargets
+from ...grad_target import ALLOCATE, GradTargets
 from ...op import ErrorSample, composite, sample
 from ...tensor import Tensor
 from ..common import conditions
@@ -125,6 +125,6 @@ def _(k: Launcher, input: Array, weights: Fp8Weights, bias1: Array | None, bias2
 
 @fp8_feed_forward.cuda_vjp("fp8", "input", when=(_misfit, _products))
 def _(k: Launcher, g: Array, weights: Fp8Weights, hidden: Array, targets: GradTargets) -> Array:
-    grad = fp8_product_to(k, g, weights.data2, weights.scales2, FRESH)
+    grad = fp8_product_to(k, g, weights.data2, weights.scales2, ALLOCATE)
     value = "x * gelu_tanh_derivative(other)"
     return fp8_product_to(k, grad, weights.data1, weights.scales1, targets["input"], value=value, other=hidden)

@@ -10,7 +10,7 @@ from typing import Any
 from ....errors import ShapeError
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32, promote_floats
-from ...grad_target import FRESH, GradTargets
+from ...grad_target import ALLOCATE, GradTargets
 from ...op import ErrorSample, composite, sample
 from ...tensor import Tensor
 from ..common.dims import Shape, size_along
@@ -162,6 +162,6 @@ def _(
     parts = zip(tensors, weights, _parts(tensors, dim), _numbers(rstd, tensors), strict=True)
     for i, (x, w, part, numbers) in enumerate(parts):
         angles = _angles(k, cos, sin, part, g.shape[dim], x.shape)
-        target = targets["tensors"].get(i, FRESH)
+        target = targets["tensors"].get(i, ALLOCATE)
         found.append(norm_gradients(k, g[part], x, w, numbers, angles, {"input": target})[0])
     return found

@@ -6,7 +6,7 @@ from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Extent, Operands, Program, Reduction
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32
-from ...grad_target import FRESH, GradTargets
+from ...grad_target import ALLOCATE, GradTargets
 from ...op import ErrorSample, composite, sample
 from ...tensor import Tensor
 from ..common.conditions import floating
@@ -103,7 +103,7 @@ def _(k: Launcher, input: Array, scale: Array, shift: Array, eps: float) -> tupl
 def _(
     k: Launcher, g: Array, input: Array, scale: Array, shift: Array, moments: Moments, targets: GradTargets
 ) -> tuple[Array | None, ...]:
-    addend, added, out = target_rows(k, targets.get("input", FRESH), 1)
+    addend, added, out = target_rows(k, targets.get("input", ALLOCATE), 1)
     rows = {"g": rows_at(k, g), "input": rows_at(k, input), **addend}
     numbers = moments.numbers()
     operands = Operands(rows, {"scale": table(k, scale, input.shape)}, numbers)

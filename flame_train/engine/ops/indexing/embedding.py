@@ -111,8 +111,11 @@ def index_select(xp: Namespace, input: Array, dim: int, index: Array) -> Array:
     if index.ndim > 1 or index.dtype.kind not in "iu":
         raise ShapeError(f"index_select: expected 1-D whole-number indices, got {index.dtype.name} {index.shape}")
     along = axis(dim, input.ndim, "index_select")
-    check_within(xp, "index_select", index, input.shape[along] if input.ndim else 1)
-    return xp.take(input, index.reshape(-1), axis=along).reshape(_selected(input.shape, dim, index.size))
+    if input.ndim == 0 and index.size != 1:
+        raise ShapeError(f"index_select: expected one index into a tensor of one number, got {index.size}")
+    rows = input if input.ndim else input.reshape(1)
+    check_within(xp, "index_select", index, rows.shape[along])
+    return xp.take(rows, index.reshape(-1), axis=along).reshape(_selected(input.shape, dim, index.size))
 
 
 def _selected(shape: Shape, dim: int, count: int) -> Shape:
@@ -152,8 +155,11 @@ def _(k: Launcher, g: Array, input_shape: Shape, dim: int, index: Array) -> Arra
 
 
 index_select.perf_samples(sample((7, 33, 40), 1, integers(33, 90)), sample((50, 24), 0, integers(50, 300)))
-index_select.samples(sample((4, 3), 0, integers(4, 6)), sample((2, 3, 4), -2, integers(3, 2)))
+index_select.samples(
+    sample((4, 3), 0, integers(4, 6)), sample((2, 3, 4), -2, integers(3, 2)), sample((), 0, np.array([0]))
+)
 index_select.errors(
+    ErrorSample(sample((), 0, np.array([0, 0])), ShapeError, "one index into a tensor of one number, got 2"),
     ErrorSample(sample((4, 3), 0, integers(4, 2, 2)), ShapeError, "expected 1-D whole-number indices"),
     ErrorSample(sample((4, 3), 1, np.array([2, -1])), IndexError, r"in \[0, 3\), got -1 to 2"),
 )

@@ -16,7 +16,7 @@ from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Table
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, as_dtype, bfloat16, compute_dtype, float32, uint8, uint32
-from ...grad_target import FRESH, GradTarget, GradTargets
+from ...grad_target import ALLOCATE, GradTarget, GradTargets
 from ...namespace import NUMPY, Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common import conditions
@@ -343,7 +343,7 @@ def fp8_product_to(
         (..., in).
     """
     if target.addend is not None and target.addend.dtype != g.dtype:
-        return target.addend + fp8_product_to(k, g, data, scales, FRESH, value, other)
+        return target.addend + fp8_product_to(k, g, data, scales, ALLOCATE, value, other)
     shape = (*g.shape[:-1], data.shape[1])
     buffer = target.buffer
     made = buffer if buffer is not None and buffer.flags.c_contiguous else k.empty(shape, g.dtype)

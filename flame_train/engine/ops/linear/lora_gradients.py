@@ -7,7 +7,7 @@ from typing import Any
 
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, compute_dtype, float32
-from ...grad_target import FRESH, GradTarget, GradTargets
+from ...grad_target import ALLOCATE, GradTarget, GradTargets
 from . import skinny_gemm
 from .skinny_gemm import SkinnyOperands
 
@@ -24,7 +24,7 @@ Wanted = Mapping[str, Sequence[GradTarget]]
 
 def listed(targets: GradTargets, n: int) -> Wanted:
     """The targets of the arguments `downs` and `ups` of `n` layers."""
-    return {a: [targets[f"{a}s"].get(i, FRESH) for i in range(n)] for a in ("down", "up") if f"{a}s" in targets}
+    return {a: [targets[f"{a}s"].get(i, ALLOCATE) for i in range(n)] for a in ("down", "up") if f"{a}s" in targets}
 
 
 def factor_gradients(k: Launcher, t: SkinnyOperands, wanted: Wanted) -> dict[str, list[Array]]:

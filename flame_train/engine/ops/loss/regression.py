@@ -230,6 +230,8 @@ def _unit(xp: Namespace, x1: Array, x2: Array, dim: int, eps: float) -> tuple[Ar
     """
     x1, x2 = xp.broadcast_arrays(x1, x2)
     dim = axis(dim, x1.ndim, "cosine_similarity")
+    if x1.ndim == 0:
+        x1, x2 = x1.reshape(1), x2.reshape(1)
     n1, n2 = (xp.maximum(xp.sqrt(xp.sum(x * x, axis=dim, keepdims=True)), eps) for x in (x1, x2))
     return x1 / n1, x2 / n2, n1, n2
 
@@ -249,6 +251,7 @@ cosine_similarity.errors(
 cosine_similarity.samples(
     sample((3, 4), (3, 4)),
     sample((2, 3, 4), (3, 1), dim=-2),
+    sample((), (), dim=0),
     sample(Values((2, 5), 0.5, 2.0), (2, 5), 1, 1e-3),
     sample(Values((2, 5), -0.1, 0.1), Values((2, 5), 0.5, 2.0), 1, 0.5),
 )

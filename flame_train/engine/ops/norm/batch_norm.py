@@ -20,6 +20,9 @@ from ..common.conditions import floating
 from ..common.dims import Shape, at_least
 from .group_norm import affine, per_channel
 
+Moments = tuple[Array, Array]
+"""Mean and variance, not the unbiased one, of each channel, fp32 or fp64."""
+
 
 @primitive(aux=("mean", "rstd"))
 def batch_norm_train(
@@ -29,20 +32,34 @@ def batch_norm_train(
     bias: Array | None = None,
     eps: float = 1e-5,
     layout: str = "NCHW",
+    known: Moments | None = None,
 ) -> tuple[Array, Array, Array]:
     """(input - mean) / sqrt(var + eps) * weight + bias per channel, over everything else (arXiv 1502.03167)
 
     Args:
         xp, input, weight, bias, eps, layout: as in `batch_norm`.
+        known: the mean and the variance of each channel, if they were computed before; gradients are as without.
 
     Returns:
         The result, and the mean and the reciprocal deviation of each channel.
     """
-    axes = other_dims(input.shape, layout)
-    mean = accurate_sum(xp.mean, input, axes, True)
-    centred = input - mean
-    rstd = 1.0 / xp.sqrt(accurate_sum(xp.mean, centred * centred, axes, True) + eps)
-    return affine("batch_norm", centred * rstd, weight, bias, layout), mean, rstd
+    mean, var = _moments_of(xp, input, other_dims(input.shape, layout)) if known is None else known
+    kept = _kept(input.shape, layout)
+    mean, rstd = mean.reshape(kept), 1.0 / xp.sqrt(var.reshape(kept) + eps)
+    return affine("batch_norm", (input - mean) * rstd, weight, bias, layout), mean, rstd
+
+
+def _moments_of(xp: Namespace, x: Array, axes: tuple[int, ...]) -> Moments:
+    """Mean and variance over `axes`."""
+    mean = accurate_sum(xp.mean, x, axes, True)
+    centred = x - mean
+    return mean, accurate_sum(xp.mean, centred * centred, axes, True)
+
+
+def _kept(shape: Shape, layout: str) -> Shape:
+    """The shape of a channel's numbers, which broadcasts over `shape`."""
+    others = other_dims(shape, layout)
+    return tuple(1 if i in others else n for i, n in enumerate(shape))
 
 
 def other_dims(shape: Shape, layout: str) -> tuple[int, ...]:
@@ -161,8 +178,9 @@ def batch_norm(
         return batch_norm_inference(
             input, *running_statistics("batch_norm", running_mean, running_var), weight, bias, eps, layout
         )
-    track_statistics("batch_norm", input, other_dims(input.shape, layout), layout, running_mean, running_var, momentum)
-    return batch_norm_train(input, weight, bias, eps, layout)
+    axes = other_dims(input.shape, layout)
+    known = track_statistics("batch_norm", input, axes, layout, running_mean, running_var, momentum)
+    return batch_norm_train(input, weight, bias, eps, layout, known)
 
 
 def running_statistics(op: str, mean: Tensor | None, var: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -180,7 +198,7 @@ def track_statistics(
     mean: Tensor | None,
     var: Tensor | None,
     momentum: float,
-) -> None:
+) -> Moments | None:
     """Moves running statistics towards those of input over `axes`; where images remain, to the mean of these.
 
     Raises ShapeError for a single value per channel, which has no unbiased variance.
@@ -193,6 +211,9 @@ def track_statistics(
         mean, var: running statistics (C,), or None.
         momentum: the new statistics' share.
 
+    Returns:
+        The input's statistics; None if nobody asked for them.
+
     Raises:
         ShapeError: a single value per channel.
     """
@@ -202,24 +223,33 @@ def track_statistics(
     for name, running in (("running_mean", mean), ("running_var", var)):
         if running is not None:
             per_channel(f"{op}: {name}", running.data, input.shape, layout)
-    if mode().recomputing or not input.size:
-        return
-    for running, now in zip((mean, var), _moments(input, axes, count), strict=True):
+    if mode().recomputing or not input.size or (mean is None and var is None):
+        return None
+    found = _moments(input, axes)
+    for running, now, factor in zip((mean, var), found, (1.0, count / (count - 1.0)), strict=True):
         if running is not None:
-            now = now.reshape(-1, running.size).mean(axis=0)
-            running.data[...] = (running.data * (1.0 - momentum) + now * momentum).astype(running.dtype)
+            now = now.reshape(-1, running.size)
+            _move(running, now[0] if len(now) == 1 else now.mean(axis=0), momentum, momentum * factor)
             VERSIONS.mark_written(running.data)
+    return found
 
 
-def _moments(input: Tensor, axes: tuple[int, ...], count: int) -> tuple[Array, Array]:
-    """Mean and unbiased variance over `axes`, which hold `count` elements for each channel."""
+def _move(running: Tensor, now: Array, momentum: float, share: float) -> None:
+    """running = running * (1 - momentum) + now * share, in place."""
+    k, values = running.backend.kernels, running.data
+    if k is not None and not floating(values, now):
+        operands = {"running": values, "now": now, "kept": 1.0 - momentum, "share": share}
+        k.elementwise(("running * kept + now * share",), operands, (values.dtype,), values.shape, (values,))
+        return
+    values[...] = (values * (1.0 - momentum) + now * share).astype(values.dtype)
+
+
+def _moments(input: Tensor, axes: tuple[int, ...]) -> Moments:
+    """Mean and variance over `axes`."""
     k, shape = input.backend.kernels, folded(input.shape, axes)
     if k is not None and shape is not None and not (floating(input.data) or no_planes(shape, input.dtype.itemsize)):
-        mean, var = statistics(k, k.contiguous(input.data).reshape(shape))
-        return mean, var * (count / (count - 1.0))
-    xp, x = input.backend.xp, input.data.astype(compute_dtype(input.dtype))
-    centred = x - accurate_sum(xp.mean, x, axes, True)
-    return accurate_sum(xp.mean, x, axes), accurate_sum(xp.mean, centred * centred, axes) * (count / (count - 1.0))
+        return statistics(k, k.contiguous(input.data).reshape(shape))
+    return _moments_of(input.backend.xp, input.data.astype(compute_dtype(input.dtype)), axes)
 
 
 batch_norm.non_differentiable("running_mean", "running_var")
@@ -285,14 +315,18 @@ def _scale(k: Launcher, var: Array, weight: Array | None, eps: float) -> tuple[A
 
 @batch_norm_train.cuda("channels", when=_no_channels)
 def _(
-    k: Launcher, input: Array, weight: Array | None, bias: Array | None, eps: float, layout: str
+    k: Launcher,
+    input: Array,
+    weight: Array | None,
+    bias: Array | None,
+    eps: float,
+    layout: str,
+    known: Moments | None,
 ) -> tuple[Array, Array, Array]:
-    x = _seen(k, input, layout)
-    mean, var = statistics(k, x)
+    x, kept = _seen(k, input, layout), _kept(input.shape, layout)
+    mean, var = statistics(k, x) if known is None else [a.reshape(-1) for a in known]
     rstd, scale = _scale(k, var, weight, eps)
     dtype = promote([a.dtype for a in (input, weight, bias) if a is not None])
-    others = other_dims(input.shape, layout)
-    kept = tuple(1 if i in others else n for i, n in enumerate(input.shape))
     return _applied(k, x, mean, scale, bias, dtype, input.shape), mean.reshape(kept), rstd.reshape(kept)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from ...backend.cuda.codegen.kernel_ir import Extent, Operands, Reduction
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, float32
-from ...grad_target import FRESH, GradTarget, GradTargets
+from ...grad_target import ALLOCATE, GradTarget, GradTargets
 from ..common.dims import Shape
 
 _FILE = "ops/norm/group_norm.cu"
@@ -142,7 +142,12 @@ def gradients(k: Launcher, g: Array, saved: Saved, targets: GradTargets) -> dict
     given, groups = saved.given, saved.mean.shape[2]
     shape, dtype = given.shape, given.input.dtype
     plan = Plan(
-        k, shape, dtype.itemsize, groups, 2, any(targets.get(n, FRESH).addend is not None for n in ("input", "other"))
+        k,
+        shape,
+        dtype.itemsize,
+        groups,
+        2,
+        any(targets.get(n, ALLOCATE).addend is not None for n in ("input", "other")),
     )
     sides = [n for n in ("bias", "weight") if n in targets]
     channels = k.empty((shape[0] * plan.grid[0], 2 * shape[-1]), float32) if sides else _NONE

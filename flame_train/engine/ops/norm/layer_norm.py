@@ -10,7 +10,7 @@ from ...arguments import Arguments
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Table
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32, promote_floats
-from ...grad_target import FRESH, GradTargets
+from ...grad_target import ALLOCATE, GradTargets
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common.elementwise_codegen import broadcast_grad
@@ -167,7 +167,7 @@ def _(
     targets: GradTargets,
 ) -> tuple[Array | None, ...]:
     dims = len(normalized_shape)
-    addend, added, out = target_rows(k, targets.get("input", FRESH), dims)
+    addend, added, out = target_rows(k, targets.get("input", ALLOCATE), dims)
     rows = {"g": rows_at(k, g, dims), "input": rows_at(k, input, dims), **addend}
     operands = Operands(rows, one_row(k, weight=weight), moments.numbers())
     program = gradient_program("g" if weight is None else "g * weight", added) if "input" in targets else Program(())

@@ -10,7 +10,7 @@ from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Table
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32, promote_floats
-from ...grad_target import FRESH, GradTargets
+from ...grad_target import ALLOCATE, GradTargets
 from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...tensor import Tensor
@@ -137,7 +137,7 @@ def norm_gradients(
         Both gradients.
     """
     tables, by = _weighted(k, weight)
-    more, added, out = target_rows(k, targets.get("input", FRESH), dims)
+    more, added, out = target_rows(k, targets.get("input", ALLOCATE), dims)
     # `d` already has the weight where only the input's gradient reads it
     within, outside = ("", by) if "weight" in targets or not angles else (by, "")
     steps = ["row t = g * sine", f"row d = (g * cosine - rotate_half(t)){within}"] if angles else []

@@ -11,7 +11,7 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.backend.cuda.asked import Asked
+from flame_train.engine.backend.cuda.kernel_requests import KernelRequests
 from flame_train.engine.backend.cuda.made_once import MadeOnce, started
 from flame_train.engine.dtype import bfloat16
 from flame_train.engine.shape_run import H100, shape_run
@@ -39,12 +39,12 @@ def step() -> None:
 def test_a_run_on_shapes_asks_for_every_kernel_of_the_step(gpu: Any) -> None:
     with shape_run(H100) as run:
         step()
-    foreseen = run.asked
+    foreseen = run.kernel_requests
     step()
     modules = gpu.kernels._modules
     assert modules._generated
     assert set(modules._generated) <= set(foreseen.texts)
-    assert set(modules._functions) <= {asked[:3] for asked in foreseen.files}
+    assert set(modules._functions) <= {request[:3] for request in foreseen.files}
 
 
 def test_what_is_compiled_ahead_is_not_compiled_again(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,11 +55,11 @@ def test_what_is_compiled_ahead_is_not_compiled_again(gpu: Any, monkeypatch: pyt
     monkeypatch.setattr(
         modules, "_of_text", lambda text, kernel: compiled.append((text, kernel)) or usual(text, kernel)
     )
-    Asked((), run.asked.texts, ()).compile(modules, None)
-    for text, kernel in run.asked.texts:
+    KernelRequests((), run.kernel_requests.texts, ()).compile(modules, None)
+    for text, kernel in run.kernel_requests.texts:
         modules.generated(text, kernel)  # waits for it
     step()
-    assert sorted(compiled) == sorted(run.asked.texts)
+    assert sorted(compiled) == sorted(run.kernel_requests.texts)
 
 
 def test_each_value_is_made_by_the_first_to_ask() -> None:

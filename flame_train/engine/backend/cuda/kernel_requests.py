@@ -1,4 +1,4 @@
-"""Which kernels a run on shapes asked for: what the same run on a GPU will want compiled."""
+"""Kernels that a run on shapes requested: the same run on a GPU will need them compiled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .made_once import started
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class KernelRequests:
     """Kernels, as the arguments of `KernelModules.get`, of `KernelModules.generated`, and of `Cubins.get`."""
 
     files: tuple[tuple[str, str, DType, int], ...]

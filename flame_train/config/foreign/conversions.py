@@ -1,0 +1,279 @@
+"""Conversions that several tables share: names of optimizers, schedules and number formats, and units."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from .table import NOTHING, Changed, Convert, Lost, Row, Source, is_off
+
+FP32, BF16, FP16 = "fp32", "bf16", "fp16"
+
+_FORMATS: Final = MappingProxyType(
+    {
+        **dict.fromkeys(("fp32", "float32", "float", "float_32", "no", "fp32_tf32", "tfloat_32"), FP32),
+        **dict.fromkeys(("bf16", "bfloat16", "bfloat_16"), BF16),
+        **dict.fromkeys(("fp16", "float16", "half", "float_16"), FP16),
+    }
+)
+_SCHEDULES: Final = MappingProxyType(
+    {
+        "constant_with_warmup": "constant",
+        "cosine_with_restarts": "cosine_restarts",
+        "cosine_with_hard_restarts": "cosine_restarts",
+        "cosine_annealing": "cosine",
+        "cosine_annealing_with_warm_restarts": "cosine_restarts",
+    }
+)
+_OPTIMIZERS: Final = MappingProxyType(
+    {
+        "adamw_bf16": "adamw",
+        "adamw_optimi": "adamw",
+        "optimi-adamw": "adamw",
+        "optimi-lion": "lion",
+        "adam": "adamw",
+        "adamw8bitkahan": "adamw8bit",
+        "adam_8bit": "adamw8bit",
+        "bnb-adamw8bit": "adamw8bit",
+        "bnb-adamw8bit-paged": "adamw8bit",
+        "ao-adamw8bit": "adamw8bit",
+        "bnb-adamw": "adamw",
+        "bnb-lion": "lion",
+        "bnb-lion8bit": "lion",
+        "bnb-lion8bit-paged": "lion",
+        "lion_8bit": "lion",
+        "came_8bit": "came",
+        "adamw-schedulefree": "schedule_free_adamw",
+        "schedule_free_adamw": "schedule_free_adamw",
+        "prodigy_plus_schedule_free": "prodigy_schedule_free",
+    }
+)
+
+
+def number_format(value: Any, source: Source) -> Any:
+    """A number format by any program's name for it."""
+    found = _FORMATS.get(str(value).lower())
+    return found or Lost("no such number format here; bf16, fp16 and fp32 are there")
+
+
+def optimizer(value: Any, source: Source) -> Any:
+    """An optimizer by any program's name for it, or Lost."""
+    from flame_train.config.keys import keys
+
+    key = keys()["optimizer.name"]
+    name = str(value).rsplit(".", 1)[-1].lower()
+    if name in key.choices:
+        return name
+    found = _OPTIMIZERS.get(name) or key.known.get(name)
+    if found is None:
+        return Lost(f"no such optimizer here; there are {', '.join(map(str, key.choices))}")
+    return Changed(found, f"the nearest to {value} here")
+
+
+def schedule(value: Any, source: Source) -> Any:
+    """A learning-rate schedule by any program's name for it, or Lost."""
+    from flame_train.config.keys import keys
+
+    name = str(value).lower()
+    name = _SCHEDULES.get(name, name)
+    choices = keys()["schedule.name"].choices
+    return name if name in choices else Lost(f"no such schedule here; there are {', '.join(map(str, choices))}")
+
+
+def inverted(value: Any, source: Source) -> Any:
+    """A switch whose opposite is here."""
+    return not value
+
+
+def ending(value: Any, source: Source) -> Any:
+    """A file name ending, with its dot."""
+    text = str(value)
+    return text if text.startswith(".") else f".{text}"
+
+
+def side(value: Any, source: Source) -> Any:
+    """A resolution in any form: 1024, "1024", "1024,1024", "768x1344" or [1024, 1024]; ours is a square's side."""
+    sides = sides_of(value)
+    if not sides:
+        return Lost("expected a number of pixels")
+    if len(sides) == 1 or sides[0] == sides[1]:
+        return sides[0]
+    even = round((sides[0] * sides[1]) ** 0.5 / 8) * 8
+    return Changed(even, f"the square of the same area as {sides[0]} x {sides[1]}; buckets keep each image's shape")
+
+
+def sides_of(value: Any) -> list[int]:
+    """The numbers in a resolution."""
+    parts = value if isinstance(value, list | tuple) else str(value).lower().replace("x", ",").split(",")
+    numbers = [number(part) for part in parts]
+    return [int(each) for each in numbers if isinstance(each, int | float) and each == int(each)]
+
+
+def number(value: Any) -> Any:
+    """A number that is written as text, such as "1e-4"; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return int(value)
+    except ValueError:
+        try:
+            return float(value)
+        except ValueError:
+            return value.strip()
+
+
+def warmup(value: Any, source: Source) -> Any:
+    """Steps of a rise; a number below 1 is a share of the run."""
+    given = number(value)
+    if not isinstance(given, int | float):
+        return Lost("expected a number of steps")
+    if is_off(given):
+        return NOTHING
+    return {"schedule.warmup": float(given)} if given < 1 else {"schedule.warmup_steps": int(given)}
+
+
+WARMUP: Final = ("schedule.warmup_steps", "schedule.warmup")
+
+
+def min_snr(value: Any, source: Source) -> Any:
+    """min-SNR, which is a weighting with a key of its own."""
+    if is_off(value):
+        return NOTHING
+    return {"loss.weighting": "min_snr", "loss.snr_gamma": float(number(value))}
+
+
+MIN_SNR: Final = ("loss.weighting", "loss.snr_gamma")
+
+
+def weighting(name: str) -> Any:
+    """The conversion of a switch that stands for a weighting of the loss."""
+
+    def convert(value: Any, source: Source) -> Any:
+        return NOTHING if is_off(value) else name
+
+    return convert
+
+
+def switched(value_on: Any) -> Any:
+    """The conversion of a switch that stands for a value of ours; off is ours by default."""
+
+    def convert(value: Any, source: Source) -> Any:
+        return NOTHING if is_off(value) else value_on
+
+    return convert
+
+
+def unless_off(value: Any, source: Source) -> Any:
+    """The value, where it is one."""
+    return NOTHING if is_off(value) else value
+
+
+def sampled(name: str, shift: Any, std: float = 1.0) -> Any:
+    """How noise levels are drawn, with their shift and the width of a logit-normal."""
+    found = {"loss.timestep_sampling": name, "loss.shift": float(number(shift))}
+    if std != 1.0:
+        found["loss.logit_std"] = std
+    return found
+
+
+SAMPLED: Final = ("loss.timestep_sampling", "loss.shift", "loss.logit_std", "loss.logit_mean")
+
+
+def one_of(names: Mapping[Any, Any], else_: str) -> Any:
+    """The conversion of a choice by a table of names; others are Lost for the reason `else_`."""
+
+    def convert(value: Any, source: Source) -> Any:
+        return names.get(value, Lost(else_))
+
+    return convert
+
+
+def optimizer_keys(prefix: str, names: Mapping[str, str] = MappingProxyType({})) -> list[Row]:
+    """Rows of an optimizer's own settings below `prefix`, which have the names of the papers, `names` apart."""
+    from flame_train.config.keys import keys
+
+    plain = {key.name: key.name for key in keys().values() if key.section == "optimizer" and key.from_table}
+    rows = [
+        Row(f"{prefix}{theirs}", (f"optimizer.{ours}",), _own_key(ours))
+        for theirs, ours in {**plain, **names}.items()
+        if theirs != "name"
+    ]
+    return [*rows, Row(f"{prefix}*", (), lambda value, source: NOTHING if is_off(value) else Lost(_NO_OPTION))]
+
+
+_NO_OPTION: Final = "no key of an optimizer here has this name"
+
+
+def _own_key(name: str) -> Any:
+    def convert(value: Any, source: Source) -> Any:
+        if value is None:
+            return NOTHING
+        if isinstance(value, str) and "," in value:
+            return [float(number(part)) for part in value.strip("()[] ").split(",")]
+        return (
+            {"True": True, "False": False, "true": True, "false": False}.get(value, value)
+            if isinstance(value, str)
+            else value
+        )
+
+    return convert
+
+
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def checkpoint(value: Any, source: Source) -> Any:
+    """A checkpoint's path, or a name on the hub, which is written hf:owner/name here."""
+    text = str(value or "")
+    if not text:
+        return NOTHING
+    if _HUB_NAME.fullmatch(text) and not text.endswith(".safetensors") and not os.path.exists(text):
+        return Changed(f"hf:{text}", "a name on the hub; a folder of that name would be written without hf:")
+    return text
+
+
+def to_float(value: Any, source: Source) -> Any:
+    """A number as a float; nothing for an empty value."""
+    return NOTHING if value in (None, "") else float(number(value))
+
+
+def to_number(value: Any, source: Source) -> Any:
+    """A number; nothing for an empty value."""
+    return NOTHING if value in (None, "") else number(value)
+
+
+def where(setting: str, choices: Collection[Any], convert: Convert) -> Convert:
+    """The conversion of a setting that means something where another has one of `choices`."""
+
+    def checked(value: Any, source: Source) -> Any:
+        return convert(value, source) if source.get(setting) in choices else NOTHING
+
+    return checked
+
+
+def sampler(value: Any, source: Source) -> Any:
+    """A sampler by any program's name for it, or Lost."""
+    from flame_train.config.keys import keys
+
+    key, name = keys()["sample.sampler"], str(value).lower()
+    found = name if name in key.choices else key.known.get(name)
+    if found is None and name in ("flowmatch", "k_euler"):
+        return NOTHING
+    return found or Lost(f"sample.sampler has {', '.join(map(str, key.choices))}")
+
+
+def prompts(items: list[dict[str, Any]]) -> Any:
+    """Prompts with what each has of its own; their texts alone where this version has no tables of them."""
+    from flame_train.config.keys import keys
+
+    given = [{name: value for name, value in item.items() if value not in (None, "")} for item in items]
+    given = [item for item in given if item.get("text")]
+    if not given:
+        return NOTHING
+    if keys()["sample.prompts"].is_tables:
+        return [item if len(item) > 1 else item["text"] for item in given]
+    texts = [item["text"] for item in given]
+    return Changed(texts, "their texts alone") if any(len(item) > 1 for item in given) else texts

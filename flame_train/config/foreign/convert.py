@@ -1,0 +1,271 @@
+"""Applies a program's table to one of its configs: values for our keys, and what has none, each with its line."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Union, get_args, get_origin
+
+from flame_train.config.keys import Key, keys
+from flame_train.config.load import problems_in
+
+from .conversions import number
+from .table import Changed, Lost, Nothing, Program, Row, Setting, Source
+
+SETS: Final = "data.sets"
+_SET: Final = "set."
+_CAPTIONS: Final = "captions"
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A value for a key of ours, and where it comes from in words."""
+
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A setting that has no counterpart, with its place, and why."""
+
+    place: str
+    setting: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.setting}: {self.reason}" if self.place else f"{self.setting}: {self.reason}"
+
+
+@dataclass(slots=True)
+class Conversion:
+    """What a config of another program says in ours.
+
+    Attributes:
+        program: the other trainer's name.
+        values: our keys by path.
+        sets: the tables of `[[data.sets]]`; empty where one folder stands in `[data]`.
+        dropped: what has no counterpart.
+        notes: files that it names and that are not there.
+        needless: how many settings need no key here.
+        missing: what is still to be set.
+    """
+
+    program: str
+    values: dict[str, Carried] = field(default_factory=dict)
+    sets: list[dict[str, Carried]] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    needless: int = 0
+    missing: list[str] = field(default_factory=list)
+
+    def tree(self) -> dict[str, dict[str, Any]]:
+        """The values as sections."""
+        found: dict[str, dict[str, Any]] = {}
+        for path, carried in self.values.items():
+            section, name = path.split(".")
+            found.setdefault(section, {})[name] = carried.value
+        if self.sets:
+            found.setdefault("data", {})["sets"] = [
+                {name: each.value for name, each in one.items()} for one in self.sets
+            ]
+        return found
+
+
+def convert(program: Program, source: Source, lacking: Collection[str] = ()) -> Conversion:
+    """What `source`, a config of `program`, says in our keys. `lacking` are keys that mean nothing to its family."""
+    found = Conversion(program.name, notes=list(source.notes))
+    _apply(program, program.rows, source, source.settings, found.values, found)
+    sets = []
+    for one in source.sets:
+        own: dict[str, Carried] = {}
+        _apply(program, program.set_rows, source, one, own, found)
+        sets.append(own)
+    _place_sets(sets, found)
+    for path in [path for path in found.values if path in lacking]:
+        _drop(found, path, f"means nothing for {source.family}")
+    _validate(found)
+    return found
+
+
+def _apply(
+    program: Program,
+    rows: Iterable[Row],
+    source: Source,
+    settings: Mapping[str, Setting],
+    values: dict[str, Carried],
+    found: Conversion,
+) -> None:
+    """Lays the answers of `rows` about `settings` into `values`, the rest into `found`."""
+    seen: set[str] = set()
+    for row in rows:
+        names = [name for name in settings if name not in seen and row.holds(name, source.family)]
+        for name in names:
+            seen.add(name)
+            setting = settings[name]
+            _answer(row, setting, name, source, values, found)
+        if not names and row.absent is not None and (not row.families or source.family in row.families):
+            default = Setting(row.absent, "")
+            _answer(row, default, f"{program.name}'s default", source, values, found)
+    for name in settings:
+        if name not in seen:
+            setting = settings[name]
+            found.dropped.append(Dropped(setting.place, _shown(name, setting.value), "not known to this version"))
+
+
+def _answer(
+    row: Row, setting: Setting, name: str, source: Source, values: dict[str, Carried], found: Conversion
+) -> None:
+    shown = _shown(name, setting.value) if setting.place else f"{row.key} ({name})"
+    try:
+        answer = row.convert(setting.value, source)
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError):
+        answer = Lost("this value has no meaning here")
+    remark = ""
+    if isinstance(answer, Changed):
+        answer, remark = answer.value, f"; {answer.remark}"
+    if isinstance(answer, Nothing):
+        found.needless += bool(setting.place)
+    elif isinstance(answer, Lost):
+        found.dropped.append(Dropped(setting.place, shown, answer.reason))
+    else:
+        given = answer if isinstance(answer, Mapping) else {row.to[0]: answer}
+        for path, value in given.items():
+            assert path in row.to, f"{row.key} gives {path}, which its row does not name"
+            origin = f"{shown if not setting.place else name}{remark}"
+            _lay(path, value, Carried(value, origin), Dropped(setting.place, shown, ""), values, found)
+
+
+def _lay(
+    path: str, value: Any, carried: Carried, dropped: Dropped, values: dict[str, Carried], found: Conversion
+) -> None:
+    """Puts a value at its key, if this version has it and no setting with precedence took it."""
+    known = keys()
+    if not path.startswith(_SET):
+        if path not in known:
+            found.dropped.append(Dropped(dropped.place, dropped.setting, f"this version has no {path}"))
+            return
+        carried = Carried(fitting(value, known[path]), carried.origin)
+    if path not in values:
+        values[path] = carried
+    elif values[path].value != carried.value and dropped.place:
+        found.dropped.append(Dropped(dropped.place, dropped.setting, f"{path} comes from {values[path].origin}"))
+
+
+def set_keys() -> Mapping[str, Any]:
+    """The keys of a table of `[[data.sets]]`; none where this version has no such tables."""
+    return get_args(keys()[SETS].annotation)[0].model_fields if SETS in keys() else {}
+
+
+def _place_sets(sets: list[dict[str, Carried]], found: Conversion) -> None:
+    """One folder into `[data]`; several into `[[data.sets]]`, with what they share and a set lacks in `[data]`."""
+    plain = [{path.removeprefix(_SET): carried for path, carried in one.items()} for one in sets]
+    own = set_keys()
+    if "resolutions" not in own:
+        for one in plain:
+            _one_resolution(one, found)
+    several = len(plain) > 1 or any(_of_sets_alone(name, own) for one in plain for name in one)
+    if not several or not own:
+        for name, carried in (plain[0] if plain else {}).items():
+            _to_data(name, carried, found)
+        for one in plain[1:]:
+            path = one.get("path", Carried("?", ""))
+            found.dropped.append(Dropped("", f"the folder {path.value}", "one folder a run in this version"))
+        return
+    for name in dict.fromkeys(name for one in plain for name in one if not _is_own(name, own)):
+        given = [one[name] for one in plain if name in one]
+        if all(each.value == given[0].value for each in given):
+            _to_data(name, given[0], found)
+        else:
+            found.dropped.append(Dropped("", name, "differs between folders, and is one for all here"))
+    found.sets += [_table(one, own) for one in plain]
+
+
+def _is_own(name: str, own: Mapping[str, Any]) -> bool:
+    """Whether a table of `[[data.sets]]` has the key, or, of captions, the table of them."""
+    return name.partition(".")[0] in own
+
+
+def _of_sets_alone(name: str, own: Mapping[str, Any]) -> bool:
+    """Whether only a table of `[[data.sets]]` has the key."""
+    return _is_own(name, own) and name.partition(".")[0] != _CAPTIONS and f"data.{name}" not in keys()
+
+
+def _table(one: Mapping[str, Carried], own: Mapping[str, Any]) -> dict[str, Carried]:
+    """A table of `[[data.sets]]`; its captions are a table in it."""
+    found: dict[str, Carried] = {}
+    captions: dict[str, Any] = {}
+    for name, carried in one.items():
+        if name.startswith(f"{_CAPTIONS}.") and _CAPTIONS in own:
+            captions[name.partition(".")[2]] = carried.value
+        elif name in own:
+            found[name] = Carried(_fit(carried.value, own[name].annotation), carried.origin)
+    if captions:
+        found[_CAPTIONS] = Carried(captions, "of its captions")
+    return found
+
+
+def _one_resolution(one: dict[str, Carried], found: Conversion) -> None:
+    """Where a set has one resolution, the largest of several."""
+    given = one.pop("resolutions", None)
+    if given is not None:
+        one["resolution"] = Carried(max(given.value), given.origin)
+        found.dropped.append(
+            Dropped("", f"resolutions {given.value}", "one resolution in this version; the largest stands")
+        )
+
+
+def _to_data(name: str, carried: Carried, found: Conversion) -> None:
+    path = name if name.startswith(f"{_CAPTIONS}.") else f"data.{name}"
+    dropped = Dropped("", f"{name} of a folder ({carried.origin})", "")
+    _lay(path, carried.value, carried, dropped, found.values, found)
+
+
+def fitting(value: Any, key: Key) -> Any:
+    """`value` as the type of `key` where nothing is lost by it: 4.0 as 4, "1e-4" as 0.0001, text in a list."""
+    if key.is_list and not key.is_tables and isinstance(value, str):
+        return [value]
+    return _fit(value, key.annotation)
+
+
+def _fit(value: Any, annotation: Any) -> Any:
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    if isinstance(value, bool) or value is None:
+        return value
+    if int in kinds or float in kinds:
+        value = number(value)
+    if float in kinds and isinstance(value, int):
+        return float(value)
+    if int in kinds and isinstance(value, float) and value == int(value):
+        return int(value)
+    if str in kinds and isinstance(value, int | float):
+        return str(value)
+    return value
+
+
+def _validate(found: Conversion) -> None:
+    """Takes out what the schema refuses, with its reason; what it misses is still to be set."""
+    for _ in range(len(found.values) + 1):
+        wrong = list(_refused(found))
+        if not wrong:
+            break
+        for path, reason in wrong:
+            _drop(found, path, reason)
+    found.missing = [f"{problem.key}: {problem.message}" for problem in problems_in(found.tree())]
+
+
+def _refused(found: Conversion) -> Iterator[tuple[str, str]]:
+    for problem in problems_in(found.tree()):
+        if problem.key in found.values:
+            yield problem.key, problem.message
+
+
+def _drop(found: Conversion, path: str, reason: str) -> None:
+    carried = found.values.pop(path)
+    found.dropped.append(Dropped("", f"{path} = {carried.value!r} (from {carried.origin})", reason))
+
+
+def _shown(name: str, value: Any) -> str:
+    text = repr(value) if not isinstance(value, bool) else str(value).lower()
+    return f"{name} = {text if len(text) <= 60 else text[:57] + '...'}"

@@ -1,0 +1,336 @@
+"""How OneTrainer's files are laid out, and conversions that are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from flame_train.errors import ConfigError
+
+from .conversions import (
+    number,
+    prompts,
+    sampled,
+    side,
+    sides_of,
+)
+from .table import (
+    NOTHING,
+    Changed,
+    Lost,
+    Reading,
+    Setting,
+    Source,
+    Tree,
+    is_off,
+    no_file,
+)
+
+_FAMILIES: Final = MappingProxyType(
+    {
+        "STABLE_DIFFUSION_XL_10_BASE": "sdxl",
+        "STABLE_DIFFUSION_3": "sd3",
+        "STABLE_DIFFUSION_35": "sd3",
+        "FLUX_DEV_1": "flux",
+    }
+)
+_EIGHT_BITS: Final = ("FLOAT_8", "INT_8", "FLOAT_W8A8", "INT_W8A8", "FLOAT_W8A8_COMPRESSED", "INT_W8A8_COMPRESSED")
+TEXT: Final = "text encoders are not trained here"
+_OWN_NAMES: Final = ("training_method", "model_type", "output_model_destination", "lora_rank", "base_model_name")
+
+
+def is_mine(tree: Tree) -> bool:
+    return sum(name in tree for name in _OWN_NAMES) >= 3 and not any(
+        isinstance(tree.get(name), str) for name in ("model_family",)
+    )
+
+
+def read(reading: Reading) -> Source:
+    tree = dict(reading.tree)
+    for name in (
+        "optimizer_defaults",
+        "secrets",
+        "cloud",
+        "quantization",
+        "embedding",
+        "additional_embeddings",
+        "prior",
+        "unconditional_transformer",
+        "effnet_encoder",
+        "decoder",
+        "decoder_text_encoder",
+        "decoder_vqgan",
+    ):
+        tree.pop(name, None)
+    settings = reading.flat({name: value for name, value in tree.items() if name not in ("concepts", "samples")})
+    if "optimizer.optimizer" in settings:
+        settings["optimizer"] = settings.pop("optimizer.optimizer")
+    notes: list[str] = []
+    concepts, where, at = _list(reading, "concepts", "concept_file_name", notes)
+    settings.pop("concept_file_name", None)
+    sets = [where.flat(one, (*at, f"[{i}]")) for i, one in enumerate(concepts) if one.get("enabled", True)]
+    samples, where, at = _list(reading, "samples", "sample_definition_file_name", notes)
+    settings.pop("sample_definition_file_name", None)
+    if samples:
+        settings["samples"] = Setting(samples, where.place(at))
+    _check_method(settings)
+    return Source(_family(settings), settings, sets, notes)
+
+
+def _list(reading: Reading, name: str, file_name: str, notes: list[str]) -> tuple[list[Any], Reading, tuple[str, ...]]:
+    """The concepts or samples, in the config itself or in the file that it names."""
+    own = reading.tree.get(name)
+    if isinstance(own, list) and own:
+        return own, reading, (name,)
+    other = reading.tree.get(file_name)
+    if other:
+        found = reading.beside(str(other))
+        if found is not None:
+            items = found.tree.get("", [])
+            return (items if isinstance(items, list) else []), found, ("",)
+        notes.append(no_file(file_name, Setting(other, reading.place((file_name,))), "what it holds is"))
+    return [], reading, ()
+
+
+def _check_method(settings: Mapping[str, Setting]) -> None:
+    method = settings.get("training_method")
+    if method and method.value != "LORA":
+        raise ConfigError(f"{method.place}: training_method = {method.value}: expected LORA")
+
+
+def _family(settings: Mapping[str, Setting]) -> str:
+    kind = settings.get("model_type")
+    if kind is None:
+        return ""
+    if kind.value not in _FAMILIES:
+        raise ConfigError(
+            f"{kind.place}: model_type = {kind.value}: expected SDXL, SD3 or Flux.1; other models are not here"
+        )
+    return _FAMILIES[kind.value]
+
+
+def weights(value: Any, source: Source) -> Any:
+    if value in _EIGHT_BITS:
+        return "fp8"
+    if str(value).startswith(("NFLOAT", "GGUF")):
+        return Changed("fp8", f"8 bits is the least here, {value} there")
+    return NOTHING
+
+
+def kind(value: Any, source: Source) -> Any:
+    if value == "LORA":
+        return "dora" if source.get("lora_decompose") else ("locon" if _convolutions(source) else NOTHING)
+    known = {"LOHA": "loha", "LOKR": "lokr"}
+    return known.get(value, Lost(f"no such adapter here: {value}"))
+
+
+def _convolutions(source: Source) -> bool:
+    return source.family == "sdxl" and source.get("layer_filter_preset", "full") == "full"
+
+
+_LAYERS: Final = MappingProxyType(
+    {"attn-only": "attention", "attn-mlp": "attention+mlp", "full": "full", "blocks": "full"}
+)
+
+
+def targets(value: Any, source: Source) -> Any:
+    if value == "custom":
+        return Lost("a filter of one's own: write the globs into lora.targets")
+    if value not in _LAYERS:
+        return Lost("no such preset here: write the globs into lora.targets")
+    if source.family == "sdxl" and value == "attn-mlp":
+        return ["attention+mlp", "*.proj_in", "*.proj_out"]
+    if value == "full":
+        return Changed(["full"], "without the layers outside the blocks")
+    return [_LAYERS[value]]
+
+
+def rate(value: Any, source: Source) -> Any:
+    """OneTrainer multiplies the rate by the root of batch size or accumulation, where its config asks for it."""
+    rate, scaler = float(value), str(source.get("learning_rate_scaler", "NONE"))
+    batch, accumulation = source.get("batch_size", 1), source.get("gradient_accumulation_steps", 1)
+    known = {"BATCH": batch, "GRADIENT_ACCUMULATION": accumulation, "BOTH": batch * accumulation}
+    factor = known.get(scaler.removeprefix("GLOBAL_"), 1)
+    if factor == 1:
+        return rate
+    return Changed(rate * factor**0.5, f"multiplied by the root of {factor}, as learning_rate_scaler = {scaler} does")
+
+
+def own_rate(value: Any, source: Source) -> Any:
+    return NOTHING if value is None else rate(value, source)
+
+
+def warmup(value: Any, source: Source) -> Any:
+    """Above 1 batches of one image each, below a share; OneTrainer counts before gradients are accumulated."""
+    if is_off(value):
+        return NOTHING
+    if value <= 1:
+        return {"schedule.warmup": min(float(value), 0.99)}
+    return {"schedule.warmup_steps": max(1, int(value / source.get("gradient_accumulation_steps", 1)))}
+
+
+def weighting(value: Any, source: Source) -> Any:
+    strength = float(source.get("loss_weight_strength", 5.0))
+    known: dict[Any, Any] = {
+        "CONSTANT": NOTHING,
+        "MIN_SNR_GAMMA": {"loss.weighting": "min_snr", "loss.snr_gamma": strength},
+        "P2": {"loss.weighting": "p2", "loss.p2_gamma": strength},
+        "DEBIASED_ESTIMATION": {"loss.weighting": "debiased"},
+        "SIGMA": Lost("loss.weighting has sigma_sqrt, and no weight by sigma itself"),
+    }
+    return known.get(value, Lost("no such weighting here"))
+
+
+def levels(value: Any, source: Source) -> Any:
+    """The distribution of noise levels; a dynamic shift is the family's own."""
+    shift = 0.0 if source.get("dynamic_timestep_shifting") else float(source.get("timestep_shift", 1.0))
+    weight, bias = float(source.get("noising_weight", 0.0)), float(source.get("noising_bias", 0.0))
+    if source.family == "sdxl":
+        return (
+            NOTHING
+            if value == "UNIFORM"
+            else Lost("loss.timestep_sampling has distributions for SDXL; set one by hand")
+        )
+    if value == "LOGIT_NORMAL":
+        return sampled("logit_normal", shift, weight + 1.0) | ({"loss.logit_mean": bias} if bias else {})
+    if value == "HEAVY_TAIL":
+        return sampled("mode", shift) | {"loss.mode_scale": weight}
+    known = {"UNIFORM": sampled("uniform", shift), "COS_MAP": sampled("cosmap", shift)}
+    return known.get(value, Lost("loss.timestep_sampling has uniform, logit_normal, sigmoid, mode, cosmap and beta"))
+
+
+def span(name: str) -> Any:
+    """A noising strength between 0 and 1 as a timestep in thousandths."""
+
+    def convert(value: Any, source: Source) -> Any:
+        step = round(float(value) * 1000)
+        return NOTHING if step == (0 if name == "min" else 1000) else step
+
+    return convert
+
+
+def losses(value: Any, source: Source) -> Any:
+    strengths = {
+        "mse": source.get("mse_strength", 1.0),
+        "l1": source.get("mae_strength", 0.0),
+        "huber": source.get("huber_strength", 0.0),
+    }
+    strengths["log-cosh"] = source.get("log_cosh_strength", 0.0)
+    used = [name for name, strength in strengths.items() if not is_off(strength)]
+    if used == ["mse"] or not used:
+        return NOTHING
+    if len(used) == 1 and used[0] in ("l1",):
+        return used[0]
+    return Lost(
+        f"a sum of losses ({', '.join(used)}), of which loss.kind takes one; OneTrainer's huber is no pseudo-Huber"
+    )
+
+
+def interval(steps: str, unit: str, other: str = "") -> Any:
+    """An interval in the unit that stands beside it: steps, epochs, or a time, which is not here."""
+
+    def convert(value: Any, source: Source) -> Any:
+        kind = str(source.get(unit, "MINUTE"))
+        if kind == "NEVER" or is_off(value):
+            return NOTHING
+        if kind == "STEP":
+            return {steps: int(value)}
+        if kind == "EPOCH":
+            return {f"{steps}_epochs": int(value)}
+        return Lost(f"an interval in units of time ({kind.lower()}): {steps} counts steps, {steps}_epochs epochs")
+
+    return convert
+
+
+def samples(value: Any, source: Source) -> Any:
+    """The samples that are on, each with its own size, seed and so on."""
+    return prompts([_sample(one) for one in value if one.get("enabled", True)])
+
+
+def _sample(one: Mapping[str, Any]) -> dict[str, Any]:
+    found = {ours: one.get(theirs) for theirs, ours in _SAMPLE.items()}
+    return found | {"seed": None if one.get("random_seed") else found["seed"]}
+
+
+_SAMPLE: Final = {
+    "prompt": "text",
+    "negative_prompt": "negative",
+    "width": "width",
+    "height": "height",
+    "seed": "seed",
+    "diffusion_steps": "steps",
+    "cfg_scale": "guidance_scale",
+}
+
+
+def with_masks(value: Any, source: Source) -> Any:
+    """A setting of masks, where they are used."""
+    return value if source.get("masked_training") and not is_off(value) else NOTHING
+
+
+def change(name: str) -> Any:
+    """The largest change of an image's colours, in the folder's own unit."""
+
+    def convert(value: Any, source: Source) -> Any:
+        return Lost(f"set {name} of the folder by hand, as a share") if value else NOTHING
+
+    return convert
+
+
+def file(value: Any, source: Source) -> Any:
+    """The LoRA's file as the folder of a run and a name."""
+    path, _, name = str(value).replace("\\", "/").rpartition("/")
+    stem = name.removesuffix(".safetensors") or "lora"
+    return {"output.dir": f"{path}/{stem}" if path else stem, "output.name": stem}
+
+
+def format(value: Any, source: Source) -> Any:
+    if value in ("DIFFUSERS_LORA", "DIFFUSERS"):
+        return "diffusers"
+    return NOTHING
+
+
+def resolutions(value: Any, source: Source) -> Any:
+    """One resolution, or several between commas, in each of which OneTrainer trains every image."""
+    if "x" in str(value):
+        return side(value, source)
+    sides = sides_of(value)
+    return sides[0] if len(sides) == 1 else {"data.resolutions": sides}
+
+
+def rounds(value: Any, source: Source) -> Any:
+    return source.get("ema_decay", 0.999) if value != "OFF" else NOTHING
+
+
+def repeats(value: Any, source: Source) -> Any:
+    count = float(value)
+    return int(count) if count == int(count) and count >= 1 else {"set.weight": count}
+
+
+def concept_type(value: Any, source: Source) -> Any:
+    if value in ("STANDARD", "", None):
+        return NOTHING
+    return (
+        {"set.validation": True}
+        if value == "VALIDATION"
+        else Lost("a concept whose aim is the base model's own prediction is not here")
+    )
+
+
+def as_set(answer: Any) -> Any:
+    return answer if isinstance(answer, Mapping) else {"set.repeats": number(answer)}
+
+
+def beta(name: str) -> Any:
+    """One of two decay rates, which most optimizers here have as a pair; Adafactor has the first alone."""
+
+    def convert(value: Any, source: Source) -> Any:
+        first, second = source.get("optimizer.beta1"), source.get("optimizer.beta2")
+        if value is None:
+            return NOTHING
+        if first is not None and second is not None:
+            return {"optimizer.betas": [first, second]}
+        return {f"optimizer.{name}": value}
+
+    return convert

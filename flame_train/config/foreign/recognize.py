@@ -1,0 +1,97 @@
+"""Which trainer a config is of, and reading it with the files that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from flame_train.config.command_line import SCRIPT, parse_command_line, script_of
+from flame_train.config.parse import name_of, parse, read_text
+from flame_train.errors import ConfigError
+
+from . import ai_toolkit, diffusion_pipe, eridiffusion, onetrainer, sd_scripts, simpletuner
+from .table import Program, Reading, Source
+
+PROGRAMS: Final[tuple[Program, ...]] = (
+    ai_toolkit.PROGRAM,
+    eridiffusion.PROGRAM,
+    simpletuner.PROGRAM,
+    onetrainer.PROGRAM,
+    diffusion_pipe.PROGRAM,
+    sd_scripts.PROGRAM,
+)
+"""Every program whose configs are known, in the order in which they are tried."""
+
+_PAGE: Final = "docs/conventions.md"
+_SCRIPTS: Final = (".sh", ".bat", ".cmd", ".ps1", ".txt")
+
+
+def program_of(tree: Mapping[str, Any]) -> Program | None:
+    """The program that a config with this tree is of; None for our own, and for what nobody wrote."""
+    return next((program for program in PROGRAMS if program.is_mine(tree)), None)
+
+
+def refuse_foreign(tree: Mapping[str, Any], source: str) -> None:
+    """Raises ConfigError for another trainer's config, with the command that makes one of ours of it."""
+    program = program_of(tree)
+    if program is not None:
+        raise _refusal(program, source)
+
+
+def foreign_text(text: str, source: str) -> ConfigError | None:
+    """The same error for a text in JSON, or for a saved command line; None for anything else."""
+    try:
+        tree, _ = _parse(text, source)
+    except ConfigError:
+        return None
+    program = program_of(tree)
+    return _refusal(program, source) if program is not None else None
+
+
+def _refusal(program: Program, source: str) -> ConfigError:
+    return ConfigError(
+        f"{source}: expected a config of flame-train, got one of {program.name}; "
+        f"`flame-train import {source} -o my.toml` makes one of ours of it, and {_PAGE} says where settings went"
+    )
+
+
+def read_foreign(source: str, family: str = "") -> tuple[Program, Source]:
+    """Another trainer's config and the program it is of; `family` holds where the config names none.
+
+    Raises ConfigError for a file that cannot be read, that no program here writes, or that is for another model.
+    """
+    text = read_text(source)
+    tree, lines = _parse(text, source)
+    program = program_of(tree)
+    if program is None:
+        known = ", ".join(dict.fromkeys(program.name for program in PROGRAMS))
+        raise ConfigError(f"{name_of(source)}: expected a config of {known}; its keys are of none of them")
+    folder = None if source == "-" else Path(source).absolute().parent
+    script = str(tree.pop(SCRIPT, "")) if isinstance(tree.get(SCRIPT), str) else ""
+
+    def beside(named: str) -> Reading | None:
+        return _beside(named, folder, beside)
+
+    found = program.read(Reading(tree, lines, name_of(source), folder, family, script, beside))
+    if family and found.family and family != found.family:
+        raise ConfigError(f"{name_of(source)}: --family {family}: this config is for {found.family}")
+    return program, Source(found.family or family, found.settings, found.sets, found.notes)
+
+
+def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
+    """TOML, YAML or JSON by the ending; a command line where the ending is a script's and it starts a known one."""
+    if Path(source).suffix.lower() in _SCRIPTS and script_of(text):
+        return parse_command_line(text, name_of(source))
+    return parse(text, source)
+
+
+def _beside(named: str, folder: Path | None, again: Any) -> Reading | None:
+    """The file that a config names: as it stands, or below the config's folder or one above it."""
+    path = Path(named.replace("\\", "/")).expanduser()
+    places = [path] if path.is_absolute() or folder is None else [above / path for above in (folder, *folder.parents)]
+    for place in places:
+        if place.is_file():
+            tree, lines = _parse(read_text(str(place)), str(place))
+            return Reading(tree, lines, str(place), place.parent, "", "", again)
+    return None

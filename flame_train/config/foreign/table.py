@@ -1,0 +1,209 @@
+"""What a table of another trainer's settings is made of: a row says where one setting went, and how it is converted.
+
+A program is one file of rows beside this one. `convert` applies them, and messages about unknown keys read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+Tree = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value of the other program's config, and the place where it was written."""
+
+    value: Any
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Another program's config: its settings by dotted name, its sets of images, and the model family it is for.
+
+    `notes` are files that it names and that could not be read, each with its place.
+    """
+
+    family: str
+    settings: Mapping[str, Setting]
+    sets: Sequence[Mapping[str, Setting]] = ()
+    notes: Sequence[str] = ()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of the setting `name`."""
+        found = self.settings.get(name)
+        return default if found is None else found.value
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The answer of a conversion: nothing is carried over, for this reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The answer of a conversion whose value needs a remark."""
+
+    value: Any
+    remark: str
+
+
+class Nothing:
+    """The answer of a conversion: flame-train does the same without a key."""
+
+
+NOTHING: Final = Nothing()
+
+Convert = Callable[[Any, Source], Any]
+
+
+def keep(value: Any, source: Source) -> Any:
+    """The value as it is."""
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Where one setting of another program went.
+
+    Attributes:
+        key: its name there, dotted below sections; * stands for anything.
+        to: our keys, `section.name`, or `set.name` for a set of images. None: it has no counterpart.
+        convert: from the value there to ours, or to a mapping of several of `to`; or Lost, Changed or NOTHING.
+        absent: what the program does where its config is silent and flame-train would do something else.
+        families: the families for which the row holds; empty: all.
+        say: the answer to somebody who writes the key into a config of flame-train; empty: whatever is spelled like it.
+    """
+
+    key: str
+    to: tuple[str, ...] = ()
+    convert: Convert = keep
+    absent: Any = None
+    families: tuple[str, ...] = ()
+    say: str = ""
+
+    def holds(self, name: str, family: str) -> bool:
+        """Whether the row is about the setting `name`."""
+        return fnmatchcase(name, self.key) and (not self.families or family in self.families)
+
+
+def same(key: str, to: str, say: str = "", absent: Any = None, families: tuple[str, ...] = ()) -> Row:
+    """A setting with another name and the same meaning."""
+    return Row(key, (to,), absent=absent, families=families, say=say)
+
+
+def turned(
+    key: str,
+    to: str | tuple[str, ...],
+    convert: Convert,
+    say: str = "",
+    absent: Any = None,
+    families: Sequence[str] = (),
+) -> Row:
+    """A setting whose value is converted."""
+    return Row(key, (to,) if isinstance(to, str) else to, convert, absent, tuple(families), say)
+
+
+def always(key: str, what: str) -> Row:
+    """A switch that flame-train has always on, and lacks for that reason."""
+
+    def convert(value: Any, source: Source) -> Any:
+        return NOTHING if value and value not in ("false", "False") else Lost(f"always on: {what}")
+
+    return Row(key, (), convert, say=f"always on: {what}; remove it")
+
+
+def never(key: str, why: str) -> Row:
+    """A setting without counterpart. Where it is off, nothing is lost."""
+
+    def convert(value: Any, source: Source) -> Any:
+        return NOTHING if is_off(value) else Lost(why)
+
+    return Row(key, (), convert, say=f"not here: {why}")
+
+
+def needless(why: str, names: str) -> list[Row]:
+    """Settings that change no result, or that flame-train chooses by itself; their names with spaces between."""
+    return [Row(name, (), lambda value, source: NOTHING, say=f"not needed: {why}; remove it") for name in names.split()]
+
+
+def part_of(names: str) -> list[Row]:
+    """Settings that the conversion of another one reads; their names with spaces between."""
+    return [Row(name, (), lambda value, source: NOTHING) for name in names.split()]
+
+
+def is_off(value: Any) -> bool:
+    """Whether a value means that a thing is not used."""
+    return value in (None, False, "", 0, "none", "None", "NONE", "NEVER", "off", "false") or value in ([], {})
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Another trainer.
+
+    Attributes:
+        name: as its users call it.
+        is_mine: whether a tree is a config of this program.
+        read: from a tree to its settings and sets.
+        rows: where its settings went. The first row that holds is the answer; of two settings with one counterpart
+            the one whose row comes first.
+        set_rows: where the settings of a set of images went.
+    """
+
+    name: str
+    is_mine: Callable[[Tree], bool]
+    read: Callable[[Reading], Source]
+    rows: Sequence[Row]
+    set_rows: Sequence[Row] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A parsed file of another program, as its `Program.read` gets it.
+
+    Attributes:
+        tree: the values.
+        lines: the line of each key by its path; list items are `[0]`, `[1]`, ...
+        file: the name of the file, for places.
+        folder: the folder it lies in, None for standard input.
+        family: the family that the user named, or "".
+        script: the program's script in a saved command line, or "".
+        beside: reads a file that the config names, from the folder or one above; None where there is none.
+    """
+
+    tree: Tree
+    lines: Mapping[tuple[str, ...], int]
+    file: str
+    folder: Path | None
+    family: str
+    script: str
+    beside: Callable[[str], Reading | None] = field(repr=False)
+
+    def place(self, path: tuple[str, ...]) -> str:
+        """`file:line` of a key."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return f"{self.file}:{self.lines.get(path, 1)}"
+
+    def flat(self, tree: Tree, at: tuple[str, ...] = (), whole: Sequence[str] = ()) -> dict[str, Setting]:
+        """The settings in `tree`, which lies `at` a path, by dotted names; the tables `whole` are values themselves."""
+        found: dict[str, Setting] = {}
+        for name, value in tree.items():
+            path = (*at, name)
+            if isinstance(value, Mapping) and name not in whole:
+                found |= {f"{name}.{below}": setting for below, setting in self.flat(value, path, whole).items()}
+            else:
+                found[name] = Setting(value, self.place(path))
+        return found
+
+
+def no_file(setting: str, named: Setting, what: str) -> str:
+    """The note about a file that a config names and that is not there."""
+    return f"{named.place}: {setting} = {named.value!r}: no such file beside this one; {what} missing here"

@@ -1,0 +1,94 @@
+"""A configuration that knows where its keys were written, for messages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from flame_train.config.keys import keys
+from flame_train.config.read import KeyPath, Layered
+from flame_train.config.schema import Config
+from flame_train.errors import ConfigError, DataError, ModelFileError, OutputError
+
+
+def place_of(layered: Layered, path: KeyPath) -> str:
+    """`file:line` of a key, or the file alone."""
+    return layered.places.get(path, layered.files[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A configuration that knows where its keys were written; by itself it was written nowhere."""
+
+    config: Config
+    layered: Layered | None = None
+
+    def located(self, message: str) -> str:
+        """`message` with its place before each line that begins with a key."""
+        return "\n".join(map(self._line, message.splitlines()))
+
+    def origin_of(self, message: str) -> str:
+        """`file:line: key` of the key whose file or folder `message` begins with; "" where it begins with none."""
+        found = (
+            (path, place) for path, place in self._paths() if message.startswith((f"{path}:", f"{path}/", f"{path} "))
+        )
+        return max(found, key=lambda pair: len(pair[0]), default=("", ""))[1]
+
+    def _paths(self) -> Iterator[tuple[str, str]]:
+        """Each file and folder that the config names, in the forms that messages have, with its key and place."""
+        places = {} if self.layered is None else self.layered.places
+        given: list[tuple[str, KeyPath, object]] = [
+            (key.path, (key.section, key.name), getattr(getattr(self.config, key.section), key.name))
+            for key in keys().values()
+            if key.place
+        ]
+        given += [
+            (f"data.sets {i + 1}", ("data", "sets", f"[{i}]", "path"), one.path)
+            for i, one in enumerate(self.config.data.sets)
+        ]
+        for name, path, value in given:
+            if value and isinstance(value, str):
+                at = places.get(path)
+                for form in {value, os.path.abspath(value), os.path.realpath(value)}:
+                    yield form, f"{at}: {name}" if at else name
+
+    def _line(self, line: str) -> str:
+        key = keys().get(line.partition(":")[0])
+        if key is None or self.layered is None:
+            return line
+        return f"{self.layered.places.get((key.section, key.name)) or place_of(self.layered, (key.section,))}: {line}"
+
+
+@contextmanager
+def told_with_keys(located: Located) -> Iterator[None]:
+    """Within, an error about a file or folder that the config names says which key names it, and where."""
+    try:
+        yield
+    except (ConfigError, DataError, ModelFileError, OutputError) as error:
+        origin = located.origin_of(str(error))
+        if origin:
+            error.args = (f"{origin}: {error}", *error.args[1:])
+        raise
+
+
+class Gathered:
+    """Collects ConfigErrors from several `with` blocks and raises them together."""
+
+    def __init__(self, located: Located) -> None:
+        self._located = located
+        self._found: list[str] = []
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, ConfigError):
+            self._found.append(self._located.located(str(error)))
+        return isinstance(error, ConfigError)
+
+    def tell(self) -> None:
+        """Raises ConfigError if anything was wrong."""
+        if self._found:
+            raise ConfigError("\n".join(self._found))

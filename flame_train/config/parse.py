@@ -1,0 +1,90 @@
+"""The text of a config file, and its tree with the line of each key: TOML, YAML or JSON."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from flame_train.config.json_lines import parse_json
+from flame_train.config.toml_lines import key_lines
+from flame_train.config.yaml_tree import parse_yaml
+from flame_train.errors import ConfigError
+
+KeyPath = tuple[str, ...]
+
+MAX_BYTES = 1 << 20
+_TEMPLATE = "; `flame-train init` writes a template"
+_IN_SINGLE_QUOTES = "; between double quotes a backslash is special: use single quotes for paths with it, or / instead"
+
+
+def name_of(source: str) -> str:
+    """How messages name a file."""
+    return "standard input" if source == "-" else source
+
+
+def read_text(source: str, wanted_by: str = "") -> str:
+    """The text of a file, or of standard input for "-". `wanted_by` is where another file names it, for messages.
+
+    Raises ConfigError for a file that is missing, unreadable, too large or not UTF-8.
+    """
+    raw = _read_bytes(source, wanted_by)
+    name = name_of(source)
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(f"{name}: expected a configuration of at most 1 MiB, got more; is this the right file?")
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ConfigError(f"{name}: expected UTF-8 text, got UTF-16; save the file as UTF-8")
+    try:
+        return raw.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        byte = raw[error.start]
+        raise ConfigError(
+            f"{name}:{line}: expected UTF-8 text, got the byte 0x{byte:02x}; save the file as UTF-8"
+        ) from None
+
+
+def _read_bytes(source: str, wanted_by: str) -> bytes:
+    """The tree of a file. `wanted_by` is where another file names it, for messages."""
+    if source == "-":
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
+    path = Path(source)
+    try:
+        if path.is_dir():
+            raise ConfigError(f"{wanted_by}{source}: expected a configuration file, got a folder")
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{wanted_by}{source}: expected a configuration file, got a device or pipe")
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{wanted_by}{source}: no such file{'' if wanted_by else _TEMPLATE}") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError(f"{wanted_by}{source!r}: cannot be read: {reason}") from None
+
+
+def parse(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+    """The tree of a text and the line of each key, as YAML, JSON or TOML by the ending of `source`."""
+    suffix = Path(source).suffix.lower()
+    if suffix in (".yaml", ".yml"):
+        return parse_yaml(text, name_of(source))
+    if suffix == ".json":
+        return parse_json(text, name_of(source))
+    try:
+        return tomllib.loads(text), key_lines(text)
+    except RecursionError:
+        raise ConfigError(f"{name_of(source)}: expected TOML, got values nested too deep") from None
+    except ValueError as error:  # TOMLDecodeError, or a number Python refuses to convert
+        raise ConfigError(_toml_error(str(error), name_of(source), text)) from None
+
+
+def _toml_error(message: str, name: str, text: str) -> str:
+    found = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", message)
+    if found is None:
+        return f"{name}: expected TOML, got: {message}"
+    lines = text.splitlines() or [""]
+    line = int(found.group(1) or len(lines))
+    hint = _IN_SINGLE_QUOTES if re.search(r'"[^"]*\\', lines[line - 1]) else ""
+    return f"{name}:{line}: expected TOML, got a syntax error: {message[: found.start()]}{hint}"

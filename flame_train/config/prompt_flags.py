@@ -1,0 +1,70 @@
+"""Prompts as kohya's trainers write them: `a cat --n blurry --w 832 --h 1216 --d 7 --l 6.5 --s 28`, a line each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+_FLAG = re.compile(r"(?:^|\s)--(?=[A-Za-z])")
+_WORD = re.compile(r"([A-Za-z][\w-]*)(?:[\s=]+(.*))?", re.DOTALL)
+
+Value = str | int | float
+
+FLAGS: dict[str, tuple[str, Callable[[str], Value], str]] = {
+    "n": ("negative", str, "text"),
+    "w": ("width", int, "a whole number"),
+    "h": ("height", int, "a whole number"),
+    "d": ("seed", int, "a whole number"),
+    "s": ("steps", int, "a whole number"),
+    "l": ("guidance_scale", float, "a number"),
+    "g": ("guidance_scale", float, "a number"),
+    "ss": ("sampler", str, "a sampler"),
+    "am": ("strength", float, "a number"),
+}
+"""Flag -> the key of a prompt that it stands for, how its value is read, and what is expected."""
+
+_KNOWN = ", ".join(f"--{flag} ({key})" for flag, (key, _, _) in FLAGS.items())
+
+
+def has_flags(text: str) -> bool:
+    """Whether a string is read as a prompt with flags."""
+    return _FLAG.search(text) is not None
+
+
+def read_flags(line: str) -> dict[str, Any]:
+    """The keys of a prompt that a line writes. Raises ValueError for a flag that is unknown, twice there or no number.
+
+    `--l` is the scale of classifier-free guidance and `--g` the one that Flux is told. Here they are one key. So
+    `--l 1` beside `--g`, which is without classifier-free guidance, says nothing.
+    """
+    text, *parts = _FLAG.split(line)
+    found: dict[str, Any] = {"text": text.strip()}
+    given: dict[str, Value] = {}
+    for part in parts:
+        flag, value = _flag(part)
+        if flag in given:
+            raise ValueError(f"--{flag} is there twice")
+        given[flag] = value
+    if given.get("l") == 1.0 and "g" in given:
+        del given["l"]
+    if "l" in given and "g" in given:
+        raise ValueError("expected --l or --g, got both: here they are one guidance_scale")
+    return found | {FLAGS[flag][0]: value for flag, value in given.items()}
+
+
+def _flag(part: str) -> tuple[str, Value]:
+    """A flag and its value, from what follows the two dashes."""
+    match = _WORD.fullmatch(part.strip())
+    flag = match.group(1) if match else part.split()[0]
+    if match is None or flag not in FLAGS:
+        raise ValueError(f"unknown flag --{flag}; known are {_KNOWN}")
+    _, read, expected = FLAGS[flag]
+    raw = (match.group(2) or "").strip()
+    try:
+        value = read(raw)
+    except ValueError:
+        value = ""
+    if value == "" and flag != "n":
+        raise ValueError(f"--{flag}: expected {expected}, got {raw!r}")
+    return flag, value

@@ -1,0 +1,90 @@
+"""Prompts of sample images: each a string or a table, in a config or a line of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError, model_validator
+
+from flame_train.config.prompt_flags import has_flags, read_flags
+from flame_train.diffusion.samplers import SAMPLERS
+from flame_train.errors import ConfigError
+from flame_train.settings import Section, field
+
+MAX_BYTES = 1 << 20
+_SAMPLERS = {other: name for name, kind in SAMPLERS.items() for other in kind.aka}
+
+
+class Prompt(Section):
+    """One `[[sample.prompts]]`: a text, and what its image has in place of the keys of `[sample]`."""
+
+    text: str = field("", "the prompt")
+    negative: str | None = field(None, "negative prompt")
+    seed: int | None = field(None, "seed", ge=0, le=2**63 - 1)
+    width: int | None = field(None, "image width", ge=8, le=8192, multiple_of=8)
+    height: int | None = field(None, "image height", ge=8, le=8192, multiple_of=8)
+    steps: int | None = field(None, "sampler steps", ge=1, le=1000)
+    guidance_scale: float | None = field(None, "guidance scale", ge=1, le=1000)
+    sampler: Literal[tuple(SAMPLERS)] | None = field(None, "sampler")  # type: ignore[valid-type]
+    strength: float | None = field(None, "factor of the LoRA's update; 0: the base model", ge=-100, le=100)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_string(cls, value: Any) -> Any:
+        """A string is a prompt with flags; a sampler may go by the name that other programs have for it."""
+        keys = read_flags(value) if isinstance(value, str) else value
+        if isinstance(keys, dict) and isinstance(keys.get("sampler"), str):
+            name = keys["sampler"].lower()
+            keys = keys | {"sampler": _SAMPLERS.get(name, name)}
+        return keys
+
+    @property
+    def short(self) -> str | None:
+        """The string that stands for this prompt, if it has nothing but a text."""
+        return self.text if self.model_fields_set == {"text"} and not has_flags(self.text) else None
+
+
+def read_prompt_file(path: str) -> tuple[Prompt, ...]:
+    """The prompts of a text file, one a line; empty lines and those that begin with # are none.
+
+    Raises ConfigError with every line that is wrong.
+    """
+    prompts, wrong = [], []
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        try:
+            prompts.append(Prompt.model_validate(line.strip()))
+        except ValidationError as error:
+            wrong += [f"{path}:{number}: {problem(found)}" for found in error.errors()]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    if not prompts:
+        raise ConfigError(f"sample.prompt_file: expected a prompt a line, got none in {path}")
+    return tuple(prompts)
+
+
+def problem(found: Any) -> str:
+    """One of pydantic's errors about a prompt, in words."""
+    if found["type"] == "value_error":
+        return str(found["ctx"]["error"])
+    name = ".".join(str(part) for part in found["loc"])
+    if found["type"] == "extra_forbidden":
+        return f"{name}: unknown key; a prompt has {', '.join(Prompt.model_fields)}"
+    return f"{name}: {found['msg'].lower()}, got {found['input']!r}"
+
+
+def _text(path: str) -> str:
+    if Path(path).suffix.lower() in (".json", ".toml", ".yaml", ".yml"):
+        raise ConfigError(f"sample.prompt_file: expected a text file with a prompt a line, got {path}")
+    try:
+        with Path(path).open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise ConfigError(f"sample.prompt_file: expected at most 1 MiB, got more in {path}")
+        return raw.decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"sample.prompt_file: {path}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, ValueError) as error:
+        raise ConfigError(f"sample.prompt_file: {path}: expected UTF-8 text, got {error}") from None

@@ -1,0 +1,94 @@
+"""`flame-train import`: another trainer's config as one of ours, and a list of what has no counterpart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flame_train.config.foreign.convert import Conversion, convert
+from flame_train.config.foreign.recognize import read_foreign
+from flame_train.config.keys import keys, sections
+from flame_train.config.render import toml_value
+from flame_train.config.schema import FORMAT
+from flame_train.disk.durable import write_durably
+from flame_train.disk.files import refuse_place
+from flame_train.errors import ConfigError
+from flame_train.recipes import FAMILIES
+
+_COLUMN = 44
+
+
+def import_config(source: str, output: Path | None, family: str = "", force: bool = False) -> dict[str, Any]:
+    """Converts the config in `source` and writes it to `output`, a .toml file; None: the result alone has it.
+
+    Raises ConfigError for a config that no known trainer wrote, or that is for another model or no LoRA; OutputError
+    if the file cannot be written, or exists without `force`.
+    """
+    if family and family not in FAMILIES:
+        raise ConfigError(f"expected a model family ({', '.join(FAMILIES)}), got {family}")
+    program, read = read_foreign(source, family)
+    if not read.family and (read.settings or not read.sets):
+        raise ConfigError(f"{source}: it does not say which model it is for; add --family {' or '.join(FAMILIES)}")
+    lacking = FAMILIES[read.family].unsupported_keys() if read.family else ()
+    found = convert(program, read, lacking)
+    text = _text(found, source)
+    if output is not None:
+        raw = text.encode()
+        refuse_place(output, ".toml", force)
+        write_durably(output, [raw], len(raw))
+    return {
+        "from": program.name,
+        "family": read.family,
+        "output": str(output) if output else None,
+        "config": text,
+        "carried": {path: {"value": each.value, "from": each.origin} for path, each in found.values.items()},
+        "no_counterpart": [*found.notes, *map(str, found.dropped)],
+        "needless": found.needless,
+        "missing": found.missing,
+    }
+
+
+def told(result: dict[str, Any]) -> str:
+    """The result in words: what was written, what was not, what is still to be set."""
+    lines = [f"{result['from']}: {len(result['carried'])} keys carried over, {result['needless']} need none here"]
+    if lost := result["no_counterpart"]:
+        lines += ["", f"no counterpart ({len(lost)}):", *(f"  {line}" for line in lost)]
+    if missing := result["missing"]:
+        lines += ["", "still to be set:", *(f"  {line}" for line in missing)]
+    if result["output"]:
+        lines += ["", f"{result['output']}: check it with `flame-train train --config {result['output']} --dry-run`"]
+    else:
+        lines = [result["config"].rstrip("\n"), "", *(f"# {line}".rstrip() for line in lines)]
+    return "\n".join(lines)
+
+
+def _text(found: Conversion, source: str) -> str:
+    """The config as TOML: each value with where it comes from, then what has no counterpart, as comments."""
+    lines = [f"# From {Path(source).name}, a config of {found.program}. `flame-train init` writes every key there is."]
+    lines += ["", f"format = {FORMAT}"]
+    empty = {problem.partition(":")[0] for problem in found.missing}
+    for section in sections():
+        own = list(_section(found, section, empty))
+        if own:
+            lines += ["", f"[{section}]", *own]
+    for one in found.sets:
+        lines += ["", "[[data.sets]]", *(_line(name, each.value, each.origin) for name, each in one.items())]
+    lost = [*found.notes, *map(str, found.dropped)]
+    if lost:
+        lines += ["", "# Without counterpart:", *(f"# {line}" for line in lost)]
+    return "\n".join(lines) + "\n"
+
+
+def _section(found: Conversion, section: str, empty: set[str]) -> Iterator[str]:
+    for key in keys().values():
+        if key.section == section and key.path in found.values:
+            carried = found.values[key.path]
+            yield _line(key.name, carried.value, carried.origin)
+        elif key.section == section and key.path in empty and key.annotation is str:
+            yield _line(key.name, "", "still to be set")
+
+
+def _line(name: str, value: Any, origin: str) -> str:
+    setting = f"{name} = {toml_value(value)}"
+    return f"{setting:<{_COLUMN}}  # {' '.join(origin.split())}"

@@ -1,0 +1,120 @@
+"""A running loss of every training image, relative to what its noise levels cost on average: who is not learned.
+
+A loss follows its noise level more than its image. So each is compared with the running mean of its band of levels.
+An image that stays far above 1 is not learned, or has a caption that does not fit it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+_BANDS: Final = 20
+_KEPT: Final = 0.9  # of an image's sums, each time that it comes: some ten comings count
+_SLOWEST: Final = 0.01  # share of a new loss in the mean of its band
+_LISTED: Final = 5
+
+
+@dataclass(slots=True)
+class _Image:
+    """How often an image came, and the fading sums of its losses and of what these were expected to be."""
+
+    seen: int = 0
+    loss: float = 0.0
+    expected: float = 0.0
+
+    @property
+    def relative(self) -> float:
+        return self.loss / self.expected if self.expected > 0.0 else 1.0
+
+
+@dataclass(slots=True)
+class ImageLosses:
+    """The running losses of all images, by name, and the running means of the bands of noise levels."""
+
+    images: dict[str, _Image] = field(default_factory=dict)
+    means: list[float] = field(default_factory=lambda: [0.0] * _BANDS)
+    counts: list[int] = field(default_factory=lambda: [0] * _BANDS)
+    seconds: float = 0.0
+    """What `add` took on the host since the last `summary`."""
+
+    def add(self, names: Sequence[str], told: np.ndarray[Any, Any]) -> None:
+        """Takes a micro-batch's losses and noise levels in (0, 1): (2, B). What is not finite is passed over."""
+        begin = time.perf_counter()
+        for name, loss, level in zip(names, *told.tolist(), strict=True):
+            if not math.isfinite(loss):
+                continue
+            band = min(max(int(level * _BANDS), 0), _BANDS - 1)
+            expected = self.means[band] if self.counts[band] else loss
+            image = self.images.setdefault(name, _Image())
+            image.seen += 1
+            image.loss = _KEPT * image.loss + loss
+            image.expected = _KEPT * image.expected + expected
+            self.counts[band] += 1
+            self.means[band] += (loss - self.means[band]) * max(1.0 / self.counts[band], _SLOWEST)
+        self.seconds += time.perf_counter() - begin
+
+    def summary(self) -> Mapping[str, Any]:
+        """For the log: the images of the highest and of the lowest relative loss, and the milliseconds on the host."""
+        ranked = self._ranked()
+        spent, self.seconds = self.seconds, 0.0
+        return {
+            "highest": {name: round(image.relative, 4) for name, image in ranked[:_LISTED]},
+            "lowest": {name: round(image.relative, 4) for name, image in ranked[: -_LISTED - 1 : -1]},
+            "host_ms": round(spent * 1e3, 3),
+        }
+
+    def report(self, step: int) -> bytes:
+        """The JSON for the run folder: every image, the highest relative loss first, and the bands' means."""
+        bands = [
+            {"levels": f"{1000 * i // _BANDS}-{1000 * (i + 1) // _BANDS}", "loss": mean, "samples": count}
+            for i, (mean, count) in enumerate(zip(self.means, self.counts, strict=True))
+        ]
+        images = [{"file": n, "relative_loss": round(i.relative, 4), "seen": i.seen} for n, i in self._ranked()]
+        whole = {"step": step, "images": images, "bands": bands}
+        return (json.dumps(whole, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+
+    def state(self) -> bytes:
+        """Everything, for a checkpoint: a run that continues has the same figures to the bit."""
+        images = {name: [image.seen, image.loss, image.expected] for name, image in self.images.items()}
+        return json.dumps({"images": images, "means": self.means, "counts": self.counts}).encode()
+
+    @classmethod
+    def read(cls, raw: bytes) -> ImageLosses:
+        """What `state` wrote. Raises ValueError for anything else."""
+        try:
+            kept = json.loads(raw)
+            images = {str(name): _Image(int(s), float(a), float(b)) for name, (s, a, b) in kept["images"].items()}
+            means, counts = [float(m) for m in kept["means"]], [int(c) for c in kept["counts"]]
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"no running losses of images: {error}") from error
+        if len(means) != _BANDS or len(counts) != _BANDS:
+            raise ValueError(f"expected {_BANDS} bands of noise levels, got {len(means)}")
+        return cls(images, means, counts)
+
+    def _ranked(self) -> list[tuple[str, _Image]]:
+        return sorted(self.images.items(), key=lambda item: (-item[1].relative, item[0]))
+
+
+def merged(parts: Iterable[ImageLosses]) -> ImageLosses:
+    """The losses that several processes have, each of its own samples, as one. The parts stay as they are."""
+    whole = ImageLosses()
+    for part in parts:
+        for name, image in part.images.items():
+            mine = whole.images.setdefault(name, _Image())
+            mine.seen += image.seen
+            mine.loss += image.loss
+            mine.expected += image.expected
+        for band in range(_BANDS):
+            count = whole.counts[band] + part.counts[band]
+            if count:
+                share = part.counts[band] / count
+                whole.means[band] += (part.means[band] - whole.means[band]) * share
+            whole.counts[band] = count
+    return whole

@@ -1,0 +1,82 @@
+"""What a run writes: checkpoints, at the end the LoRA in its place, and the running losses of images."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+from flame_train.adapters.formats import FORMATS
+from flame_train.disk.durable import remove
+from flame_train.disk.failpoint import hit
+from flame_train.disk.held import Place
+
+from .image_losses import ImageLosses, merged
+from .result import checkpoint_files, formats
+
+if TYPE_CHECKING:
+    from .loop import Run
+
+_LOG = logging.getLogger(__name__)
+
+IMAGES: Final = "images.json"
+"""The running losses of images: the report in the run folder, and the state in a checkpoint."""
+
+
+def save(run: Run, step: int) -> None:
+    """A checkpoint; at the end also the result. Of several processes the leading one writes them, the others wait."""
+    images = _all_images(run)
+    with run.state.group.together():
+        if run.leads:
+            _write_checkpoint(run, step, images)
+
+
+def _all_images(run: Run) -> ImageLosses | None:
+    """The running losses of images, of all processes."""
+    if run.images is None:
+        return None
+    states = run.state.group.all_gather(run.images.state().decode())
+    return merged([ImageLosses.read(state.encode()) for state in states])
+
+
+def _write_checkpoint(run: Run, step: int, images: ImageLosses | None) -> None:
+    """The checkpoint of a step. The one of the best validation stays beside the newest."""
+    form = formats(run.output.format)[0]
+    files, size = checkpoint_files(
+        run.state.optimizer,
+        step,
+        run.sources,
+        {
+            run.folder.lora_of(step): lambda path: _write_lora(run, path, step, form),
+            **({} if images is None else {IMAGES: images.state()}),
+        },
+        run.gradient.accumulation * run.state.group.world,
+        asdict(run.validation.standing),
+    )
+    run.folder.checkpoint(step, files, run.checkpoint.keep, size, spare={run.validation.standing.step})
+    if images is not None:
+        run.folder.write_report(IMAGES, images.report(step))
+    run.callbacks.checkpoint(step, run.folder.checkpoints / f"step-{step:06d}")
+    if run.is_last(step):
+        hit("train.before_result")
+        write_result(run, step)
+
+
+def write_result(run: Run, step: int) -> None:
+    """The LoRA in its place, whatever was there: it may be of a run with fewer steps, or in the other format.
+
+    Removes a second file that the config no longer wants: it would pass for this result in the other format.
+    """
+    first, *others = formats(run.output.format)
+    _write_lora(run, run.folder.place(run.folder.lora), step, first)
+    for form in FORMATS[1:]:
+        beside = run.folder.place(run.folder.lora_beside(form))
+        if form in others:
+            _write_lora(run, beside, step, form)
+        elif remove(beside):  # of an earlier result
+            _LOG.info("removed %s: output.format is %s now", beside, run.output.format)
+
+
+def _write_lora(run: Run, path: Place, step: int, form: str) -> None:
+    with run.state.optimizer.averaged():
+        run.lora.write(path, step, form)

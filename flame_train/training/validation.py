@@ -1,0 +1,101 @@
+"""The validations of a run: when one is due, which was the best, and when patience ends the run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from flame_train.config.repeated import ValidationSection
+from flame_train.distributed.group import ALONE, ProcessGroup
+
+from .validate import Measured
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The lowest loss so far, its step, and how many validations came after it; checkpoints hold it."""
+
+    loss: float | None = None
+    step: int = 0
+    since: int = 0
+
+    @classmethod
+    def read(cls, kept: Any) -> Standing:
+        """The standing that a checkpoint holds as JSON; a fresh one if it holds none."""
+        return cls(**kept) if isinstance(kept, dict) and kept.keys() == asdict(cls()).keys() else cls()
+
+    def after(self, step: int, loss: float) -> Standing:
+        """The standing after one more validation. A loss that is no number is never the best."""
+        if self.loss is None or loss < self.loss:
+            return Standing(loss if loss == loss else None, step)
+        return replace(self, since=self.since + 1)
+
+
+class Validation:
+    """The validations of one run. Of several processes the leading one measures, and tells the others."""
+
+    def __init__(
+        self,
+        section: ValidationSection | None = None,
+        measure: Callable[[], Measured] | None = None,
+        standing: Standing | None = None,
+        group: ProcessGroup = ALONE,
+    ) -> None:
+        """The validations after those that `standing` is of.
+
+        Args:
+            section: the `[validation]` section; None: there are no validations.
+            measure: measures the loss; None: nothing is held out.
+            standing: of the run so far.
+            group: the processes that train together.
+        """
+        self._section, self._measure, self._group = section, measure, group
+        self.standing = standing or Standing()
+
+    def is_due(self, step: int, epoch: Callable[[int], float]) -> bool:
+        """Whether one is due after `step`."""
+        return self._section is not None and self._measure is not None and self._section.is_due(step, epoch)
+
+    def at(self, step: int) -> Mapping[str, Any]:
+        """Measures after `step`. Returns what the log says of it."""
+        assert self._measure is not None
+        told = ""
+        with self._group.together():
+            if self._group.leads:
+                told = json.dumps(asdict(self._measure()))
+        found = Measured(**json.loads(self._group.all_gather(told)[0]))
+        self.standing = self.standing.after(step, found.loss)
+        _LOG.info(
+            "validation after step %d: loss %.5g (best %s after step %d), %.1f s",
+            *(step, found.loss, self.standing.loss, self.standing.step, found.seconds),
+        )
+        return {
+            "loss": found.loss,
+            "bands": dict(found.bands),
+            "seconds": round(found.seconds, 3),
+            "best": {"step": self.standing.step, "loss": self.standing.loss},
+        }
+
+    def is_best(self, step: int) -> bool:
+        """Whether the validation after `step` was the best so far."""
+        return self.standing.loss is not None and self.standing.step == step
+
+    @property
+    def farewell(self) -> str:
+        """What a run says that patience has ended."""
+        best = self.standing
+        return (
+            f"validation.patience: {best.since} validations brought no lower loss than {best.loss} after step "
+            f"{best.step}, whose checkpoint is kept; the run is done"
+        )
+
+    @property
+    def over(self) -> bool:
+        """Whether patience is at its end, and the run with it."""
+        patience = self._section.patience if self._section is not None and self._measure is not None else 0
+        return 0 < patience <= self.standing.since

@@ -1,0 +1,160 @@
+"""Measure every op beside PyTorch, and write the table of `docs/performance.md` from what was measured.
+
+    python scripts/op_table.py --measure docs/op_times.json [--seconds 190]    on a GPU, with PyTorch
+    python scripts/op_table.py            prints the table
+    python scripts/op_table.py --write    writes it into the page
+
+Measured are the sizes of `bench ops all`, first in bf16, then in fp32, and products and convolutions in TF32 as well.
+Where `--seconds` are over the measurement ends, and the table names what was not reached; `--only fp32,tf32` measures
+these anew and keeps the other rows of the file. A test holds the page to the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+MEASURED, PAGE = ROOT / "docs" / "op_times.json", ROOT / "docs" / "performance.md"
+BEGIN, END = "<!-- scripts/op_table.py begins -->\n", "<!-- scripts/op_table.py ends -->\n"
+PRECISIONS = ("bf16", "fp32", "tf32")
+ROUNDED = ("matmul", "linear", "bmm", "einsum", "linear_add", "lora_linear", "lora_linears", "feed_forward")
+CONVOLUTIONS = ("conv1d", "conv2d", "conv_transpose2d", "lora_conv2d")
+LIMIT = 1.2  # of PyTorch's time: what is over it is named above the table
+
+
+def measure(path: Path, precisions: Sequence[str], seconds: float) -> None:
+    """Writes the times of all ops, as far as the seconds last; of other precisions the file's are kept."""
+    import cupy
+    import torch
+
+    from flame_train.engine.op import REGISTRY
+    from flame_train.tools import bench_ops
+
+    end = time.monotonic() + seconds
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}
+    rows = [row for row in known["rows"] if row["precision"] not in precisions]
+    missed, failed = (
+        {k: v for k, v in known.get(part, {}).items() if k not in precisions} for part in ("not_reached", "failed")
+    )
+    for precision in precisions:
+        names = sorted(REGISTRY) if precision != "tf32" else sorted((*ROUNDED, *CONVOLUTIONS))
+        found = bench_ops.run(names, "cuda", precision, "torch", within=end - time.monotonic())
+        rows += [{k: v for k, v in row.items() if k in KEPT} for row in found["ops"]]
+        failed[precision] = found["failed"]
+        missed[precision] = [name for name in names if name not in found["reached"]]
+        print(
+            f"{precision}: {len(found['reached'])} of {len(names)} ops, {end - time.monotonic():.0f} s left", flush=True
+        )
+    card = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    measured = {
+        "card": card,
+        "date": datetime.now(UTC).date().isoformat(),
+        "torch": torch.__version__,
+        "not_reached": missed,
+        "failed": failed,
+        "rows": rows,
+    }
+    path.write_text(json.dumps(measured, indent=0) + "\n", encoding="utf-8")
+
+
+KEPT = ("op", "phase", "precision", "shapes", "us", "implementation", "captured", "torch_us", "ratio")
+
+
+def table(measured: dict[str, Any]) -> str:
+    """What stands between the marks of the page, in Markdown."""
+    rows = measured["rows"]
+    if not rows:
+        return "The ops have not been measured since the table is made by a script.\n"
+    rated = [r for r in rows if r["ratio"] is not None]
+    lines = [
+        f"Measured on {measured['date']}, {measured['card']}, PyTorch {measured['torch']}, by `scripts/op_table.py`.",
+        "Times are us of a call, beside them the share of PyTorch's time for the same call in the same precision. Both",
+        "programs' calls are captured, their arguments in no cache. *View*: the result lies in its input's memory.",
+        "*None*: PyTorch has no counterpart. *Host*: one program cannot be captured, so both were timed call by call.",
+        "",
+        *_over(rated),
+        *_missed(measured["not_reached"], "Not reached"),
+        *_missed(measured["failed"], "Failed"),
+        "",
+        "| op | shapes | precision | kernel | forward | of PyTorch | backward | of PyTorch |",
+        "|---|---|---|---|---|---|---|---|",
+        *_rows(rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _over(rated: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A line for each precision: how many rows there are, their median, and those over the limit."""
+    for precision in PRECISIONS:
+        ratios = sorted(r["ratio"] for r in rated if r["precision"] == precision)
+        if not ratios:
+            continue
+        over = [r for r in rated if r["precision"] == precision and r["ratio"] > LIMIT]
+        names = ", ".join(dict.fromkeys(f"{r['op']} {r['phase']}" for r in over)) or "none"
+        yield (
+            f"- **{precision}**: {len(ratios)} times beside PyTorch's, median {ratios[len(ratios) // 2]:.2f}; "
+            f"{len(over)} over {LIMIT}: {names}."
+        )
+
+
+def _missed(ops: dict[str, Any], what: str) -> Iterator[str]:
+    for precision, names in ops.items():
+        if names:
+            yield f"- {what} in {precision}: {', '.join(names)}."
+
+
+def _rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A line for each op, size and precision, its two phases side by side."""
+    calls: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    seen: dict[tuple[Any, ...], int] = {}
+    for row in rows:  # an op may have two rows of the same shapes, which differ in other arguments
+        key = (row["op"], row["shapes"], row["precision"])
+        turn = (*key, row["phase"])
+        seen[turn] = seen.get(turn, 0) + 1
+        calls.setdefault((*key, seen[turn]), {})[row["phase"]] = row
+    for (op, shapes, precision, _), phases in sorted(calls.items()):
+        forward, backward = phases.get("forward"), phases.get("backward")
+        kernel = (forward or backward or {})["implementation"]
+        cells = [op, shapes, precision, kernel, *_cells(forward, "view"), *_cells(backward, "")]
+        yield "| " + " | ".join(cells) + " |"
+
+
+def _cells(row: dict[str, Any] | None, without: str) -> tuple[str, str]:
+    if row is None:
+        return without, ""
+    time_taken = f"{row['us']:.1f}" + ("" if row["captured"] else " host")
+    return time_taken, "none" if row["ratio"] is None else f"{row['ratio']:.2f}"
+
+
+def page(text: str, made: str) -> str:
+    """The page with the table between its marks."""
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + made + END + rest.split(END)[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measure", type=Path)
+    parser.add_argument("--seconds", type=float, default=190.0)
+    parser.add_argument("--only", default=",".join(PRECISIONS))
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    if args.measure:
+        measure(args.measure, args.only.split(","), args.seconds)
+        return
+    made = table(json.loads(MEASURED.read_text(encoding="utf-8")))
+    if args.write:
+        PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), made), encoding="utf-8")
+    else:
+        sys.stdout.write(made)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The tables of other trainers' settings lead to keys that exist, and name each setting once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from flame_train.config.foreign.convert import set_keys
+from flame_train.config.foreign.recognize import PROGRAMS
+from flame_train.config.foreign.table import Program, Row
+from flame_train.config.keys import keys
+
+
+def exists(path: str) -> bool:
+    """A key of the schema, or one of a set of images, in its own table or in [data] or [captions]."""
+    if path in keys():
+        return True
+    section, _, name = path.partition(".")
+    return section == "set" and (name.partition(".")[0] in set_keys() or f"data.{name}" in keys() or name in keys())
+
+
+def rows() -> Iterator[tuple[Program, Row]]:
+    for program in PROGRAMS:
+        for row in (*program.rows, *program.set_rows):
+            yield program, row
+
+
+@pytest.mark.parametrize(
+    ("program", "row"), list(rows()), ids=lambda each: getattr(each, "name", getattr(each, "key", ""))
+)
+def test_every_row_leads_to_keys_that_exist(program: Program, row: Row) -> None:
+    missing = [path for path in row.to if not exists(path)]
+    assert not missing, f"{program.name}'s {row.key} leads to {missing}, which the schema lacks"
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_a_setting_is_answered_by_one_row_of_a_family(program: Program) -> None:
+    for table in (program.rows, program.set_rows):
+        plain = [(row.key, row.families) for row in table if "*" not in row.key]
+        assert len(plain) == len(set(plain)), sorted(key for key in plain if plain.count(key) > 1)
+
+
+@pytest.mark.parametrize(
+    ("program", "row"), list(rows()), ids=lambda each: getattr(each, "name", getattr(each, "key", ""))
+)
+def test_no_sentence_names_a_key_that_does_not_exist(program: Program, row: Row) -> None:
+    """Sentences answer unknown keys: one that named an unknown key would go in a circle."""
+    from flame_train.config.keys import sections
+
+    words = [word.strip(".,:;()[]`") for word in row.say.split()]
+    named = [word for word in words if word.partition(".")[0] in sections() and "." in word and word != "log.jsonl"]
+    assert all(word in keys() or word in ("data.sets", "lora.rules") for word in named), row.say

@@ -1,0 +1,144 @@
+"""Several processes train what one does with as many times the accumulation; and they end together."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from .conftest import MPIRUN, OPEN_MPI, Study
+
+STEPS = 50
+WITHIN = 1e-5  # of a tensor's largest value
+
+
+def farthest(a, b) -> float:
+    """The largest difference of two LoRAs, in terms of each tensor's largest value."""
+    assert a.keys() == b.keys()
+    return max(float(np.abs(a[n] - b[n]).max() / max(np.abs(a[n]).max(), 1e-30)) for n in a)
+
+
+def wait_for(found, process) -> None:
+    """Until `found()` is true or the process ends."""
+    while not found() and process.poll() is None:
+        time.sleep(0.01)  # a poll of another process's files; nothing else says that they are there
+
+
+def processes_of(launcher: int) -> list[int]:
+    """The ranks that a launcher started, in no order."""
+    children = psutil.Process(launcher).children(recursive=True)
+    return [child.pid for child in children if "flame_train" in child.cmdline()]
+
+
+def saved(folder: Path) -> bool:
+    return any((folder / "checkpoints").glob("step-*"))
+
+
+def in_ci_and_whole(family: str, few: int) -> list[object]:
+    """A family with few steps, and with all of them where slow tests run."""
+    return [pytest.param(family, few), pytest.param(family, STEPS, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(
+    ("family", "steps"),
+    [*in_ci_and_whole("sdxl", 20), *in_ci_and_whole("sd3", 4), *in_ci_and_whole("flux", 4)],
+)
+def test_two_processes_train_what_one_does(study, family, steps):
+    runs: Study = study(family)
+    one = runs.finish(f"one-{steps}", 1, gradient__accumulation=4, train__steps=steps)
+    two = runs.finish(f"two-{steps}", 2, gradient__accumulation=2, train__steps=steps)
+    assert farthest(one, two) < WITHIN
+    np.testing.assert_allclose(runs.losses(f"two-{steps}"), runs.losses(f"one-{steps}"), rtol=1e-4)
+
+
+def test_four_processes_train_what_one_does_and_twice_the_same_bytes(study):
+    runs: Study = study("sdxl")
+    one = runs.finish("alone", 1, gradient__accumulation=4, train__steps=12)
+    four = runs.finish("four", 4, train__steps=12)
+    again = runs.finish("again", 4, train__steps=12)
+    assert farthest(one, four) < WITHIN
+    assert all((four[name] == again[name]).all() for name in four)
+
+
+def test_the_cache_is_filled_by_all(study):
+    runs: Study = study("sdxl")
+    one = runs.finish("warm", 1, gradient__accumulation=2, train__steps=1)
+    two = runs.finish("cold", 2, train__steps=1, data__cache=str(runs.folder / "another-cache"))
+    assert farthest(one, two) < WITHIN
+    assert len(list((runs.folder / "another-cache").rglob("*.safetensors"))) > 0
+
+
+def test_a_run_goes_on_with_another_number_of_processes(study):
+    runs: Study = study("sdxl")
+    constant = {"schedule__name": "constant", "schedule__warmup_steps": 0}  # so that a run may be prolonged
+    whole = runs.finish("whole", 1, gradient__accumulation=4, train__steps=12, **constant)
+    runs.finish("moved", 2, gradient__accumulation=2, train__steps=8, **constant)
+    code, said = runs.run("moved", 3, gradient__accumulation=2, train__steps=12, **constant)
+    assert code == 6
+    assert "takes 4 micro-batches" in said
+    assert "3 processes cannot share" in said
+    code, said = runs.run("moved", 4, gradient__accumulation=2, train__steps=12, **constant)
+    assert code == 0, said
+    assert "an update takes 4 micro-batches, as the run began: 1 for each of 4 processes" in said
+    assert farthest(whole, runs.lora("moved")) < WITHIN
+
+
+def test_a_signal_to_one_process_saves_and_ends_all(study):
+    runs: Study = study("sdxl")
+    process = runs.start("signalled", 2, train__steps=400, checkpoint__every=100_000)
+    log = runs.folder / "signalled" / "log.jsonl"
+    wait_for(lambda: log.exists() and log.stat().st_size > 0, process)
+    os.kill(processes_of(process.pid)[-1], signal.SIGTERM)
+    _, said = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM, said
+    assert "which is saved in" in said
+    assert json.loads((runs.folder / "signalled" / "status.json").read_text())["state"] == "interrupted"
+    assert saved(runs.folder / "signalled")
+
+
+def test_a_killed_process_ends_all_and_the_run_goes_on_to_the_same_bytes(study):
+    runs: Study = study("sdxl")
+    whole = runs.finish("unkilled", 2, train__steps=16)
+    process = runs.start("killed", 2, train__steps=16)
+    wait_for(lambda: saved(runs.folder / "killed"), process)
+    os.kill(random.choice(processes_of(process.pid)), signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    continued = runs.finish("killed", 2, train__steps=16)
+    assert all((whole[name] == continued[name]).all() for name in whole)
+
+
+def test_processes_with_other_settings_are_refused_by_name(study):
+    runs: Study = study("sdxl")
+    mine, other = runs.command("unlike", train__steps=4), runs.command("unlike", train__steps=4, optimizer__lr=2e-3)
+    ended = subprocess.run(
+        [MPIRUN, *OPEN_MPI, "-n", "1", *mine, ":", "-n", "1", *other], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2
+    assert "rank 1: optimizer.lr: 0.002, rank 0 has 0.001" in ended.stderr
+
+
+def test_a_second_job_on_the_folder_is_refused(study):
+    runs: Study = study("sdxl")
+    process = runs.start("twice", 2, train__steps=400)
+    wait_for(lambda: (runs.folder / "twice" / "status.json").exists(), process)
+    code, said = runs.run("twice", 2, train__steps=400)
+    process.terminate()
+    process.communicate()
+    assert code == 6
+    assert said.count("another run is writing here") == 1
+
+
+def test_an_error_of_one_process_is_that_of_all(study, tmp_path):
+    runs: Study = study("sdxl")
+    code, said = runs.run("missing", 2, model__checkpoint=str(tmp_path / "none.safetensors"))
+    assert code == 3 or code == 2
+    assert said.count("none.safetensors") == 1

@@ -1,0 +1,266 @@
+"""Validation in a run: what is held out, that it changes no trained bit, the best checkpoint, and patience."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flame_train import cli
+from flame_train.config.load import load_located
+from flame_train.data.held_out import split
+from flame_train.data.samples import Samples
+from flame_train.data.sets import DataSet
+from flame_train.engine.shape_run import H100
+from flame_train.errors import ConfigError, DataError
+from flame_train.io.safetensors import SafetensorsFile
+from flame_train.quickstart.drawings import scenes, write_images
+from flame_train.run.check import check
+from flame_train.run.command import train
+from flame_train.run.encode import encode
+from flame_train.run.memory import predicted_memory
+from flame_train.run.plan import make_plan
+from flame_train.run.train import loaded, make_validator
+from flame_train.training.stop import StopRequest
+from flame_train.training.validate import HeldOut
+from flame_train.training.validation import Standing
+
+
+@pytest.fixture
+def asked(small_base, drawn, tmp_path):
+    """asked(name, **sections): a config whose run is in the folder `name`."""
+
+    def make(name="run", **changed):
+        sections = {
+            "model": {"checkpoint": str(small_base)},
+            "data": {"path": str(drawn), "resolution": 96, "bucket_step": 32, "batch_size": 2},
+            "lora": {"rank": 2, "alpha": 2.0},
+            "optimizer": {"lr": 5e-3},
+            "schedule": {"name": "constant"},
+            "train": {"precision": "fp32", "steps": 6},
+            "checkpoint": {"every": 0},
+            "validation": {"fraction": 0.3, "every": 2, "timesteps": 3},
+            "output": {"dir": str(tmp_path / name), "title": "tiles"},
+        }
+        return {n: sections.get(n, {}) | changed.get(n, {}) for n in {**sections, **changed}}
+
+    return make
+
+
+def planned(source):
+    return make_plan(check(load_located(source)), StopRequest())
+
+
+def lines(folder: Path):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def tensors(path):
+    with SafetensorsFile(path) as file:
+        return {name: np.array(file.read(name)) for name in file.names}
+
+
+def same(one, other):
+    a, b = tensors(one), tensors(other)
+    assert a.keys() == b.keys()
+    return all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def timeless(validation):
+    return {name: value for name, value in validation.items() if name != "seconds"}
+
+
+# ---- what is held out --------------------------------------------------------------------------------------
+
+
+def test_a_fraction_is_held_out_by_hash_and_an_image_keeps_its_side(asked, drawn):
+    plan = planned(asked())
+    held = {row.item.sha256 for row in plan.held_out.rows}
+    kept = {row.item.sha256 for row in plan.samples.rows}
+    assert held
+    assert kept
+    assert not held & kept
+    assert len(held) + len(kept) == 12
+    write_images(drawn / "more", 8, 77, scenes)
+    more = planned(asked())
+    assert held == {row.item.sha256 for row in more.held_out.rows} & (held | kept)
+    fewer = planned(asked(validation={"fraction": 0.1}))
+    assert {row.item.sha256 for row in fewer.held_out.rows} < {row.item.sha256 for row in more.held_out.rows}
+
+
+def test_without_a_fraction_or_sets_nothing_is(asked, tmp_path):
+    assert planned(asked(validation={"fraction": 0.0})).held_out.rows == ()
+    train(asked(validation={"fraction": 0.0}, train={"steps": 2}), [], "cpu", False)
+    assert all("validation" not in line for line in lines(tmp_path / "run"))
+
+
+def test_one_image_is_held_out_of_few_and_some_must_be_left(asked, drawn):
+    for path in sorted(drawn.rglob("*"))[4:]:
+        path.unlink()
+    assert len(planned(asked(validation={"fraction": 1e-6})).held_out.rows) == 1
+    with pytest.raises(ConfigError, match=r"validation\.fraction: expected images left to train on"):
+        planned(asked(validation={"fraction": 0.999999}))
+
+
+def test_a_set_is_held_out_whole_and_an_image_that_is_trained_on_refused(asked, drawn, tmp_path):
+    write_images(tmp_path / "unseen", 4, 99, scenes)
+    sets = [{"path": str(drawn)}, {"path": str(tmp_path / "unseen"), "validation": True}]
+    source = asked(data={"sets": sets, "path": ""}, validation={"fraction": 0.0})
+    plan = planned(source)
+    assert (len(plan.samples.rows), len(plan.held_out.rows)) == (12, 4)
+    copied = next(drawn.rglob("*.png"))
+    (tmp_path / "unseen" / "copy.png").write_bytes(copied.read_bytes())
+    (tmp_path / "unseen" / "copy.txt").write_text("a copy")
+    with pytest.raises(DataError, match=r"1 validation image\(s\) are also trained on") as told:
+        planned(source)
+    assert "copy.png" in str(told.value)
+    assert copied.name in str(told.value)
+
+
+def test_a_set_for_validation_alone_leaves_nothing_to_train_on():
+    held = Samples((DataSet(path="held", validation=True),), ())
+    with pytest.raises(ConfigError, match="expected a set to train on"):
+        split(held, 0.0)
+
+
+# ---- the measurement ---------------------------------------------------------------------------------------
+
+
+def test_the_loss_before_training_is_the_same_whatever_the_run(asked):
+    """Another seed, batch size, loss, weighting, noise and timestep sampling: the values compare."""
+
+    def measured(**changed):
+        plan = planned(asked(**changed))
+        stop = StopRequest()
+        keys = plan.encoding.keys(plan.everything, ())
+        encoded = encode(plan.encoding, plan.everything, keys, plan.model.size_conditioning, "cpu", stop)
+        _, _, state = loaded(plan, "cpu")
+        offset = len(plan.samples.rows)
+        rows = plan.held_out.rows
+        images = HeldOut(
+            tuple(row.item.sha256 for row in rows), tuple(row.placement.bucket for row in rows),
+            lambda i: encoded.example(offset + i),
+        )  # fmt: skip
+        return make_validator(plan, state, images, "cpu").measure()
+
+    usual = measured()
+    other = measured(
+        train={"seed": 7}, loss={"kind": "huber", "weighting": "min_snr", "offset_noise": 0.1, "min_timestep": 500},
+    )  # fmt: skip
+    assert (usual.loss, usual.bands) == (other.loss, other.bands)
+    assert measured(data={"batch_size": 3}).loss == pytest.approx(usual.loss, rel=1e-5)
+    assert list(usual.bands) == ["0-333", "333-667", "667-1000"]
+    assert usual.bands["0-333"] > usual.bands["667-1000"]  # of noise prediction: little noise is harder to tell
+
+
+# ---- in a run ----------------------------------------------------------------------------------------------
+
+
+def test_neither_validation_nor_losses_of_images_change_a_trained_bit(asked, tmp_path):
+    more = {"lora": {"dropout": 0.3}, "train": {"steps": 4, "ema_decay": 0.5}, "data": {"caption_dropout": 0.3}}
+    train(asked("with", **more, log={"images_every": 1}), [], "cpu", False)
+    without = {"validation": {"every": 0}, "log": {"images_every": 0}}
+    train(asked("without", **more, **without), [], "cpu", False)
+    assert (tmp_path / "with" / "lora.safetensors").read_bytes() == (
+        tmp_path / "without" / "lora.safetensors"
+    ).read_bytes()
+    step = "checkpoints/step-000004/optimizer.safetensors"
+    assert (tmp_path / "with" / step).read_bytes() == (tmp_path / "without" / step).read_bytes()
+    for one, other in zip(lines(tmp_path / "with"), lines(tmp_path / "without"), strict=True):
+        assert (one["loss"], one["grad_norm"]) == (other["loss"], other["grad_norm"])
+    assert not (tmp_path / "without" / "images.json").exists()
+
+
+def test_the_log_has_loss_bands_best_and_cost(asked, tmp_path):
+    train(asked(output={"tensorboard": True}), [], "cpu", False)
+    told = {line["step"]: line["validation"] for line in lines(tmp_path / "run") if "validation" in line}
+    assert list(told) == [2, 4, 6]
+    for found in told.values():
+        assert found["loss"] == pytest.approx(np.mean(list(found["bands"].values())))
+        assert found["seconds"] > 0
+    best = min(told, key=lambda step: (told[step]["loss"], step))
+    assert told[6]["best"] == {"step": best, "loss": told[best]["loss"]}
+    events = b"".join(path.read_bytes() for path in (tmp_path / "run" / "tensorboard").iterdir())
+    assert b"validation/loss" in events
+    assert b"validation/0-333" in events
+    held = [row for row in json.loads((tmp_path / "run" / "dataset.json").read_text()) if row.get("validation")]
+    assert len(held) == len(planned(asked()).held_out.rows)
+
+
+def test_a_run_that_is_continued_stands_as_one_that_was_not(asked, tmp_path):
+    """Validations, the losses of images, and what is trained, by checkpoints' bytes and the log."""
+    train(asked("whole", log={"images_every": 1}), [], "cpu", False)
+    parts = asked("parts", log={"images_every": 1})
+    for steps in (3, 5, 6):
+        train(parts, [f"train.steps={steps}"], "cpu", False)
+    for name in ("optimizer.safetensors", "state.json", "images.json"):
+        files = [tmp_path / run / "checkpoints" / "step-000006" / name for run in ("whole", "parts")]
+        assert files[0].read_bytes() == files[1].read_bytes(), name
+    assert (tmp_path / "whole" / "images.json").read_bytes() == (tmp_path / "parts" / "images.json").read_bytes()
+    for one, other in zip(lines(tmp_path / "whole"), lines(tmp_path / "parts"), strict=True):
+        assert one["loss"] == other["loss"]
+        if "validation" in one:
+            assert timeless(one["validation"]) == timeless(other["validation"])
+        assert one["images"]["highest"] == other["images"]["highest"]
+
+
+def test_the_best_checkpoint_outlives_newer_ones_and_patience_ends_the_run(asked, tmp_path, capfd):
+    """At a rate that makes everything worse, the first validation stays the best."""
+    worse = asked(
+        optimizer={"lr": 0.5}, train={"steps": 40}, checkpoint={"every": 1, "keep": 1}, validation={"patience": 3}
+    )
+    told = train(worse, [], "cpu", False)
+    assert told["steps"] == 8
+    assert told["best"]["step"] == 2
+    run = tmp_path / "run"
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step-000002", "step-000008"]
+    assert told["best"]["lora"] == str(run / "checkpoints" / "step-000002" / "lora.safetensors")
+    assert Path(told["best"]["lora"]).exists()
+    assert same(run / "lora.safetensors", run / "checkpoints" / "step-000008" / "lora.safetensors")
+    assert json.loads((run / "status.json").read_text())["state"] == "done"
+    before = (run / "lora.safetensors").read_bytes()
+    (run / "lora.safetensors").unlink()
+    assert train(worse, [], "cpu", False)["steps"] == 8  # it has ended; what is lacking is written again
+    assert (run / "lora.safetensors").read_bytes() == before
+    assert train(worse, ["validation.patience=4"], "cpu", False)["steps"] == 10
+
+
+def test_the_command_ends_with_0_and_says_why(asked, tmp_path, capsys, small_base, drawn):
+    options = {
+        "model.checkpoint": small_base, "data.path": drawn, "output.dir": tmp_path / "run", "data.resolution": 96,
+        "data.bucket_step": 32, "lora.rank": 1, "optimizer.lr": 0.5, "train.steps": 20, "train.precision": "fp32",
+        "validation.fraction": 0.3, "validation.every": 1, "validation.patience": 1, "sample.every": 0,
+    }  # fmt: skip
+    config = tmp_path / "a.toml"
+    config.write_text("format = 1\n")
+    line = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
+    assert cli.run(["train", "--config", str(config), "--device", "cpu", *line]) == 0
+    assert "best" in capsys.readouterr().out
+
+
+def test_epochs_and_steps_contradict_and_a_dry_run_counts_what_is_held_out(asked):
+    with pytest.raises(ConfigError, match=r"validation\.every_epochs: expected this or validation\.every \(2\)"):
+        planned(asked(validation={"every_epochs": 1}))
+    said = train(asked(), [], "cpu", dry_run=True)
+    assert said["validation images"] == len(planned(asked()).held_out.rows)
+    assert said["images"] + said["validation images"] == 12
+
+
+def test_the_predicted_memory_has_the_validation(asked):
+    """It takes no more than the step does, whose memory it uses; what it adds are its buffers."""
+    with_it, without = (predicted_memory(planned(asked(validation={"every": every})), H100) for every in (2, 0))
+    assert without.training <= with_it.training <= 1.02 * without.training + (1 << 20)
+
+
+def test_the_standing_counts_from_the_best():
+    standing = Standing()
+    for step, loss in enumerate([3.0, 2.0, 2.0, float("nan"), 1.5], 1):
+        standing = standing.after(step, loss)
+        if step == 4:
+            assert standing == Standing(2.0, 2, 2)
+    assert standing == Standing(1.5, 5, 0)
+    assert Standing().after(1, float("nan")).after(2, 9.0) == Standing(9.0, 2, 0)
+    assert Standing.read({"loss": 1.5, "step": 5, "since": 0}) == standing
+    assert Standing.read(None) == Standing.read({"other": 1}) == Standing()
