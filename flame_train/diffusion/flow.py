@@ -111,7 +111,18 @@ class FlowObjective:
     def losses(
         self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
     ) -> Tensor:
-        """(B,) fp32: each sample's mean error, times its weight. `factors` multiply the errors; see `mean_errors`."""
+        """Each sample's mean error, times its weight.
+
+        Args:
+            prediction: the denoiser's prediction (B, H, W, C).
+            latents: the latents without noise (B, H, W, C).
+            noise: the noise of the target (B, H, W, C).
+            t: (B,) positions in the schedule.
+            factors: fp32 (B, H, W, 1) or (B, 1, 1, 1), by which errors are multiplied: of masks, and of whole samples.
+
+        Returns:
+            (B,) fp32.
+        """
         level = NoiseLevel(lambda: t, lambda: t / (1.0 - t))
         each = mean_errors(self.kind, prediction, self.target(latents, noise, t), level, factors)
         return each if self.weighting.uniform else each * Tensor(self.weighting.of_flow(t.data))
@@ -119,7 +130,14 @@ class FlowObjective:
     def loss(
         self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
     ) -> Tensor:
-        """The mean of `losses`: 0-d fp32, differentiable with respect to the prediction."""
+        """The mean of `losses`, differentiable with respect to the prediction.
+
+        Args:
+            prediction, latents, noise, t, factors: as in `losses`.
+
+        Returns:
+            0-d fp32.
+        """
         return self.losses(prediction, latents, noise, t, factors).mean()
 
 

@@ -36,9 +36,17 @@ WHOLE: Span = (0, 1000)
 def mean_errors(
     kind: LossKind, prediction: Tensor, target: Tensor, level: NoiseLevel, factors: Tensor | None = None
 ) -> Tensor:
-    """(B,) fp32: each sample's mean error, for an fp32 target (B, H, W, C).
+    """Each sample's mean error.
 
-    `factors`, fp32 (B, H, W, 1) or (B, 1, 1, 1), multiply the errors first: of masks, and of whole samples.
+    Args:
+        kind: the distance.
+        prediction: the denoiser's prediction (B, H, W, C).
+        target: fp32 (B, H, W, C).
+        level: how noisy each sample is.
+        factors: fp32 (B, H, W, 1) or (B, 1, 1, 1), by which errors are multiplied: of masks, and of whole samples.
+
+    Returns:
+        (B,) fp32.
     """
     errors = kind.errors(prediction.float(), target, level)
     if factors is not None:
@@ -130,7 +138,18 @@ class Objective:
     def losses(
         self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
     ) -> Tensor:
-        """(B,) fp32: each sample's mean error, times its weight. `factors` multiply the errors; see `mean_errors`."""
+        """Each sample's mean error, times its weight.
+
+        Args:
+            prediction: the denoiser's prediction (B, H, W, C).
+            latents: the latents without noise (B, H, W, C).
+            noise: the noise of the target (B, H, W, C).
+            t: (B,) positions in the schedule.
+            factors: fp32 (B, H, W, 1) or (B, 1, 1, 1), by which errors are multiplied: of masks, and of whole samples.
+
+        Returns:
+            (B,) fp32.
+        """
         level = NoiseLevel(lambda: t.float() * (1.0 / self.schedule.steps), lambda: F.embedding(t, self._sigma))
         each = mean_errors(self._kind, prediction, self.target(latents, noise, t), level, factors)
         if self._weight is not None:
@@ -140,7 +159,14 @@ class Objective:
     def loss(
         self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
     ) -> Tensor:
-        """The mean of `losses`: 0-d fp32, differentiable with respect to the prediction."""
+        """The mean of `losses`, differentiable with respect to the prediction.
+
+        Args:
+            prediction, latents, noise, t, factors: as in `losses`.
+
+        Returns:
+            0-d fp32.
+        """
         return self.losses(prediction, latents, noise, t, factors).mean()
 
 

@@ -147,7 +147,12 @@ def _fill(
     stop: StopRequest,
     group: ProcessGroup,
 ) -> None:
-    """Encodes what is missing of this process's share of the keys; see `encode`."""
+    """Encodes what is missing of this process's share of the keys.
+
+    Args:
+        encoding, samples, keys, device, stop, group: as in `encode`.
+        cache: where the arrays go.
+    """
     texts = _share({key: caption for caption, key in keys.captions.items()}, group)
     places, covers = _share(_places(keys.images), group), _share(_places(keys.masks), group)
     captions = _missing(cache, texts, lambda _: encoding.caption_shapes, stop)
@@ -224,7 +229,18 @@ def _places(keys: Sequence[Sequence[str]]) -> dict[str, _Place]:
 def _keep_masks(
     encoding: Encoding, samples: Samples, cache: DiskCache, masks: Mapping[str, _Place], stop: StopRequest
 ) -> None:
-    """Caches masks at the size of latents. Raises DataError with all that are black: nothing could be learnt."""
+    """Caches masks at the size of latents.
+
+    Args:
+        encoding: says what size latents have.
+        samples: the images.
+        cache: where the arrays go.
+        masks: the sample and view of each missing entry, by key.
+        stop: raises Interrupted after a signal.
+
+    Raises:
+        DataError: masks are black all over, so nothing could be learnt; all of them are named.
+    """
     black = []
     for key, (index, view) in masks.items():
         row = samples.rows[index]

@@ -52,9 +52,17 @@ class Objective(Protocol):
     def losses(
         self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
     ) -> Tensor:
-        """(B,) fp32, each sample's loss; a step's loss is their mean.
+        """Each sample's loss; a step's loss is their mean.
 
-        `factors`, (B, H, W, 1) or (B, 1, 1, 1), multiply the errors.
+        Args:
+            prediction: the denoiser's prediction (B, H, W, Z).
+            latents: the latents without noise (B, H, W, Z).
+            noise: the noise of the target (B, H, W, Z).
+            t: (B,) positions in the schedule.
+            factors: fp32 (B, H, W, 1) or (B, 1, 1, 1), by which errors are multiplied; None: 1.
+
+        Returns:
+            (B,) fp32.
         """
 
     def at_levels(self, levels: Tensor) -> Tensor:
