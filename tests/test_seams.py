@@ -1,4 +1,4 @@
-"""A new optimizer, schedule, loss, weighting, timestep sampling, adapter kind or family is one file, and no more.
+"""A new optimizer, schedule, loss, weighting, timestep sampling, sampler, adapter kind or family is one file, no more.
 
 Each file is put into a copy of the package. The command line then knows it, `init` writes its keys, and a run trains by
 it. A family adds one line in the list besides.
@@ -100,6 +100,25 @@ class Middle(TimestepSampling):
     def levels(self, rng):
         return (np.float32(0.25) + np.float32(0.5) * rng.uniform(Stream.TIMESTEPS)).astype(np.float32)
 '''
+MIDPOINT = '''
+"""Euler's method with the slope of the step before, Adams and Bashforth's of order 2."""
+from flame_train.engine import no_grad
+from .kind import Sampler
+
+class AdamsBashforth(Sampler):
+    name = "adams_bashforth"
+    usual_name = "Adams-Bashforth"
+    flow = True
+
+    def draw(self, denoise, noise, cond, path, fresh):
+        with no_grad():
+            x, before = path.begin(noise), None
+            for i in range(len(path.levels) - 1):
+                slope = path.slope(denoise, x, i, cond)
+                used = slope if before is None else slope * 1.5 - before * 0.5
+                x, before = x + used * (path.levels[i + 1] - path.levels[i]), slope
+        return x
+'''
 GAIN = '''
 """A gain for each output of a layer: W' = (1 + gain) W, after (IA)^3 (arXiv 2205.05638)."""
 from dataclasses import dataclass
@@ -185,6 +204,7 @@ FILES = {
     "diffusion/losses/cauchy.py": CAUCHY,
     "diffusion/weightings/noisier.py": EVEN,
     "diffusion/timestep_sampling/middle.py": MIDDLE,
+    "diffusion/samplers/midpoint.py": MIDPOINT,
     "adapters/kinds/gain.py": GAIN,
 }
 
@@ -229,7 +249,11 @@ CHOICES = {
     "loss.timestep_sampling": "middle",
     "loss.weighting": "noisier",
     "lora.kind": "gain",
+    "sample.sampler": "adams_bashforth",
 }
+
+
+GRIDS = {"sample.every": "2", "sample.steps": "3", "sample.prompts": "a tile"}
 
 
 def settings(**changes: str) -> list[str]:
@@ -248,8 +272,9 @@ def test_a_run_trains_by_what_one_file_each_adds(copy: Copy, tmp_path: Path) -> 
         assert result["steps"] == plain["steps"] == 2
         assert result["loss"] != plain["loss"]
         assert plan["trainable parameters"] > 0
-        again = copy("train", "--config", config, "--device", "cpu", "--json", *out, *settings(**{"sample.every": "2"}))
+        again = copy("train", "--config", config, "--device", "cpu", "--json", *out, *settings(**GRIDS))
         assert again["steps"] == 2, "its state is read back"
+        assert again["samples"], "its sampler draws the grid that is lacking"
         for folder in ("plain", "chosen"):
             shutil.rmtree(copy.folder / folder)
 

@@ -113,10 +113,12 @@ def arange(
         A tensor (n,).
 
     Raises:
-        ValueError: the step is 0 or leads away from `end`.
+        ValueError: the step is 0 or leads away from `end`, or a number is not finite.
     """
     if end is None:
         start, end = 0, start
+    if not all(math.isfinite(v) for v in (start, end, step)):
+        raise ValueError(f"arange: expected finite numbers, got {start}, {end} and step {step}")
     whole = all(isinstance(v, Integral) for v in (start, end, step))
     if step == 0 or (end - start) / step < 0:
         raise ValueError(f"arange: expected a step from {start} towards {end}, got {step}")

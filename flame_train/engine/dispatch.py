@@ -79,18 +79,16 @@ Op._run = run
 
 
 def explain(op: Op, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
-    """(implementation, "chosen" or why it was passed over) for each implementation of `op` on these inputs.
-
-    The last is "reference", or "body" for an op made of other ops, which choose for themselves.
-    """
+    """(implementation, "chosen" or why not) for each of `op` on these inputs; "body": it is made of ops that choose."""
+    op = _op(op)
     arrays, used = _unwrap(op, op.bind(args, kwargs))
     backend = _backend(op, used, mode())
-    *kernels, (last, why) = _verdicts(op.kernels, _fit(op, arrays, backend), backend)
-    return [*kernels, ("body" if op.composite else last, why)]
+    return _verdicts(op.kernels, _fit(op, arrays, backend), backend, "body" if op.composite else "reference")
 
 
 def explain_gradients(op: Op, *args: Any, **kwargs: Any) -> dict[str, list[tuple[str, str]]]:
     """As `explain`, for the gradient of each floating argument that has one, by the argument's name."""
+    op = _op(op)
     arrays, used = _unwrap(op, op.bind(args, kwargs))
     backend = _backend(op, used, mode())
     arrays = _fit(op, arrays, backend)
@@ -98,13 +96,22 @@ def explain_gradients(op: Op, *args: Any, **kwargs: Any) -> dict[str, list[tuple
     return {n: _verdicts([f for f in op.kernel_formulas if n in f.args], arrays, backend) for n in names}
 
 
-def _verdicts(kernels: Sequence[Kernel | VJP], arrays: dict[str, Any], backend: Backend) -> list[tuple[str, str]]:
+def _op(value: Any) -> Op:
+    found = getattr(value, "op", value)  # that of an elementwise function
+    if not isinstance(found, Op):
+        raise TypeError(f"explain: expected an op, such as engine.functional.conv2d, got {kind_of(value)}")
+    return found
+
+
+def _verdicts(
+    kernels: Sequence[Kernel | VJP], arrays: dict[str, Any], backend: Backend, last: str = "reference"
+) -> list[tuple[str, str]]:
     rows, taken = [], False
     for k in kernels:
         verdict = "needs a GPU" if backend.kernels is None else _declined(k.when, arrays)
         rows.append((k.impl, "not needed" if taken and not verdict else verdict or "chosen"))
         taken = taken or not verdict
-    return [*rows, ("reference", "passed over: a kernel was chosen" if taken else "chosen")]
+    return [*rows, (last, "passed over: a kernel was chosen" if taken else "chosen")]
 
 
 def _unwrap(op: Op, values: dict[str, Any]) -> tuple[dict[str, Any], list[Used]]:

@@ -130,8 +130,22 @@ def device(name: str) -> Iterator[None]:
         yield
 
 
+def gpu_number(device: str) -> int | None:
+    """The number of the GPU that a device's name means; None for the CPU. Raises ValueError for any other name."""
+    kind, colon, number = str(device).partition(":")
+    if kind == "cuda" and (number.isdecimal() or not colon):
+        return int(number or 0)
+    if device != "cpu":
+        raise ValueError(f"device: expected 'cpu', 'cuda' or a GPU by its number, as in 'cuda:1', got {device!r}")
+    return None
+
+
 def set_default_device(name: str) -> None:
-    """New tensors are made on `name` from here on, in this thread, unless a device is given."""
+    """New tensors are made on `name` from here on, in this thread, unless a device is given.
+
+    Raises `ValueError` for what names no device. Whether it is there is seen when it is used.
+    """
+    gpu_number(name)
     set_mode(device=name)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..dtype import Array, DType
+from ..mode import gpu_number
 from .base import Backend, Memory, Upload, extent, owner, same_place
 from .capability import refuse_formats
 from .cpu import CpuBackend
@@ -36,12 +37,8 @@ def get_backend(name: str) -> Backend:
 
     Raises `ValueError` for another name, `EnvironmentFault` if that GPU cannot be used, naming those that are there.
     """
-    if name == "cpu":
-        return _CPU
-    kind, colon, number = str(name).partition(":")
-    if kind == "cuda" and (number.isdecimal() or not colon):
-        return cuda_backend(int(number or 0))
-    raise ValueError(f"device: expected 'cpu', 'cuda' or a GPU by its number, as in 'cuda:1', got {name!r}")
+    number = gpu_number(name)
+    return _CPU if number is None else cuda_backend(number)
 
 
 def check_formats(device: str, asked: Mapping[str, DType | str]) -> None:

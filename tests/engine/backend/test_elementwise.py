@@ -97,6 +97,7 @@ def test_a_function_is_one_launch(gpu: Any) -> None:
     with gpu.kernels.launch_hooks.hooked(lambda name, _: launched.append(name)):
         shifted(x)
     assert len(launched) == 1
+    assert flame.explain(shifted, x)[0] == ("generated", "chosen")
 
 
 def test_equal_parts_are_computed_once() -> None:

@@ -19,7 +19,6 @@ from . import masks
 from .flops import backward_flops, forward_flops
 from .inputs import Inputs, Saved
 from .layout import in_packets, placed
-from .tiled import nowhere
 
 _HEAD, _TILE = 64, 64  # as in those files
 _TILE_BYTES = 2 * _TILE * _HEAD
@@ -137,17 +136,18 @@ def gradients(k: Launcher, g: Array, inputs: Inputs, saved: Saved, into: tuple[A
         (*placed((g, out)), saved.lse, factors, *numbers),
     )
     k.launch_hooks.multiplied("attention", backward_flops(query, key, value))
-    bars = None if inputs.attn_mask is None else _bars(k, inputs.attn_mask, keys)
-    apart = 0 if bars is None or len(bars) == 1 else bars.shape[-1]
+    masked = inputs.attn_mask is not None
+    bars = _bars(k, inputs.attn_mask, keys) if inputs.attn_mask is not None else factors  # which is not read as such
+    apart = bars.shape[-1] if masked and len(bars) > 1 else 0
     items = b * heads * (-(-keys // _ROWS) + -(-length // _ROWS))
     _launch(
         k,
         "attention_gradients",
-        _gradients_text(g.dtype, inputs.is_causal, bars is not None),
+        _gradients_text(g.dtype, inputs.is_causal, masked),
         items,
         _GROUPS,
         (query, key, value, g),
-        (factors, nowhere() if bars is None else bars, np.int64(apart), *map(rows_of, into)),
+        (factors, bars, np.int64(apart), *map(rows_of, into)),
         (b, heads, length, keys, inputs.factor),
         _SHARED_BYTES,
     )
