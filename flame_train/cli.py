@@ -339,6 +339,10 @@ def reproduce(
 @app.command()
 def cache(
     config: ConfigPath,
+    prune: Annotated[
+        Path | None,
+        typer.Option("--prune", help="Instead remove what neither this config nor any in this folder uses."),
+    ] = None,
     device: Device = "cuda",
     overrides: Overrides = None,
     dry_run: DryRun = False,
@@ -346,9 +350,30 @@ def cache(
     debug: Debug = False,
 ) -> None:
     """Encode the images and captions of a config ahead of training."""
+    if prune is not None:
+        from flame_train.run.prune import prune_cache
+
+        show(prune_cache(config, overrides or [], prune, dry_run), as_json)
+        return
     from flame_train.run.command import fill_cache
 
     show(fill_cache(config, overrides or [], device, dry_run), as_json)
+
+
+@app.command()
+def dataset(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="TOML or YAML file of a run.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the report.")] = Path("dataset-report"),
+    overrides: Overrides = None,
+    force: Force = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Report on a config's images: buckets with contact sheets, duplicates, tiny and blurred ones."""
+    from flame_train.run.dataset import report
+
+    result = report(config, overrides or [], output, force)
+    show(result if as_json else without_files(result), as_json)
 
 
 app.registered_commands += lora_app.registered_commands

@@ -22,7 +22,7 @@ import numpy as np
 from flame_train.engine import no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
-from flame_train.run.encode import CaptionEncoders
+from flame_train.run.encoding import CaptionEncoders
 from flame_train.tools.bench import randomise
 from flame_train.tools.bench_models import find
 from flame_train.training.model import LoadedVae

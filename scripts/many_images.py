@@ -40,7 +40,7 @@ planned, usual = command.make_plan, encode._progress
 def make_plan(*arguments):
     start = now()
     made = planned(*arguments)
-    marks["plan"] = [[0, start], [len(made.placed.dataset.items), now()]]
+    marks["plan"] = [[0, start], [len(made.samples.rows), now()]]
     return made
 def progress(what, *rest):
     after, marks[what] = usual(what, *rest), [[0, now()]]

@@ -10,7 +10,10 @@ from flame_train.adapters.kinds import ADAPTERS
 from flame_train.config.keys import keys
 from flame_train.config.prompts import Prompt
 from flame_train.config.schema import REPEATED, Config
+from flame_train.data.buckets import BucketRule
+from flame_train.data.sets import DataSet, image_sets
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
+from flame_train.errors import ConfigError
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.schedules import SCHEDULES
 from flame_train.settings import entries_of
@@ -237,15 +240,51 @@ def _targets(config: Config) -> str | None:
     return None if targets and all(targets) else f"expected presets or globs, got {list(targets)}"
 
 
+def _of_sets(config: Config) -> list[tuple[str, DataSet]]:
+    """Each set with what messages call it: nothing where `data.path` is the only one."""
+    sets = image_sets(config.data, config.captions)
+    return [(f" in table {n} of data.sets" if config.data.sets else "", one) for n, one in enumerate(sets, 1)]
+
+
+def _resolutions(config: Config) -> str | None:
+    """Resolutions for which there are no buckets, beside data.resolution, which has checks of its own."""
+    data = config.data
+    for where, one in _of_sets(config):
+        for resolution in one.resolutions:
+            try:
+                BucketRule(resolution, data.bucket_step, data.min_bucket, data.max_bucket)
+            except ConfigError as error:
+                return None if resolution == data.resolution else f"{resolution}{where}: {error}"
+    return None
+
+
+def _mask_folder(config: Config) -> str | None:
+    for where, one in _of_sets(config):
+        if one.mask_folder and one.masks != "files":
+            return f'expected data.masks = "files" with it, got "{one.masks}"{where}'
+    return None
+
+
+def _separator(config: Config) -> str | None:
+    for where, one in _of_sets(config):
+        if not one.captions.separator and (one.captions.shuffle or one.captions.tag_dropout):
+            return f"expected the text between tags, such as a comma, got none{where}"
+    return None
+
+
 def _resolution(config: Config) -> str | None:
     step, resolution = config.data.bucket_step, config.data.resolution
     return f"expected at most data.resolution ({resolution}), got {step}" if step > resolution else None
 
 
 def _caption_extension(config: Config) -> str | None:
-    ending = config.data.caption_extension
-    good = ending.startswith(".") and len(ending) > 1 and "/" not in ending and "\\" not in ending
-    return None if good else f'expected a file name ending such as ".txt", got "{ending}"'
+    for where, ending in [(where, one.caption_extension) for where, one in _of_sets(config)]:
+        if not ending.startswith(".") or len(ending) == 1 or "/" in ending or "\\" in ending:
+            return f'expected a file name ending such as ".txt", got "{ending}"{where}'
+    return None
+
+
+_BUCKET_KEYS = ("data.bucket_step", "data.min_bucket", "data.max_bucket")
 
 
 def _for_path(rule: Callable[[Config, str], str | None], path: str) -> Check:
@@ -260,8 +299,11 @@ def checks() -> Iterator[Check]:
     yield _for_path(_required, "model.checkpoint")
     yield Check(("data.path", "data.sets"), _images)
     yield Check(("data.sets",), _sets)
+    yield Check(("data.resolutions", "data.sets", *_BUCKET_KEYS), _resolutions)
+    yield Check(("data.mask_folder", "data.masks", "data.sets"), _mask_folder)
+    yield Check(("captions.separator", "data.sets"), _separator)
     yield _for_path(_required, "output.dir")
-    yield Check(("data.caption_extension",), _caption_extension)
+    yield Check(("data.caption_extension", "data.sets"), _caption_extension)
     yield Check(("data.bucket_step", "data.resolution"), _resolution)
     yield Check(("data.min_bucket", "data.bucket_step"), lambda config: _bucket_step(config, "min_bucket"))
     yield Check(("data.max_bucket", "data.bucket_step"), lambda config: _bucket_step(config, "max_bucket"))

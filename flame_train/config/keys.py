@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -63,7 +63,8 @@ class Key:
     @property
     def is_tables(self) -> bool:
         """Whether it is a list of tables, written as [[section.name]]."""
-        return self.is_list and issubclass(get_args(self.annotation)[0], BaseModel)
+        entry = get_args(self.annotation)[0] if self.is_list else None
+        return isinstance(entry, type) and issubclass(entry, BaseModel)
 
     @property
     def has_short_form(self) -> bool:
@@ -87,17 +88,22 @@ class Key:
         return tuple(
             {
                 name: changed(inner) if name in self.table_places and isinstance(inner, str) else inner
-                for name, inner in sorted(_given(table).items())
+                for name, inner in _given(table).items()
             }
             for table in value
         )
 
 
 def _given(table: Any) -> dict[str, Any]:
-    """The keys that a table of a list gives."""
+    """The keys that a table gives, sorted; tables in it likewise."""
     if isinstance(table, BaseModel):
-        return {name: getattr(table, name) for name in table.model_fields_set}
-    return dict(table) if isinstance(table, Mapping) else {"": table}
+        table = {name: getattr(table, name) for name in table.model_fields_set}
+    if not isinstance(table, Mapping):
+        return {"": table}
+    return {
+        name: _given(inner) if isinstance(inner, BaseModel | Mapping) else inner
+        for name, inner in sorted(table.items())
+    }
 
 
 @functools.cache
@@ -179,26 +185,30 @@ def _expected(info: FieldInfo) -> str:
         return " or ".join([words, *(f"{_WORDS[get_args(part)[0]]} {_limits(info)}".rstrip() for part in numbers)])
     if get_origin(annotation) is tuple:
         arguments = get_args(annotation)
-        if issubclass(arguments[0], BaseModel):
-            strings = "strings, or of " if hasattr(arguments[0], "short") else ""
-            return f"a list of {strings}tables of {', '.join(arguments[0].model_fields)}"
+        entry = arguments[0]
+        bounds = _limits_of(get_args(entry)[1:]) if get_origin(entry) is Annotated else ""
+        kind = get_args(entry)[0] if bounds else entry
+        if issubclass(kind, BaseModel):
+            strings = "strings, or of " if hasattr(kind, "short") else ""
+            return f"a list of {strings}tables of {', '.join(kind.model_fields)}"
         count = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
-        return f"a list of {count}{_PLURALS[arguments[0]]}"
+        return f"a list of {count}{_PLURALS[kind]} {bounds}".rstrip()
     assert isinstance(annotation, type)
     return f"{_WORDS[annotation]} {_limits(info)}".rstrip()
 
 
 def _limits(info: FieldInfo) -> str:
     of_parts = [
-        constraint
-        for part in _parts(info.annotation)
-        if get_origin(part) is Annotated
-        for fact in get_args(part)[1:]
-        for constraint in fact.metadata
+        fact for part in _parts(info.annotation) if get_origin(part) is Annotated for fact in get_args(part)[1:]
     ]
+    return _limits_of([info, *of_parts])
+
+
+def _limits_of(facts: Iterable[FieldInfo]) -> str:
     found = {
         name: getattr(constraint, name)
-        for constraint in (*info.metadata, *of_parts)
+        for fact in facts
+        for constraint in fact.metadata
         for name in ("ge", "gt", "le", "lt", "multiple_of")
         if hasattr(constraint, name)
     }

@@ -273,7 +273,7 @@ def _wrong_table(error: ValidationError, key: Key) -> str:
         return f"; in {where}: {found['ctx']['error']}"
     where = f"{key.path} {number + 1}" if isinstance(number, int) else key.path
     said = "unknown key" if found["type"] == "extra_forbidden" else found["msg"].lower()
-    return f"; in {where}: {said}" if not rest else f"; in {where}: {rest[0]}: {said}"
+    return f"; in {where}: {said}" if not rest else f"; in {where}: {'.'.join(map(str, rest))}: {said}"
 
 
 def _wrong_value(key: Key, value: Any) -> str:

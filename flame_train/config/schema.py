@@ -13,7 +13,8 @@ from pydantic import Field
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.rules import Rule
 from flame_train.config.repeated import CheckpointSection, Repeated, SampleSection, ValidationSection
-from flame_train.data.sets import DataSet
+from flame_train.data.caption_tools import CaptionKeys
+from flame_train.data.sets import DataSet, SetKeys
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import NOISE_KINDS
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
@@ -78,8 +79,8 @@ class TextEncodersSection(Section):
     )
 
 
-class DataSection(Section):
-    """The images and their captions."""
+class _Folders(Section):
+    """The first keys of `[data]`."""
 
     path: str = field(
         "",
@@ -93,18 +94,11 @@ class DataSection(Section):
     resolution: int = field(
         1024, "side of the square whose area a bucket may have", unit="pixels", ge=8, le=8192, multiple_of=8
     )
-    batch_size: int = field(1, "images in one micro-batch", unit="images", ge=1, aka=("train_batch_size",))
-    repeats: int = field(1, "how often each image comes in one epoch", ge=1, aka=("num_repeats",))
-    folder_repeats: bool = field(False, "images in a folder N_name come N times as often, as kohya's trainers have it")
-    caption_dropout: float = field(
-        0.0, "probability that an image is seen with an empty caption", ge=0, le=1, aka=("caption_dropout_rate",)
-    )
-    caption: str = field(
-        "",
-        "caption of images that have none; empty: such an image is an error",
-        aka=("instance_prompt", "class_tokens"),
-    )
-    caption_extension: str = field(".txt", "file name ending of a caption")
+
+
+class DataSection(SetKeys, _Folders):
+    """The images and their captions."""
+
     upscale: bool = field(
         False, "enlarge images smaller than their bucket; false: take a smaller bucket", aka=("bucket_no_upscale",)
     )
@@ -380,6 +374,7 @@ class Config(Section):
     model: ModelSection = ModelSection()
     text_encoders: TextEncodersSection = TextEncodersSection()
     data: DataSection = DataSection()
+    captions: CaptionKeys = CaptionKeys()
     lora: LoraSection = LoraSection()
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()

@@ -41,6 +41,17 @@ class Placement:
         side = int(self.original[1] > self.original[0])
         return self.resized[side] / self.original[side]
 
+    def to_json(self) -> dict[str, Any]:
+        """Sizes as [height, width]; scale and kept rounded to four places."""
+        return {
+            "original": list(self.original),
+            "bucket": list(self.bucket),
+            "resized": list(self.resized),
+            "crop": [self.crop_top, self.crop_left],
+            "scale": round(self.scale, 4),
+            "kept": round(self.kept, 4),
+        }
+
     @property
     def kept(self) -> float:
         """Share of the image's area that is left after cropping, 0..1."""
@@ -144,7 +155,7 @@ def _cover(size: Size, bucket: Size) -> Placement:
 
 
 def resize_and_crop(pixels: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[Any, Any]:
-    """uint8 (H, W, 3) of the placement's original size -> uint8 (h, w, 3) of its bucket, by Lanczos."""
+    """uint8 (H, W, 3) or (H, W) of the placement's original size -> uint8 of its bucket, by Lanczos."""
     from PIL import Image
 
     if pixels.shape[:2] != placement.original:

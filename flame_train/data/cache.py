@@ -18,7 +18,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ from flame_train.io.header import TensorInfo, build_header
 from flame_train.io.safetensors import save_file, serialize
 
 _FIRST = 1 << 16  # bytes: a header, and all of a small entry
+_KEY = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"[0-9a-f]{2}")  # the folders that entries lie in
 FORMAT = 1  # raised when the meaning of entries changes: older ones are then simply not found
 
@@ -118,6 +119,18 @@ class DiskCache:
         """Write an entry, replacing any there. Raises OutputError when the disk cannot take it."""
         metadata = {"cache_format": str(FORMAT), "cache_key": key, "cache_sha256": _checksum(arrays)}
         save_file(self.path(key), arrays, metadata)
+
+    def entries(self) -> Iterator[Path]:
+        """The files of all entries, whole or not; nothing else that lies in the folder."""
+        for part in sorted(self.folder.glob("[0-9a-f][0-9a-f]")):
+            yield from sorted(
+                path for path in part.glob("*.safetensors") if _KEY.fullmatch(path.stem) and path.is_file()
+            )
+
+    @staticmethod
+    def key_of(entry: Path) -> str:
+        """The key of an entry's file."""
+        return entry.stem
 
     def sweep(self) -> None:
         """Remove what killed processes left half-written."""

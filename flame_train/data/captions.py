@@ -1,4 +1,4 @@
-"""Captions: a text file for each image, or one metadata.jsonl for a whole folder.
+"""Captions: a text file for each image, or one metadata.jsonl, metadata.csv or meta_cap.json for a whole folder.
 
 Text is UTF-8, or UTF-8, UTF-16 or UTF-32 with a byte order mark. Anything else is refused with its line, not
 guessed: a wrong guess would train on garbage unseen.
@@ -7,20 +7,21 @@ guessed: a wrong guess would train on garbage unseen.
 from __future__ import annotations
 
 import codecs
+import csv
 import json
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flame_train.data.files import read_bytes
 from flame_train.errors import DataError, shown
 
 MAX_CAPTION_BYTES = 64 * 1024
 MAX_METADATA_BYTES = 256 * 1024 * 1024
-METADATA_NAME = "metadata.jsonl"
 
 _MARKS = (  # the 32-bit marks first: the 16-bit one begins them
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -33,15 +34,15 @@ _MARKS = (  # the 32-bit marks first: the 16-bit one begins them
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One image's line in metadata.jsonl."""
+    """What a metadata file says of one image."""
 
     caption: str
-    line: int  # from 1
+    line: int  # from 1; 0 where the file has no lines
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """A metadata.jsonl: entries by relative posix path, and one sentence for each line that is wrong."""
+    """A metadata file: entries by relative posix path, and one sentence for each line that is wrong."""
 
     entries: Mapping[str, Entry]
     problems: tuple[str, ...]
@@ -75,14 +76,25 @@ def one_line(text: str) -> str:
     return " ".join(part for part in (line.strip() for line in text.split("\n")) if part)
 
 
-def read_caption(path: Path, name: str | None = None) -> str:
-    """The caption in a text file; "" if it holds only white space. Raises DataError beginning with `name`."""
+def read_captions(path: Path, name: str | None = None, *, lines: bool = False) -> tuple[str, ...]:
+    """The captions in a text file: one, or with `lines` one a line that is not blank; "" for white space alone.
+
+    Raises DataError beginning with `name`.
+    """
     label = name if name is not None else shown(path)
-    return one_line(decode_text(read_bytes(path, limit=MAX_CAPTION_BYTES, name=label), label))
+    text = decode_text(read_bytes(path, limit=MAX_CAPTION_BYTES, name=label), label)
+    if not lines:
+        return (one_line(text),)
+    return tuple(line.strip() for line in text.split("\n") if line.strip()) or ("",)
 
 
 def read_metadata(path: Path, name: str | None = None) -> Metadata:
-    """Read metadata.jsonl: a JSON object a line with `file_name` and `text` or `caption`.
+    """Read a file that `METADATA_NAMES` lists; its form follows from its name.
+
+    - metadata.jsonl: a JSON object a line with `file_name` and `text` or `caption`.
+    - metadata.csv: columns `file_name` and `text` or `caption`.
+    - meta_cap.json, of sd-scripts: an object of objects with `caption` and `tags`, by the image's name with or without
+      its ending.
 
     Other fields are ignored, blank lines too. Wrong lines are gathered in `problems`; DataError is raised
     only if the file as a whole cannot be read.
@@ -91,17 +103,77 @@ def read_metadata(path: Path, name: str | None = None) -> Metadata:
     text = decode_text(read_bytes(path, limit=MAX_METADATA_BYTES, name=label), label)
     entries: dict[str, Entry] = {}
     problems: list[str] = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
+    for number, parse in _METADATA[path.name](text, label):
         try:
-            key, caption = _parse_line(line)
+            key, caption = parse()
             if key in entries:
                 raise DataError(f"{shown(key)} is listed already in line {entries[key].line}: keep one line")
             entries[key] = Entry(caption, number)
         except DataError as error:
-            problems.append(f"{label}:{number}: {error}")
+            problems.append(f"{label}:{number}: {error}" if number else f"{label}: {error}")
     return Metadata(entries, tuple(problems))
+
+
+_Parsed = Iterator[tuple[int, Callable[[], tuple[str, str]]]]
+"""Of each image: its line, and what gives (relative posix path, caption) or raises DataError without a place."""
+
+
+def _json_lines(text: str, label: str) -> _Parsed:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield number, partial(_parse_line, line)
+
+
+def _csv(text: str, label: str) -> _Parsed:
+    rows = csv.reader(text.split("\n"), strict=True)
+    try:
+        header = [name.strip() for name in next(rows, [])]
+        if "file_name" not in header or not {"text", "caption"} & set(header):
+            raise DataError(f"{label}:1: expected the columns file_name and text, got {', '.join(header) or 'none'}")
+        for row in rows:
+            if row:
+                yield rows.line_num, partial(_parse_row, header, row)
+    except csv.Error as error:
+        raise DataError(f"{label}:{rows.line_num}: not valid CSV ({error}): mend the line") from error
+
+
+def _meta_cap(text: str, label: str) -> _Parsed:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{label}: not valid JSON ({error}): mend the file or remove it") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{label}: expected an object by image, got {type(content).__name__}: remove the file")
+    for name, record in content.items():
+        yield 0, partial(_parse_meta_cap, name, record)
+
+
+_METADATA: Final[Mapping[str, Callable[[str, str], _Parsed]]] = {
+    "metadata.jsonl": _json_lines,
+    "metadata.csv": _csv,
+    "meta_cap.json": _meta_cap,
+}
+METADATA_NAMES: Final = tuple(_METADATA)
+"""Files with the captions of a whole folder, and of the folders in it."""
+
+
+def _parse_row(header: Sequence[str], row: Sequence[str]) -> tuple[str, str]:
+    if len(row) != len(header):
+        raise DataError(f"expected {len(header)} columns, got {len(row)}: put text with commas in quotes")
+    record = dict(zip(header, row, strict=True))
+    if not record["file_name"]:
+        raise DataError("expected file_name with a relative path, got nothing: name the image")
+    return _relative_key(record["file_name"]), _caption_of(record)
+
+
+def _parse_meta_cap(name: str, record: Any) -> tuple[str, str]:
+    """sd-scripts joins caption and tags by a comma."""
+    if not isinstance(record, dict):
+        raise DataError(f"{shown(name)}: expected an object, got {type(record).__name__}")
+    parts = [record[key] for key in ("caption", "tags") if record.get(key)]
+    if not all(isinstance(part, str) for part in parts):
+        raise DataError(f"{shown(name)}: caption and tags must be text: put them in quotes")
+    return _relative_key(name), _caption_of({"text": ", ".join(parts)})
 
 
 def _parse_line(line: str) -> tuple[str, str]:

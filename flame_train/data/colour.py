@@ -40,6 +40,13 @@ def to_rgb(
     return np.array(image.convert("RGB"))
 
 
+def alpha_of(image: Image.Image) -> np.ndarray[Any, Any]:
+    """uint8 (H, W): the alpha channel of a decoded image, 255 where it has none."""
+    if image.mode.startswith("I;16") or not _has_alpha(image):
+        return np.full((image.height, image.width), 255, np.uint8)
+    return np.array(image.convert("RGBA"))[..., 3]
+
+
 def _has_alpha(image: Image.Image) -> bool:
     return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
 

@@ -8,30 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
-from flame_train.data.captions import METADATA_NAME, Metadata, read_caption, read_metadata
+from flame_train.data.caption_files import CAPTION_ENDINGS, CaptionFiles, CaptionRule
 from flame_train.data.images import Animated, ImageInfo, probe, quiet_decoders
-from flame_train.data.sniff import IMAGES
+from flame_train.data.mask_files import Mask, find_mask, mask_names, masks_in
+from flame_train.data.sniff import IMAGE_ENDINGS, IMAGES
 from flame_train.data.walk import Listing, list_files
 from flame_train.errors import DataError, shown
 from flame_train.io.digests import Digests
 
-IMAGE_ENDINGS = frozenset(
-    {".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".gif"}
-    | {".heic", ".heif", ".jxl"}  # not readable, so named in the report rather than passed over
-)
-CAPTION_ENDINGS = (".txt", ".caption")
 MIN_SIDE = 8  # pixels: one latent
 MAX_RATIO = 16.0
 MAX_REPEATS = 1000  # that a folder's name may ask for: more is a year or a date
+_TOGETHER = 16  # images of one task: many that were seen before take less time than a task
 _LISTED = 100  # lines of one report; the rest is counted
 
 OnBad = Literal["error", "skip"]
+Masks = Literal["off", "files", "alpha"]
 Progress = Callable[[int, int], None]  # (images read, images in all)
 
 
@@ -49,14 +48,20 @@ class DatasetError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One image with its caption."""
+    """One image with its captions."""
 
     path: Path
     key: str  # relative posix path; bytes that are not UTF-8 as surrogate escapes
-    caption: str
+    captions: tuple[str, ...]  # at least one
     size: tuple[int, int]  # (height, width) in pixels, upright
     sha256: str  # of the file's bytes
     plain: bool = False  # decoding it gave nothing to be told
+    mask: Mask | None = None
+
+    @property
+    def caption(self) -> str:
+        """The first caption."""
+        return self.captions[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,10 @@ class Dataset:
         by_folder: bool = False,
         default_caption: str | None = None,
         caption_endings: Sequence[str] = CAPTION_ENDINGS,
+        caption_lines: bool = False,
+        folder_captions: bool = False,
+        masks: Masks = "off",
+        mask_folder: Path | None = None,
         on_bad: OnBad = "error",
         animated: Animated = "refuse",
         min_side: int = MIN_SIDE,
@@ -94,6 +103,10 @@ class Dataset:
             by_folder: whether images of a folder N_name come N times as often, as in kohya's trainers.
             default_caption: the caption of images that have none; None makes a missing caption a problem.
             caption_endings: endings of caption files.
+            caption_lines: whether each line of a caption file is a caption of its own.
+            folder_captions: whether images without a caption have their folder's name as one.
+            masks: where masks come from: files, or the images' alpha channels.
+            mask_folder: the folder of mask files; None: they lie beside the images.
             on_bad: "skip" leaves out an image with a problem and adds a notice; "error" refuses the dataset.
             animated: whether the first frame of an animation is an image.
             min_side: shortest side of an image, in pixels.
@@ -113,7 +126,8 @@ class Dataset:
         if repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {repeats}")
         listing = list_files(path)
-        scan = _Scan(path, listing, default_caption, tuple(caption_endings), min_side, max_ratio)
+        rule = CaptionRule(tuple(caption_endings), caption_lines, folder_captions, default_caption)
+        scan = _Scan(path, listing, rule, masks, mask_folder, min_side, max_ratio)
         items = scan.read(animated, progress, seen, digests)
         scan.look_at_folders(by_folder)
         fatal = [*listing.problems, *scan.problems, *([] if on_bad == "skip" else scan.bad)]
@@ -135,7 +149,7 @@ class Dataset:
         """SHA-256 of names, contents, captions and repeats: a run continues only with the same one."""
         digest = hashlib.sha256(f"dataset {self.repeats}{' by folder' * self.by_folder}\n".encode())
         for item in self.items:
-            for part in (os.fsencode(item.key), item.sha256.encode(), item.caption.encode()):
+            for part in (os.fsencode(item.key), item.sha256.encode(), *(c.encode() for c in item.captions)):
                 digest.update(len(part).to_bytes(8, "little") + part)
         return digest.hexdigest()
 
@@ -147,8 +161,9 @@ class _Scan:
         self,
         root: Path,
         listing: Listing,
-        default_caption: str | None,
-        endings: tuple[str, ...],
+        captions: CaptionRule,
+        masks: Masks,
+        mask_folder: Path | None,
         min_side: int,
         max_ratio: float,
     ) -> None:
@@ -157,18 +172,26 @@ class _Scan:
         Args:
             root: the folder that is read.
             listing: its files.
-            default_caption: the caption of images that have none; None makes a missing caption a problem.
-            endings: endings of caption files.
+            captions: where captions come from.
+            masks: where masks come from.
+            mask_folder: the folder of mask files; None: they lie beside the images.
             min_side: shortest side of an image, in pixels.
             max_ratio: largest ratio of the longer side to the shorter.
         """
-        self.root, self.files, self.default, self.endings = root, listing.files, default_caption, endings
-        self.names = frozenset(self.files)
+        self.root, self.files, self._masks = root, listing.files, masks
         self.min_side, self.max_ratio = min_side, max_ratio
         self.problems: list[str] = []
         self.bad: list[str] = []
         self.notices: list[str] = []
-        self.empty = self.defaulted = 0
+        beside = mask_names(self.files)
+        taken = frozenset(beside.values())
+        self.files = _outside(mask_folder, root, listing.files)
+        self._images = [key for key in self.files if _ending(key) in IMAGE_ENDINGS and key not in taken]
+        self._captions = CaptionFiles(root, self.files, frozenset(self._images), captions)
+        self._mask_paths = {stem: root / key for stem, key in beside.items()}
+        if mask_folder is not None:
+            self._mask_paths = {stem: mask_folder / key for stem, key in masks_in(mask_folder).items()}
+        self._beside, self._unmasked = taken, 0
 
     def read(
         self,
@@ -177,17 +200,30 @@ class _Scan:
         seen: Mapping[str, tuple[int, int]] | None,
         digests: Digests | None,
     ) -> list[Item]:
-        images = [key for key in self.files if _ending(key) in IMAGE_ENDINGS]
-        texts = self._caption_files()
-        metadata = self._metadata(set(images))
+        self.problems.extend(self._captions.problems)
         items = []
-        for key, info in self._probe_all(images, animated, progress, seen, digests):
-            caption = self._caption(key, texts, metadata)
-            if info is not None and caption is not None and self._fits(key, info):
-                items.append(Item(self.root / key, key, caption, info.size, info.sha256, not info.notices))
+        for key, info in self._probe_all(self._images, animated, progress, seen, digests):
+            try:
+                captions = self._captions.of(key)
+                mask = self._mask(key, info, digests) if info is not None else None
+            except DataError as error:
+                self.bad.append(str(error))
+                continue
+            if info is not None and self._fits(key, info):
+                items.append(Item(self.root / key, key, captions, info.size, info.sha256, not info.notices, mask))
                 self.notices.extend(info.notices)
-        self._note_counts(images, texts)
+        self._note_counts()
         return items
+
+    def _mask(self, key: str, info: ImageInfo, digests: Digests | None) -> Mask | None:
+        """The image's mask; None if it has none. Raises DataError if that does not fit it."""
+        if self._masks == "alpha":
+            return Mask(self.root / key, info.sha256, alpha=True)
+        path = self._mask_paths.get(os.path.splitext(key)[0])
+        if self._masks == "off" or path is None:
+            self._unmasked += 1
+            return None
+        return find_mask(path, info.size, shown(key), digests)
 
     def _probe_all(
         self,
@@ -216,11 +252,16 @@ class _Scan:
             except DataError as error:
                 return str(error)
 
+        def some(keys: Sequence[str]) -> list[ImageInfo | str]:
+            return [one(key) for key in keys]
+
         found: list[tuple[str, ImageInfo | None]] = []
         pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
         try:
             with quiet_decoders():
-                for done, (key, result) in enumerate(zip(images, pool.map(one, images), strict=True), 1):
+                parts = [images[i : i + _TOGETHER] for i in range(0, len(images), _TOGETHER)]
+                results = (result for part in pool.map(some, parts) for result in part)
+                for done, (key, result) in enumerate(zip(images, results, strict=True), 1):
                     if isinstance(result, str):
                         self.bad.append(result)
                     found.append((key, None if isinstance(result, str) else result))
@@ -229,57 +270,6 @@ class _Scan:
         finally:
             pool.shutdown(cancel_futures=True)
         return found
-
-    def _caption_files(self) -> dict[str, list[str]]:
-        """Path without its ending -> the caption files that belong to it."""
-        texts: dict[str, list[str]] = {}
-        for key in self.files:
-            for ending in self.endings:
-                if key[-len(ending) :].lower() == ending.lower():
-                    texts.setdefault(key[: -len(ending)], []).append(key)
-        return texts
-
-    def _metadata(self, images: set[str]) -> Metadata:
-        if METADATA_NAME not in self.files:
-            return Metadata({}, ())
-        metadata = read_metadata(self.root / METADATA_NAME, METADATA_NAME)
-        self.problems.extend(metadata.problems)
-        for key, entry in metadata.entries.items():
-            if key not in images:
-                self.problems.append(
-                    f"{METADATA_NAME}:{entry.line}: there is no image {shown(key)}: "
-                    f"correct file_name (with / between folders) or remove the line"
-                )
-        return metadata
-
-    def _caption(self, key: str, texts: Mapping[str, list[str]], metadata: Metadata) -> str | None:
-        """The image's caption; None if it has a problem, which is then noted."""
-        stem = os.path.splitext(key)[0]
-        given: dict[str, str] = {}
-        try:
-            for text in texts.get(stem, []):
-                given[text] = read_caption(self.root / text, shown(text))
-        except DataError as error:
-            self.bad.append(str(error))
-            return None
-        if key in metadata.entries:
-            given[METADATA_NAME] = metadata.entries[key].caption
-        if len(set(given.values())) > 1:
-            self.bad.append(f"{shown(key)}: {', '.join(map(shown, given))} differ: keep one caption")
-            return None
-        if not given and self.default is None:
-            other = next((ending for ending in CAPTION_ENDINGS if stem + ending in self.names), None)
-            write = f"write {shown(os.path.basename(stem))}{self.endings[0]} in the same folder, or set data.caption"
-            self.bad.append(
-                f"{shown(key)}: has no caption: " + (f'set data.caption_extension = "{other}"' if other else write)
-            )
-            return None
-        if not given:
-            self.defaulted += 1
-            return self.default
-        caption = next(iter(given.values()))
-        self.empty += not caption
-        return caption
 
     def _fits(self, key: str, info: ImageInfo) -> bool:
         short, long = sorted(info.size)
@@ -306,19 +296,21 @@ class _Scan:
             if by_folder and not 1 <= n <= MAX_REPEATS
         ]
 
-    def _note_counts(self, images: Sequence[str], texts: Mapping[str, list[str]]) -> None:
-        if self.empty:
-            self.notices.append(f"{self.empty} caption(s) are empty")
-        if self.defaulted:
-            self.notices.append(f"{self.defaulted} image(s) have no caption and take the default one")
-        stems = {os.path.splitext(key)[0] for key in images}
-        orphans = [key for stem, keys in texts.items() if stem not in stems for key in keys]
-        if orphans:
-            self.notices.append(f"{len(orphans)} caption file(s) belong to no image, e.g. {shown(orphans[0])}")
-        known = {METADATA_NAME, *images, *(key for keys in texts.values() for key in keys)}
+    def _note_counts(self) -> None:
+        self.notices += self._captions.notices()
+        if self._masks == "off" and self._beside:
+            example = shown(min(self._beside))
+            self.notices.append(
+                f'{len(self._beside)} mask(s) are passed over, e.g. {example}: set data.masks = "files" to use them'
+            )
+        if self._masks == "files" and self._unmasked:
+            self.notices.append(f"{self._unmasked} image(s) have no mask and count everywhere")
+        known = {*self._images, *self._beside, *self._captions.used}
         others = [key for key in self.files if key not in known]
         if others:
-            self.notices.append(f"{len(others)} other file(s) are passed over, e.g. {shown(others[0])}")
+            endings = Counter(_ending(key) or "no ending" for key in others).most_common(5)
+            kinds = ", ".join(f"{count} {ending}" for ending, count in endings)
+            self.notices.append(f"{len(others)} other file(s) are passed over ({kinds}), e.g. {shown(others[0])}")
 
 
 def _no_image(files: Sequence[str]) -> str:
@@ -331,6 +323,14 @@ def _named_repeats(key: str) -> int | None:
     folder, below, _ = key.partition("/")
     number, named, _ = folder.partition("_")
     return int(number) if below and named and number.isascii() and number.isdigit() else None
+
+
+def _outside(folder: Path | None, root: Path, files: list[str]) -> list[str]:
+    """`files` below `root` that do not lie in `folder`."""
+    if folder is None or not folder.resolve().is_relative_to(root.resolve()):
+        return files
+    inside = f"{folder.resolve().relative_to(root.resolve()).as_posix()}/"
+    return [key for key in files if not key.startswith(inside)]
 
 
 def _ending(key: str) -> str:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 from flame_train.data.dataset import Item
-from flame_train.data.placed import Placed
-from flame_train.data.samples import Samples, trained
+from flame_train.data.samples import Samples
 from flame_train.errors import ConfigError, DataError, shown
 
 _LISTED = 10
@@ -23,8 +19,7 @@ def split(samples: Samples, fraction: float) -> tuple[Samples, Samples]:
         ConfigError: no image is left to train on.
         DataError: a validation set has images that are trained on.
     """
-    rest = trained(samples)
-    held = Samples(tuple((own, placed) for own, placed in samples.parts if own.validation))
+    rest, held = samples.where(lambda row: not row.set.validation), samples.where(lambda row: row.set.validation)
     if not rest.rows:
         raise ConfigError("data.sets: expected a set to train on, got validation = true in all; add one without")
     _refuse_common(rest, held)
@@ -32,32 +27,19 @@ def split(samples: Samples, fraction: float) -> tuple[Samples, Samples]:
         return rest, held
     edge = max(fraction, min(_place(row.item) for row in rest.rows))
 
-    def is_held(item: Item) -> bool:
-        return _place(item) <= edge
-
-    taken, left = _part(rest, is_held), _part(rest, lambda item: not is_held(item))
+    taken = rest.where(lambda row: _place(row.item) <= edge)
+    left = rest.where(lambda row: _place(row.item) > edge)
     if not left.rows:
         raise ConfigError(
             f"validation.fraction: expected images left to train on, got none of {len(rest.rows)}; lower it, or add "
             "images"
         )
-    return left, Samples((*held.parts, *taken.parts))
+    return left, held.joined(taken)
 
 
 def _place(item: Item) -> float:
     """Where an image's hash lies between 0 and 1."""
     return int(item.sha256[:13], 16) / 16**13
-
-
-def _part(samples: Samples, wanted: Callable[[Item], bool]) -> Samples:
-    """The images that are `wanted`; sets without one are left out."""
-    parts = []
-    for own, placed in samples.parts:
-        kept = [(item, placement) for item, placement in placed if wanted(item)]
-        if kept:
-            items, placements = zip(*kept, strict=True)
-            parts.append((own, Placed(replace(placed.dataset, items=items, notices=()), placements)))
-    return Samples(tuple(parts))
 
 
 def _refuse_common(rest: Samples, held: Samples) -> None:

@@ -19,7 +19,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from flame_train.data import sniff
 from flame_train.data.buckets import Size
-from flame_train.data.colour import WHITE, to_rgb
+from flame_train.data.colour import WHITE, alpha_of, to_rgb
 from flame_train.data.files import read_bytes
 from flame_train.errors import DataError, shown
 from flame_train.io.digests import Digests
@@ -113,10 +113,16 @@ def load_image(
     return _loaded(read_bytes(path, limit=MAX_FILE_BYTES, name=label), label, background, animated)
 
 
+def load_alpha(path: Path, *, name: str | None = None) -> tuple[np.ndarray[Any, Any], ImageInfo]:
+    """As `load_image`, of the alpha channel: uint8 (H, W), 255 where the image has none."""
+    label = name if name is not None else shown(path)
+    return _loaded(read_bytes(path, limit=MAX_FILE_BYTES, name=label), label, None, "first")
+
+
 def _loaded(
-    data: bytes, label: str, background: tuple[int, int, int], animated: Animated
+    data: bytes, label: str, background: tuple[int, int, int] | None, animated: Animated
 ) -> tuple[np.ndarray[Any, Any], ImageInfo]:
-    """As `load_image`, of a file's bytes."""
+    """As `load_image`, of a file's bytes; without a background as `load_alpha`."""
     if not data:
         raise DataError(f"{label}: the file is empty (zero bytes): copy or download it again")
     found = sniff.sniff(data)
@@ -162,7 +168,7 @@ def _decode(
     data: bytes,
     found: str,
     label: str,
-    background: tuple[int, int, int],
+    background: tuple[int, int, int] | None,
     animated: Animated,
     notices: list[str],
 ) -> tuple[np.ndarray[Any, Any], str]:
@@ -172,7 +178,7 @@ def _decode(
         data: the file's bytes.
         found: the sniffed format, such as "PNG".
         label: the name of the file in messages.
-        background: the RGB colour behind transparent pixels.
+        background: the RGB colour behind transparent pixels; None: the result is the alpha channel instead.
         animated: whether the first frame of an animation is an image.
         notices: gets a line for each thing that was left out.
 
@@ -194,6 +200,8 @@ def _decode(
         image.load()
         mode = image.mode
         upright = _upright(image, label, notices)
+        if background is None:
+            return alpha_of(upright), mode
         return to_rgb(upright, label, background, notices), mode
 
 

@@ -101,6 +101,11 @@ class Order:
         """How many samples an epoch has, those that fill batches included."""
         return sum(count for _, count in self._counts()) + self.filled_per_epoch
 
+    @property
+    def largest_batch(self) -> int:
+        """The samples of the largest batch."""
+        return max(size for _, size in self._turns)
+
     def _counts(self) -> list[tuple[int, int]]:
         """(batch size, samples in an epoch) of each group."""
         return [(size, sum(turns.per_epoch for turns in parts)) for (_, size), parts in self._turns.items()]
@@ -209,6 +214,11 @@ def caption_dropped(probability: float, seed: int, epoch: int, index: int, draw:
     """
     word = int.from_bytes(_key(f"caption dropout {part}".rstrip(), seed, epoch, index, draw)[:8], "little")
     return word >> 11 < probability * 2**53  # 53 bits: exact in a float, so 0 is never and 1 always
+
+
+def fraction(purpose: str, *where: int) -> float:
+    """A number in [0, 1) of 53 bits, by (purpose, where) alone."""
+    return (int.from_bytes(_key(purpose, *where)[:8], "little") >> 11) / 2**53
 
 
 def permutation(count: int, purpose: str, seed: int, *where: int) -> np.ndarray[Any, Any]:

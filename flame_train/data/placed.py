@@ -33,18 +33,7 @@ class Placed:
 
     def to_json(self) -> list[dict[str, Any]]:
         """One object a image; sizes as [height, width], scale and kept rounded to four places."""
-        return [
-            {
-                "file": shown(item.key),
-                "original": list(p.original),
-                "bucket": list(p.bucket),
-                "resized": list(p.resized),
-                "crop": [p.crop_top, p.crop_left],
-                "scale": round(p.scale, 4),
-                "kept": round(p.kept, 4),
-            }
-            for item, p in self
-        ]
+        return [{"file": shown(item.key), **p.to_json()} for item, p in self]
 
     def bucket_table(self) -> Table:
         """`bucket_rows`, to be printed."""
@@ -87,9 +76,12 @@ def place(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") -> Placed
     kept: list[Item] = []
     placements: list[Placement] = []
     problems: list[str] = []
+    known: dict[Size, Placement] = {}  # large datasets have few sizes
     for item in dataset.items:
         try:
-            placements.append(rule.assign(item.size))
+            if item.size not in known:
+                known[item.size] = rule.assign(item.size)
+            placements.append(known[item.size])
             kept.append(item)
         except DataError as error:
             problems.append(f"{shown(item.key)}: {error}")

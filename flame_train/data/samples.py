@@ -1,49 +1,54 @@
-"""The samples of a run: each image of each set, in its bucket. The order is that of the sets, then of their images."""
+"""The samples of a run: each image of each set, in its buckets. The order is that of the sets, then of their images."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from flame_train.data.buckets import Placement, Size
-from flame_train.data.dataset import Dataset, Item
+from flame_train.data.dataset import DatasetError, Item
 from flame_train.data.order import Order
 from flame_train.data.placed import Placed, bucket_rows
-from flame_train.data.sets import ImageSet
+from flame_train.data.sets import DataSet
+from flame_train.data.views import View
+from flame_train.errors import DataError, shown
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """An image of a set in its bucket. `comings` is how often it comes in one epoch, before the set's weight."""
+    """An image of a set in a bucket.
+
+    Attributes:
+        item: the image.
+        placement: its bucket, and the crop in the centre.
+        set: its set.
+        comings: how often it comes in one epoch, before the set's weight.
+        texts: its texts, of which a step sees one.
+    """
 
     item: Item
     placement: Placement
-    set: ImageSet
+    set: DataSet
     comings: int
+    texts: tuple[str, ...]
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """Its views, of which a step sees one."""
+        return self.set.view_rule.views(self.placement, self.item.sha256)
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The images of all sets in their buckets: each part is one set's."""
+    """The samples of some sets, and what a user should know of them."""
 
-    parts: tuple[tuple[ImageSet, Placed], ...]
+    sets: tuple[DataSet, ...]
+    rows: tuple[Sample, ...]
+    notices: tuple[str, ...] = ()
 
     @cached_property
-    def rows(self) -> tuple[Sample, ...]:
-        """The samples in order."""
-        return tuple(
-            Sample(item, placement, own, comings)
-            for own, placed in self.parts
-            for (item, placement), comings in zip(placed, placed.dataset.comings, strict=True)
-        )
-
-    @property
-    def datasets(self) -> tuple[Dataset, ...]:
-        """Of each set, its images and captions."""
-        return tuple(placed.dataset for _, placed in self.parts)
-
-    @property
     def placements(self) -> tuple[Placement, ...]:
         """The bucket and crop of each sample."""
         return tuple(row.placement for row in self.rows)
@@ -51,49 +56,105 @@ class Samples:
     @property
     def buckets(self) -> tuple[Size, ...]:
         """The buckets that samples lie in, (height, width), each once."""
-        return tuple(sorted({row.placement.bucket for row in self.rows}))
+        return tuple(sorted({placement.bucket for placement in self.placements}))
 
     @property
     def names(self) -> tuple[str, ...]:
         """What messages and the log call each sample."""
         return tuple(self._name(row) for row in self.rows)
 
-    @property
-    def notices(self) -> tuple[str, ...]:
-        """What a user should know of the sets, each line with its folder where there are several."""
-        several = len(self.parts) > 1
-        return tuple(
-            f"{own.path.name}: {notice}" if several else notice
-            for own, placed in self.parts
-            for notice in placed.dataset.notices
-        )
+    @cached_property
+    def masked(self) -> bool:
+        """Whether any image has a mask."""
+        return any(row.item.mask is not None for row in self.rows)
 
-    def order(self, batch_size: int, seed: int) -> Order:
+    @cached_property
+    def weighted(self) -> bool:
+        """Whether the loss of any image has a weight."""
+        return any(own.loss_weight != 1.0 for own in self.sets)
+
+    def loss_weight_shape(self, latent: tuple[int, int, int]) -> tuple[int, int, int] | None:
+        """The shape of a sample's weights for latents (h, w, Z): all samples have some if any has; None: none has."""
+        if self.masked:
+            return *latent[:2], 1
+        return (1, 1, 1) if self.weighted else None
+
+    def order(self, seed: int) -> Order:
         """Which sample comes when."""
         rows = self.rows
         return Order(
-            [row.placement.bucket for row in rows],
+            [placement.bucket for placement in self.placements],
             [row.comings for row in rows],
-            batch_size,
+            [row.set.batch_size for row in rows],
             seed,
             weights=[row.set.weight for row in rows],
         )
 
     def to_json(self) -> list[dict[str, Any]]:
-        """One object a sample, as `Placed.to_json` has it; where there are several sets, with its set's folder."""
-        several = len(self.parts) > 1
-        return [
-            ({"set": own.path.name} if several else {}) | row for own, placed in self.parts for row in placed.to_json()
-        ]
+        """One object a sample: its place, as `Placement.to_json` has it, its texts, mask and views."""
+        return [self._json(row) for row in self.rows]
 
     def bucket_rows(self) -> list[dict[str, Any]]:
         """A row a bucket; see `bucket_rows`."""
         return bucket_rows(self.placements)
 
+    def where(self, wanted: Callable[[Sample], bool]) -> Samples:
+        """Those that are `wanted`; sets without one are left out."""
+        rows = tuple(row for row in self.rows if wanted(row))
+        left = {id(row.set) for row in rows}
+        return Samples(tuple(own for own in self.sets if id(own) in left), rows)
+
+    def joined(self, others: Samples) -> Samples:
+        """These, then the others."""
+        sets = {id(own): own for own in (*self.sets, *others.sets)}
+        return Samples(tuple(sets.values()), (*self.rows, *others.rows))
+
     def _name(self, row: Sample) -> str:
-        return row.item.key if len(self.parts) == 1 else f"{row.set.path.name}/{row.item.key}"
+        return row.item.key if len(self.sets) == 1 else f"{row.set.folder.name}/{row.item.key}"
+
+    def _json(self, row: Sample) -> dict[str, Any]:
+        mask, views = row.item.mask, row.views
+        return {
+            **({"set": row.set.folder.name} if len(self.sets) > 1 else {}),
+            "file": shown(row.item.key),
+            **row.placement.to_json(),
+            "captions": list(row.texts),
+            **({"mask": "alpha" if mask.alpha else shown(mask.path.name)} if mask else {}),
+            **({"views": [view.settings for view in views]} if len(views) > 1 else {}),
+        }
 
 
-def trained(samples: Samples) -> Samples:
-    """Those that a run trains on: images of validation sets never are."""
-    return Samples(tuple((own, placed) for own, placed in samples.parts if not own.validation))
+def samples_of(parts: Sequence[tuple[DataSet, Placed]]) -> Samples:
+    """The samples of sets in their buckets; a set comes once for each of its resolutions.
+
+    An image that an earlier resolution of its set placed in the same way is left out with a notice. Raises DataError
+    for all wildcards that are wrong.
+    """
+    rows: list[Sample] = []
+    notices: list[str] = []
+    problems: dict[int, tuple[Placed, list[str]]] = {}
+    sets = {id(own): own for own, _ in parts}
+    texts: dict[tuple[int, tuple[str, ...]], tuple[str, ...]] = {}
+    placed_before: set[tuple[int, str, Placement]] = set()
+    for own, placed in parts:
+        twice = 0
+        for (item, placement), comings in zip(placed, placed.dataset.comings, strict=True):
+            if (id(own), item.key, placement) in placed_before:
+                twice += 1
+                continue
+            placed_before.add((id(own), item.key, placement))
+            pool = texts.get((id(own), item.captions))
+            try:
+                pool = texts[id(own), item.captions] = pool or own.captions.texts(item.captions)
+            except DataError as error:
+                problems.setdefault(id(own), (placed, []))[1].append(f"{shown(item.key)}: its caption: {error}")
+                continue
+            rows.append(Sample(item, placement, own, comings, pool))
+        notices += [f"{own.folder.name}: {n}" if len(sets) > 1 else n for n in placed.dataset.notices]
+        if twice:
+            notices.append(
+                f"{twice} image(s) of {shown(own.folder.name)} are too small for one resolution: left out of it"
+            )
+    if problems:
+        raise DataError("\n".join(str(DatasetError(p.dataset.root, lines)) for p, lines in problems.values()))
+    return Samples(tuple(sets.values()), tuple(rows), tuple(dict.fromkeys(notices)))

@@ -11,6 +11,10 @@ import zlib
 from flame_train.errors import DataError
 
 IMAGES = frozenset({"PNG", "JPEG", "WEBP", "AVIF", "BMP", "TIFF", "GIF"})
+IMAGE_ENDINGS = frozenset(
+    {".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".gif"}
+    | {".heic", ".heif", ".jxl"}  # not readable, so named in the report rather than passed over
+)
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _MAGIC = (

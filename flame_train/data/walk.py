@@ -25,15 +25,18 @@ class Listing:
     problems: list[str] = field(default_factory=list)
 
 
-def list_files(root: Path) -> Listing:
-    """Every regular file under `root`, hidden ones excepted. Raises DataError if `root` is no folder."""
+def list_files(root: Path, setting: str = "data.path") -> Listing:
+    """Every regular file under `root`, hidden ones excepted.
+
+    Raises DataError, naming the `setting` that chose it, if `root` is no folder.
+    """
     listing = Listing()
     seen: set[tuple[int, int]] = set()
     # Linked folders wait until every real one was walked, so that a file's key does not depend on link names.
     real, linked = deque([""]), deque[str]()
     while real or linked:
         folder = real.popleft() if real else linked.popleft()
-        _walk_one(root, folder, listing, seen, real, linked)
+        _walk_one(root, folder, listing, seen, real, linked, setting)
     listing.files.sort(key=os.fsencode)
     return listing
 
@@ -45,6 +48,7 @@ def _walk_one(
     seen: set[tuple[int, int]],
     real: deque[str],
     linked: deque[str],
+    setting: str,
 ) -> None:
     label = shown(folder) or shown(root)
     try:
@@ -59,7 +63,7 @@ def _walk_one(
         reason = error.strerror or type(error).__name__
         if not folder:
             raise DataError(
-                f"{label}: expected a folder of images ({reason}): check data.path and its permissions"
+                f"{label}: expected a folder of images ({reason}): check {setting} and its permissions"
             ) from error
         listing.problems.append(f"{label}: cannot be read ({reason}): check the folder's permissions")
         return

@@ -108,16 +108,37 @@ class FlowObjective:
         """The target of the prediction, fp32: the same for every s."""
         return noise.float() - latents.float()
 
-    def losses(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """(B,) fp32: each sample's mean error, times its weight."""
-        each = mean_errors(
-            self.kind, prediction, self.target(latents, noise, t), NoiseLevel(lambda: t, lambda: t / (1.0 - t))
-        )
+    def losses(
+        self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
+    ) -> Tensor:
+        """Each sample's mean error, times its weight.
+
+        Args:
+            prediction: the denoiser's prediction (B, H, W, C).
+            latents: the latents without noise (B, H, W, C).
+            noise: the noise of the target (B, H, W, C).
+            t: (B,) positions in the schedule.
+            factors: fp32 (B, H, W, 1) or (B, 1, 1, 1), by which errors are multiplied: of masks, and of whole samples.
+
+        Returns:
+            (B,) fp32.
+        """
+        level = NoiseLevel(lambda: t, lambda: t / (1.0 - t))
+        each = mean_errors(self.kind, prediction, self.target(latents, noise, t), level, factors)
         return each if self.weighting.uniform else each * Tensor(self.weighting.of_flow(t.data))
 
-    def loss(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """The mean of `losses`: 0-d fp32, differentiable with respect to the prediction."""
-        return self.losses(prediction, latents, noise, t).mean()
+    def loss(
+        self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
+    ) -> Tensor:
+        """The mean of `losses`, differentiable with respect to the prediction.
+
+        Args:
+            prediction, latents, noise, t, factors: as in `losses`.
+
+        Returns:
+            0-d fp32.
+        """
+        return self.losses(prediction, latents, noise, t, factors).mean()
 
 
 def _beside(t: Tensor, like: Tensor) -> Tensor:

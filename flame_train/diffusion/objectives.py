@@ -33,9 +33,24 @@ Span = tuple[int, int]
 WHOLE: Span = (0, 1000)
 
 
-def mean_errors(kind: LossKind, prediction: Tensor, target: Tensor, level: NoiseLevel) -> Tensor:
-    """(B,) fp32: each sample's mean error, for an fp32 target (B, H, W, C)."""
+def mean_errors(
+    kind: LossKind, prediction: Tensor, target: Tensor, level: NoiseLevel, factors: Tensor | None = None
+) -> Tensor:
+    """Each sample's mean error.
+
+    Args:
+        kind: the distance.
+        prediction: the denoiser's prediction (B, H, W, C).
+        target: fp32 (B, H, W, C).
+        level: how noisy each sample is.
+        factors: fp32 (B, H, W, 1) or (B, 1, 1, 1), by which errors are multiplied: of masks, and of whole samples.
+
+    Returns:
+        (B,) fp32.
+    """
     errors = kind.errors(prediction.float(), target, level)
+    if factors is not None:
+        errors = errors * factors
     return errors.mean(tuple(range(1, errors.ndim)))
 
 
@@ -120,17 +135,39 @@ class Objective:
             return noise.float()
         return _at(self._signal, t, latents) * noise - _at(self._noise, t, latents) * latents
 
-    def losses(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """(B,) fp32: each sample's mean error, times its weight."""
+    def losses(
+        self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
+    ) -> Tensor:
+        """Each sample's mean error, times its weight.
+
+        Args:
+            prediction: the denoiser's prediction (B, H, W, C).
+            latents: the latents without noise (B, H, W, C).
+            noise: the noise of the target (B, H, W, C).
+            t: (B,) positions in the schedule.
+            factors: fp32 (B, H, W, 1) or (B, 1, 1, 1), by which errors are multiplied: of masks, and of whole samples.
+
+        Returns:
+            (B,) fp32.
+        """
         level = NoiseLevel(lambda: t.float() * (1.0 / self.schedule.steps), lambda: F.embedding(t, self._sigma))
-        each = mean_errors(self._kind, prediction, self.target(latents, noise, t), level)
+        each = mean_errors(self._kind, prediction, self.target(latents, noise, t), level, factors)
         if self._weight is not None:
             each = each * F.embedding(t, self._weight)
         return each
 
-    def loss(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """The mean of `losses`: 0-d fp32, differentiable with respect to the prediction."""
-        return self.losses(prediction, latents, noise, t).mean()
+    def loss(
+        self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
+    ) -> Tensor:
+        """The mean of `losses`, differentiable with respect to the prediction.
+
+        Args:
+            prediction, latents, noise, t, factors: as in `losses`.
+
+        Returns:
+            0-d fp32.
+        """
+        return self.losses(prediction, latents, noise, t, factors).mean()
 
 
 def _table(values: np.ndarray[Any, Any], device: str) -> Tensor:

@@ -81,14 +81,14 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def preflight(folder: Path, expected: int) -> None:
+def preflight(folder: Path, expected: int, remedy: str = "set output.dir to another disk") -> None:
     """Refuse early: raises OutputError unless the disk of `folder` has 1.2 times `expected` bytes free."""
     with disk_errors(folder):
         available = free_bytes(folder)
     if available < expected * _MARGIN:
         raise OutputError(
             f"{folder}: the disk is too full to start: needs {size(int(expected * _MARGIN))}, "
-            f"has {size(available)}; free some space, or set output.dir to another disk"
+            f"has {size(available)}; free some space, or {remedy}"
         )
 
 

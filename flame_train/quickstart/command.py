@@ -276,7 +276,7 @@ def _examples(plan: Plan, folder: Path, make: Maker, count: int, device: str, st
     other = make_plan(replace(plan.checked, config=plan.config.model_copy(update={"data": data})), stop)
     keys = other.encoding.keys(other.samples, ())
     encoded = encode(other.encoding, other.samples, keys, other.model.size_conditioning, device, stop)
-    return [encoded.example(i, False) for i in range(len(other.samples.placements))]
+    return [encoded.example(i) for i in range(len(other.samples.rows))]
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -144,7 +144,7 @@ def _check_grid(step: int, model: Model) -> None:
 def _check_places(config: Config) -> None:
     """A run inside its own folder of images would read its sample grids as images. Hidden folders are never read."""
     out = Path(config.output.dir).resolve()
-    for images in (own.path.resolve() for own in image_sets(config.data)):
+    for images in (own.folder.resolve() for own in image_sets(config.data)):
         if out.is_relative_to(images) and not any(p.startswith(".") for p in out.relative_to(images).parts):
             raise ConfigError(
                 f"output.dir: {out} lies inside {'data.sets' if config.data.sets else 'data.path'}, where its sample "

@@ -42,7 +42,8 @@ from flame_train.user_cache import user_cache
 from .check import check, encoding_formats, fp8_of
 from .continued import continued
 from .describe import describe
-from .encode import Keys, could_cache, encode
+from .encode import encode
+from .encoding import Keys, could_cache
 from .finish import report
 from .memory import PredictedMemory, predicted_memory
 from .plan import Plan, make_plan
@@ -124,7 +125,8 @@ def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) ->
         plan = make_plan(check(asked), stop)
         could_cache(plan.encoding.folder)
         keys = plan.encoding.keys(plan.everything, plan.prompts)
-        counts = {"images": len(keys.images), "captions": len(keys.captions)}
+        counts = {"images": sum(map(len, keys.images)), "captions": len(keys.captions)}
+        counts["bytes"] = plan.encoding.bytes_of(plan.everything, plan.prompts)
         if dry_run:
             return counts
         cache = encode(plan.encoding, plan.everything, keys, plan.model.size_conditioning, device, stop).cache
@@ -209,23 +211,30 @@ def sources_of(plan: Plan, keys: Keys) -> Sources:
 
 def dataset_digest(samples: Samples, keys: Keys) -> str:
     """A hash of everything the samples of a run depend on: images, captions, placements, networks, order."""
-    captions = [keys.captions[row.item.caption] for row in samples.rows]
-    rows = zip(samples.names, keys.images, captions, strict=False)  # what is held out comes last, and does not count
+    texts = ([keys.captions[text] for text in row.texts] for row in samples.rows)
+    rows = (  # what is held out comes last among the keys, and does not count
+        (name, *images, *captions, *masks)
+        for name, images, captions, masks in zip(samples.names, keys.images, texts, keys.masks, strict=False)
+    )
     return hashlib.sha256("\n".join("\t".join(row) for row in rows).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _notice_copies(plan: Plan) -> None:
-    filled, size = plan.order.filled_per_epoch, plan.config.data.batch_size
-    if filled:
-        seen = plan.order.batches_per_epoch * size
+    order, sizes = plan.order, sorted({own.batch_size for own in plan.samples.sets})
+    if order.filled_per_epoch:
         _LOG.info(
-            "%d of an epoch's %d samples repeat others, to fill batches of data.batch_size=%d", filled, seen, size
+            "%d of an epoch's %d samples repeat others, to fill batches of data.batch_size=%s",
+            order.filled_per_epoch,
+            order.samples_per_epoch,
+            ", ".join(map(str, sizes)),
         )
 
 
 def _files(plan: Plan) -> list[dict[str, Any]]:
     """Each image's bucket and crop, and of those that are held out that they are."""
-    return [*plan.samples.to_json(), *(row | {"validation": True} for row in plan.held_out.to_json())]
+    held_out = len(plan.samples.rows)
+    rows = plan.everything.to_json()
+    return [*rows[:held_out], *(row | {"validation": True} for row in rows[held_out:])]
 
 
 def _predicted(plan: Plan, device: str) -> PredictedMemory:
@@ -266,6 +275,7 @@ def _resume(folder: RunFolder, sources: Sources) -> Found | None:
 
 
 def _write_report(plan: Plan, folder: RunFolder) -> None:
-    """Writes each image's bucket and crop into the run folder."""
-    raw = (json.dumps(_files(plan), indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+    """Writes each sample's captions, bucket, crop and mask into the run folder, one a line."""
+    lines = ",\n ".join(json.dumps(row, ensure_ascii=False) for row in _files(plan))
+    raw = f"[\n {lines}\n]\n".encode("utf-8", "backslashreplace")
     write_durably(folder.place(folder.folder / "dataset.json"), [raw], len(raw))

@@ -26,5 +26,8 @@ def describe(plan: Plan, memory: PredictedMemory) -> dict[str, Any]:
         "checkpointed blocks": f"{len(plan.checked.checkpointed)} of {len(plan.model.network.blocks())}",
         "predicted memory GiB": round(memory.peak / 2**30, 2),
         "predicted memory GiB in training": round(memory.training / 2**30, 2),
+        "texts": len({text for row in plan.samples.rows for text in row.texts}),
+        "cached views of images": sum(len(row.views) for row in plan.samples.rows),
+        "cache GiB": round(plan.encoding.bytes_of(plan.everything, plan.prompts) / 2**30, 3),
         "output": c.output.dir,
     }

@@ -2,174 +2,41 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from flame_train.config.schema import DataSection
-from flame_train.data.buckets import Placement, Size, resize_and_crop
-from flame_train.data.cache import DiskCache, Shapes, cache_key
+from flame_train.data.buckets import Placement, Size
+from flame_train.data.cache import DiskCache, Shapes
+from flame_train.data.choices import FIRST, Choice
 from flame_train.data.images import load_image
+from flame_train.data.mask_files import latent_mask, loss_weights
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.seen import remember
-from flame_train.data.sets import image_sets
 from flame_train.disk.failpoint import hit
-from flame_train.disk.files import could_make_folder, make_folder
+from flame_train.disk.files import make_folder, preflight, size
 from flame_train.distributed.group import ALONE, ProcessGroup
-from flame_train.engine import nn, no_grad
+from flame_train.engine import no_grad
 from flame_train.engine.backend import get_backend
-from flame_train.engine.dtype import DType, is_float
-from flame_train.errors import DataError, NonFiniteError, OutputError, shown
+from flame_train.engine.dtype import is_float
+from flame_train.errors import DataError, NonFiniteError, shown
 from flame_train.io.digests import Digests
-from flame_train.text_encoders import TextEncoder
-from flame_train.training.fixed_batch import FixedBatches, HostArrays
-from flame_train.training.model import Autoencoder, Example, encoder_outputs
+from flame_train.training.batch import LOSS_WEIGHT
+from flame_train.training.fixed_batch import HostArrays
+from flame_train.training.model import Example, encoder_outputs
 from flame_train.training.stop import StopRequest
 from flame_train.user_cache import user_cache
 
+from .encoding import Encoding, Keys, cut, named_for_cache
 from .pipeline import Pipeline
 
 _LOG = logging.getLogger(__name__)
-CACHE_FOLDER = ".flame-cache"
-_ROUNDING = 2  # raised where networks are run in another way, so that what they make differs in its last bits
 _SAID_EVERY = 50  # entries
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """The cache keys of a dataset: one an image, by item; one a caption, by text; and of what networks they are."""
-
-    images: tuple[str, ...]
-    captions: Mapping[str, str]
-    networks: Mapping[str, str]
-
-
-@dataclass(frozen=True, eq=False)
-class Encoding:
-    """By which networks images and captions are encoded, and in which number formats.
-
-    Attributes:
-        vae: encodes images.
-        text: encode captions.
-        vae_precision: `model.vae_precision`.
-        precision: `train.precision`, in which captions are encoded unless `text_precision` says otherwise.
-        text_precision: `text_encoders.precision`.
-        folder: where the cache lies.
-    """
-
-    vae: Autoencoder
-    text: tuple[TextEncoder, ...]
-    vae_precision: str
-    precision: str
-    text_precision: str
-    folder: Path
-
-    def keys(self, samples: Samples, prompts: Sequence[str]) -> Keys:
-        """The keys of every array that training and sampling will read, over all that the array depends on."""
-        with Digests(user_cache("digests")) as digests, ThreadPoolExecutor() as hashing:  # which leaves Python free
-            image = hashing.submit(self.vae.part.digest, digests)
-            networks = {"caption": self._text_digest(digests, hashing), "image": image.result()}
-        vae = {"precision": self.vae_precision}
-        text = {"precision": self.precision, "text_precision": self.text_precision, "rounding": _ROUNDING}
-        images = tuple(
-            cache_key("latents", row.item.sha256, networks["image"], {**vae, **_geometry(row.placement)})
-            for row in samples.rows
-        )
-        wanted = dict.fromkeys(["", *(row.item.caption for row in samples.rows), *prompts])
-        captions = {
-            caption: cache_key("text", hashlib.sha256(caption.encode()).hexdigest(), networks["caption"], text)
-            for caption in wanted
-        }
-        return Keys(images, captions, networks)
-
-    def image_shapes(self, placement: Placement) -> Shapes:
-        """The arrays of an image: their names and shapes."""
-        shape = self.vae.latent_shape(placement.bucket)
-        return {"mean": shape, "logvar": shape}
-
-    @cached_property
-    def caption_shapes(self) -> Shapes:
-        """The arrays of any caption: their names and shapes."""
-        return {name: shape for encoder in self.text for name, shape in encoder.outputs.items()}
-
-    def _text_digest(self, digests: Digests, hashing: Executor) -> str:
-        made = hashing.map(lambda e: e.part.digest(digests), self.text)
-        parts = [
-            part
-            for e, digest in zip(self.text, made, strict=True)
-            for part in (e.part.component, digest, e.vocabulary, *e.outputs)
-        ]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-    def encoders(self, device: str) -> CaptionEncoders:
-        """The text encoders, loaded."""
-        networks = {
-            encoder.part.component: encoder.load(device=device, dtype=self.precision, precision=self.text_precision)
-            for encoder in self.text
-        }
-        dtypes = {encoder.key: encoder.dtype(self.precision, self.text_precision) for encoder in self.text}
-        return CaptionEncoders(self.text, networks, dtypes, device)
-
-
-class CaptionEncoders:
-    """Loaded text encoders; `networks` by the names that LoRA files have for them."""
-
-    def __init__(
-        self,
-        encoders: Sequence[TextEncoder],
-        networks: Mapping[str, nn.Module],
-        dtypes: Mapping[str, DType],
-        device: str,
-    ) -> None:
-        self.networks = networks
-        self._encoders = tuple(encoders)
-        self._batches = {e.key: _batches(e, networks[e.part.component], dtypes[e.key], device) for e in self._encoders}
-        self._at_once = {e.key: e.at_once if get_backend(device).asynchronous else 1 for e in self._encoders}
-
-    @property
-    def at_once(self) -> int:
-        """How many captions are worth starting on together."""
-        return max(self._at_once.values(), default=1)
-
-    def inputs(self, text: str) -> dict[str, HostArrays]:
-        """What `start` takes of a caption: the inputs of each encoder, by its key."""
-        return {encoder.key: encoder.inputs(text) for encoder in self._encoders}
-
-    def start(self, captions: Sequence[Mapping[str, HostArrays]]) -> Callable[[], list[Example]]:
-        """Starts on captions; calling the result waits for the conditioning arrays of each, in the encoders' dtype."""
-        waits: list[list[Callable[[], list[Example]]]] = []
-        for key, batches in self._batches.items():
-            given = [caption[key] for caption in captions]
-            waits.append([batches.start(part) for part in _cut(given, self._at_once[key])])
-
-        def wait() -> list[Example]:
-            made = [[example for part in parts for example in part()] for parts in waits]
-            return [dict(pair for arrays in each for pair in arrays.items()) for each in zip(*made, strict=True)]
-
-        return wait
-
-    def captions(self, texts: Sequence[str]) -> list[Example]:
-        """The conditioning arrays of captions."""
-        return self.start([self.inputs(text) for text in texts])()
-
-    def caption(self, text: str) -> Example:
-        """The conditioning arrays of a caption."""
-        return self.captions([text])[0]
-
-
-def _batches(encoder: TextEncoder, network: nn.Module, dtype: DType, device: str) -> FixedBatches:
-    results = {name: (shape, dtype) for name, shape in encoder.outputs.items()}
-    return FixedBatches(partial(encoder.encode, network), lambda _: results, lambda _: encoder.at_once, device)
+_Place = tuple[int, int]  # a sample and one of its views, by number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,21 +51,35 @@ class Encoded:
     """Of each text encoder, by its key: the names of the arrays that it makes."""
     size_conditioning: Callable[[Placement], Example]
 
-    def example(self, index: int, drop_caption: bool, dropped: Collection[str] = ()) -> Example:
-        """All arrays of one item; with its caption dropped, those of the empty caption in its place.
+    def example(self, index: int, choice: Choice = FIRST) -> Example:
+        """All arrays of one sample; with its caption dropped, those of the empty caption in its place.
 
-        The arrays of `dropped` text encoders are zeros. Raises `DataError` if they are not in the cache any more.
+        The arrays of dropped text encoders are zeros. Raises `DataError` if they are not in the cache any more.
         """
         row = self.samples.rows[index]
-        item, placement = row.item, row.placement
-        caption = self.caption("" if drop_caption else item.caption)
-        zeros = {n: np.zeros_like(caption[n]) for encoder in dropped for n in self.outputs[encoder]}
+        caption = self.caption("" if choice.drop_caption else row.texts[choice.text])
+        zeros = {n: np.zeros_like(caption[n]) for encoder in sorted(choice.dropped) for n in self.outputs[encoder]}
+        shapes = self.encoding.image_shapes(row.placement)
         return {
-            **self._read(self.keys.images[index], self.encoding.image_shapes(placement), shown(item.path)),
+            **self._read(self.keys.images[index][choice.view], shapes, shown(row.item.path)),
             **caption,
             **zeros,
-            **self.size_conditioning(placement),
+            **self.size_conditioning(row.views[choice.view].seen),
+            **self._loss_weight(index, choice.view),
         }
+
+    def _loss_weight(self, index: int, view: int) -> Example:
+        """The weights of a sample's errors, if any sample has some: its set's, times its mask's."""
+        row = self.samples.rows[index]
+        shape = self.samples.loss_weight_shape(self.encoding.vae.latent_shape(row.placement.bucket))
+        if shape is None:
+            return {}
+        weights = np.full(shape, row.set.loss_weight, np.float32)
+        if row.item.mask is not None:
+            name = f"the mask of {shown(row.item.path)}"
+            mask = self._read(self.keys.masks[index][view], self.encoding.mask_shapes(row.placement), name)["mask"]
+            weights = weights * loss_weights(mask, row.set.mask_weight, row.set.mask_normalize)
+        return {LOSS_WEIGHT: weights}
 
     def caption(self, text: str) -> Example:
         """The arrays of a caption or prompt that was among those to encode."""
@@ -212,35 +93,6 @@ class Encoded:
                 "start again to encode it once more and continue from the last checkpoint"
             )
         return found
-
-
-def cache_folder(data: DataSection) -> Path:
-    """Where the cache of a dataset lies."""
-    return Path(data.cache) if data.cache else image_sets(data)[0].path / CACHE_FOLDER
-
-
-def could_cache(folder: Path) -> None:
-    """Raises OutputError if there is no cache and none can be made. One that is there may hold all that is needed."""
-    if not os.path.isdir(folder):
-        with _named_for_cache():
-            could_make_folder(folder, "name another")
-
-
-@contextmanager
-def _named_for_cache() -> Iterator[None]:
-    """An error about the folder names the setting that chose it."""
-    try:
-        yield
-    except OutputError as error:
-        raise OutputError(f"{error}\n  data.cache says where encoded images are kept") from None
-
-
-def _geometry(placement: Placement) -> dict[str, Any]:
-    return {
-        "resized": list(placement.resized),
-        "crop": [placement.crop_top, placement.crop_left],
-        "bucket": list(placement.bucket),
-    }
 
 
 def encode(
@@ -295,21 +147,32 @@ def _fill(
     stop: StopRequest,
     group: ProcessGroup,
 ) -> None:
-    """Encodes what is missing of this process's share of the keys; see `encode`."""
+    """Encodes what is missing of this process's share of the keys.
+
+    Args:
+        encoding, samples, keys, device, stop, group: as in `encode`.
+        cache: where the arrays go.
+    """
     texts = _share({key: caption for caption, key in keys.captions.items()}, group)
-    numbers = _share({key: i for i, key in enumerate(keys.images)}, group)
+    places, covers = _share(_places(keys.images), group), _share(_places(keys.masks), group)
     captions = _missing(cache, texts, lambda _: encoding.caption_shapes, stop)
-    images = _missing(cache, numbers, lambda i: encoding.image_shapes(samples.rows[i].placement), stop)
+    images = _missing(cache, places, lambda place: encoding.image_shapes(samples.rows[place[0]].placement), stop)
+    masks = _missing(cache, covers, lambda place: encoding.mask_shapes(samples.rows[place[0]].placement), stop)
     _LOG.info(
         "cache: %d of %d images and %d of %d captions to encode",
         len(images),
-        len(numbers),
+        len(places),
         len(captions),
         len(texts),
     )
-    if captions or images:
-        with _named_for_cache():
+    if captions or images or masks:
+        placements = [samples.rows[index].placement for index, _ in images.values()]
+        needed = len(captions) * encoding.caption_bytes + sum(map(encoding.image_bytes, placements))
+        _LOG.info("cache: %s go into %s", size(needed), cache.folder)
+        with named_for_cache():
+            preflight(cache.folder, needed, "set data.cache to another disk")
             make_folder(cache.folder, "name another")
+    _keep_masks(encoding, samples, cache, masks, stop)
     with no_grad():
         if captions:
             _encode_captions(encoding, cache, captions, device, stop)
@@ -335,32 +198,67 @@ def _encode_captions(
         encoders.start,
         lambda key, example: _keep(cache, key, _quoted(captions[key]), example),
         get_backend(device).asynchronous,
-    ).run(_cut(keys, encoders.at_once), _progress("caption", len(keys), stop))
+    ).run(cut(keys, encoders.at_once), _progress("caption", len(keys), stop))
 
 
 def _encode_images(
     encoding: Encoding,
     samples: Samples,
     cache: DiskCache,
-    images: Mapping[str, int],
+    images: Mapping[str, _Place],
     device: str,
     stop: StopRequest,
 ) -> None:
     vae, rows = encoding.vae.load(encoding.vae_precision, device), samples.rows
     overlapped, buckets = get_backend(device).asynchronous, dict[Size, list[str]]()
-    for key, index in images.items():
+    for key, (index, _) in images.items():
         buckets.setdefault(rows[index].placement.bucket, []).append(key)
     batches = [[key] for keys in buckets.values() for key in keys]  # of one shape in a row, which is captured
     Pipeline[str, HostArrays](
-        lambda key: vae.inputs(_pixels(rows[images[key]])),
+        lambda key: vae.inputs(_pixels(rows[images[key][0]], images[key][1])),
         vae.encoder().start,
-        lambda key, example: _keep(cache, key, shown(rows[images[key]].item.path), example),
+        lambda key, example: _keep(cache, key, shown(rows[images[key][0]].item.path), example),
         overlapped,
     ).run(batches, _progress("image", len(images), stop))
 
 
-def _cut(keys: Sequence[_T], size: int) -> list[Sequence[_T]]:
-    return [keys[i : i + size] for i in range(0, len(keys), size)]
+def _places(keys: Sequence[Sequence[str]]) -> dict[str, _Place]:
+    return {key: (index, view) for index, views in enumerate(keys) for view, key in enumerate(views)}
+
+
+def _keep_masks(
+    encoding: Encoding, samples: Samples, cache: DiskCache, masks: Mapping[str, _Place], stop: StopRequest
+) -> None:
+    """Caches masks at the size of latents.
+
+    Args:
+        encoding: says what size latents have.
+        samples: the images.
+        cache: where the arrays go.
+        masks: the sample and view of each missing entry, by key.
+        stop: raises Interrupted after a signal.
+
+    Raises:
+        DataError: masks are black all over, so nothing could be learnt; all of them are named.
+    """
+    black = []
+    for key, (index, view) in masks.items():
+        row = samples.rows[index]
+        assert row.item.mask is not None
+        values = row.item.mask.read()
+        if not values.any() and not row.set.mask_weight:
+            black.append(shown(row.item.mask.path))
+        else:
+            cache.put(key, {"mask": latent_mask(row.views[view].cut(values), encoding.vae.downscale)})
+        stop.check("while reading masks")
+    if black:
+        raise DataError(
+            "\n".join(
+                f"{name}: the mask is black all over, so nothing of the image counts: mend it, remove the image, or "
+                "set data.mask_weight"
+                for name in dict.fromkeys(black)
+            )
+        )
 
 
 def _keep(cache: DiskCache, key: str, name: str, example: Example) -> None:
@@ -410,10 +308,10 @@ def _quoted(caption: str) -> str:
     return f"the caption {caption[:60]!r}"
 
 
-def _pixels(row: Sample) -> np.ndarray[Any, Any]:
-    """An image scaled and cropped. Its key comes from the bytes that the plan read. No other bytes may get that key."""
+def _pixels(row: Sample, view: int) -> np.ndarray[Any, Any]:
+    """A view of an image. Its key comes from the bytes that the plan read. No other bytes may get that key."""
     item = row.item
     pixels, info = load_image(item.path)
     if info.sha256 != item.sha256:
         raise DataError(f"{shown(item.path)}: was changed while the dataset was being read; start again")
-    return resize_and_crop(pixels, row.placement)
+    return row.views[view].pixels(pixels)

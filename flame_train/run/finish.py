@@ -94,7 +94,7 @@ def _tag_frequency(samples: Samples) -> str:
     """How often each tag, between commas of a caption, comes: {folder: {tag: count}} as JSON, the rarest left out."""
     counts: dict[str, Counter[str]] = {}
     for row in samples.rows:
-        own = counts.setdefault(row.set.path.name, Counter())
+        own = counts.setdefault(row.set.folder.name, Counter())
         own.update(tag.strip() for tag in row.item.caption.split(",") if tag.strip())
     kept = {folder: own.most_common() for folder, own in counts.items()}
     while len(text := json.dumps({f: dict(tags) for f, tags in kept.items()}).encode()) > MAX_METADATA_VALUE:
@@ -106,7 +106,9 @@ def dataset_hash(samples: Samples) -> str:
     """Of every image's bytes and its caption, in their order; not of where they lie."""
     digest = hashlib.sha256()
     for item in (row.item for row in samples.rows):
-        digest.update(f"{item.sha256} {len(item.caption)} ".encode() + item.caption.encode("utf-8", "surrogateescape"))
+        digest.update(item.sha256.encode())
+        for caption in item.captions:
+            digest.update(f" {len(caption)} ".encode() + caption.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flame_train.data.buckets import Placement
-from flame_train.data.samples import Samples
+from flame_train.data.buckets import Size
+from flame_train.data.samples import Sample, Samples
 from flame_train.engine import capture, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.engine.shape_run import Gpu, KernelRequests, shape_run
-from flame_train.training.batch import Batch, HostBatch, sender
+from flame_train.training.batch import LOSS_WEIGHT, Batch, HostBatch, sender
 from flame_train.training.model import Example
 from flame_train.training.step import State, micro, update
 from flame_train.training.stop import StopRequest
@@ -62,6 +62,12 @@ def predicted_memory(plan: Plan, gpu: Gpu) -> PredictedMemory:
         return PredictedMemory(encoding, run.peak_bytes, run.kernel_requests)
 
 
+def _pixels(sample: Sample) -> tuple[int, Size]:
+    """By which the sample with the largest batch is found."""
+    bucket = sample.placement.bucket
+    return math.prod(bucket) * sample.set.batch_size, bucket
+
+
 def _encode(plan: Plan) -> None:
     """As `encode` does: two batches of captions, then two of the bucket whose batches are largest.
 
@@ -80,7 +86,7 @@ def _encode(plan: Plan) -> None:
             encoder.start([vae.inputs(np.zeros((*largest, 3), np.uint8))])()
 
 
-def _train(plan: Plan, largest: Placement) -> None:
+def _train(plan: Plan, largest: Sample) -> None:
     """As `train_run` does: a grid, two steps, the second of which is captured, and another grid."""
     denoiser, attached, state = loaded(plan, _DEVICE)
     host = _batch(plan, largest)
@@ -118,22 +124,24 @@ def _draw(drawn: Callable[[], object] | None, state: State) -> None:
             drawn()
 
 
-def _batch(plan: Plan, largest: Placement) -> HostBatch:
-    """A batch of the largest bucket, all zeros."""
-    example = _example(plan, largest)
-    size = plan.config.data.batch_size
+def _batch(plan: Plan, largest: Sample) -> HostBatch:
+    """A batch of the largest bucket and batch size, all zeros."""
+    example, size = _example(plan, largest), largest.set.batch_size
     return HostBatch({name: np.stack([array] * size) for name, array in example.items()}, 0, np.arange(size), ())
 
 
-def _largest(samples: Samples) -> Placement:
-    """The placement of an image in the largest bucket."""
-    return max(samples.placements, key=lambda p: (math.prod(p.bucket), p.bucket))
+def _largest(samples: Samples) -> Sample:
+    """The sample whose batch has the most pixels."""
+    return max(samples.rows, key=_pixels)
 
 
-def _example(plan: Plan, placement: Placement) -> Example:
-    """The arrays of an image, all zeros."""
-    latent = np.zeros(plan.model.vae.latent_shape(placement.bucket), np.float32)
-    return {"mean": latent, "logvar": latent} | _caption(plan) | plan.model.size_conditioning(placement)
+def _example(plan: Plan, sample: Sample) -> Example:
+    """The arrays of a sample, all zeros."""
+    shape = plan.model.vae.latent_shape(sample.placement.bucket)
+    latent = np.zeros(shape, np.float32)
+    example = {"mean": latent, "logvar": latent} | _caption(plan) | plan.model.size_conditioning(sample.placement)
+    weights = plan.everything.loss_weight_shape(shape)
+    return example if weights is None else example | {LOSS_WEIGHT: np.zeros(weights, np.float32)}
 
 
 def _caption(plan: Plan) -> Example:

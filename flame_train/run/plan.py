@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import layer_shapes
@@ -14,9 +16,9 @@ from flame_train.data.dataset import Dataset
 from flame_train.data.held_out import split
 from flame_train.data.order import Order
 from flame_train.data.placed import Placed, place
-from flame_train.data.samples import Samples
+from flame_train.data.samples import Samples, samples_of
 from flame_train.data.seen import seen_images
-from flame_train.data.sets import ImageSet, image_sets
+from flame_train.data.sets import DataSet, image_sets
 from flame_train.errors import ConfigError, DataError
 from flame_train.io.digests import Digests
 from flame_train.optimizers import OPTIMIZERS
@@ -26,7 +28,7 @@ from flame_train.training.stop import StopRequest
 from flame_train.user_cache import user_cache
 
 from .check import Checked
-from .encode import Encoding, cache_folder
+from .encoding import Encoding, cache_folder
 from .sampling import Request, requests, texts_of
 
 _LOG = logging.getLogger(__name__)
@@ -39,7 +41,7 @@ class Plan:
 
     checked: Checked
     samples: Samples
-    held_out: Samples = field(default_factory=lambda: Samples(()))
+    held_out: Samples = field(default_factory=lambda: Samples((), ()))
     """The images of validation, which are never trained on."""
 
     @property
@@ -55,12 +57,12 @@ class Plan:
     @property
     def everything(self) -> Samples:
         """All images that are encoded: those that are trained on, then those that are held out."""
-        return Samples((*self.samples.parts, *self.held_out.parts))
+        return self.samples.joined(self.held_out)
 
     @property
     def order(self) -> Order:
         """Which sample comes when."""
-        return self.samples.order(self.config.data.batch_size, self.config.train.seed)
+        return self.samples.order(self.config.train.seed)
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -104,7 +106,7 @@ def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
     Raises DataError for what cannot be trained on, ConfigError for settings that do not fit the dataset.
     """
     config, model = checked.config, checked.model
-    whole = _read(config.data, stop)
+    whole = _read(config, stop)
     samples, held_out = split(whole, config.validation.fraction)
     _check_epoch(samples)
     _check_sides(whole, model.longest_side)
@@ -112,36 +114,49 @@ def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
         _LOG.warning("%s", notice)
     _notice_rate(config.optimizer)
     plan = _with_steps(Plan(checked, samples, held_out), processes)
-    _notice_long_texts(model, "caption", [row.item.caption for row in whole.rows])
+    _notice_long_texts(model, "caption", list(dict.fromkeys(text for row in whole.rows for text in row.texts)))
     _notice_long_texts(model, "prompt", [request.text for request in plan.requests])
     return plan
 
 
-def _read(data: DataSection, stop: StopRequest) -> Samples:
-    """The images and captions of all sets, each in its bucket. Raises DatasetError with all that is wrong."""
-    parts: list[tuple[ImageSet, Placed]] = []
+def _read(config: Config, stop: StopRequest) -> Samples:
+    """The images and captions of all sets, each in its buckets. Raises DataError with all that is wrong."""
+    data = config.data
+    parts: list[tuple[DataSet, Placed]] = []
     problems: list[str] = []
     seen = seen_images(cache_folder(data))
     with Digests(user_cache("digests")) as digests:
-        for own in image_sets(data):
+        for own in image_sets(data, config.captions):
             try:
                 dataset = Dataset.scan(
-                    own.path,
+                    own.folder,
                     own.repeats,
-                    by_folder=data.folder_repeats,
-                    default_caption=data.caption or None,
-                    caption_endings=(data.caption_extension,),
+                    by_folder=own.folder_repeats,
+                    default_caption=own.caption or None,
+                    caption_endings=(own.caption_extension,),
+                    caption_lines=own.captions.lines,
+                    folder_captions=own.captions.folder_name,
+                    masks=own.masks,
+                    mask_folder=Path(own.mask_folder) if own.mask_folder else None,
                     on_bad=data.on_bad_image,
                     progress=lambda done, total: stop.check("while reading the dataset"),
                     seen=seen,
                     digests=digests,
                 )
-                parts.append((own, place(dataset, _rule(data), data.on_bad_image)))
+                parts += [(own, place(dataset, rule, data.on_bad_image)) for rule in _rules(data, own.resolutions)]
             except DataError as error:
                 problems.append(str(error))
+    try:
+        samples = samples_of(parts)
+    except DataError as error:
+        problems.append(str(error))
     if problems:
         raise DataError("\n".join(problems))
-    return Samples(tuple(parts))
+    return samples
+
+
+def _rules(data: DataSection, resolutions: Sequence[int]) -> list[BucketRule]:
+    return [BucketRule(side, data.bucket_step, data.min_bucket, data.max_bucket, data.upscale) for side in resolutions]
 
 
 def _with_steps(plan: Plan, processes: int) -> Plan:
@@ -164,10 +179,6 @@ def _with_steps(plan: Plan, processes: int) -> Plan:
     if wrong := broken(config):
         raise ConfigError("\n".join(f"{path}: {message}" for path, message in wrong))
     return replace(plan, checked=replace(plan.checked, config=config))
-
-
-def _rule(data: DataSection) -> BucketRule:
-    return BucketRule(data.resolution, data.bucket_step, data.min_bucket, data.max_bucket, data.upscale)
 
 
 def _notice_rate(optimizer: OptimizerSection) -> None:

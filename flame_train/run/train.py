@@ -24,6 +24,7 @@ from flame_train.config.schema import (
     ScheduleSection,
     TrainSection,
 )
+from flame_train.data.choices import Choices
 from flame_train.disk.files import reading
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import Tensor
@@ -146,7 +147,7 @@ def _validation(
     images = HeldOut(
         tuple(row.item.sha256 for row in plan.held_out.rows),
         tuple(row.placement.bucket for row in plan.held_out.rows),
-        lambda i: encoded.example(offset + i, False),
+        lambda i: encoded.example(offset + i),
     )
     validator = make_validator(plan, state, images, device)
 
@@ -311,15 +312,19 @@ def make_state(
 
 def _loader(plan: Plan, encoded: Encoded, first: int, state: State, device: str) -> Loader:
     c = plan.config
+    choices = Choices(
+        c.train.seed,
+        [row.set.caption_dropout for row in plan.samples.rows],
+        {encoder.key: encoder.dropout for encoder in plan.model.text},
+        [len(keys) for keys in encoded.keys.images],
+        [len(row.texts) for row in plan.samples.rows],
+    )
     return Loader(
         plan.order,
-        encoded.example,
+        lambda epoch, index, draw: encoded.example(index, choices.of(epoch, index, draw)),
         plan.samples.names,
         first=first * c.gradient.accumulation,
         accumulation=c.gradient.accumulation,
-        caption_dropout=c.data.caption_dropout,
-        seed=c.train.seed,
-        encoder_dropout={encoder.key: encoder.dropout for encoder in plan.model.text},
         send=sender(get_backend(device), state.dtype),
         group=state.group,
     )

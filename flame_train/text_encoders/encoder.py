@@ -96,4 +96,10 @@ def too_long(encoders: Sequence[TextEncoder], texts: Sequence[str]) -> tuple[int
     if not encoders:
         return 0, None
     longest = max(encoders, key=lambda encoder: encoder.limit[1])
-    return sum(longest.overlong(text) for text in texts), longest
+    most = longest.limit[1]
+    return sum(not _surely_fits(text, most) and longest.overlong(text) for text in texts), longest
+
+
+def _surely_fits(text: str, tokens: int) -> bool:
+    """Whether a text is so short that no tokenizer need be asked: of ASCII each makes at most a token a character."""
+    return len(text) < tokens and text.isascii()

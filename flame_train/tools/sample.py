@@ -21,7 +21,7 @@ from flame_train.io.hub import fetching, resolve_checkpoint
 from flame_train.models.common.identify import could_be
 from flame_train.recipes import Opening, family_of
 from flame_train.run.check import fp8_of
-from flame_train.run.encode import Encoding
+from flame_train.run.encoding import Encoding
 from flame_train.run.sampling import (
     Request,
     check_sampling,

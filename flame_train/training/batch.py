@@ -12,11 +12,15 @@ from flame_train.engine import Tensor
 from flame_train.engine.backend import Backend, Upload
 from flame_train.engine.dtype import Array, DType, as_dtype, is_float
 
+_NUMBERS = ("step", "samples")
 HostArray = np.ndarray[Any, Any]
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
 
 LATENTS = ("mean", "logvar")
-"""The arrays of an example that are the image; every other one is conditioning."""
+"""The arrays of an example that are the image."""
+
+LOSS_WEIGHT = "loss_weight"
+"""The factors on the errors of an example, (h, w, 1) or (1, 1, 1); every other array is conditioning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,9 @@ class HostBatch:
 
 
 def device_arrays(host: HostBatch, dtype: DType) -> dict[str, HostArray]:
-    """A batch as the device holds it: conditioning in the model's `dtype`, latents fp32, `step` and `samples` int64."""
+    """A batch as the device holds it: conditioning in the model's `dtype`, `step` and `samples` int64, others fp32."""
     arrays = {
-        name: a.astype(dtype, copy=False) if is_float(a.dtype) and name not in LATENTS else a
+        name: a.astype(dtype, copy=False) if is_float(a.dtype) and name not in (*LATENTS, LOSS_WEIGHT) else a
         for name, a in host.arrays.items()
     }
     numbers = {"step": np.asarray(host.step, np.int64), "samples": host.samples.astype(np.int64, copy=False)}
@@ -87,9 +91,14 @@ class Batch:
         mean, logvar = (Tensor(self._arrays[name]) for name in LATENTS)
         return mean, logvar
 
+    def loss_weight(self) -> Tensor | None:
+        """The factors on the errors, fp32 (B, h, w, 1) or (B, 1, 1, 1); None: all are 1."""
+        found = self._arrays.get(LOSS_WEIGHT)
+        return None if found is None else Tensor(found)
+
     def conditioning(self) -> dict[str, Tensor]:
         """Everything else, by name; floats in the model's dtype."""
-        return {name: Tensor(a) for name, a in self._arrays.items() if name not in (*LATENTS, "step", "samples")}
+        return {name: Tensor(a) for name, a in self._arrays.items() if name not in (*LATENTS, LOSS_WEIGHT, *_NUMBERS)}
 
     def fill(self, host: HostBatch) -> None:
         """Copies a batch of this signature into the buffers: from the device's memory, if it was sent ahead."""

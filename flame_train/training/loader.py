@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from flame_train.data.order import Order, caption_dropped
+from flame_train.data.order import Order
 from flame_train.distributed.group import ALONE, ProcessGroup
 
 from .batch import HostBatch
 
 Example = dict[str, np.ndarray[Any, Any]]
-MakeExample = Callable[[int, bool, frozenset[str]], Example]
+MakeExample = Callable[[int, int, int], Example]
+"""(epoch, sample, how many-th coming of it in the epoch, from 0) -> its arrays."""
 
 
 class Loader:
     """Loads micro-batches from number `first` on, one ahead, in a thread.
 
-    Micro-batch m belongs to update m // accumulation. Order and caption dropout are functions of (seed, epoch). So a
+    Micro-batch m belongs to update m // accumulation. Order and examples are functions of (seed, epoch). So a
     loader that starts at m gives what an uninterrupted run has there. Of N ranks, micro-batch m of rank r is number
     m N + r of the common order. So N ranks see in a step what one rank sees with N times the accumulation.
 
     Args:
         order: the batches by step.
-        example: gives the arrays of an item: (index, whether the caption is dropped, names of dropped encoders).
+        example: gives the arrays of a sample at one of its comings.
         names: the names of the items, for messages.
         first: number of the first micro-batch.
         accumulation: micro-batches in one update.
-        caption_dropout: probability that a caption is dropped.
-        seed: the run's seed.
-        encoder_dropout: probability that a text encoder is dropped, by its key; independent of captions.
         send: starts the upload of a batch, on the loader's thread.
         group: the processes that train together.
     """
@@ -47,15 +45,11 @@ class Loader:
         *,
         first: int,
         accumulation: int,
-        caption_dropout: float,
-        seed: int,
-        encoder_dropout: Mapping[str, float] | None = None,
         send: Callable[[HostBatch], HostBatch] | None = None,
         group: ProcessGroup = ALONE,
     ) -> None:
         self._order, self._example, self._names = order, example, names
-        self._accumulation, self._dropout, self._seed = accumulation, caption_dropout, seed
-        self._encoders, self._send, self._group = encoder_dropout or {}, send, group
+        self._accumulation, self._send, self._group = accumulation, send, group
         self._next = first
         self._thread = ThreadPoolExecutor(1, "flame-train-loader")
         self._ahead: Future[HostBatch] = self._thread.submit(self._make, first)
@@ -78,23 +72,16 @@ class Loader:
         place = micro * self._group.world + self._group.rank
         planned = self._order.batch_at(place)
         epoch = self._order.epoch_of(place)
-        examples = [
-            self._example(i, caption_dropped(self._dropout, self._seed, epoch, i, draw), self._dropped(epoch, i, draw))
-            for i, draw in zip(planned.indices, planned.draws, strict=True)
-        ]
+        examples = [self._example(epoch, i, draw) for i, draw in zip(planned.indices, planned.draws, strict=True)]
         step, within = divmod(place, self._accumulation * self._group.world)
         size = len(examples)
         batch = HostBatch(
             arrays={name: np.stack([e[name] for e in examples]) for name in examples[0]},
             step=step,
-            samples=np.arange(within * size, (within + 1) * size),
+            samples=np.arange(size) + within * self._order.largest_batch,
             files=tuple(self._names[i] for i in planned.indices),
         )
         return self._send(batch) if self._send else batch
-
-    def _dropped(self, epoch: int, index: int, draw: int) -> frozenset[str]:
-        chances = self._encoders.items()
-        return frozenset(name for name, p in chances if caption_dropped(p, self._seed, epoch, index, draw, name))
 
     def __enter__(self) -> Self:
         return self

@@ -49,8 +49,21 @@ class Objective(Protocol):
     def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """The denoiser's input."""
 
-    def losses(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """(B,) fp32, each sample's loss; a step's loss is their mean."""
+    def losses(
+        self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
+    ) -> Tensor:
+        """Each sample's loss; a step's loss is their mean.
+
+        Args:
+            prediction: the denoiser's prediction (B, H, W, Z).
+            latents: the latents without noise (B, H, W, Z).
+            noise: the noise of the target (B, H, W, Z).
+            t: (B,) positions in the schedule.
+            factors: fp32 (B, H, W, 1) or (B, 1, 1, 1), by which errors are multiplied; None: 1.
+
+        Returns:
+            (B,) fp32.
+        """
 
     def at_levels(self, levels: Tensor) -> Tensor:
         """(B,) positions in the schedule of noise levels in (0, 1), fp32; 1 is pure noise."""
@@ -122,7 +135,7 @@ def batch_losses(
     noise, t = objective.noise(rng, latents), objective.timesteps(rng, shape) if times is None else times
     noised = objective.noised(latents, objective.mixed(rng, noise), t)
     prediction = denoiser.denoise(noised.to(dtype), t, batch.conditioning())
-    return objective.losses(prediction, latents, noise, t), t
+    return objective.losses(prediction, latents, noise, t, batch.loss_weight()), t
 
 
 def reduce(s: State) -> None:

@@ -133,7 +133,7 @@ def _examples(config: Config, device: str, stop: StopRequest) -> list[Any]:
     plan = make_plan(check(config), stop)
     keys = plan.encoding.keys(plan.samples, ())
     encoded = encode(plan.encoding, plan.samples, keys, plan.model.size_conditioning, device, stop)
-    return [encoded.example(i, False) for i in range(len(plan.samples.placements))]
+    return [encoded.example(i) for i in range(len(plan.samples.placements))]
 
 
 def _arguments() -> argparse.Namespace:

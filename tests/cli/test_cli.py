@@ -40,6 +40,7 @@ COMMANDS = (
     "init",
     "sample",
     "cache",
+    "dataset",
     "inspect",
     "convert",
     "merge",

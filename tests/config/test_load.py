@@ -519,7 +519,7 @@ def test_a_tilde_is_the_users_home_in_every_place(monkeypatch: pytest.MonkeyPatc
     """In files, overrides and names of configs alike; what is resolved says where it is."""
     monkeypatch.setenv("HOME", str(tmp_path))
     places = [key.path for key in keys().values() if key.place]
-    config = load(write(GOOD), [f"{path}=~/{path}" for path in places])
+    config = load(write(GOOD), ["data.masks=files", *(f"{path}=~/{path}" for path in places)])
     assert {path: flat(config)[path] for path in places} == {path: str(tmp_path / path) for path in places}
     write("extends = '~/base.toml'\n[model]\nvae = '~/v'\n", "over.toml")
     (tmp_path / "base.toml").write_text(GOOD)

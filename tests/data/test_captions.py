@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flame_train.data.captions import MAX_CAPTION_BYTES, decode_text, read_caption, read_metadata
+from flame_train.data.captions import MAX_CAPTION_BYTES, decode_text, read_captions, read_metadata
 from flame_train.errors import DataError
 
 TEXT = "ein Füchschen, 狐 🦊"
@@ -19,25 +19,25 @@ TEXT = "ein Füchschen, 狐 🦊"
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
 def test_encodings_with_and_without_mark(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "a.txt").write_bytes(TEXT.encode(encoding))
-    assert read_caption(tmp_path / "a.txt") == TEXT
+    assert read_captions(tmp_path / "a.txt")[0] == TEXT
 
 
 @pytest.mark.parametrize(("encoding", "mark"), [("utf-16-le", b"\xff\xfe"), ("utf-16-be", b"\xfe\xff")])
 def test_utf16_of_both_byte_orders(tmp_path: Path, encoding: str, mark: bytes) -> None:
     (tmp_path / "a.txt").write_bytes(mark + TEXT.encode(encoding))
-    assert read_caption(tmp_path / "a.txt") == TEXT
+    assert read_captions(tmp_path / "a.txt")[0] == TEXT
 
 
 @pytest.mark.parametrize("data", [b"a cat\r\non a mat\r\n", b"a cat\ron a mat", b"\n a cat \n\n\ton a mat\n"])
 def test_lines_become_one(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.txt").write_bytes(data)
-    assert read_caption(tmp_path / "a.txt") == "a cat on a mat"
+    assert read_captions(tmp_path / "a.txt")[0] == "a cat on a mat"
 
 
 @pytest.mark.parametrize("data", [b"", b" \r\n\t", b"\xef\xbb\xbf", b"\xff\xfe"])
 def test_empty_is_allowed(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.txt").write_bytes(data)
-    assert read_caption(tmp_path / "a.txt") == ""
+    assert read_captions(tmp_path / "a.txt")[0] == ""
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_refused_with_its_line(data: bytes, place: str) -> None:
 
 def test_size_is_bounded(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"x" * MAX_CAPTION_BYTES)
-    assert len(read_caption(tmp_path / "a.txt")) == MAX_CAPTION_BYTES
+    assert len(read_captions(tmp_path / "a.txt")[0]) == MAX_CAPTION_BYTES
     (tmp_path / "a.txt").write_bytes(b"x" * 1_000_000)
     with pytest.raises(DataError, match="larger than"):
-        read_caption(tmp_path / "a.txt")
+        read_captions(tmp_path / "a.txt")[0]
 
 
 @given(st.binary(max_size=200))

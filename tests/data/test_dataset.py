@@ -11,7 +11,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from flame_train.data.dataset import Dataset, DatasetError
 from flame_train.errors import DataError
@@ -119,12 +121,12 @@ def test_no_images(tmp_path: Path) -> None:
         Dataset.scan(tmp_path / "file")
 
 
-def test_captions_that_lie_there_under_another_ending_are_told(folder: Folder) -> None:
+def test_captions_that_lie_there_under_another_ending_are_read_and_told(folder: Folder) -> None:
     root = folder({"a.png": (16, 16)})
     (root / "a.txt").rename(root / "a.caption")
-    with pytest.raises(DatasetError) as caught:
-        Dataset.scan(root, caption_endings=(".txt",))
-    assert caught.value.problems == ('a.png: has no caption: set data.caption_extension = ".caption"',)
+    dataset = Dataset.scan(root, caption_endings=(".txt",))
+    assert dataset.items[0].caption == (root / "a.caption").read_text()
+    assert dataset.notices == ("1 caption(s) lie in files with another ending than data.caption_extension",)
     assert Dataset.scan(root, caption_endings=(".caption",)).items[0].key == "a.png"
 
 
@@ -195,7 +197,7 @@ def test_strays_are_noted_and_hidden_files_ignored(folder: Folder) -> None:
     (root / ".cache" / "x.png").write_bytes(b"rubbish")
     assert Dataset.scan(root).notices == (
         "1 caption file(s) belong to no image, e.g. b.txt",
-        "1 other file(s) are passed over, e.g. notes.md",
+        "1 other file(s) are passed over (1 .md), e.g. notes.md",
     )
 
 
@@ -312,3 +314,94 @@ def test_same_digest_in_another_process(folder: Folder) -> None:
             check=True,
         )
         assert run.stdout.strip() == Dataset.scan(root).digest
+
+
+def test_captions_of_a_whole_folder_in_each_form(folder: Folder) -> None:
+    root = folder({"a.png": (16, 16), "sub/b.png": (16, 16), "c.png": (16, 16), "d.png": (16, 16)})
+    for path in root.rglob("*.txt"):
+        path.unlink()
+    (root / "metadata.csv").write_text('file_name,text,other\na.png,"one, two",x\n')
+    (root / "sub" / "metadata.jsonl").write_text('{"file_name": "b.png", "text": "bee"}\n')
+    (root / "meta_cap.json").write_text('{"c": {"caption": "sea", "tags": "x, y"}, "d.png": {"tags": "dee"}}')
+    dataset = Dataset.scan(root)
+    assert {item.key: item.captions for item in dataset.items} == {
+        "a.png": ("one, two",), "c.png": ("sea, x, y",), "d.png": ("dee",), "sub/b.png": ("bee",),
+    }  # fmt: skip
+    assert dataset.notices == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "metadata.csv",
+            "name,text\na.png,x\n",
+            "metadata.csv:1: expected the columns file_name and text",
+        ),
+        ("metadata.csv", "file_name,text\na.png,x,y\n", "metadata.csv:2: expected 2 columns, got 3"),
+        ("metadata.csv", "file_name,text\nz.png,x\n", "metadata.csv:2: there is no image z.png"),
+        ("meta_cap.json", "[1]", "meta_cap.json: expected an object by image, got list"),
+        ("meta_cap.json", '{"a": "x"}', "meta_cap.json: a: expected an object, got str"),
+        ("meta_cap.json", '{"a": {"caption": 3}}', "meta_cap.json: a: caption and tags must be text"),
+    ],
+)
+def test_a_wrong_file_of_captions_is_told(folder: Folder, name: str, text: str, said: str) -> None:
+    root = folder({"a.png": (16, 16)})
+    (root / name).write_text(text)
+    with pytest.raises(DataError) as caught:
+        Dataset.scan(root)
+    assert said in str(caught.value)
+
+
+def test_an_image_may_have_several_captions(folder: Folder) -> None:
+    root = folder({"a.png": (16, 16), "b.png": (16, 16), "b.1.png": (16, 16)})
+    (root / "a.txt").write_text("one\n\n two \n")
+    (root / "a.2.txt").write_text("four")
+    (root / "a.1.txt").write_text("three")
+    (root / "b.1.txt").write_text("its own")
+    found = {item.key: item.captions for item in Dataset.scan(root, caption_lines=True).items}
+    assert found["a.png"] == ("one", "two", "three", "four")
+    assert found["b.1.png"] == ("its own",)
+    assert Dataset.scan(root).items[0].captions == ("one two", "three", "four")
+
+
+def test_the_folders_name_may_be_the_caption(folder: Folder) -> None:
+    root = folder({"10_a dog/a.png": (16, 16), "b.png": (16, 16)})
+    (root / "10_a dog" / "a.txt").unlink()
+    dataset = Dataset.scan(root, folder_captions=True)
+    assert dataset.items[0].caption == "a dog"
+    assert "1 image(s) have no caption and take their folder's name" in dataset.notices
+
+
+def test_masks_are_no_images_and_fit_theirs(folder: Folder, tmp_path: Path) -> None:
+    root = folder({"a.png": (16, 24), "b.png": (16, 16), "c.png": (16, 16)})
+    Image.new("L", (24, 16), 255).save(root / "a.mask.png")
+    Image.new("L", (16, 16), 255).save(root / "b-masklabel.png")
+    off = Dataset.scan(root)
+    assert [item.key for item in off.items] == ["a.png", "b.png", "c.png"]
+    assert '2 mask(s) are passed over, e.g. a.mask.png: set data.masks = "files" to use them' in off.notices
+    dataset = Dataset.scan(root, masks="files")
+    assert [item.mask is not None for item in dataset.items] == [True, True, False]
+    assert "1 image(s) have no mask and count everywhere" in dataset.notices
+    masks = root / "masks"
+    masks.mkdir()
+    Image.new("L", (16, 16), 255).save(masks / "c.png")
+    found = Dataset.scan(root, masks="files", mask_folder=masks)
+    assert [item.mask is not None for item in found.items] == [False, False, True]
+    Image.new("L", (16, 24), 255).save(root / "a.mask.png")
+    with pytest.raises(DatasetError, match=r"a\.mask\.png: a mask of 16x24 pixels for a\.png of 24x16"):
+        Dataset.scan(root, masks="files")
+
+
+def test_an_alpha_channel_may_be_the_mask(folder: Folder) -> None:
+    root = folder({"a.png": (16, 16), "b.png": (16, 16)})
+    alpha = np.zeros((16, 16), np.uint8)
+    alpha[4:8, 2:12] = 200
+    image = Image.new("RGB", (16, 16))
+    image.putalpha(Image.fromarray(alpha))
+    image.save(root / "a.png")
+    first, second = Dataset.scan(root, masks="alpha").items
+    assert first.mask is not None
+    assert second.mask is not None
+    assert (first.mask.read() == alpha).all()
+    assert (second.mask.read() == 255).all()

@@ -48,7 +48,7 @@ def test_held_out_loss_falls_on_real_photographs(photos, small_config):
     encoded = encode(
         plan.encoding, plan.samples, plan.encoding.keys(plan.samples, ()), plan.model.size_conditioning, "cpu", stop
     )
-    examples = [encoded.example(i, False) for i in range(len(PHOTOS))]
+    examples = [encoded.example(i) for i in range(len(PHOTOS))]
     denoiser, objective = load_denoiser(plan, "cpu"), plan.model.objective(config.model, LossSection(), "cpu")
 
     validator = Validator(
@@ -75,7 +75,7 @@ def test_the_figure_depends_on_nothing_but_noise_and_weights(small_config, photo
     encoded = encode(
         plan.encoding, plan.samples, plan.encoding.keys(plan.samples, ()), plan.model.size_conditioning, "cpu", stop
     )
-    examples = [encoded.example(i, False) for i in range(2)]
+    examples = [encoded.example(i) for i in range(2)]
     denoiser, objective = load_denoiser(plan, "cpu"), plan.model.objective(config.model, LossSection(), "cpu")
 
     def measured(which, timesteps=2, batch_size=3):

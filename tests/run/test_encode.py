@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from flame_train.data import images
+from flame_train.data.choices import Choice
 from flame_train.engine.backend.cpu import CpuBackend
 from flame_train.errors import ConfigError, DataError
 from flame_train.io import digests
@@ -145,7 +146,7 @@ def test_another_vae_is_used_and_told_from_the_checkpoints_own(warm, made_anew, 
     save_file(lone, tensors)
     config = small_config(model={"vae": str(lone)})
     assert made_anew(config) == (IMAGES, 0)
-    own, other = (run(c).example(0, False)["mean"] for c in (warm, config))
+    own, other = (run(c).example(0)["mean"] for c in (warm, config))
     np.testing.assert_allclose(other, own + 1.0, atol=1e-4)
 
 
@@ -193,7 +194,7 @@ def test_the_cache_has_the_same_bytes_one_by_one_and_together(small_config, draw
 def test_an_example_has_the_image_the_caption_and_the_size(warm):
     encoded = run(warm)
     index = next(i for i, item in enumerate(row.item for row in encoded.samples.rows) if item.key == f"{WIDE}.png")
-    example, dropped = encoded.example(index, False), encoded.example(index, True)
+    example, dropped = encoded.example(index), encoded.example(index, Choice(drop_caption=True))
     height, width = encoded.samples.placements[index].bucket
     assert example["mean"].shape == example["logvar"].shape == (height // 8, width // 8, 4)
     assert example["clip_l"].shape == example["clip_g"].shape == (77, 32)
@@ -217,7 +218,7 @@ def test_an_entry_that_vanished_is_told(warm, drawn):
     encoded = run(warm)
     shutil.rmtree(drawn / ".flame-cache")
     with pytest.raises(DataError, match="start again"):
-        encoded.example(0, False)
+        encoded.example(0)
 
 
 def test_a_base_without_a_text_encoder_is_refused_by_the_key_that_names_its_file(small_config, small_base, tmp_path):

@@ -16,7 +16,7 @@ from flame_train.config.schema import Config
 from flame_train.data.buckets import BucketRule
 from flame_train.data.dataset import Dataset
 from flame_train.data.placed import place
-from flame_train.data.samples import Samples
+from flame_train.data.samples import samples_of
 from flame_train.data.sets import image_sets
 from flame_train.engine.shape_run import H100, RTX_3090
 from flame_train.models.common.vae import Vae
@@ -123,7 +123,7 @@ def plan_of(tmp_path: Path) -> Callable[..., Plan]:
         data = config.data
         rule = BucketRule(data.resolution, data.bucket_step, data.min_bucket, data.max_bucket, data.upscale)
         placed = place(Dataset.scan(Path(data.path), 1), rule, "stop")
-        samples = Samples(((image_sets(data)[0], placed),))
+        samples = samples_of([(image_sets(data)[0], placed)])
         return Plan(Checked(config, tmp_path, model, targets, blocks), samples)
 
     return make

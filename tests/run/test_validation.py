@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +11,8 @@ import pytest
 from flame_train import cli
 from flame_train.config.load import load_located
 from flame_train.data.held_out import split
+from flame_train.data.samples import Samples
+from flame_train.data.sets import DataSet
 from flame_train.engine.shape_run import H100
 from flame_train.errors import ConfigError, DataError
 from flame_train.io.safetensors import SafetensorsFile
@@ -119,7 +120,7 @@ def test_a_set_is_held_out_whole_and_an_image_that_is_trained_on_refused(asked, 
 
 
 def test_a_set_for_validation_alone_leaves_nothing_to_train_on():
-    held = SimpleNamespace(parts=((SimpleNamespace(validation=True), None),))
+    held = Samples((DataSet(path="held", validation=True),), ())
     with pytest.raises(ConfigError, match="expected a set to train on"):
         split(held, 0.0)
 
@@ -140,7 +141,7 @@ def test_the_loss_before_training_is_the_same_whatever_the_run(asked):
         rows = plan.held_out.rows
         images = HeldOut(
             tuple(row.item.sha256 for row in rows), tuple(row.placement.bucket for row in rows),
-            lambda i: encoded.example(offset + i, False),
+            lambda i: encoded.example(offset + i),
         )  # fmt: skip
         return make_validator(plan, state, images, "cpu").measure()
 

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from flame_train.data.choices import Choices
 from flame_train.data.order import Order, caption_dropped
 from flame_train.errors import DataError
 from flame_train.training.loader import Loader
@@ -21,16 +22,18 @@ def example(index, drop_caption, dropped=frozenset()):
 
 def loader(first=0, accumulation=1, dropout=0.0, make=example, batch_size=2, encoders=None):
     order = Order(BUCKETS, 1, batch_size, 5)
-    return Loader(
-        order,
-        make,
-        NAMES,
-        first=first,
-        accumulation=accumulation,
-        caption_dropout=dropout,
-        seed=5,
-        encoder_dropout=encoders,
-    )
+    return Loader(order, seen(make, dropout, encoders), NAMES, first=first, accumulation=accumulation)
+
+
+def seen(make, dropout=0.0, encoders=None):
+    """`make` with what the choices of a run give it."""
+    choices = Choices(5, [dropout] * len(BUCKETS), encoders or {}, [1] * len(BUCKETS), [1] * len(BUCKETS))
+
+    def made(epoch, index, draw):
+        choice = choices.of(epoch, index, draw)
+        return make(index, choice.drop_caption, choice.dropped)
+
+    return made
 
 
 def take(count, **settings):
@@ -117,7 +120,7 @@ def test_batches_are_sent_on_the_loaders_thread_before_they_are_taken():
         return batch
 
     order = Order(BUCKETS, 1, 2, 5)
-    with Loader(order, example, NAMES, first=0, accumulation=1, caption_dropout=0.0, seed=5, send=send) as source:
+    with Loader(order, seen(example), NAMES, first=0, accumulation=1, send=send) as source:
         taken = [source.take().files for _ in range(4)]
     assert [files for _, files in sent[:4]] == taken
     assert threading.current_thread() not in [thread for thread, _ in sent]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -17,7 +16,7 @@ from flame_train.adapters.attach import Attached, attach
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.config.keys import keys
-from flame_train.data.sets import ImageSet
+from flame_train.data.sets import DataSet
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ModelFileError, NonFiniteError
 from flame_train.io.safetensors import SafetensorsFile
@@ -35,7 +34,9 @@ CAPTIONS = ("cat, red", "cat", "dog, , red")
 PHOTOS = SimpleNamespace(
     rows=[
         SimpleNamespace(
-            item=SimpleNamespace(caption=text, sha256=str(i)), set=ImageSet(Path("photos"), 1), comings=comings
+            item=SimpleNamespace(caption=text, captions=(text,), sha256=str(i)),
+            set=DataSet(path="photos"),
+            comings=comings,
         )
         for i, (text, comings) in enumerate(zip(CAPTIONS, (2, 2, 3), strict=True))
     ]
@@ -118,8 +119,9 @@ def test_a_name_is_the_title_where_none_is_given(write):
 
 
 def test_a_tag_list_that_is_too_long_keeps_the_most_frequent(monkeypatch, write):
-    items = [SimpleNamespace(caption=f"often, tag {i:05d} {'x' * 40}", sha256="0") for i in range(3000)]
-    rows = [SimpleNamespace(item=item, set=ImageSet(Path("photos"), 1), comings=1) for item in items]
+    texts = [f"often, tag {i:05d} {'x' * 40}" for i in range(3000)]
+    items = [SimpleNamespace(caption=tags, captions=(tags,), sha256="0") for tags in texts]
+    rows = [SimpleNamespace(item=item, set=DataSet(path="photos"), comings=1) for item in items]
     monkeypatch.setattr(PHOTOS, "rows", rows)
     with safetensors.safe_open(write("tags.safetensors"), "numpy") as file:
         text = file.metadata()["ss_tag_frequency"]
@@ -216,6 +218,7 @@ def test_where_the_files_lay_does_not_show(write):
     """Two people with the same files in other folders get the same bytes, whichever files a config can name."""
     texts = {path: key for path, key in keys().items() if key.annotation is str and key.default == ""}
     notes = {"data.caption", "sample.negative", "output.title", "output.author", "output.trigger", "output.name"}
+    notes |= {path for path in texts if path.startswith("captions.")}
     notes.add("output.dir")  # the last folder's name is the LoRA's title
 
     def run(name, folder):

@@ -36,10 +36,11 @@ class ImmiscibleNoise(NoiseKind):
         return self.immiscible_noise
 
     def problems(self, config: Any) -> Mapping[str, str]:
-        size = config.data.batch_size
-        if not self.on or 2 <= size <= MOST:
+        sizes = [own.batch_size for own in config.data.sets if "batch_size" in own.model_fields_set]
+        wrong = [size for size in (*sizes, config.data.batch_size) if not 2 <= size <= MOST]
+        if not self.on or not wrong:
             return {}
-        return {"immiscible_noise": f"expected data.batch_size from 2 to {MOST} with it, got {size}"}
+        return {"immiscible_noise": f"expected data.batch_size from 2 to {MOST} with it, got {wrong[0]}"}
 
     def changed(self, noise: Tensor, latents: Tensor, rng: Rng) -> Tensor:
         b = noise.shape[0]

@@ -1,0 +1,161 @@
+"""Finds the captions of a dataset's images: in text files beside them, or in a metadata file of their folder."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flame_train.data.captions import METADATA_NAMES, Entry, read_captions, read_metadata
+from flame_train.errors import DataError, shown
+
+CAPTION_ENDINGS = (".txt", ".caption")
+_NUMBERED = re.compile(r"(.+)\.(\d{1,4})")
+
+
+@dataclass(frozen=True, slots=True)
+class CaptionRule:
+    """Where captions come from.
+
+    Attributes:
+        endings: endings of caption files, the first for messages.
+        lines: whether each line of a file is a caption of its own.
+        folder_name: whether an image without a caption has its folder's name as one.
+        default: the caption of images that have none; None makes a missing caption a problem.
+    """
+
+    endings: tuple[str, ...] = CAPTION_ENDINGS
+    lines: bool = False
+    folder_name: bool = False
+    default: str | None = None
+
+
+class CaptionFiles:
+    """The captions in a listing. `problems` spoil the dataset."""
+
+    def __init__(self, root: Path, files: Sequence[str], images: Collection[str], rule: CaptionRule) -> None:
+        """Reads the metadata files.
+
+        Args:
+            root: the folder that is read.
+            files: its files, as relative posix paths.
+            images: those of them that are images.
+            rule: where captions come from.
+        """
+        self._root, self._files, self._names, self._rule = root, files, frozenset(files), rule
+        self._stems = {os.path.splitext(key)[0]: key for key in images}
+        self.problems: list[str] = []
+        self._texts = self._text_files(rule.endings)
+        self._others = self._text_files([e for e in CAPTION_ENDINGS if e not in rule.endings])
+        self._used: set[str] = set()
+        self._metadata = [self._read(key, images) for key in files if posixpath.basename(key) in METADATA_NAMES]
+        self._empty = self._defaulted = self._named = self._elsewhere = 0
+
+    def of(self, key: str) -> tuple[str, ...]:
+        """The captions of an image, at least one. Raises DataError."""
+        stem = os.path.splitext(key)[0]
+        given = self._written(self._texts.get(stem, {}))
+        for source, entries in self._metadata:
+            if key in entries:
+                given[source] = (entries[key].caption,)
+        if len(set(given.values())) > 1:
+            raise DataError(f"{shown(key)}: {', '.join(map(shown, given))} differ: keep one caption")
+        if not given:
+            given = self._written(self._others.get(stem, {}))
+            self._elsewhere += bool(given)
+        if not given:
+            return (self._fallback(key, stem),)
+        found = next(iter(given.values()))
+        self._empty += found == ("",)
+        return found
+
+    def _written(self, by_ending: dict[str, list[tuple[int, str]]]) -> dict[str, tuple[str, ...]]:
+        """The captions in text files by the file's name, or that of the first of numbered ones."""
+        found = {}
+        for numbered in by_ending.values():
+            keys = [key for _, key in sorted(numbered)]
+            self._used.update(keys)
+            parts = [read_captions(self._root / key, shown(key), lines=self._rule.lines) for key in keys]
+            found[keys[0]] = tuple(caption for part in parts for caption in part)
+        return found
+
+    def _fallback(self, key: str, stem: str) -> str:
+        folder = posixpath.basename(posixpath.dirname(key)) or self._root.resolve().name
+        if self._rule.folder_name:
+            self._named += 1
+            return re.sub(r"^\d+_", "", folder)
+        if self._rule.default is None:
+            raise DataError(
+                f"{shown(key)}: has no caption: write {shown(os.path.basename(stem))}{self._rule.endings[0]} in the "
+                "same folder, or set data.caption"
+            )
+        self._defaulted += 1
+        return self._rule.default
+
+    def _text_files(self, endings: Sequence[str]) -> dict[str, dict[str, list[tuple[int, str]]]]:
+        """Of each image's path without its ending: by ending, the (number, file) of its caption files.
+
+        NAME.1.txt and further are more captions of NAME, unless an image is called NAME.1.
+        """
+        texts: dict[str, dict[str, list[tuple[int, str]]]] = {}
+        for key in self._files:
+            for ending in endings:
+                if key[-len(ending) :].lower() == ending.lower():
+                    stem, number = key[: -len(ending)], 0
+                    match = _NUMBERED.fullmatch(stem)
+                    if stem not in self._stems and match and match[1] in self._stems:
+                        stem, number = match[1], int(match[2])
+                    texts.setdefault(stem, {}).setdefault(ending, []).append((number, key))
+        return texts
+
+    def _read(self, key: str, images: Collection[str]) -> tuple[str, dict[str, Entry]]:
+        """The entries of a metadata file, by image; its paths begin in its folder."""
+        metadata = read_metadata(self._root / key, shown(key))
+        self.problems.extend(metadata.problems)
+        self._used.add(key)
+        entries = {}
+        for name, entry in metadata.entries.items():
+            path = posixpath.join(posixpath.dirname(key), name)
+            image = path if path in images else self._stems.get(path)
+            if image is None:
+                line = f":{entry.line}" if entry.line else ""
+                self.problems.append(
+                    f"{shown(key)}{line}: there is no image {shown(path)}: "
+                    f"correct file_name (with / between folders) or remove the line"
+                )
+            else:
+                entries[image] = entry
+        return key, entries
+
+    def notices(self) -> list[str]:
+        """What a user should know, once all captions were asked for."""
+        said = []
+        if self._empty:
+            said.append(f"{self._empty} caption(s) are empty")
+        if self._defaulted:
+            said.append(f"{self._defaulted} image(s) have no caption and take the default one")
+        if self._named:
+            said.append(f"{self._named} image(s) have no caption and take their folder's name")
+        if self._elsewhere:
+            said.append(f"{self._elsewhere} caption(s) lie in files with another ending than data.caption_extension")
+        orphans = [
+            key
+            for stem, by_ending in self._texts.items()
+            if stem not in self._stems
+            for those in by_ending.values()
+            for _, key in those
+        ]
+        self._used.update(orphans)
+        if orphans:
+            said.append(f"{len(orphans)} caption file(s) belong to no image, e.g. {shown(orphans[0])}")
+        return said
+
+    @property
+    def used(self) -> frozenset[str]:
+        """The files that were read, or told as captions without an image."""
+        return frozenset(self._used) | {
+            key for by_ending in self._texts.values() for those in by_ending.values() for _, key in those
+        }

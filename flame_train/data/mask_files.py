@@ -1,0 +1,93 @@
+"""Masks: which file says where an image counts, and its values. White counts, black does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from flame_train.data.images import load_alpha, load_image, probe
+from flame_train.data.sniff import IMAGE_ENDINGS
+from flame_train.data.walk import list_files
+from flame_train.errors import DataError, shown
+from flame_train.io.digests import Digests
+
+MASK_ENDINGS = (".mask", "-masklabel")  # of a file's name without its ending: the second is OneTrainer's
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Where the mask of an image is: a file of its own, or the image's alpha channel.
+
+    `sha256` is the hash of the file's bytes.
+    """
+
+    path: Path
+    sha256: str
+    alpha: bool = False
+
+    def read(self) -> np.ndarray[Any, Any]:
+        """uint8 (H, W), 255 where the image counts. Raises DataError if the file is another one now."""
+        values, info = (load_alpha if self.alpha else load_image)(self.path)
+        if info.sha256 != self.sha256:
+            raise DataError(f"{shown(self.path)}: was changed while the dataset was being read; start again")
+        return values if self.alpha else np.array(Image.fromarray(values).convert("L"))
+
+
+def mask_names(files: Sequence[str]) -> dict[str, str]:
+    """Files named as masks of an image among `files`: the image's path without its ending -> the mask."""
+    images = {os.path.splitext(key)[0]: key for key in files if _is_image(key)}
+    found = {}
+    for stem, key in images.items():
+        for ending in MASK_ENDINGS:
+            owner = stem.removesuffix(ending)
+            if owner != stem and owner in images:
+                found[owner] = key
+    return found
+
+
+def masks_in(folder: Path) -> dict[str, str]:
+    """The masks in a folder of masks, by their path without ending; those may be named as `mask_names` has them."""
+    found = {}
+    for key in list_files(folder, "data.mask_folder").files:
+        stem = os.path.splitext(key)[0]
+        if _is_image(key):
+            found[next((stem.removesuffix(end) for end in MASK_ENDINGS if stem.endswith(end)), stem)] = key
+    return found
+
+
+def find_mask(path: Path, size: tuple[int, int], name: str, digests: Digests | None) -> Mask:
+    """The mask in a file, for an image (height, width) called `name`. Raises DataError if it does not fit."""
+    info = probe(path, digests=digests, name=shown(path.name))
+    if info.size != size:
+        raise DataError(
+            f"{shown(path.name)}: a mask of {info.width}x{info.height} pixels for {name} of {size[1]}x{size[0]}: "
+            "make them the same size"
+        )
+    return Mask(path, info.sha256)
+
+
+def latent_mask(values: np.ndarray[Any, Any], downscale: int) -> np.ndarray[Any, Any]:
+    """uint8 (H, W) -> fp32 (H / downscale, W / downscale, 1): the mean, 0 to 1, of the pixels of each latent."""
+    height, width = (side // downscale for side in values.shape)
+    blocks = values.reshape(height, downscale, width, downscale).astype(np.float32)
+    return (blocks.mean(axis=(1, 3), dtype=np.float64) / 255.0).astype(np.float32)[..., None]
+
+
+def loss_weights(mask: np.ndarray[Any, Any], outside: float, normalize: bool) -> np.ndarray[Any, Any]:
+    """The factor on the error of each latent: the mask, at least `outside`; over its own mean with `normalize`.
+
+    So has OneTrainer it, as `unmasked_weight` and `normalize_masked_area_loss`.
+    """
+    weights = np.maximum(mask, np.float32(outside))
+    mean = weights.mean(dtype=np.float64).astype(np.float32)
+    return weights / mean if normalize and mean else weights
+
+
+def _is_image(key: str) -> bool:
+    return os.path.splitext(key)[1].lower() in IMAGE_ENDINGS

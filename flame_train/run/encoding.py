@@ -1,0 +1,228 @@
+"""Encoding: by which networks images and captions become arrays, under which keys these are cached, and where."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TypeVar
+
+from flame_train.config.schema import DataSection
+from flame_train.data.buckets import Placement
+from flame_train.data.cache import Shapes, cache_key
+from flame_train.data.samples import Sample, Samples
+from flame_train.data.sets import image_sets
+from flame_train.data.views import View
+from flame_train.disk.files import could_make_folder
+from flame_train.engine import nn
+from flame_train.engine.backend import get_backend
+from flame_train.engine.dtype import DType
+from flame_train.errors import OutputError
+from flame_train.io.digests import Digests
+from flame_train.text_encoders import TextEncoder
+from flame_train.training.fixed_batch import FixedBatches, HostArrays
+from flame_train.training.model import Autoencoder, Example
+from flame_train.user_cache import user_cache
+
+CACHE_FOLDER = ".flame-cache"
+_ROUNDING = 2  # raised where networks are run in another way, so that what they make differs in its last bits
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The cache keys of a run's samples, and of what networks they are.
+
+    Attributes:
+        images: of each sample, one a view.
+        masks: of each sample, one a view; none where it has no mask.
+        captions: by text.
+        networks: the digests of the networks that encode.
+    """
+
+    images: tuple[tuple[str, ...], ...]
+    masks: tuple[tuple[str, ...], ...]
+    captions: Mapping[str, str]
+    networks: Mapping[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """By which networks images and captions are encoded, and in which number formats.
+
+    Attributes:
+        vae: encodes images.
+        text: encode captions.
+        vae_precision: `model.vae_precision`.
+        precision: `train.precision`, in which captions are encoded unless `text_precision` says otherwise.
+        text_precision: `text_encoders.precision`.
+        folder: where the cache lies.
+    """
+
+    vae: Autoencoder
+    text: tuple[TextEncoder, ...]
+    vae_precision: str
+    precision: str
+    text_precision: str
+    folder: Path
+
+    def keys(self, samples: Samples, prompts: Sequence[str]) -> Keys:
+        """The keys of every array that training and sampling will read, over all that the array depends on."""
+        with Digests(user_cache("digests")) as digests, ThreadPoolExecutor() as hashing:  # which leaves Python free
+            image = hashing.submit(self.vae.part.digest, digests)
+            networks = {"caption": self._text_digest(digests, hashing), "image": image.result()}
+        vae = {"precision": self.vae_precision}
+        text = {"precision": self.precision, "text_precision": self.text_precision, "rounding": _ROUNDING}
+        images = tuple(
+            tuple(cache_key("latents", row.item.sha256, networks["image"], {**vae, **v.settings}) for v in row.views)
+            for row in samples.rows
+        )
+        masks = tuple(tuple(self._mask_key(row, view) for view in row.views if row.item.mask) for row in samples.rows)
+        wanted = dict.fromkeys(["", *(text for row in samples.rows for text in row.texts), *prompts])
+        captions = {
+            caption: cache_key("text", hashlib.sha256(caption.encode()).hexdigest(), networks["caption"], text)
+            for caption in wanted
+        }
+        return Keys(images, masks, captions, networks)
+
+    def _mask_key(self, row: Sample, view: View) -> str:
+        mask = row.item.mask
+        assert mask is not None
+        settings = {**view.settings, "alpha": mask.alpha, "downscale": self.vae.downscale}
+        return cache_key("mask", mask.sha256, "", {name: s for name, s in settings.items() if name != "colours"})
+
+    def mask_shapes(self, placement: Placement) -> Shapes:
+        """The array of a mask."""
+        return {"mask": (*self.vae.latent_shape(placement.bucket)[:2], 1)}
+
+    def image_shapes(self, placement: Placement) -> Shapes:
+        """The arrays of an image: their names and shapes."""
+        shape = self.vae.latent_shape(placement.bucket)
+        return {"mean": shape, "logvar": shape}
+
+    @cached_property
+    def caption_shapes(self) -> Shapes:
+        """The arrays of any caption: their names and shapes."""
+        return {name: shape for encoder in self.text for name, shape in encoder.outputs.items()}
+
+    def bytes_of(self, samples: Samples, prompts: Sequence[str]) -> int:
+        """What the cache takes on disk with everything encoded, but for the headers of its files."""
+        images: dict[tuple[str, str], int] = {}
+        for row in samples.rows:
+            latents = self.image_bytes(row.placement)
+            mask = 4 * math.prod(self.mask_shapes(row.placement)["mask"]) if row.item.mask else 0
+            images |= {(row.item.sha256, repr(view.settings)): latents + mask for view in row.views}
+        texts = {"", *(text for row in samples.rows for text in row.texts), *prompts}
+        return sum(images.values()) + len(texts) * self.caption_bytes
+
+    def image_bytes(self, placement: Placement) -> int:
+        """What the arrays of an image take: fp32."""
+        return 4 * sum(map(math.prod, self.image_shapes(placement).values()))
+
+    @cached_property
+    def caption_bytes(self) -> int:
+        """What the arrays of a caption take."""
+        return sum(
+            encoder.dtype(self.precision, self.text_precision).itemsize * sum(map(math.prod, encoder.outputs.values()))
+            for encoder in self.text
+        )
+
+    def _text_digest(self, digests: Digests, hashing: Executor) -> str:
+        made = hashing.map(lambda e: e.part.digest(digests), self.text)
+        parts = [
+            part
+            for e, digest in zip(self.text, made, strict=True)
+            for part in (e.part.component, digest, e.vocabulary, *e.outputs)
+        ]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def encoders(self, device: str) -> CaptionEncoders:
+        """The text encoders, loaded."""
+        networks = {
+            encoder.part.component: encoder.load(device=device, dtype=self.precision, precision=self.text_precision)
+            for encoder in self.text
+        }
+        dtypes = {encoder.key: encoder.dtype(self.precision, self.text_precision) for encoder in self.text}
+        return CaptionEncoders(self.text, networks, dtypes, device)
+
+
+class CaptionEncoders:
+    """Loaded text encoders; `networks` by the names that LoRA files have for them."""
+
+    def __init__(
+        self,
+        encoders: Sequence[TextEncoder],
+        networks: Mapping[str, nn.Module],
+        dtypes: Mapping[str, DType],
+        device: str,
+    ) -> None:
+        self.networks = networks
+        self._encoders = tuple(encoders)
+        self._batches = {e.key: _batches(e, networks[e.part.component], dtypes[e.key], device) for e in self._encoders}
+        self._at_once = {e.key: e.at_once if get_backend(device).asynchronous else 1 for e in self._encoders}
+
+    @property
+    def at_once(self) -> int:
+        """How many captions are worth starting on together."""
+        return max(self._at_once.values(), default=1)
+
+    def inputs(self, text: str) -> dict[str, HostArrays]:
+        """What `start` takes of a caption: the inputs of each encoder, by its key."""
+        return {encoder.key: encoder.inputs(text) for encoder in self._encoders}
+
+    def start(self, captions: Sequence[Mapping[str, HostArrays]]) -> Callable[[], list[Example]]:
+        """Starts on captions; calling the result waits for the conditioning arrays of each, in the encoders' dtype."""
+        waits: list[list[Callable[[], list[Example]]]] = []
+        for key, batches in self._batches.items():
+            given = [caption[key] for caption in captions]
+            waits.append([batches.start(part) for part in cut(given, self._at_once[key])])
+
+        def wait() -> list[Example]:
+            made = [[example for part in parts for example in part()] for parts in waits]
+            return [dict(pair for arrays in each for pair in arrays.items()) for each in zip(*made, strict=True)]
+
+        return wait
+
+    def captions(self, texts: Sequence[str]) -> list[Example]:
+        """The conditioning arrays of captions."""
+        return self.start([self.inputs(text) for text in texts])()
+
+    def caption(self, text: str) -> Example:
+        """The conditioning arrays of a caption."""
+        return self.captions([text])[0]
+
+
+def _batches(encoder: TextEncoder, network: nn.Module, dtype: DType, device: str) -> FixedBatches:
+    results = {name: (shape, dtype) for name, shape in encoder.outputs.items()}
+    return FixedBatches(partial(encoder.encode, network), lambda _: results, lambda _: encoder.at_once, device)
+
+
+def cache_folder(data: DataSection) -> Path:
+    """Where the cache of a dataset lies."""
+    return Path(data.cache) if data.cache else image_sets(data)[0].folder / CACHE_FOLDER
+
+
+def could_cache(folder: Path) -> None:
+    """Raises OutputError if there is no cache and none can be made. One that is there may hold all that is needed."""
+    if not os.path.isdir(folder):
+        with named_for_cache():
+            could_make_folder(folder, "name another")
+
+
+@contextmanager
+def named_for_cache() -> Iterator[None]:
+    """An error about the folder names the setting that chose it."""
+    try:
+        yield
+    except OutputError as error:
+        raise OutputError(f"{error}\n  data.cache says where encoded images are kept") from None
+
+
+def cut(keys: Sequence[_T], size: int) -> list[Sequence[_T]]:
+    return [keys[i : i + size] for i in range(0, len(keys), size)]
