@@ -86,7 +86,7 @@ def test_captions_encoded_by_a_t5_in_8_bits_are_others(base: Path, family: str, 
         )
         plan = planned(family, config)
         found = plan.encoding.encoders("cpu").caption("a red circle").values()
-        key = plan.encoding.keys(plan.placed, ["a red circle"]).captions["a red circle"]
+        key = plan.encoding.keys(plan.samples, ["a red circle"]).captions["a red circle"]
         made[key] = np.concatenate([np.ravel(a) for a in found]).astype(np.float64)
     exact, rounded = made.values()
     assert 0 < np.linalg.norm(rounded - exact) < 0.1 * np.linalg.norm(exact)
@@ -139,8 +139,8 @@ def test_a_dropped_encoders_arrays_are_zeros(base: Path, family: str, drawn: Pat
         output=OutputSection(dir=f"{drawn}-run"),
     )
     plan = planned(family, config)
-    keys = plan.encoding.keys(plan.placed, ())
-    encoded = encode(plan.encoding, plan.placed, keys, plan.model.size_conditioning, "cpu", StopRequest())
+    keys = plan.encoding.keys(plan.samples, ())
+    encoded = encode(plan.encoding, plan.samples, keys, plan.model.size_conditioning, "cpu", StopRequest())
     whole = encoded.example(0, False)
     assert list(encoded.outputs) == {"sd3": ["clip_l", "clip_g", "t5"], "flux": ["clip_l", "t5"]}[family]
     for encoder, arrays in encoded.outputs.items():
