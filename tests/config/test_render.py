@@ -101,6 +101,7 @@ def test_settings_that_cannot_change_the_weights_are_left_out_of_the_decisive() 
         "gradient",
         "log",
         "train",
+        "validation",
     }
     assert {path for path in left_out if path.startswith(("data.", "gradient.", "train."))} == {
         "train.epochs",  # train.steps is counted from it

@@ -40,6 +40,18 @@ def test_a_commit_is_found_with_its_files_and_the_oldest_go(tmp_path: Path) -> N
     assert newest(tmp_path / "absent") is None
 
 
+def test_spared_checkpoints_stay_beside_the_newest_and_do_not_count(tmp_path: Path) -> None:
+    for step in range(1, 7):
+        commit(tmp_path, step, FILES, keep=2, spare={2})
+    assert steps(tmp_path) == ["step-000002", "step-000005", "step-000006"]
+    commit(tmp_path, 7, FILES, keep=1, spare={6})
+    assert steps(tmp_path) == ["step-000006", "step-000007"]
+    commit(tmp_path, 8, FILES, keep=1, spare={8})
+    assert steps(tmp_path) == ["step-000008"]
+    commit(tmp_path, 4, FILES, keep=3, spare={8})  # a later one goes all the same: the run did not continue from it
+    assert steps(tmp_path) == ["step-000004"]
+
+
 def test_everything_is_synced_before_the_rename_and_pruning_comes_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,7 @@ def test_each_shape_is_captured_once_with_buffers_that_stay(trained, monkeypatch
         lambda self, host: (filled(self, host), addresses.append(self.latents()[0].data.ctypes.data))[0],
     )
     trained(Feed(2, shapes=((2, 2), (2, 4), (4, 2))))
-    assert [len(calls) for calls in captured] == [8, 3, 3, 2]  # the update, then each shape as it comes
+    assert [len(calls) for calls in captured] == [8, 0, 3, 3, 2]  # the update, the sum over processes, each shape
     assert addresses == [addresses[i % 3] for i in range(8)]
     assert len(set(addresses)) == 3
 
