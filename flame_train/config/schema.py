@@ -37,7 +37,7 @@ class ModelSection(Section):
         "",
         "the base model: .safetensors file, diffusers folder or hf:owner/name; required",
         place=True,
-        aka=("pretrained_model_name_or_path", "base_model", "name_or_path"),
+        aka=("pretrained_model_name_or_path", "base_model", "name_or_path", "base_model_name"),
     )
     vae: str = field(
         "",
@@ -105,9 +105,7 @@ class DataSection(Section):
         aka=("instance_prompt", "class_tokens"),
     )
     caption_extension: str = field(".txt", "file name ending of a caption")
-    upscale: bool = field(
-        False, "enlarge images smaller than their bucket; false: take a smaller bucket", aka=("bucket_no_upscale",)
-    )
+    upscale: bool = field(False, "enlarge images smaller than their bucket; false: take a smaller bucket")
     bucket_step: int = field(
         64, "bucket sides are multiples of this", unit="pixels", ge=8, multiple_of=8, aka=("bucket_reso_steps",)
     )
@@ -257,7 +255,12 @@ class TrainSection(Section):
     """The run."""
 
     steps: int = field(
-        2000, "optimizer updates in the run", unit="steps", ge=1, le=LONGEST_RUN, aka=("max_train_steps",)
+        2000,
+        "optimizer updates in the run",
+        unit="steps",
+        ge=1,
+        le=LONGEST_RUN,
+        aka=("max_train_steps", "max_steps", "num_steps", "total_steps"),
     )
     epochs: int = field(
         0,
