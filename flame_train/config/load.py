@@ -184,7 +184,7 @@ def _unknown(layered: Layered, lacking: Collection[str]) -> list[Problem]:
                         Problem(place_of(layered, (section, name)), path, "unknown key" + answer(path, lacking))
                     )
         else:
-            message = f"expected a table of keys, got {_shown(table)}" + did_you_mean(nearest_section(section))
+            message = f"expected a table of keys, got {_shown(table)}"
             problems.append(Problem(place_of(layered, (section,)), section, message))
     return problems
 

@@ -53,7 +53,7 @@ class CheckpointSection(Repeated):
         "newest checkpoints that stay",
         ge=1,
         free=True,
-        aka=("checkpoints_total_limit", "save_last_n_steps", "max_step_saves_to_keep"),
+        aka=("checkpoints_total_limit", "max_step_saves_to_keep"),
     )
 
 

@@ -38,7 +38,7 @@ class ModelSection(Section):
         "",
         "the base model: .safetensors file, diffusers folder or hf:owner/name; required",
         place=True,
-        aka=("pretrained_model_name_or_path", "base_model", "name_or_path"),
+        aka=("pretrained_model_name_or_path", "base_model", "name_or_path", "base_model_name"),
     )
     vae: str = field(
         "",
@@ -99,9 +99,7 @@ class _Folders(Section):
 class DataSection(SetKeys, _Folders):
     """The images and their captions."""
 
-    upscale: bool = field(
-        False, "enlarge images smaller than their bucket; false: take a smaller bucket", aka=("bucket_no_upscale",)
-    )
+    upscale: bool = field(False, "enlarge images smaller than their bucket; false: take a smaller bucket")
     bucket_step: int = field(
         64, "bucket sides are multiples of this", unit="pixels", ge=8, multiple_of=8, aka=("bucket_reso_steps",)
     )
@@ -251,7 +249,12 @@ class TrainSection(Section):
     """The run."""
 
     steps: int = field(
-        2000, "optimizer updates in the run", unit="steps", ge=1, le=LONGEST_RUN, aka=("max_train_steps",)
+        2000,
+        "optimizer updates in the run",
+        unit="steps",
+        ge=1,
+        le=LONGEST_RUN,
+        aka=("max_train_steps", "max_steps", "num_steps", "total_steps"),
     )
     epochs: int = field(
         0,

@@ -33,14 +33,17 @@ def nearest(path: str) -> list[str]:
     """
     section, _, name = path.rpartition(".")
     every = sorted(keys().values(), key=lambda key: key.section != section)
-    found = [key.path for key in every if name in key.aka]
-    if found:
-        at_home = [path for path in found if keys()[path].section == section]
-        return (at_home or found)[:2]
+    elsewhere = [key.path for key in every if name in key.aka]
+    if at_home := [path for path in elsewhere if keys()[path].section == section]:
+        return at_home[:2]
     found = [key.path for key in every if key.section == section and _is_typo(name, key.name)]
+    if elsewhere:
+        return [*found, *elsewhere][:2]
     found += [key.path for key in every if name == key.name]
     if not found:
-        found = [key.path for key in every if any(_is_typo(name, other) for other in (key.name, *key.aka))]
+        found = [
+            key.path for key in every if any(_is_typo(name, other) for other in (key.name, *key.aka) if len(other) > 2)
+        ]
     return list(dict.fromkeys(found))[:3]
 
 

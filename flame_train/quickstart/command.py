@@ -87,7 +87,7 @@ This folder was made by `flame-train quickstart --family {family}`.
   images/             the dataset, drawings with captions; folders' names say how often each comes in an epoch
 {images}
   base.safetensors    the base model: {base}
-  config.toml         what was trained and how; change it, or copy it for a run of your own
+  config.toml         what was trained, with settings for 96 pixels; for a run of your own: flame-train init {family}
   run/                the run: lora.safetensors, log.jsonl, checkpoints/, samples/
   before-after.png    the same prompts from the same noise, before and after training
   held-out/           images that were never trained on: more tiles, and what the base knew already
@@ -164,7 +164,7 @@ def _lay(folder: Path, device: str, family: Family) -> Path:
     made = sum(write_images(folder / "images" / p.folder, p.number, p.seed, p.make) for p in _images(lesson))
     family.write_small_base(folder, _SEED)
     _LOG.info("made %d images and a small base model in %s", made, folder)
-    title = "A small LoRA, as quickstart trained it"
+    title = "A small LoRA, as quickstart trained it; for a run of your own use the settings of `flame-train init`"
     _write_text(source, commented(_config(folder, device, lesson), title, family.unsupported_keys()))
     return source
 

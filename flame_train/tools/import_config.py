@@ -43,6 +43,7 @@ def import_config(source: str, output: Path | None, family: str = "", force: boo
         "output": str(output) if output else None,
         "config": text,
         "carried": {path: {"value": each.value, "from": each.origin} for path, each in found.values.items()},
+        "sets": [{name: each.value for name, each in one.items()} for one in found.sets],
         "no_counterpart": [*found.notes, *map(str, found.dropped)],
         "needless": found.needless,
         "missing": found.missing,
@@ -51,7 +52,8 @@ def import_config(source: str, output: Path | None, family: str = "", force: boo
 
 def told(result: dict[str, Any]) -> str:
     """The result in words: what was written, what was not, what is still to be set."""
-    lines = [f"{result['from']}: {len(result['carried'])} keys carried over, {result['needless']} need none here"]
+    count = len(result["carried"]) + sum(map(len, result["sets"]))
+    lines = [f"{result['from']}: {count} keys carried over, {result['needless']} need none here"]
     if lost := result["no_counterpart"]:
         lines += ["", f"no counterpart ({len(lost)}):", *(f"  {line}" for line in lost)]
     if missing := result["missing"]:

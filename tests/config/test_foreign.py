@@ -1,4 +1,4 @@
-"""A config of EriDiffusion or ai-toolkit gets one message that says what it is, on every command with --config."""
+"""A config of another trainer gets one message that names the program and `import`, on every command with --config."""
 
 from __future__ import annotations
 
@@ -53,25 +53,48 @@ sdxl_unet_path: /models/unet.safetensors
 SD35 = "model_kind: sd3\nsd35_model_path: /models/sd35.safetensors\nsd35_vae_path: /models/vae.safetensors\n"
 
 
+COMMAND = "accelerate launch sdxl_train_network.py --network_dim 8\n"
+PRESET = '{"training_method": "LORA", "model_type": "FLUX_DEV_1", "base_model_name": "x"}'
+
+
 @pytest.mark.parametrize(
-    ("text", "what"),
-    [(JOB, "a job of EriDiffusion or ai-toolkit"), (FLAT, "EriDiffusion's flat configs"), (SD35, "flat configs")],
-    ids=["job", "flat", "flat, paths alone"],
+    ("name", "text", "program"),
+    [
+        ("train.yaml", JOB, "ai-toolkit"),
+        ("train.yaml", FLAT, "EriDiffusion"),
+        ("paths.yaml", SD35, "EriDiffusion"),
+        ("kohya.toml", 'network_module = "networks.lora"\nnetwork_dim = 8\n', "sd-scripts"),
+        ("guide.toml", "[training_arguments]\nmax_train_steps = 3\n", "sd-scripts"),
+        ("set.toml", "[[datasets]]\n[[datasets.subsets]]\nimage_dir = 'x'\n", "sd-scripts"),
+        ("run.sh", COMMAND, "sd-scripts"),
+        ("preset.json", PRESET, "OneTrainer"),
+        ("config.json", '{"--model_family": "sdxl", "--data_backend_config": "b.json"}', "SimpleTuner"),
+        ("pipe.toml", "dataset = 'd.toml'\n[model]\ntype = 'flux'\n[adapter]\nrank = 3\n", "diffusion-pipe"),
+    ],
 )
 @pytest.mark.parametrize("command", [["train", "--dry-run"], ["cache"], ["sdxl-lora", "--dry-run"]])
-def test_one_message_says_what_it_is(tmp_path: Path, text: str, what: str, command: list[str], capsys) -> None:
-    path = tmp_path / "train.yaml"
+def test_one_message_names_the_program_and_the_command(
+    tmp_path: Path, name: str, text: str, program: str, command: list[str], capsys
+) -> None:
+    path = tmp_path / name
     path.write_text(text)
     assert cli.run([*command, "--config", str(path)]) == 2
     told = capsys.readouterr().err
-    assert what in told
-    assert "docs/migration/eridiffusion.md" in told
+    assert f"got one of {program}; `flame-train import {path} -o my.toml`" in told
+    assert "docs/conventions.md" in told
     assert len(told.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("text", ["model_kind: sdxl\n", "job: extension\n", "config: {process: []}\n"])
+@pytest.mark.parametrize("text", ["lora: {rank: 3}\nmodel_kind: sdxl\n", "job: extension\n", "config: {process: []}\n"])
 def test_a_single_key_of_theirs_is_an_unknown_key(tmp_path: Path, text: str) -> None:
     path = tmp_path / "train.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match="unknown"):
         load(str(path))
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.json", "{}"), ("a.json", "{"), ("a.sh", "ls"), ("a.md", "x")])
+def test_another_file_is_told_by_its_ending(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=r"expected a file ending in \.toml"):
+        load(str(tmp_path / name))

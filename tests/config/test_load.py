@@ -21,6 +21,7 @@ GOOD = '[model]\ncheckpoint = "base.safetensors"\n[data]\npath = "photos"\n[outp
 # One line each, put below GOOD's seven lines or as written; the report must be exactly the message.
 PROMPTS = f"a list of strings, or of tables of {', '.join(Prompt.model_fields)}"
 
+WHERE = "docs/conventions.md says where settings of other trainers went"
 INSTEAD = "remove this key or change that one"
 
 OPTIMIZER_NAMES = "one of " + ", ".join(f'"{name}"' for name in OPTIMIZERS)
@@ -42,7 +43,7 @@ BAD_LINES = [
     ("[train]\nmax_train_steps = 1", "8: train.max_train_steps: unknown key; did you mean train.steps?"),
     ("[trian]\nsteps = 1", "7: trian: unknown section; did you mean train?"),
     ("[zzz]\nq = 1", "7: zzz: unknown section; `flame-train init FAMILY` writes all there are"),
-    ("[train]\nqqqqqq = 1", "8: train.qqqqqq: unknown key; `flame-train init FAMILY` writes all there are"),
+    ("[train]\nqqqqqq = 1", "8: train.qqqqqq: unknown key; `flame-train init FAMILY` writes all there are, " + WHERE),
     ("[lora]\nrank = 0", "8: lora.rank: expected an integer from 1 to 4096, got 0"),
     ("[lora]\nrank = 5000", "8: lora.rank: expected an integer from 1 to 4096, got 5000"),
     ("[lora]\nrank = 4.0", "8: lora.rank: expected an integer from 1 to 4096, got 4.0"),
@@ -278,7 +279,7 @@ BAD_LINES = [
         "[sample]\nguidance_scale = 0.5",
         "8: sample.guidance_scale: expected 0, the model's own, or a number >= 1, got 0.5",
     ),
-    ("data.repeats = 2", "7: output.data: unknown key; did you mean output.dir or output.format?"),
+    ("data.repeats = 2", "7: output.data: unknown key; `flame-train init FAMILY` writes all there are, " + WHERE),
     (
         "[train]\nseed = 0x" + "f" * 9000,
         "8: train.seed: expected an integer from 0 to 9223372036854775807, got a huge integer",

@@ -38,22 +38,30 @@ y = 2
 
 
 def paths(tree: dict[str, Any], prefix: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+    """Every key, and every item of a list by its number."""
     found = set()
     for name, value in tree.items():
-        found.add((*prefix, name))
-        values = value if isinstance(value, list) else [value]
-        if isinstance(value, dict) or name == "points":
-            for item in values:
-                found |= paths(item, (*prefix, name))
+        found |= {(*prefix, name), *below(value, (*prefix, name))}
+    return found
+
+
+def below(value: Any, path: tuple[str, ...]) -> set[tuple[str, ...]]:
+    if isinstance(value, dict):
+        return paths(value, path)
+    found = set()
+    for i, item in enumerate(value if isinstance(value, list) else []):
+        found |= {(*path, f"[{i}]"), *below(item, (*path, f"[{i}]"))}
     return found
 
 
 def test_every_key_of_a_hard_text_has_its_line() -> None:
-    lines = {path: line for path, line in key_lines(TEXT).items() if "[]" not in path}
+    lines = key_lines(TEXT)
     assert set(lines) == paths(tomllib.loads(TEXT))
     text = TEXT.splitlines()
     for path, line in lines.items():
-        assert path[-1] in text[line - 1], (path, line)
+        assert path[-1].startswith("[") or path[-1] in text[line - 1], (path, line)
+    assert text[lines["points", "[1]"] - 1] == "[[points]]"
+    assert text[lines["points", "[1]", "y"] - 1] == "y = 2"
     assert lines[("beta", "gamma", "last")] == text.index("last = -1e-4") + 1
     assert lines[("alpha", "inline", "eight", "nine", "ten")] == lines[("alpha", "inline")]
 
@@ -90,3 +98,11 @@ def test_keys_of_generated_texts_stand_where_they_are_said_to(parts: list[tuple[
 @pytest.mark.parametrize("text", ["", "\n\n", "# only this", "a=1", "a=1 # x", "a=[]", "a={}"])
 def test_short_texts(text: str) -> None:
     assert set(key_lines(text)) == paths(tomllib.loads(text))
+
+
+def test_tables_of_arrays_in_arrays_have_their_numbers() -> None:
+    text = "[[a]]\n[[a.b]]\nx = 1\n[[a.b]]\nx = 2\n[[a]]\n[[a.b]]\nx = 3\n[a.c]\ny = 4\n"
+    lines = key_lines(text)
+    assert set(lines) == paths(tomllib.loads(text))
+    assert [lines["a", f"[{i}]", "b", f"[{j}]", "x"] for i, j in ((0, 0), (0, 1), (1, 0))] == [3, 5, 8]
+    assert lines["a", "[1]", "c", "y"] == 10

@@ -75,12 +75,14 @@ class Conversion:
 
 def convert(program: Program, source: Source, lacking: Collection[str] = ()) -> Conversion:
     """What `source`, a config of `program`, says in our keys. `lacking` are keys that mean nothing to its family."""
-    found = Conversion(program.name, notes=list(source.notes))
-    _apply(program, program.rows, source, source.settings, found.values, found)
+    work = _Work(program, source, Conversion(program.name, notes=list(source.notes)))
+    found = work.found
+    if source.settings:  # a file of sets alone says nothing about training
+        work.apply(program.rows, source.settings, found.values)
     sets = []
     for one in source.sets:
         own: dict[str, Carried] = {}
-        _apply(program, program.set_rows, source, one, own, found)
+        work.apply(program.set_rows, one, own)
         sets.append(own)
     _place_sets(sets, found)
     for path in [path for path in found.values if path in lacking]:
@@ -89,68 +91,72 @@ def convert(program: Program, source: Source, lacking: Collection[str] = ()) -> 
     return found
 
 
-def _apply(
-    program: Program,
-    rows: Iterable[Row],
-    source: Source,
-    settings: Mapping[str, Setting],
-    values: dict[str, Carried],
-    found: Conversion,
-) -> None:
-    """Lays the answers of `rows` about `settings` into `values`, the rest into `found`."""
-    seen: set[str] = set()
-    for row in rows:
-        names = [name for name in settings if name not in seen and row.holds(name, source.family)]
-        for name in names:
-            seen.add(name)
-            setting = settings[name]
-            _answer(row, setting, name, source, values, found)
-        if not names and row.absent is not None and (not row.families or source.family in row.families):
-            default = Setting(row.absent, "")
-            _answer(row, default, f"{program.name}'s default", source, values, found)
-    for name in settings:
-        if name not in seen:
-            setting = settings[name]
-            found.dropped.append(Dropped(setting.place, _shown(name, setting.value), "not known to this version"))
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One conversion under way."""
+
+    program: Program
+    source: Source
+    found: Conversion
+
+    def apply(self, rows: Iterable[Row], settings: Mapping[str, Setting], values: dict[str, Carried]) -> None:
+        """Lays the answers of `rows` about `settings` into `values`, the rest into `found`."""
+        seen: set[str] = set()
+        for row in rows:
+            names = [name for name in settings if name not in seen and row.holds(name, self.source.family)]
+            for name in names:
+                seen.add(name)
+                self._answer(row, settings[name], name, values)
+            if not names and row.absent is not None and (not row.families or self.source.family in row.families):
+                self._answer(row, Setting(row.absent, ""), f"{self.program.name}'s default", values)
+        for name, setting in settings.items():
+            if name not in seen:
+                unknown = Dropped(setting.place, _shown(name, setting.value), "not known to this version")
+                self.found.dropped.append(unknown)
+
+    def _answer(self, row: Row, setting: Setting, name: str, values: dict[str, Carried]) -> None:
+        """Lays the answer of one row; a default of the other program has no place."""
+        shown = _shown(name, setting.value) if setting.place else f"{row.key} ({name})"
+        try:
+            answer = row.convert(setting.value, self.source)
+        except (TypeError, ValueError, AttributeError, KeyError, IndexError):
+            answer = Lost("this value has no meaning here")
+        remark = ""
+        if isinstance(answer, Changed):
+            answer, remark = answer.value, f"; {answer.remark}"
+        if isinstance(answer, Nothing):
+            self.found.needless += bool(setting.place)
+        elif isinstance(answer, Lost):
+            self.found.dropped.append(Dropped(setting.place, shown, answer.reason))
+        else:
+            given = answer if isinstance(answer, Mapping) else {row.to[0]: answer}
+            for path, value in given.items():
+                assert path in row.to, f"{row.key} gives {path}, which its row does not name"
+                origin = f"{shown if not setting.place else name}{remark}"
+                _lay(path, Carried(value, origin), Dropped(setting.place, shown, ""), values, self.found)
 
 
-def _answer(
-    row: Row, setting: Setting, name: str, source: Source, values: dict[str, Carried], found: Conversion
-) -> None:
-    shown = _shown(name, setting.value) if setting.place else f"{row.key} ({name})"
-    try:
-        answer = row.convert(setting.value, source)
-    except (TypeError, ValueError, AttributeError, KeyError, IndexError):
-        answer = Lost("this value has no meaning here")
-    remark = ""
-    if isinstance(answer, Changed):
-        answer, remark = answer.value, f"; {answer.remark}"
-    if isinstance(answer, Nothing):
-        found.needless += bool(setting.place)
-    elif isinstance(answer, Lost):
-        found.dropped.append(Dropped(setting.place, shown, answer.reason))
-    else:
-        given = answer if isinstance(answer, Mapping) else {row.to[0]: answer}
-        for path, value in given.items():
-            assert path in row.to, f"{row.key} gives {path}, which its row does not name"
-            origin = f"{shown if not setting.place else name}{remark}"
-            _lay(path, value, Carried(value, origin), Dropped(setting.place, shown, ""), values, found)
+def _lay(path: str, carried: Carried, dropped: Dropped, values: dict[str, Carried], found: Conversion) -> None:
+    """Puts a value at its key, if this version has it and no setting with precedence took it.
 
-
-def _lay(
-    path: str, value: Any, carried: Carried, dropped: Dropped, values: dict[str, Carried], found: Conversion
-) -> None:
-    """Puts a value at its key, if this version has it and no setting with precedence took it."""
+    Args:
+        path: the key.
+        carried: the value.
+        dropped: what is said where it is not put there, but for the reason.
+        values: what is carried over.
+        found: takes what is not.
+    """
     known = keys()
     if not path.startswith(_SET):
         if path not in known:
             found.dropped.append(Dropped(dropped.place, dropped.setting, f"this version has no {path}"))
             return
-        carried = Carried(fitting(value, known[path]), carried.origin)
+        carried = Carried(fitting(carried.value, known[path]), carried.origin)
     if path not in values:
         values[path] = carried
     elif values[path].value != carried.value and dropped.place:
-        found.dropped.append(Dropped(dropped.place, dropped.setting, f"{path} comes from {values[path].origin}"))
+        reason = f"{path} comes from {values[path].origin}"
+        found.dropped.append(Dropped(dropped.place, dropped.setting, reason))
 
 
 def set_keys() -> Mapping[str, Any]:
@@ -173,6 +179,7 @@ def _place_sets(sets: list[dict[str, Carried]], found: Conversion) -> None:
             path = one.get("path", Carried("?", ""))
             found.dropped.append(Dropped("", f"the folder {path.value}", "one folder a run in this version"))
         return
+    _own_resolutions(plain, own)
     for name in dict.fromkeys(name for one in plain for name in one if not _is_own(name, own)):
         given = [one[name] for one in plain if name in one]
         if all(each.value == given[0].value for each in given):
@@ -180,6 +187,15 @@ def _place_sets(sets: list[dict[str, Carried]], found: Conversion) -> None:
         else:
             found.dropped.append(Dropped("", name, "differs between folders, and is one for all here"))
     found.sets += [_table(one, own) for one in plain]
+
+
+def _own_resolutions(sets: list[dict[str, Carried]], own: Mapping[str, Any]) -> None:
+    """Where the resolution differs between sets, each has a list of its own."""
+    given = {one["resolution"].value for one in sets if "resolution" in one}
+    if len(given) > 1 and "resolutions" in own:
+        for one in sets:
+            if (single := one.pop("resolution", None)) is not None:
+                one["resolutions"] = Carried([single.value], single.origin)
 
 
 def _is_own(name: str, own: Mapping[str, Any]) -> bool:
@@ -219,7 +235,7 @@ def _one_resolution(one: dict[str, Carried], found: Conversion) -> None:
 def _to_data(name: str, carried: Carried, found: Conversion) -> None:
     path = name if name.startswith(f"{_CAPTIONS}.") else f"data.{name}"
     dropped = Dropped("", f"{name} of a folder ({carried.origin})", "")
-    _lay(path, carried.value, carried, dropped, found.values, found)
+    _lay(path, carried, dropped, found.values, found)
 
 
 def fitting(value: Any, key: Key) -> Any:

@@ -257,6 +257,8 @@ _SET_ROWS: Final = [
     *needless("buckets follow from the images' shapes", "min_ar max_ar num_ar_buckets"),
     never("ar_buckets", "buckets follow from the images' shapes and data.bucket_step"),
     turned("frame_buckets", (), lambda v, s: NOTHING),
+    never("size_buckets", "buckets follow from the images' shapes and data.bucket_step"),
+    never("control_path", "models that edit images are not here"),
     turned("mask_path", ("set.masks", "set.mask_folder"), _masks),
     turned("shuffle_tags", "set.captions.shuffle", switched(True)),
     turned("cache_shuffle_num", ("set.captions.shuffle", "set.captions.variants"), _shuffled),

@@ -15,12 +15,9 @@ _PARTS: Final = ("sdxl", "sd35", "sd3", "flux")
 
 
 def _is_mine(tree: Tree) -> bool:
-    kind = tree.get("model_kind")
-    return isinstance(kind, str) and any(
-        name in tree or name.startswith(tuple(f"{part}_" for part in _PARTS))
-        for name in [*_FLAT, *tree]
-        if name in tree
-    )
+    """The kind of model, and another of its settings at the top."""
+    own = [name for name in tree if name in _FLAT or name.startswith(tuple(f"{part}_" for part in _PARTS))]
+    return isinstance(tree.get("model_kind"), str) and bool(own)
 
 
 def _read(reading: Reading) -> Source:

@@ -87,9 +87,12 @@ def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[tuple[str, ...]
 
 
 def _beside(named: str, folder: Path | None, again: Any) -> Reading | None:
-    """The file that a config names: as it stands, or below the config's folder or one above it."""
+    """The file that a config names: below the config's folder or one above it, or of that name beside or above it."""
     path = Path(named.replace("\\", "/")).expanduser()
-    places = [path] if path.is_absolute() or folder is None else [above / path for above in (folder, *folder.parents)]
+    places = [path]
+    if folder is not None:
+        places = [above / path for above in (folder, *folder.parents)]  # an absolute path stays itself
+        places += [folder / path.name, folder.parent / path.name]
     for place in places:
         if place.is_file():
             tree, lines = _parse(read_text(str(place)), str(place))

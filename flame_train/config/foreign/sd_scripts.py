@@ -315,8 +315,10 @@ def _of_images(data: str, captions: str) -> list[Row]:
 
 _SET_ROWS: Final = [
     turned("is_reg", "set.regularization", switched(True)),
+    turned("validation_split", "set.validation", own.held_out),
+    *part_of("validation_seed"),
     turned("prior_loss_weight", "set.regularization_weight", to_float),
-    same("image_dir", "set.path", say=""),
+    same("image_dir", "set.path"),
     turned("N_name", "set.folder_repeats", switched(True)),
     turned("num_repeats", "set.repeats", to_number),
     turned("resolution", "set.resolution", side),

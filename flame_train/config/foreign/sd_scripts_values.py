@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from flame_train.config.command_line import SCRIPT
 from flame_train.errors import ConfigError
 
 from .conversions import (
@@ -70,7 +71,9 @@ TEXT: Final = "text encoders are not trained here"
 
 
 def is_mine(tree: Tree) -> bool:
-    """A dataset TOML, sections of the guides' names, or several of its own keys where no section of ours is."""
+    """A command line, a dataset TOML, sections of the guides' names, or several of its own keys at the top."""
+    if str(tree.get(SCRIPT, "")).endswith("train_network.py"):
+        return True
     datasets = tree.get("datasets")
     if isinstance(datasets, list) and any(isinstance(one, dict) and "subsets" in one for one in datasets):
         return True
@@ -280,3 +283,10 @@ def masks(data: str) -> Any:
         return NOTHING if is_off(value) else {f"{data}.masks": "files", f"{data}.mask_folder": value}
 
     return convert
+
+
+def held_out(value: Any, source: Source) -> Any:
+    """A folder that is only validated on; a share of one has no counterpart, a share of all images has."""
+    if is_off(value):
+        return NOTHING
+    return True if value == 1 else Lost("validation.fraction is a share of all images")

@@ -94,9 +94,9 @@ class Row:
         return fnmatchcase(name, self.key) and (not self.families or family in self.families)
 
 
-def same(key: str, to: str, say: str = "", absent: Any = None, families: tuple[str, ...] = ()) -> Row:
+def same(key: str, to: str) -> Row:
     """A setting with another name and the same meaning."""
-    return Row(key, (to,), absent=absent, families=families, say=say)
+    return Row(key, (to,))
 
 
 def turned(
@@ -107,7 +107,19 @@ def turned(
     absent: Any = None,
     families: Sequence[str] = (),
 ) -> Row:
-    """A setting whose value is converted."""
+    """A setting whose value is converted.
+
+    Args:
+        key: its name in the other program.
+        to: our key, or our keys.
+        convert: from its value to ours.
+        say: the answer to somebody who writes it into our config.
+        absent: what the other program does without it, where we would do something else.
+        families: the families for which the row holds.
+
+    Returns:
+        The row.
+    """
     return Row(key, (to,) if isinstance(to, str) else to, convert, absent, tuple(families), say)
 
 

@@ -1,4 +1,4 @@
-"""A dozen configs as users of other trainers have them: layouts and keys of each program, values of our own."""
+"""A dozen configs as users of other trainers have them: each program's layout and keys, with values of our own."""
 
 from __future__ import annotations
 
