@@ -53,7 +53,11 @@ class MergedAdapter:
 
     def __call__(self, layer: nn.Linear | nn.Conv2d, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layer's output with the merged weight; the layer's own stays as it is."""
-        return self._output(layer, x, self.product(x.dtype, tuple(layer.weight.shape)), residual)
+        return plain(layer, x, self.merged(layer.weight, x.dtype), residual)
+
+    def merged(self, weight: Any, dtype: DType) -> Tensor:
+        """The weight with the update, of `dtype`."""
+        return _rematerialized(weight, self.product(dtype, tuple(weight.shape)), self.scale, dtype)
 
     def dropped(self, layer: nn.Linear | nn.Conv2d, x: Tensor, drop: Drop) -> Tensor:
         """The same without rows of the update, or without all of it."""
@@ -62,12 +66,8 @@ class MergedAdapter:
         if rows is not None:
             split = next(shape[:n] for n in range(1, len(shape)) if math.prod(shape[:n]) == rows.shape[0])
             first = first * rows.reshape(*split, *(1 for _ in shape[len(split) :])).to(x.dtype)
-        return self._output(layer, x, (first if kept is None else first * kept.to(x.dtype), second, shape), None)
-
-    def _output(self, layer: nn.Linear | nn.Conv2d, x: Tensor, product: _Product, residual: Tensor | None) -> Tensor:
-        first, second, shape = product
-        weight = rematerialize(_merged, layer.weight, first, second, self.scale, shape, x.dtype, min_bytes=KEPT_BELOW)
-        return plain(layer, x, weight, residual)
+        first = first if kept is None else first * kept.to(x.dtype)
+        return plain(layer, x, _rematerialized(layer.weight, (first, second, shape), self.scale, x.dtype), None)
 
     def apply_grouped(self, layers: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...] | None:
         """None: each layer has a weight of its own."""
@@ -98,6 +98,11 @@ def dense(weight: Any, dtype: DType) -> Tensor:
 def product_of(a: Tensor, b: Tensor) -> Tensor:
     """a @ b, made again in the backward pass where it is large."""
     return rematerialize(F.matmul, a, b, min_bytes=KEPT_BELOW)
+
+
+def _rematerialized(weight: Any, product: _Product, scale: float, dtype: DType) -> Tensor:
+    first, second, shape = product
+    return rematerialize(_merged, weight, first, second, scale, shape, dtype, min_bytes=KEPT_BELOW)
 
 
 def _merged(weight: Any, first: Tensor, second: Tensor, scale: float, shape: tuple[int, ...], dtype: DType) -> Tensor:

@@ -22,6 +22,7 @@ from .ops.linear.dora import dora_gain
 from .ops.linear.einsum import einsum
 from .ops.linear.fp8 import fp8_dequantize, fp8_linear, fp8_quantize
 from .ops.linear.fp8_lora import fp8_lora_linears
+from .ops.linear.kron import kron_add
 from .ops.linear.lora import lora_conv2d, lora_linear, lora_linears
 from .ops.linear.matmul import bmm, linear, linear_add, matmul, outer
 from .ops.loss.classification import binary_cross_entropy, binary_cross_entropy_with_logits, kl_div
@@ -155,6 +156,7 @@ __all__ = [
     "interpolate",
     "isfinite",
     "kl_div",
+    "kron_add",
     "l1_loss",
     "layer_norm",
     "layer_norm_modulate",

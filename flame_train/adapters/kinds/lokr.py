@@ -10,13 +10,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from flame_train.adapters.fused import Paths
-from flame_train.adapters.merged import MatrixFactors, MergedAdapter, product_of
-from flame_train.engine import Parameter, Tensor, no_grad
+from flame_train.adapters.merged import KEPT_BELOW, MatrixFactors, MergedAdapter, dense, product_of
+from flame_train.engine import Parameter, Tensor, no_grad, rematerialize
+from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, float32
 from flame_train.settings import field
 
@@ -158,6 +159,13 @@ class LokrAdapter(MergedAdapter):
         ones = (1,) * len(kernel)
         return w1.reshape(a, 1, c, 1, *ones), w2.reshape(1, b, 1, d, *kernel), (a, b, c, d, *kernel)
 
+    def merged(self, weight: Any, dtype: DType) -> Tensor:
+        """As its parent's, by an op whose gradients read the weight's once."""
+        w1, w2 = self._whole("lokr_w1", dtype), self._whole("lokr_w2", dtype)
+        kernel = tuple(weight.shape[2:])
+        w2 = w2.reshape(len(w2), -1, *kernel)
+        return rematerialize(_added, weight, w1, w2, self.scale, dtype, min_bytes=KEPT_BELOW)
+
     def _whole(self, which: str, dtype: DType) -> Tensor:
         if which in self.matrices:
             return self.matrices[which].compute_copy.to(dtype)
@@ -176,6 +184,11 @@ class LokrAdapter(MergedAdapter):
 
     def factors(self) -> LokrFactors:
         return LokrFactors({name: p.numpy() for name, p in self.matrices.items()}, self.alpha)
+
+
+def _added(weight: Any, w1: Tensor, w2: Tensor, scale: float, dtype: DType) -> Tensor:
+    made: Tensor = F.kron_add(dense(weight, dtype), w1, w2, scale)
+    return made
 
 
 def factorization(dimension: int, factor: int) -> tuple[int, int]:

@@ -27,15 +27,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiler")]
 
 OPS = """
 adaptive_avg_pool2d add amax avg_pool2d batch_norm batch_norm_inference batch_norm_train cast celu clamp cross_entropy
-dora_gain embedding fp8_dequantize fp8_quantize gated_add gather geglu gelu hardsigmoid hardtanh index_select layer_norm
-layer_norm_modulate lerp log_softmax logsigmoid logsumexp masked_fill max_pool2d mean mish mse_loss mul nll_loss norm
-one_hot prelu quick_gelu relu6 rms_norm rms_norm_rope rope scatter_add selu silu softmax softsign std sub sum swiglu
-take_along_dim var where
+dora_gain embedding fp8_dequantize fp8_quantize gated_add gather geglu gelu hardsigmoid hardtanh index_select kron_add
+layer_norm layer_norm_modulate lerp log_softmax logsigmoid logsumexp masked_fill max_pool2d mean mish mse_loss mul
+nll_loss norm one_hot prelu quick_gelu relu6 rms_norm rms_norm_rope rope scatter_add selu silu softmax softsign std sub
+sum swiglu take_along_dim var where
 """.split()
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
 
 LENGTHS: dict[str, list[Sample]] = {
     "adaptive_avg_pool2d": [sample((3, 5, 7, 7), 1), sample((1, 9, 5, 3), 1)],
+    "kron_add": [
+        sample((8, 4160), (4, 2), (2, 2080), 0.5),
+        sample((4, 2100), (2, 2), (2, 1050), 0.5),
+        sample((4352, 8), (64, 1), (68, 8), 0.5),
+        sample((8840, 3), (130, 3), (68, 1), 0.5),
+    ],
     "mul": [sample((13, 7, 5), (7, 1)), sample((6, 5, 3, 7), (6, 1, 3, 1)), sample((9, 11), (11,))],
     "lerp": [sample((3, 5, 7, 9), (5, 1, 1), (3, 1, 1, 9))],
     "softmax": [sample((n, c), -1) for n, c in ((1, 77), (19, 9), (9, 129), (3, 513), (2, 1280), (17, 642))],
@@ -56,6 +62,7 @@ LENGTHS: dict[str, list[Sample]] = {
 """Rows whole among threads or not, long and short, those that go through shared memory in blocks full or not.
 
 Sums and variances of what one block reduces, and of what several share. Packets that go on from row to row.
+Kronecker products of which a block sees a part of a row, one row, several.
 """
 
 

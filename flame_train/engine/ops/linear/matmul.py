@@ -176,16 +176,6 @@ def _(k: Launcher, input: Array, other: Array) -> Array:
     return k.matmul(input, other)
 
 
-@matmul.cuda_vjp("cublaslt", "input", when=_products)
-def _(k: Launcher, g: Array, other: Array) -> Array:
-    return k.matmul(g, _t(other))
-
-
-@matmul.cuda_vjp("cublaslt", "other", when=_products)
-def _(k: Launcher, g: Array, input: Array) -> Array:
-    return k.matmul(_t(input), g)
-
-
 def linear_condition(input: Array, weight: Array, bias: Array | None) -> str:
     """Why a linear layer cannot go through cuBLASLt; "" if it can."""
     if input.ndim < 2 or 0 in weight.shape:
@@ -205,6 +195,30 @@ def product_target(target: GradTarget) -> dict[str, Any]:
     if target.addend is None and buffer is not None and not buffer.flags.c_contiguous:
         buffer = None
     return {"out": buffer, "plus": target.addend}
+
+
+def _matrices(input: Array, other: Array) -> str:
+    return _products(input, other) or ("" if input.ndim == other.ndim == 2 else "batches, which may be broadcast")
+
+
+@matmul.cuda_vjp("cublaslt, in place", "input", when=_matrices)
+def _(k: Launcher, g: Array, other: Array, targets: GradTargets) -> Array:
+    return product_to(k, targets["input"], g, _t(other))
+
+
+@matmul.cuda_vjp("cublaslt, in place", "other", when=_matrices)
+def _(k: Launcher, g: Array, input: Array, targets: GradTargets) -> Array:
+    return product_to(k, targets["other"], _t(input), g)
+
+
+@matmul.cuda_vjp("cublaslt", "input", when=_products)
+def _(k: Launcher, g: Array, other: Array) -> Array:
+    return k.matmul(g, _t(other))
+
+
+@matmul.cuda_vjp("cublaslt", "other", when=_products)
+def _(k: Launcher, g: Array, input: Array) -> Array:
+    return k.matmul(_t(input), g)
 
 
 @linear.cuda("cublaslt", when=linear_condition)
