@@ -134,10 +134,19 @@ def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) ->
 def train_plan(
     plan: Plan, device: str, stop: StopRequest, callbacks: Callbacks = SILENT, group: ProcessGroup = ALONE
 ) -> dict[str, Any]:
-    """Opens the run folder, encodes missing entries, trains or continues, and returns all paths.
+    """Opens the run folder, encodes missing entries, trains or continues.
 
-    Of several processes the leading one has the folder; the others read the checkpoint that it continues from, and
-    return nothing.
+    Of several processes the leading one has the folder; the others read the checkpoint that it continues from.
+
+    Args:
+        plan: the plan of the run.
+        device: "cuda" or "cpu".
+        stop: raises Interrupted after a signal.
+        callbacks: hears of steps, checkpoints and samples.
+        group: the processes that train together.
+
+    Returns:
+        All paths, for the report; nothing in a process that does not lead.
     """
     closed = run_folder(plan, group)
     with group.together():

@@ -295,7 +295,17 @@ def _fill(
     stop: StopRequest,
     group: ProcessGroup,
 ) -> None:
-    """Encodes what is missing of this process's share of the keys; see `encode`."""
+    """Encodes what is missing of this process's share of the keys.
+
+    Args:
+        encoding: the text encoders and the autoencoder.
+        samples: the images, each with its bucket.
+        keys: the keys of the cache entries.
+        cache: what is there, and where the rest goes.
+        device: "cuda" or "cpu".
+        stop: raises Interrupted after a signal.
+        group: the processes that share the work.
+    """
     texts = _share({key: caption for caption, key in keys.captions.items()}, group)
     numbers = _share({key: i for i, key in enumerate(keys.images)}, group)
     captions = _missing(cache, texts, lambda _: encoding.caption_shapes, stop)

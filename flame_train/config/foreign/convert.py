@@ -97,7 +97,16 @@ def _apply(
     values: dict[str, Carried],
     found: Conversion,
 ) -> None:
-    """Lays the answers of `rows` about `settings` into `values`, the rest into `found`."""
+    """Lays the answers of rows about settings into `values`, the rest into `found`.
+
+    Args:
+        program: the trainer that the settings are of.
+        rows: what is known about its settings; the first that holds one answers for it.
+        source: the file and its family.
+        settings: by name.
+        values: gets what a key of ours takes.
+        found: gets what none takes.
+    """
     seen: set[str] = set()
     for row in rows:
         names = [name for name in settings if name not in seen and row.holds(name, source.family)]
@@ -140,7 +149,16 @@ def _answer(
 def _lay(
     path: str, value: Any, carried: Carried, dropped: Dropped, values: dict[str, Carried], found: Conversion
 ) -> None:
-    """Puts a value at its key, if this version has it and no setting with precedence took it."""
+    """Puts a value at its key, if this version has it and no setting with precedence took it.
+
+    Args:
+        path: the key.
+        value: the value as the other trainer means it.
+        carried: the value with its origin, as a table of `[[data.sets]]` takes it.
+        dropped: the setting's place and text, for what is not carried over.
+        values: gets the value.
+        found: gets the setting if it is not carried over.
+    """
     known = keys()
     if not path.startswith(_SET):
         if path not in known:

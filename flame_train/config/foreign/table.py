@@ -95,7 +95,18 @@ class Row:
 
 
 def same(key: str, to: str, say: str = "", absent: Any = None, families: tuple[str, ...] = ()) -> Row:
-    """A setting with another name and the same meaning."""
+    """A setting with another name and the same meaning.
+
+    Args:
+        key: a glob over the setting's name.
+        to: our key.
+        say: the answer to somebody who writes the key into a config of flame-train.
+        absent: the value that the other trainer takes where the setting is not written; None: nothing is carried over.
+        families: the families that it holds for; empty: all.
+
+    Returns:
+        The row.
+    """
     return Row(key, (to,), absent=absent, families=families, say=say)
 
 
@@ -107,7 +118,19 @@ def turned(
     absent: Any = None,
     families: Sequence[str] = (),
 ) -> Row:
-    """A setting whose value is converted."""
+    """A setting whose value is converted.
+
+    Args:
+        key: a glob over the setting's name.
+        to: our key, or several.
+        convert: gives our value, or the values of several keys.
+        say: the answer to somebody who writes the key into a config of flame-train.
+        absent: the value that the other trainer takes where the setting is not written; None: nothing is carried over.
+        families: the families that it holds for; empty: all.
+
+    Returns:
+        The row.
+    """
     return Row(key, (to,) if isinstance(to, str) else to, convert, absent, tuple(families), say)
 
 
