@@ -46,7 +46,7 @@ from .encode import Keys, could_cache, encode
 from .finish import report
 from .memory import PredictedMemory, predicted_memory
 from .plan import Plan, make_plan
-from .shares import refuse_unlike, shared_out
+from .shares import refuse_other_checkpoint, refuse_unlike, shared_out
 from .train import train_run
 
 _LOG = logging.getLogger(__name__)
@@ -167,6 +167,8 @@ def train_plan(
         with group.together():
             found = _resume(closed, sources) if group.leads else closed.look(leader=True)
             before = continued(plan) if found is None else None
+        refuse_other_checkpoint(group, found or before)
+        with group.together():
             plan = shared_out(plan, found, group)
             if group.leads:
                 _write_report(plan, closed)
@@ -174,7 +176,8 @@ def train_plan(
                 if memory is not None:
                     _notice_memory(memory.result, get_backend(device).memory().total)
         watch = opened.enter_context(Watch(group, closed.folder))
-        encoded = encode(plan.encoding, plan.everything, keys, plan.model.size_conditioning, device, stop, group)
+        with watch.telling():
+            encoded = encode(plan.encoding, plan.everything, keys, plan.model.size_conditioning, device, stop, group)
         with deterministic(plan.config.train.deterministic), watch.telling():
             last = train_run(plan, encoded, closed, found, before, sources, device, stop, callbacks, group)
         with group.together():  # the others wait for the leading process, or it would miss their signs of life
