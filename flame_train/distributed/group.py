@@ -59,6 +59,10 @@ class ProcessGroup:
             return [text]
         return [raw.decode("utf-8", "surrogatepass") for raw in self.collectives.all_gather(_encoded(text))]
 
+    def answered(self, answer: bool) -> bool:
+        """The leading process's answer, in all: where each looks at a shared disk, one may see an older state."""
+        return self.all_gather("yes" if answer else "no")[0] == "yes"
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Waits at the end of the block for all processes. If one of them failed in it, all of them fail.

@@ -29,9 +29,19 @@ def start(processes: int, arguments: Sequence[str]) -> NoReturn:
 
 
 def command_of(mpirun: str, processes: int, arguments: Sequence[str], open_mpi: bool, as_root: bool) -> list[str]:
-    """The command line, `arguments` without --gpus.
+    """The command line.
 
     Open MPI binds each process to a core and has no more of them than cores, unless told so; and refuses root.
+
+    Args:
+        mpirun: the launcher's file.
+        processes: how many it starts.
+        arguments: of `flame-train`; --gpus is left out.
+        open_mpi: whether the launcher is Open MPI's.
+        as_root: whether root starts it.
+
+    Returns:
+        The program and its arguments.
     """
     ours = ["--bind-to", "none", "--oversubscribe"] if open_mpi else []
     root = ["--allow-run-as-root"] if open_mpi and as_root else []

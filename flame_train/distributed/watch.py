@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from flame_train.errors import DeviceFault, exit_status, lines_shown
+from flame_train.errors import DeviceFault, OutputError, exit_status, lines_shown
 
 from .group import ProcessGroup
 
@@ -37,7 +37,7 @@ class Watch:
         self._group, self._folder = group, folder / FOLDER
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flame-train-watch", daemon=True)
-        self._count = 0
+        self._told = False
 
     def __enter__(self) -> Self:
         if self._group.world > 1:
@@ -46,9 +46,22 @@ class Watch:
                     self._folder.mkdir(exist_ok=True)
                     for old in self._folder.glob("*.json"):
                         old.unlink(missing_ok=True)
+                    self._write({})
+            self._refuse_elsewhere()
             self._write({})
             self._thread.start()
         return self
+
+    def _refuse_elsewhere(self) -> None:
+        """Raises OutputError, in all processes, if one has another folder there than the leading one."""
+        own = f"{socket.gethostname()}, process {os.getpid()}"
+        leading, sign = self._group.all_gather(own)[0], self._read(0)
+        with self._group.together():
+            if sign is None or f"{sign['host']}, process {sign['pid']}" != leading:
+                raise OutputError(
+                    f"{self._folder.parent}: rank {self._group.rank} does not see what rank 0 writes there; "
+                    "give all processes the same output.dir, on a disk that their machines share"
+                )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -57,6 +70,8 @@ class Watch:
         if self._thread.ident is None:
             return
         self._thread.join()
+        if self._told:  # the file stays until the next start: the others have yet to read it
+            return
         with contextlib.suppress(OSError):
             self._file(self._group.rank).unlink(missing_ok=True)
             self._folder.rmdir()  # by the last of them
@@ -71,10 +86,12 @@ class Watch:
                 self._ended.set()
                 self._thread.join()
                 self._write({"code": exit_status(error), "message": str(error) or type(error).__name__})
+                self._told = True
             raise
 
     def _run(self) -> None:
-        seen = {rank: (None, time.monotonic()) for rank in range(self._group.world) if rank != self._group.rank}
+        others = [rank for rank in range(self._group.world) if rank != self._group.rank]
+        seen: dict[int, tuple[int, float]] = dict.fromkeys(others, (0, time.monotonic()))
         while not self._ended.wait(_EVERY):
             self._write({})
             for rank, (before, since) in list(seen.items()):
@@ -82,9 +99,9 @@ class Watch:
                 if sign is not None and "code" in sign:
                     time.sleep(_GRACE)
                     self._end(int(sign["code"]), f"rank {rank} failed: {sign['message']}")
-                count, now = (sign or {}).get("count"), time.monotonic()
-                if count != before:
-                    seen[rank] = count, now
+                written, now = self._written(rank), time.monotonic()
+                if written != before:
+                    seen[rank] = written, now
                 elif now - since > _SILENT:
                     where = f" ({sign['host']}, process {sign['pid']})" if sign else ""
                     self._end(
@@ -104,13 +121,15 @@ class Watch:
         os._exit(code)
 
     def _write(self, more: dict[str, Any]) -> None:
-        self._count += 1
-        sign = {"count": self._count, "pid": os.getpid(), "host": socket.gethostname(), **more}
+        sign = {"pid": os.getpid(), "host": socket.gethostname(), **more}
         file = self._file(self._group.rank)
         part = file.with_suffix(".part")
-        with contextlib.suppress(OSError):  # a full disk, a folder that was moved: the others decide
+        try:
             part.write_text(json.dumps(sign))
             part.replace(file)
+        except OSError:
+            with contextlib.suppress(OSError):  # a folder that was moved: the others decide
+                os.utime(file)  # a full disk has room for this
 
     def _read(self, rank: int) -> dict[str, Any] | None:
         try:
@@ -118,6 +137,13 @@ class Watch:
         except (OSError, ValueError):
             return None
         return sign if isinstance(sign, dict) else None
+
+    def _written(self, rank: int) -> int:
+        """When a process wrote its file, by the disk's clock in ns; 0 without one."""
+        try:
+            return self._file(rank).stat().st_mtime_ns
+        except OSError:
+            return 0
 
     def _file(self, rank: int) -> Path:
         return self._folder / f"{rank}.json"

@@ -47,7 +47,7 @@ from .encoding import Keys, could_cache
 from .finish import report
 from .memory import PredictedMemory, predicted_memory
 from .plan import Plan, make_plan
-from .shares import refuse_unlike, shared_out
+from .shares import refuse_other_checkpoint, refuse_unlike, shared_out
 from .train import train_run
 
 _LOG = logging.getLogger(__name__)
@@ -136,10 +136,19 @@ def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) ->
 def train_plan(
     plan: Plan, device: str, stop: StopRequest, callbacks: Callbacks = SILENT, group: ProcessGroup = ALONE
 ) -> dict[str, Any]:
-    """Opens the run folder, encodes missing entries, trains or continues, and returns all paths.
+    """Opens the run folder, encodes missing entries, trains or continues.
 
-    Of several processes the leading one has the folder; the others read the checkpoint that it continues from, and
-    return nothing.
+    Of several processes the leading one has the folder; the others read the checkpoint that it continues from.
+
+    Args:
+        plan: the plan of the run.
+        device: "cuda" or "cpu".
+        stop: raises Interrupted after a signal.
+        callbacks: hears of steps, checkpoints and samples.
+        group: the processes that train together.
+
+    Returns:
+        All paths, for the report; nothing in a process that does not lead.
     """
     closed = run_folder(plan, group)
     with group.together():
@@ -160,6 +169,8 @@ def train_plan(
         with group.together():
             found = _resume(closed, sources) if group.leads else closed.look(leader=True)
             before = continued(plan) if found is None else None
+        refuse_other_checkpoint(group, found or before)
+        with group.together():
             plan = shared_out(plan, found, group)
             if group.leads:
                 _write_report(plan, closed)
@@ -167,7 +178,8 @@ def train_plan(
                 if memory is not None:
                     _notice_memory(memory.result, get_backend(device).memory().total)
         watch = opened.enter_context(Watch(group, closed.folder))
-        encoded = encode(plan.encoding, plan.everything, keys, plan.model.size_conditioning, device, stop, group)
+        with watch.telling():
+            encoded = encode(plan.encoding, plan.everything, keys, plan.model.size_conditioning, device, stop, group)
         with deterministic(plan.config.train.deterministic), watch.telling():
             last = train_run(plan, encoded, closed, found, before, sources, device, stop, callbacks, group)
         with group.together():  # the others wait for the leading process, or it would miss their signs of life

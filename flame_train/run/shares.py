@@ -42,6 +42,18 @@ def refuse_unlike(group: ProcessGroup, config: Config, sources: Mapping[str, str
             )
 
 
+def refuse_other_checkpoint(group: ProcessGroup, found: Found | None) -> None:
+    """Raises OutputError, in all processes, if one would continue from another step than rank 0."""
+    steps = group.all_gather("anew" if found is None else f"after step {found.step}")
+    other = next((rank for rank, step in enumerate(steps) if step != steps[0]), None)
+    if other is not None:
+        with group.together():
+            raise OutputError(
+                f"rank {other} would begin {steps[other]}, rank 0 {steps[0]}; give all processes the same output.dir "
+                "and train.continue_from, on a disk that their machines share"
+            )
+
+
 def shared_out(plan: Plan, found: Found | None, group: ProcessGroup) -> Plan:
     """The plan of one process. An update of a run that is continued takes as many micro-batches as it began with.
 

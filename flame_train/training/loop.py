@@ -144,7 +144,7 @@ def _heed(run: Run, figures: _Figures, step: int, where: str) -> None:
     """Stops after a signal if work is left: steps, or the grid of the last."""
     if run.state.exchanged and not figures.stopping:  # the others do not know of it yet
         return
-    if not run.is_last(step) or _lacks_grid(run, step):
+    if not run.is_last(step) or run.state.group.answered(_lacks_grid(run, step)):
         run.stop.check(where)
 
 
@@ -152,8 +152,10 @@ def _catch_up(run: Run, figures: _Figures) -> None:
     """The work before the next step: the sample grid of this one, and the unfinished work of the last run."""
     if (run.first == 0 and run.sample.repeats) or _lacks_grid(run, run.first):
         _draw(run, run.first)
-    if run.is_last(run.first) and run.leads:
-        write_result(run, run.first)
+    if run.is_last(run.first):
+        with run.state.group.together():
+            if run.leads:
+                write_result(run, run.first)
     figures.hear(map(int, run.state.group.all_gather(str(run.stop.signal_number))))
     _heed(run, figures, run.first, "before the next step")
 
@@ -208,7 +210,8 @@ class _Figures:
             self._run.folder.log(self.last)
         self._console.show(self.last, seconds)
         self._board.write(self.last)
-        self._run.callbacks.step(self.last)
+        if self._run.leads:
+            self._run.callbacks.step(self.last)
 
     def _of_images(self, pending: _Pending) -> dict[str, Any]:
         """Takes the losses of a step's images, and now and then says which stand out."""

@@ -78,6 +78,19 @@ class Study:
         out, err = process.communicate()
         return process.returncode, out + err
 
+    def scripted(self, name: str, ranks: int, script: str, **changes: Any) -> tuple[int, str]:
+        """The same in processes that run `script` before the command: its exit status and what it said."""
+        _, _, _, *arguments = self.command(name, **changes)
+        whole = f"{script}\nfrom flame_train.cli import main\nmain()\n"
+        assert MPIRUN is not None
+        ended = subprocess.run(
+            [MPIRUN, *OPEN_MPI, "-n", str(ranks), sys.executable, "-c", whole, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return ended.returncode, ended.stdout + ended.stderr
+
     def finish(self, name: str, ranks: int, **changes: Any) -> dict[str, np.ndarray[Any, Any]]:
         """Runs to the end, which must be reached; the LoRA's tensors."""
         code, said = self.run(name, ranks, **changes)

@@ -142,3 +142,71 @@ def test_an_error_of_one_process_is_that_of_all(study, tmp_path):
     code, said = runs.run("missing", 2, model__checkpoint=str(tmp_path / "none.safetensors"))
     assert code == 3 or code == 2
     assert said.count("none.safetensors") == 1
+
+
+def test_memory_that_one_process_lacks_ends_all_with_its_message(study):
+    runs: Study = study("sdxl")
+    whole = runs.finish("roomy", 2, train__steps=12)
+    script = """
+import os
+from flame_train.errors import OutOfMemory
+from flame_train.training import loop
+whole, calls = loop.micro, []
+def micro(state, batch):
+    calls.append(batch)
+    if state.group.rank == 1 and len(calls) == 6:
+        raise OutOfMemory("no room")
+    whole(state, batch)
+loop.micro = micro
+"""
+    code, said = runs.scripted("tight", 2, script, train__steps=12)
+    assert code == 5, said
+    assert "rank 1: no room" in said
+    continued = runs.finish("tight", 2, train__steps=12)
+    assert all((whole[name] == continued[name]).all() for name in whole)
+
+
+def test_callbacks_hear_of_a_step_once(study):
+    runs: Study = study("sdxl")
+    script = """
+import functools
+from flame_train.run import command
+from flame_train.training.callbacks import Callbacks
+heard = Callbacks(lambda record: print("heard of", record["step"], flush=True))
+command.train = functools.partial(command.train, callbacks=heard)
+"""
+    code, said = runs.scripted("heard", 2, script, train__steps=3)
+    assert code == 0, said
+    assert [said.count(f"heard of {step}") for step in (1, 2, 3)] == [1, 1, 1]
+
+
+def test_a_result_that_cannot_be_written_again_is_told_once(study):
+    runs: Study = study("sdxl")
+    runs.finish("barred", 2, train__steps=2)
+    lora = runs.folder / "barred" / "lora.safetensors"
+    lora.unlink()
+    lora.mkdir()
+    (lora / "mine.txt").write_text("kept")
+    code, said = runs.run("barred", 2, train__steps=2)
+    assert code == 6, said
+    assert "MPI_ABORT" not in said
+    assert (lora / "mine.txt").read_text() == "kept"
+
+
+def test_processes_that_see_other_run_folders_are_refused(study):
+    runs: Study = study("sdxl")
+
+    def together() -> tuple[int, str]:
+        mine = runs.command("here", train__steps=8)
+        other = runs.command("here", train__steps=8, output__dir=str(runs.folder / "there"))
+        halves = ["-n", "1", *mine, ":", "-n", "1", *other]
+        ended = subprocess.run([MPIRUN, *OPEN_MPI, *halves], capture_output=True, text=True, check=False)
+        return ended.returncode, ended.stderr
+
+    code, said = together()
+    assert code == 6, said
+    assert "rank 1 does not see what rank 0 writes" in said
+    runs.finish("here", 2, train__steps=8)
+    code, said = together()
+    assert code == 6, said
+    assert "rank 1 would begin anew, rank 0 after step 8" in said

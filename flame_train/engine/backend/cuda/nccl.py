@@ -17,7 +17,17 @@ class NcclCollectives:
     captured = True
 
     def __init__(self, cupy: Any, stream: Any, rank: int, world: int, identifier: bytes) -> None:
-        """Meets the others. `identifier` is `unique_identifier()` of one of them. Raises DeviceFault."""
+        """Meets the others.
+
+        Args:
+            cupy: the package.
+            stream: the backend's, on which sums run.
+            rank, world: the number of this process, and how many there are.
+            identifier: `unique_identifier()` of one of them.
+
+        Raises:
+            DeviceFault: NCCL could not join the processes.
+        """
         self._cupy, self._stream, self._world = cupy, stream, world
         self._nccl = nccl_of(cupy)
         try:
