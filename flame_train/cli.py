@@ -281,6 +281,10 @@ def sample(
     from flame_train.tools.lora_files import file_and_strength
     from flame_train.tools.sample import sample as draw
 
+    if not prompt and not prompt_file:
+        raise typer.BadParameter("expected a prompt: --prompt TEXT, or --prompt-file FILE")
+    if "" in (lora or []):
+        raise typer.BadParameter("--lora: expected a path, got an empty one")
     if not lora and strength is not None:
         raise typer.BadParameter("--strength says how much of a LoRA; name one with --lora, or leave it out")
     loras = [file_and_strength(text, 1.0 if strength is None else strength) for text in lora or []]
