@@ -282,7 +282,7 @@ def sample(
     from flame_train.tools.sample import sample as draw
 
     if not prompt and not prompt_file:
-        raise typer.BadParameter("expected a prompt: --prompt TEXT, or --prompt-file FILE")
+        raise typer.BadParameter("expected at least one --prompt or --prompt-file")
     if "" in (lora or []):
         raise typer.BadParameter("--lora: expected a path, got an empty one")
     if not lora and strength is not None:
