@@ -73,9 +73,10 @@ def test_a_log_without_room_costs_one_warning_and_is_whole_at_the_next_start(job
     result = job.result()
     assert result.log == ([] if nth == "all" else whole.log)
     assert result.lora == whole.lora
-    assert {name: result.checkpoint[name] for name in ("lora.safetensors", "optimizer.safetensors", "state.json")} == {
-        name: digest for name, digest in whole.checkpoint.items() if name != "MANIFEST.json"
-    }
+    assert {
+        name: result.checkpoint[name]
+        for name in ("images.json", "lora.safetensors", "optimizer.safetensors", "state.json")
+    } == {name: digest for name, digest in whole.checkpoint.items() if name != "MANIFEST.json"}
     assert job.finish().log == whole.log
 
 
