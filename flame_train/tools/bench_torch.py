@@ -149,6 +149,10 @@ def _dora_gain(
     return magnitude / norm.sqrt() - 1
 
 
+def _kron_add(torch: Any, input: Any, mat1: Any, mat2: Any, scale: float) -> Any:
+    return input + scale * torch.kron(mat1, mat2)
+
+
 _WRITTEN_OUT: Mapping[str, Callable[..., Any]] = {
     "rope": _rope,
     "rms_norm_rope": _rms_norm_rope,
@@ -172,6 +176,7 @@ _WRITTEN_OUT: Mapping[str, Callable[..., Any]] = {
     "timestep_embedding": _timestep_embedding,
     "cast": _cast,
     "dora_gain": _dora_gain,
+    "kron_add": _kron_add,
     "max_dim": _max_dim,
     "min_dim": _min_dim,
 }
