@@ -24,20 +24,19 @@ from flame_train.arguments import (
     Arithmetic,
     AsJson,
     Command,
-    ConfigPath,
     Debug,
     Device,
     DeviceOrBest,
-    DryRun,
     Force,
-    Overrides,
     Quantize,
+    families_from,
 )
 from flame_train.bench_cli import bench_app
 from flame_train.errors import OutputError
 from flame_train.families import FAMILY_TITLES
 from flame_train.lora_cli import lora_app
-from flame_train.output import Printable, complain, complain_of, could_show, open_streams, show, without_files
+from flame_train.output import Printable, complain, complain_of, could_show, open_streams, show
+from flame_train.train_cli import train_app
 from flame_train.version import __version__
 
 app = typer.Typer(
@@ -134,44 +133,7 @@ def _root(
     pass
 
 
-def _training(family: str | None) -> Callable[..., None]:
-    """The command that trains, for any family or for one."""
-
-    def command(
-        config: ConfigPath,
-        device: Device = "cuda",
-        overrides: Overrides = None,
-        continue_from: Annotated[
-            Path | None,
-            typer.Option("--continue-from", metavar="RUN", help="As train.continue_from in a config."),
-        ] = None,
-        dry_run: DryRun = False,
-        gpus: Annotated[int, typer.Option("--gpus", min=1, help="Start so many processes here by mpirun.")] = 1,
-        collectives: Annotated[
-            Literal["auto", "nccl", "mpi"], typer.Option("--collectives", help="By which processes add up gradients.")
-        ] = "auto",
-        as_json: AsJson = False,
-        debug: Debug = False,
-    ) -> None:
-        if gpus > 1 and not dry_run:
-            from flame_train.distributed.launch import start
-
-            start(gpus, sys.argv[1:])
-        from flame_train.run.command import train
-
-        further = [] if continue_from is None else [f"train.continue_from={continue_from}"]
-        result = train(config, [*(overrides or []), *further], device, dry_run, family, transport=collectives)
-        if result:  # only the leading one of several processes has one
-            show(result if as_json else without_files(result), as_json)
-
-    return command
-
-
-_HELP = "Train a LoRA for whichever family the checkpoint is of; run it again to continue a stopped run."
-app.command("train", help=_HELP)(_training(None))
-for _family, _title in FAMILY_TITLES.items():
-    _help = f"Train a LoRA for {_title}, as `train`; refuses a checkpoint of another family."
-    app.command(f"{_family}-lora", help=_help)(_training(_family))
+app.registered_commands += train_app.registered_commands
 
 
 @app.command()
@@ -195,7 +157,10 @@ def quickstart(
 
 @app.command()
 def init(
-    family: Annotated[str, typer.Argument(metavar="FAMILY", help=f"One of {', '.join(FAMILY_TITLES)}.")],
+    family: Annotated[
+        str,
+        typer.Argument(metavar="FAMILY", help=f"One of {', '.join(FAMILY_TITLES)}.", autocompletion=families_from),
+    ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="TOML file to write.")] = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -281,6 +246,10 @@ def sample(
     from flame_train.tools.lora_files import file_and_strength
     from flame_train.tools.sample import sample as draw
 
+    if not prompt and not prompt_file:
+        raise typer.BadParameter("expected a prompt: --prompt TEXT, or --prompt-file FILE")
+    if "" in (lora or []):
+        raise typer.BadParameter("--lora: expected a path, got an empty one")
     if not lora and strength is not None:
         raise typer.BadParameter("--strength says how much of a LoRA; name one with --lora, or leave it out")
     loras = [file_and_strength(text, 1.0 if strength is None else strength) for text in lora or []]
@@ -315,40 +284,6 @@ def sample(
         force=force,
     )
     show(result, as_json)
-
-
-@app.command()
-def reproduce(
-    file: Annotated[Path, typer.Argument(metavar="LORA", help="LoRA file that flame-train wrote.")],
-    config: ConfigPath,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder in which the run's own is made anew.")
-    ] = Path("reproduced"),
-    device: Device = "cuda",
-    overrides: Overrides = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Say how a config differs from that of a LoRA file, and train the same bytes again."""
-    from flame_train.run.reproduce import reproduce as again
-
-    show(again(file, config, overrides or [], output, device, dry_run), as_json)
-
-
-@app.command()
-def cache(
-    config: ConfigPath,
-    device: Device = "cuda",
-    overrides: Overrides = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Encode the images and captions of a config ahead of training."""
-    from flame_train.run.command import fill_cache
-
-    show(fill_cache(config, overrides or [], device, dry_run), as_json)
 
 
 app.registered_commands += lora_app.registered_commands

@@ -21,7 +21,7 @@ def template(family: str) -> str:
         near = difflib.get_close_matches(family.removesuffix("-lora"), FAMILIES, n=1)
         raise ConfigError(f"expected a model family ({', '.join(FAMILIES)}), got {family}{did_you_mean(near)}")
     found = FAMILIES[family]
-    title = f"A LoRA for {found.title}: flame-train {found.command} --config FILE"
+    title = f"A LoRA for {found.title}: flame-train train FILE"
     return commented(Config(), title, found.unsupported_keys())
 
 
