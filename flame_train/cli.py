@@ -36,6 +36,7 @@ from flame_train.errors import OutputError
 from flame_train.families import FAMILY_TITLES
 from flame_train.lora_cli import lora_app
 from flame_train.output import Printable, complain, complain_of, could_show, open_streams, show
+from flame_train.progress import LogLines
 from flame_train.train_cli import train_app
 from flame_train.version import __version__
 
@@ -60,7 +61,7 @@ def main() -> None:
     """Entry point of the `flame-train` program. Exits with a code of the table in `errors.py`."""
     open_streams()
     ours = logging.getLogger("flame_train")  # not the root: libraries that print their own warnings would do so twice
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LogLines()
     handler.setFormatter(Printable())
     ours.addHandler(handler)
     ours.setLevel(logging.INFO)
