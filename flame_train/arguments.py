@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -100,7 +100,7 @@ def one_config(file: str | None, option: str | None) -> str:
     return found
 
 
-def with_shorthands(overrides: Iterable[str] | None, shorthands: dict[str, object]) -> list[str]:
+def with_shorthands(overrides: Iterable[str] | None, shorthands: Mapping[str, object]) -> list[str]:
     """The overrides of `--set`, and those of options that are short for a key: {key: value, or None}.
 
     Raises `BadParameter` where both name a key: nobody knows which was meant.

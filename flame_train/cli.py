@@ -35,7 +35,7 @@ from flame_train.bench_cli import bench_app
 from flame_train.errors import OutputError
 from flame_train.families import FAMILY_TITLES
 from flame_train.lora_cli import lora_app
-from flame_train.output import Printable, complain, complain_of, could_show, open_streams, show
+from flame_train.output import Printable, complain, complain_of, could_show, open_streams, show, tell
 from flame_train.progress import LogLines
 from flame_train.train_cli import train_app
 from flame_train.version import __version__
@@ -115,7 +115,7 @@ def _interrupted(debug: bool) -> int:
     except RuntimeError as error:
         return complain_of(error, debug)
     thread.join()
-    complain("interrupted")
+    tell("interrupted")
     return _INTERRUPTED
 
 

@@ -72,8 +72,9 @@ def _new_display() -> Any:
 
     class Line(ProgressColumn):
         def render(self, task: Any) -> Text:
+            bar: Bar = task.fields["bar"]
             utf8 = screen.encoding.startswith("utf")
-            return Text(fitted(*task.fields["bar"].line(), screen.width, "━" if utf8 else "="), no_wrap=True)
+            return Text(fitted(*bar.line(), width=screen.width, filled="━" if utf8 else "="), no_wrap=True)
 
     return Progress(
         Line(table_column=Column(no_wrap=True)),
@@ -83,7 +84,7 @@ def _new_display() -> Any:
     )
 
 
-def fitted(before: str, after: Sequence[str], done: float, width: int, filled: str = "━") -> str:
+def fitted(before: str, after: Sequence[str], done: float, *, width: int, filled: str = "━") -> str:
     """A line of at most `width` columns: text, a bar that is full at `done` = 1, and as many parts as fit."""
     kept: list[str] = []
     room = width - 1 - len(before) - 1 - _LEAST_BAR
@@ -137,7 +138,7 @@ class _Work:
         now = time.monotonic()
         with _lock:
             self._done += more
-            if not self._shown and now - self._begin >= _SOON_S and _LOG.isEnabledFor(logging.INFO):
+            if self._total and not self._shown and now - self._begin >= _SOON_S and _LOG.isEnabledFor(logging.INFO):
                 self._shown, bar = True, Bar(self._line)
                 self._bar = bar if bar.open() else None
             plain = self._shown and self._bar is None and now - self._said >= _PLAIN_EVERY_S
@@ -155,7 +156,7 @@ class _Work:
             say(f"{self._what}: {self._count(self._total)} in {clock(time.monotonic() - self._begin)}")
 
     def _line(self) -> tuple[str, Sequence[str], float]:
-        passed, part = time.monotonic() - self._begin, self._done / self._total if self._total else 1.0
+        passed, part = time.monotonic() - self._begin, self._done / self._total
         times = elapsed_and_left(passed, passed * (1 / part - 1) if part else None)
         return f"{self._what} {self._count(self._done, of=True)}", [times], part
 
@@ -170,7 +171,7 @@ class _Work:
 def progress(what: str, total: float, in_bytes: bool = False) -> Iterator[Callable[[float], None]]:
     """Shows how far work `what` is; the block is to say each time how much more of `total` is done.
 
-    Threads may say so at once. Work of less than half a second shows nothing.
+    Threads may say so at once. Work of less than half a second shows nothing, nor does a `total` of 0.
     """
     work = _Work(what, total, in_bytes)
     try:

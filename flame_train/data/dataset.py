@@ -20,6 +20,7 @@ from flame_train.data.sniff import IMAGES
 from flame_train.data.walk import Listing, list_files
 from flame_train.errors import DataError, shown
 from flame_train.io.digests import Digests
+from flame_train.progress import progress as reading
 
 IMAGE_ENDINGS = frozenset(
     {".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".gif"}
@@ -219,11 +220,12 @@ class _Scan:
         found: list[tuple[str, ImageInfo | None]] = []
         pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
         try:
-            with quiet_decoders():
+            with quiet_decoders(), reading(f"reading {shown(self.root.name)}", len(images)) as advance:
                 for done, (key, result) in enumerate(zip(images, pool.map(one, images), strict=True), 1):
                     if isinstance(result, str):
                         self.bad.append(result)
                     found.append((key, None if isinstance(result, str) else result))
+                    advance(1)
                     if progress is not None:
                         progress(done, len(images))
         finally:

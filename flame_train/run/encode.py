@@ -30,6 +30,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType, is_float
 from flame_train.errors import DataError, NonFiniteError, OutputError, shown
 from flame_train.io.digests import Digests
+from flame_train.progress import progress
 from flame_train.text_encoders import TextEncoder
 from flame_train.training.fixed_batch import FixedBatches, HostArrays
 from flame_train.training.model import Autoencoder, Example, encoder_outputs
@@ -41,7 +42,6 @@ from .pipeline import Pipeline
 _LOG = logging.getLogger(__name__)
 CACHE_FOLDER = ".flame-cache"
 _ROUNDING = 2  # raised where networks are run in another way, so that what they make differs in its last bits
-_SAID_EVERY = 50  # entries
 _T = TypeVar("_T")
 
 
@@ -330,12 +330,14 @@ def _encode_captions(
 ) -> None:
     encoders = encoding.encoders(device)
     keys = list(captions)
-    Pipeline[str, Mapping[str, HostArrays]](
+    pipeline = Pipeline[str, Mapping[str, HostArrays]](
         lambda key: encoders.inputs(captions[key]),
         encoders.start,
         lambda key, example: _keep(cache, key, _quoted(captions[key]), example),
         get_backend(device).asynchronous,
-    ).run(_cut(keys, encoders.at_once), _progress("caption", len(keys), stop))
+    )
+    with progress("encoding captions", len(keys)) as advance:
+        pipeline.run(_cut(keys, encoders.at_once), _told(advance, stop))
 
 
 def _encode_images(
@@ -351,12 +353,14 @@ def _encode_images(
     for key, index in images.items():
         buckets.setdefault(rows[index].placement.bucket, []).append(key)
     batches = [[key] for keys in buckets.values() for key in keys]  # of one shape in a row, which is captured
-    Pipeline[str, HostArrays](
+    pipeline = Pipeline[str, HostArrays](
         lambda key: vae.inputs(_pixels(rows[images[key]])),
         vae.encoder().start,
         lambda key, example: _keep(cache, key, shown(rows[images[key]].item.path), example),
         overlapped,
-    ).run(batches, _progress("image", len(images), stop))
+    )
+    with progress("encoding images", len(images)) as advance:
+        pipeline.run(batches, _told(advance, stop))
 
 
 def _cut(keys: Sequence[_T], size: int) -> list[Sequence[_T]]:
@@ -370,16 +374,15 @@ def _keep(cache: DiskCache, key: str, name: str, example: Example) -> None:
     cache.put(key, example)
 
 
-def _progress(what: str, total: int, stop: StopRequest) -> Callable[[int], None]:
-    """Says now and then how many entries are done, and ends if that was asked for."""
+def _told(advance: Callable[[float], None], stop: StopRequest) -> Callable[[int], None]:
+    """Tells the bar how many entries are done, and ends if that was asked for."""
     said = 0
 
     def after(done: int) -> None:
         nonlocal said
-        if done - said >= _SAID_EVERY or (done == total and said < total):
-            _LOG.info("encoded %d of %d %ss", done, total, what)
-            said = done
-        stop.check("while encoding; the cache keeps the finished entries")
+        advance(done - said)
+        said = done
+        stop.check("while encoding; what is done is kept; run the same command to continue")
 
     return after
 

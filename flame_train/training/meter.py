@@ -9,6 +9,9 @@ from typing import Final
 KEPT: Final = 0.95
 """What a step leaves of the mean before it: the mean is over about the last twenty steps."""
 
+REMEMBERED: Final = 200
+"""Steps whose losses a mean needs: what came before them counts less than 1 part in 10,000."""
+
 
 class Meter:
     """Exponential means over the steps of a run. `losses` are those of the steps before, of an earlier process."""

@@ -99,8 +99,6 @@ CUDARuntimeError = type("CUDARuntimeError", (RuntimeError,), {"__module__": "cup
         (OSError(errno.ENOSPC, "full", "the reason"), 6),
         (OSError(errno.EIO, "broken", "the reason"), 4),
         (NonFiniteError("the reason"), 7),
-        (Interrupted(signal.SIGINT, "the reason"), 130),
-        (Interrupted(signal.SIGTERM, "the reason"), 143),
     ],
 )
 def test_an_error_a_user_can_meet_has_its_code_and_one_line(
@@ -113,6 +111,15 @@ def test_an_error_a_user_can_meet_has_its_code_and_one_line(
     assert captured.err.startswith("error: ")
     assert "the reason" in captured.err
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_that_was_asked_for_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    plant(monkeypatch, raising(Interrupted(number, "stopped after step 3, saved")))
+    assert cli.run(["train", "x.toml"]) == 128 + number
+    assert capsys.readouterr() == ("", "stopped after step 3, saved\n")
 
 
 def test_memory_that_runs_out_without_a_word_is_told_with_some(
