@@ -33,6 +33,13 @@ def keys_from(begun: str) -> list[str]:
     return [f"{path}=" for path in keys() if path.startswith(begun)]
 
 
+def presets_from(begun: str) -> list[str]:
+    """The presets of `init` that begin so, for completion."""
+    from flame_train.tools.presets import names
+
+    return [name for name in names() if name.startswith(begun)]
+
+
 _SHOWN = "cuda|cuda:N|cpu"
 Device = Annotated[
     str, typer.Option("--device", parser=device_name, metavar=_SHOWN, help="Where to compute. Never chosen silently.")

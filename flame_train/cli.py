@@ -30,6 +30,7 @@ from flame_train.arguments import (
     Force,
     Quantize,
     families_from,
+    presets_from,
 )
 from flame_train.bench_cli import bench_app
 from flame_train.errors import OutputError
@@ -162,19 +163,25 @@ def init(
         str,
         typer.Argument(metavar="FAMILY", help=f"One of {', '.join(FAMILY_TITLES)}.", autocompletion=families_from),
     ],
+    preset: Annotated[
+        str | None,
+        typer.Option("--preset", help="What is trained: character, style or concept.", autocompletion=presets_from),
+    ] = None,
+    card: Annotated[int | None, typer.Option("--card", metavar="GB", min=1, help="Memory of the GPU.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Every key, as without --preset and --card.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="TOML file to write.")] = None,
     force: Force = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Write a commented config with every key, its default and its unit."""
+    """Write a commented config: short for a preset or a card, else with every key, its default and its unit."""
     from flame_train.tools.init import template, write_template
 
     if output is None:
-        text = template(family)
+        text = template(family, preset, card, full)
         show({"family": family, "config": text}, as_json, text.removesuffix("\n"))
     else:
-        write_template(family, output, force)
+        write_template(family, output, force, preset, card, full)
         show({"family": family, "output": str(output)}, as_json, str(output))
 
 

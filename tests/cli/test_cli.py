@@ -149,7 +149,7 @@ def test_a_gpu_that_fails_is_no_bug_but_its_traceback_is_kept(
 def test_a_keyboard_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     plant(monkeypatch, raising(KeyboardInterrupt()))
     assert cli.run(["sdxl-lora", "--config", "x.toml"]) == 130
-    assert capsys.readouterr().err == "error: interrupted\n"
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 @pytest.mark.parametrize("error", [KeyError("why"), ShapeError("why"), OSError(errno.EINVAL, "why"), OutOfMemoryError])
