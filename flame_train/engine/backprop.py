@@ -109,6 +109,8 @@ class BackwardPass:
                 t.backend.wait_side_stream()
         for leaf, accumulator in self._leaves.values():
             g = accumulator.values[0]
+            if several_gpus():
+                leaf.backend.enter_thread()  # the sink may copy, and CuPy makes a copy on the GPU that is current
             self._sink.add(leaf, leaf._hooks.run(g) if leaf._hooks else g)
 
     def _complete(self, node: Node) -> list[Array | None]:

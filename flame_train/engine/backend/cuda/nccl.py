@@ -21,7 +21,7 @@ class NcclCollectives:
         self._cupy, self._stream, self._world = cupy, stream, world
         self._nccl = nccl_of(cupy)
         try:
-            self._communicator = self._nccl.NcclCommunicator(world, _signed(identifier), rank)
+            self._communicator = self._nccl.NcclCommunicator(world, identifier, rank)
         except self._nccl.NcclError as error:
             raise DeviceFault(
                 f"rank {rank} could not join {world} GPUs by NCCL: {error}; two processes on one GPU need "
@@ -65,11 +65,6 @@ def nccl_of(cupy: Any) -> Any:
     return nccl
 
 
-def _signed(identifier: bytes) -> tuple[int, ...]:
-    """As CuPy takes it: C's characters."""
-    return tuple(np.frombuffer(identifier, np.int8).tolist())
-
-
 def unique_identifier(cupy: Any) -> bytes:
     """By which processes find each other. With NCCL_COMM_ID=HOST:PORT set, each process makes the same one."""
-    return bytes(value % 256 for value in nccl_of(cupy).get_unique_id())
+    return bytes(nccl_of(cupy).get_unique_id())
