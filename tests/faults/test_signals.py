@@ -99,7 +99,7 @@ def test_a_signal_while_sampling_saves_the_step_before_it(job, whole):
 def test_a_signal_in_the_first_grid_stops_before_the_first_step(job):
     ended = job.train(failpoint="sample.step:2:int", **SAMPLING)
     assert_stopped(job, ended, 130)
-    assert "before the next step" in ended.complaint
+    assert "before the next step" in ended.farewell
     assert (job.steps(), job.log()) == ([], [])
 
 
