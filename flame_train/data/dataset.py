@@ -49,15 +49,20 @@ class DatasetError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One image with its captions."""
+    """One image with its captions. Of a hundred thousand each has little: their paths begin with one folder."""
 
-    path: Path
+    root: Path
     key: str  # relative posix path; bytes that are not UTF-8 as surrogate escapes
     captions: tuple[str, ...]  # at least one
     size: tuple[int, int]  # (height, width) in pixels, upright
     sha256: str  # of the file's bytes
     plain: bool = False  # decoding it gave nothing to be told
     mask: Mask | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.root / self.key
 
     @property
     def caption(self) -> str:
@@ -211,7 +216,7 @@ class _Scan:
                 self.bad.append(str(error))
                 continue
             if info is not None and self._fits(key, info):
-                items.append(Item(self.root / key, key, captions, info.size, info.sha256, not info.notices, mask))
+                items.append(Item(self.root, key, captions, info.size, info.sha256, not info.notices, mask))
                 self.notices.extend(info.notices)
         self._note_counts()
         return items
