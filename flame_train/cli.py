@@ -209,7 +209,7 @@ def sample(
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", "-p", help="Prompt, with flags as --n --w --h --d too; repeatable.")
     ] = None,
-    prompt_file: Annotated[str, typer.Option("--prompt-file", help="Text file with further prompts, one a line.")] = "",
+    prompt_file: Annotated[str, typer.Option("--prompt-file", help="As sample.prompt_file in a config.")] = "",
     output: Annotated[Path, typer.Option("--output", "-o", help="PNG to write.")] = Path("sample.png"),
     lora: Annotated[
         list[str] | None,
