@@ -60,6 +60,7 @@ def _tables(text: str, path: str) -> tuple[list[_Entry], dict[KeyPath, int]]:
     """The tables of a TOML or JSON file. Raises ConfigError for one of another form."""
     tree, lines = parse(text, path)
     shared: Any = {}
+    place: KeyPath
     if path.lower().endswith(".json"):
         found, place = tree.get(""), ("",)
         form = "a list of prompts"
@@ -92,7 +93,9 @@ def _ours(table: Mapping[str, Any]) -> dict[str, Any]:
         found[ours] = value
     if "text" not in found:
         raise ValueError("expected the key prompt, got a table without")
-    return found | {"guidance_scale": value for value in scales.values()}
+    if scales:
+        (found["guidance_scale"],) = scales.values()
+    return found
 
 
 def _problems(error: ValueError) -> Iterator[tuple[str, str]]:
