@@ -366,9 +366,7 @@ class OutputSection(Section):
     )
     author: str = field("", "its author, in its metadata", free=True, aka=("metadata_author",))
     trigger: str = field("", "the words that call it, in its metadata", free=True, aka=("metadata_trigger_phrase",))
-    tensorboard: bool = field(
-        False, "also write TensorBoard events", free=True, aka=("log_with", "report_to", "logging_dir")
-    )
+    tensorboard: bool = field(False, "also write TensorBoard events", free=True, aka=("report_to", "logging_dir"))
 
 
 class Config(Section):

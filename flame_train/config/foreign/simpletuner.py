@@ -134,7 +134,7 @@ _ROWS: Final = [
     turned(
         "validation_negative_prompt",
         "sample.negative",
-        lambda v, s: NOTHING if is_off(v) else (Lost("Flux has no negative prompt") if s.family == "flux" else v),
+        own.negative,
     ),
     turned("validation_guidance", "sample.guidance_scale", to_float),
     turned("validation_num_inference_steps", "sample.steps", to_number),
