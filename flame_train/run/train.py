@@ -47,6 +47,7 @@ from flame_train.training.result import Sources, carry_over, earlier_updates, re
 from flame_train.training.saving import IMAGES
 from flame_train.training.step import Objective, State
 from flame_train.training.stop import StopRequest
+from flame_train.training.text_in_step import RunningEncoder
 from flame_train.training.validate import HeldOut, Measured, Validator
 from flame_train.training.validation import Standing, Validation
 
@@ -211,7 +212,7 @@ def loaded(
     c, model = plan.config, plan.model
     denoiser = load_denoiser(plan, device)
     attached = attach(
-        denoiser.network,
+        denoiser.networks(c.text_encoders.train),
         plan.checked.targets,
         rank=c.lora.rank,
         alpha=c.lora.alpha,
@@ -257,7 +258,9 @@ def load_denoiser(plan: Plan, device: str) -> Denoiser:
         guidance_scale=c.loss.guidance_scale,
     )
     denoiser.network.checkpoint_blocks(c.gradient.checkpointing, plan.checked.checkpointed)
-    return denoiser
+    precision = {"dtype": c.train.precision, "precision": c.text_encoders.precision}
+    running = (RunningEncoder(e, e.load(device=device, **precision)) for e in plan.checked.running)
+    return replace(denoiser, text=tuple(running))
 
 
 def make_state(
@@ -317,7 +320,7 @@ def _loader(plan: Plan, encoded: Encoded, first: int, state: State, device: str)
         [row.set.caption_dropout for row in plan.samples.rows],
         {encoder.key: encoder.dropout for encoder in plan.model.text},
         [len(keys) for keys in encoded.keys.images],
-        [len(row.texts) for row in plan.samples.rows],
+        [row.text_count(cached=bool(encoded.encoding.text)) for row in plan.samples.rows],
     )
     return Loader(
         plan.order,

@@ -50,6 +50,7 @@ def draw(
     prompt: Example,
     negative: Example,
     stop: StopRequest,
+    conditioned: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = lambda arrays: arrays,
 ) -> Pixels:
     """Samples one image.
 
@@ -60,6 +61,7 @@ def draw(
         prompt: the arrays of the prompt.
         negative: the arrays of the negative prompt.
         stop: raises Interrupted after a signal; checked between steps.
+        conditioned: makes the conditioning of the arrays of both, once for all steps.
 
     Returns:
         The image, uint8 (H, W, 3).
@@ -78,7 +80,7 @@ def draw(
             stop.check("while sampling")
             return denoise(x.to(d.dtype), t, cond).float()
 
-        cond = _conditioning([prompt] if d.guidance == 1.0 else [prompt, negative], d)
+        cond = conditioned(_conditioning([prompt] if d.guidance == 1.0 else [prompt, negative], d))
         latents = d.sampler.draw(guided(step, d.guidance), noise(0), cond, d.path, lambda i: noise(i + 1))
         if not np.isfinite(latents.numpy()).all():
             raise NonFiniteError(
