@@ -249,7 +249,10 @@ def _limit(attached: Attached, optimizer: Optimizer, max_norm: float) -> None:
 
 
 def load_denoiser(plan: Plan, device: str) -> Denoiser:
-    """The network to adapt, loaded as the settings say, with the blocks checkpointed that they name."""
+    """The network to adapt, loaded as the settings say, with the blocks checkpointed that they name.
+
+    With it come the text encoders that run in the step, of which all blocks are checkpointed or none.
+    """
     c = plan.config
     denoiser = plan.model.load_denoiser(
         device=device,
@@ -259,8 +262,10 @@ def load_denoiser(plan: Plan, device: str) -> Denoiser:
     )
     denoiser.network.checkpoint_blocks(c.gradient.checkpointing, plan.checked.checkpointed)
     precision = {"dtype": c.train.precision, "precision": c.text_encoders.precision}
-    running = (RunningEncoder(e, e.load(device=device, **precision)) for e in plan.checked.running)
-    return replace(denoiser, text=tuple(running))
+    running = tuple(RunningEncoder(e, e.load(device=device, **precision)) for e in plan.checked.running)
+    for each in running:
+        each.network.checkpointing = c.gradient.checkpointing
+    return replace(denoiser, text=running)
 
 
 def make_state(

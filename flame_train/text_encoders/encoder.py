@@ -13,6 +13,7 @@ import numpy as np
 from flame_train.adapters.targets import Presets, layer_shapes
 from flame_train.engine import Tensor, nn
 from flame_train.engine.dtype import DType, as_dtype
+from flame_train.models.common.blocks import BlockNetwork
 from flame_train.models.common.family_files import FamilyFiles
 from flame_train.models.common.part import Part
 from flame_train.settings import Entry
@@ -89,9 +90,11 @@ class TextEncoder(ABC):
         """`inputs` of a caption by the names that they have in a batch, for an encoder that runs in the step."""
         return {f"{self.key}.{name}": array for name, array in self.inputs(text).items()}
 
-    def load(self, *, device: str, dtype: DType | str, precision: str) -> nn.Module:
+    def load(self, *, device: str, dtype: DType | str, precision: str) -> BlockNetwork:
         """The network with its weights. `precision` is `text_encoders.precision`, `dtype` that of training."""
-        network: nn.Module = self.part.load(device=device, dtype=self.dtype(dtype, precision), fp8=self._fp8(precision))
+        network: BlockNetwork = self.part.load(
+            device=device, dtype=self.dtype(dtype, precision), fp8=self._fp8(precision)
+        )
         return network
 
     def dtype(self, dtype: DType | str, precision: str) -> DType:

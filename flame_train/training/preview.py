@@ -20,6 +20,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType, is_float
 from flame_train.engine.random import Rng
 from flame_train.errors import NonFiniteError
+from flame_train.progress import progress
 
 from .model import Example
 from .stop import StopRequest
@@ -69,8 +70,9 @@ def draw(
     Raises:
         NonFiniteError: latents hold NaN or infinity.
     """
-    xp = get_backend(d.device).xp
-    with no_grad():
+    backend, calls = get_backend(d.device), d.sampler.calls
+    xp, asked = backend.xp, calls * (len(d.path.levels) - 1) - (calls - 1)
+    with no_grad(), progress("sampling", 0 if backend.described else asked) as advance:
 
         def noise(number: int) -> Tensor:
             return Tensor(Rng(xp, d.seed, number, xp.zeros((1,), np.int64)).normal(PREVIEW_NOISE, d.latent))
@@ -80,8 +82,15 @@ def draw(
             stop.check("while sampling")
             return denoise(x.to(d.dtype), t, cond).float()
 
+        model = guided(step, d.guidance)
+
+        def told(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
+            made = model(x, t, cond)
+            advance(1)
+            return made
+
         cond = conditioned(_conditioning([prompt] if d.guidance == 1.0 else [prompt, negative], d))
-        latents = d.sampler.draw(guided(step, d.guidance), noise(0), cond, d.path, lambda i: noise(i + 1))
+        latents = d.sampler.draw(told, noise(0), cond, d.path, lambda i: noise(i + 1))
         if not np.isfinite(latents.numpy()).all():
             raise NonFiniteError(
                 "sampling gave NaN or infinity, which is no image; if it does so with every prompt, the model "

@@ -13,6 +13,7 @@ import numpy as np
 
 from flame_train.engine import Tensor, nn
 from flame_train.engine.dtype import DType
+from flame_train.models.common.blocks import BlockNetwork
 from flame_train.text_encoders import TextEncoder
 
 KEPT = "kept"
@@ -24,7 +25,7 @@ class RunningEncoder:
     """A loaded text encoder, which makes its arrays anew in each step."""
 
     encoder: TextEncoder
-    network: nn.Module
+    network: BlockNetwork
 
     def conditioned(self, arrays: Mapping[str, Tensor], dtype: DType) -> dict[str, Tensor]:
         """A batch's arrays with those that it makes, in `dtype`, in place of its token ids.
