@@ -94,11 +94,16 @@ class TextEncodersSection(Section):
         ge=0,
         le=10,
         aka=("text_encoder_lr", "text_encoder_lr1", "te_lr"),
+        instead_of="optimizer.lr",
     )
-    rank: int = field(0, "inner width of their adapters; 0: lora.rank", ge=0, le=4096)
-    alpha: float = field(0.0, "their updates are scaled by alpha / rank; 0: lora.alpha", ge=0, le=1_000_000)
+    rank: int = field(0, "inner width of their adapters; 0: lora.rank", ge=0, le=4096, instead_of="lora.rank")
+    alpha: float = field(
+        0.0, "their updates are scaled by alpha / rank; 0: lora.alpha", ge=0, le=1_000_000, instead_of="lora.alpha"
+    )
     targets: tuple[str, ...] = field(
-        ("attention",), "presets (attention, attention+mlp, full) or globs over the names of their modules"
+        ("attention",),
+        "presets (attention, attention+mlp, full) or globs over the names of their modules",
+        instead_of="lora.targets",
     )
 
 
