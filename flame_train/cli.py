@@ -156,7 +156,7 @@ def _training(family: str | None) -> Callable[..., None]:
         if gpus > 1 and not dry_run:
             from flame_train.distributed.launch import start
 
-            start(gpus, sys.argv[1:])
+            raise typer.Exit(start(gpus, sys.argv[1:]))
         from flame_train.run.command import train
 
         further = [] if continue_from is None else [f"train.continue_from={continue_from}"]

@@ -25,8 +25,9 @@ from flame_train.training.step import State, micro, update
 from flame_train.training.stop import StopRequest
 from flame_train.training.validate import HeldOut
 
+from .grids import grid_drawer
 from .plan import Plan
-from .train import grid_drawer, loaded, make_validator
+from .train import loaded, make_validator
 
 _DEVICE = "cuda"  # of the shape run
 _DRAWN = 1  # step of a sampler: the others take what this one takes
