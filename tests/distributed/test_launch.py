@@ -33,7 +33,7 @@ def test_open_mpi_is_told_not_to_bind_and_that_root_may():
     assert command_of("mpirun", 2, ASKED, open_mpi=False, as_root=True) == ["mpirun", "-n", "2", *program, *LEFT]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.proof)])
 def test_a_signal_saves_and_ends_all(study, number):
     runs: Study = study("sdxl")
     process = launched(runs, f"launched-{number}")
