@@ -147,6 +147,7 @@ def _validation(
         tuple(row.item.sha256 for row in plan.held_out.rows),
         tuple(row.placement.bucket for row in plan.held_out.rows),
         lambda i: encoded.example(offset + i),
+        plan.model.paddings,
     )
     validator = make_validator(plan, state, images, device, group)
 
@@ -329,4 +330,5 @@ def _loader(plan: Plan, encoded: Encoded, first: int, state: State, device: str)
         accumulation=c.gradient.accumulation,
         send=sender(get_backend(device), state.dtype),
         group=state.group,
+        paddings=plan.model.paddings,
     )
