@@ -71,7 +71,7 @@ def _training(family: str | None) -> Callable[..., None]:
             raise typer.Exit(start(gpus, sys.argv[1:]))
         from flame_train.run.command import train
 
-        result = train(source, changed, device, dry_run, family, transport=collectives)
+        result = train(source, changed, device, dry_run, family, transport=collectives, processes=gpus)
         if result:  # only the leading one of several processes has one
             show(result if as_json else without_files(result), as_json)
 

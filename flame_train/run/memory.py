@@ -16,13 +16,15 @@ import numpy as np
 from flame_train.data.buckets import Size
 from flame_train.data.padding import collate
 from flame_train.data.samples import Sample, Samples
+from flame_train.distributed.group import ProcessGroup
 from flame_train.engine import capture, no_grad
 from flame_train.engine.backend import get_backend
+from flame_train.engine.dtype import Array
 from flame_train.engine.mode import deterministic
 from flame_train.engine.shape_run import Gpu, KernelRequests, shape_run
 from flame_train.training.batch import LOSS_WEIGHT, Batch, HostBatch, sender
 from flame_train.training.model import Example
-from flame_train.training.step import State, micro, update
+from flame_train.training.step import State, micro, reduce, update
 from flame_train.training.stop import StopRequest
 from flame_train.training.validate import HeldOut
 
@@ -51,8 +53,11 @@ class PredictedMemory:
         return max(self.encoding, self.training)
 
 
-def predicted_memory(plan: Plan, gpu: Gpu) -> PredictedMemory:
-    """The memory that the plan's run needs on `gpu`. Raises EnvironmentFault where it cannot run there."""
+def predicted_memory(plan: Plan, gpu: Gpu, processes: int = 1) -> PredictedMemory:
+    """The memory that the plan's run needs on `gpu`, in each of so many processes but for NCCL's own buffers.
+
+    Raises EnvironmentFault where it cannot run there.
+    """
     with shape_run(gpu) as run:
         largest = _largest(plan.samples)
         _encode(plan)
@@ -60,7 +65,7 @@ def predicted_memory(plan: Plan, gpu: Gpu) -> PredictedMemory:
         encoding = run.peak_bytes
         run.backend.reset_peak()
         with deterministic(plan.config.train.deterministic):
-            _train(plan, largest)
+            _train(plan, largest, processes)
         return PredictedMemory(encoding, run.peak_bytes, run.kernel_requests)
 
 
@@ -88,9 +93,25 @@ def _encode(plan: Plan) -> None:
             encoder.start([vae.inputs(np.zeros((*largest, 3), np.uint8))])()
 
 
-def _train(plan: Plan, largest: Sample) -> None:
+class _Silent:
+    """A transport to processes that are not there."""
+
+    captured = True
+
+    def all_reduce(self, array: Array) -> None:
+        pass
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        raise AssertionError("a run on shapes asks no other process")
+
+    def abort(self, code: int) -> None:
+        raise AssertionError("a run on shapes ends no other process")
+
+
+def _train(plan: Plan, largest: Sample, processes: int) -> None:
     """As `train_run` does: a grid, two steps, the second of which is captured, and another grid."""
-    denoiser, attached, state = loaded(plan, _DEVICE)
+    group = ProcessGroup(0, processes, _Silent() if processes > 1 else None)
+    denoiser, attached, state = loaded(plan, _DEVICE, group=group)
     host = _batch(plan, largest)
     backend = get_backend(_DEVICE)
     send = sender(backend, state.dtype)
@@ -99,7 +120,9 @@ def _train(plan: Plan, largest: Sample) -> None:
     drawn = grid_drawer(plan, few, lambda _: _caption(plan), denoiser, attached, _DEVICE, StopRequest())
     _draw(drawn, state)
     batch = Batch(host, backend, state.dtype, telling=plan.config.log.images_every > 0)
-    steps = capture(lambda: micro(state, batch), _DEVICE), capture(lambda: update(state), _DEVICE)
+    steps = [
+        capture(step, _DEVICE) for step in (lambda: micro(state, batch), lambda: reduce(state), lambda: update(state))
+    ]
     for ahead in sent:
         batch.fill(ahead)
         for step in steps:

@@ -160,7 +160,18 @@ def _validation(
 
 
 def make_validator(plan: Plan, state: State, images: HeldOut, device: str, group: ProcessGroup = ALONE) -> Validator:
-    """Measures the loss of `images` with the run's network. A loss without weights and shifts compares with others."""
+    """Measures the loss of images with the run's network. A loss without weights and shifts compares with others.
+
+    Args:
+        plan: the plan of the run.
+        state: the network.
+        images: what is held out.
+        device: "cuda" or "cpu".
+        group: the processes that share the batches.
+
+    Returns:
+        What measures it.
+    """
     c = plan.config
     plain = LossSection(zero_terminal_snr=c.loss.zero_terminal_snr)
     return Validator(

@@ -33,6 +33,16 @@ def test_open_mpi_is_told_not_to_bind_and_that_root_may():
     assert command_of("mpirun", 2, ASKED, open_mpi=False, as_root=True) == ["mpirun", "-n", "2", *program, *LEFT]
 
 
+def test_a_dry_run_plans_for_all_and_starts_none(study):
+    runs: Study = study("sdxl")
+    command = [*runs.command("planned", train__steps=12), "--dry-run", "--json"]
+    told = [subprocess.run([*command, "--gpus", n], capture_output=True, text=True, check=True).stdout for n in "13"]
+    one, three = map(json.loads, told)
+    assert three["processes, each with the predicted memory"] == 3
+    assert three["epochs"] == 3 * one["epochs"]
+    assert three["predicted memory GiB"] == pytest.approx(one["predicted memory GiB"], abs=0.02)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.proof)])
 def test_a_signal_saves_and_ends_all(study, number):
     runs: Study = study("sdxl")
