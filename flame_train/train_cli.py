@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -18,11 +18,13 @@ from flame_train.arguments import (
     Device,
     DryRun,
     Force,
+    Gpus,
     LearningRate,
     LoraRank,
     Overrides,
     RunFolderPath,
     Steps,
+    Transport,
     one_config,
     with_shorthands,
 )
@@ -49,10 +51,8 @@ def _training(family: str | None) -> Callable[..., None]:
             typer.Option("--continue-from", metavar="RUN", help="As train.continue_from in a config."),
         ] = None,
         dry_run: DryRun = False,
-        gpus: Annotated[int, typer.Option("--gpus", min=1, help="Start so many processes here by mpirun.")] = 1,
-        collectives: Annotated[
-            Literal["auto", "nccl", "mpi"], typer.Option("--collectives", help="By which processes add up gradients.")
-        ] = "auto",
+        gpus: Gpus = 1,
+        collectives: Transport = "auto",
         as_json: AsJson = False,
         debug: Debug = False,
     ) -> None:

@@ -110,4 +110,24 @@ def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+class _Silent:
+    """A transport to processes that are not there."""
+
+    captured = True
+
+    def all_reduce(self, array: Array) -> None:
+        pass
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        raise AssertionError("a run on shapes asks no other process")
+
+    def abort(self, code: int) -> None:
+        raise AssertionError("a run on shapes ends no other process")
+
+
+def silent(processes: int) -> ProcessGroup:
+    """The first of so many processes, without the others: for runs on shapes alone."""
+    return ProcessGroup(0, processes, _Silent() if processes > 1 else None)
+
+
 ALONE: Final = ProcessGroup()

@@ -16,10 +16,9 @@ import numpy as np
 from flame_train.data.buckets import Size
 from flame_train.data.padding import collate
 from flame_train.data.samples import Sample, Samples
-from flame_train.distributed.group import ProcessGroup
+from flame_train.distributed.group import silent
 from flame_train.engine import capture, no_grad
 from flame_train.engine.backend import get_backend
-from flame_train.engine.dtype import Array
 from flame_train.engine.mode import deterministic
 from flame_train.engine.shape_run import Gpu, KernelRequests, shape_run
 from flame_train.training.batch import LOSS_WEIGHT, Batch, HostBatch, sender
@@ -93,25 +92,9 @@ def _encode(plan: Plan) -> None:
             encoder.start([vae.inputs(np.zeros((*largest, 3), np.uint8))])()
 
 
-class _Silent:
-    """A transport to processes that are not there."""
-
-    captured = True
-
-    def all_reduce(self, array: Array) -> None:
-        pass
-
-    def all_gather(self, data: bytes) -> list[bytes]:
-        raise AssertionError("a run on shapes asks no other process")
-
-    def abort(self, code: int) -> None:
-        raise AssertionError("a run on shapes ends no other process")
-
-
 def _train(plan: Plan, largest: Sample, processes: int) -> None:
     """As `train_run` does: a grid, two steps, the second of which is captured, and another grid."""
-    group = ProcessGroup(0, processes, _Silent() if processes > 1 else None)
-    denoiser, attached, state = loaded(plan, _DEVICE, group=group)
+    denoiser, attached, state = loaded(plan, _DEVICE, group=silent(processes))
     host = _batch(plan, largest)
     backend = get_backend(_DEVICE)
     send = sender(backend, state.dtype)
