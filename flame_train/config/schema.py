@@ -271,6 +271,9 @@ class GradientSection(Section):
         free=True,
         aka=("recompute_only",),
     )
+    all_reduce: Literal["fp32", "bf16"] = field(
+        "fp32", "number format in which several processes add up gradients; bf16: half the bytes, rounded at each sum"
+    )
 
 
 class TrainSection(Section):

@@ -61,6 +61,7 @@ def train(
     family: str | None = None,
     callbacks: Callbacks = SILENT,
     transport: str = "auto",
+    processes: int = 1,
 ) -> dict[str, Any]:
     """Trains as a config says, or continues a run; with `dry_run` it only checks and plans.
 
@@ -74,6 +75,7 @@ def train(
         family: the one whose command was given; None: whichever the checkpoint is of.
         callbacks: hears of steps, checkpoints and samples.
         transport: by which several processes add up gradients: "nccl", "mpi" or "auto".
+        processes: how many a dry run plans for; a launcher says how many there are.
 
     Returns:
         The result, or the plan of a dry run, for the report; empty in a process that does not lead the others.
@@ -85,7 +87,7 @@ def train(
     if dry_run:
         asked = load_located(source, overrides, lacking)
         with told_with_keys(asked):
-            return _trained(asked, device, True, family, callbacks, ALONE)
+            return _trained(asked, device, True, family, callbacks, ProcessGroup(0, processes))
     group, device = join(device, transport)
     with ending_together(group):
         with group.together():
@@ -103,9 +105,10 @@ def _trained(
                 check_device(asked.config, device)
             plan = make_plan(check(asked, FAMILIES[family] if family else None), stop, group.world)
         if dry_run:
-            if preflighted(plan, run_folder(plan)) is None:
+            if preflighted(plan, run_folder(plan, group)) is None:
                 continued(plan)
-            return describe(plan, predicted_memory(plan, gpu_of(device))) | {"files": _files(plan)}
+            memory = predicted_memory(plan, gpu_of(device), group.world)
+            return describe(plan, memory, group.world) | {"files": _files(plan)}
         return train_plan(plan, device, stop, callbacks, group)
 
 
@@ -156,7 +159,7 @@ def train_plan(
         if group.leads and found is None:
             continued(plan)  # refused before files are hashed
         with ThreadPoolExecutor(1) as beside:  # while files are hashed, which leaves Python free
-            memory = None if device == "cpu" else beside.submit(_predicted, plan, device)
+            memory = None if device == "cpu" else beside.submit(_predicted, plan, device, group.world)
             keys = plan.encoding.keys(plan.everything, plan.prompts)
             sources = sources_of(plan, keys)
         if found is not None:
@@ -252,9 +255,9 @@ def _files(plan: Plan) -> list[dict[str, Any]]:
     return [*rows[:held_out], *(row | {"validation": True} for row in rows[held_out:])]
 
 
-def _predicted(plan: Plan, device: str) -> PredictedMemory:
+def _predicted(plan: Plan, device: str, processes: int) -> PredictedMemory:
     """What the run will take. Its kernels, which that showed, are compiled from now on, while files are read."""
-    predicted = predicted_memory(plan, gpu_of(device))
+    predicted = predicted_memory(plan, gpu_of(device), processes)
     compile_ahead(predicted.kernels)
     return predicted
 
