@@ -18,7 +18,7 @@ from flame_train.adapters.folding import alpha_record, recorded_alphas
 from flame_train.adapters.kinds import ADAPTERS, AdapterKind, Factors
 from flame_train.adapters.peft_config import METADATA_KEY, peft_scales
 from flame_train.errors import ModelFileError
-from flame_train.io.adapter_kinds import other_kind, without_place
+from flame_train.io.adapter_kinds import other_kind, remedy, without_place
 from flame_train.io.dtypes import FLOAT_TAGS
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile
@@ -160,7 +160,7 @@ def _lost_message(path: Path, lost: Sequence[str], table: Mapping[str, Place]) -
     if reason := without_place(lost):
         return f"{path}: is {reason}"
     if kind := other_kind(lost):
-        return f"{path}: is {kind}, a kind that is not read here; a LoRA, LoCon, LoHa, LoKr or DoRA is"
+        return f"{path}: is {kind}, a kind that is not read here; a LoRA, LoCon, LoHa, LoKr or DoRA is{remedy(kind)}"
     lines = [f"{path}: {len(lost)} of its tensors belong to no module of this family, so it is not used:"]
     for key in lost[:5]:
         found = split_key(key)

@@ -175,6 +175,45 @@ def test_what_is_said(tmp_path, capsys):
     assert {p["program"]: p["verdict"] for p in programs} == {"ComfyUI": "yes", "Forge": "no", "diffusers": "yes"}
 
 
+TUCKER = {
+    "LoHa": {**dict.fromkeys(("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"), (2, 8)), "hada_t1": (2, 2, 3, 3)},
+    "LoKr": {"lokr_w1": (2, 2), "lokr_w2_a": (2, 4), "lokr_w2_b": (2, 4), "lokr_t2": (2, 2, 3, 3)},
+    "LoCon": {"lora_down.weight": (2, 8, 1, 1), "lora_up.weight": (8, 2, 1, 1), "lora_mid.weight": (2, 2, 3, 3)},
+}
+
+
+@pytest.mark.parametrize("kind", TUCKER)
+@pytest.mark.parametrize("command", ["verify", "convert", "resize", "sample"])
+def test_a_tucker_file_is_refused_with_its_kind_and_what_to_do(tmp_path, small_base, capsys, kind, command):
+    path = str(tmp_path / "x.safetensors")
+    save_file(path, {f"lora_unet_input_blocks_1_0_in_layers_2.{end}": np.zeros(s) for end, s in TUCKER[kind].items()})
+    more = {
+        "convert": [f"{tmp_path}/y.safetensors", "--to", "kohya"],
+        "resize": ["--rank", "1", "-o", f"{tmp_path}/y.safetensors"],
+    }
+    words = [command, path, *more.get(command, [])]
+    if command == "sample":
+        words = [
+            "sample",
+            "-m",
+            str(small_base),
+            "--lora",
+            path,
+            "-p",
+            "a",
+            "-o",
+            f"{tmp_path}/y.png",
+            "--device",
+            "cpu",
+        ]
+    assert cli.run(words) == 3
+    said = capsys.readouterr().err
+    assert f"Tucker-decomposed {kind}" in said
+    assert "without use_tucker" in said
+    assert "flame-train extract" in said
+    assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"]
+
+
 def test_what_is_no_lora_is_refused(small_base, capsys):
     assert cli.run(["verify", str(small_base)]) == 3
     assert "expected a LoRA, but this is" in capsys.readouterr().err
