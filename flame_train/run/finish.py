@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from flame_train.io.runfolder import RunFolder
 from flame_train.io.safetensors import MAX_METADATA_VALUE
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.schedules import SCHEDULES
+from flame_train.training.meter import REMEMBERED, Meter
 from flame_train.training.model import Model
 from flame_train.training.result import LoraWriter, formats, standing_of
 from flame_train.training.validation import Standing
@@ -48,7 +50,7 @@ def lora_writer(config: Config, model: Model, attached: Attached, samples: Sampl
     settings = json.dumps(_without_places(config), sort_keys=True, default=list)
     return LoraWriter(
         attached,
-        model.denoiser.component,
+        lambda layer: model.place(layer, config.text_encoders.train),
         names,
         title=title,
         described=described,
@@ -65,13 +67,14 @@ def lora_writer(config: Config, model: Model, attached: Attached, samples: Sampl
 
 def _as_sd_scripts(config: Config, samples: Samples, batches: int, title: str) -> dict[str, str]:
     """The run in sd-scripts' words, by which web interfaces show it."""
-    per_epoch = sum(row.comings for row in samples.rows)
+    per_epoch, text = sum(row.comings for row in samples.rows), config.text_encoders
     epochs = config.train.epochs or math.ceil(config.train.steps * config.gradient.accumulation / batches)
     return {
         "ss_output_name": config.output.name or title,
         "ss_seed": str(config.train.seed),
         "ss_learning_rate": repr(config.optimizer.lr),
         "ss_unet_lr": repr(config.optimizer.lr),
+        **({"ss_text_encoder_lr": repr(text.lr or config.optimizer.lr)} if text.train else {}),
         "ss_optimizer": OPTIMIZERS.chosen(config.optimizer).name,
         "ss_lr_scheduler": SCHEDULES.chosen(config.schedule).name,
         "ss_lr_warmup_steps": str(config.schedule.warmup_of(config.train.steps)),
@@ -120,18 +123,40 @@ def _without_places(config: Config) -> dict[str, Any]:
     }
 
 
-def report(folder: RunFolder, output_format: str, last: Mapping[str, Any]) -> dict[str, Any]:
-    """Where everything is, for a finished run whose last step had these figures."""
+def report(folder: RunFolder, config: Config, last: Mapping[str, Any]) -> dict[str, Any]:
+    """Where everything is and what to do next, for a finished run whose last step had these figures."""
     return {
         "lora": str(folder.lora),
-        **{f"lora_{form}": str(folder.lora_beside(form)) for form in formats(output_format)[1:]},
+        **{f"lora_{form}": str(folder.lora_beside(form)) for form in formats(config.output.format)[1:]},
         "steps": folder.step,
+        "mean_loss": Meter(folder.losses(REMEMBERED)).loss,
         "loss": last.get("loss"),
         "log": str(folder.folder / "log.jsonl"),
         "samples": str(folder.samples) if any(folder.samples.glob("*.png")) else None,
         "checkpoints": str(folder.checkpoints),
         **_best(folder),
+        "next": _next(config, folder.lora),
     }
+
+
+def _next(config: Config, lora: Path) -> list[str]:
+    """What somebody does with a new LoRA."""
+    model, encoders, prompts = config.model, config.text_encoders, config.sample.prompts
+    options = {
+        "-m": model.checkpoint,
+        "--lora": lora,
+        "--vae": model.vae,
+        "--prediction": "" if model.prediction == "epsilon" else model.prediction,
+        "--quantize": "" if model.quantize == "off" else model.quantize,
+        **{f"--{n.replace('_', '-')}": getattr(encoders, n) for n in ("clip_l", "clip_g", "t5", "t5_vocabulary")},
+        "-p": prompts[0].text if prompts else config.output.trigger or "a prompt",
+    }
+    words = [word for name, value in options.items() if value for word in (name, str(value))]
+    return [
+        f"ComfyUI: copy {lora.name} into ComfyUI/models/loras, and load it with a Load LoRA node",
+        f"Forge: copy {lora.name} into stable-diffusion-webui-forge/models/Lora",
+        f"draw with it: {shlex.join(['flame-train', 'sample', *words])}",
+    ]
 
 
 def _best(folder: RunFolder) -> dict[str, Any]:
