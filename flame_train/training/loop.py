@@ -63,6 +63,8 @@ class Run:
     validation: Validation = field(default_factory=Validation)
     images: ImageLosses | None = None
     """The running losses of images; None: they are not kept."""
+    report: Callable[[], None] = lambda: None
+    """Writes the report about the run as its folder is now; it never raises but for a lost folder."""
 
     @property
     def leads(self) -> bool:
@@ -131,6 +133,8 @@ def train(run: Run) -> dict[str, Any]:
             if drawn and not saved and figures.stopping:
                 save(run, step)
                 saved = True
+            if saved and run.leads:
+                run.report()
             if saved:
                 _heed(run, figures, step, f"after step {step}, which is saved in {run.folder.checkpoints}")
             if run.validation.over:
@@ -156,6 +160,7 @@ def _catch_up(run: Run, figures: _Figures) -> None:
         with run.state.group.together():
             if run.leads:
                 write_result(run, run.first)
+                run.report()
     figures.hear(map(int, run.state.group.all_gather(str(run.stop.signal_number))))
     _heed(run, figures, run.first, "before the next step")
 
