@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from flame_train.training.meter import KEPT
+
 from .curves import Curve
 from .images import Band
 from .run_reader import RunView
-
-SMOOTHING: Final = 0.95
-"""Of the loss, as the console smooths it."""
 
 _GIB: Final = 2**30
 _COARSE: Final = 4  # bands of the log that are one line: 20 of them would be too many
@@ -46,7 +45,7 @@ class Chart:
         return asdict(self)
 
 
-def charts_of(view: RunView, most: int, smoothing: float = SMOOTHING) -> tuple[Chart, ...]:
+def charts_of(view: RunView, most: int, smoothing: float = KEPT) -> tuple[Chart, ...]:
     """The charts of one run, with at most about `most` points a line. Charts without a point are left out."""
     curves = view.curves
     loss = curves.get("loss", Curve())
@@ -68,7 +67,7 @@ def charts_of(view: RunView, most: int, smoothing: float = SMOOTHING) -> tuple[C
     return tuple(chart for chart in charts if any(line.x for line in chart.lines))
 
 
-def charts_of_runs(views: Sequence[RunView], most: int, smoothing: float = SMOOTHING) -> tuple[Chart, ...]:
+def charts_of_runs(views: Sequence[RunView], most: int, smoothing: float = KEPT) -> tuple[Chart, ...]:
     """The charts of several runs over each other: the losses smoothed."""
     found = []
     for name, title, key, weight in (

@@ -14,6 +14,8 @@ from flame_train.disk.held import Held
 from flame_train.disk.system import NONBLOCK
 from flame_train.io.runlog import step_of
 
+from .given import number, table
+
 _NAME: Final = "log.jsonl"
 _LONGEST: Final = 1 << 16  # bytes of a line, as `io/runlog.py` has it
 
@@ -34,20 +36,20 @@ class Curve:
         return len(self.steps)
 
     def smoothed(self, weight: float) -> Curve:
-        """The exponential moving average, without the bias towards 0 at the beginning (Adam, arXiv 1412.6980)."""
-        smooth, mean, kept = array("d"), 0.0, 1.0
-        for value in self.values:
-            mean, kept = weight * mean + (1.0 - weight) * value, kept * weight
-            smooth.append(mean / (1.0 - kept))
+        """The exponential mean in which each value keeps `weight` of the mean before it, as in `training/meter.py`."""
+        smooth = array("d", self.values[:1])
+        for value in self.values[1:]:
+            smooth.append(weight * smooth[-1] + (1.0 - weight) * value)
         return Curve(self.steps, smooth)
 
     def thinned(self, most: int) -> Curve:
         """At most about `most` points: of each stretch the lowest and the highest, so that no peak is lost."""
         if len(self) <= most:
             return self
-        thin, stretch = Curve(), 2 * len(self) / most
-        for number in range(most // 2):
-            some = range(int(number * stretch), min(int((number + 1) * stretch), len(self)))
+        parts = max(most // 2, 1)
+        thin, stretch = Curve(), len(self) / parts
+        for part in range(parts):
+            some = range(int(part * stretch), min(int((part + 1) * stretch), len(self)))
             low, high = min(some, key=self.values.__getitem__), max(some, key=self.values.__getitem__)
             for i in dict.fromkeys((min(low, high), max(low, high))):
                 thin.add(self.steps[i], self.values[i])
@@ -93,14 +95,10 @@ class LogCurves:
 def _numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """The finite numbers of a line: its own, and those of a validation and of bands of noise levels."""
     tables = [("", record)]
-    validation, images = (_table(record.get(name)) for name in ("validation", "images"))
-    tables += [("validation/", {"loss": validation.get("loss")}), ("validation/", _table(validation.get("bands")))]
-    tables += [("bands/", _table(images.get("bands")))]
-    for prefix, table in tables:
-        for name, value in table.items():
-            if type(value) in (int, float) and math.isfinite(value):
-                yield prefix + name, float(value)
-
-
-def _table(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    validation, images = (table(record.get(name)) for name in ("validation", "images"))
+    tables += [("validation/", {"loss": validation.get("loss")}), ("validation/", table(validation.get("bands")))]
+    tables += [("bands/", table(images.get("bands")))]
+    for prefix, values in tables:
+        for name, value in values.items():
+            if (found := number(value)) is not None:
+                yield prefix + name, found

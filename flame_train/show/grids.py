@@ -12,6 +12,8 @@ from PIL import Image
 
 from flame_train.training.preview import places
 
+from .given import table, whole
+
 _STEP: Final = re.compile(r"step-(\d{6,})\.png")
 _LARGEST: Final = 1 << 28  # pixels of a grid: 64 images of 2048 x 2048
 
@@ -41,8 +43,7 @@ class Grid:
 
 def prompts_of(tree: Mapping[str, Any]) -> tuple[Wanted, ...]:
     """The prompts of a resolved config."""
-    sample = tree.get("sample")
-    section = sample if isinstance(sample, Mapping) else {}
+    section = table(tree.get("sample"))
     listed = section.get("prompts")
     return tuple(_wanted(prompt, section) for prompt in listed) if isinstance(listed, list) else ()
 
@@ -50,8 +51,7 @@ def prompts_of(tree: Mapping[str, Any]) -> tuple[Wanted, ...]:
 def _wanted(prompt: Any, section: Mapping[str, Any]) -> Wanted:
     if not isinstance(prompt, Mapping):
         prompt = {"text": prompt}
-    sides = (prompt.get(side) or section.get(side) for side in ("height", "width"))
-    height, width = (side if type(side) is int and side > 0 else 0 for side in sides)
+    height, width = (whole(prompt.get(side) or section.get(side)) or 0 for side in ("height", "width"))
     return Wanted(str(prompt.get("text", "")), height, width)
 
 

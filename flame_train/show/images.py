@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from flame_train.errors import shown
+
+from .given import number, rows, table, tree_of_json, whole
 
 CELL: Final = 96  # pixels: the longer side of a thumbnail
 COLUMNS: Final = 12
@@ -78,16 +79,12 @@ def images_of(dataset: bytes, losses: bytes, sheet: bool) -> tuple[TrainedImage,
     `dataset` and `losses` are the files' bytes, which may be empty; `sheet` says whether there are thumbnails. Rows
     that make no sense are left out.
     """
-    told = {
-        shown(row.get("file")): row
-        for row in _rows(_table(_json(losses)).get("images"))
-        if type(row.get("relative_loss")) in (int, float) and type(row.get("seen")) is int
-    }
-    found, rows = [], _rows(_json(dataset))
-    cells = {number: cell for cell, number in enumerate(with_thumbnail(len(rows)))} if sheet else {}
-    for number, row in enumerate(rows):
+    told = {shown(row.get("file")): row for row in rows(table(tree_of_json(losses)).get("images"))}
+    found, listed = [], rows(tree_of_json(dataset))
+    cells = {place: cell for cell, place in enumerate(with_thumbnail(len(listed)))} if sheet else {}
+    for place, row in enumerate(listed):
         name = f"{row['set']}/{row.get('file')}" if "set" in row else str(row.get("file"))
-        image = _image(name, row, told.get(name, {}), cells.get(number))
+        image = _image(name, row, told.get(name, {}), cells.get(place))
         if image is not None:
             found.append(image)
     return tuple(sorted(found, key=lambda image: -1.0 if image.loss is None else image.loss, reverse=True))
@@ -96,10 +93,10 @@ def images_of(dataset: bytes, losses: bytes, sheet: bool) -> tuple[TrainedImage,
 def bands_of(losses: bytes) -> tuple[Band, ...]:
     """The bands of noise levels of an `images.json` that samples fell into."""
     found = []
-    for row in _rows(_table(_json(losses)).get("bands")):
-        levels, loss, samples = (row.get(name) for name in ("levels", "loss", "samples"))
-        if isinstance(levels, str) and type(loss) in (int, float) and type(samples) is int and samples:
-            found.append(Band(levels, float(loss), samples))
+    for row in rows(table(tree_of_json(losses)).get("bands")):
+        levels, loss, samples = row.get("levels"), number(row.get("loss")), whole(row.get("samples"))
+        if isinstance(levels, str) and loss is not None and samples:
+            found.append(Band(levels, loss, samples))
     return tuple(found)
 
 
@@ -119,27 +116,12 @@ def _image(name: str, row: Mapping[str, Any], told: Mapping[str, Any], cell: int
         captions=tuple(map(str, captions)) if isinstance(captions, list) else (),
         mask=str(row.get("mask", "")),
         held_out=row.get("validation") is True,
-        loss=told.get("relative_loss"),
-        seen=told.get("seen"),
+        loss=number(told.get("relative_loss")),
+        seen=whole(told.get("seen")),
         cell=cell,
     )
 
 
-def _json(raw: bytes) -> Any:
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _table(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _rows(value: Any) -> list[Mapping[str, Any]]:
-    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
-
-
 def _pair(value: Any) -> Pair | None:
-    whole = isinstance(value, list) and len(value) == 2 and all(type(side) is int and side >= 0 for side in value)
-    return (value[0], value[1]) if whole else None
+    sides = [side for each in value if (side := whole(each)) is not None] if isinstance(value, list) else []
+    return (sides[0], sides[1]) if len(sides) == 2 else None

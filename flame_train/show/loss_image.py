@@ -6,8 +6,9 @@ import io
 
 from PIL import Image, ImageDraw, ImageFont
 
+from flame_train.training.meter import KEPT
+
 from .axes import Axis, axis
-from .charts import SMOOTHING
 from .curves import Curve
 
 _WIDTH, _HEIGHT = 1920, 960
@@ -22,7 +23,7 @@ def loss_png(name: str, loss: Curve, validation: Curve) -> bytes:
     """A PNG of 960 x 480 pixels. The validation loss is drawn where there is one."""
     image = Image.new("RGB", (_WIDTH, _HEIGHT), "white")  # drawn larger, then reduced: Pillow's lines have steps
     canvas, font = ImageDraw.Draw(image), ImageFont.load_default(26)
-    smooth = loss.smoothed(SMOOTHING).every(_POINTS)
+    smooth = loss.smoothed(KEPT).every(_POINTS)
     across = axis(loss.steps, 8)
     up = axis([*loss.values, *validation.values], 5, zero=True, share=_PEAKS)
     for tick in up.ticks:
@@ -33,7 +34,7 @@ def loss_png(name: str, loss: Curve, validation: Curve) -> bytes:
         x, bottom = _place(tick, up.low, across, up)
         canvas.text((x, bottom + 16), across.label(tick), _INK, font, anchor="mt")
     canvas.text((_WIDTH / 2, _HEIGHT - 24), "step", _INK, font, anchor="mb")
-    names = [("loss of each step", _RAW, loss.thinned(_POINTS), 2), ("smoothed", _SMOOTH, smooth, 6)]
+    names = [("loss of each step", _RAW, loss.thinned(_POINTS), 3), ("smoothed", _SMOOTH, smooth, 6)]
     if len(validation):
         names.append(("validation", _VALIDATION, validation, 4))
     left = float(_LEFT)

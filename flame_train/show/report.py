@@ -10,6 +10,7 @@ import base64
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Final
@@ -84,7 +85,7 @@ class Report:
         if (grid, number) not in self._drawn:
             raw = self._reader.grid(step)
             for i, box in enumerate(grid.boxes):
-                self._drawn[grid, i] = _uri("image/jpeg", _tried(lambda box=box: cropped(raw, box, _SIDE, "JPEG")))
+                self._drawn[grid, i] = _uri("image/jpeg", _tried(partial(cropped, raw, box, _SIDE, "JPEG")))
         return self._drawn[grid, number]
 
     def _sheet(self, images: Sequence[object]) -> str:

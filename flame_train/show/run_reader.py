@@ -6,7 +6,7 @@ short or makes no sense leaves its part of the page empty.
 
 from __future__ import annotations
 
-import logging
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,22 +18,22 @@ from flame_train.io.commit import is_checkpoint
 from flame_train.io.runstatus import as_dead, is_locked, read_status
 
 from .curves import Curve, LogCurves
+from .given import number, table, whole
 from .grids import Grid, Wanted, cut, prompts_of, size_of, step_of_grid
 from .images import Band, TrainedImage, bands_of, images_of
 from .settings import Setting, settings_of, tree_of
 from .sheet import SHEET
 
-_LOG = logging.getLogger(__name__)
 _LARGEST: Final = 1 << 28  # bytes of a file that is read whole
 
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """A file or folder of the run: its name below the run folder, its bytes (a folder's summed up), when written."""
+    """A file or folder of the run: its name below the run folder, and its bytes; a folder's are summed up."""
 
     name: str
     size: int
-    written: float
+    folder: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,17 @@ class RunView:
     files: tuple[KeptFile, ...]
 
     @property
+    def seconds_left(self) -> float | None:
+        """The time that the steps left take at the present pace; None: the run does not go on, or nobody knows."""
+        pace = number(self.status.get("steps_per_s")) or 0.0
+        if self.status.get("state") != "running" or pace <= 0.0 or not self.steps:
+            return None
+        return max(self.steps - self.step, 0) / pace
+
+    @property
     def step(self) -> int:
         """The steps done, as the log and the status have it."""
-        found = (self.last.get("step"), self.status.get("step"))
-        return max((step for step in found if type(step) is int), default=0)
+        return max(whole(each.get("step")) or 0 for each in (self.last, self.status))
 
     def setting(self, path: str) -> str:
         """The value of a key as TOML; empty: the config lacks it."""
@@ -70,21 +77,20 @@ class RunReader:
     def __init__(self, folder: Path, name: str = "") -> None:
         self.folder, self.name = folder, name or folder.resolve().name
         self._log = LogCurves()
-        self._kept: dict[str, tuple[Any, Any]] = {}
+        self._kept: dict[tuple[str, tuple[str, ...]], tuple[Any, Any]] = {}
 
     def read(self) -> RunView:
         """The run as it stands. Raises OSError where the folder cannot be opened."""
         with Held.open(self.folder) as folder:
             self._read_log(folder)
-            tree, settings = self._part(folder, ("config.toml",), _config, {})
+            tree, settings = self._part(folder, ("config.toml",), _config)
             prompts = prompts_of(tree)
-            images, bands = self._part(folder, ("dataset.json", "images.json", SHEET), _dataset, ((), ()))
-            steps = tree.get("train", {}).get("steps") if isinstance(tree.get("train"), Mapping) else 0
+            images, bands = self._part(folder, ("dataset.json", "images.json", SHEET), _dataset)
             return RunView(
                 name=self.name,
                 folder=self.folder,
                 status=_status(folder),
-                steps=steps if type(steps) is int else 0,
+                steps=whole(table(tree.get("train")).get("steps")) or 0,
                 curves=self._log.curves,
                 last=self._log.last,
                 settings=settings,
@@ -111,12 +117,9 @@ class RunReader:
         except OSError:
             self._log = LogCurves()
 
-    def _part(
-        self, folder: Held, names: tuple[str, ...], make: Callable[..., Any], nothing: Any, key: str = ""
-    ) -> Any:
+    def _part(self, folder: Held, names: tuple[str, ...], make: Callable[..., Any]) -> Any:
         """`make` of the bytes of some files, empty for one that is not there; kept until one of them changes."""
-        stamps = tuple(_stamp(folder, name) for name in names)
-        key = key or names[0]
+        stamps, key = tuple(_stamp(folder, name) for name in names), (folder.path.name, names)
         if self._kept.get(key, (None, None))[0] != stamps:
             self._kept[key] = stamps, make(*(_bytes(folder, name) for name in names))
         return self._kept[key][1]
@@ -127,7 +130,7 @@ class RunReader:
             with folder.folder("samples") as samples:
                 for name in samples.names():
                     if (step := step_of_grid(name)) is not None:
-                        size = self._part(samples, (name,), size_of, None, f"samples/{name}")
+                        size = self._part(samples, (name,), size_of)
                         written = _stamp(samples, name) or (0,)
                         found += [] if size is None else [cut(step, size, prompts, written[0])]
         except OSError:
@@ -177,7 +180,7 @@ def _files(folder: Held) -> list[KeptFile]:
         if name in ("checkpoints", "samples"):
             found += _inside(folder, name)
         else:
-            found.append(KeptFile(name, status.st_size, status.st_mtime))
+            found.append(KeptFile(name, status.st_size, not stat.S_ISREG(status.st_mode)))
     return found
 
 
@@ -193,9 +196,9 @@ def _inside(folder: Held, kind: str) -> list[KeptFile]:
                     with inside.folder(name) as checkpoint:
                         sizes = [checkpoint.look(file) for file in checkpoint.names()]
                     size = sum(each.st_size for each in sizes if each is not None)
-                    found.append(KeptFile(f"{kind}/{name}", size, status.st_mtime))
+                    found.append(KeptFile(f"{kind}/{name}", size, True))
                 elif kind == "samples" and step_of_grid(name) is not None:
-                    found.append(KeptFile(f"{kind}/{name}", status.st_size, status.st_mtime))
+                    found.append(KeptFile(f"{kind}/{name}", status.st_size))
     except OSError:
         return found
     return found

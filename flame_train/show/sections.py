@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
+from flame_train.training.meter import KEPT
 from flame_train.version import __version__
 
 from .elements import Element, element
+from .given import number, whole
 from .images import TrainedImage
 from .run_reader import RunView
 from .settings import Setting
@@ -22,23 +25,39 @@ def summary(view: RunView, *, live: bool) -> Element:
     facts = [
         ("step", f"{view.step}{total}"),
         ("epoch", _number(view.last.get("epoch"), ".2f")),
-        ("loss", _smoothed(view)),
-        ("validation loss", _last(view, "validation/loss")),
+        ("loss", loss_of(view)),
+        ("validation loss", validation_of(view)),
         ("images a second", _number(view.last.get("images_per_s"), ".3g")),
         ("memory", _bytes_of(view.last.get("memory"))),
+        ("time left", _clock(view.seconds_left) if live else ""),
         ("flame-train", str(view.status.get("version", __version__))),
     ]
-    state = str(view.status.get("state", "unknown"))
-    told = {"running": "runs", "done": "is done", "interrupted": "was interrupted", "failed": "failed"}.get(state, state)
-    made = [element("strong", told, class_=f"state {state}")] if live else []
     bar = element("progress", value=min(view.step, view.steps), max=view.steps, aria_label="steps done")
     return element(
         "section",
-        element("h1", view.name, " " if made else None, made),
+        element("h1", view.name, " ", state_of(view) if live else None),
         bar if view.steps else None,
         element("dl", *[element("div", element("dt", k), element("dd", v)) for k, v in facts if v], class_="facts"),
         id="summary",
     )
+
+
+def state_of(view: RunView) -> Element:
+    """The state of a run in a word; "running" only while its lock is held."""
+    state = str(view.status.get("state", "unknown"))
+    return element("strong", state, class_=f"state {state}")
+
+
+def loss_of(view: RunView) -> str:
+    """The smoothed loss."""
+    loss = view.curves.get("loss")
+    return f"{loss.smoothed(KEPT).values[-1]:.4g} smoothed" if loss else ""
+
+
+def validation_of(view: RunView) -> str:
+    """The last validation loss."""
+    curve = view.curves.get("validation/loss")
+    return f"{curve.values[-1]:.4g} at step {curve.steps[-1]:.0f}" if curve else ""
 
 
 def samples(
@@ -51,9 +70,7 @@ def samples(
     """
     grids = [grid for grid in view.grids if steps is None or grid.step in steps]
     if not grids:
-        return element(
-            "section", element("h2", "Samples"), element("p", "No sample images were drawn."), id="samples"
-        )
+        return element("section", element("h2", "Samples"), element("p", "No sample images were drawn."), id="samples")
     names = [prompt.text or "(empty prompt)" for prompt in view.prompts]
     columns = max(len(grid.boxes) for grid in grids)
     heads = [names[i] if i < len(names) else "whole grid" for i in range(columns)]
@@ -62,7 +79,9 @@ def samples(
         whole = len(grid.boxes) != len(names)
         texts = ["whole grid"] if whole else names
         cells = [
-            _sample(image(grid.step, i), large and large(grid.step, i), grid.step, i, texts[i], box)
+            sample_image(
+                image(grid.step, i), large and large(grid.step, i), grid.step, i, f"step {grid.step}: {texts[i]}", box
+            )
             for i, box in enumerate(grid.boxes)
         ]
         rows.append(element("tr", element("th", grid.step, scope="row"), *cells))
@@ -80,20 +99,32 @@ def samples(
     )
 
 
-def _sample(
-    source: str, large: str | None, step: int, number: int, prompt: str, box: tuple[int, int, int, int]
+def sample_image(
+    source: str, large: str | None, row: int, column: int, told: str, box: tuple[int, int, int, int]
 ) -> Element:
+    """A cell of a table of samples, with a button that opens its image.
+
+    Args:
+        source: where the image is.
+        large: where it is larger; None: nowhere.
+        row: the step, or the number of the run, by which arrows go up and down.
+        column: the number of the prompt, by which arrows go left and right.
+        told: the image in words.
+        box: left, top, right and bottom in its grid, for its shape.
+
+    Returns:
+        The cell.
+    """
     shown = element(
         "img",
         src=source,
         data_large=large,
-        alt=f"step {step}: {prompt}",
+        alt=told,
         width=box[2] - box[0],
         height=box[3] - box[1],
         loading="lazy" if large else None,
-        data_step=step,
-        data_prompt=number,
-        data_text=prompt,
+        data_step=row,
+        data_prompt=column,
     )
     return element("td", element("button", shown, type="button", class_="zoom"))
 
@@ -175,9 +206,7 @@ def _thumbnail(image: TrainedImage) -> Element:
     width, height = right - left, bottom - top
     x, y, w, h = (share * side for share, side in zip(image.cropped, (width, height) * 2, strict=True))
     away = f"M0 0H{width}V{height}H0Z M{x:.1f} {y:.1f}v{h:.1f}h{w:.1f}v{-h:.1f}z"
-    crop = element(
-        "svg", element("path", d=away, class_="away"), viewBox=f"0 0 {width} {height}", aria_hidden="true"
-    )
+    crop = element("svg", element("path", d=away, class_="away"), viewBox=f"0 0 {width} {height}", aria_hidden="true")
     place = f"width:{width}px;height:{height}px;background-position:-{left}px -{top}px"
     return element("span", crop, class_="thumb", style=place, role="img", aria_label=f"thumbnail of {image.name}")
 
@@ -197,8 +226,7 @@ def config(settings: Sequence[Setting]) -> Element:
         for setting in changed
     ]
     others = [
-        element("tr", element("th", each.path, scope="row", title=each.doc), element("td", each.value))
-        for each in same
+        element("tr", element("th", each.path, scope="row", title=each.doc), element("td", each.value)) for each in same
     ]
     return element(
         "section",
@@ -214,10 +242,15 @@ def config(settings: Sequence[Setting]) -> Element:
     )
 
 
-def files(view: RunView, *, live: bool) -> Element:
-    """Where the files are: the live page says the folder too, a report that is sent does not."""
+def files(view: RunView, *, live: bool, link: Callable[[str], str] | None = None) -> Element:
+    """Where the files are: the live page says the folder too, a report that is sent does not. `link` is to a file."""
     rows = [
-        element("tr", element("th", kept.name, scope="row"), element("td", _bytes_of(kept.size))) for kept in view.files
+        element(
+            "tr",
+            element("th", element("a", kept.name, href=link(kept.name)) if link and not kept.folder else kept.name),
+            element("td", _bytes_of(kept.size)),
+        )
+        for kept in view.files
     ]
     return element(
         "section",
@@ -228,22 +261,18 @@ def files(view: RunView, *, live: bool) -> Element:
     )
 
 
-def _smoothed(view: RunView) -> str:
-    loss = view.curves.get("loss")
-    return f"{loss.smoothed(0.95).values[-1]:.4g} smoothed" if loss else ""
-
-
-def _last(view: RunView, name: str) -> str:
-    curve = view.curves.get(name)
-    return f"{curve.values[-1]:.4g} at step {curve.steps[-1]:.0f}" if curve else ""
+def _clock(seconds: float | None) -> str:
+    return "" if seconds is None else str(timedelta(seconds=round(seconds)))
 
 
 def _number(value: Any, how: str) -> str:
-    return format(value, how) if type(value) in (int, float) else ""
+    found = number(value)
+    return "" if found is None else format(found, how)
 
 
-def _bytes_of(count: Any) -> str:
-    if type(count) is not int:
+def _bytes_of(value: Any) -> str:
+    count = whole(value)
+    if count is None:
         return ""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:

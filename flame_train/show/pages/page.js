@@ -15,7 +15,8 @@ function stepsAndPrompts() {
   for (const image of sampleImages()) {
     found.byPlace.set(image.dataset.step + "/" + image.dataset.prompt, image);
     found.steps.add(Number(image.dataset.step));
-    found.prompts.set(image.dataset.prompt, image.dataset.text);
+    const head = image.closest("table").tHead.rows[0].cells[Number(image.dataset.prompt) + 1];
+    found.prompts.set(image.dataset.prompt, head ? head.textContent : image.alt);
   }
   found.steps = [...found.steps].sort((a, b) => a - b);
   return found;
