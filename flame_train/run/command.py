@@ -34,6 +34,7 @@ from flame_train.io.hub import fetching
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.weights import sampled_digest
 from flame_train.recipes import FAMILIES
+from flame_train.show.sheet import write_sheet
 from flame_train.training.callbacks import SILENT, Callbacks
 from flame_train.training.result import Sources, check_sources, knows_sources, micro_batches_of
 from flame_train.training.stop import StopRequest
@@ -293,7 +294,8 @@ def _resume(folder: RunFolder, sources: Sources) -> Found | None:
 
 
 def _write_report(plan: Plan, folder: RunFolder) -> None:
-    """Writes each sample's captions, bucket, crop and mask into the run folder, one a line."""
+    """Writes each sample's captions, bucket, crop and mask into the run folder, one a line, and small images."""
     lines = ",\n ".join(json.dumps(row, ensure_ascii=False) for row in _files(plan))
     raw = f"[\n {lines}\n]\n".encode("utf-8", "backslashreplace")
     write_durably(folder.place(folder.folder / "dataset.json"), [raw], len(raw))
+    write_sheet(folder, plan.everything.rows)
