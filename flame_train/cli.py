@@ -150,6 +150,10 @@ def _training(family: str | None) -> Callable[..., None]:
         collectives: Annotated[
             Literal["auto", "nccl", "mpi"], typer.Option("--collectives", help="By which processes add up gradients.")
         ] = "auto",
+        remote_wait: Annotated[
+            float | None,
+            typer.Option("--remote-wait", min=0, metavar="SECONDS", help="To wait at the end for output.remote."),
+        ] = None,
         as_json: AsJson = False,
         debug: Debug = False,
     ) -> None:
@@ -160,7 +164,15 @@ def _training(family: str | None) -> Callable[..., None]:
         from flame_train.run.command import train
 
         further = [] if continue_from is None else [f"train.continue_from={continue_from}"]
-        result = train(config, [*(overrides or []), *further], device, dry_run, family, transport=collectives)
+        result = train(
+            config,
+            [*(overrides or []), *further],
+            device,
+            dry_run,
+            family,
+            transport=collectives,
+            remote_wait=remote_wait,
+        )
         if result:  # only the leading one of several processes has one
             show(result if as_json else without_files(result), as_json)
 

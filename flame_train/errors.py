@@ -91,6 +91,12 @@ class NonFiniteError(FlameError):
     exit_code = 7
 
 
+class RemoteError(FlameError):
+    """A store elsewhere cannot be used, or does not have all that this machine has. Nothing is lost here."""
+
+    exit_code = 8
+
+
 class Interrupted(FlameError):
     """A signal asked the program to stop; the checkpoint is saved. 128 + signal number is the exit status."""
 
