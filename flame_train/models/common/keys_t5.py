@@ -56,8 +56,8 @@ def t5_table(names: Collection[str] = ()) -> KeyMap:
     return KeyMap(beside_factors(names, plain), (Rule((_EMBEDDING_AGAIN,), (_EMBEDDING,)),))
 
 
-def llama_cpp_table(names: Collection[str]) -> KeyMap:
-    """The table from llama.cpp's names in GGUF files."""
+def llama_cpp_table(_: Collection[str]) -> KeyMap:
+    """The table from llama.cpp's names in GGUF files, which no file changes."""
     return KeyMap(table(lines(_LLAMA_CPP)))
 
 
