@@ -125,7 +125,21 @@ def load_alpha(path: Path, *, name: str | None = None) -> tuple[np.ndarray[Any, 
 def _loaded(
     data: bytes, label: str, background: tuple[int, int, int] | None, animated: Animated, small: bool = False
 ) -> tuple[np.ndarray[Any, Any], ImageInfo]:
-    """As `load_image`, of a file's bytes; without a background as `load_alpha`. The pixels may be fewer if `small`."""
+    """As `load_image`, of a file's bytes.
+
+    Args:
+        data: the file's bytes.
+        label: the name of the file in messages.
+        background: the RGB colour behind transparent pixels; None: as `load_alpha`.
+        animated: whether the first frame of an animation is an image.
+        small: whether fewer pixels will do, where that is faster.
+
+    Returns:
+        The pixels, and the facts about the whole image.
+
+    Raises:
+        DataError: the file is no image that can be used.
+    """
     if not data:
         raise DataError(f"{label}: the file is empty (zero bytes): copy or download it again")
     found = sniff.sniff(data)
