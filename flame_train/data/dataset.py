@@ -36,10 +36,13 @@ Progress = Callable[[int, int], None]  # (images read, images in all)
 
 
 class DatasetError(DataError):
-    """All that is wrong with a dataset. `problems` holds one sentence each, beginning with the file."""
+    """All that is wrong with a dataset. `problems` holds one sentence each, beginning with the file.
 
-    def __init__(self, folder: Path, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
+    `items` are the images of it with which nothing is wrong, for whoever looks for more that is.
+    """
+
+    def __init__(self, folder: Path, problems: Sequence[str], items: Sequence[Item] = ()) -> None:
+        self.problems, self.items = tuple(problems), tuple(items)
         lines = [f"{shown(folder)}: {len(self.problems)} problem(s) in the dataset:"]
         lines += [f"  {problem}" for problem in self.problems[:_LISTED]]
         if len(self.problems) > _LISTED:
@@ -138,7 +141,7 @@ class Dataset:
         scan.look_at_folders(by_folder)
         fatal = [*listing.problems, *scan.problems, *([] if on_bad == "skip" else scan.bad)]
         if fatal:
-            raise DatasetError(path, fatal)
+            raise DatasetError(path, fatal, items)
         if not items:
             raise DatasetError(path, [*scan.bad, _no_image(listing.files)])
         skipped = [f"left out: {problem}" for problem in scan.bad]
