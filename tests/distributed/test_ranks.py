@@ -94,7 +94,7 @@ def test_a_signal_to_one_process_saves_and_ends_all(study):
     os.kill(processes_of(process.pid)[-1], signal.SIGTERM)
     _, said = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM, said
-    assert "which is saved in" in said
+    assert "saved; run the same command to continue" in said
     assert json.loads((runs.folder / "signalled" / "status.json").read_text())["state"] == "interrupted"
     assert saved(runs.folder / "signalled")
 
