@@ -120,7 +120,7 @@ def grid_of(
 
     def one(request: Request, how: Drawing) -> Pixels:
         with at_strength(request.strength):
-            return draw_request(request, how, captions, denoiser.model, denoiser.network, vae, stop)
+            return draw_request(request, how, captions, denoiser, vae, stop)
 
     def drawn() -> Pixels:
         # Choices are measured for what recurs thousands of times, and what training may vary in must not show here.

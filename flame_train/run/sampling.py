@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flame_train.config.prompts import Prompt, read_prompt_file
@@ -10,9 +10,9 @@ from flame_train.config.repeated import SampleSection
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Placement, Size
 from flame_train.diffusion.samplers import SAMPLERS
+from flame_train.engine import Tensor
 from flame_train.engine.dtype import as_dtype
 from flame_train.errors import ConfigError
-from flame_train.models.common.blocks import BlockNetwork
 from flame_train.training.model import Denoiser, Example, LoadedVae, Model
 from flame_train.training.preview import Drawing, Pixels, draw
 from flame_train.training.stop import StopRequest
@@ -167,8 +167,7 @@ def draw_request(
     request: Request,
     how: Drawing,
     captions: Callable[[str], Example],
-    model: Model,
-    network: BlockNetwork,
+    denoiser: Denoiser,
     vae: LoadedVae,
     stop: StopRequest,
 ) -> Pixels:
@@ -178,15 +177,18 @@ def draw_request(
         request: the image.
         how: the settings of the sampler.
         captions: the arrays of a prompt.
-        model: the opened model.
-        network: the loaded denoiser.
+        denoiser: the loaded network, and the text encoders that run.
         vae: the loaded decoder.
         stop: raises Interrupted after a signal; checked between steps.
 
     Returns:
         The image, uint8 (H, W, 3).
     """
-    sizes = uncropped(model, request.size)
-    denoiser = Denoiser.of(model, network, how.device, request.guidance_scale)
+    sizes = uncropped(denoiser.model, request.size)
     wanted, unwanted = (captions(text) | sizes for text in (request.text, request.negative))
-    return draw(how, denoiser.denoise, vae.decode, wanted, unwanted, stop)
+    guided = denoiser.guided(request.guidance_scale, how.device)
+
+    def conditioned(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return guided.conditioned(arrays, how.dtype)
+
+    return draw(how, guided.denoise, vae.decode, wanted, unwanted, stop, conditioned)
