@@ -34,4 +34,3 @@ def test_a_killed_process_ends_all_and_the_run_goes_on_to_the_same_bytes(study, 
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert f"{kills} kills, all the same" in ended.stdout
-    print(ended.stdout)
