@@ -5,7 +5,7 @@
 
 The processes are started by `--gpus`, twice, by torchrun where it is installed, and on GPUs also all on one by MPI. In
 fp32 the LoRA must agree within 1e-5 of each tensor's largest value, in bf16 the loss of each step within 1e-3. Each
-line is what was compared, with the largest difference. The last says the memory of the process with the most, and what
+line is what was compared, with the largest difference. On GPUs the last says the memory of the process with the most, and what
 `--dry-run` predicts, without NCCL's own. Exits with 1 where something does not hold.
 """
 
@@ -91,6 +91,8 @@ def compare(runs: Runs, ranks: int) -> bool:
         runs.run(python, runs.command(name, "bf16", accumulation, *more))
     pairs = zip(runs.log("one-bf16"), runs.log("mpirun-bf16"), strict=True)
     held &= said("losses of a step, bf16", max(abs(x["loss"] - y["loss"]) for x, y in pairs), LOSSES)
+    if runs.device == "cpu":  # what is predicted is a GPU's
+        return held
     plan = json.loads(runs.run(python, runs.command("planned", "bf16", 1, *several, "--dry-run", "--json")))
     taken = runs.log("mpirun-bf16")[-1]["memory"] / 2**30
     print(f"memory of the process with the most: {taken:.2f} GiB, predicted {plan['predicted memory GiB']}")

@@ -44,10 +44,8 @@ def saved(folder: Path) -> bool:
 
 def in_ci_and_whole(family: str, few: int) -> list[object]:
     """A family with few steps, and with all of them where proofs are asked for."""
-    return [
-        pytest.param(family, few),
-        pytest.param(family, STEPS, marks=[pytest.mark.proof, pytest.mark.timeout(3600)]),
-    ]
+    whole = pytest.param(family, STEPS, marks=[pytest.mark.proof, pytest.mark.timeout(3600)])
+    return [pytest.param(family, few), whole]
 
 
 @pytest.mark.parametrize(
