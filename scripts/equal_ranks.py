@@ -5,8 +5,8 @@
 
 The processes are started by `--gpus`, twice, by torchrun where it is installed, and on GPUs also all on one by MPI. In
 fp32 the LoRA must agree within 1e-5 of each tensor's largest value, in bf16 the loss of each step within 1e-3. Each
-line is what was compared, with the largest difference. On GPUs the last says the memory of the process with the most, and what
-`--dry-run` predicts, without NCCL's own. Exits with 1 where something does not hold.
+line is what was compared, with the largest difference. On GPUs the last says the memory of the process with the most,
+and what `--dry-run` predicts, without NCCL's own. Exits with 1 where something does not hold.
 """
 
 from __future__ import annotations
