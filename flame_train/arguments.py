@@ -146,4 +146,6 @@ class Command(TyperCommand):
                 if values.get(name) == "":
                     raise typer.BadParameter("expected a path, got an empty one", ctx, param_hint=name.upper())
                 ctx.params[name] = Path(os.path.expanduser(value))
+            elif isinstance(value, list | tuple) and all(isinstance(each, Path) for each in value):
+                ctx.params[name] = [Path(os.path.expanduser(each)) for each in value]
         return rest

@@ -92,6 +92,12 @@ class NonFiniteError(FlameError):
     exit_code = 7
 
 
+class RemoteError(FlameError):
+    """A store elsewhere cannot be used, or does not have all that this machine has. Nothing is lost here."""
+
+    exit_code = 8
+
+
 _NAMES: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")  # the last: a cluster's warning of the end
 STOPPING: Final = tuple(signal.Signals[name] for name in _NAMES if hasattr(signal, name))
 """The signals that stop a run. Windows has the first two."""

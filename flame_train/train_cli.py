@@ -53,6 +53,10 @@ def _training(family: str | None) -> Callable[..., None]:
         dry_run: DryRun = False,
         gpus: Gpus = 1,
         collectives: Transport = "auto",
+        remote_wait: Annotated[
+            float | None,
+            typer.Option("--remote-wait", min=0, metavar="SECONDS", help="To wait at the end for output.remote."),
+        ] = None,
         as_json: AsJson = False,
         debug: Debug = False,
     ) -> None:
@@ -71,7 +75,16 @@ def _training(family: str | None) -> Callable[..., None]:
             raise typer.Exit(start(gpus, sys.argv[1:]))
         from flame_train.run.command import train
 
-        result = train(source, changed, device, dry_run, family, transport=collectives, processes=gpus)
+        result = train(
+            source,
+            changed,
+            device,
+            dry_run,
+            family,
+            transport=collectives,
+            processes=gpus,
+            remote_wait=remote_wait,
+        )
         if result:  # only the leading one of several processes has one
             show(result if as_json else without_files(result), as_json)
 

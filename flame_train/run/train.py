@@ -34,6 +34,7 @@ from flame_train.engine.optim import Optimizer
 from flame_train.errors import OutputError
 from flame_train.io.commit import Found
 from flame_train.io.runfolder import RunFolder
+from flame_train.show.report import reporter
 from flame_train.training.batch import sender
 from flame_train.training.callbacks import Callbacks
 from flame_train.training.exchange import Exchanged
@@ -120,6 +121,7 @@ def train_run(
             callbacks=callbacks,
             validation=_validation(plan, encoded, state, found, device, group),
             images=_images(c.log, found, group),
+            report=reporter(folder),
         )
         return train(run)
 

@@ -65,6 +65,8 @@ class Run:
     validation: Validation = field(default_factory=Validation)
     images: ImageLosses | None = None
     """The running losses of images; None: they are not kept."""
+    report: Callable[[], None] = lambda: None
+    """Writes the report about the run as its folder is now; it never raises but for a lost folder."""
 
     @property
     def leads(self) -> bool:
@@ -134,6 +136,8 @@ def train(run: Run) -> dict[str, Any]:
             if drawn and not saved and figures.stopping:
                 save(run, step)
                 saved = True
+            if saved and run.leads:
+                run.report()
             if saved:
                 _heed(run, figures, step, f"after step {step}, saved; {_AGAIN}")
             if run.validation.over:
@@ -164,6 +168,7 @@ def _catch_up(run: Run, figures: _Figures) -> None:
         with run.state.group.together():
             if run.leads:
                 write_result(run, run.first)
+                run.report()
     figures.listen()
     _heed(run, figures, run.first, f"before the next step; {_AGAIN}")
 

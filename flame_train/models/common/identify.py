@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final, TypeGuard
 
 from flame_train.families import FAMILY_TITLES
-from flame_train.io.adapter_kinds import other_kind, read_kind, without_place
+from flame_train.io.adapter_kinds import other_kind, read_kind, remedy, without_place
 from flame_train.models.common.identify_lora import is_adapter, lora_family_of
 from flame_train.models.common.signs import Network, Shape, Shapes, Signs
 
@@ -126,7 +126,7 @@ def _adapter(shapes: Shapes, metadata: Mapping[str, str]) -> Identity:
     if reason := without_place(shapes):
         return Identity("adapter", family, layout, reason)
     if other:
-        return Identity("adapter", family, layout, f"{other} for {name}; not a kind that is read here")
+        return Identity("adapter", family, layout, f"{other} for {name}; not a kind that is read here{remedy(other)}")
     naming = "diffusers" if layout == "peft" else layout  # as `convert` and output.format call it
     return Identity("lora", family, layout, f"{read_kind(shapes)} for {name}, {naming} names")
 
