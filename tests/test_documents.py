@@ -19,6 +19,7 @@ ENDINGS = ("py", "cu", "cuh", "cpp", "md", "toml", "sh", "json", "jsonl", "txt",
 ELSEWHERE = frozenset(
     [
         "my.toml",
+        "llama.cpp",
         "tokenizer.json",
         "cat.png",
         "cat.txt",
