@@ -14,7 +14,7 @@ from flame_train.io.commit import is_checkpoint
 
 _FILES: Final = re.compile(r"\.lock|(config\.toml|status\.json|dataset\.json|images\.json|log\.jsonl)")
 _LORA: Final = r"(lora|{})(\.\w+)?\.safetensors"
-_FOLDERS: Final = ("checkpoints", "samples", "tensorboard")
+_FOLDERS: Final = ("checkpoints", "samples", "tensorboard", "wandb")
 _SAMPLE: Final = re.compile(r"step-\d{6,}\.png")
 
 

@@ -180,6 +180,16 @@ class SdxlFamily(Family):
         lr=2e-3,
         targets=("*.attn2.to_k", "*.attn2.to_v"),
         loss=LossSection.model_validate({"weighting": "min_snr", "snr_gamma": 0.005}),
+        prompts=(
+            "a delft tile with a large circle",
+            "a delft tile with a square on the left",
+            "a delft tile with a triangle",
+            "a delft tile with a large diamond",
+        ),
+        known_prompts=(
+            "a yellow square on the left on a green background",
+            "a large red circle on a blue background",
+        ),
     )
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> SdxlModel:
