@@ -40,6 +40,8 @@ from .page import Row, sampled, taught, write_page
 _LOG = logging.getLogger(__name__)
 
 _NEW: Final = 10  # images of the style that is taught
+_PAGE: Final = """, samples/
+  before-after.png    what was taught, and the same prompts from the same noise before and after training"""
 _HELD_OUT: Final = {"new": 24, "known": 48}  # images of each kind
 _LEVELS: Final = 4  # noise levels at which a held-out image is measured
 _SEED: Final = 2307
@@ -68,9 +70,8 @@ This folder was made by `flame-train quickstart --family {family}`.
   images/             the dataset, drawings with captions; folders' names say how often each comes in an epoch
 {images}
   base.safetensors    the base model: {base}
-  config.toml         what was trained, with settings for 96 pixels; for a run of your own: flame-train init {family}
-  run/                the run: lora.safetensors, log.jsonl, checkpoints/, samples/
-  before-after.png    the same prompts from the same noise, before and after training
+  config.toml         what was trained and how; not one to copy. For a run of your own: flame-train init {family}
+  run/                the run: lora.safetensors, log.jsonl, checkpoints/{page}
   held-out/           images that were never trained on: more tiles, and what the base knew already
 """
 
@@ -91,6 +92,7 @@ def run(directory: Path, device: str | None, name: str = "sdxl") -> dict[str, An
     with StopRequest() as stop:
         plan = make_plan(check(config, family), stop)
         result = train_plan(plan, chosen, stop)
+        _LOG.info("measuring the loss on images that were not trained on")
         losses = _held_out(plan, source.with_name("held-out"), Path(result["lora"]), chosen, stop)
     image = _draw_page(plan, source.parent, family.lesson)
     return {
@@ -158,7 +160,8 @@ def _lay(folder: Path, device: str, family: Family) -> Path:
             f"{shown(folder)}: expected a name in UTF-8, for config.toml holds no other; name another folder"
         )
     listed = "\n".join(f"    {p.folder + '/':<18}{p.number} {p.what}" for p in _images(lesson))
-    text = _ABOUT.format(family=family.name, base=lesson.base, images=listed)
+    page = _PAGE if lesson.prompts else ""
+    text = _ABOUT.format(family=family.name, base=lesson.base, images=listed, page=page)
     with disk_errors(folder):
         if folder.is_dir() and any(folder.iterdir()) and not _is(about, text):
             raise OutputError(

@@ -13,7 +13,13 @@ def describe(plan: Plan, memory: PredictedMemory) -> dict[str, Any]:
     c, order = plan.config, plan.order
     return {
         "family": plan.model.name,
+        "checkpoint": c.model.checkpoint,
+        "precision": c.train.precision,
+        "adapter": f"{c.lora.kind}, rank {c.lora.rank}, alpha {c.lora.alpha:g}",
+        "optimizer": f"{c.optimizer.name}, lr {c.optimizer.lr:g}, {c.schedule.name}",
+        "prompts": len(c.sample.prompts) if c.sample.repeats else 0,
         "images": len(plan.samples.rows),
+        "samples per epoch": order.samples_per_epoch,
         **({"validation images": len(plan.held_out.rows)} if plan.held_out.rows else {}),
         "buckets": plan.samples.bucket_rows(),
         "steps": c.train.steps,
