@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from flame_train.data.padding import Paddings, collate
 from flame_train.diffusion.guidance import guided
 from flame_train.diffusion.samplers import Path, Sampler
 from flame_train.disk.durable import write_durably
@@ -43,6 +44,7 @@ class Drawing:
     latent: tuple[int, int, int]
     device: str
     dtype: DType
+    paddings: Paddings
 
 
 def draw(
@@ -52,6 +54,7 @@ def draw(
     prompt: Example,
     negative: Example,
     stop: StopRequest,
+    conditioned: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = lambda arrays: arrays,
 ) -> Pixels:
     """Samples one image.
 
@@ -62,6 +65,7 @@ def draw(
         prompt: the arrays of the prompt.
         negative: the arrays of the negative prompt.
         stop: raises Interrupted after a signal; checked between steps.
+        conditioned: makes the conditioning of the arrays of both, once for all steps.
 
     Returns:
         The image, uint8 (H, W, 3).
@@ -88,7 +92,7 @@ def draw(
             advance(1)
             return made
 
-        cond = _conditioning([prompt] if d.guidance == 1.0 else [prompt, negative], d)
+        cond = conditioned(_conditioning([prompt] if d.guidance == 1.0 else [prompt, negative], d))
         latents = d.sampler.draw(told, noise(0), cond, d.path, lambda i: noise(i + 1))
         if not np.isfinite(latents.numpy()).all():
             raise NonFiniteError(
@@ -100,7 +104,7 @@ def draw(
 
 def _conditioning(examples: Sequence[Example], d: Drawing) -> dict[str, Tensor]:
     """The examples as a batch on the device, floats in the model's dtype."""
-    stacked = {name: np.stack([e[name] for e in examples]) for name in examples[0]}
+    stacked = collate(examples, d.paddings)
     return {n: tensor(a, d.dtype if is_float(a.dtype) else None, d.device) for n, a in stacked.items()}
 
 
