@@ -19,6 +19,13 @@ ENDINGS = ("py", "cu", "cuh", "cpp", "md", "toml", "sh", "json", "jsonl", "txt",
 ELSEWHERE = frozenset(
     [
         "my.toml",
+        "zkfox.safetensors",
+        "preset.json",
+        "run.py",
+        "resize_lora.py",
+        "extract_lora_from_models.py",
+        "sdxl_train_network.py",
+        "before-after.png",
         "tokenizer.json",
         "cat.png",
         "cat.txt",
@@ -85,7 +92,7 @@ def cited(text: str) -> Iterator[str]:
     code += re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     for word in re.findall(r"(?<![\w/.$~<{*-])[\w./-]*\w/?(?![\w/*<{(]|\.\w)", " ".join(code)):
         top, _, rest = word.partition("/")
-        if word.startswith((".venv/", "flame_train.")):  # made by a user; a module's dotted name
+        if word.startswith((".venv/", "flame_train.", "//")):  # made by a user; a module's dotted name; an address
             continue
         if Path(word).suffix[1:] in ENDINGS or (rest and (ROOT / top).is_dir()) or (word.endswith("/") and top):
             yield word
