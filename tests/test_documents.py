@@ -20,7 +20,6 @@ ELSEWHERE = frozenset(
     [
         "my.toml",
         "zkfox.safetensors",
-        "preset.json",
         "run.py",
         "resize_lora.py",
         "extract_lora_from_models.py",
