@@ -18,6 +18,8 @@ class Lesson:
         known: how many images of what the base knows are shown beside them, so that it keeps that.
         prompts: drawn before and after training, with what is taught; a base whose images are noise has none.
         known_prompts: likewise, of what the base knew before.
+        seed: of the noise of the first prompt.
+        ema_decay: of the moving average that is the result; 0: none.
     """
 
     base: str
@@ -26,6 +28,8 @@ class Lesson:
     known: int = 0
     prompts: tuple[str, ...] = ()
     known_prompts: tuple[str, ...] = ()
+    seed: int = 42
+    ema_decay: float = 0.0
     resolution: int = 64
     bucket_step: int = 16
     batch_size: int = 5

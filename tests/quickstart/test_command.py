@@ -62,7 +62,7 @@ def test_it_ends_well_and_says_where_everything_is(done):
     }.items():
         assert said[name] == str(folder / path)
         assert (folder / path).is_file()
-    counts = {"3_tiles": 10, "1_known": 160}
+    counts = {"4_tiles": 10, "1_known": 200}
     for ending in ("png", "txt"):
         assert {name: len(list((folder / "images" / name).glob(f"*.{ending}"))) for name in counts} == counts
     another, own = said["next"]
@@ -172,7 +172,7 @@ def test_its_config_is_one_for_the_ordinary_command(done, capsys):
     line = ["sdxl-lora", "--config", str(folder / "config.toml"), "--device", "cpu", "--dry-run", "--json"]
     assert cli.run(line) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert (plan["images"], len(plan["buckets"])) == (170, 3)
+    assert (plan["images"], len(plan["buckets"])) == (210, 3)
 
 
 @pytest.mark.parametrize("name", ["notes.md", "config.toml", "ABOUT.txt"])
@@ -247,17 +247,25 @@ def test_its_config_says_of_each_line_that_differs_why(tmp_path, family):
     """And of no other; the first line says that it is not one to copy."""
     text = quickstart._lay(tmp_path / "new", "cpu", FAMILIES[family]).read_text()
     assert text.startswith("# NOT A CONFIG TO COPY.")
-    plain = {line.partition("#")[0].strip() for line in template(family).splitlines()}
+    plain = {(section, setting) for section, setting, _ in _settings(template(family))}
+    for section, setting, comment in _settings(text):
+        assert ((section, setting) not in plain) == comment.startswith("<-- "), setting
+
+
+def _settings(text):
+    """Section, setting and comment of each line of a template."""
+    section = ""
     for line in text.splitlines():
+        section = line if line.startswith("[") else section
         setting, _, comment = line.partition("  # ")
         if re.match(r"\w+ = ", setting):
-            assert (setting.strip() not in plain) == comment.startswith("<-- "), line
+            yield section, setting.strip(), comment
 
 
 @pytest.mark.parametrize("family", ["sd3", "flux"])
 def test_a_family_without_a_small_base_draws_nothing_and_says_that_it_is_a_smoke_run(tmp_path, monkeypatch, family):
     found = FAMILIES[family]
-    monkeypatch.setattr(type(found), "lesson", replace(found.lesson, steps=2))
+    monkeypatch.setattr(type(found), "lesson", replace(found.lesson, steps=8))
     monkeypatch.setattr(quickstart, "_HELD_OUT", {"new": 4, "known": 4})
     said = quickstart.run(tmp_path / "new", "cpu", family)
     assert said["image"] is None
