@@ -21,6 +21,24 @@ _MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGE
 _MARK = re.compile(r"<!-- settings of (.+?) -->")
 
 
+def on_config(config: Any) -> Any:
+    """Puts the pages of a folder in the place of an entry that ends with /."""
+    config.nav = _expanded(config.nav, Path(config.docs_dir))
+    return config
+
+
+def _expanded(nav: list[Any], folder: Path) -> list[Any]:
+    found: list[Any] = []
+    for entry in nav:
+        if isinstance(entry, dict):
+            found.append({title: _expanded(v, folder) if isinstance(v, list) else v for title, v in entry.items()})
+        elif entry.endswith("/"):
+            found += sorted(path.relative_to(folder).as_posix() for path in (folder / entry).glob("*.md"))
+        else:
+            found.append(entry)
+    return found
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages that are made."""
     for address, text in pages.generated().items():
