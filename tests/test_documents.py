@@ -21,6 +21,7 @@ ELSEWHERE = frozenset(
         "my.toml",
         "zkfox.safetensors",
         "run.py",
+        "llama.cpp",
         "resize_lora.py",
         "extract_lora_from_models.py",
         "sdxl_train_network.py",

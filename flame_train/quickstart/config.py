@@ -57,7 +57,18 @@ _REASONS: Final[Mapping[str, str]] = {
 
 
 def config_text(folder: Path, device: str, family: str, lesson: Lesson, unsupported: Collection[str]) -> str:
-    """The text of config.toml in `folder`; `unsupported` are the paths of keys that the family lacks."""
+    """The text of config.toml.
+
+    Args:
+        folder: the folder of the quickstart.
+        device: "cuda" or "cpu".
+        family: the model family.
+        lesson: what is taught, and how.
+        unsupported: the paths of keys that the family lacks.
+
+    Returns:
+        A TOML text with every key.
+    """
     config = lesson_config(folder, device, lesson)
     values, plain = flat(config), flat(Config())
     notes = {
