@@ -19,7 +19,13 @@ ENDINGS = ("py", "cu", "cuh", "cpp", "md", "toml", "sh", "json", "jsonl", "txt",
 ELSEWHERE = frozenset(
     [
         "my.toml",
+        "zkfox.safetensors",
+        "run.py",
         "llama.cpp",
+        "resize_lora.py",
+        "extract_lora_from_models.py",
+        "sdxl_train_network.py",
+        "before-after.png",
         "tokenizer.json",
         "cat.png",
         "cat.txt",

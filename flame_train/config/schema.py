@@ -403,7 +403,15 @@ class OutputSection(Section):
     )
     author: str = field("", "its author, in its metadata", free=True, aka=("metadata_author",))
     trigger: str = field("", "the words that call it, in its metadata", free=True, aka=("metadata_trigger_phrase",))
-    tensorboard: bool = field(False, "also write TensorBoard events", free=True, aka=("report_to", "logging_dir"))
+    tensorboard: bool = field(
+        False, "also write TensorBoard events", free=True, aka=("log_with", "report_to", "logging_dir")
+    )
+    wandb: str = field(
+        "",
+        "the project at Weights & Biases to which curves, sample images and the config are sent; empty: none",
+        free=True,
+        aka=("wandb_project", "log_tracker_name", "tracker_project_name", "project_name"),
+    )
 
 
 class Config(Section):

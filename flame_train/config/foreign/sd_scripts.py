@@ -220,7 +220,7 @@ _ROWS: Final = [
     turned(
         "log_with",
         "output.tensorboard",
-        lambda v, s: True if v in ("tensorboard", "all") else Lost("log.jsonl and TensorBoard are here"),
+        lambda v, s: True if v in ("tensorboard", "all") else Lost("set output.wandb to a project"),
     ),
     *needless(
         "the run's folder holds its logs", "logging_dir log_prefix log_tracker_name log_config log_tracker_config"
@@ -278,7 +278,7 @@ _ROWS: Final = [
     Row("prior_loss_weight", (), lambda v, s: NOTHING, say="regularization_weight of the set in [[data.sets]]"),
     never("reg_data_dir", "a set of its own: [[data.sets]] with regularization = true"),
     *(
-        never(name, "uploads and wandb are not here")
+        never(name, "uploads are not here; output.wandb names a project")
         for name in (
             "huggingface_*",
             "wandb_*",

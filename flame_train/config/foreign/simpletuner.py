@@ -120,9 +120,7 @@ _ROWS: Final = [
         "report_to",
         "output.tensorboard",
         lambda v, s: (
-            NOTHING
-            if v == "none"
-            else (True if v in ("tensorboard", "all") else Lost("log.jsonl and TensorBoard are here"))
+            NOTHING if v == "none" else (True if v in ("tensorboard", "all") else Lost("set output.wandb to a project"))
         ),
     ),
     *(turned(name, "checkpoint.every", unless_off) for name in ("checkpoint_step_interval", "checkpointing_steps")),
