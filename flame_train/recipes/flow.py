@@ -1,4 +1,4 @@
-"""The common parts of SD3 and Flux: rectified flow, patches of latents as tokens, and T5's length."""
+"""The common parts of the flow models: rectified flow, patches of latents as tokens, and their text encoders."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from flame_train.diffusion.noise import Noise
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.models.common.part import Part
+from flame_train.text_encoders.qwen3 import ChatTemplate, Qwen3Encoder, Qwen3Keys
 from flame_train.text_encoders.t5 import T5, T5Keys
 from flame_train.training.model import Model
 
@@ -67,6 +68,26 @@ def opened_t5(part: Part, opening: Opening, usual_length: int) -> T5:
     own = T5Keys.of(opening.text)
     places = (_folder_of(part, opening.base), opening.base)
     return T5(part, own.t5_dropout, own.t5_tokens or usual_length, places, own.t5_vocabulary)
+
+
+def opened_qwen3(
+    part: Part, opening: Opening, template: ChatTemplate, taps: tuple[int, ...], masked: bool
+) -> Qwen3Encoder:
+    """Qwen3, with a vocabulary from the folder of its file or of the checkpoint if there is one.
+
+    Args:
+        part: its network.
+        opening: the settings.
+        template: the message around a caption.
+        taps: after which layers its states are taken.
+        masked: whether the denoiser does not look at padding.
+
+    Returns:
+        The text encoder.
+    """
+    own = Qwen3Keys.of(opening.text)
+    places = (_folder_of(part, opening.base), opening.base)
+    return Qwen3Encoder(part, own.qwen3_dropout, template, taps, own.qwen3_tokens, masked, places)
 
 
 def _folder_of(part: Part, base: Path) -> Path:

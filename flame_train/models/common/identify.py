@@ -51,6 +51,9 @@ FAMILY_NAMES: Final[Mapping[str, str]] = {
     "clip-bigg": "OpenCLIP bigG",
     "clip-h": "OpenCLIP ViT-H",
     "t5-xxl": "T5-XXL",
+    "qwen3-0.6b": "Qwen3-0.6B",
+    "qwen3-4b": "Qwen3-4B",
+    "qwen3-8b": "Qwen3-8B",
 }
 """Each identifiable model and text encoder -> its usual name."""
 
@@ -165,7 +168,15 @@ def _text_encoder(shapes: Shapes) -> tuple[str, str] | None:
     for name, shape in shapes.items():
         if name.endswith(("shared.weight", "encoder.embed_tokens.weight")) and shape == (32128, 4096):
             return "t5-xxl", "transformers"
+    for name, shape in shapes.items():
+        if name.endswith("layers.0.self_attn.q_norm.weight"):
+            return _qwen3(shapes), "transformers"
     return None
+
+
+def _qwen3(shapes: Shapes) -> str:
+    width = next((shape[-1] for name, shape in shapes.items() if name.endswith("embed_tokens.weight")), 0)
+    return {1024: "qwen3-0.6b", 2560: "qwen3-4b", 4096: "qwen3-8b"}.get(width, "unknown")
 
 
 def _clip(width: int) -> str:
@@ -178,7 +189,10 @@ def _parts(shapes: Shapes, found_network: tuple[Network, Signs] | None) -> tuple
     if _vae(_stripped(shapes, _VAE_PREFIXES)) is not None:
         found.append("vae")
     signs = {
-        "text_encoder": ("text_encoder/", "conditioner.embedders.0.", "cond_stage_model.", "text_encoders.clip_l."),
+        "text_encoder": (
+            *("text_encoder/", "conditioner.embedders.0.", "cond_stage_model."),
+            *("text_encoders.clip_l.", "text_encoders.qwen3_"),
+        ),
         "text_encoder_2": ("text_encoder_2/", "conditioner.embedders.1.", "text_encoders.clip_g."),
         "text_encoder_3": ("text_encoder_3/", "text_encoders.t5xxl."),
     }

@@ -16,6 +16,7 @@ from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
+from flame_train.models.common.stated import NOTHING, Stated
 
 _EPS = 1e-6
 
@@ -60,13 +61,18 @@ class VaeArch:
         )
 
     @classmethod
-    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], published: VaeArch | None = None) -> Self:
+    def from_shapes(
+        cls, shapes: Mapping[str, tuple[int, ...]], published: VaeArch | None = None, stated: Stated = NOTHING
+    ) -> Self:
         """The architecture of a file's autoencoder, from its native names and shapes.
 
-        Scale and shift are in no file: they are those of `published`, the family's own, by default SDXL's. Raises
-        ModelFileError naming the tensor it looked for in vain.
+        Scale and shift are those of `published`, the family's own, by default SDXL's. Raises ModelFileError naming the
+        tensor it looked for in vain, or what the folder states otherwise.
         """
         known = published or cls()
+        stated.must(scaling_factor=known.scaling_factor, act_fn="silu")
+        if stated.values.get("shift_factor") is not None:
+            stated.must(shift_factor=known.shift_factor)
         blocks = [m for n in shapes if (m := re.match(r"encoder\.down\.(\d+)\.block\.(\d+)\.", n))]
         levels = sorted({int(m[1]) for m in blocks})
         channels = _shape(shapes, "encoder.conv_in.weight")[0]
@@ -79,7 +85,7 @@ class VaeArch:
             scaling_factor=known.scaling_factor,
             shift_factor=known.shift_factor,
             quant_convs="quant_conv.weight" in shapes,
-            groups=_groups(channels),
+            groups=int(stated.number("norm_num_groups", _groups(channels))),
         )
 
     @property
@@ -89,7 +95,7 @@ class VaeArch:
 
 
 def _groups(channels: int) -> int:
-    """The family's 32 groups, less in narrower networks; shapes do not determine it."""
+    """The family's 32 groups, less in narrower networks, where the folder does not state them."""
     return min(32, channels // 4)
 
 

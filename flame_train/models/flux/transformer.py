@@ -17,12 +17,14 @@ import numpy as np
 
 from flame_train.engine import Tensor, checkpoint, nn, rematerialize, tensor
 from flame_train.engine import functional as F
-from flame_train.engine.dtype import DType, compute_dtype, float16
+from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
 from flame_train.errors import ModelFileError
 from flame_train.models.common.arch import TransformerArch
 from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
+from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import feed_forward, linears_in
 
 PATCH: Final = 2  # the side of a token in latent pixels
@@ -30,7 +32,6 @@ _FREQUENCIES: Final = 256  # the width of the sinusoid of times and guidance
 _MLP_RATIO: Final = 4
 _THETA: Final = 10000.0
 _EPS: Final = 1e-6
-_MOST: Final = 65504.0  # of fp16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +66,10 @@ class FluxArch(TransformerArch):
         )
 
     @classmethod
-    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> Self:
-        """The architecture of a file's transformer, from its native names and shapes.
+    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
+        """The architecture of a file's transformer, from its native names and shapes, and what its folder states.
 
-        Raises ModelFileError naming a missing tensor, or for inpainting and control variants (extra input channels).
+        Raises ModelFileError naming a missing tensor, what is stated otherwise, or for inpainting and control variants (extra input channels).
         """
         width, features = _shape(shapes, "img_in.weight")
         made = _shape(shapes, "final_layer.linear.weight")[0]
@@ -77,7 +78,7 @@ class FluxArch(TransformerArch):
                 f"Flux: expected as many features into a token as out of it, found {features} and {made}: this is a "
                 "Fill, Canny or Depth model, which needs a second image; use Flux.1 dev or schnell"
             )
-        return cls(
+        arch = cls(
             width=width,
             depth=_count(shapes, "double_blocks"),
             single_depth=_count(shapes, "single_blocks"),
@@ -87,6 +88,8 @@ class FluxArch(TransformerArch):
             pooled_dim=_shape(shapes, "vector_in.in_layer.weight")[1],
             guidance="guidance_in.in_layer.weight" in shapes,
         )
+        stated.must(attention_head_dim=arch.head_dim, axes_dims_rope=arch.axes, patch_size=1)
+        return arch
 
     @property
     def axes(self) -> tuple[int, int, int]:
@@ -202,11 +205,6 @@ def _modulated(x_BLD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return rematerialize(F.layer_norm_modulate, x_BLD, scale, shift, _EPS)
 
 
-def _bounded(x: Tensor) -> Tensor:
-    """fp16's largest number where dev's text and joint streams go beyond it, as diffusers has it; else x as it is."""
-    return F.clamp(x, -_MOST, _MOST) if x.dtype == float16 else x
-
-
 def _beside(found_BSD: Tensor, hidden_BSF: Tensor) -> Tensor:
     return F.cat_gelu(found_BSD, hidden_BSF, approximate="tanh")
 
@@ -248,9 +246,9 @@ class DoubleBlock(Block):
         if self.checkpointing == "mlp":
             return (
                 checkpoint(_feed_forward, self.img_mlp, img_BLD, *feed_i),
-                _bounded(checkpoint(_feed_forward, self.txt_mlp, txt_BTD, *feed_t)),
+                bounded(checkpoint(_feed_forward, self.txt_mlp, txt_BTD, *feed_t)),
             )
-        return _feed_forward(self.img_mlp, img_BLD, *feed_i), _bounded(_feed_forward(self.txt_mlp, txt_BTD, *feed_t))
+        return _feed_forward(self.img_mlp, img_BLD, *feed_i), bounded(_feed_forward(self.txt_mlp, txt_BTD, *feed_t))
 
 
 class SingleBlock(Block):
@@ -271,7 +269,7 @@ class SingleBlock(Block):
         made = self.linear1(_modulated(x_BSD, shift, scale))
         *qkv, hidden = F.split(made, self.parts, dim=-1)
         found_BSD = _attend([(self.norm, qkv)], cos_S1E, sin_S1E)
-        return _bounded(F.gated_add(x_BSD, gate, self.linear2(rematerialize(_beside, found_BSD, hidden))))
+        return bounded(F.gated_add(x_BSD, gate, self.linear2(rematerialize(_beside, found_BSD, hidden))))
 
 
 class FinalLayer(nn.Module):
