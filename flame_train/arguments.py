@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
+
+from flame_train.families import FAMILY_TITLES
 
 
 def device_name(value: str) -> str:
@@ -16,6 +19,25 @@ def device_name(value: str) -> str:
     if value == "cpu" or (kind == "cuda" and (number.isdecimal() or not colon)):
         return value
     raise typer.BadParameter(f"{value!r} is not one of 'cuda', 'cuda:N' (GPU number N, from 0), 'cpu'.")
+
+
+def families_from(begun: str) -> list[str]:
+    """The families whose name begins so, for completion."""
+    return [family for family in FAMILY_TITLES if family.startswith(begun)]
+
+
+def keys_from(begun: str) -> list[str]:
+    """The keys of a config, as `--set` takes them, that begin so, for completion."""
+    from flame_train.config.keys import keys
+
+    return [f"{path}=" for path in keys() if path.startswith(begun)]
+
+
+def presets_from(begun: str) -> list[str]:
+    """The presets of `init` that begin so, for completion."""
+    from flame_train.tools.presets import names
+
+    return [name for name in names() if name.startswith(begun)]
 
 
 _SHOWN = "cuda|cuda:N|cpu"
@@ -29,9 +51,24 @@ DeviceOrBest = Annotated[
 ConfigPath = Annotated[
     str, typer.Option("--config", "-c", help="TOML or YAML file as `init` writes it; -: standard input.")
 ]
+ConfigFile = Annotated[
+    str | None, typer.Argument(metavar="FILE", help="TOML or YAML file as `init` writes it; -: standard input.")
+]
+ConfigOption = Annotated[str | None, typer.Option("--config", "-c", metavar="FILE", help="The same as FILE.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the config; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Override a key of the config; repeatable.",
+        autocompletion=keys_from,
+    ),
+]
+Steps = Annotated[str | None, typer.Option("--steps", metavar="N", help="Short for --set train.steps=N.")]
+LearningRate = Annotated[str | None, typer.Option("--lr", metavar="LR", help="Short for --set optimizer.lr=LR.")]
+LoraRank = Annotated[str | None, typer.Option("--rank", metavar="N", help="Short for --set lora.rank=N.")]
+RunFolderPath = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="DIR", help="Short for --set output.dir=DIR.")
 ]
 Checkpointing = Annotated[
     Literal["off", "full", "offload", "mlp"],
@@ -58,6 +95,31 @@ LoraPath = Annotated[Path, typer.Argument(metavar="FILE", help="LoRA file to rea
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there already.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+def one_config(file: str | None, option: str | None) -> str:
+    """The config that a command was given, as its argument or by `--config`. Raises `BadParameter`."""
+    if file is not None and option is not None:
+        raise typer.BadParameter(f"expected one config, got {file} and --config {option}")
+    found = option if file is None else file
+    if found is None:
+        raise typer.BadParameter("expected a config: flame-train train FILE; `flame-train init FAMILY` writes one")
+    return found
+
+
+def with_shorthands(overrides: Iterable[str] | None, shorthands: Mapping[str, object]) -> list[str]:
+    """The overrides of `--set`, and those of options that are short for a key: {key: value, or None}.
+
+    Raises `BadParameter` where both name a key: nobody knows which was meant.
+    """
+    found = list(overrides or [])
+    named = {text.partition("=")[0].strip() for text in found}
+    for key, value in shorthands.items():
+        if value is not None:
+            if key in named:
+                raise typer.BadParameter(f"{key} was given twice: by --set, and by the option that is short for it")
+            found.append(f"{key}={value}")
+    return found
 
 
 class Command(TyperCommand):

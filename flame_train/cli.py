@@ -24,20 +24,21 @@ from flame_train.arguments import (
     Arithmetic,
     AsJson,
     Command,
-    ConfigPath,
     Debug,
     Device,
     DeviceOrBest,
-    DryRun,
     Force,
-    Overrides,
     Quantize,
+    families_from,
+    presets_from,
 )
 from flame_train.bench_cli import bench_app
 from flame_train.errors import OutputError
 from flame_train.families import FAMILY_TITLES
 from flame_train.lora_cli import lora_app
-from flame_train.output import Printable, complain, complain_of, could_show, open_streams, show, without_files
+from flame_train.output import Printable, complain, complain_of, could_show, open_streams, show, tell
+from flame_train.progress import LogLines
+from flame_train.train_cli import train_app
 from flame_train.version import __version__
 
 app = typer.Typer(
@@ -61,7 +62,7 @@ def main() -> None:
     """Entry point of the `flame-train` program. Exits with a code of the table in `errors.py`."""
     open_streams()
     ours = logging.getLogger("flame_train")  # not the root: libraries that print their own warnings would do so twice
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LogLines()
     handler.setFormatter(Printable())
     ours.addHandler(handler)
     ours.setLevel(logging.INFO)
@@ -115,7 +116,7 @@ def _interrupted(debug: bool) -> int:
     except RuntimeError as error:
         return complain_of(error, debug)
     thread.join()
-    complain("interrupted")
+    tell("interrupted")
     return _INTERRUPTED
 
 
@@ -134,44 +135,7 @@ def _root(
     pass
 
 
-def _training(family: str | None) -> Callable[..., None]:
-    """The command that trains, for any family or for one."""
-
-    def command(
-        config: ConfigPath,
-        device: Device = "cuda",
-        overrides: Overrides = None,
-        continue_from: Annotated[
-            Path | None,
-            typer.Option("--continue-from", metavar="RUN", help="As train.continue_from in a config."),
-        ] = None,
-        dry_run: DryRun = False,
-        gpus: Annotated[int, typer.Option("--gpus", min=1, help="Start so many processes here by mpirun.")] = 1,
-        collectives: Annotated[
-            Literal["auto", "nccl", "mpi"], typer.Option("--collectives", help="By which processes add up gradients.")
-        ] = "auto",
-        as_json: AsJson = False,
-        debug: Debug = False,
-    ) -> None:
-        if gpus > 1 and not dry_run:
-            from flame_train.distributed.launch import start
-
-            start(gpus, sys.argv[1:])
-        from flame_train.run.command import train
-
-        further = [] if continue_from is None else [f"train.continue_from={continue_from}"]
-        result = train(config, [*(overrides or []), *further], device, dry_run, family, transport=collectives)
-        if result:  # only the leading one of several processes has one
-            show(result if as_json else without_files(result), as_json)
-
-    return command
-
-
-_HELP = "Train a LoRA for whichever family the checkpoint is of; run it again to continue a stopped run."
-app.command("train", help=_HELP)(_training(None))
-for _family, _title in FAMILY_TITLES.items():
-    _help = f"Train a LoRA for {_title}, as `train`; refuses a checkpoint of another family."
-    app.command(f"{_family}-lora", help=_help)(_training(_family))
+app.registered_commands += train_app.registered_commands
 
 
 @app.command()
@@ -195,20 +159,29 @@ def quickstart(
 
 @app.command()
 def init(
-    family: Annotated[str, typer.Argument(metavar="FAMILY", help=f"One of {', '.join(FAMILY_TITLES)}.")],
+    family: Annotated[
+        str,
+        typer.Argument(metavar="FAMILY", help=f"One of {', '.join(FAMILY_TITLES)}.", autocompletion=families_from),
+    ],
+    preset: Annotated[
+        str | None,
+        typer.Option("--preset", help="What is trained: character, style or concept.", autocompletion=presets_from),
+    ] = None,
+    card: Annotated[int | None, typer.Option("--card", metavar="GB", min=1, help="Memory of the GPU.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Every key, as without --preset and --card.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="TOML file to write.")] = None,
     force: Force = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Write a commented config with every key, its default and its unit."""
+    """Write a commented config: short for a preset or a card, else with every key, its default and its unit."""
     from flame_train.tools.init import template, write_template
 
     if output is None:
-        text = template(family)
+        text = template(family, preset, card, full)
         show({"family": family, "config": text}, as_json, text.removesuffix("\n"))
     else:
-        write_template(family, output, force)
+        write_template(family, output, force, preset, card, full)
         show({"family": family, "output": str(output)}, as_json, str(output))
 
 
@@ -269,6 +242,9 @@ def sample(
         typer.Option("--text-precision", help="As text_encoders.precision in a config."),
     ] = "auto",
     t5_tokens: Annotated[int, typer.Option("--t5-tokens", help="As text_encoders.t5_tokens; 0: the family's own.")] = 0,
+    t5_padding: Annotated[
+        Literal["seen", "zeros", "masked"], typer.Option("--t5-padding", help="As text_encoders.t5_padding.")
+    ] = "seen",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the first image; the next has the next.")] = 42,
     width: Annotated[int, typer.Option("--width", min=8, max=8192, help="Pixels.")] = 1024,
     height: Annotated[int, typer.Option("--height", min=8, max=8192, help="Pixels.")] = 1024,
@@ -294,6 +270,7 @@ def sample(
         "t5": t5,
         "t5_vocabulary": t5_vocabulary,
         "t5_tokens": t5_tokens,
+        "t5_padding": t5_padding,
         "precision": text_precision,
     }
     result = draw(
@@ -319,65 +296,6 @@ def sample(
         force=force,
     )
     show(result, as_json)
-
-
-@app.command()
-def reproduce(
-    file: Annotated[Path, typer.Argument(metavar="LORA", help="LoRA file that flame-train wrote.")],
-    config: ConfigPath,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder in which the run's own is made anew.")
-    ] = Path("reproduced"),
-    device: Device = "cuda",
-    overrides: Overrides = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Say how a config differs from that of a LoRA file, and train the same bytes again."""
-    from flame_train.run.reproduce import reproduce as again
-
-    show(again(file, config, overrides or [], output, device, dry_run), as_json)
-
-
-@app.command()
-def cache(
-    config: ConfigPath,
-    prune: Annotated[
-        Path | None,
-        typer.Option("--prune", help="Instead remove what neither this config nor any in this folder uses."),
-    ] = None,
-    device: Device = "cuda",
-    overrides: Overrides = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Encode the images and captions of a config ahead of training."""
-    if prune is not None:
-        from flame_train.run.prune import prune_cache
-
-        show(prune_cache(config, overrides or [], prune, dry_run), as_json)
-        return
-    from flame_train.run.command import fill_cache
-
-    show(fill_cache(config, overrides or [], device, dry_run), as_json)
-
-
-@app.command()
-def dataset(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="TOML or YAML file of a run.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the report.")] = Path("dataset-report"),
-    overrides: Overrides = None,
-    force: Force = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Report on a config's images: buckets with contact sheets, duplicates, tiny and blurred ones."""
-    from flame_train.run.dataset import report
-
-    result = report(config, overrides or [], output, force)
-    show(result if as_json else without_files(result), as_json)
 
 
 app.registered_commands += lora_app.registered_commands

@@ -19,6 +19,7 @@ from flame_train.disk.system import optional_module
 from flame_train.errors import (
     EnvironmentFault,
     FlameError,
+    Interrupted,
     OtherRankFailed,
     exit_status,
     is_device_failure,
@@ -135,7 +136,9 @@ def complain_of(error: Exception, debug: bool) -> int:
     status = exit_status(error)
     if isinstance(error, OtherRankFailed) and error.quiet:
         return status
-    if isinstance(error, FlameError):
+    if isinstance(error, Interrupted):  # asked for, so no error
+        tell(str(error))
+    elif isinstance(error, FlameError):
         complain(str(error))
     elif is_out_of_memory(error):
         complain(without_memory(error, "try data.batch_size=1, gradient.checkpointing=true, a lower rank"))
@@ -155,8 +158,13 @@ def complain_of(error: Exception, debug: bool) -> int:
 
 def complain(message: str) -> None:
     """One line about what went wrong."""
+    tell(f"error: {message}")
+
+
+def tell(message: str) -> None:
+    """One line on standard error."""
     with contextlib.suppress(OSError):  # the terminal was closed: the exit status still reports
-        typer.echo(f"error: {lines_shown(message)}", err=True)
+        typer.echo(lines_shown(message), err=True)
 
 
 class Printable(logging.Formatter):

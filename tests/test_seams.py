@@ -310,7 +310,7 @@ def test_a_family_is_a_file_and_a_line(tmp_path: Path) -> None:
     families = tmp_path / "flame_train" / "families.py"
     families.write_text(families.read_text().replace('"flux": "Flux.1",', '"flux": "Flux.1",\n        "twin": "Twin",'))
     assert "twin-lora" in copy("--help")
-    assert "twin-lora" in copy("init", "twin")
+    assert "A LoRA for Twin" in copy("init", "twin")
     result = copy("quickstart", str(tmp_path / "q"), "--family", "twin", "--device", "cpu", "--json")
     assert result["steps"] == 8
     assert copy("bench", "step", "--model", "twin-tiny", "--resolution", "64", "--device", "cpu", "--json")["eager_ms"]

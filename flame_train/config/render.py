@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -29,6 +29,25 @@ def commented(config: Config, title: str, leave_out: Collection[str] = ()) -> st
             if key.section == section and written:
                 setting = f"{key.name} = {toml_value(values[key.path])}"
                 lines.append(f"{setting:<{_COMMENT_COLUMN}}  # {_comment(key)}")
+    return "\n".join(lines) + "\n"
+
+
+def short(values: Mapping[str, Any], title: str, must: Collection[str], notes: Iterable[str]) -> str:
+    """A config of few keys: first those that somebody must fill in, then `values`, by path; both with their meaning.
+
+    `title` is the first line, each of `notes` a line after it.
+    """
+    lines = [f"# {title}", *(f"# {note}" for note in notes), "# Fill in the lines marked with <--.", ""]
+    lines.append(f"format = {FORMAT}")
+    written = {path: keys()[path].default for path in must} | dict(values)
+    in_order = dict.fromkeys(path.partition(".")[0] for path in (*must, *values))
+    for section in in_order:
+        lines += ["", f"[{section}]"]
+        for path, value in written.items():
+            if path.startswith(f"{section}."):
+                key = keys()[path]
+                setting, mark = f"{key.name} = {toml_value(value)}", "<-- " if path in must else ""
+                lines.append(f"{setting:<{_COMMENT_COLUMN}}  # {mark}{_comment(key)}")
     return "\n".join(lines) + "\n"
 
 

@@ -22,6 +22,7 @@ from flame_train.data.sniff import IMAGE_ENDINGS, IMAGES
 from flame_train.data.walk import Listing, list_files
 from flame_train.errors import DataError, shown
 from flame_train.io.digests import Digests
+from flame_train.progress import progress as reading
 
 MIN_SIDE = 8  # pixels: one latent
 MAX_RATIO = 16.0
@@ -258,13 +259,14 @@ class _Scan:
         found: list[tuple[str, ImageInfo | None]] = []
         pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
         try:
-            with quiet_decoders():
+            with quiet_decoders(), reading(f"reading {shown(self.root.name)}", len(images)) as advance:
                 parts = [images[i : i + _TOGETHER] for i in range(0, len(images), _TOGETHER)]
                 results = (result for part in pool.map(some, parts) for result in part)
                 for done, (key, result) in enumerate(zip(images, results, strict=True), 1):
                     if isinstance(result, str):
                         self.bad.append(result)
                     found.append((key, None if isinstance(result, str) else result))
+                    advance(1)
                     if progress is not None:
                         progress(done, len(images))
         finally:

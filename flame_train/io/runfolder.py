@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import socket
+import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -27,13 +29,14 @@ from flame_train.errors import OutputError
 from flame_train.io import commit
 from flame_train.io.owned import is_sample, refuse_links
 from flame_train.io.runlog import LogFile, step_of
-from flame_train.io.runstatus import FORMAT, LOCK, STATUS, as_dead, ending, read_status, write_status
+from flame_train.io.runstatus import FORMAT, LOCK, STATUS, as_dead, ending, read_status, refresh_status, write_status
 from flame_train.version import __version__
 
 _LOG = logging.getLogger(__name__)
 
 _OURS: Final = ("config.toml", "lora.safetensors", "checkpoints", "log.jsonl")
 _UNNAMED: Final = "lora"
+_LIVE_EVERY_S: Final = 1.0
 _LARGEST: Final = 1 << 28  # bytes of a file that is read whole: what waits in a checkpoint, a config
 
 
@@ -57,6 +60,8 @@ class RunFolder:
         self._open: Held | None = None
         self._lock: int | None = None
         self._log: LogFile | None = None
+        self._live: dict[str, Any] = {}  # further figures of the status
+        self._told = -math.inf  # when the status was last written for a step
         self._grids: dict[str, bytes] = {}  # those the disk had no room for, by their names
 
     def __enter__(self) -> Self:
@@ -250,14 +255,25 @@ class RunFolder:
             _LOG.warning("%s", error)
         return path
 
-    def log(self, record: Mapping[str, Any]) -> None:
+    def log(self, record: Mapping[str, Any], live: Mapping[str, Any] | None = None) -> None:
         """Append a line to `log.jsonl`. `record` must have `step`. A full disk delays lines; it never ends the run.
+
+        `live` are further figures for the status, which is written anew here, once a second.
 
         Raises FolderLost.
         """
         self._held.check()
         self.step = int(record["step"])
         self._opened_log().append(record)
+        self._live = {} if live is None else dict(live)
+        if time.monotonic() - self._told >= _LIVE_EVERY_S:
+            self._told = time.monotonic()
+            refresh_status(self._held, self._status("running", None))
+
+    def losses(self, count: int) -> list[float]:
+        """The finite losses of the last `count` steps in the log."""
+        with reading(self.folder / "log.jsonl"):
+            return self._opened_log().losses(count)
 
     def write_report(self, name: str, raw: bytes) -> None:
         """Write a report about the run, whole or not at all. It only informs: no room for it costs a warning."""
@@ -276,7 +292,10 @@ class RunFolder:
 
     def write_status(self, state: str, exit_code: int | None = None) -> None:
         """Write `status.json`: running, done, interrupted or failed, with the exit code once there is one."""
-        status = {
+        write_status(self._held, self._status(state, exit_code))
+
+    def _status(self, state: str, exit_code: int | None) -> dict[str, Any]:
+        return {
             "state": state,
             "exit_code": exit_code,
             "step": self.step,
@@ -285,8 +304,8 @@ class RunFolder:
             "host": socket.gethostname(),
             "version": __version__,
             "format": FORMAT,
+            **self._live,
         }
-        write_status(self._held, status)
 
     @property
     def _held(self) -> Held:

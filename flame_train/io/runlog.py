@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,6 +89,13 @@ class LogFile:
             *_, line = [b"", *file.read(_LONGEST).splitlines()]
         return line
 
+    def losses(self, count: int) -> list[float]:
+        """The losses of the last `count` lines, without those that are not finite. Raises OSError."""
+        with os.fdopen(self._place.folder.file(self._place.name, os.O_RDONLY), "rb") as file:
+            lines = deque(iter(lambda: file.readline(_LONGEST), b""), count)
+        found = (_loss_of(line) for line in (*lines, *self.waiting.splitlines()))
+        return [loss for loss in found if loss is not None][-count:]
+
     def close(self) -> None:
         """Write what waits, if there is room now, and close the file."""
         self.write()
@@ -101,6 +109,14 @@ def step_of(line: bytes) -> float:
     except (ValueError, KeyError, TypeError, RecursionError):
         return math.inf
     return step if type(step) is int and 0 <= step < 2**63 else math.inf
+
+
+def _loss_of(line: bytes) -> float | None:
+    try:
+        loss = json.loads(line)["loss"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return float(loss) if isinstance(loss, int | float) else None
 
 
 def _finite(value: Any) -> Any:

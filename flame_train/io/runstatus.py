@@ -6,13 +6,14 @@ checks both, and the next run in the folder records the result.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from flame_train.disk.durable import write_durably
+from flame_train.disk.durable import create_temporary, write_durably
 from flame_train.disk.files import reading
 from flame_train.disk.held import Held
 from flame_train.disk.locks import lock
@@ -31,14 +32,39 @@ _LARGEST: Final = 1 << 16
 
 def write_status(folder: Held, status: Mapping[str, Any]) -> None:
     """Raises OutputError; on a disk without room the file that is there is written over: its size is the same."""
-    text = json.dumps(status, indent=1)
-    raw = (text + " " * (-(len(text) + 1) % _UNIT) + "\n").encode()
+    raw = _padded(status)
     try:
         write_durably(folder / STATUS, [raw], len(raw))
     except OutputError:
         folder.check()
         if not _written_over(folder, raw):
             raise
+
+
+def refresh_status(folder: Held, status: Mapping[str, Any]) -> None:
+    """As `write_status`, of a run that goes on: readers see it whole, but it is not waited for the disk.
+
+    A disk that refuses it keeps the status before.
+    """
+    raw = _padded(status)
+    with contextlib.suppress(OSError):
+        temporary, descriptor = create_temporary(folder, STATUS)
+        with os.fdopen(descriptor, "wb") as file:
+            try:
+                file.write(raw)
+                file.flush()
+                if not folder.closes_first:
+                    folder.rename(temporary, STATUS)
+            except OSError:
+                folder.remove(temporary, missing_ok=True)
+                raise
+        if folder.closes_first:
+            folder.rename(temporary, STATUS)
+
+
+def _padded(status: Mapping[str, Any]) -> bytes:
+    text = json.dumps(status, indent=1)
+    return (text + " " * (-(len(text) + 1) % _UNIT) + "\n").encode()
 
 
 def _written_over(folder: Held, raw: bytes) -> bool:

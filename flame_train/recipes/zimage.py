@@ -48,7 +48,7 @@ class ZImageModel(FlowModel):
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:
-        """The card's 4, where guidance is what is added to the conditional prediction: 5 as the scale is counted here."""
+        """The card's 4 counts what is added to the conditional prediction; the usual scale is one more."""
         return SamplingDefaults(50, 5.0)
 
     @property
@@ -59,7 +59,7 @@ class ZImageModel(FlowModel):
         return dynamic_sigmas(steps, _SAMPLING_SHIFT)
 
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
-        out: Tensor = network(x, (1.0 - t) * 1000.0, cond["qwen3"], cond["qwen3_mask"])
+        out: Tensor = network(x, (1.0 - t) * 1000.0, cond["qwen3"], cond["qwen3_rows"])
         return -out
 
 

@@ -24,6 +24,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import is_float
 from flame_train.errors import DataError, NonFiniteError, shown
 from flame_train.io.digests import Digests
+from flame_train.progress import progress
 from flame_train.training.batch import LOSS_WEIGHT
 from flame_train.training.fixed_batch import HostArrays
 from flame_train.training.model import Example, encoder_outputs
@@ -34,7 +35,6 @@ from .encoding import Encoding, Keys, cut, named_for_cache
 from .pipeline import Pipeline
 
 _LOG = logging.getLogger(__name__)
-_SAID_EVERY = 50  # entries
 _T = TypeVar("_T")
 _Place = tuple[int, int]  # a sample and one of its views, by number
 
@@ -167,7 +167,7 @@ def _fill(
     )
     if captions or images or masks:
         placements = [samples.rows[index].placement for index, _ in images.values()]
-        needed = len(captions) * encoding.caption_bytes + sum(map(encoding.image_bytes, placements))
+        needed = encoding.captions_bytes(captions.values()) + sum(map(encoding.image_bytes, placements))
         _LOG.info("cache: %s go into %s", size(needed), cache.folder)
         with named_for_cache():
             preflight(cache.folder, needed, "set data.cache to another disk")
@@ -193,12 +193,14 @@ def _encode_captions(
 ) -> None:
     encoders = encoding.encoders(device)
     keys = list(captions)
-    Pipeline[str, Mapping[str, HostArrays]](
+    pipeline = Pipeline[str, Mapping[str, HostArrays]](
         lambda key: encoders.inputs(captions[key]),
         encoders.start,
         lambda key, example: _keep(cache, key, _quoted(captions[key]), example),
         get_backend(device).asynchronous,
-    ).run(cut(keys, encoders.at_once), _progress("caption", len(keys), stop))
+    )
+    with progress("encoding captions", len(keys)) as advance:
+        pipeline.run(cut(keys, encoders.at_once), _told(advance, stop))
 
 
 def _encode_images(
@@ -214,12 +216,14 @@ def _encode_images(
     for key, (index, _) in images.items():
         buckets.setdefault(rows[index].placement.bucket, []).append(key)
     batches = [[key] for keys in buckets.values() for key in keys]  # of one shape in a row, which is captured
-    Pipeline[str, HostArrays](
+    pipeline = Pipeline[str, HostArrays](
         lambda key: vae.inputs(_pixels(rows[images[key][0]], images[key][1])),
         vae.encoder().start,
         lambda key, example: _keep(cache, key, shown(rows[images[key][0]].item.path), example),
         overlapped,
-    ).run(batches, _progress("image", len(images), stop))
+    )
+    with progress("encoding images", len(images)) as advance:
+        pipeline.run(batches, _told(advance, stop))
 
 
 def _places(keys: Sequence[Sequence[str]]) -> dict[str, _Place]:
@@ -242,15 +246,17 @@ def _keep_masks(
         DataError: masks are black all over, so nothing could be learnt; all of them are named.
     """
     black = []
-    for key, (index, view) in masks.items():
-        row = samples.rows[index]
-        assert row.item.mask is not None
-        values = row.item.mask.read()
-        if not values.any() and not row.set.mask_weight:
-            black.append(shown(row.item.mask.path))
-        else:
-            cache.put(key, {"mask": latent_mask(row.views[view].cut(values), encoding.vae.downscale)})
-        stop.check("while reading masks")
+    with progress("reading masks", len(masks)) as advance:
+        for key, (index, view) in masks.items():
+            row = samples.rows[index]
+            assert row.item.mask is not None
+            values = row.item.mask.read()
+            if not values.any() and not row.set.mask_weight:
+                black.append(shown(row.item.mask.path))
+            else:
+                cache.put(key, {"mask": latent_mask(row.views[view].cut(values), encoding.vae.downscale)})
+            advance(1)
+            stop.check("while reading masks")
     if black:
         raise DataError(
             "\n".join(
@@ -268,16 +274,15 @@ def _keep(cache: DiskCache, key: str, name: str, example: Example) -> None:
     cache.put(key, example)
 
 
-def _progress(what: str, total: int, stop: StopRequest) -> Callable[[int], None]:
-    """Says now and then how many entries are done, and ends if that was asked for."""
+def _told(advance: Callable[[float], None], stop: StopRequest) -> Callable[[int], None]:
+    """Tells the bar how many entries are done, and ends if that was asked for."""
     said = 0
 
     def after(done: int) -> None:
         nonlocal said
-        if done - said >= _SAID_EVERY or (done == total and said < total):
-            _LOG.info("encoded %d of %d %ss", done, total, what)
-            said = done
-        stop.check("while encoding; the cache keeps the finished entries")
+        advance(done - said)
+        said = done
+        stop.check("while encoding; what is done is kept; run the same command to continue")
 
     return after
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from flame_train.io.runfolder import RunFolder
 from flame_train.io.safetensors import MAX_METADATA_VALUE
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.schedules import SCHEDULES
+from flame_train.training.meter import REMEMBERED, Meter
 from flame_train.training.model import Model
 from flame_train.training.result import LoraWriter, formats, standing_of
 from flame_train.training.validation import Standing
@@ -120,18 +122,40 @@ def _without_places(config: Config) -> dict[str, Any]:
     }
 
 
-def report(folder: RunFolder, output_format: str, last: Mapping[str, Any]) -> dict[str, Any]:
-    """Where everything is, for a finished run whose last step had these figures."""
+def report(folder: RunFolder, config: Config, last: Mapping[str, Any]) -> dict[str, Any]:
+    """Where everything is and what to do next, for a finished run whose last step had these figures."""
     return {
         "lora": str(folder.lora),
-        **{f"lora_{form}": str(folder.lora_beside(form)) for form in formats(output_format)[1:]},
+        **{f"lora_{form}": str(folder.lora_beside(form)) for form in formats(config.output.format)[1:]},
         "steps": folder.step,
+        "mean_loss": Meter(folder.losses(REMEMBERED)).loss,
         "loss": last.get("loss"),
         "log": str(folder.folder / "log.jsonl"),
         "samples": str(folder.samples) if any(folder.samples.glob("*.png")) else None,
         "checkpoints": str(folder.checkpoints),
         **_best(folder),
+        "next": _next(config, folder.lora),
     }
+
+
+def _next(config: Config, lora: Path) -> list[str]:
+    """What somebody does with a new LoRA."""
+    model, encoders, prompts = config.model, config.text_encoders, config.sample.prompts
+    options = {
+        "-m": model.checkpoint,
+        "--lora": lora,
+        "--vae": model.vae,
+        "--prediction": "" if model.prediction == "epsilon" else model.prediction,
+        "--quantize": "" if model.quantize == "off" else model.quantize,
+        **{f"--{n.replace('_', '-')}": getattr(encoders, n) for n in ("clip_l", "clip_g", "t5", "t5_vocabulary")},
+        "-p": prompts[0].text if prompts else config.output.trigger or "a prompt",
+    }
+    words = [word for name, value in options.items() if value for word in (name, str(value))]
+    return [
+        f"ComfyUI: copy {lora.name} into ComfyUI/models/loras, and load it with a Load LoRA node",
+        f"Forge: copy {lora.name} into stable-diffusion-webui-forge/models/Lora",
+        f"draw with it: {shlex.join(['flame-train', 'sample', *words])}",
+    ]
 
 
 def _best(folder: RunFolder) -> dict[str, Any]:

@@ -148,6 +148,7 @@ def _validation(
         tuple(row.item.sha256 for row in plan.held_out.rows),
         tuple(row.placement.bucket for row in plan.held_out.rows),
         lambda i: encoded.example(offset + i),
+        plan.model.paddings,
     )
     validator = make_validator(plan, state, images, device)
 
@@ -327,6 +328,7 @@ def _loader(plan: Plan, encoded: Encoded, first: int, state: State, device: str)
         accumulation=c.gradient.accumulation,
         send=sender(get_backend(device), state.dtype),
         group=state.group,
+        paddings=plan.model.paddings,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from flame_train.data.padding import Padding, Paddings
 from flame_train.data.tokenizers.qwen import QwenTokenizer, find_tokenizer
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
@@ -24,12 +25,13 @@ from flame_train.settings import field
 from .encoder import EncoderKeys, TextEncoder
 
 _TOKENS = 8192  # of all captions that are encoded at once
+_UNIT = 32  # tokens, of which the longest caption of a batch has a multiple
 
 
 class Qwen3Keys(EncoderKeys):
     name = "qwen3"
 
-    qwen3: str = field("", "Qwen3, where the checkpoint holds none; empty: its own", place=True, aka=("text_encoder",))
+    qwen3: str = field("", "Qwen3, where the checkpoint holds none; empty: its own", place=True)
     qwen3_tokens: Literal[128, 256, 512, 1024] = field(
         512, "caption length that Qwen3 is given, chat template included", unit="tokens", aka=("max_sequence_length",)
     )
@@ -63,8 +65,8 @@ WITHOUT_THINKING: Final = ChatTemplate(THINKING.before, THINKING.after + "<think
 class Qwen3Encoder(TextEncoder):
     """Qwen3. It makes the hidden states `qwen3` (T, C) after the layers of `taps`, side by side.
 
-    With `masked` it also makes `qwen3_mask` (T,), 1 where there is a token and 0 at padding, for a denoiser that does
-    not look at padding; the states there are then zeros.
+    With `masked` they are kept without padding, for a denoiser that does not look at it. A batch then has
+    `qwen3_rows` (B,), the number of each caption's tokens.
     """
 
     key = "qwen3"
@@ -95,8 +97,11 @@ class Qwen3Encoder(TextEncoder):
 
     @property
     def outputs(self) -> Mapping[str, tuple[int, ...]]:
-        states = {"qwen3": (self.length, len(self.taps) * self._network.arch.width)}
-        return states | ({"qwen3_mask": (self.length,)} if self.masked else {})
+        return {"qwen3": (self.length, len(self.taps) * self._network.arch.width)}
+
+    @property
+    def paddings(self) -> Paddings:
+        return {"qwen3": Padding(self.length, _UNIT, "qwen3_rows")} if self.masked else {}
 
     @property
     def limit(self) -> tuple[str, int]:
@@ -110,13 +115,13 @@ class Qwen3Encoder(TextEncoder):
         row = self.tokenizer.row(self.template.around(text), self.length)
         return {"ids": row.ids, "mask": row.mask}
 
+    def rows(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> int:
+        return int(np.count_nonzero(inputs["mask"]))
+
     def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         assert isinstance(network, Qwen3)
-        if not self.masked:
-            return {"qwen3": F.cat(list(network(inputs["ids"], inputs["mask"], self.taps)), dim=-1)}
-        made = F.cat(list(network(inputs["ids"], None, self.taps)), dim=-1)  # tokens do not see the padding after them
-        mask = inputs["mask"].to(made.dtype)
-        return {"qwen3": made * mask.unsqueeze(-1), "qwen3_mask": mask}
+        mask = None if self.masked else inputs["mask"]  # tokens do not see the padding after them
+        return {"qwen3": F.cat(list(network(inputs["ids"], mask, self.taps)), dim=-1)}
 
     def overlong(self, text: str) -> bool:
         return self.tokenizer.row(self.template.around(text), self.length).truncated > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.io.resolve import Resolved
 from flame_train.io.weights import Weights, open_weights
 from flame_train.models.common.identify import Identity, could_be, identify
+from flame_train.progress import progress
 from flame_train.recipes import FAMILIES
 from flame_train.tools.families import resolve_base
 from flame_train.tools.lora_files import Errors, write_lora
@@ -57,11 +59,15 @@ def extract(
     errors = Errors()
     made: dict[str, dict[str, LoraFactors]] = {}
     beside = 0
-    with StopRequest() as stop, open_weights(base) as before, open_weights(tuned) as after:
+    with StopRequest() as stop, ExitStack() as opened:
+        before, after = (opened.enter_context(open_weights(path)) for path in (base, tuned))
         family, old, new = _resolved(base, before, tuned, after)
         modules = {component.name: component.modules for component in family.components}
-        for component, name, pair in _shared(family, old, new):
+        shared = list(_shared(family, old, new))
+        advance = opened.enter_context(progress("extracting", len(shared)))
+        for component, name, pair in shared:
             stop.check("while extracting; nothing was written")
+            advance(1)
             difference = _difference(pair, (base, before), (tuned, after), f"{component} {name}")
             if not difference.any():
                 continue

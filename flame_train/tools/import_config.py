@@ -59,7 +59,7 @@ def told(result: dict[str, Any]) -> str:
     if missing := result["missing"]:
         lines += ["", "still to be set:", *(f"  {line}" for line in missing)]
     if result["output"]:
-        lines += ["", f"{result['output']}: check it with `flame-train train --config {result['output']} --dry-run`"]
+        lines += ["", f"{result['output']}: check it with `flame-train train {result['output']} --dry-run`"]
     else:
         lines = [result["config"].rstrip("\n"), "", *(f"# {line}".rstrip() for line in lines)]
     return "\n".join(lines)

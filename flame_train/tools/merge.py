@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,6 +22,7 @@ from flame_train.io.resolve import Resolved
 from flame_train.io.safetensors import save_stream
 from flame_train.io.weights import Weights, open_weights
 from flame_train.models.common.identify import Identity, could_be, identify
+from flame_train.progress import progress
 from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, resolve_base, split_metadata
 from flame_train.tools.merge_loras import MERGED_KEY
 from flame_train.training.stop import StopRequest
@@ -93,8 +94,9 @@ def merge(base: Path, lora: Path, out: Path, strength: float = 1.0, force: bool 
         metadata.pop("modelspec.hash_sha256", None)  # no longer true
         metadata[MERGED_KEY] = _history(metadata, lora, strength)
         used = frozenset(name for sources in resolved.sources.values() for s in sources.values() for name in s.names)
-        merging = _Merging(base, weights, weights.shapes, patches, used, strength, stop)
-        save_stream(out, [weights.info(name) for name in weights.names], merging.read, metadata)
+        with progress(f"merging into {out.name}", len(weights.names)) as advance:
+            merging = _Merging(base, weights, weights.shapes, patches, used, strength, stop, advance)
+            save_stream(out, [weights.info(name) for name in weights.names], merging.read, metadata)
     merged = {part: len(modules) for part, modules in present.items()}
     skipped = {part: len(modules) for part, modules in state.items() if part not in present}
     return MergeReport(base, lora, out, strength, merged, skipped, len(patches), dropped)
@@ -203,9 +205,11 @@ class _Merging:
     used: frozenset[str]
     strength: float
     stop: StopRequest
+    advance: Callable[[float], None]
 
     def read(self, name: str) -> Array:
         self.stop.check("while merging; nothing was written")
+        self.advance(1)
         stored = self.weights.read(name)
         if name in self.used and not np.isfinite(stored).all():
             raise ModelFileError(

@@ -21,6 +21,7 @@ from flame_train.errors import ConfigError, ModelFileError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weights import Weights, open_weights
 from flame_train.models.common.identify import could_be, identify
+from flame_train.progress import progress
 from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, resolve_base
 from flame_train.tools.lora_files import Errors, file_and_strength, write_lora
 from flame_train.training.stop import StopRequest
@@ -82,8 +83,10 @@ def merge_loras(
     made: dict[str, dict[str, LoraFactors]] = {}
     with StopRequest() as stop, ExitStack() as opened:
         weights = _Base(base, family, opened) if base else None
+        advance = opened.enter_context(progress("merging", len(found)))
         for (component, module), parts in found.items():
             stop.check("while merging; nothing was written")
+            advance(1)
             what = f"{component} {module}"
             try:
                 made.setdefault(component, {})[module] = errors.add(what, _sum(parts, want, weights, component, module))

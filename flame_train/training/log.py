@@ -6,115 +6,115 @@ import contextlib
 import logging
 import math
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from flame_train.progress import Bar, clock, elapsed_and_left, say
+
+from .meter import Meter
+
 _LOG = logging.getLogger(__name__)
 _PLAIN_EVERY_S = 10.0
 _FLUSHED_EVERY_S = 10.0  # TensorBoard's file: it waits for the disk
-_SMOOTHING = 0.95
 _MUCH = 0.1  # of a step's time, spent waiting for data
-_TIME_LEFT, _FIGURES, _BAR = 7, 74, 40  # columns of a terminal; the bar gets what is left, then figures are cut short
+_GIB = 2**30
 
 
 class Console:
-    """A progress bar on a terminal; elsewhere a line now and then. All of it goes to standard error."""
+    """A bar on a terminal; elsewhere a line now and then. All of it goes to standard error."""
 
-    def __init__(self, total: int, start: int, epochs: float = 0.0, silent: bool = False) -> None:
-        """A display of steps `start` to `total`, which are `epochs` epochs; 0: epochs are not shown.
+    def __init__(
+        self, total: int, start: int, epochs: float = 0.0, silent: bool = False, meter: Meter | None = None
+    ) -> None:
+        """A display of steps `start` to `total`.
 
-        `silent` shows nothing: another process does.
+        Args:
+            total: the last step.
+            start: the step before the first one shown.
+            epochs: of the whole run; 0: epochs are not shown.
+            silent: whether nothing is shown, because another process shows it.
+            meter: has the means, and gets the steps from here.
         """
         self._total, self._start, self._epochs, self._silent = total, start, epochs, silent
         self._begin: float | None = None  # of the first step; a sample grid before it does not count
         self._last_line = 0.0
-        self._smooth: float | None = None
         self._blocks = ""  # the gradient norms of blocks when they were last read
-        self._bar: Any = None
-        self._task: Any = None
+        self._record: Mapping[str, Any] = {"step": start}
+        self._seconds = 0.0
+        self._bar: Bar | None = None
+        self.meter = Meter() if meter is None else meter
 
     def __enter__(self) -> Self:
-        if sys.stderr is not None and sys.stderr.isatty() and not self._silent:
-            from rich.console import Console as RichConsole
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-            from rich.table import Column
-
-            screen, count = RichConsole(stderr=True), 2 * len(str(self._total)) + 1
-            room = screen.width - count - _TIME_LEFT - _FIGURES
-            self._bar = Progress(
-                MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=count)),
-                *([BarColumn(min(room, _BAR))] if room > 0 else []),
-                TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=_TIME_LEFT)),
-                TextColumn("{task.fields[figures]}"),
-                console=screen,
-            )
-            self._bar.start()
-            self._task = self._bar.add_task("", total=self._total, completed=self._start, figures="")
+        if not self._silent:
+            bar = Bar(self._line)
+            self._bar = bar if bar.open() else None
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            with contextlib.suppress(OSError):
-                self._bar.stop()
+            self._bar.close()
 
     def show(self, record: Mapping[str, Any], seconds: float) -> None:
         """The figures of one step, which took so long."""
+        self.meter.add(float(record["loss"]), seconds)
         if self._silent:
             return
         if "gradients" in record:
             self._blocks = _extremes(record["gradients"])
-        text = (
-            f"{self._epoch(record)}mean loss {self._smoothed(float(record['loss'])):.4g}  lr {record['lr']:.2e}  "
-            f"|g| {record['grad_norm']:.3g}{self._blocks}  {record['images_per_s']:.2f} img/s"
-        )
-        if record["memory"] is not None:
-            text += f"  {record['memory'] / 2**30:.1f} GiB"
-        if record["data_wait_ms"] > _MUCH * 1e3 * seconds:
-            text += f"  waits {record['data_wait_ms']:.0f} ms for data"
-        with contextlib.suppress(OSError):  # a terminal that was closed, a pipe nobody reads any more
-            self._show(record, text, seconds)
-
-    def _epoch(self, record: Mapping[str, Any]) -> str:
-        return f"epoch {record['epoch']:.2f}/{self._epochs:.2f}  " if self._epochs else ""
-
-    def _smoothed(self, loss: float) -> float:
-        """A running mean, over which an overflow in fp16 passes without a trace."""
-        if self._smooth is None or not math.isfinite(self._smooth):
-            self._smooth = loss
-        elif math.isfinite(loss):
-            self._smooth = _SMOOTHING * self._smooth + (1 - _SMOOTHING) * loss
-        return self._smooth
-
-    def _show(self, record: Mapping[str, Any], text: str, seconds: float) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=record["step"], figures=text)
-            return
         now = time.monotonic()
         if self._begin is None:
             self._begin = now - seconds
-        if record["step"] in (self._start + 1, self._total) or now - self._last_line >= _PLAIN_EVERY_S:
+        self._record, self._seconds = record, seconds
+        due = record["step"] in (self._start + 1, self._total) or now - self._last_line >= _PLAIN_EVERY_S
+        if self._bar is None and due:
             self._last_line = now
-            done = max(record["step"] - self._start, 1)
-            left = (now - self._begin) / done * (self._total - record["step"])
-            print(f"step {record['step']}/{self._total}  {text}  ETA {_clock(left)}", file=sys.stderr)  # noqa: T201
+            elapsed, left = self._times(now)
+            parts = [self._epoch("epoch", 2), f"mean loss {self.meter.loss:.4g}", *self._details(), self.meter.pace]
+            parts += [self._memory(), self._waits(), f"elapsed {clock(elapsed)}", f"ETA {clock(left)}"]
+            say(f"step {record['step']}/{self._total}  " + "  ".join(filter(None, parts)))
+
+    def _line(self) -> tuple[str, list[str], float]:
+        """What the bar shows: the figures in the order of their worth."""
+        step, loss = self._record["step"], self.meter.loss
+        before, full = f"{step}/{self._total}", step / self._total if self._total else 1.0
+        if self._begin is None or loss is None:
+            return before, [], full
+        times = elapsed_and_left(*self._times(time.monotonic()))
+        parts = [times, f"loss {loss:.3g}", self.meter.pace, self._epoch("ep", 1), self._memory()]
+        return before, [*parts, self._waits(), *self._details()], full
+
+    def _times(self, now: float) -> tuple[float, float]:
+        """Seconds since the first step began, and those that are left."""
+        step, elapsed = self._record["step"], now - (now if self._begin is None else self._begin)
+        return elapsed, elapsed / max(step - self._start, 1) * (self._total - step)
+
+    def _epoch(self, name: str, digits: int) -> str:
+        epochs = f"{self._epochs:.{digits}f}".removesuffix(".0")
+        return f"{name} {self._record['epoch']:.{digits}f}/{epochs}" if self._epochs else ""
+
+    def _details(self) -> list[str]:
+        record = self._record
+        norm = f"|g| {record['grad_norm']:.3g}{self._blocks}"
+        return [f"lr {record['lr']:.2e}", norm, f"{record['images_per_s']:.2f} img/s"]
+
+    def _memory(self) -> str:
+        memory = self._record["memory"]
+        return "" if memory is None else f"{memory / _GIB:.1f} GiB"
+
+    def _waits(self) -> str:
+        wait = self._record["data_wait_ms"]
+        return f"waits {wait:.0f} ms for data" if wait > _MUCH * 1e3 * self._seconds else ""
 
 
 def _extremes(norms: Mapping[str, float]) -> str:
     """The blocks with the least and the largest gradient; NaN counts as the largest."""
     in_order = sorted(norms, key=lambda block: (math.isnan(norms[block]), norms[block]))
     return " (" + ", ".join(f"{norms[b]:.3g} {b}" for b in dict.fromkeys((in_order[0], in_order[-1]))) + ")"
-
-
-def _clock(seconds: float) -> str:
-    minutes, s = divmod(int(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    return f"{hours}:{m:02d}:{s:02d}"
 
 
 class TensorBoard:

@@ -31,6 +31,7 @@ from .gradient_norms import GradientNorms, block_names
 from .image_losses import ImageLosses
 from .loader import Loader
 from .log import Console, TensorBoard
+from .meter import REMEMBERED, Meter
 from .result import LoraWriter, Sources
 from .saving import save, write_result
 from .step import State, micro, reduce, update
@@ -38,6 +39,7 @@ from .stop import StopRequest
 from .validation import Validation
 
 _LOG = logging.getLogger(__name__)
+_AGAIN = "run the same command to continue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def train(run: Run) -> dict[str, Any]:
     events = run.folder.tensorboard() if run.output.tensorboard and run.leads else None
     with (
         TensorBoard(events, run.first) as board,
-        Console(steps, run.first, run.epoch(steps), not run.leads) as console,
+        Console(steps, run.first, run.epoch(steps), not run.leads, _meter(run)) as console,
     ):
         figures = _Figures(run, console, board)
         _catch_up(run, figures)
@@ -132,12 +134,17 @@ def train(run: Run) -> dict[str, Any]:
                 save(run, step)
                 saved = True
             if saved:
-                _heed(run, figures, step, f"after step {step}, which is saved in {run.folder.checkpoints}")
+                _heed(run, figures, step, f"after step {step}, saved; {_AGAIN}")
             if run.validation.over:
                 break
     if run.validation.over and run.leads:
         _LOG.info("%s", run.validation.farewell)
     return figures.last
+
+
+def _meter(run: Run) -> Meter:
+    """The means of the run, which go on from the steps of earlier processes."""
+    return Meter(run.folder.losses(REMEMBERED) if run.leads and run.first else ())
 
 
 def _heed(run: Run, figures: _Figures, step: int, where: str) -> None:
@@ -157,7 +164,7 @@ def _catch_up(run: Run, figures: _Figures) -> None:
             if run.leads:
                 write_result(run, run.first)
     figures.hear(map(int, run.state.group.all_gather(str(run.stop.signal_number))))
-    _heed(run, figures, run.first, "before the next step")
+    _heed(run, figures, run.first, f"before the next step; {_AGAIN}")
 
 
 def _lacks_grid(run: Run, step: int) -> bool:
@@ -206,9 +213,9 @@ class _Figures:
         self.last |= self._of_images(pending)
         if validated is not None:
             self.last |= {"validation": validated(pending.step)}
-        if self._run.leads:
-            self._run.folder.log(self.last)
         self._console.show(self.last, seconds)
+        if self._run.leads:
+            self._run.folder.log(self.last, {"steps": self._run.train.steps, **self._console.meter.figures()})
         self._board.write(self.last)
         if self._run.leads:
             self._run.callbacks.step(self.last)
@@ -335,6 +342,8 @@ def _draw(run: Run, step: int) -> None:
         return
     with run.state.optimizer.averaged():
         run.preview(step)
+    if run.folder.sample(step).exists():
+        _LOG.info("sample images of step %d: %s", step, run.folder.sample(step))
     run.callbacks.sample(step, run.folder.sample(step))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from flame_train.data.padding import Paddings, collate
 from flame_train.diffusion.guidance import guided
 from flame_train.diffusion.samplers import Path, Sampler
 from flame_train.disk.durable import write_durably
@@ -20,6 +21,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType, is_float
 from flame_train.engine.random import Rng
 from flame_train.errors import NonFiniteError
+from flame_train.progress import progress
 
 from .model import Example
 from .stop import StopRequest
@@ -41,6 +43,7 @@ class Drawing:
     latent: tuple[int, int, int]
     device: str
     dtype: DType
+    paddings: Paddings
 
 
 def draw(
@@ -67,8 +70,9 @@ def draw(
     Raises:
         NonFiniteError: latents hold NaN or infinity.
     """
-    xp = get_backend(d.device).xp
-    with no_grad():
+    backend, calls = get_backend(d.device), d.sampler.calls
+    xp, asked = backend.xp, calls * (len(d.path.levels) - 1) - (calls - 1)
+    with no_grad(), progress("sampling", 0 if backend.described else asked) as advance:
 
         def noise(number: int) -> Tensor:
             return Tensor(Rng(xp, d.seed, number, xp.zeros((1,), np.int64)).normal(PREVIEW_NOISE, d.latent))
@@ -78,8 +82,15 @@ def draw(
             stop.check("while sampling")
             return denoise(x.to(d.dtype), t, cond).float()
 
+        model = guided(step, d.guidance)
+
+        def told(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
+            made = model(x, t, cond)
+            advance(1)
+            return made
+
         cond = _conditioning([prompt] if d.guidance == 1.0 else [prompt, negative], d)
-        latents = d.sampler.draw(guided(step, d.guidance), noise(0), cond, d.path, lambda i: noise(i + 1))
+        latents = d.sampler.draw(told, noise(0), cond, d.path, lambda i: noise(i + 1))
         if not np.isfinite(latents.numpy()).all():
             raise NonFiniteError(
                 "sampling gave NaN or infinity, which is no image; if it does so with every prompt, the model "
@@ -90,7 +101,7 @@ def draw(
 
 def _conditioning(examples: Sequence[Example], d: Drawing) -> dict[str, Tensor]:
     """The examples as a batch on the device, floats in the model's dtype."""
-    stacked = {name: np.stack([e[name] for e in examples]) for name in examples[0]}
+    stacked = collate(examples, d.paddings)
     return {n: tensor(a, d.dtype if is_float(a.dtype) else None, d.device) for n, a in stacked.items()}
 
 

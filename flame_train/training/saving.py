@@ -56,6 +56,7 @@ def _write_checkpoint(run: Run, step: int, images: ImageLosses | None) -> None:
     run.folder.checkpoint(step, files, run.checkpoint.keep, size, spare={run.validation.standing.step})
     if images is not None:
         run.folder.write_report(IMAGES, images.report(step))
+    _LOG.info("checkpoint of step %d: %s", step, run.folder.checkpoints / f"step-{step:06d}")
     run.callbacks.checkpoint(step, run.folder.checkpoints / f"step-{step:06d}")
     if run.is_last(step):
         hit("train.before_result")

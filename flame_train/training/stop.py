@@ -33,9 +33,9 @@ class StopRequest:
         return self.signal_number != 0
 
     def check(self, where: str) -> None:
-        """Raises `Interrupted` if a signal came. `where` ends the sentence "stopped by SIGINT ..."."""
+        """Raises `Interrupted` if a signal came. `where` ends the sentence "stopped ..."."""
         if self.requested:
-            raise Interrupted(self.signal_number, f"stopped by {signal.Signals(self.signal_number).name} {where}")
+            raise Interrupted(self.signal_number, f"stopped {where}")
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python takes no handlers

@@ -100,8 +100,6 @@ CUDARuntimeError = type("CUDARuntimeError", (RuntimeError,), {"__module__": "cup
         (OSError(errno.ENOSPC, "full", "the reason"), 6),
         (OSError(errno.EIO, "broken", "the reason"), 4),
         (NonFiniteError("the reason"), 7),
-        (Interrupted(signal.SIGINT, "the reason"), 130),
-        (Interrupted(signal.SIGTERM, "the reason"), 143),
     ],
 )
 def test_an_error_a_user_can_meet_has_its_code_and_one_line(
@@ -114,6 +112,15 @@ def test_an_error_a_user_can_meet_has_its_code_and_one_line(
     assert captured.err.startswith("error: ")
     assert "the reason" in captured.err
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_that_was_asked_for_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    plant(monkeypatch, raising(Interrupted(number, "stopped after step 3, saved")))
+    assert cli.run(["train", "x.toml"]) == 128 + number
+    assert capsys.readouterr() == ("", "stopped after step 3, saved\n")
 
 
 def test_memory_that_runs_out_without_a_word_is_told_with_some(
@@ -143,7 +150,7 @@ def test_a_gpu_that_fails_is_no_bug_but_its_traceback_is_kept(
 def test_a_keyboard_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     plant(monkeypatch, raising(KeyboardInterrupt()))
     assert cli.run(["sdxl-lora", "--config", "x.toml"]) == 130
-    assert capsys.readouterr().err == "error: interrupted\n"
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 @pytest.mark.parametrize("error", [KeyError("why"), ShapeError("why"), OSError(errno.EINVAL, "why"), OutOfMemoryError])
@@ -391,3 +398,55 @@ def test_nobody_listening_is_no_error(closed: str) -> None:
     line = f'"{sys.executable}" -m flame_train doctor --device cpu {closed}'
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("given", [["my.toml"], ["--config", "my.toml"], ["-c", "my.toml"]])
+@pytest.mark.parametrize("name", ["train", "sdxl-lora"])
+def test_a_config_is_an_argument_or_an_option(monkeypatch: pytest.MonkeyPatch, name: str, given: list[str]) -> None:
+    asked: list[Any] = []
+    plant(monkeypatch, lambda *arguments: asked.append(arguments) or {})
+    assert cli.run([name, *given]) == 0
+    assert asked[0][:2] == ("my.toml", [])
+
+
+def test_two_configs_or_none_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    plant(monkeypatch, lambda *arguments: {})
+    assert cli.run(["train", "a.toml", "--config", "b.toml"]) == 2
+    assert "expected one config, got a.toml and --config b.toml" in capsys.readouterr().err
+    assert cli.run(["train"]) == 2
+    assert "expected a config: flame-train train FILE" in capsys.readouterr().err
+
+
+def test_short_options_are_keys_of_the_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+    plant(monkeypatch, lambda *arguments: asked.append(arguments[1]) or {})
+    short = ["--steps", "5", "--lr", "1e-3", "--rank", "4", "-o", str(tmp_path)]
+    assert cli.run(["train", "a.toml", "--set", "train.seed=3", *short]) == 0
+    assert asked == [["train.seed=3", "train.steps=5", "optimizer.lr=1e-3", "lora.rank=4", f"output.dir={tmp_path}"]]
+
+
+def test_a_key_given_twice_over_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    plant(monkeypatch, lambda *arguments: {})
+    assert cli.run(["train", "a.toml", "--steps", "5", "--set", "train.steps=6"]) == 2
+    assert "train.steps was given twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("trian", "train"), ("sdxl", "sdxl-lora"), ("smaple", "sample")])
+def test_an_unknown_command_is_told_the_nearest(capsys: pytest.CaptureFixture[str], typed: str, meant: str) -> None:
+    assert cli.run([typed]) == 2
+    assert f"Did you mean '{meant}'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("begun", "expected"),
+    [("init s", {"sdxl", "sd3"}), ("train a.toml --set optimizer.l", {"optimizer.lr="})],
+)
+def test_families_and_keys_are_completed(begun: str, expected: set[str]) -> None:
+    asked = {"_FLAME_TRAIN_COMPLETE": "complete_bash", "COMP_WORDS": f"flame-train {begun}"}
+    asked["COMP_CWORD"] = str(len(asked["COMP_WORDS"].split()) - 1)
+    code = "from flame_train.cli import app; app(prog_name='flame-train')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env={**os.environ, **asked}, check=False
+    )
+    assert set(done.stdout.split()) >= expected
+    assert all(line.startswith(begun.split()[-1]) for line in done.stdout.split())

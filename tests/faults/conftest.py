@@ -39,6 +39,13 @@ class Ended:
     stderr: str
 
     @property
+    def farewell(self) -> str:
+        """The last line, of a program that was asked to stop; fails if it complained."""
+        assert "Traceback" not in self.stderr + self.stdout
+        assert "error: " not in self.stderr, self.stderr
+        return self.stderr.splitlines()[-1]
+
+    @property
     def complaint(self) -> str:
         """The error line and what belongs to it; fails unless there is exactly one, and no traceback."""
         assert sum(line.startswith("error: ") for line in self.stderr.splitlines()) == 1, self.stderr

@@ -678,3 +678,43 @@ def test_a_status_that_cannot_be_read_just_now_does_not_start_a_run_anew(
     for attempt in (folder(tmp_path / "run").look, folder(tmp_path / "run").__enter__):
         with pytest.raises(OutputError, match=r"cannot be read just now \(Input/output error\)"):
             attempt()
+
+
+def test_the_status_moves_with_the_steps_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("flame_train.io.runfolder.time.monotonic", lambda: clock[0])
+    place, seen = tmp_path / "run" / "status.json", []
+    with RunFolder(tmp_path / "run", "toy = true\n", lambda old, found: None) as run:
+        run.resume()
+        for step in range(1, 8):
+            clock[0] += 0.4
+            run.log({"step": step, "loss": 1.0}, {"mean_loss": step / 2, "steps_per_s": 2.5, "steps": 7})
+            seen.append(json.loads(place.read_text()))
+    assert [status["step"] for status in seen] == [1, 1, 1, 4, 4, 4, 7]
+    told = seen[3]
+    assert (told["state"], told["mean_loss"], told["steps_per_s"], told["steps"]) == ("running", 2.0, 2.5, 7)
+    assert len({place.stat().st_size, 512}) == 1
+    assert not any(is_temporary(path.name) for path in place.parent.iterdir())
+
+
+def test_a_status_that_cannot_be_refreshed_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with RunFolder(tmp_path / "run", "toy = true\n", lambda old, found: None) as run:
+        run.resume()
+        with monkeypatch.context() as patched:
+            patched.setattr("flame_train.io.runstatus.create_temporary", full)
+            run.log({"step": 1, "loss": 1.0})
+        assert json.loads((tmp_path / "run" / "status.json").read_text())["step"] == 0
+
+
+def test_the_last_losses_are_those_of_the_log(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run", "toy = true\n", lambda old, found: None) as run:
+        run.resume()
+        for step, loss in enumerate((3.0, 2.0, float("nan"), 1.5), 1):
+            run.log({"step": step, "loss": loss})
+        assert run.losses(10) == [3.0, 2.0, 1.5]
+        assert run.losses(2) == [1.5]

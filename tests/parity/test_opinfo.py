@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
+from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
@@ -118,8 +119,8 @@ UNSUPPORTED = [
 
 @cache
 def opinfos() -> dict[str, list[Any]]:
-    from torch.testing._internal.common_methods_invocations import op_db
-
+    with patch("torch.backends.disable_global_flags"):  # else its import keeps all other tests from setting flags
+        from torch.testing._internal.common_methods_invocations import op_db
     found = defaultdict(list)
     for info in op_db:
         found[info.name].append(info)

@@ -16,7 +16,7 @@ from flame_train.models.common.blocks import Checkpointing
 from flame_train.run.checkpointing import blocks_named
 from flame_train.tools.bench import Prepared, Trial, prepare
 from flame_train.tools.bench_models import find
-from flame_train.training.step import batch_loss
+from flame_train.training.step import batch_losses
 
 KINDS: tuple[Checkpointing, ...] = ("mlp", "full", "offload")
 MIDDLE = {
@@ -33,7 +33,7 @@ def prepared(model: str, checkpointing: Checkpointing, only: Sequence[str] = ())
 
 def loss_of(p: Prepared) -> Any:
     s = p.state
-    return batch_loss(s.denoiser, s.objective, s.dtype, s.seed, p.batch)
+    return batch_losses(s.denoiser, s.objective, s.dtype, s.seed, p.batch)[0].mean()
 
 
 def stepped(p: Prepared) -> tuple[int, bytes, np.ndarray[Any, Any]]:

@@ -67,7 +67,7 @@ def test_figures_are_read_one_step_late_and_all_are_there(trained):
 
     def watch(folder: RunFolder) -> None:
         log, checkpoint = folder.log, folder.checkpoint
-        folder.log = lambda record: (feed.events.append(f"log {record['step']}"), log(record))
+        folder.log = lambda record, live: (feed.events.append(f"log {record['step']}"), log(record, live))
         folder.checkpoint = lambda step, *rest, **more: (
             feed.events.append(f"save {step}"),
             checkpoint(step, *rest, **more),

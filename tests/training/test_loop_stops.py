@@ -36,7 +36,7 @@ def test_a_request_before_the_first_step_is_heeded(trained, tmp_path):
     stop = StopRequest()
     stop.signal_number = 15
     feed = Feed(1)
-    with pytest.raises(Interrupted, match="stopped by SIGTERM before the next step"):
+    with pytest.raises(Interrupted, match="stopped before the next step; run the same command to continue"):
         trained(feed, stop=stop)
     assert feed.events == []
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -51,7 +51,7 @@ def test_a_request_saves_the_step_that_is_being_made(trained, tmp_path, during):
             stop.signal_number = 2
 
     feed = Feed(1, on_take=lambda micro: ask(micro + 1, "take"))
-    with pytest.raises(Interrupted, match="stopped by SIGINT after step 4, which is saved in"):
+    with pytest.raises(Interrupted, match="stopped after step 4, saved; run the same command to continue"):
         trained(feed, stop=stop, preview=lambda step: ask(step, "grid"), sample={"every": 2})
     assert steps_of(tmp_path / "run") == [4]
     assert [r["step"] for r in log_of(tmp_path / "run")] == [1, 2, 3, 4]
@@ -80,7 +80,7 @@ def test_a_request_in_the_last_step_comes_too_late(trained, tmp_path, sample):
 def test_a_request_in_the_last_step_leaves_its_grid_for_the_next_run(trained, tmp_path):
     stop, drawn = StopRequest(), []
     sample = {"every": 4, "prompts": ("a disc",)}
-    with pytest.raises(Interrupted, match="stopped by SIGTERM after step 8"):
+    with pytest.raises(Interrupted, match="stopped after step 8"):
         trained(last_step_asks(stop), stop=stop, sample=sample, preview=drawn.append)
     assert drawn == [0, 4]
     assert (tmp_path / "run" / "lora.safetensors").exists()

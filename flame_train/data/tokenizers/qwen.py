@@ -81,7 +81,8 @@ class QwenTokenizer:
     @property
     def pad(self) -> int:
         """The id of the padding token."""
-        found: int = self._tokenizer.token_to_id(PAD_TOKEN)
+        found = self._tokenizer.token_to_id(PAD_TOKEN)
+        assert found is not None
         return found
 
     @property

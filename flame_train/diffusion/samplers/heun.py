@@ -17,6 +17,7 @@ class Heun(Sampler):
     aka = ("k_heun",)
     usual_name = "Heun"
     flow = True
+    calls = 2
 
     def draw(self, denoise: Denoise, noise: Tensor, cond: Any, path: Path, fresh: Fresh) -> Tensor:
         levels = path.levels

@@ -35,6 +35,9 @@ class Sampler(Entry):
     flow: ClassVar[bool] = False
     """Whether it serves models of rectified flow."""
 
+    calls: ClassVar[int] = 1
+    """How often a step asks the model; the last one asks once."""
+
     usual_name: ClassVar[str]
     """Its name in AUTOMATIC1111's web interface and its descendants."""
 

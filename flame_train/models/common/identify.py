@@ -168,9 +168,8 @@ def _text_encoder(shapes: Shapes) -> tuple[str, str] | None:
     for name, shape in shapes.items():
         if name.endswith(("shared.weight", "encoder.embed_tokens.weight")) and shape == (32128, 4096):
             return "t5-xxl", "transformers"
-    for name, shape in shapes.items():
-        if name.endswith("layers.0.self_attn.q_norm.weight"):
-            return _qwen3(shapes), "transformers"
+    if any(name.endswith("layers.0.self_attn.q_norm.weight") for name in shapes):
+        return _qwen3(shapes), "transformers"
     return None
 
 

@@ -19,6 +19,7 @@ from flame_train.io.digests import Digests
 from flame_train.io.keymap import Shape, Source
 from flame_train.io.weights import Weights, open_weights
 from flame_train.models.common.parts import Native, digest
+from flame_train.progress import progress
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -57,9 +58,11 @@ class Part:
             nn.allocate(network, dtype=dtype, device=device, fp8=fp8)
             return network
         with open_weights(self.path) as weights:
-            source = _Unchanged(weights, self.sources, self.shapes)
-            what = f"{self.path}: {self.component.replace('_', ' ')}"
-            nn.load(network, source, dtype=dtype, device=device, what=what, check_finite=check_finite, fp8=fp8)
+            name = self.component.replace("_", " ")
+            what, tensors = f"{self.path}: {name}", len(list(network.named_specs()))
+            with progress(f"loading {name}", tensors) as advance:
+                source = _Unchanged(weights, self.sources, self.shapes, advance)
+                nn.load(network, source, dtype=dtype, device=device, what=what, check_finite=check_finite, fp8=fp8)
         return network
 
     def digest(self, digests: Digests | None = None) -> str:
@@ -76,8 +79,19 @@ class Part:
 class _Unchanged(Native):
     """Reads from a file that was opened again, and refuses it where it holds other shapes than it did."""
 
+    def __init__(
+        self,
+        weights: Weights,
+        sources: Mapping[str, Source],
+        shapes: Mapping[str, Shape],
+        advance: Callable[[float], None],
+    ) -> None:
+        super().__init__(weights, sources, shapes)
+        self._advance = advance
+
     def read(self, name: str) -> np.ndarray[Any, Any]:
         found = super().read(name)
+        self._advance(1)
         if tuple(found.shape) != self.shapes[name]:
             raise ModelFileError(
                 f"{self._weights.path}: {name} had the shape {self.shapes[name]} when the file was checked, and has "

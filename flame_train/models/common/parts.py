@@ -18,6 +18,7 @@ from flame_train.io.keymap import Shape, Source
 from flame_train.io.resolve import Component, Resolved, fit, native_shapes
 from flame_train.io.weights import Weights
 from flame_train.models.common.stated import Stated
+from flame_train.progress import progress
 
 Build = Callable[[str, Mapping[str, Shape], Stated], nn.Module]
 """A component's empty network, from its name, its native names and shapes, and what its folder states."""
@@ -85,8 +86,11 @@ def digest(weights: Weights, sources: Iterable[Mapping[str, Source]]) -> str:
     """SHA-256, in hex, over names and values of the file's tensors that the components' sources read."""
     summed = hashlib.sha256()
     used = {name for component in sources for source in component.values() for name in source.names}
-    for name in sorted(used):
-        array = weights.read(name)
-        summed.update(f"{name} {weights.info(name).dtype} {array.shape}".encode())
-        summed.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
+    size = sum(weights.info(name).nbytes for name in used)
+    with progress(f"hashing {weights.path.name}", size, in_bytes=True) as advance:
+        for name in sorted(used):
+            array = weights.read(name)
+            summed.update(f"{name} {weights.info(name).dtype} {array.shape}".encode())
+            summed.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
+            advance(array.nbytes)
     return summed.hexdigest()

@@ -1,8 +1,8 @@
 """The decoder of Qwen3 (arXiv 2505.09388) as a text encoder: hidden states after any of its layers.
 
 The text half of Qwen3-VL is the same network. Attribute names are those of transformers below `model.`
-(`layers.0.self_attn.q_proj.weight`). The sum that runs through all layers is kept in fp32 at least, as in T5. Shape letters: B batch,
-T token positions, C channels, H heads, E width of a head.
+(`layers.0.self_attn.q_proj.weight`). The sum that runs through all layers is kept in fp32 at least, as in T5. Shape
+letters: B batch, T token positions, C channels, H heads, E width of a head.
 """
 
 from __future__ import annotations
@@ -207,6 +207,6 @@ class Qwen3(nn.Module):
 
 
 def rotary_angles(length: int, head_dim: int, theta: float) -> np.ndarray[Any, Any]:
-    """The angle of each number of a head at each position, fp64 (T, E); pairs lie half a head apart (arXiv 2104.09864)."""
+    """The angle of each number of a head at each position, fp64 (T, E); pairs lie half a head apart: arXiv 2104.09864."""
     frequencies = theta ** (-np.arange(0, head_dim, 2) / head_dim)
     return np.tile(np.outer(np.arange(length), frequencies), 2)

@@ -24,7 +24,8 @@ class Stated:
     def beside(cls, path: Path, prefixes: Iterable[str]) -> Stated:
         """That of a network in the folder `path`, or in a folder below it that begins one of the names' `prefixes`.
 
-        A file that is called as diffusers and transformers call theirs has its folder's. Raises ModelFileError for a file that cannot be read, or is no JSON object.
+        A file that is called as diffusers and transformers call theirs has its folder's. Raises ModelFileError for a
+        `config.json` that cannot be read, or is no JSON object.
         """
         if not path.is_dir():
             if not path.name.startswith(("diffusion_pytorch_model.", "model.")):

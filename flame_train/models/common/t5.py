@@ -54,7 +54,8 @@ class T5Arch:
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
         """The architecture of a file's encoder, from its native names and shapes, and what its folder states.
 
-        Raises ModelFileError for what is stated otherwise, and naming a missing tensor, as in a T5 of version 1.0, which has no gate.
+        Raises ModelFileError for what is stated otherwise, and naming a missing tensor, as in a T5 of version
+        1.0, which has no gate.
         """
         vocabulary, width = _shape(shapes, "shared.weight", 2)
         buckets, heads = _shape(shapes, f"{_BLOCK}.0.SelfAttention.relative_attention_bias.weight", 2)

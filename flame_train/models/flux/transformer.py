@@ -69,7 +69,8 @@ class FluxArch(TransformerArch):
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
         """The architecture of a file's transformer, from its native names and shapes, and what its folder states.
 
-        Raises ModelFileError naming a missing tensor, what is stated otherwise, or for inpainting and control variants (extra input channels).
+        Raises ModelFileError naming a missing tensor, what is stated otherwise, or for inpainting and control variants
+        (extra input channels).
         """
         width, features = _shape(shapes, "img_in.weight")
         made = _shape(shapes, "final_layer.linear.weight")[0]

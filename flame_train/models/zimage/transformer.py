@@ -8,7 +8,7 @@ width of a head. Both kinds of tokens are filled up to multiples of 32 with a le
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self
 
@@ -295,16 +295,16 @@ class ZImage(BlockNetwork):
         self.layers = nn.ModuleList([TransformerBlock(arch) for _ in range(arch.depth)])
         self.final_layer = FinalLayer(arch)
 
-    def forward(self, x_BHWC: Tensor, times_B: Tensor, context_BTC: Tensor, mask_BT: Tensor) -> Tensor:
+    def forward(self, x_BHWC: Tensor, times_B: Tensor, context_BTC: Tensor, rows_B: Tensor) -> Tensor:
         """x_0 - noise for noised latents.
 
         Args:
             x_BHWC: latents (B, H, W, C), H and W even.
             times_B: 1000 times one minus the noise level, (B,), fp32.
             context_BTC: Qwen3's hidden states (B, T, context_dim).
-            mask_BT: (B, T), 1 where there is a token and 0 at padding, which stands at the end.
+            rows_B: how many of them, from the first on, are tokens, (B,) int32; behind them is padding.
 
-        All but the times have the dtype of the weights.
+        Latents and states have the dtype of the weights.
 
         Returns:
             The prediction (B, H, W, C).
@@ -318,12 +318,12 @@ class ZImage(BlockNetwork):
         time_BF = self.t_embedder(times_B, x_BHWC.dtype)
         tokens = x_BHWC.reshape(B, h, PATCH, w, PATCH, C).permute(0, 1, 3, 2, 4, 5).reshape(B, h * w, -1)
         x_BLD = self._filled(self.x_embedder(tokens), self.x_pad_token)
-        context_BTC, mask_BT = (F.pad(a, pad) for a, pad in _to_units(context_BTC, mask_BT))
-        L, S = x_BLD.shape[1], x_BLD.shape[1] + mask_BT.shape[1]
-        seen_BT, turns = self._placed(mask_BT, h, w)
+        context_BTC = F.pad(context_BTC, (0, 0, 0, -context_BTC.shape[1] % UNIT))
+        L, S = x_BLD.shape[1], x_BLD.shape[1] + context_BTC.shape[1]
+        own_BT, seen_BT, turns = self._placed(rows_B, context_BTC.shape[1], h, w)
         for block in self.noise_refiner:
             x_BLD = block(x_BLD, *turns.part(0, L), None, time_BF)
-        c_BTD = self._embedded(context_BTC, mask_BT)
+        c_BTD = self._embedded(context_BTC, own_BT)
         for block in self.context_refiner:
             c_BTD = block(c_BTD, *turns.part(L, S), _of_keys(seen_BT), None)
         x_BSD = F.cat([x_BLD, c_BTD], dim=1)
@@ -346,24 +346,28 @@ class ZImage(BlockNetwork):
             return x_BLD
         return F.cat([x_BLD, nn.compute_copy(token).unsqueeze(0).expand(B, lacking, D)], dim=1)
 
-    def _embedded(self, context_BTC: Tensor, mask_BT: Tensor) -> Tensor:
-        """The text's tokens (B, T, D), with the learnt one wherever there is padding."""
+    def _embedded(self, context_BTC: Tensor, own_BT: Tensor) -> Tensor:
+        """The text's tokens (B, T, D), with the learnt one wherever `own_BT` is False."""
         norm, linear = self.cap_embedder
         found_BTD: Tensor = linear(norm(context_BTC))
-        return F.where((mask_BT > 0).unsqueeze(-1), found_BTD, nn.compute_copy(self.cap_pad_token).unsqueeze(0))
+        return F.where(own_BT.unsqueeze(-1), found_BTD, nn.compute_copy(self.cap_pad_token).unsqueeze(0))
 
-    def _placed(self, mask_BT: Tensor, h: int, w: int) -> tuple[Tensor, Turns]:
-        """Which text tokens are seen, bool (B, T), and the rotary angles of all tokens.
+    def _placed(self, rows_B: Tensor, T: int, h: int, w: int) -> tuple[Tensor, Tensor, Turns]:
+        """Which of T text tokens are a caption's own, which are seen, bool (B, T) both, and all tokens' rotary angles.
 
         A caption of n tokens takes the places 1 to N, n rounded up to a multiple of 32; the image's tokens stand at
         N + 1, at their rows and columns, and the ones that fill them up at 0.
         """
-        B, T = mask_BT.shape
-        cos, sin, places_T = self._table(T, h, w)
-        length_B = F.ceil(mask_BT.to(float32).sum(dim=-1, keepdim=True) * (1.0 / UNIT)) * float(UNIT)
-        seen_BT = places_T <= length_B
-        image_B = (length_B + 1.0).to(int32).reshape(B)
-        return seen_BT, Turns(*(_joined(table, image_B, B, T, h * w).unsqueeze(2) for table in (cos, sin)))
+        (B,) = rows_B.shape
+        cos, sin, places_1T = self._table(T, h, w)
+        own_B1 = rows_B.to(float32).reshape(B, 1)
+        filled_B1 = F.ceil(own_B1 * (1.0 / UNIT)) * float(UNIT)
+        image_B = (filled_B1 + 1.0).to(int32).reshape(B)
+        return (
+            places_1T <= own_B1,
+            places_1T <= filled_B1,
+            Turns(*(_joined(table, image_B, B, T, h * w).unsqueeze(2) for table in (cos, sin))),
+        )
 
     def _table(self, text: int, rows: int, columns: int) -> tuple[_Table, _Table, Tensor]:
         """Cosines and sines of places, in fp32 at least, and the text's places 1 to T, fp32 (1, T)."""
@@ -385,7 +389,7 @@ class ZImage(BlockNetwork):
 
 
 def _joined(table: _Table, image_B: Tensor, B: int, T: int, L: int) -> Tensor:
-    """The table's values for all tokens, (B, S, E): of L image tokens at their captions' places, filled up, and text."""
+    """The table's values for all tokens, (B, S, E): L image tokens at their captions' places, filled up, and text."""
     first, rest = table.text.shape[1], table.image.shape[2]
     at_B1E = F.embedding(image_B, table.text).unsqueeze(1)
     still = F.cat([table.text[:1], table.image[:, :1].reshape(1, rest)], dim=1)  # at the origin
@@ -393,12 +397,6 @@ def _joined(table: _Table, image_B: Tensor, B: int, T: int, L: int) -> Tensor:
     filling = still.unsqueeze(0).expand(B, -L % UNIT, first + rest)
     text = F.cat([table.text[1 : T + 1], still[:, first:].expand(T, rest)], dim=1)
     return F.cat([image, filling, text.unsqueeze(0).expand(B, T, first + rest)], dim=1)
-
-
-def _to_units(context_BTC: Tensor, mask_BT: Tensor) -> Sequence[tuple[Tensor, tuple[int, ...]]]:
-    """Both, and how each is filled up to a multiple of 32 positions."""
-    lacking = -mask_BT.shape[1] % UNIT
-    return (context_BTC, (0, 0, 0, lacking)), (mask_BT, (0, lacking))
 
 
 def _of_keys(seen_BS: Tensor) -> Tensor:

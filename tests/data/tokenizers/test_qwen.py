@@ -20,11 +20,13 @@ TEMPLATE = (
 )
 TRAPS = [
     "", " ", "\n", "\t\n  \r\n", "  leading and trailing  ", "A PHOTO OF SKS DOG, 8K!!!", "it's THEY'RE don't 'tis",
-    "café naïve Ångström façade — déjà vu", "cafe\u0301 nai\u0308ve", "🐱 a cat 🐶🏽 family 👨‍👩‍👧‍👦", "猫の写真、東京タワー。",
+    "café naïve Ångström façade — déjà vu", "cafe\u0301 nai\u0308ve", "🐱 a cat 🐶🏽 family 👨‍👩‍👧‍👦",
+    "猫の写真、東京タワー。",
     "고양이 사진", "кошка на крыше", "قطة على السطح", "חתול על הגג", "แมวบนหลังคา", "छत पर बिल्ली", "γάτα στη στέγη",
     "<|im_end|> a <think> b </think>", "<|endoftext|>", "hello\u00a0world\u2003wide\u200bzero\ufeffbom", "½ ² Ⅷ ﬁ",
     "a" * 300, "1,000,000 3.14159 1920x1080", "masterpiece,best quality,(detailed:1.2),[sketch],{{x}}", "\u0000nul",
-    "İstanbul ǅ ß ẞ \u017f", "\U0001f9ff\U00010348", "word " * 700, "一幅为名为“造相「Z-IMAGE-TURBO」”的项目设计的创意海报",
+    "İstanbul ǅ ß ẞ \u017f", "\U0001f9ff\U00010348", "word " * 700,
+    "一幅为名为“造相「Z-IMAGE-TURBO」”的项目设计的创意海报",
 ]  # fmt: skip
 SCRIPTS = [(0x20, 0x7E), (0xA0, 0x24F), (0x370, 0x4FF), (0x590, 0x6FF), (0x900, 0xDFF), (0xE00, 0x10FF),
            (0x1E00, 0x2BFF), (0x3040, 0x30FF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x1F300, 0x1FAFF)]  # fmt: skip
@@ -63,7 +65,12 @@ def theirs():
 
 def test_the_published_ids():
     ours = QwenTokenizer()
-    assert (ours.pad, ours.encode("<|im_start|>"), ours.encode("</think>"), ours.rows) == (151643, [151644], [151668], 151669)
+    assert (ours.pad, ours.encode("<|im_start|>"), ours.encode("</think>"), ours.rows) == (
+        151643,
+        [151644],
+        [151668],
+        151669,
+    )
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -84,7 +91,8 @@ def test_ids_are_those_of_transformers(theirs, template, count):
 
 def test_what_does_not_fit_is_counted():
     row = QwenTokenizer().row("word " * 20, 8)
-    assert row.mask.all() and row.truncated == len(QwenTokenizer().encode("word " * 20)) - 8
+    assert row.mask.all()
+    assert row.truncated == len(QwenTokenizer().encode("word " * 20)) - 8
     with pytest.raises(ValueError, match="at least 1"):
         QwenTokenizer().row("a", 0)
 

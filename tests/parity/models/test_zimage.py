@@ -46,6 +46,12 @@ def diffusers_zimage(arch):
     )
 
 
+@pytest.fixture
+def dtype():
+    """fp32 alone: diffusers' norms are computed in it, so no smaller difference can be measured."""
+    return "float32"
+
+
 @pytest.fixture(autouse=True)
 def in_fp64(monkeypatch):
     """diffusers turns queries and keys in fp32 whatever they are, which would hide what is measured here."""
@@ -73,7 +79,7 @@ def batch(dtype, request):
         "latents": rng.standard_normal(shape).astype(dtype),
         "times": np.array([3.0, 875.0], np.float32),
         "context": (rng.standard_normal((2, 40, 24)) * mask[..., None]).astype(dtype),
-        "mask": mask.astype(dtype),
+        "rows": np.array(LENGTHS, np.int32),
         "weight": rng.standard_normal(shape).astype(dtype),
     }
 
@@ -84,7 +90,7 @@ def fp64(array):
 
 def ours(model, batch, latents=None):
     x = tensor(batch["latents"]) if latents is None else latents
-    return model(x, *(tensor(batch[name]) for name in ("times", "context", "mask")))
+    return model(x, *(tensor(batch[name]) for name in ("times", "context", "rows")))
 
 
 def theirs(twin, batch, weights=None, latents=None):
@@ -117,11 +123,10 @@ def test_a_batch_of_any_padding_predicts_the_same(pair, batch, bound, off):
     """What stands at the padding, and how much of it there is, does not matter."""
     model, _ = pair
     found = ours(model, batch)
-    rng = np.random.default_rng(9)
-    noise = rng.standard_normal(batch["context"].shape) * (1 - batch["mask"][..., None])
-    other = batch | {"context": (batch["context"] + noise).astype(batch["context"].dtype)}
-    longer = {name: np.pad(other[name], ((0, 0), (0, 60), (0, 0))[: other[name].ndim]) for name in ("context", "mask")}
-    assert off(ours(model, other | longer), found.numpy()) < bound
+    padding = np.arange(40)[None, :, None] >= np.array(LENGTHS)[:, None, None]
+    noise = np.random.default_rng(9).standard_normal(batch["context"].shape) * padding
+    longer = np.pad(batch["context"] + noise, ((0, 0), (0, 60), (0, 0))).astype(batch["context"].dtype)
+    assert off(ours(model, batch | {"context": longer}), found.numpy()) < bound
 
 
 def merged_in_torch(twin, attached):
@@ -137,7 +142,9 @@ def merged_in_torch(twin, attached):
     return leaves, weights
 
 
-@pytest.mark.parametrize("checkpointing", ["off", "mlp", "full"])
+@pytest.mark.parametrize(
+    ("batch", "checkpointing"), [((8, 6), "off"), ((8, 6), "mlp"), ((8, 16), "full")], indirect=["batch"]
+)
 def test_every_lora_gradient(pair, batch, bound, off, with_lora, checkpointing):
     model, twin = pair
     attached = with_lora(model)

@@ -22,15 +22,15 @@ template <int KERNEL, int STRIDE, int PADDING, int DILATION, int REACH, int SIZE
   int size, out;
   __device__ __forceinline__ Axis(int size, int out) : size(SIZE ? SIZE : size), out(OUT ? OUT : out) {}
   // a * b / c where a and b are at most as large as the sizes.
-  static __device__ __forceinline__ int scaled(int a, int b, int c) {
+  static __device__ __forceinline__ int part(int a, int b, int c) {
     if (SIZE && SIZE < 32768 && OUT < 32768) return (unsigned)(a * b) / (unsigned)c;
-    return ::scaled(a, b, c);
+    return scaled(a, b, c);
   }
   __device__ __forceinline__ int start(int o) const {
-    return KERNEL ? o * STRIDE - PADDING : scaled(o, size, out);
+    return KERNEL ? o * STRIDE - PADDING : part(o, size, out);
   }
   __device__ __forceinline__ int stop(int o) const {
-    return KERNEL ? o * STRIDE - PADDING + KERNEL : size - scaled(out - 1 - o, size, out);
+    return KERNEL ? o * STRIDE - PADDING + KERNEL : size - part(out - 1 - o, size, out);
   }
   // What of window `o` lies in the image, and what a mean divides by.
   __device__ __forceinline__ int from(int o) const { return max(start(o), 0); }
@@ -38,12 +38,12 @@ template <int KERNEL, int STRIDE, int PADDING, int DILATION, int REACH, int SIZE
   __device__ __forceinline__ int count(int o) const { return min(stop(o), size + REACH) - max(start(o), -REACH); }
   // The first window over pixel p, and the one after the last.
   __device__ __forceinline__ int first(int p) const {
-    if (!KERNEL) return scaled(p, out, size);
+    if (!KERNEL) return part(p, out, size);
     const int beyond = p + PADDING - (KERNEL - 1) * DILATION;
     return beyond > 0 ? (beyond + STRIDE - 1) / STRIDE : 0;
   }
   __device__ __forceinline__ int last(int p) const {
-    return KERNEL ? min((p + PADDING) / STRIDE + 1, out) : out - scaled(size - 1 - p, out, size);
+    return KERNEL ? min((p + PADDING) / STRIDE + 1, out) : out - part(size - 1 - p, out, size);
   }
 };
 

@@ -14,6 +14,7 @@ from ...namespace import Namespace
 from ...op import ErrorSample, Sample, primitive, sample
 from ...op_samples import Values
 from ..common import conditions
+from ..common.dims import axis
 
 _THREADS = 128
 _SMALLEST = float(np.finfo(np.float32).eps)  # a row of zeros has no direction
@@ -50,7 +51,7 @@ def dora_gain(
     Returns:
         (n,), and the norms (n,).
     """
-    n = _check(magnitude, squares, crossed, own, squared, dim)
+    n, dim = _check(magnitude, squares, crossed, own, squared, dim)
     terms = crossed * (own * (2.0 * scale) + squared * (scale * scale))
     extra = terms.sum(1) if dim == 0 else terms.reshape(len(crossed), n, -1).sum((0, 2))
     norm = xp.sqrt(xp.maximum(squares + extra, _SMALLEST * _SMALLEST))
@@ -61,18 +62,20 @@ dora_gain.vjp("magnitude")(lambda xp, g, norm: g / norm)
 dora_gain.non_differentiable("squares", "crossed", "own", "squared")
 
 
-def _check(magnitude: Array, squares: Array, crossed: Array, own: Array, squared: Array, dim: int) -> int:
-    """The number of norms.
+def _check(magnitude: Array, squares: Array, crossed: Array, own: Array, squared: Array, dim: int) -> tuple[int, int]:
+    """The number of norms, and dim counted from the front.
 
     Args:
         magnitude, squares, crossed, own, squared, dim: as in `dora_gain`.
 
     Returns:
-        n.
+        n, and 0 or 1.
 
     Raises:
-        ShapeError: the arrays do not belong together.
+        ShapeError: the arrays do not belong together, or there is no such dim.
+        TypeError: dim is a bool.
     """
+    dim = axis(dim, 2, "dora_gain")
     n = math.prod(magnitude.shape)
     along = crossed.shape[dim] if crossed.ndim == 2 else -1
     whole = along == n if dim == 0 else n > 0 and along % n == 0
@@ -81,7 +84,7 @@ def _check(magnitude: Array, squares: Array, crossed: Array, own: Array, squared
             f"dora_gain: expected two of (n,) and three of {'(n, rank)' if dim == 0 else '(rank, n * kernel)'}, got "
             f"{', '.join(str(tuple(a.shape)) for a in (magnitude, squares, crossed, own, squared))}"
         )
-    return n
+    return n, dim
 
 
 def _condition(magnitude: Array, squares: Array, crossed: Array, own: Array, squared: Array) -> str:
@@ -94,7 +97,7 @@ def _condition(magnitude: Array, squares: Array, crossed: Array, own: Array, squ
 def _(
     k: Launcher, magnitude: Array, squares: Array, crossed: Array, own: Array, squared: Array, scale: float, dim: int
 ) -> tuple[Array, Array]:
-    n = _check(magnitude, squares, crossed, own, squared, dim)
+    n, dim = _check(magnitude, squares, crossed, own, squared, dim)
     rank, taps = (crossed.shape[1], 1) if dim == 0 else (crossed.shape[0], crossed.shape[1] // n)
     strides = (1, rank) if dim == 0 else (n * taps, taps)
     gain, norm = k.empty((n,), float32), k.empty((n,), float32)

@@ -251,7 +251,7 @@ cosine_similarity.errors(
 cosine_similarity.samples(
     sample((3, 4), (3, 4)),
     sample((2, 3, 4), (3, 1), dim=-2),
-    sample((), (), dim=0),
     sample(Values((2, 5), 0.5, 2.0), (2, 5), 1, 1e-3),
     sample(Values((2, 5), -0.1, 0.1), Values((2, 5), 0.5, 2.0), 1, 0.5),
+    sample((), (), dim=0),
 )

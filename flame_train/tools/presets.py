@@ -1,0 +1,60 @@
+"""Presets of `flame-train init`: what is trained, and on which card. Each is data below `presets/`, with its source."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any, Final, NamedTuple
+
+from flame_train.config.suggest import did_you_mean
+from flame_train.errors import ConfigError
+
+_FOLDER: Final = files("flame_train.tools").joinpath("presets")
+_CARDS: Final = "cards"
+
+
+class Preset(NamedTuple):
+    """Values of keys, by path; the paths to fill in beside those that every config needs; and where they come from."""
+
+    values: Mapping[str, Any]
+    must: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def names() -> list[str]:
+    """The presets, a file each."""
+    found = (file.name.removesuffix(".toml") for file in _FOLDER.iterdir() if file.name.endswith(".toml"))
+    return sorted(name for name in found if name != _CARDS)
+
+
+def preset(family: str, name: str | None, card: int | None) -> Preset:
+    """The values of a preset, and over them those of a card of so many GB. Raises ConfigError if there is none."""
+    values: dict[str, Any] = {}
+    must: tuple[str, ...] = ()
+    notes: list[str] = []
+    if name is not None:
+        if name not in names():
+            near = [known for known in names() if name and known.startswith(name[:2])]
+            raise ConfigError(f"--preset: expected one of {', '.join(names())}, got {name}{did_you_mean(near)}")
+        found = _read(name)
+        own = found["family"][family]
+        values |= found["keys"] | own["keys"]
+        must = tuple(found["must"])
+        notes.append(f"Preset {name}, for {found['title']}. Source: {own['source']}.")
+    if card is not None:
+        fitting = [row for row in _read(_CARDS)[family] if row["gb"] <= card]
+        if not fitting:
+            least = min(row["gb"] for row in _read(_CARDS)[family])
+            raise ConfigError(
+                f"--card: expected at least {least} GB for {family}, the smallest card with a measurement, got {card}; "
+                "docs/training.md says what saves memory, and --dry-run predicts it"
+            )
+        row = max(fitting, key=lambda row: int(row["gb"]))
+        values |= row["keys"]
+        notes.append(f"Card of {card} GB. Measured: {row['source']}.")
+    return Preset(values, must, tuple(notes))
+
+
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads(_FOLDER.joinpath(f"{name}.toml").read_text(encoding="utf-8"))

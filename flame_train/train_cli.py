@@ -1,0 +1,146 @@
+"""The commands of `flame-train` that take a config: training and its parts. As in cli.py, each imports when it runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from flame_train.arguments import (
+    AsJson,
+    ConfigFile,
+    ConfigOption,
+    ConfigPath,
+    Debug,
+    Device,
+    DryRun,
+    Force,
+    LearningRate,
+    LoraRank,
+    Overrides,
+    RunFolderPath,
+    Steps,
+    one_config,
+    with_shorthands,
+)
+from flame_train.families import FAMILY_TITLES
+from flame_train.output import show, without_files
+
+train_app = typer.Typer()
+
+
+def _training(family: str | None) -> Callable[..., None]:
+    """The command that trains, for any family or for one."""
+
+    def command(
+        file: ConfigFile = None,
+        config: ConfigOption = None,
+        device: Device = "cuda",
+        overrides: Overrides = None,
+        steps: Steps = None,
+        lr: LearningRate = None,
+        rank: LoraRank = None,
+        output: RunFolderPath = None,
+        continue_from: Annotated[
+            Path | None,
+            typer.Option("--continue-from", metavar="RUN", help="As train.continue_from in a config."),
+        ] = None,
+        dry_run: DryRun = False,
+        gpus: Annotated[int, typer.Option("--gpus", min=1, help="Start so many processes here by mpirun.")] = 1,
+        collectives: Annotated[
+            Literal["auto", "nccl", "mpi"], typer.Option("--collectives", help="By which processes add up gradients.")
+        ] = "auto",
+        as_json: AsJson = False,
+        debug: Debug = False,
+    ) -> None:
+        source = one_config(file, config)
+        keys = {
+            "train.steps": steps,
+            "optimizer.lr": lr,
+            "lora.rank": rank,
+            "output.dir": output,
+            "train.continue_from": continue_from,
+        }
+        changed = with_shorthands(overrides, keys)
+        if gpus > 1 and not dry_run:
+            from flame_train.distributed.launch import start
+
+            start(gpus, sys.argv[1:])
+        from flame_train.run.command import train
+
+        result = train(source, changed, device, dry_run, family, transport=collectives)
+        if result:  # only the leading one of several processes has one
+            show(result if as_json else without_files(result), as_json)
+
+    return command
+
+
+_HELP = "Train a LoRA for whichever family the checkpoint is of; run it again to continue a stopped run."
+train_app.command("train", help=_HELP)(_training(None))
+for _family, _title in FAMILY_TITLES.items():
+    _help = f"Train a LoRA for {_title}, as `train`; refuses a checkpoint of another family."
+    train_app.command(f"{_family}-lora", help=_help)(_training(_family))
+
+
+@train_app.command()
+def reproduce(
+    file: Annotated[Path, typer.Argument(metavar="LORA", help="LoRA file that flame-train wrote.")],
+    config: ConfigPath,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder in which the run's own is made anew.")
+    ] = Path("reproduced"),
+    device: Device = "cuda",
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Say how a config differs from that of a LoRA file, and train the same bytes again."""
+    from flame_train.run.reproduce import reproduce as again
+
+    show(again(file, config, overrides or [], output, device, dry_run), as_json)
+
+
+@train_app.command()
+def cache(
+    file: ConfigFile = None,
+    config: ConfigOption = None,
+    prune: Annotated[
+        Path | None,
+        typer.Option("--prune", help="Instead remove what neither this config nor any in this folder uses."),
+    ] = None,
+    device: Device = "cuda",
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Encode the images and captions of a config ahead of training."""
+    source = one_config(file, config)
+    if prune is not None:
+        from flame_train.run.prune import prune_cache
+
+        show(prune_cache(source, overrides or [], prune, dry_run), as_json)
+        return
+    from flame_train.run.command import fill_cache
+
+    show(fill_cache(source, overrides or [], device, dry_run), as_json)
+
+
+@train_app.command()
+def dataset(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="TOML or YAML file of a run.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the report.")] = Path("dataset-report"),
+    overrides: Overrides = None,
+    force: Force = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Report on a config's images: buckets with contact sheets, duplicates, tiny and blurred ones."""
+    from flame_train.run.dataset import report
+
+    result = report(config, overrides or [], output, force)
+    show(result if as_json else without_files(result), as_json)

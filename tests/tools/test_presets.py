@@ -1,0 +1,59 @@
+"""Presets of init: each loads when its required keys are filled in, says its source, and means the same in full."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from flame_train.config.keys import keys
+from flame_train.config.load import load
+from flame_train.errors import ConfigError
+from flame_train.recipes import FAMILIES
+from flame_train.tools.init import template
+from flame_train.tools.presets import names, preset
+
+FILLED = ("model.checkpoint=a", "data.path=b", "output.dir=c")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", [None, "character", "style", "concept"])
+@pytest.mark.parametrize("card", [None, 24, 40])
+def test_a_preset_is_short_loads_and_is_the_same_in_full(
+    tmp_path: Path, family: str, name: str | None, card: int | None
+) -> None:
+    if name is None and card is None:
+        return
+    files = {full: tmp_path / f"{full}.toml" for full in (False, True)}
+    for full, file in files.items():
+        file.write_text(template(family, name, card, full), encoding="utf-8")
+    text = files[False].read_text(encoding="utf-8")
+    assert text.count("Source: ") == (name is not None)
+    assert text.count("Measured: ") == (card is not None)
+    assert 2 * len(text.splitlines()) < len(files[True].read_text(encoding="utf-8").splitlines())
+    short, full = (load(str(file), FILLED) for file in files.values())
+    assert short == full
+    allowed = set(keys()) - set(FAMILIES[family].unsupported_keys())
+    assert set(preset(family, name, card).values) <= allowed
+
+
+@pytest.mark.parametrize("name", ["character", "style", "concept"])
+def test_what_must_be_filled_in_is_marked_and_comes_first(name: str) -> None:
+    lines = template("sdxl", name).splitlines()
+    marked = [line.split(" = ")[0] for line in lines if "# <--" in line]
+    assert marked == ["checkpoint", "path", "dir"] + ["trigger", "prompts"] * (name != "style")
+    for section in ("[model]", "[data]", "[output]"):
+        assert "# <--" in lines[lines.index(section) + 1]
+    assert tomllib.loads("\n".join(lines))["model"]["checkpoint"] == ""
+
+
+def test_the_presets_are_the_files() -> None:
+    assert names() == ["character", "concept", "style"]
+
+
+def test_an_unknown_preset_or_a_card_without_measurement_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected one of character, concept, style, got stile; did you mean style"):
+        template("sdxl", "stile")
+    with pytest.raises(ConfigError, match="expected at least 16 GB for flux"):
+        template("flux", None, 8)
