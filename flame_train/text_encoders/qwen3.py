@@ -85,8 +85,8 @@ class Qwen3Encoder(TextEncoder):
         found = QwenTokenizer(find_tokenizer(self.places, "text_encoders.qwen3", rows))
         if found.rows > rows:
             raise ModelFileError(
-                f"{found.path}: has {found.rows} tokens, more than the {rows} rows of the encoder's embedding; it is of "
-                "another model, fetch the encoder's own"
+                f"{found.path}: has {found.rows} tokens, more than the {rows} rows of the encoder's embedding; it "
+                "is of another model, fetch the encoder's own"
             )
         return found
 

@@ -207,6 +207,6 @@ class Qwen3(nn.Module):
 
 
 def rotary_angles(length: int, head_dim: int, theta: float) -> np.ndarray[Any, Any]:
-    """The angle of each number of a head at each position, fp64 (T, E); pairs lie half a head apart: arXiv 2104.09864."""
+    """Each number's rotary angle at each position (arXiv 2104.09864), fp64 (T, E): pairs lie half a head apart."""
     frequencies = theta ** (-np.arange(0, head_dim, 2) / head_dim)
     return np.tile(np.outer(np.arange(length), frequencies), 2)

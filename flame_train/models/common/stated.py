@@ -1,4 +1,4 @@
-"""What the `config.json` of a folder states of a network: the numbers that shapes do not tell, and what must hold."""
+"""What a folder states of a network beside its weights: the numbers that shapes do not tell, and what must hold."""
 
 from __future__ import annotations
 

@@ -366,7 +366,7 @@ class ZImage(BlockNetwork):
         return (
             places_1T <= own_B1,
             places_1T <= filled_B1,
-            Turns(*(_joined(table, image_B, B, T, h * w).unsqueeze(2) for table in (cos, sin))),
+            Turns(*(_joined(table, image_B, T, h * w).unsqueeze(2) for table in (cos, sin))),
         )
 
     def _table(self, text: int, rows: int, columns: int) -> tuple[_Table, _Table, Tensor]:
@@ -388,9 +388,9 @@ class ZImage(BlockNetwork):
         return self._tables[key]
 
 
-def _joined(table: _Table, image_B: Tensor, B: int, T: int, L: int) -> Tensor:
+def _joined(table: _Table, image_B: Tensor, T: int, L: int) -> Tensor:
     """The table's values for all tokens, (B, S, E): L image tokens at their captions' places, filled up, and text."""
-    first, rest = table.text.shape[1], table.image.shape[2]
+    B, first, rest = image_B.shape[0], table.text.shape[1], table.image.shape[2]
     at_B1E = F.embedding(image_B, table.text).unsqueeze(1)
     still = F.cat([table.text[:1], table.image[:, :1].reshape(1, rest)], dim=1)  # at the origin
     image = F.cat([at_B1E.expand(B, L, first), table.image.expand(B, L, rest)], dim=2)
