@@ -33,7 +33,7 @@ class Qwen3Keys(EncoderKeys):
 
     qwen3: str = field("", "Qwen3, where the checkpoint holds none; empty: its own", place=True)
     qwen3_tokens: Literal[128, 256, 512, 1024] = field(
-        512, "caption length that Qwen3 is given, chat template included", unit="tokens", aka=("max_sequence_length",)
+        512, "caption length that Qwen3 is given, chat template included", unit="tokens"
     )
     qwen3_dropout: float = field(0.0, "probability that Qwen3 is dropped, apart from captions", ge=0, le=1)
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from flame_train.adapters.dialects import spellings, split_key
 from flame_train.adapters.kinds import ADAPTERS
-from flame_train.errors import shown
+from flame_train.errors import ModelFileError, shown
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weights import open_weights
 from flame_train.tools.families import lora_family, require_lora
@@ -75,11 +75,19 @@ class Reader:
 
 
 def verify(path: Path) -> tuple[Reader, ...]:
-    """What each program takes of the LoRA at `path`. Raises ModelFileError for a file that is no LoRA."""
+    """What each program takes of the LoRA at `path`, as far as its key map of the model is known here.
+
+    Raises ModelFileError for a file that is no LoRA, or of a model of which no program's key map is known.
+    """
     family = lora_family(path, require_lora(path))
     with open_weights(path) as weights:
         names = weights.names
-    return tuple(_read_by(program, names, family) for program in ("ComfyUI", "Forge", "diffusers"))
+    found = tuple(
+        _read_by(program, names, family) for program in ("ComfyUI", "Forge", "diffusers") if _styles(program, family)
+    )
+    if not found:
+        raise ModelFileError(f"{path}: no key map of ComfyUI, Forge or diffusers is known for {family.name} LoRAs")
+    return found
 
 
 def as_dict(path: Path, readers: Iterable[Reader]) -> dict[str, Any]:
@@ -104,7 +112,7 @@ def render(path: Path, readers: Iterable[Reader]) -> str:
 def _read_by(program: str, names: Iterable[str], family: LoraFamily) -> Reader:
     table = _table()[program]
     known = spellings(family)
-    styles = table["families"].get(next(f for f in table["families"] if family.name.startswith(f)), {})
+    styles = _styles(program, family)
     left: list[str] = []
     taken = 0
     for module, keys in _by_module(names).items():
@@ -114,6 +122,12 @@ def _read_by(program: str, names: Iterable[str], family: LoraFamily) -> Reader:
         left += [module + end for end in keys if end not in found]
     refused = program == "Forge" and len(left) > FORGE_REFUSES_ABOVE
     return Reader(program, table["version"], table["date"], taken, tuple(sorted(left)), refused)
+
+
+def _styles(program: str, family: LoraFamily) -> dict[str, Any]:
+    """What a program takes of a family's files, by the tensors of a module; empty if its key map is not known."""
+    families = _table()[program]["families"]
+    return dict(families.get(next((f for f in families if family.name.startswith(f)), ""), {}))
 
 
 def _belongs(module: str, known: Mapping[str, Any]) -> bool:

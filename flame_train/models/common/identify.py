@@ -111,7 +111,7 @@ def could_be(family: str, wanted: str) -> bool:
     """Whether the identified family agrees with `wanted`: the same, or a name for several that includes it."""
     groups = {"unknown": tuple(FAMILY_NAMES)}
     for signs in SIGNS:
-        groups |= signs.groups
+        groups |= {name: (*groups.get(name, ()), *members) for name, members in signs.groups.items()}
     return family == wanted or wanted in groups.get(family, ()) or family in groups.get(wanted, ())
 
 

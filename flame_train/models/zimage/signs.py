@@ -15,6 +15,7 @@ _LUMINA_WIDTH: Final = 2304
 
 class ZImageSigns(Signs):
     names = MappingProxyType({"zimage": "Z-Image", "lumina2": "Lumina 2"})
+    groups = MappingProxyType({"sd3-flux": ("zimage",)})  # whose VAE is Flux.1's
     written = (("z-image", "zimage"), ("zimage", "zimage"), ("lumina", "lumina2"))
 
     def network(self, shapes: Shapes) -> Network | None:
