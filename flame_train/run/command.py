@@ -222,8 +222,11 @@ def sources_of(plan: Plan, keys: Keys) -> Sources:
 
 
 def dataset_digest(samples: Samples, keys: Keys) -> str:
-    """A hash of everything the samples of a run depend on: images, captions, placements, networks, order."""
-    texts = ([keys.captions[text] for text in row.texts] for row in samples.rows)
+    """A hash of everything the samples of a run depend on: images, captions, placements, networks, order.
+
+    Of captions that are not cached the text counts; the text encoders have a hash of their own.
+    """
+    texts = ([keys.captions.get(text, text) for text in row.texts] for row in samples.rows)
     rows = (  # what is held out comes last among the keys, and does not count
         (name, *images, *captions, *masks)
         for name, images, captions, masks in zip(samples.names, keys.images, texts, keys.masks, strict=False)

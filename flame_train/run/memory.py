@@ -24,6 +24,7 @@ from flame_train.training.batch import LOSS_WEIGHT, Batch, HostBatch, sender
 from flame_train.training.model import Example
 from flame_train.training.step import State, micro, update
 from flame_train.training.stop import StopRequest
+from flame_train.training.text_in_step import tokens_of
 from flame_train.training.validate import HeldOut
 
 from .plan import Plan
@@ -76,11 +77,12 @@ def _encode(plan: Plan) -> None:
     """
     encoding, backend = plan.encoding, get_backend(_DEVICE)
     with no_grad():
-        captions = encoding.encoders(_DEVICE)
-        for _ in range(2):
-            captions.caption("")
-        del captions
-        backend.empty_cache()
+        if encoding.text:
+            captions = encoding.encoders(_DEVICE)
+            for _ in range(2):
+                captions.caption("")
+            del captions
+            backend.empty_cache()
         vae, buckets = encoding.vae.load(encoding.vae_precision, _DEVICE), plan.everything.buckets
         largest, encoder = max(buckets, key=lambda b: (math.prod(b), b)), vae.encoder()
         for _ in range(2):
@@ -95,7 +97,7 @@ def _train(plan: Plan, largest: Sample) -> None:
     send = sender(backend, state.dtype)
     sent = [send(host), send(host)]  # one is trained on, one is ahead
     few = [replace(request, steps=min(_DRAWN, request.steps)) for request in plan.requests]
-    drawn = grid_drawer(plan, few, lambda _: _caption(plan), denoiser, attached, _DEVICE, StopRequest())
+    drawn = grid_drawer(plan, few, lambda _: plan.encoding.caption_blank(), denoiser, attached, _DEVICE, StopRequest())
     _draw(drawn, state)
     batch = Batch(host, backend, state.dtype, telling=plan.config.log.images_every > 0)
     steps = capture(lambda: micro(state, batch), _DEVICE), capture(lambda: update(state), _DEVICE)
@@ -140,10 +142,7 @@ def _example(plan: Plan, sample: Sample) -> Example:
     """The arrays of a sample, all zeros."""
     shape = plan.model.vae.latent_shape(sample.placement.bucket)
     latent = np.zeros(shape, np.float32)
-    example = {"mean": latent, "logvar": latent} | _caption(plan) | plan.model.size_conditioning(sample.placement)
+    captions = plan.encoding.caption_blank() | tokens_of(plan.encoding.running, "", frozenset())
+    example = {"mean": latent, "logvar": latent} | captions | plan.model.size_conditioning(sample.placement)
     weights = plan.everything.loss_weight_shape(shape)
     return example if weights is None else example | {LOSS_WEIGHT: np.zeros(weights, np.float32)}
-
-
-def _caption(plan: Plan) -> Example:
-    return {name: np.zeros(shape, np.float32) for name, shape in plan.model.caption_shapes().items()}

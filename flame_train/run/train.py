@@ -47,6 +47,7 @@ from flame_train.training.result import Sources, carry_over, earlier_updates, re
 from flame_train.training.saving import IMAGES
 from flame_train.training.step import Objective, State
 from flame_train.training.stop import StopRequest
+from flame_train.training.text_in_step import RunningEncoder
 from flame_train.training.validate import HeldOut, Measured, Validator
 from flame_train.training.validation import Standing, Validation
 
@@ -212,7 +213,7 @@ def loaded(
     c, model = plan.config, plan.model
     denoiser = load_denoiser(plan, device)
     attached = attach(
-        denoiser.network,
+        denoiser.networks(c.text_encoders.train),
         plan.checked.targets,
         rank=c.lora.rank,
         alpha=c.lora.alpha,
@@ -249,7 +250,10 @@ def _limit(attached: Attached, optimizer: Optimizer, max_norm: float) -> None:
 
 
 def load_denoiser(plan: Plan, device: str) -> Denoiser:
-    """The network to adapt, loaded as the settings say, with the blocks checkpointed that they name."""
+    """The network to adapt, loaded as the settings say, with the blocks checkpointed that they name.
+
+    With it come the text encoders that run in the step, of which all blocks are checkpointed or none.
+    """
     c = plan.config
     denoiser = plan.model.load_denoiser(
         device=device,
@@ -258,7 +262,11 @@ def load_denoiser(plan: Plan, device: str) -> Denoiser:
         guidance_scale=c.loss.guidance_scale,
     )
     denoiser.network.checkpoint_blocks(c.gradient.checkpointing, plan.checked.checkpointed)
-    return denoiser
+    precision = {"dtype": c.train.precision, "precision": c.text_encoders.precision}
+    running = tuple(RunningEncoder(e, e.load(device=device, **precision)) for e in plan.checked.running)
+    for each in running:
+        each.network.checkpointing = c.gradient.checkpointing
+    return replace(denoiser, text=running)
 
 
 def make_state(
@@ -318,7 +326,7 @@ def _loader(plan: Plan, encoded: Encoded, first: int, state: State, device: str)
         [row.set.caption_dropout for row in plan.samples.rows],
         {encoder.key: encoder.dropout for encoder in plan.model.text},
         [len(keys) for keys in encoded.keys.images],
-        [len(row.texts) for row in plan.samples.rows],
+        [row.text_count(cached=bool(encoded.encoding.text)) for row in plan.samples.rows],
     )
     return Loader(
         plan.order,
