@@ -15,6 +15,7 @@ from flame_train.data.padding import Padding, Paddings
 from flame_train.data.tokenizers.qwen import QwenTokenizer, find_tokenizer
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
+from flame_train.engine.dtype import int32
 from flame_train.errors import ModelFileError
 from flame_train.models.common.family_files import FamilyFiles
 from flame_train.models.common.loading_qwen3 import qwen3_part
@@ -121,7 +122,8 @@ class Qwen3Encoder(TextEncoder):
     def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         assert isinstance(network, Qwen3)
         mask = None if self.masked else inputs["mask"]  # tokens do not see the padding after them
-        return {"qwen3": F.cat(list(network(inputs["ids"], mask, self.taps)), dim=-1)}
+        made = {"qwen3": F.cat(list(network(inputs["ids"], mask, self.taps)), dim=-1)}
+        return made | ({"qwen3_rows": inputs["mask"].to(int32).sum(dim=-1)} if self.masked else {})
 
     def overlong(self, text: str) -> bool:
         return self.tokenizer.row(self.template.around(text), self.length).truncated > 0

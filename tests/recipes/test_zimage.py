@@ -123,5 +123,20 @@ def test_a_base_in_8_bits_trains(train: Callable[..., int], tmp_path: Path) -> N
     assert train(*(w for setting in [*asked, "text_encoders.precision=fp8"] for w in ("--set", setting))) == 0
 
 
+def test_captions_encoded_in_the_step_give_the_same_loss(train: Callable[..., int], tmp_path: Path) -> None:
+    losses = []
+    for cache in ("auto", "off"):
+        given = [f"text_encoders.cache={cache}", f"output.dir={tmp_path / cache}", "train.steps=2", "sample.every=0"]
+        assert train(*(word for setting in given for word in ("--set", setting))) == 0
+        log = (tmp_path / cache / "log.jsonl").read_text().splitlines()
+        losses.append([json.loads(line)["loss"] for line in log])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
+def test_a_lora_on_the_text_encoder_is_refused(train: Callable[..., int], capsys: Capture) -> None:
+    assert train("--set", 'text_encoders.train=["qwen3"]') != 0
+    assert 'no LoRA file of Z-Image speaks of "qwen3"' in capsys.readouterr().err
+
+
 def test_the_base_is_recognised(base: Path) -> None:
     assert family_of(base).name == "zimage"

@@ -14,11 +14,8 @@ from typing import Literal, Self
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.errors import ModelFileError
-<<<<<<< HEAD
-from flame_train.models.common.stated import NOTHING, Stated
-=======
 from flame_train.models.common.blocks import Block, BlockNetwork
->>>>>>> main
+from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import attend
 
 Activation = Literal["quick_gelu", "gelu"]

@@ -18,6 +18,7 @@ from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import compute_dtype, float16, float32
 from flame_train.errors import ModelFileError
+from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import linears_in
 
@@ -141,16 +142,18 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(float32) if x.dtype == float16 else x
 
 
-class Layer(nn.Module):
+class Layer(Block):
     """Attention and the gated network, each behind a norm and around a residual."""
+
+    has_feed_forward = False
 
     def __init__(self, arch: Qwen3Arch) -> None:
         self.self_attn = SelfAttention(arch)
         self.mlp = Mlp(arch)
         self.input_layernorm, self.post_attention_layernorm = (nn.RMSNorm(arch.width, arch.eps) for _ in range(2))
 
-    def forward(self, h_BTC: Tensor, turns: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        h_BTC = self.self_attn(_normed(self.input_layernorm, h_BTC), turns, mask, h_BTC)
+    def forward(self, h_BTC: Tensor, cos_T1E: Tensor, sin_T1E: Tensor, mask: Tensor | None) -> Tensor:
+        h_BTC = self.self_attn(_normed(self.input_layernorm, h_BTC), (cos_T1E, sin_T1E), mask, h_BTC)
         return self.mlp(_normed(self.post_attention_layernorm, h_BTC), h_BTC)
 
 
@@ -160,7 +163,7 @@ def _normed(norm: nn.RMSNorm, h_BTC: Tensor) -> Tensor:
     return normed.to(nn.compute_copy(norm.weight).dtype)
 
 
-class Qwen3(nn.Module):
+class Qwen3(BlockNetwork):
     """Token ids to hidden states."""
 
     def __init__(self, arch: Qwen3Arch) -> None:
@@ -191,7 +194,7 @@ class Qwen3(nn.Module):
             mask = mask_BT.reshape(mask_BT.shape[0], 1, 1, -1)
         states = {0: h_BTC}
         for i, layer in enumerate(list(self.layers)[: max(wanted)], start=1):
-            h_BTC = layer(h_BTC, turns, mask)
+            h_BTC = layer(h_BTC, *turns, mask)
             if i in wanted:
                 states[i] = _normed(self.norm, h_BTC) if i == depth else h_BTC
         return tuple(states[tap].to(weights) for tap in wanted)
