@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,15 +23,14 @@ from flame_train.training.model import Model
 
 from .family import Opening
 
-PATCH: Final = 2
-"""The side of a token in latent pixels."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlowModel(Model):
-    """A transformer over tokens of 2 x 2 latent pixels and of text, trained by rectified flow."""
+    """A transformer over tokens of latent pixels and of text, trained by rectified flow."""
 
     flow = True
+    patch: ClassVar[int] = 2
+    """The side of a token in latent pixels."""
 
     @property
     @abstractmethod
@@ -44,7 +43,7 @@ class FlowModel(Model):
 
     @property
     def side_multiple(self) -> int:
-        return PATCH * self.vae.downscale
+        return self.patch * self.vae.downscale
 
     def objective(self, model: ModelSection, loss: LossSection, device: str) -> FlowObjective:
         return FlowObjective(
@@ -53,14 +52,14 @@ class FlowModel(Model):
             LOSSES.chosen(loss),
             WEIGHTINGS.chosen(loss),
             Noise.of(loss),
-            PATCH,
+            self.patch,
             (loss.min_timestep, loss.max_timestep),
             device,
         )
 
     def path(self, model: ModelSection, loss: LossSection, steps: int, size: Size) -> FlowPath:
         h, w, _ = self.vae.latent_shape(size)
-        return FlowPath(self.sigmas(steps, h * w // PATCH**2))
+        return FlowPath(self.sigmas(steps, h * w // self.patch**2))
 
 
 def opened_t5(part: Part, opening: Opening, usual_length: int) -> T5:

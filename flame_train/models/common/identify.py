@@ -153,7 +153,7 @@ def _vae(shapes: Shapes) -> tuple[str, str] | None:
     first = shapes.get("decoder.conv_in.weight")
     if first is None or len(first) != 4:
         return None
-    family = {4: "sd1-sd2-sdxl", 16: "sd3-flux"}.get(first[1], "unknown")
+    family = {4: "sd1-sd2-sdxl", 16: "sd3-flux", 32: "flux2"}.get(first[1], "unknown")
     layout = "diffusers" if any(name.startswith("decoder.up_blocks.") for name in shapes) else "single-file"
     return family, layout
 

@@ -166,7 +166,7 @@ Stream = tuple[QueryKeyNorm, Sequence[Tensor]]
 """A stream's queries, keys and values, (B, L, D) each, and their norms."""
 
 
-def _attend(streams: Sequence[Stream], cos_S1E: Tensor, sin_S1E: Tensor) -> Tensor:
+def attend(streams: Sequence[Stream], cos_S1E: Tensor, sin_S1E: Tensor) -> Tensor:
     """Attention of all streams' tokens to all, (B, S, D). Queries and keys are turned by their tokens' positions."""
     norms = [norm for norm, _ in streams]
     queries, keys, values = zip(*([x.reshape(*x.shape[:2], -1, n.dim) for x in p] for n, p in streams), strict=True)
@@ -195,14 +195,14 @@ def _mlp(width: int) -> nn.ModuleList:
 
 
 def _feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
-    return F.gated_add(x_BLD, gate, feed_forward(mlp[0], mlp[2], _modulated(x_BLD, shift, scale)))
+    return F.gated_add(x_BLD, gate, feed_forward(mlp[0], mlp[2], modulated(x_BLD, shift, scale)))
 
 
 # The inputs of linear layers are rematerialized: their own inputs have the same size and are saved anyway. In 16 bits
 # this frees a fifth of dev's activations, for two more passes over memory.
 
 
-def _modulated(x_BLD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+def modulated(x_BLD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return rematerialize(F.layer_norm_modulate, x_BLD, scale, shift, _EPS)
 
 
@@ -238,9 +238,9 @@ class DoubleBlock(Block):
         T = txt_BTD.shape[1]
         shift_i, scale_i, gate_i, *feed_i = self.img_mod(silu_vec_BD)
         shift_t, scale_t, gate_t, *feed_t = self.txt_mod(silu_vec_BD)
-        img = _modulated(img_BLD, shift_i, scale_i)
-        txt = _modulated(txt_BTD, shift_t, scale_t)
-        found_BSD = _attend([self.txt_attn(txt), self.img_attn(img)], cos_S1E, sin_S1E)
+        img = modulated(img_BLD, shift_i, scale_i)
+        txt = modulated(txt_BTD, shift_t, scale_t)
+        found_BSD = attend([self.txt_attn(txt), self.img_attn(img)], cos_S1E, sin_S1E)
         for_txt, for_img = F.split(found_BSD, [T, img_BLD.shape[1]], dim=1)
         img_BLD = F.gated_add(img_BLD, gate_i, self.img_attn.proj(for_img))
         txt_BTD = F.gated_add(txt_BTD, gate_t, self.txt_attn.proj(for_txt))
@@ -267,9 +267,9 @@ class SingleBlock(Block):
 
     def forward(self, x_BSD: Tensor, silu_vec_BD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor) -> Tensor:
         shift, scale, gate = self.modulation(silu_vec_BD)
-        made = self.linear1(_modulated(x_BSD, shift, scale))
+        made = self.linear1(modulated(x_BSD, shift, scale))
         *qkv, hidden = F.split(made, self.parts, dim=-1)
-        found_BSD = _attend([(self.norm, qkv)], cos_S1E, sin_S1E)
+        found_BSD = attend([(self.norm, qkv)], cos_S1E, sin_S1E)
         return bounded(F.gated_add(x_BSD, gate, self.linear2(rematerialize(_beside, found_BSD, hidden))))
 
 
