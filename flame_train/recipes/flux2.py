@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from flame_train.models.flux2.transformer import Flux2, Flux2Arch
 from flame_train.text_encoders.qwen3 import WITHOUT_THINKING
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
-from .family import Family, Networks, Opening
+from .family import Family, Networks, Opening, published_name, stated_in
 from .flow import FlowModel, opened_qwen3
 from .lesson import Lesson
 
@@ -58,9 +59,11 @@ class Flux2Model(FlowModel):
 
     patch = 1
 
+    few_steps: bool = False
+
     @property
     def sampling_defaults(self) -> SamplingDefaults:
-        return SamplingDefaults(50, 4.0)
+        return SamplingDefaults(4, 1.0) if self.few_steps else SamplingDefaults(50, 4.0)
 
     @property
     def shift(self) -> Shift:
@@ -109,7 +112,14 @@ class Flux2Family(Family):
             text=(opened_qwen3(parts["text_encoder"], opening, WITHOUT_THINKING, _TAPS, masked=False),),
             lora_names=keys.lora_family(transformer.arch.depth, transformer.arch.single_depth),
             presets=PRESETS,
+            few_steps=bool(self.distilled(opening.base)),
         )
+
+    def distilled(self, base: Path) -> str:
+        name = published_name(base)
+        if "klein" in name and "base" not in name:
+            return "is called klein without base"
+        return "says so of itself" if stated_in(base, "model_index.json").values.get("is_distilled") is True else ""
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
         return keys.lora_family()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -22,13 +23,14 @@ from flame_train.models.zimage.transformer import ZImage, ZImageArch
 from flame_train.text_encoders.qwen3 import THINKING
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
-from .family import Family, Networks, Opening
+from .family import Family, Networks, Opening, published_name, stated_in
 from .flow import FlowModel, opened_qwen3
 from .lesson import Lesson
 
 _TAP: Final = -2  # the last hidden state but one
 _TRAINING_SHIFT: Final = constant_shift(3.0)  # ai-toolkit's for Z-Image
 _SAMPLING_SHIFT: Final = 6.0  # of the published scheduler
+_TURBO_SHIFT: Final = 3.0  # and of Turbo's
 
 _ATTENTION: Final = ("layers.*.attention.*",)
 _MLP: Final = ("layers.*.feed_forward.*",)
@@ -46,17 +48,19 @@ PRESETS: Final[Presets] = MappingProxyType(
 class ZImageModel(FlowModel):
     """Times are noise levels in (0, 1). The network is told one minus them, and predicts the negative velocity."""
 
+    turbo: bool = False
+
     @property
     def sampling_defaults(self) -> SamplingDefaults:
         """The card's 4 counts what is added to the conditional prediction; the usual scale is one more."""
-        return SamplingDefaults(50, 5.0)
+        return SamplingDefaults(8, 1.0) if self.turbo else SamplingDefaults(50, 5.0)
 
     @property
     def shift(self) -> Shift:
         return _TRAINING_SHIFT
 
     def sigmas(self, steps: int, tokens: int) -> np.ndarray[Any, Any]:
-        return dynamic_sigmas(steps, _SAMPLING_SHIFT)
+        return dynamic_sigmas(steps, _TURBO_SHIFT if self.turbo else _SAMPLING_SHIFT)
 
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
         out: Tensor = network(x, (1.0 - t) * 1000.0, cond["qwen3"], cond["qwen3_rows"])
@@ -91,7 +95,14 @@ class ZImageFamily(Family):
             text=(opened_qwen3(parts["text_encoder"], opening, THINKING, (_TAP,), masked=True),),
             lora_names=keys.lora_family(),
             presets=PRESETS,
+            turbo=bool(self.distilled(opening.base)),
         )
+
+    def distilled(self, base: Path) -> str:
+        if "turbo" in published_name(base):
+            return "is called Turbo"
+        stated = stated_in(base, "scheduler/scheduler_config.json")
+        return "has a scheduler of Turbo's shift" if stated.number("shift", _SAMPLING_SHIFT) == _TURBO_SHIFT else ""
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
         return keys.lora_family()

@@ -138,5 +138,32 @@ def test_a_lora_on_the_text_encoder_is_refused(train: Callable[..., int], capsys
     assert 'no LoRA file of Z-Image speaks of "qwen3"' in capsys.readouterr().err
 
 
+def test_turbo_is_a_base_with_a_training_adapter_alone(
+    train: Callable[..., int], base: Path, arrays: dict[str, Array], tmp_path: Path, capsys: Capture
+) -> None:
+    """The adapter is added as it is loaded: the same loss as on a base with it merged in, and another than without."""
+    turbo, exact = tmp_path / "z_image_turbo_bf16.safetensors", tmp_path / "z_image_turbo_fp32.safetensors"
+    shutil.copy(base, turbo)
+    save_file(exact, {name: array.astype(np.float32) for name, array in arrays.items()})
+    write_vocabulary(tmp_path, qwen=True)
+    quiet = ["--set", "train.steps=1", "--set", "sample.every=0"]
+    assert train(*quiet, "--set", f"model.checkpoint={turbo}") != 0
+    assert "distilled to few steps" in capsys.readouterr().err
+    rng = np.random.default_rng(0)
+    pair = {"lora_A.weight": (4, 64), "lora_B.weight": (64, 4)}
+    names = [f"diffusion_model.layers.{i}.attention.{part}" for i in range(2) for part in ("to_q", "to_out.0")]
+    values = {f"{name}.{end}": 0.3 * rng.standard_normal(shape) for name in names for end, shape in pair.items()}
+    file, merged = tmp_path / "adapter.safetensors", tmp_path / "merged.safetensors"
+    save_file(file, {name: array.astype(np.float32) for name, array in values.items()})
+    assert cli.run(["merge", str(exact), str(file), str(merged)]) == 0
+    losses = []
+    adapter = ["--set", f"model.training_adapter={file}"]
+    for name, checkpoint, more in (("a", exact, adapter), ("b", merged, []), ("c", base, [])):
+        given = ["--set", f"model.checkpoint={checkpoint}", "--set", f"output.dir={tmp_path / name}"]
+        assert train(*quiet, *given, *more) == 0
+        losses.append(json.loads((tmp_path / name / "log.jsonl").read_text().splitlines()[0])["loss"])
+    assert losses[0] == losses[1] != losses[2]
+
+
 def test_the_base_is_recognised(base: Path) -> None:
     assert family_of(base).name == "zimage"

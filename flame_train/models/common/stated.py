@@ -33,8 +33,11 @@ class Stated:
             path = path.parent
         below = (path / prefix.rpartition("/")[0] for prefix in prefixes if "/" in prefix)
         file = next((folder for folder in below if folder.is_dir()), path) / "config.json"
-        if not file.is_file():
-            return cls()
+        return cls.read(file) if file.is_file() else cls()
+
+    @classmethod
+    def read(cls, file: Path) -> Stated:
+        """That in a JSON file. Raises ModelFileError for one that cannot be read, or is no JSON object."""
         try:
             if file.stat().st_size > _MAX_BYTES:
                 raise ValueError(f"over {_MAX_BYTES} bytes")
