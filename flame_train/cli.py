@@ -243,6 +243,8 @@ def sample(
         Literal["auto", "fp32", "bf16", "fp16", "fp8"],
         typer.Option("--text-precision", help="As text_encoders.precision in a config."),
     ] = "auto",
+    qwen3: Annotated[str, typer.Option("--qwen3", help="Qwen3 for a base model without (Z-Image).")] = "",
+    qwen3_tokens: Annotated[int, typer.Option("--qwen3-tokens", help="As text_encoders.qwen3_tokens.")] = 512,
     t5_tokens: Annotated[int, typer.Option("--t5-tokens", help="As text_encoders.t5_tokens; 0: the family's own.")] = 0,
     t5_padding: Annotated[
         Literal["seen", "zeros", "masked"], typer.Option("--t5-padding", help="As text_encoders.t5_padding.")
@@ -271,6 +273,8 @@ def sample(
         "clip_g": clip_g,
         "t5": t5,
         "t5_vocabulary": t5_vocabulary,
+        "qwen3": qwen3,
+        "qwen3_tokens": qwen3_tokens,
         "t5_tokens": t5_tokens,
         "t5_padding": t5_padding,
         "precision": text_precision,

@@ -46,6 +46,13 @@ class ModelSection(Section):
         place=True,
         aka=("pretrained_vae_model_name_or_path", "ae"),
     )
+    training_adapter: str = field(
+        "",
+        "a de-distillation adapter: a LoRA that is added to the base while it is trained, so that a distilled model "
+        "does not lose its distillation; empty: none",
+        place=True,
+        aka=("assistant_lora_path",),
+    )
     prediction: Literal["epsilon", "v", "flow"] = field(
         "epsilon",
         "the model's target; flow: the velocity of a rectified flow, as bigASP 2.5 and NoobAI RF do",

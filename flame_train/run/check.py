@@ -93,6 +93,8 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
         with wrong:
             family.refuse_unsupported(config)
         with wrong:
+            family.refuse_distilled(base, config.model)
+        with wrong:
             model = family.open(Opening(base, config.model, config.text_encoders, config.data.max_tokens))
             for encoder in model.text:
                 _ = encoder.vocabulary  # raises if a vocabulary is missing or damaged
