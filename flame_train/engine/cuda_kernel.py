@@ -122,7 +122,7 @@ def cuda_kernel(source: str, name: str) -> CudaKernel:
 
     It is compiled at its first launch, and kept, on disk too. Launches join the engine's other work in order and may be
     captured. Parameters are numbers, or pointers to float, double, int, long long, unsigned, unsigned char, bool, fp16
-    or bf16, to which tensors of that dtype are given; those that are not const count as written. A kernel has no
+    or bf16, to which tensors of that dtype are given. Those that are not const count as written. A kernel has no
     gradient of its own: `flame.primitive` gives it one. Raises ValueError for a text without such a kernel, or with a
     parameter of another type.
 

@@ -3,7 +3,7 @@
 An op is one stanza: a reference on the array namespace `xp` (NumPy or CuPy), gradient formulas (vector-Jacobian
 products, VJPs), samples, and, where it pays, kernels. Its signature is its declaration: parameters annotated `Array`,
 `Array | None`, `Array | float`, `Array | float | None` or `Sequence[Array]` are tensors, the others are attributes, in
-PyTorch's order; keyword-only parameters are PyTorch's. A list that comes last may be given spread out: `f(a, b)` for
+PyTorch's order. Keyword-only parameters are PyTorch's. A list that comes last may be given spread out: `f(a, b)` for
 `f([a, b])`.
 
 Eight rules hold everywhere, so that no op has to implement them:

@@ -2,7 +2,7 @@
 //
 // Contract: words hold, for each of `samples` samples and each of `count` blocks, the four words of that block, the step
 // being at `step` or, where that is null, `host_step`. normals: z[i] is the standard normal number of words[i], by the
-// same operations in the same order; fp64 is wrapped so that the compiler joins no two of them.
+// same operations in the same order. Fp64 is wrapped so that the compiler joins no two of them.
 #pragma once
 
 struct Exact {

@@ -1,6 +1,6 @@
 """DoRA (arXiv 2402.09353): W' = m (W + scale * up @ down) / |W + scale * up @ down|, with a trained magnitude m.
 
-The norm is that of each input column, or with `wd_on_output` of each output row; no gradient goes through it (section
+The norm is that of each input column, or with `wd_on_output` of each output row. No gradient goes through it (section
 4.3 of the paper, and PEFT). A layer's input, or output, is multiplied by m / norm, so that the rest is a plain LoRA.
 """
 

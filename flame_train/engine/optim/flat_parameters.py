@@ -67,7 +67,7 @@ class FlatParameters:
     """Packs fp32 leaves into flat buffers and makes their `.data` and `.grad` views into them.
 
     With `compute_dtype`, a 16-bit dtype, a copy of the values in it is kept as well (`compute_values`), which
-    `sync_copies` updates; parameters then have it as `.compute_copy`.
+    `sync_copies` updates. Parameters then have it as `.compute_copy`.
 
     Args:
         parameters: a mapping by name, (name, tensor) pairs, or Tensors, named as `named_parameters` says.

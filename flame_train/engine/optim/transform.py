@@ -72,8 +72,8 @@ class Rule(Transform, Protocol):
     goes as one pass if the rule has a kernel (`KernelRule`).
 
     Any rule may have, besides: `moves = True`, when `update` returns the very change of the values, with the
-    learning rate in it; `shown`, the names of single numbers of the state that belong in the log; and `evaluated`,
-    see `EvaluatedRule`; sums over all values, see `SummingRule`.
+    learning rate in it; `shown`, the names of single numbers of the state that belong in the log. And `evaluated`,
+    see `EvaluatedRule`. Sums over all values, see `SummingRule`.
     """
 
     def numbers(self, state: State, step: Step) -> State:

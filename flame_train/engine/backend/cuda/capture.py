@@ -5,7 +5,7 @@ it, and so does every later one without recording. Memory used inside comes from
 during capture must never reach a tensor outside, or a replay would overwrite it. All graphs share that pool, since
 they run one after another on one stream and leave nothing in it that is read later.
 
-Once a graph is alive, the eager first run of another step allocates from that pool as well; memory outside it would
+Once a graph is alive, the eager first run of another step allocates from that pool as well. Memory outside it would
 come on top of the graphs'. This is safe only if nothing it allocates there outlives the run, which is checked
 afterwards. (Arrays copied from the host, such as tables made at first use, are never allocated there.) If something
 does stay, earlier graphs might overwrite it, so they are dropped, and recorded again around it when next called.

@@ -157,7 +157,7 @@ class CublasLt:
     ) -> None:
         """out = alpha * a @ b (+ plus) (+ bias along the last dim), or what `gelu` makes of that.
 
-        `a` (M, K) and `b` (K, N), or (batch, M, K) and (batch, K, N); each with one of its last two strides equal to
+        `a` (M, K) and `b` (K, N), or (batch, M, K) and (batch, K, N). Each with one of its last two strides equal to
         the item size. The rows of `out` and `plus` are dense. `plus` has out's dtype, and may be `out` itself.
 
         With `scales`, fp32 (M,) and (N,), `a` and `b` are e4m3 numbers in uint8, both dense along K, a multiple of

@@ -2,7 +2,7 @@
 //
 // Where MADE, a2 is made in the same pass: scale a thin, thin being the transpose of an array (parts RANK, K) or, ACROSS, an
 // array (K, parts RANK) itself. Every tile makes the rows and columns of it that it needs, which costs an eighth of its time
-// and spares a launch and a pass over a; the first tile of each part's columns stores them. With SPLITS, ACROSS, the columns
+// and spares a launch and a pass over a. The first tile of each part's columns stores them. With SPLITS, ACROSS, the columns
 // of a are so many equal parts of whole DEPTHs, thin is (K, RANK / SPLITS), and each part makes columns of a2 of its own.
 //
 // b is the transpose of an array (N, K) or, ACROSS, an array (K, N) itself; b2 likewise, with RANK for K. The columns of the

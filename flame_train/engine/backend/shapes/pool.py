@@ -1,7 +1,7 @@
 """CuPy's memory pool without memory: which addresses it would give out, and how much it would have taken.
 
-The rules are those of `cupy.cuda.MemoryPool`: sizes go up to multiples of 512 bytes; the smallest free chunk that is
-large enough is cut to size; if there is none, the device is asked for exactly as much; neighbours that are both free
+The rules are those of `cupy.cuda.MemoryPool`: sizes go up to multiples of 512 bytes. The smallest free chunk that is
+large enough is cut to size. If there is none, the device is asked for exactly as much. Neighbours that are both free
 become one chunk again. So a pool of this kind has the gaps that the real one would have.
 """
 

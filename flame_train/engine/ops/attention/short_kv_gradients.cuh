@@ -5,7 +5,7 @@
 // twice a warpgroup's rows, dk and dv are made as their transposes, q^T ds and g^T p.
 //
 // query, g and dq are (B, H, L, 64), by their maps in tiles of TILE rows, key and value (B, H, S, 64), 1 <= S <= KEYS, by
-// theirs of KEYS rows; dk and dv likewise, in packets. T is bf16 or fp16, sums are fp32, p and ds are rounded to T where
+// theirs of KEYS rows. Dk and dv likewise, in packets. T is bf16 or fp16, sums are fp32, p and ds are rounded to T where
 // products read them. lse (B, H, L) fp32. A cluster of SHARE blocks has a head and adds up its keys' sums in a fixed order:
 // equal inputs give equal bits. Grid: (B H, SHARE), SHARE at most the tiles; THREADS a block.
 #include "ops/attention/short_kv.cuh"

@@ -21,7 +21,7 @@
 enum Kind { FORWARD, VALUE, QUERY, KEY };
 
 // Tiles are ROWS x ROWS. For products, thread (x, y) of PX * PY has the own rows y + PY * i, i < PM, and the other rows
-// x + PX * j, j < PN; for sums, thread (x, y) of TX * TY has the own rows y + TY * i, i < RM, and RC columns. What they
+// x + PX * j, j < PN. For sums, thread (x, y) of TX * TY has the own rows y + TY * i, i < RM, and RC columns. What they
 // multiply passes through shared memory in stages: KC columns of both sides, or JC rows of what is summed.
 const int ROWS = 64, D = HEAD, THREADS = D > 256 ? 256 : 128;
 const int PX = 16, PY = THREADS / PX, PM = ROWS / PY, PN = ROWS / PX;

@@ -5,7 +5,7 @@
 // An output is assigned by the one thread that has it: gradients gather from the windows over a pixel, in a fixed order.
 // Sums are fp32. Indices count an image's pixels along rows. The windows are known when this is compiled: H_ and W_
 // KERNEL, STRIDE, PADDING, DILATION and REACH, the padding that a mean counts. A KERNEL of 0 stands for bins that cover
-// the image evenly; for these the sizes are known, too, H_ and W_ SIZE and OUT and INNER, since a thread divides by each
+// the image evenly. For these the sizes are known, too, H_ and W_ SIZE and OUT and INNER, since a thread divides by each
 // of them and divisions by a constant take a fifth of the time. They are 0 where only the arguments say them. Grids are one-dimensional, with a thread for each of the result's `packets`.
 #pragma once
 

@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(ACROSS * LANES) few_sums(
 //
 // Keys, row * 2^32 + place, are sorted by tiles of TILE and the tiles merged, so the places of each row are taken in
 // ascending order. GROUP keys are then summed by each thread that has their columns. A row whose keys lie in one group is
-// assigned; of others each group leaves a part, fp32, (groups, 2, length): what ends a row begun before, and what begins
+// assigned. Of others each group leaves a part, fp32, (groups, 2, length): what ends a row begun before, and what begins
 // one.
 __device__ __forceinline__ int row_of(long long key) { return (int)(key >> 32); }
 

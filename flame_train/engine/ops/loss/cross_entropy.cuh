@@ -5,7 +5,7 @@
 // that size. target has a class a place, a whole number G; or, where PROBS is 1, probs has a probability a class, in x's
 // shape. weight, one a class, may be null. SPREAD is 1 where every class has a factor, by probs or `smoothing`.
 // Sums are fp32 in a fixed order. Outputs are assigned, fp32 and one a place: `max_logit` and `log_sum`, with which a
-// class's logarithm is (x - max_logit) - log_sum; `weight_sum`, the sum of the classes' factors; the loss, and its weight
+// class's logarithm is (x - max_logit) - log_sum; `weight_sum`, the sum of the classes' factors. The loss, and its weight
 // in a mean.
 #pragma once
 

@@ -1,7 +1,7 @@
 // Totals of columns over the threads of a block, and over blocks that share columns.
 //
 // Contract: a block's THREADS, whole warps of them, stand in rows of ACROSS, a power of two up to 32, and each has WIDTH
-// neighbouring columns; there are at least as many threads as columns. All orders follow from these numbers and from
+// neighbouring columns. There are at least as many threads as columns. All orders follow from these numbers and from
 // how many blocks there are, never from which of them is first.
 #pragma once
 #include "backend/cuda/codegen/arrival_counter.cuh"
