@@ -65,10 +65,9 @@ def _python(text: str) -> Iterator[Text]:
     for node in ast.walk(ast.parse(text)):
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else ():
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                if isinstance(statement.value.value, str):
-                    lines = statement.value.value.splitlines()
-                    yield from _paragraphs([(statement.lineno + i, line) for i, line in enumerate(lines)])
+            value = getattr(statement, "value", None)
+            if isinstance(statement, ast.Expr) and isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield from _paragraphs(list(enumerate(value.value.splitlines(), statement.lineno)))
     comments: list[Text] = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:

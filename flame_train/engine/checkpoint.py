@@ -70,7 +70,7 @@ def checkpoint(fn: Callable[..., Outputs], *args: Any, offload: bool = False) ->
     pure function of all these, which must not be written before backward, and return a Tensor or a tuple of them. Side
     effects of ops, such as the update of batch_norm's running statistics, happen in the first run only.
 
-    With `offload` arguments that are no leaves are kept in host memory until backward, so that a chain of checkpointed
+    With `offload` arguments that are no leaves are kept in host memory until backward. So a chain of checkpointed
     blocks keeps next to nothing on the device.
 
     Raises `TypeError` if fn returns anything else.

@@ -44,7 +44,8 @@ def run(op: Op, values: dict[str, Any]) -> Any:
     """Runs `op` on bound `values`; returns a Tensor, or a tuple of them for an op with several outputs.
 
     Raises `TypeError` for an argument that is no Tensor, `RuntimeError` for tensors on different devices or a forced
-    implementation that cannot run, `ShapeError` for shapes that do not fit, `Unsupported` where no gradient is known.
+    implementation that cannot run. Raises `ShapeError` for shapes that do not fit, `Unsupported` where no gradient is
+    known.
     """
     if op.batched_dims and getattr(values["input"], "ndim", 0) == op.batched_dims - 1:
         made = run(op, values | {"input": values["input"].unsqueeze(0)})

@@ -114,7 +114,7 @@ class FusedUpdate:
     """A few kernels on a GPU for any chain that `fits`, with the same bits as `ReferenceUpdate` if it is elementwise.
 
     One sums squares, one runs the control, one updates the arena. A rule that looks at sums over all values has one
-    more that concludes from them, and one that sums, unless its own kernel does both. Gradients are not written.
+    more that concludes from them. It has one that sums, unless its own kernel does both. Gradients are not written.
     """
 
     def __init__(self, buffers: UpdateBuffers) -> None:

@@ -1,7 +1,7 @@
 """A step as one CUDA graph.
 
 The first call runs eagerly, so that kernels are compiled and plans are made. The second records the graph and replays
-it, and so does every later one without recording. Memory used inside comes from a pool of its own: a block freed
+it, and so does every later one without recording. Memory used inside comes from a pool of its own. A block freed
 during capture must never reach a tensor outside, or a replay would overwrite it. All graphs share that pool, since
 they run one after another on one stream and leave nothing in it that is read later.
 

@@ -1,7 +1,7 @@
 """Matrix products through cuBLASLt, called by ctypes with descriptors kept per problem.
 
 CuPy's own products cannot be captured in a CUDA graph; these can. Matrices are row-major for us and
-column-major for cuBLASLt, so D = A B is asked for as D^T = B^T A^T, and each operand may be transposed by
+column-major for cuBLASLt, so D = A B is asked for as D^T = B^T A^T. Each operand may be transposed by
 stride alone.
 
 Where the mode asks for determinism, the algorithm is the first that cuBLASLt's heuristic names. Elsewhere the first
@@ -161,7 +161,7 @@ class CublasLt:
         the item size. The rows of `out` and `plus` are dense. `plus` has out's dtype, and may be `out` itself.
 
         With `scales`, fp32 (M,) and (N,), `a` and `b` are e4m3 numbers in uint8, both dense along K, a multiple of
-        16, and each element of the product is scaled by its row's and its column's factor.
+        16. Each element of the product is scaled by its row's and its column's factor.
 
         Raises NoAlgorithm for problems that cuBLASLt has none for, EnvironmentFault if it is too old for `scales`,
         DeviceFault if it fails.

@@ -13,9 +13,9 @@ def warpgroup_product(
 ) -> str:
     """The text of function `name`: sums (64, columns) = or += a (64, 16) b (16, columns), one wgmma instruction.
 
-    a lies in shared memory as it is or, `turned`, as its transpose, unless it is `held` in registers. B lies there as
-    its transpose or, `across`, as it is. The function's argument `more` says whether to add to the sums; a `fresh` one
-    has none and always overwrites them.
+    a lies in shared memory as it is or, `turned`, as its transpose, unless it is `held` in registers. The other, b,
+    lies there as its transpose or, `across`, as it is. The function's argument `more` says whether to add to the sums;
+    a `fresh` one has none and always overwrites them.
 
     Args:
         name: the function's.

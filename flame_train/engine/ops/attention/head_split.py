@@ -1,6 +1,6 @@
 """How many heads at a time cuDNN's gradients of attention are asked for: some write all scores down.
 
-With a mask they do so in either mode, and have no plan for 2^31 scores and more: then samples come one by one, and
+With a mask they do so in either mode, and have no plan for 2^31 scores and more. Then samples come one by one, and
 their heads in parts that stay below. Without one they do so in a fixed order. On compute capability 9.0 each of its
 blocks takes 128 keys of a head, and time goes by rounds of as many blocks as there are multiprocessors. Where the heads
 in two parts take no round more, they need about half the memory.

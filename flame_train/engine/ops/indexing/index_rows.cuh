@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(256) taken(
 // ---- few places ------------------------------------------------------------------------------------------------------
 //
 // A block a place and ACROSS packets of columns. It finds all places of the same row, a bit each; the block of the first
-// adds them up: each of its LANES takes every LANES-th word of bits, in ascending order, and their sums are added in the
+// adds them up: each of its LANES takes every LANES-th word of bits, in ascending order. Their sums are added in the
 // order of the lanes. grid (places * tiles of ACROSS packets)
 
 // Adds the rows from `place` on whose bits are set.

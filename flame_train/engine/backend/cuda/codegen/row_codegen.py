@@ -19,7 +19,7 @@ class Signature:
     """What a kernel's text depends on besides program and cut.
 
     The names and dtypes of rows, of tables with a `single` row, of `tables` with several, and of columns. The names of
-    numbers. The outputs' dtypes. And the number of leading dims. `alike` names, for each of `tables`, the first one
+    numbers. The outputs' dtypes, and the number of leading dims. `alike` names, for each of `tables`, the first one
     with the same run and count, whose row index it shares.
     """
 

@@ -2,7 +2,8 @@
 
 Each operand is read once for both. Blocks go through many rows and keep their totals of columns in registers. Each
 leaves them in memory, where a reduction down columns adds them up. Contract of the generated kernels: as for row
-programs (`rows.py`), and besides: all sums are in an order that the sizes and the number of multiprocessors decide.
+programs (`rows.py`), with one thing more. All sums are in an order that the sizes and the number of multiprocessors
+decide.
 """
 
 from __future__ import annotations
