@@ -12,6 +12,7 @@ from numpy.exceptions import AxisError
 from ..errors import ShapeError, kind_of
 from .arguments import Guard
 from .backend import Backend, get_backend, several_gpus
+from .composite_body import run_body
 from .dtype import (
     FLOATS,
     Array,
@@ -63,7 +64,7 @@ def run(op: Op, values: dict[str, Any]) -> Any:
     wanted = [u for u in used if u[2].requires_grad and u[0] not in op.non_differentiable_names] if m.grad else []
     kernel = _choose(op, arrays, backend, m)
     if op.composite and (kernel is None or not _covers(op, wanted)):
-        return _observed(op, m, values)
+        return run_body(op, m, values)
     for hook in m.hooks:
         hook.before(op.name, "forward", [t.data for _, _, t in used])
     outputs, aux = _computed(op, kernel, arrays, used, backend)
@@ -392,10 +393,3 @@ def _plan(
         if formula not in chosen:
             chosen.append(formula)
     return chosen
-
-
-def _observed(op: Op, m: Mode, values: dict[str, Any]) -> Any:
-    """Runs a composite's body, announcing only its name to the hooks: the ops inside report themselves."""
-    for hook in m.hooks:
-        hook.before(op.name, "body", [])
-    return op.fn(**values)

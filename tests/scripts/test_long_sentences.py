@@ -28,7 +28,11 @@ def found(tmp_path: Path, name: str, text: str) -> list[tuple[int, str]]:
         ("a.md", f"```\n{LONG}\n```\n", []),
         ("a.md", f"{SHORT} `a b c d`\n", [1]),
         ("a.py", f'"""{SHORT}."""\n\n# {SHORT}\n# more.\nx = 1\n', [3]),
-        ("a.py", f'def f():\n    """{SHORT}\n\n    Args:\n        x: {SHORT[:-5]}\n        y: {SHORT[:-5]}\n    """\n', []),
+        (
+            "a.py",
+            f'def f():\n    """{SHORT}\n\n    Args:\n        x: {SHORT[:-5]}\n        y: {SHORT[:-5]}\n    """\n',
+            [],
+        ),
         ("a.py", f"x = 1  # {SHORT}\ny = 2  # {SHORT}\n", []),
         ("a.cuh", f"// {SHORT}\n// word\nint x;  // word\n", [1]),
     ],
