@@ -55,7 +55,7 @@ class BackwardPass:
     They belong to tensors that the function used without taking them as arguments.
 
     `listeners` receive the gradients of tensors that are no leaves. `paths` restricts the pass to what leads to them or
-    to the leaves that were asked for; without it all leaves get theirs.
+    to the leaves that were requested; without it all leaves get theirs.
 
     Args:
         sink: gets the gradients of leaves.

@@ -36,13 +36,13 @@ class _Rerun:
         self._fn = fn
 
     def __call__(self, args: list[Any]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-        fresh = [_fresh(a) for a in args]
+        detached = [_detached(a) for a in args]
         with recomputing():
-            outputs = _tuple(self._fn(*fresh))
-        return outputs, [t for t in fresh if isinstance(t, Tensor) and t.requires_grad]
+            outputs = _tuple(self._fn(*detached))
+        return outputs, [t for t in detached if isinstance(t, Tensor) and t.requires_grad]
 
 
-def _fresh(value: Any) -> Any:
+def _detached(value: Any) -> Any:
     """An argument for the second run: a tensor that requires grad becomes a leaf, where the recomputed graph ends."""
     if isinstance(value, _OffloadedActivation):
         return value.reload()

@@ -170,9 +170,9 @@ def _three(what: str, sizes: Sizes) -> tuple[int, ...]:
 def _told(message: str, name: str, source: str) -> str:
     """The compiler's errors, each with its line of the source."""
     lines = source.split("\n")
-    told = []
+    problems = []
     for number, text in re.findall(rf"{re.escape(name)}\.cu\((\d+)\):\s*(error[^\n]*)", message):
         at = int(number)
         shown = lines[at - 1].strip() if 0 < at <= len(lines) else ""
-        told.append(f"line {at}: {text}\n    {shown}")
-    return f"{name}: the kernel does not compile\n" + ("\n".join(told) or message)
+        problems.append(f"line {at}: {text}\n    {shown}")
+    return f"{name}: the kernel does not compile\n" + ("\n".join(problems) or message)

@@ -234,7 +234,7 @@ def _choose(op: Op, arrays: dict[str, Any], backend: Backend, m: Mode) -> Kernel
         return None
     if not reasons:
         raise RuntimeError(f"{op.name}: no implementation named {forced!r}; has {[k.impl for k in op.kernels]}")
-    raise RuntimeError(f"{op.name}: implementation {forced!r} was asked for but cannot run: {'; '.join(reasons)}")
+    raise RuntimeError(f"{op.name}: implementation {forced!r} was requested but cannot run: {'; '.join(reasons)}")
 
 
 def _covers(op: Op, wanted: list[Used]) -> bool:

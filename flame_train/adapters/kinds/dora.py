@@ -57,7 +57,7 @@ class DoraFactors:
 
     @property
     def on_output(self) -> bool:
-        """Whether the magnitudes are those of output rows; told as ComfyUI tells it."""
+        """Whether the magnitudes are those of output rows, by ComfyUI's rule."""
         return bool(self.magnitude.shape[0] == self.weight_shape[0])
 
     @property

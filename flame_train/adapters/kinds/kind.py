@@ -107,7 +107,7 @@ class AdapterKind(Entry):
         return {}
 
     def create(self, layer: Layer, name: str, rank: int, alpha: float, seed: int, make: Make) -> Adapter:
-        """Makes a fresh adapter that does not change the layer's output.
+        """Makes a new adapter that does not change the layer's output.
 
         Args:
             layer: the layer that gets the adapter.

@@ -26,7 +26,7 @@ class Step:
     """What a transform reads: the arena, and `count`, the number of updates done so far (0-d int64).
 
     `norm` is that of the gradient it is given, if known: for the first transform of a chain; else None. `numbers` are
-    the rule's, where they were computed already, and `sums` those that it asked for. `rate` is the learning rate (0-d
+    the rule's, where they were computed already, and `sums` those that it requested. `rate` is the learning rate (0-d
     fp32).
     """
 

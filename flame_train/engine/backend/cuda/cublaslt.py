@@ -1,7 +1,7 @@
 """Matrix products through cuBLASLt, called by ctypes with descriptors kept per problem.
 
 CuPy's own products cannot be captured in a CUDA graph; these can. Matrices are row-major for us and
-column-major for cuBLASLt, so D = A B is asked for as D^T = B^T A^T. Each operand may be transposed by
+column-major for cuBLASLt, so D = A B is requested as D^T = B^T A^T. Each operand may be transposed by
 stride alone.
 
 Where the mode asks for determinism, the algorithm is the first that cuBLASLt's heuristic names. Elsewhere the first
@@ -248,7 +248,7 @@ class CublasLt:
             _COMPUTE_64F if fp64 else _COMPUTE_TF32 if p.tf32 else _COMPUTE_32F,
             _TYPE[float64 if fp64 else float32],
         )
-        # cuBLASLt's A is our b and its B is our a: the product is asked for transposed.
+        # cuBLASLt's A is our b and its B is our a: the product is requested transposed.
         self._set(description, _TRANSA, ctypes.c_int32(p.b.transposed))
         self._set(description, _TRANSB, ctypes.c_int32(p.a.transposed))
         if p.epilogue:

@@ -147,7 +147,7 @@ __device__ __forceinline__ Block plus_at(const Added& added, const Sizes& s, int
 }
 
 // A warpgroup's rows of a tile, through BUFFERS places for 64 x 64 in shared memory. The last of them are sent while the next
-// tile is multiplied. Of `plus`, whose first block is `next`, each block is asked for while the one before is finished.
+// tile is multiplied. Of `plus`, whose first block is `next`, each block is requested while the one before is finished.
 template <bool BIAS, bool PLUS>
 __device__ __forceinline__ void finish(
     float (&sums)[HIGH][COLUMNS / 2], const TensorMap& out, const Added& added, const Sizes& s, Tile tile, u32 buffers,

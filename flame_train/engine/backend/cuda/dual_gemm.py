@@ -188,7 +188,7 @@ class DualGemm:
         cupy: the module.
         stream: the backend's stream.
         cache: keeps choices between runs.
-        launch_hooks: what is told of every launch.
+        launch_hooks: what hears of every launch.
         cubins: compiled kernels.
         multiprocessors: the GPU's multiprocessors.
         compute_capability: the GPU's, such as 90.

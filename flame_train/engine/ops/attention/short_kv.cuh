@@ -12,7 +12,7 @@ constexpr u32 KEY_BYTES = KEYS * HEAD * 2;
 
 // s = a b^T for TILE rows a and the keys or values b.
 __device__ __forceinline__ void scores(float (&s)[SUMS], u32 a, u32 b) {
-  along_fresh(s, operand(a), operand(b));
+  along_overwrite(s, operand(a), operand(b));
 #pragma unroll
   for (int k = 1; k < HEAD / 16; k++) along(s, operand(a + k * 32), operand(b + k * 32));
 }

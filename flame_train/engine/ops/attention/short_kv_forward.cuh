@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) short_kv_forward(
     products_done<0>();
     softmax(found, s.keys, s.scale * LOG2E, p, total, logs);
     begin_products();
-    across_fresh(sums, p, operand(values));
+    across_overwrite(sums, p, operand(values));
 #pragma unroll
     for (int k = 1; k < KEYS / 16; k++) across(sums, p + 4 * k, operand(values + k * 16 * 128));
     end_products();

@@ -127,12 +127,12 @@ struct Consumer {
     }
   }
 
-  // dq of a tile of which ds is known, and its part of dk and dv. With MORE, the scores of the next tile are asked for before
+  // dq of a tile of which ds is known, and its part of dk and dv. With MORE, the scores of the next tile are requested before
   // the products that nothing waits for, and are there at the end.
   template <bool MORE>
   __device__ __forceinline__ void multiply(float (&dq)[32], const Room& room, u32 here, u32 next) {
     begin_products();
-    across_fresh(dq, ds, operand(room.keys));
+    across_overwrite(dq, ds, operand(room.keys));
 #pragma unroll
     for (int k = 1; k < KEYS / 16; k++) across(dq, ds + 4 * k, operand(room.keys + k * 16 * 128));
     end_products();

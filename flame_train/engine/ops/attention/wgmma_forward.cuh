@@ -17,7 +17,7 @@ constexpr float GROWTH = 8.f, LN2 = 0.6931471805599453f;
 
 // sums = a b^T.
 __device__ __forceinline__ void scores(float (&sums)[32 * WIDE], u32 a, u32 b) {
-  along_fresh(sums, operand(a), operand(b));
+  along_overwrite(sums, operand(a), operand(b));
 #pragma unroll
   for (int k = 1; k < 4; k++) along(sums, operand(a + k * 32), operand(b + k * 32));
 }

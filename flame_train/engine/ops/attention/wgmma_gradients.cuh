@@ -41,7 +41,7 @@ __device__ __forceinline__ void hold(u32 (&held)[16], u32 at) {
 
 // sums = a b^T.
 __device__ __forceinline__ void scores(float (&sums)[32], const u32 (&a)[16], u32 b) {
-  along_fresh(sums, a, operand(b));
+  along_overwrite(sums, a, operand(b));
 #pragma unroll
   for (int k = 1; k < 4; k++) along(sums, a + 4 * k, operand(b + k * 32));
 }

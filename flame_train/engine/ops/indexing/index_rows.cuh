@@ -6,7 +6,7 @@
 #include "ops/indexing/index.cuh"
 
 constexpr int FEW = 1024, TILE = 2048, GROUP = 64, ACROSS = 64, LANES = 8, AHEAD = 2;
-constexpr int AT_ONCE = 8;  // rows asked for before the first is added
+constexpr int AT_ONCE = 8;  // rows requested before the first is added
 
 typedef Packet<T, WIDTH> Several;
 __device__ __forceinline__ Several read(const T* from) { return *reinterpret_cast<const Several*>(from); }
@@ -15,7 +15,7 @@ __device__ __forceinline__ void add(const Several& q, float* sum) {
   for (int i = 0; i < WIDTH; i++) sum[i] += to_float(q.e[i]);
 }
 
-// A thread AHEAD packets of y: all their indices are asked for, then all packets, then they are written. `along` packets
+// A thread AHEAD packets of y: all their indices are requested, then all packets, then they are written. `along` packets
 // are a row, `count` rows an outer place.
 extern "C" __global__ void __launch_bounds__(256) taken(
     const T* __restrict__ x, const I* __restrict__ index, T* __restrict__ y, const unsigned packets, const int rows,

@@ -212,7 +212,7 @@ def track_statistics(
         momentum: the new statistics' share.
 
     Returns:
-        The input's statistics; None if nobody asked for them.
+        The input's statistics; None if nobody wants them.
 
     Raises:
         ShapeError: a single value per channel.

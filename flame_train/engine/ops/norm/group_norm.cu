@@ -230,7 +230,7 @@ template <class Use> __device__ __forceinline__ void image_sums(const float* par
 
 // ---- forward -------------------------------------------------------------------------------------------------------
 
-// y = (x - mean) * rstd * w + b, through silu if asked. Sums are of (x - pivot) and (x - pivot)^2; the pivot, a group's
+// y = (x - mean) * rstd * w + b, through silu if wanted. Sums are of (x - pivot) and (x - pivot)^2; the pivot, a group's
 // first value, keeps the squares small.
 extern "C" __global__ void __launch_bounds__(THREADS) group_norm(
     const T* x, const T* x2, const T* shift, const T* w, const T* b, float* mean, float* rstd, T* y, float* part,

@@ -35,7 +35,7 @@ template <typename How, int ACROSS, int WIDTH, int THREADS> __device__ __forcein
 template <int COLUMNS, int THREADS> struct Left {
   static constexpr int WIDTH = COLUMNS < 4 ? COLUMNS : 4, ACROSS = COLUMNS / WIDTH, LANES = THREADS / ACROSS, AHEAD = 4;
   // Hands `use` the thread's own packets of every row that it reads, one of each of ARRAYS that lie COLUMNS apart, and
-  // the row. Rows lie `step` apart; several of them are asked for at once.
+  // the row. Rows lie `step` apart; several of them are requested at once.
   template <int ARRAYS, class Use>
   static __device__ __forceinline__ void each(const float* rows, int count, long long step, Use use) {
     const float* own = rows + threadIdx.x % ACROSS * WIDTH;
