@@ -17,8 +17,8 @@ import numpy as np
 from flame_train.adapters.dropping import Drop
 from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.folding import fold
-from flame_train.adapters.fused import Paths
 from flame_train.adapters.merged import KEPT_BELOW, dense
+from flame_train.adapters.qkv_split import Paths
 from flame_train.engine import Parameter, Tensor, nn, no_grad, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import float32

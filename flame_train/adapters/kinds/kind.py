@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Protocol
 import numpy as np
 
 from flame_train.adapters.dropping import Drop
-from flame_train.adapters.fused import Paths
+from flame_train.adapters.qkv_split import Paths
 from flame_train.engine import Parameter, Tensor, nn, no_grad
 from flame_train.engine.nn.layers import LayerAdapter
 from flame_train.settings import Entry
