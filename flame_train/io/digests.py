@@ -2,7 +2,7 @@
 
 A file is the one that it was if its path, size, inode, modification time and change time are. The last is the
 system's own: restoring a modification time, as `cp -p` and archives do, sets it anew. A file that was changed within
-two seconds before it was read is not remembered, because a file system's clock may stand still between two changes.
+two seconds before it was read is not remembered. A file system's clock may stand still between two changes.
 
 Digests lie in the user's cache folder, a file for each folder of files. It is written whole; of two processes that
 write it at once the last wins, and what the other found is found again. One that is damaged says nothing.

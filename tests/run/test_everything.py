@@ -130,8 +130,11 @@ def test_killed_and_continued_it_is_the_same_bytes(config, tmp_path, family):
     for point in ("train.in_step:9", "train.before_update:3"):
         ended = subprocess.run(
             [sys.executable, "-c", program, point, "train", "--config", path, "--device", "cpu"],
-            cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, timeout=240,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            timeout=240,
+        )
         assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
     killed = result(path)
     assert validations(tmp_path / "run") == [4, 8, 12]
