@@ -242,6 +242,9 @@ def sample(
         typer.Option("--text-precision", help="As text_encoders.precision in a config."),
     ] = "auto",
     t5_tokens: Annotated[int, typer.Option("--t5-tokens", help="As text_encoders.t5_tokens; 0: the family's own.")] = 0,
+    t5_padding: Annotated[
+        Literal["seen", "zeros", "masked"], typer.Option("--t5-padding", help="As text_encoders.t5_padding.")
+    ] = "seen",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the first image; the next has the next.")] = 42,
     width: Annotated[int, typer.Option("--width", min=8, max=8192, help="Pixels.")] = 1024,
     height: Annotated[int, typer.Option("--height", min=8, max=8192, help="Pixels.")] = 1024,
@@ -267,6 +270,7 @@ def sample(
         "t5": t5,
         "t5_vocabulary": t5_vocabulary,
         "t5_tokens": t5_tokens,
+        "t5_padding": t5_padding,
         "precision": text_precision,
     }
     result = draw(

@@ -96,8 +96,7 @@ def fill(plan: Any, keys: Any) -> None:
                 cache.put(key, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
     for key in keys.captions.values():
         if not cache.path(key).exists():
-            shapes = encoding.caption_shapes
-            cache.put(key, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+            cache.put(key, {n: np.zeros(shape, np.float32) for e in encoding.text for n, shape in e.outputs.items()})
 
 
 def main() -> None:

@@ -13,4 +13,5 @@ cd "$(dirname "$0")/.."
 .venv/bin/mypy --platform win32 --cache-dir .mypy_cache/win32
 .venv/bin/lint-imports --no-logo
 # The same drawn examples each time: whether a commit passes depends on the commit. `pytest` by itself draws others.
-.venv/bin/pytest -n 2 --hypothesis-profile=ci "$@"
+# Long proofs are for a release: `scripts/test.sh -m proof`.
+.venv/bin/pytest -n 2 --hypothesis-profile=ci -m "not proof" "$@"

@@ -19,6 +19,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,7 +39,16 @@ _PART = re.compile(r"[0-9a-f]{2}")  # the folders that entries lie in
 FORMAT = 1  # raised when the meaning of entries changes: older ones are then simply not found
 
 Arrays = dict[str, np.ndarray[Any, Any]]
-Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class UpTo:
+    """A dimension that an entry may have any length of, from 1 to `most`."""
+
+    most: int
+
+
+Shapes = Mapping[str, tuple[int | UpTo, ...]]
 _T = TypeVar("_T")
 
 
@@ -169,7 +179,7 @@ def _read_verified(path: Path, key: str, shapes: Shapes | None) -> _Entry:
         total = length + sum(info.nbytes for info in placed)
         if metadata.get("cache_key") != key or metadata.get("cache_format") != str(FORMAT) or total != status.st_size:
             raise ModelFileError(f"{path}: not the cache entry its name says")
-        if shapes is not None and {info.name: info.shape for info in placed} != dict(shapes):
+        if shapes is not None and not _fit({info.name: info.shape for info in placed}, shapes):
             raise ModelFileError(f"{path}: holds other arrays than {', '.join(shapes)} of the expected shapes")
         whole = begin + file.read(total - len(begin)) if total > len(begin) else begin
     data = memoryview(whole)[length:]
@@ -177,6 +187,14 @@ def _read_verified(path: Path, key: str, shapes: Shapes | None) -> _Entry:
     if metadata.get("cache_sha256") != hashlib.sha256(bare + data).hexdigest():
         raise ModelFileError(f"{path}: its content does not match its checksum")
     return placed, data
+
+
+def _fit(found: Mapping[str, tuple[int, ...]], shapes: Shapes) -> bool:
+    return found.keys() == shapes.keys() and all(
+        len(found[name]) == len(expected)
+        and all(1 <= n <= d.most if isinstance(d, UpTo) else n == d for n, d in zip(found[name], expected, strict=True))
+        for name, expected in shapes.items()
+    )
 
 
 def _header(path: Path, begin: bytes) -> tuple[list[TensorInfo], dict[str, str], int]:

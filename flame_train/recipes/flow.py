@@ -66,7 +66,7 @@ def opened_t5(part: Part, opening: Opening, usual_length: int) -> T5:
     """T5, with its vocabulary from the folder of its file or of the checkpoint."""
     own = T5Keys.of(opening.text)
     places = (_folder_of(part, opening.base), opening.base)
-    return T5(part, own.t5_dropout, own.t5_tokens or usual_length, places, own.t5_vocabulary)
+    return T5(part, own.t5_dropout, own.t5_tokens or usual_length, places, own.t5_vocabulary, own.t5_padding)
 
 
 def _folder_of(part: Part, base: Path) -> Path:

@@ -177,7 +177,7 @@ def _fill(
     )
     if captions or images or masks:
         placements = [samples.rows[index].placement for index, _ in images.values()]
-        needed = len(captions) * encoding.caption_bytes + sum(map(encoding.image_bytes, placements))
+        needed = encoding.captions_bytes(captions.values()) + sum(map(encoding.image_bytes, placements))
         _LOG.info("cache: %s go into %s", size(needed), cache.folder)
         with named_for_cache():
             preflight(cache.folder, needed, "set data.cache to another disk")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,19 +104,19 @@ class Encoding:
         settings = {**view.settings, "alpha": mask.alpha, "downscale": self.vae.downscale}
         return cache_key("mask", mask.sha256, "", {name: s for name, s in settings.items() if name != "colours"})
 
-    def mask_shapes(self, placement: Placement) -> Shapes:
+    def mask_shapes(self, placement: Placement) -> Mapping[str, tuple[int, ...]]:
         """The array of a mask."""
         return {"mask": (*self.vae.latent_shape(placement.bucket)[:2], 1)}
 
-    def image_shapes(self, placement: Placement) -> Shapes:
+    def image_shapes(self, placement: Placement) -> Mapping[str, tuple[int, ...]]:
         """The arrays of an image: their names and shapes."""
         shape = self.vae.latent_shape(placement.bucket)
         return {"mean": shape, "logvar": shape}
 
     @cached_property
     def caption_shapes(self) -> Shapes:
-        """The arrays of any caption: their names and shapes."""
-        return {name: shape for encoder in self.text for name, shape in encoder.outputs.items()}
+        """The arrays of any caption, as the cache keeps them: their names and shapes."""
+        return {name: shape for encoder in self.text for name, shape in encoder.kept.items()}
 
     def bytes_of(self, samples: Samples, prompts: Sequence[str]) -> int:
         """What the cache takes on disk with everything encoded, but for the headers of its files."""
@@ -126,24 +126,27 @@ class Encoding:
             mask = 4 * math.prod(self.mask_shapes(row.placement)["mask"]) if row.item.mask else 0
             images |= {(row.item.sha256, repr(view.settings)): latents + mask for view in row.views}
         texts = {"", *(text for row in samples.rows for text in row.texts), *prompts}
-        return sum(images.values()) + len(texts) * self.caption_bytes
+        return sum(images.values()) + self.captions_bytes(texts)
 
     def image_bytes(self, placement: Placement) -> int:
         """What the arrays of an image take: fp32."""
         return 4 * sum(map(math.prod, self.image_shapes(placement).values()))
 
-    @cached_property
-    def caption_bytes(self) -> int:
-        """What the arrays of a caption take."""
-        return sum(
-            encoder.dtype(self.precision, self.text_precision).itemsize * sum(map(math.prod, encoder.outputs.values()))
-            for encoder in self.text
-        )
+    def captions_bytes(self, texts: Collection[str]) -> int:
+        """What the arrays of captions take, of those kept without padding the rows of their own tokens alone."""
+        total = 0
+        for encoder in self.text:
+            itemsize = encoder.dtype(self.precision, self.text_precision).itemsize
+            whole = [shape for name, shape in encoder.outputs.items() if name not in encoder.paddings]
+            row = sum(math.prod(encoder.outputs[name][1:]) for name in encoder.paddings)
+            rows = sum(encoder.rows(encoder.inputs(text)) for text in texts) if row else 0
+            total += itemsize * (len(texts) * sum(map(math.prod, whole)) + rows * row)
+        return total
 
     def caption_blank(self) -> Example:
         """The arrays of a caption, all zeros but for token ids: of what shapes a step's are."""
-        blank = {name: np.zeros(shape, np.float32) for name, shape in self.caption_shapes.items()}
-        return blank | tokens_of(self.running, "")
+        outputs = {name: shape for encoder in self.text for name, shape in encoder.outputs.items()}
+        return {name: np.zeros(shape, np.float32) for name, shape in outputs.items()} | tokens_of(self.running, "")
 
     def encoders(self, device: str) -> CaptionEncoders:
         """The text encoders, loaded."""
@@ -180,15 +183,22 @@ class CaptionEncoders:
         return {encoder.key: encoder.inputs(text) for encoder in self._encoders}
 
     def start(self, captions: Sequence[Mapping[str, HostArrays]]) -> Callable[[], list[Example]]:
-        """Starts on captions; calling the result waits for the conditioning arrays of each, in the encoders' dtype."""
+        """Starts on captions; calling the result waits for the arrays of each, without padding that is
+        not kept, in the encoders' dtype.
+        """
         waits: list[list[Callable[[], list[Example]]]] = []
-        for key, batches in self._batches.items():
-            given = [caption[key] for caption in captions]
-            waits.append([batches.start(part) for part in cut(given, self._at_once[key])])
+        for encoder in self._encoders:
+            given = [caption[encoder.key] for caption in captions]
+            batches, size = self._batches[encoder.key], self._at_once[encoder.key]
+            waits.append([batches.start(part) for part in cut(given, size)])
 
         def wait() -> list[Example]:
-            made = [[example for part in parts for example in part()] for parts in waits]
-            return [dict(pair for arrays in each for pair in arrays.items()) for each in zip(*made, strict=True)]
+            kept: list[Example] = [{} for _ in captions]
+            for encoder, parts in zip(self._encoders, waits, strict=True):
+                made = [example for part in parts for example in part()]
+                for example, caption, arrays in zip(kept, captions, made, strict=True):
+                    example |= encoder.without_padding(caption[encoder.key], arrays)
+            return kept
 
         return wait
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from flame_train.data.buckets import Size
+from flame_train.data.padding import collate
 from flame_train.data.samples import Sample, Samples
 from flame_train.engine import capture, no_grad
 from flame_train.engine.backend import get_backend
@@ -114,7 +115,7 @@ def _validate(plan: Plan, state: State) -> None:
     if not plan.held_out.rows or not plan.config.validation.repeats:
         return
     largest = _largest(plan.held_out)
-    validator = make_validator(plan, state, HeldOut.of([_example(plan, largest)]), _DEVICE)
+    validator = make_validator(plan, state, HeldOut.of([_example(plan, largest)], plan.model.paddings), _DEVICE)
     for _ in range(2):
         with state.optimizer.averaged():
             validator.measure()
@@ -129,7 +130,7 @@ def _draw(drawn: Callable[[], object] | None, state: State) -> None:
 def _batch(plan: Plan, largest: Sample) -> HostBatch:
     """A batch of the largest bucket and batch size, all zeros."""
     example, size = _example(plan, largest), largest.set.batch_size
-    return HostBatch({name: np.stack([array] * size) for name, array in example.items()}, 0, np.arange(size), ())
+    return HostBatch(collate([example] * size, plan.model.paddings), 0, np.arange(size), ())
 
 
 def _largest(samples: Samples) -> Sample:

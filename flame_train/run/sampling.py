@@ -162,6 +162,7 @@ def drawing(
         model.vae.latent_shape(request.size),
         device,
         as_dtype(dtype),
+        model.paddings,
     )
 
 

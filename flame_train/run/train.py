@@ -149,6 +149,7 @@ def _validation(
         tuple(row.item.sha256 for row in plan.held_out.rows),
         tuple(row.placement.bucket for row in plan.held_out.rows),
         lambda i: encoded.example(offset + i),
+        plan.model.paddings,
     )
     validator = make_validator(plan, state, images, device)
 
@@ -335,6 +336,7 @@ def _loader(plan: Plan, encoded: Encoded, first: int, state: State, device: str)
         accumulation=c.gradient.accumulation,
         send=sender(get_backend(device), state.dtype),
         group=state.group,
+        paddings=plan.model.paddings,
     )
 
 

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flame_train.adapters.targets import Presets, layer_shapes
+from flame_train.data.cache import Shapes, UpTo
+from flame_train.data.padding import Paddings
 from flame_train.engine import Tensor, nn
 from flame_train.engine.dtype import DType, as_dtype
 from flame_train.models.common.blocks import BlockNetwork
@@ -50,7 +52,33 @@ class TextEncoder(ABC):
     @property
     @abstractmethod
     def outputs(self) -> Mapping[str, tuple[int, ...]]:
-        """The arrays that it makes of a caption: their names and shapes, for the shortest caption."""
+        """The arrays that it makes of a caption: their names and shapes, padding included."""
+
+    @property
+    def paddings(self) -> Paddings:
+        """Of those of its arrays that are kept without padding: how they are filled up in a batch."""
+        return {}
+
+    @property
+    def kept(self) -> Shapes:
+        """The arrays of `outputs` as the cache keeps them."""
+        return {
+            name: (UpTo(shape[0]), *shape[1:]) if name in self.paddings else shape
+            for name, shape in self.outputs.items()
+        }
+
+    def rows(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> int:
+        """How many rows of the arrays in `paddings` are the caption's own. `inputs` are of one caption."""
+        raise NotImplementedError(f"{type(self).__name__} keeps the padding of all its arrays")
+
+    def without_padding(
+        self, inputs: Mapping[str, np.ndarray[Any, Any]], made: Mapping[str, np.ndarray[Any, Any]]
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """What is kept of the arrays `made` of a caption with these `inputs`."""
+        if not self.paddings:
+            return dict(made)
+        rows = self.rows(inputs)
+        return {name: array[:rows] if name in self.paddings else array for name, array in made.items()}
 
     @property
     @abstractmethod

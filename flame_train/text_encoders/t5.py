@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from flame_train.data.padding import Padding, Paddings
 from flame_train.data.tokenizers.t5 import T5Tokenizer, find_vocabulary, named_vocabulary
 from flame_train.engine import Tensor, nn
 from flame_train.models.common.family_files import FamilyFiles
@@ -42,6 +43,11 @@ class T5Keys(EncoderKeys):
         unit="tokens",
         aka=("t5xxl_max_token_length", "max_sequence_length"),
     )
+    t5_padding: Literal["seen", "zeros", "masked"] = field(
+        "seen",
+        "what the model sees of T5 behind a caption's end; seen: states of the padding, as published; zeros: zeros, so "
+        "that the cache keeps a caption's own tokens alone; masked: zeros, and T5 does not attend to padding either",
+    )
     t5_dropout: float = field(0.0, "probability that T5 is dropped, apart from captions", ge=0, le=1)
 
     @classmethod
@@ -52,7 +58,11 @@ class T5Keys(EncoderKeys):
 
 @dataclass(frozen=True, eq=False)
 class T5(TextEncoder):
-    """T5. It makes the hidden states `t5` (T, C) of `length` tokens, padding included."""
+    """T5. It makes the hidden states `t5` (T, C) of `length` tokens, padding included.
+
+    With `padding` "seen" the denoiser attends to the states of the padding, which differ from caption to caption. With
+    "zeros" and "masked" these are zeros, and the cache has none of them.
+    """
 
     key = "t5"
     quantizable = True
@@ -63,6 +73,7 @@ class T5(TextEncoder):
     length: int = 512
     places: tuple[Path, ...] = ()
     vocabulary_file: str = ""
+    padding: str = "seen"
 
     @cached_property
     def tokenizer(self) -> T5Tokenizer:
@@ -81,6 +92,10 @@ class T5(TextEncoder):
         return {"t5": (self.length, network.arch.width)}
 
     @property
+    def paddings(self) -> Paddings:
+        return {} if self.padding == "seen" else {"t5": Padding(self.length, self.length)}
+
+    @property
     def limit(self) -> tuple[str, int]:
         return "text_encoders.t5_tokens", self.length
 
@@ -89,15 +104,24 @@ class T5(TextEncoder):
         return max(1, _TOKENS // self.length)
 
     def inputs(self, text: str) -> dict[str, np.ndarray[Any, Any]]:
-        return {"ids": np.ascontiguousarray(self.tokenizer.row(text, self.length).ids, np.int32)}
+        row = self.tokenizer.row(text, self.length)
+        ids = np.ascontiguousarray(row.ids, np.int32)
+        return {"ids": ids} if self.padding == "seen" else {"ids": ids, "mask": row.mask}
+
+    def rows(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> int:
+        return int(np.count_nonzero(inputs["mask"]))
 
     def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         assert isinstance(network, T5Encoder)
-        return {"t5": network(inputs["ids"])}
+        if self.padding == "seen":
+            return {"t5": network(inputs["ids"])}
+        states = network(inputs["ids"], inputs["mask"] if self.padding == "masked" else None)
+        return {"t5": states * inputs["mask"].to(states.dtype).unsqueeze(-1)}
 
     def overlong(self, text: str) -> bool:
         return self.tokenizer.row(text, self.length).truncated > 0
 
     @property
     def vocabulary(self) -> str:
-        return hashlib.sha256(f"{self.tokenizer.fingerprint} {self.length}".encode()).hexdigest()
+        padding = "" if self.padding == "seen" else f" {self.padding}"
+        return hashlib.sha256(f"{self.tokenizer.fingerprint} {self.length}{padding}".encode()).hexdigest()

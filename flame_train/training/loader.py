@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from flame_train.data.order import Order
+from flame_train.data.padding import NO_PADDINGS, Paddings, collate
 from flame_train.distributed.group import ALONE, ProcessGroup
 
 from .batch import HostBatch
@@ -35,6 +36,7 @@ class Loader:
         accumulation: micro-batches in one update.
         send: starts the upload of a batch, on the loader's thread.
         group: the processes that train together.
+        paddings: how arrays of different lengths are filled up.
     """
 
     def __init__(
@@ -47,9 +49,10 @@ class Loader:
         accumulation: int,
         send: Callable[[HostBatch], HostBatch] | None = None,
         group: ProcessGroup = ALONE,
+        paddings: Paddings = NO_PADDINGS,
     ) -> None:
         self._order, self._example, self._names = order, example, names
-        self._accumulation, self._send, self._group = accumulation, send, group
+        self._accumulation, self._send, self._group, self._paddings = accumulation, send, group, paddings
         self._next = first
         self._thread = ThreadPoolExecutor(1, "flame-train-loader")
         self._ahead: Future[HostBatch] = self._thread.submit(self._make, first)
@@ -76,7 +79,7 @@ class Loader:
         step, within = divmod(place, self._accumulation * self._group.world)
         size = len(examples)
         batch = HostBatch(
-            arrays={name: np.stack([e[name] for e in examples]) for name in examples[0]},
+            arrays=collate(examples, self._paddings),
             step=step,
             samples=np.arange(size) + within * self._order.largest_batch,
             files=tuple(self._names[i] for i in planned.indices),

@@ -12,6 +12,7 @@ import numpy as np
 from flame_train.adapters.targets import Presets
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Placement, Size
+from flame_train.data.padding import Paddings
 from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.diffusion.samplers import Path as SamplingPath
 from flame_train.diffusion.timestep_sampling import TimestepSampling
@@ -244,7 +245,7 @@ class Model(ABC):
         return Denoiser.of(self, network, device, guidance_scale)
 
     def caption_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The arrays of a caption by name, and their shapes."""
+        """The arrays of a caption by name, and their shapes, padding included."""
         return {name: shape for encoder in self.text for name, shape in encoder.outputs.items()}
 
     def encoders(self, keys: Collection[str]) -> tuple[TextEncoder, ...]:
@@ -260,6 +261,11 @@ class Model(ABC):
         key, _, rest = layer.partition(".")
         components = {encoder.key: encoder.part.component for encoder in self.encoders(trained)}
         return (components[key], rest) if key in components else (self.denoiser.component, layer)
+
+    @property
+    def paddings(self) -> Paddings:
+        """How the arrays of captions that are kept without padding are filled up in a batch."""
+        return {name: padding for encoder in self.text for name, padding in encoder.paddings.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from flame_train.data.padding import Paddings, collate
 from flame_train.diffusion.guidance import guided
 from flame_train.diffusion.samplers import Path, Sampler
 from flame_train.disk.durable import write_durably
@@ -42,6 +43,7 @@ class Drawing:
     latent: tuple[int, int, int]
     device: str
     dtype: DType
+    paddings: Paddings
 
 
 def draw(
@@ -101,7 +103,7 @@ def draw(
 
 def _conditioning(examples: Sequence[Example], d: Drawing) -> dict[str, Tensor]:
     """The examples as a batch on the device, floats in the model's dtype."""
-    stacked = {name: np.stack([e[name] for e in examples]) for name in examples[0]}
+    stacked = collate(examples, d.paddings)
     return {n: tensor(a, d.dtype if is_float(a.dtype) else None, d.device) for n, a in stacked.items()}
 
 

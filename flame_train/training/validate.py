@@ -6,11 +6,12 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
+from flame_train.data.padding import NO_PADDINGS, Paddings, collate
 from flame_train.engine import Tensor, capture, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType
@@ -35,17 +36,19 @@ class HeldOut:
         names: what an image's noise follows from, such as the hash of its bytes.
         shapes: anything that is equal for images whose arrays have equal shapes, such as their buckets.
         example: the arrays of the image of this number.
+        paddings: how arrays of different lengths are filled up.
     """
 
     names: tuple[str, ...]
     shapes: tuple[Any, ...]
     example: Callable[[int], Example]
+    paddings: Paddings = field(default_factory=dict)
 
     @classmethod
-    def of(cls, examples: Sequence[Example]) -> HeldOut:
+    def of(cls, examples: Sequence[Example], paddings: Paddings = NO_PADDINGS) -> HeldOut:
         """Examples that are in memory; an example's noise follows from its number."""
         shapes = [tuple(sorted((name, a.shape) for name, a in e.items())) for e in examples]
-        return cls(tuple(map(str, range(len(examples)))), tuple(shapes), lambda i: examples[i])
+        return cls(tuple(map(str, range(len(examples)))), tuple(shapes), lambda i: examples[i], paddings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ class Validator:
         filled = [*rows, *(rows[0] for _ in range(self._size - len(rows)))]
         examples = {row.image: self._images.example(row.image) for row in rows}
         host = HostBatch(
-            {name: np.stack([examples[r.image][name] for r in filled]) for name in examples[rows[0].image]},
+            collate([examples[row.image] for row in filled], self._images.paddings),
             _STEP,
             np.array([self._number(row) for row in filled], np.int64),
             (),

@@ -44,7 +44,7 @@ def saved(folder: Path) -> bool:
 
 def in_ci_and_whole(family: str, few: int) -> list[object]:
     """A family with few steps, and with all of them where slow tests run."""
-    return [pytest.param(family, few), pytest.param(family, STEPS, marks=pytest.mark.slow)]
+    return [pytest.param(family, few), pytest.param(family, STEPS, marks=pytest.mark.proof)]
 
 
 @pytest.mark.parametrize(

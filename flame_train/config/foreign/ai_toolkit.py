@@ -277,7 +277,7 @@ _ROWS: Final = [
         "train.attention_backend train.unload_text_encoder train.cache_text_embeddings "
         "train.switch_boundary_every train.force_first_sample performance_log_every device "
         "sqlite_db_path log_dir logging.* model.low_vram model.is_* model.arch model.compile "
-        "model.qtype model.attn_masking model.model_kwargs network.transformer_only "
+        "model.qtype model.model_kwargs network.transformer_only "
         "network.old_lokr_format sample.format sample.fps sample.num_frames "
         "train.bypass_guidance_embedding",
     ),
@@ -297,6 +297,8 @@ _ROWS: Final = [
     ),
     turned("model.name_or_path", "model.checkpoint", checkpoint),
     turned("model.vae_path", "model.vae", unless_off),
+    turned("model.attn_masking", "text_encoders.t5_padding", switched("zeros"), families=["flux"]),
+    *needless("Flux alone has it", "model.attn_masking"),
     turned("model.is_v_pred", "model.prediction", switched("v")),
     turned("model.quantize", "model.quantize", _quantized),
     turned("model.quantize_te", "text_encoders.precision", lambda v, s: "fp8" if v and s.family != "sdxl" else NOTHING),

@@ -134,7 +134,8 @@ _ROWS: Final = [
     turned("perturbation_noise_weight", "loss.input_perturbation", unless_off),
     turned("rescale_noise_scheduler_to_zero_terminal_snr", "loss.zero_terminal_snr", switched(True)),
     turned("transformer.guidance_scale", "loss.guidance_scale", to_float, families=["flux"]),
-    *needless("Flux alone has it", "transformer.guidance_scale unet.guidance_scale"),
+    turned("transformer.attention_mask", "text_encoders.t5_padding", switched("zeros"), families=["flux"]),
+    *needless("Flux alone has it", "transformer.guidance_scale unet.guidance_scale transformer.attention_mask"),
     turned("dropout_probability", "lora.dropout", unless_off),
     *(
         turned(f"{part}.dropout_probability", f"text_encoders.{ours}", unless_off, families=[f])

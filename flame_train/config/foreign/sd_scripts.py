@@ -201,7 +201,11 @@ _ROWS: Final = [
     turned("clip_l_dropout_rate", "text_encoders.clip_l_dropout", unless_off),
     turned("clip_g_dropout_rate", "text_encoders.clip_g_dropout", unless_off),
     turned("t5_dropout_rate", "text_encoders.t5_dropout", unless_off),
-    never("apply_t5_attn_mask", "encoders and transformer attend to padding, as these models were trained"),
+    never(
+        "apply_t5_attn_mask",
+        "encoders and transformer attend to padding, as these models were trained; nearest is "
+        'text_encoders.t5_padding = "masked", with which the transformer sees zeros in its place',
+    ),
     never("apply_lg_attn_mask", "encoders and transformer attend to padding, as these models were trained"),
     turned("max_token_length", "data.max_tokens", to_number),
     turned("output_dir", "output.dir", lambda v, s: f"{v}/{s.get('output_name')}" if s.get("output_name") else v),

@@ -127,7 +127,7 @@ config:
         ema_config: {use_ema: true, ema_decay: 0.99}
         diff_output_preservation: true
         dtype: bf16
-      model: {name_or_path: "black-forest-labs/FLUX.1-dev", is_flux: true, quantize: true}
+      model: {name_or_path: "black-forest-labs/FLUX.1-dev", is_flux: true, quantize: true, attn_masking: true}
       sample:
         sampler: "flowmatch"
         sample_every: 200

@@ -119,6 +119,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     },
     "flux.yaml": {
         "model.checkpoint": "hf:black-forest-labs/FLUX.1-dev",
+        "text_encoders.t5_padding": "zeros",
         "model.quantize": "fp8",
         "data.path": "/data/tiles",
         "data.caption_dropout": 0.05,
