@@ -222,6 +222,7 @@ def loaded(
         scale=c.lora.scale,
         chances=Chances(c.lora.dropout, c.lora.rank_dropout, c.lora.module_dropout),
         own=plan.checked.own,
+        signed=plan.preserved.kind.signed,
     )
     begin_with(attached, begun)
     objective = model.objective(c.model, c.loss, device)
@@ -238,7 +239,13 @@ def loaded(
         group,
         earlier,
     )
-    state = replace(state, drops=attached.drops)
+    state = replace(
+        state,
+        drops=attached.drops,
+        off=attached.off,
+        preservation=plan.preserved.kind,
+        preservation_weight=c.preservation.weight,
+    )
     if c.lora.max_norm:
         state = replace(state, limit=partial(_limit, attached, state.optimizer, c.lora.max_norm))
     return denoiser, attached, state
@@ -328,15 +335,21 @@ def _loader(plan: Plan, encoded: Encoded, first: int, state: State, device: str)
         [len(keys) for keys in encoded.keys.images],
         [row.text_count(cached=bool(encoded.encoding.text)) for row in plan.samples.rows],
     )
+    preserved = plan.preserved
+
+    def example(epoch: int, index: int, draw: int) -> Example:
+        choice = choices.of(epoch, index, draw)
+        return encoded.example(index, choice) | preserved.arrays(plan.samples.rows[index], choice, encoded.further)
+
     return Loader(
         plan.order,
-        lambda epoch, index, draw: encoded.example(index, choices.of(epoch, index, draw)),
+        example,
         plan.samples.names,
         first=first * c.gradient.accumulation,
         accumulation=c.gradient.accumulation,
         send=sender(get_backend(device), state.dtype),
         group=state.group,
-        paddings=plan.model.paddings,
+        paddings=preserved.paddings(plan.model.paddings),
     )
 
 
