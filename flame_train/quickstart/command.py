@@ -110,7 +110,7 @@ def run(directory: Path, device: str | None, name: str = "sdxl") -> dict[str, An
     with StopRequest() as stop:
         plan = make_plan(check(config, family), stop)
         result = train_plan(plan, chosen, stop)
-        losses = _held_out(plan, source.with_name("held-out"), Path(result["lora"]), chosen, stop)
+        losses = held_out_losses(plan, source.with_name("held-out"), Path(result["lora"]), chosen, stop)
     image = write_before_after(
         Path(result["lora"]).with_name("samples"), source.with_name("before-after.png"), result["steps"]
     )
@@ -214,7 +214,9 @@ def _precision(device: str) -> Literal["fp32", "bf16"]:
     return "fp32" if device == "cpu" else "bf16"
 
 
-def _held_out(plan: Plan, folder: Path, lora: Path, device: str, stop: StopRequest) -> dict[str, dict[str, float]]:
+def held_out_losses(
+    plan: Plan, folder: Path, lora: Path, device: str, stop: StopRequest
+) -> dict[str, dict[str, float]]:
     """The loss on images that were not trained on, without and with the LoRA of the file.
 
     Args:
