@@ -43,7 +43,7 @@ def variants(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def config(folder: Path, name: str, own: dict[str, Any], device: str, steps: int) -> dict[str, Any]:
+def config(folder: Path, name: str, own: dict[str, Any], device: str, steps: int, batch: int) -> dict[str, Any]:
     """The sections of a run."""
     return {
         "model": {"checkpoint": str(folder / "base.safetensors")},
@@ -52,7 +52,7 @@ def config(folder: Path, name: str, own: dict[str, Any], device: str, steps: int
         "train": {"steps": steps, "precision": "fp32" if device == "cpu" else "bf16"},
         "output": {"dir": str(folder / name.replace(" ", "-").replace(",", ""))},
         **own,
-        "data": {"resolution": 96, "bucket_step": 32, "batch_size": 4, **own["data"]},
+        "data": {"resolution": 96, "bucket_step": 32, "batch_size": batch, **own["data"]},
     }
 
 
@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--batch", type=int, default=4)
     args = parser.parse_args()
     folder = args.folder.resolve()
     if not (folder / "base.safetensors").exists():
@@ -69,7 +70,7 @@ def main() -> None:
         FAMILIES["sdxl"].write_small_base(folder, SEED)
     print("| kept by | loss of tiles, before and after | loss of known shapes, before and after |\n|---|---|---|")
     for name, own in variants(folder).items():
-        sections = config(folder, name, own, args.device, args.steps)
+        sections = config(folder, name, own, args.device, args.steps, args.batch)
         result = flame_train.train(sections, device=args.device)
         plan = make_plan(check(load_located(sections, [])), StopRequest())
         losses = held_out_losses(plan, folder / "held-out", Path(result["lora"]), args.device, StopRequest())
