@@ -48,7 +48,7 @@ def config(folder: Path, name: str, own: dict[str, Any], device: str, steps: int
     return {
         "model": {"checkpoint": str(folder / "base.safetensors")},
         "lora": {"rank": 16, "alpha": 16.0},
-        "optimizer": {"lr": 1e-3},
+        "optimizer": {"lr": 2e-3},
         "train": {"steps": steps, "precision": "fp32" if device == "cpu" else "bf16"},
         "output": {"dir": str(folder / name.replace(" ", "-").replace(",", ""))},
         **own,
@@ -72,7 +72,8 @@ def main() -> None:
     for name, own in variants(folder).items():
         sections = config(folder, name, own, args.device, args.steps, args.batch)
         result = flame_train.train(sections, device=args.device)
-        plan = make_plan(check(load_located(sections, [])), StopRequest())
+        measured = {**sections, "data": {**sections["data"], "sets": (), "path": str(folder / "images" / "tiles")}}
+        plan = make_plan(check(load_located(measured, [])), StopRequest())
         losses = held_out_losses(plan, folder / "held-out", Path(result["lora"]), args.device, StopRequest())
         new, known = losses["new"], losses["known"]
         told = f"| {new['before']:.4f}, {new['after']:.4f} | {known['before']:.4f}, {known['after']:.4f} |"

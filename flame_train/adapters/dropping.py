@@ -151,5 +151,16 @@ class DroppedAdapter:
 
 
 def dropping(adapter: Adapter, name: str, chances: Chances, drops: Drops, signed: bool = False) -> Adapter:
-    """`adapter`, or what leaves out parts of it where `chances` says so; with `signed` what acts at any strength."""
+    """An adapter as steps use it.
+
+    Args:
+        adapter: the adapter.
+        name: its layer.
+        chances: the probabilities of what is left out.
+        drops: the random numbers and the strength of the step that is running.
+        signed: whether a step may give it another strength.
+
+    Returns:
+        `adapter` itself, where no step changes anything about it.
+    """
     return DroppedAdapter(adapter, name, chances, drops) if chances.any or signed else adapter
