@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from flame_train.adapters.kinds import ADAPTERS
+from flame_train.addresses import is_address, problem_of
 from flame_train.config.keys import keys
 from flame_train.config.prompts import Prompt
 from flame_train.config.schema import REPEATED, Config
@@ -316,6 +317,26 @@ def _caption_extension(config: Config) -> str | None:
     return None
 
 
+_HERE = ("output.dir", "data.cache", "train.continue_from")
+"""Places that a run writes to, or whose run it continues: folders of this machine."""
+
+
+def _address(config: Config, path: str) -> str | None:
+    """A place that is an address must be a good one, and without credentials; `output.remote` must be one."""
+    section, name = path.split(".")
+    value = getattr(getattr(config, section), name)
+    if path == "data.sets":
+        wrong = [problem_of(one.path) for one in value if is_address(one.path)]
+        return next((problem for problem in wrong if problem), None)
+    if not value or (path != "output.remote" and not is_address(value)):
+        return None
+    if path in _HERE:
+        return "expected a folder of this machine, got an address" + (
+            "; output.remote takes one, to which the folder is copied" if path == "output.dir" else ""
+        )
+    return problem_of(value)
+
+
 _BUCKET_KEYS = ("data.bucket_step", "data.min_bucket", "data.max_bucket")
 
 
@@ -328,6 +349,8 @@ def checks() -> Iterator[Check]:
     for path, key in keys().items():
         if key.annotation in (str, tuple[str, ...], tuple[Prompt, ...]):
             yield _for_path(_text, path)
+        if key.place or path in ("data.sets", "output.remote"):
+            yield _for_path(_address, path)
     yield _for_path(_required, "model.checkpoint")
     yield Check(("data.path", "data.sets"), _images)
     yield Check(("data.sets",), _sets)

@@ -272,6 +272,9 @@ class GradientSection(Section):
         free=True,
         aka=("recompute_only",),
     )
+    all_reduce: Literal["fp32", "bf16"] = field(
+        "fp32", "number format in which several processes add up gradients; bf16: half the bytes, rounded at each sum"
+    )
 
 
 class TrainSection(Section):
@@ -385,6 +388,12 @@ class OutputSection(Section):
     """Where the run is kept."""
 
     dir: str = field("", "the run folder; required", free=True, place=True, aka=("output_dir", "training_folder"))
+    remote: str = field(
+        "",
+        "address to which the run folder is copied while it trains, and from which another machine goes on, such as "
+        "s3://bucket/folder; empty: none",
+        free=True,
+    )
     name: str = field(
         "",
         "the LoRA's file, NAME.safetensors; in checkpoints NAME-000500.safetensors; empty: lora.safetensors in both",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from flame_train.adapters.beginning import check_beginning
 from flame_train.adapters.formats import from_file
@@ -12,6 +11,7 @@ from flame_train.adapters.rules import Own
 from flame_train.adapters.targets import layer_shapes
 from flame_train.config.schema import LoraSection
 from flame_train.errors import ConfigError, ModelFileError
+from flame_train.io.kept import local_place
 from flame_train.io.weights import open_weights
 from flame_train.models.common.identify import could_be, identify
 from flame_train.training.model import Model
@@ -34,9 +34,10 @@ def beginning(
     Raises:
         ConfigError: a file of another family, of other layers or of another rank.
     """
-    path = Path(getattr(lora, "from"))
-    if path == Path():
+    named: str = getattr(lora, "from")
+    if not named:
         return {}
+    path = local_place(named)
     try:
         with open_weights(path) as weights:
             identity = identify(weights.shapes, weights.metadata)

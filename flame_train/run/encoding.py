@@ -145,8 +145,9 @@ class Encoding:
 
     def caption_blank(self) -> Example:
         """The arrays of a caption, all zeros but for token ids: of what shapes a step's are."""
-        outputs = {name: shape for encoder in self.text for name, shape in encoder.outputs.items()}
-        return {name: np.zeros(shape, np.float32) for name, shape in outputs.items()} | tokens_of(self.running, "")
+        shapes = {name: shape for encoder in self.text for name, shape in encoder.outputs.items()}
+        blank = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        return blank | tokens_of(self.running, "")
 
     def encoders(self, device: str) -> CaptionEncoders:
         """The text encoders, loaded."""

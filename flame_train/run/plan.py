@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import layer_shapes
@@ -21,6 +20,7 @@ from flame_train.data.seen import seen_images
 from flame_train.data.sets import DataSet, image_sets
 from flame_train.errors import ConfigError, DataError
 from flame_train.io.digests import Digests
+from flame_train.io.kept import local_place
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.text_encoders import too_long
 from flame_train.training.model import Model
@@ -144,7 +144,7 @@ def _read(config: Config, stop: StopRequest) -> Samples:
                     caption_lines=own.captions.lines,
                     folder_captions=own.captions.folder_name,
                     masks=own.masks,
-                    mask_folder=Path(own.mask_folder) if own.mask_folder else None,
+                    mask_folder=local_place(own.mask_folder) if own.mask_folder else None,
                     on_bad=data.on_bad_image,
                     progress=lambda done, total: stop.check("while reading the dataset"),
                     seen=seen,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from flame_train.config.prompts import Prompt, read_prompt_file
@@ -13,11 +12,9 @@ from flame_train.data.buckets import Placement, Size
 from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.engine import Tensor
 from flame_train.engine.dtype import as_dtype
-from flame_train.engine.mode import deterministic
-from flame_train.engine.nn import Module
 from flame_train.errors import ConfigError
 from flame_train.training.model import Denoiser, Example, LoadedVae, Model
-from flame_train.training.preview import Drawing, Pixels, draw, grid
+from flame_train.training.preview import Drawing, Pixels, draw
 from flame_train.training.stop import StopRequest
 
 
@@ -195,37 +192,3 @@ def draw_request(
         return guided.conditioned(arrays, how.dtype)
 
     return draw(how, guided.denoise, vae.decode, wanted, unwanted, stop, conditioned)
-
-
-def grid_of(
-    wanted: Sequence[tuple[Request, Drawing]],
-    captions: Callable[[str], Example],
-    denoiser: Denoiser,
-    vae: LoadedVae,
-    at_strength: Callable[[float], AbstractContextManager[Module]],
-    stop: StopRequest,
-) -> Callable[[], Pixels]:
-    """A function that samples the grid with the network's weights at the time of the call.
-
-    Args:
-        wanted: the images, with the settings of the sampler.
-        captions: the arrays of a prompt.
-        denoiser: the network.
-        vae: the loaded decoder.
-        at_strength: a context in which the adapters act so strongly.
-        stop: raises Interrupted after a signal; checked between steps.
-
-    Returns:
-        The function.
-    """
-
-    def one(request: Request, how: Drawing) -> Pixels:
-        with at_strength(request.strength):
-            return draw_request(request, how, captions, denoiser, vae, stop)
-
-    def drawn() -> Pixels:
-        # Choices are measured for what recurs thousands of times, and what training may vary in must not show here.
-        with deterministic(True):
-            return grid([one(request, how) for request, how in wanted])
-
-    return drawn

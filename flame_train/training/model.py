@@ -248,6 +248,11 @@ class Model(ABC):
         """The arrays of a caption by name, and their shapes, padding included."""
         return {name: shape for encoder in self.text for name, shape in encoder.outputs.items()}
 
+    @property
+    def paddings(self) -> Paddings:
+        """How the arrays of captions that are kept without padding are filled up in a batch."""
+        return {name: padding for encoder in self.text for name, padding in encoder.paddings.items()}
+
     def encoders(self, keys: Collection[str]) -> tuple[TextEncoder, ...]:
         """The text encoders of these keys, in the model's order."""
         return tuple(encoder for encoder in self.text if encoder.key in keys)
@@ -261,11 +266,6 @@ class Model(ABC):
         key, _, rest = layer.partition(".")
         components = {encoder.key: encoder.part.component for encoder in self.encoders(trained)}
         return (components[key], rest) if key in components else (self.denoiser.component, layer)
-
-    @property
-    def paddings(self) -> Paddings:
-        """How the arrays of captions that are kept without padding are filled up in a batch."""
-        return {name: padding for encoder in self.text for name, padding in encoder.paddings.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,6 +15,7 @@ from flame_train.adapters.attach import Attached
 from flame_train.adapters.formats import FORMATS, to_diffusers, to_kohya
 from flame_train.adapters.kinds import Factors
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
+from flame_train.adapters.shared_alpha import for_kohya
 from flame_train.disk.files import reading
 from flame_train.disk.held import Place
 from flame_train.engine.dtype import Array, DType, float32
@@ -73,7 +74,9 @@ class LoraWriter:
             **self.metadata,
         }
         if form == "kohya":
-            tensors = to_kohya(state, self.names)
+            written, record = for_kohya(state, self.names)
+            tensors = to_kohya(written, self.names)
+            metadata |= record
         else:
             tensors, record = to_diffusers(state, self.names)
             metadata |= {"format": "pt", **record}
