@@ -17,6 +17,7 @@ from flame_train.data.caption_tools import CaptionKeys
 from flame_train.data.sets import DataSet, SetKeys
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import NOISE_KINDS
+from flame_train.diffusion.preservation import PRESERVATIONS
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.optimizers import OPTIMIZERS
@@ -357,6 +358,19 @@ class LossSection(Section):
     )
 
 
+@choices(PRESERVATIONS)
+class PreservationSection(Section):
+    """What the model keeps as the base has it, while it learns."""
+
+    weight: float = field(
+        1.0,
+        "factor on the loss of what is kept; of a slider, on its loss",
+        gt=0,
+        le=1000,
+        aka=("diff_output_preservation_multiplier", "blank_prompt_preservation_multiplier"),
+    )
+
+
 class LogSection(Section):
     """Further values in the log."""
 
@@ -434,6 +448,7 @@ class Config(Section):
     gradient: GradientSection = GradientSection()
     train: TrainSection = TrainSection()
     loss: LossSection = LossSection()
+    preservation: PreservationSection = PreservationSection()
     checkpoint: CheckpointSection = CheckpointSection()
     log: LogSection = LogSection()
     sample: SampleSection = SampleSection()

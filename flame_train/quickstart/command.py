@@ -93,7 +93,7 @@ def run(directory: Path, device: str | None, name: str = "sdxl") -> dict[str, An
         plan = make_plan(check(config, family), stop)
         result = train_plan(plan, chosen, stop)
         _LOG.info("measuring the loss on images that were not trained on")
-        losses = _held_out(plan, source.with_name("held-out"), Path(result["lora"]), chosen, stop)
+        losses = held_out_losses(plan, source.with_name("held-out"), Path(result["lora"]), chosen, stop)
     image = _draw_page(plan, source.parent, family.lesson)
     return {
         "lora": result["lora"],
@@ -193,7 +193,9 @@ def _is(about: Path, text: str) -> bool:
     return about.is_file() and about.read_text(encoding="utf-8", errors="replace") == text
 
 
-def _held_out(plan: Plan, folder: Path, lora: Path, device: str, stop: StopRequest) -> dict[str, dict[str, float]]:
+def held_out_losses(
+    plan: Plan, folder: Path, lora: Path, device: str, stop: StopRequest
+) -> dict[str, dict[str, float]]:
     """The loss on images that were not trained on, without and with the LoRA of the file.
 
     Args:

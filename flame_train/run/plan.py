@@ -31,6 +31,7 @@ from flame_train.user_cache import user_cache
 
 from .check import Checked, check
 from .encoding import Encoding, cache_folder
+from .preserved import Preserved
 from .sampling import Request, requests, texts_of
 
 _LOG = logging.getLogger(__name__)
@@ -74,8 +75,13 @@ class Plan:
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """Every text that sampling needs in addition to the captions."""
-        return texts_of(self.requests)
+        """Every text that sampling and preservation need in addition to the captions."""
+        return tuple(dict.fromkeys((*texts_of(self.requests), *self.preserved.texts(self.samples))))
+
+    @property
+    def preserved(self) -> Preserved:
+        """What examples have for preservation."""
+        return Preserved.of(self.config, self.samples)
 
     @property
     def encoding(self) -> Encoding:
