@@ -92,6 +92,10 @@ Error = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, of models the headers; print the plan.")]
 LoraPath = Annotated[Path, typer.Argument(metavar="FILE", help="LoRA file to read.")]
+Gpus = Annotated[int, typer.Option("--gpus", min=1, help="Start so many processes here by mpirun.")]
+Transport = Annotated[
+    Literal["auto", "nccl", "mpi"], typer.Option("--collectives", help="By which processes add up gradients.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there already.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]

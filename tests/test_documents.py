@@ -45,6 +45,7 @@ ELSEWHERE = frozenset(
         "dataset.json",
         "status.json",
         "log.jsonl",
+        "lease.json",
         "samples/",
         "checkpoints/",
         "sd3_train_network.py",
@@ -88,7 +89,7 @@ def cited(text: str) -> Iterator[str]:
     code += re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     for word in re.findall(r"(?<![\w/.$~<{*-])[\w./-]*\w/?(?![\w/*<{(]|\.\w)", " ".join(code)):
         top, _, rest = word.partition("/")
-        if word.startswith((".venv/", "flame_train.")):  # made by a user; a module's dotted name
+        if word.startswith((".venv/", "flame_train.", "//")):  # made by a user; a module's dotted name; an address
             continue
         if Path(word).suffix[1:] in ENDINGS or (rest and (ROOT / top).is_dir()) or (word.endswith("/") and top):
             yield word

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from flame_train.adapters.kinds import ADAPTERS
+from flame_train.addresses import is_address, problem_of
 from flame_train.config.keys import keys
 from flame_train.config.prompts import Prompt
 from flame_train.config.schema import REPEATED, Config
@@ -17,6 +18,7 @@ from flame_train.errors import ConfigError
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.schedules import SCHEDULES
 from flame_train.settings import entries_of
+from flame_train.text_encoders import ENCODER_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +242,27 @@ def _targets(config: Config) -> str | None:
     return None if targets and all(targets) else f"expected presets or globs, got {list(targets)}"
 
 
+def _trained_text(config: Config) -> str | None:
+    text, known = config.text_encoders, [entry.name for entry in ENCODER_KEYS]
+    if wrong := [name for name in text.train if name not in known]:
+        return f'expected names among {", ".join(known)}, got "{wrong[0]}"'
+    if len(set(text.train)) < len(text.train):
+        return f"expected each name once, got {list(text.train)}"
+    if text.train and text.cache == "on":
+        return (
+            'expected none with text_encoders.cache = "on": captions that are encoded once cannot follow an encoder '
+            'that is trained; set text_encoders.cache = "auto"'
+        )
+    return None
+
+
+def _only_trained(config: Config, name: str) -> str | None:
+    text = config.text_encoders
+    if text.train or getattr(text, name) == keys()[f"text_encoders.{name}"].default:
+        return None
+    return "expected text_encoders.train with it, the text encoders that it is for, got none"
+
+
 def _of_sets(config: Config) -> list[tuple[str, DataSet]]:
     """Each set with what messages call it: nothing where `data.path` is the only one."""
     sets = image_sets(config.data, config.captions)
@@ -284,6 +307,26 @@ def _caption_extension(config: Config) -> str | None:
     return None
 
 
+_HERE = ("output.dir", "data.cache", "train.continue_from")
+"""Places that a run writes to, or whose run it continues: folders of this machine."""
+
+
+def _address(config: Config, path: str) -> str | None:
+    """A place that is an address must be a good one, and without credentials; `output.remote` must be one."""
+    section, name = path.split(".")
+    value = getattr(getattr(config, section), name)
+    if path == "data.sets":
+        wrong = [problem_of(one.path) for one in value if is_address(one.path)]
+        return next((problem for problem in wrong if problem), None)
+    if not value or (path != "output.remote" and not is_address(value)):
+        return None
+    if path in _HERE:
+        return "expected a folder of this machine, got an address" + (
+            "; output.remote takes one, to which the folder is copied" if path == "output.dir" else ""
+        )
+    return problem_of(value)
+
+
 _BUCKET_KEYS = ("data.bucket_step", "data.min_bucket", "data.max_bucket")
 
 
@@ -296,6 +339,8 @@ def checks() -> Iterator[Check]:
     for path, key in keys().items():
         if key.annotation in (str, tuple[str, ...], tuple[Prompt, ...]):
             yield _for_path(_text, path)
+        if key.place or path in ("data.sets", "output.remote"):
+            yield _for_path(_address, path)
     yield _for_path(_required, "model.checkpoint")
     yield Check(("data.path", "data.sets"), _images)
     yield Check(("data.sets",), _sets)
@@ -310,6 +355,9 @@ def checks() -> Iterator[Check]:
     yield Check(("data.min_bucket", "data.resolution"), _min_bucket)
     yield Check(("data.max_bucket", "data.resolution"), _max_bucket)
     yield Check(("lora.targets",), _targets)
+    yield Check(("text_encoders.train", "text_encoders.cache"), _trained_text)
+    for name in ("lr", "rank", "alpha", "targets"):
+        yield Check((f"text_encoders.{name}", "text_encoders.train"), partial(_only_trained, name=name))
     yield Check(("output.format", "lora.kind"), _kind_in_format)
     yield Check(("lora.dropout", "lora.kind"), _dropout)
     yield Check(("lora.max_norm", "optimizer.name"), _max_norm)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from flame_train.config.keys import keys
 from flame_train.config.read import KeyPath, Layered
 from flame_train.config.schema import Config
-from flame_train.errors import ConfigError, DataError, ModelFileError, OutputError
+from flame_train.errors import ConfigError, DataError, ModelFileError, OutputError, RemoteError
 
 
 def place_of(layered: Layered, path: KeyPath) -> str:
@@ -42,7 +42,7 @@ class Located:
         given: list[tuple[str, KeyPath, object]] = [
             (key.path, (key.section, key.name), getattr(getattr(self.config, key.section), key.name))
             for key in keys().values()
-            if key.place
+            if key.place or key.path == "output.remote"
         ]
         given += [
             (f"data.sets {i + 1}", ("data", "sets", f"[{i}]", "path"), one.path)
@@ -66,7 +66,7 @@ def told_with_keys(located: Located) -> Iterator[None]:
     """Within, an error about a file or folder that the config names says which key names it, and where."""
     try:
         yield
-    except (ConfigError, DataError, ModelFileError, OutputError) as error:
+    except (ConfigError, DataError, ModelFileError, OutputError, RemoteError) as error:
         origin = located.origin_of(str(error))
         if origin:
             error.args = (f"{origin}: {error}", *error.args[1:])

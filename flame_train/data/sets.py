@@ -10,6 +10,7 @@ from pydantic import Field
 
 from flame_train.data.caption_tools import CaptionKeys
 from flame_train.data.views import ViewRule
+from flame_train.io.kept import local_place
 from flame_train.settings import Section, field
 
 Masks = Literal["off", "files", "alpha"]
@@ -76,7 +77,7 @@ class DataSet(SetKeys):
     @property
     def folder(self) -> Path:
         """The folder."""
-        return Path(self.path)
+        return local_place(self.path)
 
     @property
     def loss_weight(self) -> float:

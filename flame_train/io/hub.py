@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
+from flame_train.addresses import is_address
 from flame_train.errors import ModelFileError
+from flame_train.io.kept import local_place
 from flame_train.io.weights import COMPONENTS, VARIANTS, cannot_be_read
 
 _LOG = logging.getLogger(__name__)
@@ -44,8 +46,12 @@ def fetching(asked: bool = True) -> Iterator[None]:
 def resolve_checkpoint(name: str) -> Path:
     """`name` as a path that exists: that path, or the hub's local cache for `owner/name` and `hf:owner/name`.
 
+    An address is the place in the cache to which a run fetched it.
+
     The latter is fetched to the cache where `fetching` allows it. Raises `ModelFileError` if there is none of them.
     """
+    if is_address(name):
+        return _fetched_before(name)
     if name.startswith(_ASKS):
         return _of_hub(name, name.removeprefix(_ASKS))
     path = Path(name).expanduser()
@@ -62,6 +68,14 @@ def resolve_checkpoint(name: str) -> Path:
         f"{name}: expected a .safetensors file or a diffusers folder; there is no such file"
         + (f", nor a model of that name in the hub's local cache; to fetch it from the hub: hf:{name}" * is_name)
     )
+
+
+def _fetched_before(address: str) -> Path:
+    """The copy in the cache of what an address names. Raises `ModelFileError` if there is none."""
+    path = local_place(address)
+    if not path.exists():
+        raise ModelFileError(f"{address}: was not fetched yet; `flame-train train` and `flame-train cache` fetch it")
+    return path
 
 
 def _of_hub(name: str, model: str) -> Path:

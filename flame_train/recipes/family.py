@@ -16,6 +16,7 @@ from flame_train.config.schema import Config, ModelSection, TextEncodersSection
 from flame_train.engine import nn
 from flame_train.errors import ConfigError
 from flame_train.families import FAMILY_TITLES
+from flame_train.io.kept import local_place
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family_files import FamilyFiles
 from flame_train.models.common.part import Part
@@ -120,7 +121,7 @@ class Family(ABC):
         lacking = [key for component, key in named.items() if component not in parts and component not in own]
         if lacking:
             raise ConfigError("\n".join(no_network(opening.base, key) for key in lacking))
-        parts |= {component: self._alone(Path(path), component) for component, path in own.items()}
+        parts |= {component: self._alone(local_place(path), component) for component, path in own.items()}
         return self.assemble(parts, opening)
 
     def _alone(self, path: Path, component: str) -> Part:

@@ -45,8 +45,10 @@ from .continued import continued
 from .describe import describe
 from .encode import encode
 from .encoding import Keys, could_cache
+from .fetched import fetch_inputs
 from .finish import report
 from .memory import PredictedMemory, predicted_memory
+from .mirrored import mirrored
 from .plan import Plan, make_plan
 from .shares import refuse_other_checkpoint, refuse_unlike, shared_out
 from .train import train_run
@@ -62,6 +64,8 @@ def train(
     family: str | None = None,
     callbacks: Callbacks = SILENT,
     transport: str = "auto",
+    processes: int = 1,
+    remote_wait: float | None = None,
 ) -> dict[str, Any]:
     """Trains as a config says, or continues a run; with `dry_run` it only checks and plans.
 
@@ -75,6 +79,8 @@ def train(
         family: the one whose command was given; None: whichever the checkpoint is of.
         callbacks: hears of steps, checkpoints and samples.
         transport: by which several processes add up gradients: "nccl", "mpi" or "auto".
+        processes: how many a dry run plans for; a launcher says how many there are.
+        remote_wait: seconds to wait at the end until `output.remote` has everything; None: as usual.
 
     Returns:
         The result, or the plan of a dry run, for the report; empty in a process that does not lead the others.
@@ -86,28 +92,37 @@ def train(
     if dry_run:
         asked = load_located(source, overrides, lacking)
         with told_with_keys(asked):
-            return _trained(asked, device, True, family, callbacks, ALONE)
+            return _trained(asked, device, True, family, callbacks, ProcessGroup(0, processes))
     group, device = join(device, transport)
     with ending_together(group):
         with group.together():
             asked = load_located(source, overrides, lacking)
         with told_with_keys(asked):
-            return _trained(asked, device, False, family, callbacks, group)
+            return _trained(asked, device, False, family, callbacks, group, remote_wait)
 
 
 def _trained(
-    asked: Located, device: str, dry_run: bool, family: str | None, callbacks: Callbacks, group: ProcessGroup
+    asked: Located,
+    device: str,
+    dry_run: bool,
+    family: str | None,
+    callbacks: Callbacks,
+    group: ProcessGroup,
+    remote_wait: float | None = None,
 ) -> dict[str, Any]:
     with StopRequest() as stop, fetching(not dry_run):
         with group.together():
             if not dry_run:
                 check_device(asked.config, device)
+            fetch_inputs(asked.config, not dry_run, lambda: stop.check("while files were fetched"))
             plan = make_plan(check(asked, FAMILIES[family] if family else None), stop, group.world)
         if dry_run:
-            if preflighted(plan, run_folder(plan)) is None:
+            if preflighted(plan, run_folder(plan, group)) is None:
                 continued(plan)
-            return describe(plan, predicted_memory(plan, gpu_of(device))) | {"files": _files(plan)}
-        return train_plan(plan, device, stop, callbacks, group)
+            memory = predicted_memory(plan, gpu_of(device), group.world)
+            return describe(plan, memory, group.world) | {"files": _files(plan)}
+        with mirrored(plan, group, stop, callbacks, remote_wait) as heard:
+            return train_plan(plan, device, stop, heard, group)
 
 
 def check_device(config: Config, device: str) -> None:
@@ -123,6 +138,7 @@ def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) ->
     with told_with_keys(asked), StopRequest() as stop, fetching(not dry_run):
         if not dry_run:
             check_formats(device, encoding_formats(asked.config))
+        fetch_inputs(asked.config, not dry_run, lambda: stop.check("while files were fetched"))
         plan = make_plan(check(asked), stop)
         could_cache(plan.encoding.folder)
         keys = plan.encoding.keys(plan.everything, plan.prompts)
@@ -157,7 +173,7 @@ def train_plan(
         if group.leads and found is None:
             continued(plan)  # refused before files are hashed
         with ThreadPoolExecutor(1) as beside:  # while files are hashed, which leaves Python free
-            memory = None if device == "cpu" else beside.submit(_predicted, plan, device)
+            memory = None if device == "cpu" else beside.submit(_predicted, plan, device, group.world)
             keys = plan.encoding.keys(plan.everything, plan.prompts)
             sources = sources_of(plan, keys)
         if found is not None:
@@ -223,8 +239,11 @@ def sources_of(plan: Plan, keys: Keys) -> Sources:
 
 
 def dataset_digest(samples: Samples, keys: Keys) -> str:
-    """A hash of everything the samples of a run depend on: images, captions, placements, networks, order."""
-    texts = ([keys.captions[text] for text in row.texts] for row in samples.rows)
+    """A hash of everything the samples of a run depend on: images, captions, placements, networks, order.
+
+    Of captions that are not cached the text counts; the text encoders have a hash of their own.
+    """
+    texts = ([keys.captions.get(text, text) for text in row.texts] for row in samples.rows)
     rows = (  # what is held out comes last among the keys, and does not count
         (name, *images, *captions, *masks)
         for name, images, captions, masks in zip(samples.names, keys.images, texts, keys.masks, strict=False)
@@ -250,9 +269,9 @@ def _files(plan: Plan) -> list[dict[str, Any]]:
     return [*rows[:held_out], *(row | {"validation": True} for row in rows[held_out:])]
 
 
-def _predicted(plan: Plan, device: str) -> PredictedMemory:
+def _predicted(plan: Plan, device: str, processes: int) -> PredictedMemory:
     """What the run will take. Its kernels, which that showed, are compiled from now on, while files are read."""
-    predicted = predicted_memory(plan, gpu_of(device))
+    predicted = predicted_memory(plan, gpu_of(device), processes)
     compile_ahead(predicted.kernels)
     return predicted
 

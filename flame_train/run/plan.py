@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import layer_shapes
@@ -21,6 +20,7 @@ from flame_train.data.seen import seen_images
 from flame_train.data.sets import DataSet, image_sets
 from flame_train.errors import ConfigError, DataError
 from flame_train.io.digests import Digests
+from flame_train.io.kept import local_place
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.text_encoders import too_long
 from flame_train.training.model import Model
@@ -78,20 +78,21 @@ class Plan:
     @property
     def encoding(self) -> Encoding:
         """By what images and captions are encoded."""
-        c = self.config
+        c, running = self.config, self.checked.running
         return Encoding(
             self.model.vae,
-            self.model.text,
+            tuple(encoder for encoder in self.model.text if encoder not in running),
             c.model.vae_precision,
             c.train.precision,
             c.text_encoders.precision,
             cache_folder(c.data),
+            running,
         )
 
     @property
     def parameters(self) -> int:
         """The number of trained values."""
-        shapes, lora = layer_shapes(self.model.network), self.config.lora
+        shapes, lora = layer_shapes(self.checked.networks), self.config.lora
         kind = ADAPTERS.chosen(lora)
         ranks = {name: own.rank for name, own in self.checked.own.items()}
         return sum(
@@ -137,7 +138,7 @@ def _read(config: Config, stop: StopRequest) -> Samples:
                     caption_lines=own.captions.lines,
                     folder_captions=own.captions.folder_name,
                     masks=own.masks,
-                    mask_folder=Path(own.mask_folder) if own.mask_folder else None,
+                    mask_folder=local_place(own.mask_folder) if own.mask_folder else None,
                     on_bad=data.on_bad_image,
                     progress=lambda done, total: stop.check("while reading the dataset"),
                     seen=seen,

@@ -54,6 +54,7 @@ def draw(
     prompt: Example,
     negative: Example,
     stop: StopRequest,
+    conditioned: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = lambda arrays: arrays,
 ) -> Pixels:
     """Samples one image.
 
@@ -64,6 +65,7 @@ def draw(
         prompt: the arrays of the prompt.
         negative: the arrays of the negative prompt.
         stop: raises Interrupted after a signal; checked between steps.
+        conditioned: makes the conditioning of the arrays of both, once for all steps.
 
     Returns:
         The image, uint8 (H, W, 3).
@@ -90,7 +92,7 @@ def draw(
             advance(1)
             return made
 
-        cond = _conditioning([prompt] if d.guidance == 1.0 else [prompt, negative], d)
+        cond = conditioned(_conditioning([prompt] if d.guidance == 1.0 else [prompt, negative], d))
         latents = d.sampler.draw(told, noise(0), cond, d.path, lambda i: noise(i + 1))
         if not np.isfinite(latents.numpy()).all():
             raise NonFiniteError(

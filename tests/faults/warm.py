@@ -34,6 +34,8 @@ def serve() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     for line in sys.stdin:
         order = json.loads(line)
+        if "AWS_ENDPOINT_URL_S3" in order["env"]:  # a command that has a store has its library
+            import s3fs  # noqa: F401
         begin = time.monotonic()
         pid = os.fork()
         if pid == 0:

@@ -1,0 +1,80 @@
+"""A copy of a run folder in a store: the same names as here, and checkpoints that are whole once their manifest is.
+
+A checkpoint's manifest is written after its files and removed before them. So what has one is whole, and what has
+none is the rest of an upload or of a removal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flame_train.errors import RemoteError
+from flame_train.io.commit import FORMAT, MANIFEST
+
+from .store import Store
+
+CHECKPOINTS: Final = "checkpoints"
+SAMPLES: Final = "samples"
+CONFIG: Final = "config.toml"
+LOG: Final = "log.jsonl"
+LARGEST: Final = 1 << 20  # bytes of a manifest, config or status
+_STEP: Final = re.compile(r"step-(\d{6,})")
+_FILE: Final = re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f]{1,250}")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint's manifest says: the size and SHA-256 of each file."""
+
+    step: int
+    files: dict[str, tuple[int, str]]
+    raw: bytes
+
+
+def folder_of(step: int) -> str:
+    """The name of a checkpoint's folder, relative to the run folder."""
+    return f"{CHECKPOINTS}/step-{step:06d}"
+
+
+def steps_in(store: Store) -> list[int]:
+    """The step of each checkpoint in the store, whole or not, newest first."""
+    found = (_STEP.fullmatch(name) for name, entry in store.names(CHECKPOINTS).items() if entry is None)
+    return sorted((int(match.group(1)) for match in found if match), reverse=True)
+
+
+def manifest_in(store: Store, step: int) -> Manifest | None:
+    """The manifest of a checkpoint in the store; None where there is none, or a damaged one.
+
+    Raises RemoteError for one of a newer version of this program.
+    """
+    raw = store.read(f"{folder_of(step)}/{MANIFEST}", LARGEST)
+    return None if raw is None else parsed(raw, step, store.address)
+
+
+def parsed(raw: bytes, step: int, where: str) -> Manifest | None:
+    """A manifest's bytes, or None where they are not those of a manifest of `step`."""
+    try:
+        tree: Any = json.loads(raw)
+        if tree["format"] > FORMAT:
+            raise RemoteError(
+                f"{where}: written by a newer flame-train (checkpoint format {tree['format']}, this version reads "
+                f"{FORMAT}); update flame-train to continue this run"
+            )
+        files = {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in tree["files"].items()}
+        whole = tree["format"] == FORMAT and tree["step"] == step and bool(files)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return Manifest(step, files, raw) if whole and all(map(_FILE.fullmatch, files)) else None
+
+
+def remove_checkpoint(store: Store, step: int) -> None:
+    """Removes a checkpoint, its manifest first."""
+    folder = folder_of(step)
+    store.remove(f"{folder}/{MANIFEST}")
+    for name, entry in store.names(folder).items():
+        if entry is not None:
+            store.remove(f"{folder}/{name}")
+    store.remove_folder(folder)
