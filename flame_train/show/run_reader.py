@@ -38,7 +38,10 @@ class KeptFile:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run as it stands. `curves` are by name as in `curves.py`; `steps` is the length of the run, 0: unknown."""
+    """A run as it stands. `curves` are by name as in `curves.py`; `steps` is the length of the run, 0: unknown.
+
+    `images_written` is another value where the files of the images were written again.
+    """
 
     name: str
     folder: Path
@@ -50,6 +53,7 @@ class RunView:
     prompts: tuple[Wanted, ...]
     grids: tuple[Grid, ...]
     images: tuple[TrainedImage, ...]
+    images_written: object
     bands: tuple[Band, ...]
     files: tuple[KeptFile, ...]
 
@@ -95,12 +99,13 @@ class RunReader:
                 folder=self.folder,
                 status=_status(folder),
                 steps=whole(table(tree.get("train")).get("steps")) or 0,
-                curves=self._log.curves,
+                curves={name: curve.copy() for name, curve in self._log.curves.items()},
                 last=self._log.last,
                 settings=settings,
                 prompts=prompts,
                 grids=self._grids(folder, prompts),
                 images=images,
+                images_written=(_stamp(folder, "dataset.json"), _stamp(folder, "images.json"), sheet),
                 bands=bands,
                 files=tuple(_files(folder)),
             )

@@ -175,6 +175,17 @@ def test_a_run_is_read_whole(made):
     ]
 
 
+def test_what_was_read_stays_as_it_was_when_the_run_goes_on(made):
+    run = made()
+    reader = RunReader(run.folder)
+    before = reader.read()
+    run.append(41)
+    after = reader.read()
+    assert (len(before.curves["loss"]), before.step) == (40, 40)
+    assert (len(after.curves["loss"]), after.step) == (41, 41)
+    assert before.images is after.images
+
+
 def test_a_run_goes_on_only_while_its_lock_is_held(made):
     run = made()
     config = (run.folder / "config.toml").read_text()
