@@ -88,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", nargs="+", default=["sdxl:1", "sdxl:4", "flux-dev:1"], metavar="MODEL:BATCH")
     parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--resolution", type=int, default=1024)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--collectives", default="auto")
@@ -103,7 +104,7 @@ def main() -> None:
         group = ProcessGroup(0, 1, backend.nccl(0, 1, backend.nccl_identifier()))
     for step in asked.steps:
         name, _, batch = step.partition(":")
-        trial = Trial(name, batch=int(batch or 1), device=device, settings=asked.set)
+        trial = Trial(name, asked.resolution, batch=int(batch or 1), device=device, settings=asked.set)
         row = measure(trial, group, "torch-compiled" if asked.torch else None)
         get_backend(device).empty_cache()
         if group.leads:

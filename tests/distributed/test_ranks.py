@@ -44,7 +44,8 @@ def saved(folder: Path) -> bool:
 
 def in_ci_and_whole(family: str, few: int) -> list[object]:
     """A family with few steps, and with all of them where proofs are asked for."""
-    return [pytest.param(family, few), pytest.param(family, STEPS, marks=pytest.mark.proof)]
+    whole = pytest.param(family, STEPS, marks=[pytest.mark.proof, pytest.mark.timeout(3600)])
+    return [pytest.param(family, few), whole]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_a_signal_to_one_process_saves_and_ends_all(study):
     os.kill(processes_of(process.pid)[-1], signal.SIGTERM)
     _, said = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM, said
-    assert "which is saved in" in said
+    assert "saved; run the same command to continue" in said
     assert json.loads((runs.folder / "signalled" / "status.json").read_text())["state"] == "interrupted"
     assert saved(runs.folder / "signalled")
 

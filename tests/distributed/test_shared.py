@@ -75,7 +75,7 @@ def test_a_signal_to_one_process_that_draws_saves_and_ends_all_and_the_grid_is_d
     runs.finish("undisturbed", 2, **settings)
     code, said = runs.scripted("disturbed", 2, SIGNALLED, **settings)
     assert code == 128 + signal.SIGTERM, said
-    assert "after step 2, which is saved" in said
+    assert "after step 2, saved" in said
     assert len(shown(runs, "disturbed")[0]) == 1
     runs.finish("disturbed", 2, **settings)
     assert shown(runs, "disturbed") == shown(runs, "undisturbed")
