@@ -57,7 +57,6 @@ ELSEWHERE = frozenset(
         "checkpoints/",
         "sd3_train_network.py",
         "utils.py",
-        "llama.cpp",
         "configs/FAMILY.toml",
         "NAME.safetensors",
         "NAME-000500.safetensors",
