@@ -41,14 +41,16 @@ class Refused(RemoteError):
 
 
 @contextmanager
-def told(address: str) -> Iterator[None]:
+def told(address: str, *passed: type[Exception]) -> Iterator[None]:
     """Turns what a store's library raises in the body into Unreachable, Refused or EnvironmentFault.
 
-    Passes FileNotFoundError and FileExistsError, which callers ask about.
+    Errors that are `passed` are an answer that the caller asked for, and stay.
     """
     try:
         yield
-    except (FlameError, FileNotFoundError, FileExistsError):
+    except FlameError:
+        raise
+    except passed:
         raise
     except ImportError as error:
         raise EnvironmentFault(
@@ -78,7 +80,7 @@ def explained(address: str, error: BaseException) -> RemoteError:
         )
     if any(code in _DENIED for code in codes) or isinstance(error, PermissionError):
         return Refused(f"{address}: the store refuses this user ({_reason(error, codes)}); ask for the right to it")
-    if any(code in _MISSING for code in codes):
+    if any(code in _MISSING for code in codes) or isinstance(error, FileNotFoundError):
         return Refused(f"{address}: there is no such bucket or folder; make it, or correct the address")
     if isinstance(error, ValueError) and "rotocol not known" in str(error):
         return Refused(f"{address}: fsspec knows no store of this kind; s3:// and sftp:// are tested")

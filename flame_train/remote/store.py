@@ -100,11 +100,11 @@ class Store:
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """The bytes of a file, a chunk at a time. Raises FileNotFoundError."""
-        with told(self.address):
+        with told(self.address, FileNotFoundError):
             file = self._fs.open(self._path(name), "rb", block_size=4 * _CHUNK)
         with file:
             while True:
-                with told(self.address):
+                with told(self.address, FileNotFoundError):
                     chunk = bytes(file.read(_CHUNK))
                 if not chunk:
                     return
@@ -127,7 +127,7 @@ class Store:
         """
         path = self._path(name)
         target = f"{path}.{secrets.token_hex(4)}.part" if self._is_tree else path
-        with told(self.address):
+        with told(self.address, Abandoned):
             if self._is_tree:
                 self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
             try:
