@@ -137,6 +137,8 @@ def refusing(code: str, status: int = 403) -> Iterator[S3]:
     """A server that answers every request of S3 with one error, whose message repeats the key."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # which answers a client that asks before it sends
+
         def answer(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             body = f"<Error><Code>{code}</Code><Message>said of {KEY}</Message></Error>".encode()
