@@ -218,6 +218,7 @@ class Proxy:
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+        source.close()
 
 
 @contextmanager

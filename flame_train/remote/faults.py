@@ -7,13 +7,20 @@ code or class, and never its text.
 from __future__ import annotations
 
 import errno
+import logging
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from flame_train.errors import EnvironmentFault, FlameError, RemoteError
 
+_LOG = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+_TRIES: Final = 4
+_PAUSE: Final = 1.0  # seconds before another try
 _MISSING: Final = ("NoSuchBucket", "NoSuchKey", "404", "InvalidBucketName")
 _DENIED: Final = (
     "AccessDenied",
@@ -59,6 +66,20 @@ def told(address: str, *passed: type[Exception]) -> Iterator[None]:
         ) from None
     except Exception as error:
         raise explained(address, error) from None
+
+
+def patiently(attempt: Callable[[], Result], check: Callable[[], None]) -> Result:
+    """What `attempt` gives, tried again some times where the store is unreachable. `check` may raise in between."""
+    for left in reversed(range(_TRIES)):
+        check()
+        try:
+            return attempt()
+        except Unreachable as error:
+            if not left:
+                raise
+            _LOG.warning("%s; trying again", error)
+            time.sleep(_PAUSE)
+    raise AssertionError
 
 
 def explained(address: str, error: BaseException) -> RemoteError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import logging
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -298,6 +299,7 @@ def _opened(address: str, is_s3: bool) -> Any:
     """A file system of fsspec's for an address, not shared with others in this process."""
     from fsspec.core import url_to_fs
 
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it would print a traceback for each lost connection
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
     if is_s3:
         limits = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2, "mode": "standard"}}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -50,8 +52,7 @@ def test_without_a_network_a_run_goes_on_and_ends_with_8_and_the_next_start_send
     assert unable.code == 8
     assert "the store does not answer" in unable.complaint
     assert not remote.job.out.exists()
-    proxy.delay = 0.01
-    with Dropping(proxy, after=12):
+    with dropped_from_the_first_step(proxy, remote.job):
         ended = remote.train(port=proxy.port, wait=1)
     assert ended.code == 8
     assert "nothing is lost here: start the same command again" in ended.complaint
@@ -76,23 +77,21 @@ def test_a_slow_network_holds_up_no_step_and_a_word_says_how_far_it_is_behind(
     assert waits == [1, 2, 3, 4, 5]
 
 
-class Dropping:
-    """Within, a proxy drops everything once so many pieces have passed."""
+@contextmanager
+def dropped_from_the_first_step(proxy: Any, job: Any) -> Iterator[None]:
+    """Within, the proxy drops everything as soon as the run's log is there."""
+    ended = threading.Event()
 
-    def __init__(self, proxy: Any, after: int) -> None:
-        self._proxy, self._limit = proxy, proxy.passed + after
+    def watch() -> None:
+        while not ended.wait(0.002):
+            if (job.out / "log.jsonl").exists():
+                proxy.drops = True
+                return
 
-    def __enter__(self) -> None:
-        proxy, limit = self._proxy, self._limit
-        self._kind = type(proxy)
-
-        class Counting(type(proxy)):  # type: ignore[misc]
-            def __setattr__(self, name: str, value: Any) -> None:
-                super().__setattr__(name, value)
-                if name == "passed" and value >= limit:
-                    super().__setattr__("drops", True)
-
-        proxy.__class__ = Counting
-
-    def __exit__(self, *error: object) -> None:
-        self._proxy.__class__ = self._kind
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
