@@ -92,6 +92,10 @@ Error = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, of models the headers; print the plan.")]
 LoraPath = Annotated[Path, typer.Argument(metavar="FILE", help="LoRA file to read.")]
+Gpus = Annotated[int, typer.Option("--gpus", min=1, help="Start so many processes here by mpirun.")]
+Transport = Annotated[
+    Literal["auto", "nccl", "mpi"], typer.Option("--collectives", help="By which processes add up gradients.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there already.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
@@ -142,4 +146,6 @@ class Command(TyperCommand):
                 if values.get(name) == "":
                     raise typer.BadParameter("expected a path, got an empty one", ctx, param_hint=name.upper())
                 ctx.params[name] = Path(os.path.expanduser(value))
+            elif isinstance(value, list | tuple) and all(isinstance(each, Path) for each in value):
+                ctx.params[name] = [Path(os.path.expanduser(each)) for each in value]
         return rest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,8 +17,10 @@ from flame_train.arguments import (
     Debug,
     Deterministic,
     Device,
+    Gpus,
     Overrides,
     Quantize,
+    Transport,
 )
 from flame_train.output import show
 
@@ -48,13 +51,24 @@ def bench_step(
     ] = None,
     overrides: Overrides = None,
     device: Device = "cuda",
+    gpus: Gpus = 1,
+    collectives: Transport = "auto",
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """The time, the peak memory and the share of this machine's own best of a training step with random weights."""
-    from flame_train.tools import bench as tool
-    from flame_train.tools import bench_sweep
+    if gpus > 1:
+        from flame_train.distributed.launch import start
 
+        raise typer.Exit(start(gpus, sys.argv[1:]))
+    from flame_train.distributed.join import join
+    from flame_train.distributed.watch import ending_together
+    from flame_train.tools import bench as tool
+    from flame_train.tools import bench_ranks, bench_sweep
+
+    group, device = join(device, collectives)
+    if sweep and group.world > 1:
+        raise typer.BadParameter("a sweep measures one process; leave --sweep out, or start one")
     if sweep and against:
         raise typer.BadParameter("a sweep measures this program alone; leave one of --sweep and --against out")
     if sweep and batch is not None:
@@ -81,8 +95,13 @@ def bench_step(
         show(found, as_json)
         if failed is not None:
             raise failed
-    else:
+    elif group.world == 1:
         show(tool.step(trial, against, by_kind=True), as_json)
+    else:
+        with ending_together(group):
+            found = bench_ranks.measure(trial, group, against)
+        if group.leads:
+            show(found, as_json)
 
 
 @bench_app.command("memory")

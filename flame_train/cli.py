@@ -299,6 +299,19 @@ def sample(
     show(result, as_json)
 
 
+@app.command("show")
+def show_runs(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folder of a run, or one with runs in it.")],
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Whether to open the page.")] = True,
+    debug: Debug = False,
+) -> None:
+    """Show runs as a page of this machine: curves, samples, dataset and config, also while they go on."""
+    from flame_train.show.serve import show as serve
+
+    serve(runs, port, browser, lambda address: typer.echo(f"{address}  (Ctrl-C ends it)"))
+
+
 app.registered_commands += lora_app.registered_commands
 
 

@@ -7,6 +7,7 @@ in flame-train and exits with 1.
 from __future__ import annotations
 
 import errno
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar, Final
@@ -97,6 +98,11 @@ class RemoteError(FlameError):
     exit_code = 8
 
 
+_NAMES: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")  # the last: a cluster's warning of the end
+STOPPING: Final = tuple(signal.Signals[name] for name in _NAMES if hasattr(signal, name))
+"""The signals that stop a run. Windows has the first two."""
+
+
 class Interrupted(FlameError):
     """A signal asked the program to stop; the checkpoint is saved. 128 + signal number is the exit status."""
 
@@ -111,6 +117,11 @@ class OtherRankFailed(FlameError):
     def __init__(self, code: int, message: str, quiet: bool) -> None:
         super().__init__(message)
         self.code, self.quiet = code, quiet
+
+    @property
+    def by_signal(self) -> bool:
+        """Whether a signal ended it."""
+        return self.code > 128
 
 
 def exit_status(error: BaseException) -> int:

@@ -33,6 +33,7 @@ def field(
     free: bool = False,
     place: bool = False,
     aka: tuple[str, ...] = (),
+    instead_of: str = "",
 ) -> Any:
     """A key of a config.
 
@@ -44,11 +45,13 @@ def field(
         free: whether a run may be continued with another value: the trained weights do not depend on it.
         place: whether the value is a file or folder.
         aka: names of the same setting in other trainers, and its former names in this one.
+        instead_of: the usual key, whose value holds where this one is 0; a misspelt key more likely meant that.
 
     Returns:
         The pydantic field.
     """
     extra: dict[str, Any] = {"unit": unit, "free": free, "place": place, "aka": list(aka), "only": {}, "leads": False}
+    extra["instead_of"] = instead_of
     bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt, "multiple_of": multiple_of}
     given: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
     return Field(default, description=doc, json_schema_extra=extra, **given)

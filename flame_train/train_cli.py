@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -18,11 +18,13 @@ from flame_train.arguments import (
     Device,
     DryRun,
     Force,
+    Gpus,
     LearningRate,
     LoraRank,
     Overrides,
     RunFolderPath,
     Steps,
+    Transport,
     one_config,
     with_shorthands,
 )
@@ -49,10 +51,8 @@ def _training(family: str | None) -> Callable[..., None]:
             typer.Option("--continue-from", metavar="RUN", help="As train.continue_from in a config."),
         ] = None,
         dry_run: DryRun = False,
-        gpus: Annotated[int, typer.Option("--gpus", min=1, help="Start so many processes here by mpirun.")] = 1,
-        collectives: Annotated[
-            Literal["auto", "nccl", "mpi"], typer.Option("--collectives", help="By which processes add up gradients.")
-        ] = "auto",
+        gpus: Gpus = 1,
+        collectives: Transport = "auto",
         remote_wait: Annotated[
             float | None,
             typer.Option("--remote-wait", min=0, metavar="SECONDS", help="To wait at the end for output.remote."),
@@ -72,10 +72,19 @@ def _training(family: str | None) -> Callable[..., None]:
         if gpus > 1 and not dry_run:
             from flame_train.distributed.launch import start
 
-            start(gpus, sys.argv[1:])
+            raise typer.Exit(start(gpus, sys.argv[1:]))
         from flame_train.run.command import train
 
-        result = train(source, changed, device, dry_run, family, transport=collectives, remote_wait=remote_wait)
+        result = train(
+            source,
+            changed,
+            device,
+            dry_run,
+            family,
+            transport=collectives,
+            processes=gpus,
+            remote_wait=remote_wait,
+        )
         if result:  # only the leading one of several processes has one
             show(result if as_json else without_files(result), as_json)
 

@@ -1,12 +1,14 @@
 """Milliseconds a step and images a second of several GPUs, beside one of them, for steps of published size.
 
-    mpirun -n 2 python scripts/scaling.py [--steps sdxl:1 sdxl:4 flux-dev:1] [--torch]
+    mpirun -n 2 python scripts/scaling.py [--steps sdxl:1 sdxl:4 flux-dev:1] [--torch] [--set gradient.all_reduce=bf16]
     torchrun --nproc-per-node 2 scripts/scaling.py
+    python scripts/scaling.py
     python scripts/scaling.py --simulate
 
-Each process first times its own step alone, all at the same time, and then the step with one sum of the gradients over
-all. `share` is images a second of N GPUs in terms of N times one. `--torch` times PyTorch's DistributedDataParallel
-around the same step with compiled blocks; it needs torchrun's variables. Rank 0 prints a JSON line a row.
+A row a step, as `flame-train bench step --gpus N` measures it: the step by itself and with the sum of the gradients,
+by turns. `share` is images a second of N GPUs in terms of N times one. `--torch` times PyTorch's
+DistributedDataParallel around the same step with compiled blocks. A single process has a communicator of one, and
+`share` says what that costs. Rank 0 prints a JSON line a row.
 
 `--simulate` needs no GPU. It reckons the share of N GPUs from the steps of `docs/step_times.json` and published
 bandwidths of NCCL. The sum is counted whole, as it runs after the backward pass, and nothing else is.
@@ -17,22 +19,21 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from flame_train.distributed.group import ProcessGroup
 from flame_train.distributed.join import join
-from flame_train.engine import capture
-from flame_train.engine.backend import Backend, get_backend
-from flame_train.engine.mode import deterministic
-from flame_train.tools.bench import Prepared, Trial, prepare, torch_step
-from flame_train.training.step import micro, reduce, update
+from flame_train.engine.backend import get_backend
+from flame_train.tools.bench import Trial
+from flame_train.tools.bench_ranks import measure
 
-WARM, TIMED = 5, 20
+SHOWN = (
+    *("model", "batch", "settings", "processes", "one_ms", "ms", "sum_ms", "images_per_s", "share"),
+    *("peak_gib", "predicted_gib", "torch", "ratio"),
+)
+"""Of what was measured, what a row has."""
 
 VALUES = 23.2e6
 """Trained values of a LoRA of rank 16 on SDXL, each 4 bytes."""
@@ -50,66 +51,6 @@ DOUBLING = 0.047
 
 Each doubling of the machines is counted as much again, as in a tree: an assumption, and more than NCCL needs.
 """
-
-
-def timed(run: Callable[[], None], backend: Backend) -> float:
-    """Median milliseconds of a call."""
-    taken = []
-    for i in range(WARM + TIMED):
-        backend.synchronize()
-        begin = time.perf_counter()
-        run()
-        backend.synchronize()
-        if i >= WARM:
-            taken.append((time.perf_counter() - begin) * 1e3)
-    return statistics.median(taken)
-
-
-def recorded(step: Callable[[], None], device: str) -> Callable[[], None]:
-    """The step as a captured graph."""
-    replay = capture(step, device)
-    replay()
-    replay()
-    return replay
-
-
-def whole_step(p: Prepared) -> Callable[[], None]:
-    """Forward, backward, the sum over all processes, update: as the training loop launches them."""
-    device = p.backend.name
-    parts = [
-        recorded(lambda: micro(p.state, p.batch), device),
-        recorded(lambda: reduce(p.state), device) if p.state.group.captured else lambda: reduce(p.state),
-        recorded(lambda: update(p.state), device),
-    ]
-
-    def step() -> None:
-        for part in parts:
-            part()
-
-    return step
-
-
-def measure(name: str, batch: int, device: str, group: ProcessGroup) -> dict[str, Any]:
-    """The row of one model and batch size."""
-    trial = Trial(model=name, batch=batch, device=device)
-    backend = get_backend(device)
-    with deterministic(trial.deterministic):
-        alone = timed(whole_step(prepare(trial)), backend)
-        backend.empty_cache()
-        together = timed(whole_step(prepare(trial, group)), backend)
-    backend.empty_cache()
-    slowest_alone = max(map(float, group.all_gather(str(alone))))
-    slowest = max(map(float, group.all_gather(str(together))))
-    return {
-        "model": name,
-        "batch": batch,
-        "gpus": group.world,
-        "one_ms": round(slowest_alone, 3),
-        "ms": round(slowest, 3),
-        "images_per_s": round(batch * group.world / slowest * 1e3, 3),
-        "share": round(slowest_alone / slowest, 4),
-        "peak_gib": round(backend.memory().peak / 2**30, 2),
-    }
 
 
 def sum_ms(gpus: int, adapters: int) -> float:
@@ -147,6 +88,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", nargs="+", default=["sdxl:1", "sdxl:4", "flux-dev:1"], metavar="MODEL:BATCH")
     parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--resolution", type=int, default=1024)
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--collectives", default="auto")
     parser.add_argument("--simulate", action="store_true")
@@ -156,17 +99,16 @@ def main() -> None:
             print(json.dumps(row))
         return
     group, device = join(asked.device, asked.collectives)
+    if group.world == 1 and device != "cpu":
+        backend: Any = get_backend(device)
+        group = ProcessGroup(0, 1, backend.nccl(0, 1, backend.nccl_identifier()))
     for step in asked.steps:
         name, _, batch = step.partition(":")
-        row = measure(name, int(batch or 1), device, group)
-        if asked.torch:
-            theirs = torch_step(
-                Trial(model=name, batch=int(batch or 1), device=f"cuda:{os.environ['LOCAL_RANK']}"), True
-            )
-            row |= {"torch_ddp_ms": max(map(float, group.all_gather(str(theirs["ms"]))))}
-            row |= {"ratio": round(row["ms"] / row["torch_ddp_ms"], 4)}
+        trial = Trial(name, asked.resolution, batch=int(batch or 1), device=device, settings=asked.set)
+        row = measure(trial, group, "torch-compiled" if asked.torch else None)
+        get_backend(device).empty_cache()
         if group.leads:
-            print(json.dumps(row), flush=True)
+            print(json.dumps({key: value for key, value in row.items() if key in SHOWN}), flush=True)
 
 
 if __name__ == "__main__":

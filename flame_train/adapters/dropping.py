@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -67,10 +67,11 @@ class Drop:
 
     def hidden(self, low: Tensor) -> Tensor:
         """LoRA's inner activations (B, ..., rank) with numbers and ranks zeroed, the rest made larger for it."""
+        own = self._for_rows(low.shape[0])
         if self.chances.dropout:
-            low = F.dropout(low, self.chances.dropout, rng=self.rng, stream=self._stream("dropout"))
+            low = F.dropout(low, self.chances.dropout, rng=own.rng, stream=self._stream("dropout"))
         if self.chances.rank:
-            kept = self._kept("rank", (low.shape[-1],), self.chances.rank) / (1.0 - self.chances.rank)
+            kept = own._kept("rank", (low.shape[-1],), self.chances.rank) / (1.0 - self.chances.rank)
             low = low * kept.reshape(len(kept), *(1 for _ in low.shape[2:]), low.shape[-1]).to(low.dtype)
         return low
 
@@ -81,6 +82,15 @@ class Drop:
     def module(self) -> Tensor | None:
         """(1,): 0 where the whole update is left out, else 1; None: it always stays."""
         return self._kept("module", (), self.chances.module)[:1] if self.chances.module else None
+
+    def _for_rows(self, rows: int) -> Drop:
+        """The drop of an input with several rows a sample, as a caption's windows are: each with numbers of its own."""
+        xp, samples = self.rng.xp, self.rng.samples
+        each = rows // samples.shape[0]
+        if each == 1:
+            return self
+        numbers = (samples.reshape(-1, 1) * each + xp.arange(each, dtype=samples.dtype)).reshape(-1)
+        return replace(self, rng=replace(self.rng, samples=numbers))
 
     def _kept(self, what: str, shape: tuple[int, ...], p: float) -> Tensor:
         """fp32 (B, *shape) of zeros, with probability `p`, and ones."""

@@ -1,6 +1,9 @@
-"""Moving alpha / rank into the up matrix, as diffusers' files want it, and out again.
+"""Moving alpha into the up matrix, for files that diffusers reads, and out again.
 
-Folding is exact when the scaled values fit the matrix's dtype (a scale that is a power of two, short of
+diffusers' naming has no alpha at all, so alpha / rank is folded. In kohya's naming `shared_alpha` folds the ratio of a
+layer's alpha to that of the file.
+
+Folding is exact when the scaled values fit the matrix's dtype (a ratio that is a power of two, short of
 underflow). Otherwise the folded matrix is stored in fp32. Then 16-bit matrices are restored exactly, and fp32 ones to
 within one unit in the last place. Folding them again gives the same file. More is impossible: two neighbours may have
 one rounded product, and only a folded scale has the same effect in every program. The alphas that were folded are
@@ -21,11 +24,15 @@ from flame_train.errors import NonFiniteError
 ALPHA_KEY: Final = "flame_train.folded_alpha"
 
 
-def fold(factors: LoraFactors) -> Array:
-    """`up` times alpha / rank: in its own dtype when that is exact, else in fp32, rounded once."""
-    if factors.scale == 1.0:
+def fold(factors: LoraFactors, written: float | None = None) -> Array:
+    """`up` times alpha / `written`, the alpha in the file or the rank: in its own dtype when exact, else in fp32.
+
+    Rounds once. Raises NonFiniteError for a product that fp32 cannot hold.
+    """
+    ratio = factors.alpha / written if written else factors.scale
+    if ratio == 1.0:
         return factors.up
-    exact = factors.up.astype(np.float64) * factors.scale
+    exact = factors.up.astype(np.float64) * ratio
     with np.errstate(over="ignore"):  # too large for 16 bits is seen below
         own = exact.astype(factors.up.dtype)
     if np.array_equal(own.astype(np.float64), exact):
@@ -35,41 +42,40 @@ def fold(factors: LoraFactors) -> Array:
     return own if factors.up.dtype.itemsize >= 4 else exact.astype(np.float32)
 
 
-def unfold(down: Array, folded: Array, alpha: float) -> LoraFactors:
-    """The factors whose `fold` is `folded` and whose alpha is `alpha`."""
-    scale = alpha / down.shape[0]
-    if scale == 1.0 or scale == 0.0:
-        return LoraFactors(down, folded, float(down.shape[0]))
-    quotient = folded.astype(np.float64) / scale
+def unfold(down: Array, folded: Array, alpha: float, written: float | None = None) -> LoraFactors:
+    """The factors of this `alpha` whose `fold` to `written`, the alpha in the file or the rank, is `folded`."""
+    written = float(down.shape[0]) if written is None else written
+    ratio = alpha / written if written else 0.0
+    if ratio == 1.0 or ratio == 0.0:
+        return LoraFactors(down, folded, written)
+    quotient = folded.astype(np.float64) / ratio
     for dtype in dict.fromkeys((down.dtype, folded.dtype)):
         with np.errstate(over="ignore"):  # then it does not fold back
-            restored = _nearest_that_folds_back(quotient.astype(dtype), folded, scale)
+            restored = _nearest_that_folds_back(quotient.astype(dtype), folded, ratio)
         factors = LoraFactors(down, restored, alpha)
-        again = fold(factors)
+        again = fold(factors, written)
         if again.dtype == folded.dtype and np.array_equal(again, folded):
             return factors
-    return LoraFactors(down, folded, float(down.shape[0]))  # never written by `fold`: same effect, other alpha
+    return LoraFactors(down, folded, written)  # never written by `fold`: same effect, other alpha
 
 
-def _nearest_that_folds_back(restored: Array, folded: Array, scale: float) -> Array:
+def _nearest_that_folds_back(restored: Array, folded: Array, ratio: float) -> Array:
     """fp32 division may miss by one unit in the last place; step to the neighbour where it did."""
     if restored.dtype != np.float32 or folded.dtype != np.float32:
         return restored
     for toward in (np.float32(np.inf), np.float32(-np.inf)):
         neighbour = np.nextafter(restored, toward)
-        wrong = (restored.astype(np.float64) * scale).astype(np.float32) != folded
-        right = (neighbour.astype(np.float64) * scale).astype(np.float32) == folded
+        wrong = (restored.astype(np.float64) * ratio).astype(np.float32) != folded
+        right = (neighbour.astype(np.float64) * ratio).astype(np.float32) == folded
         restored = np.where(wrong & right, neighbour, restored)
     return restored
 
 
 def alpha_record(state: LoraState) -> dict[str, str]:
-    """Metadata from which `recorded_alphas` restores each module's alpha; empty when every scale is 1.
+    """Metadata from which `recorded_alphas` restores each module's alpha.
 
     One number per component when all its modules share it, else one per module in the order of their names.
     """
-    if all(factors.scale == 1.0 for modules in state.values() for factors in modules.values()):
-        return {}
     record: dict[str, Any] = {}
     for component, modules in sorted(state.items()):
         alphas = [modules[module].alpha for module in sorted(modules)]

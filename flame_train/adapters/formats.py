@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from flame_train.adapters.dialects import Place, diffusers_name, kohya_name, spellings, split_key
 from flame_train.adapters.eridiffusion import BLOCK, has_its_names, written_scale
@@ -18,7 +18,7 @@ from flame_train.adapters.folding import alpha_record, recorded_alphas
 from flame_train.adapters.kinds import ADAPTERS, AdapterKind, Factors
 from flame_train.adapters.peft_config import METADATA_KEY, peft_scales
 from flame_train.errors import ModelFileError
-from flame_train.io.adapter_kinds import other_kind, without_place
+from flame_train.io.adapter_kinds import other_kind, remedy, without_place
 from flame_train.io.dtypes import FLOAT_TAGS
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile
@@ -62,7 +62,7 @@ def to_diffusers(state: LoraState, family: LoraFamily) -> tuple[dict[str, Array]
     KeyError for a module that the family does not have, ModelFileError for an adapter that diffusers does not read.
     """
     tensors: dict[str, Array] = {}
-    written: dict[str, dict[str, Factors]] = {}
+    written: dict[str, dict[str, Any]] = {}
     for component in family.components:
         for module, whole in state.get(component.name, {}).items():
             try:
@@ -73,7 +73,8 @@ def to_diffusers(state: LoraState, family: LoraFamily) -> tuple[dict[str, Array]
                 name = diffusers_name(component, path)
                 tensors |= {name + end: array for end, array in arrays.items()}
                 written.setdefault(component.name, {})[path] = factors
-    return tensors, alpha_record(written)
+    plain = all(part.scale == 1.0 for parts in written.values() for part in parts.values())
+    return tensors, {} if plain else alpha_record(written)
 
 
 def from_file(path: str | Path, family: LoraFamily) -> LoraFile:
@@ -159,7 +160,7 @@ def _lost_message(path: Path, lost: Sequence[str], table: Mapping[str, Place]) -
     if reason := without_place(lost):
         return f"{path}: is {reason}"
     if kind := other_kind(lost):
-        return f"{path}: is {kind}, a kind that is not read here; a LoRA, LoCon, LoHa, LoKr or DoRA is"
+        return f"{path}: is {kind}, a kind that is not read here; a LoRA, LoCon, LoHa, LoKr or DoRA is{remedy(kind)}"
     lines = [f"{path}: {len(lost)} of its tensors belong to no module of this family, so it is not used:"]
     for key in lost[:5]:
         found = split_key(key)
@@ -206,8 +207,8 @@ def _factors(
 ) -> dict[_Key, Factors]:
     """Each place's factors, with alpha from the best source that the file offers.
 
-    In order: an alpha tensor, the alphas folded by `to_diffusers`, PEFT's configuration or the metadata; else
-    alpha = rank.
+    In order: an alpha tensor, PEFT's configuration or the metadata, else alpha = rank; the alphas that were folded
+    are taken out again.
 
     Args:
         path: the file, for messages.

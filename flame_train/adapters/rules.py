@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from flame_train.errors import ConfigError
 from flame_train.globs import choose
@@ -33,10 +34,25 @@ class Own:
     dropout: float | None = None
 
 
-def apply_rules(names: Sequence[str], rules: Sequence[Rule], presets: Presets) -> dict[str, Own]:
+def apply_rules(
+    names: Sequence[str],
+    rules: Sequence[Rule],
+    presets: Presets,
+    usual: Mapping[str, Own] = MappingProxyType({}),
+) -> dict[str, Own]:
     """The adapted layers, those of `names` that no rule turns off, and what each has of its own.
 
-    Raises ConfigError for a rule that matches no layer, naming what comes near, and where no layer is left.
+    Args:
+        names: the chosen layers.
+        rules: the rules, of which the last that matches a layer holds for it.
+        presets: the globs of each preset.
+        usual: what layers have of their own where their rule says nothing.
+
+    Returns:
+        What each layer has of its own, by name.
+
+    Raises:
+        ConfigError: a rule matches no layer, and what comes near; or no layer is left.
     """
     found: dict[str, Rule] = {}
     for number, rule in enumerate(rules, 1):
@@ -52,7 +68,15 @@ def apply_rules(names: Sequence[str], rules: Sequence[Rule], presets: Presets) -
     left = {name: found.get(name) for name in names if not (name in found and found[name].off)}
     if not left:
         raise ConfigError("lora.rules: expected a layer to adapt, got off = true for all; remove a rule")
-    return {n: Own() if r is None else Own(r.rank, r.alpha, r.lr, r.dropout) for n, r in left.items()}
+    return {n: _own(usual.get(n, Own()), rule) for n, rule in left.items()}
+
+
+def _own(usual: Own, rule: Rule | None) -> Own:
+    """What a layer has of its own: what its rule says, and what is usual where that says nothing."""
+    if rule is None:
+        return usual
+    said = {name: getattr(rule, name) for name in ("rank", "alpha", "lr", "dropout")}
+    return replace(usual, **{name: value for name, value in said.items() if value is not None})
 
 
 def rates(layers: Mapping[str, Own], lr: float) -> dict[str, float]:

@@ -18,6 +18,7 @@ from flame_train.errors import ConfigError
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.schedules import SCHEDULES
 from flame_train.settings import entries_of
+from flame_train.text_encoders import ENCODER_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +242,27 @@ def _targets(config: Config) -> str | None:
     return None if targets and all(targets) else f"expected presets or globs, got {list(targets)}"
 
 
+def _trained_text(config: Config) -> str | None:
+    text, known = config.text_encoders, [entry.name for entry in ENCODER_KEYS]
+    if wrong := [name for name in text.train if name not in known]:
+        return f'expected names among {", ".join(known)}, got "{wrong[0]}"'
+    if len(set(text.train)) < len(text.train):
+        return f"expected each name once, got {list(text.train)}"
+    if text.train and text.cache == "on":
+        return (
+            'expected none with text_encoders.cache = "on": captions that are encoded once cannot follow an encoder '
+            'that is trained; set text_encoders.cache = "auto"'
+        )
+    return None
+
+
+def _only_trained(config: Config, name: str) -> str | None:
+    text = config.text_encoders
+    if text.train or getattr(text, name) == keys()[f"text_encoders.{name}"].default:
+        return None
+    return "expected text_encoders.train with it, the text encoders that it is for, got none"
+
+
 def _of_sets(config: Config) -> list[tuple[str, DataSet]]:
     """Each set with what messages call it: nothing where `data.path` is the only one."""
     sets = image_sets(config.data, config.captions)
@@ -333,6 +355,9 @@ def checks() -> Iterator[Check]:
     yield Check(("data.min_bucket", "data.resolution"), _min_bucket)
     yield Check(("data.max_bucket", "data.resolution"), _max_bucket)
     yield Check(("lora.targets",), _targets)
+    yield Check(("text_encoders.train", "text_encoders.cache"), _trained_text)
+    for name in ("lr", "rank", "alpha", "targets"):
+        yield Check((f"text_encoders.{name}", "text_encoders.train"), partial(_only_trained, name=name))
     yield Check(("output.format", "lora.kind"), _kind_in_format)
     yield Check(("lora.dropout", "lora.kind"), _dropout)
     yield Check(("lora.max_norm", "optimizer.name"), _max_norm)

@@ -31,6 +31,8 @@ class Key:
     free: bool
     place: bool
     aka: tuple[str, ...]
+    instead_of: str
+    """The usual key, whose value holds where this one is 0."""
     only: Mapping[str, tuple[str, ...]]
     """Where the key means something for some choices alone: the choice's key and the names that have this one."""
     from_table: bool
@@ -151,6 +153,7 @@ def _key(section: str, name: str, info: FieldInfo) -> Key:
         free=facts["free"],
         place=facts["place"],
         aka=tuple(facts["aka"]),
+        instead_of=facts["instead_of"],
         only={f"{section}.{key}": tuple(names) for key, names in facts["only"].items()},
         from_table="default" in facts,
         defaults=facts.get("defaults", {}),

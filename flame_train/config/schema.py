@@ -77,6 +77,34 @@ class TextEncodersSection(Section):
         "number format while captions are encoded; auto: train.precision; fp8: T5 in 8 bits, 5 GiB instead of 10",
         aka=("t5_fp8", "quantize_te", "t5xxl_dtype", "fp8_te", "text_encoder_3_precision"),
     )
+    train: tuple[str, ...] = field(
+        (),
+        "text encoders that get adapters too (clip_l, clip_g, t5): these run in each step; empty: none",
+        aka=("train_text_encoder", "train_te"),
+    )
+    cache: Literal["auto", "on", "off"] = field(
+        "auto",
+        "captions encoded once, ahead of training: auto: by those that are not trained; off: by none, all run in "
+        "each step",
+        aka=("cache_text_encoder_outputs", "cache_text_embeddings"),
+    )
+    lr: float = field(
+        0.0,
+        "peak learning rate of their adapters; 0: optimizer.lr",
+        ge=0,
+        le=10,
+        aka=("text_encoder_lr", "text_encoder_lr1", "te_lr"),
+        instead_of="optimizer.lr",
+    )
+    rank: int = field(0, "inner width of their adapters; 0: lora.rank", ge=0, le=4096, instead_of="lora.rank")
+    alpha: float = field(
+        0.0, "their updates are scaled by alpha / rank; 0: lora.alpha", ge=0, le=1_000_000, instead_of="lora.alpha"
+    )
+    targets: tuple[str, ...] = field(
+        ("attention",),
+        "presets (attention, attention+mlp, full) or globs over the names of their modules",
+        instead_of="lora.targets",
+    )
 
 
 class _Folders(Section):
@@ -242,6 +270,9 @@ class GradientSection(Section):
         "globs over block names (output_blocks.*, single_blocks.1?): only these are recomputed; empty: all",
         free=True,
         aka=("recompute_only",),
+    )
+    all_reduce: Literal["fp32", "bf16"] = field(
+        "fp32", "number format in which several processes add up gradients; bf16: half the bytes, rounded at each sum"
     )
 
 

@@ -44,6 +44,7 @@ def nearest(path: str) -> list[str]:
         found = [
             key.path for key in every if any(_is_typo(name, other) for other in (key.name, *key.aka) if len(other) > 2)
         ]
+    found = [path for path in found if keys()[path].instead_of not in found]
     return list(dict.fromkeys(found))[:3]
 
 

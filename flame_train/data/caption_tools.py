@@ -45,8 +45,17 @@ class CaptionKeys(Section):
         made = dict.fromkeys(self._varied(captions))
         return tuple(made)[: self.variants]
 
+    @property
+    def vary(self) -> bool:
+        """Whether a caption has texts without end."""
+        return bool(self.shuffle or self.tag_dropout or self.wildcards)
+
+    def drawn(self, captions: Sequence[str], number: int) -> str:
+        """The text of a number, of those of an image with these captions: for texts that are not cached."""
+        return self._variant(captions[number % len(captions)], number)
+
     def _varied(self, captions: Sequence[str]) -> Iterator[str]:
-        if not (self.shuffle or self.tag_dropout or self.wildcards):
+        if not self.vary:
             yield from (self._decorated(self._joined(*self._split(caption))) for caption in captions)
             return
         for number in range(self.variants):

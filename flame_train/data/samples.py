@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from flame_train.data.buckets import Placement, Size
 from flame_train.data.dataset import DatasetError, Item
@@ -14,6 +14,8 @@ from flame_train.data.placed import Placed, bucket_rows
 from flame_train.data.sets import DataSet
 from flame_train.data.views import View
 from flame_train.errors import DataError, shown
+
+_ENDLESS: Final = 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,14 @@ class Sample:
     def views(self) -> tuple[View, ...]:
         """Its views, of which a step sees one."""
         return self.set.view_rule.views(self.placement, self.item.sha256)
+
+    def text(self, number: int) -> str:
+        """One of `texts`, or for a higher number another text of the same captions, of which there is no end."""
+        return self.texts[number] if number < len(self.texts) else self.set.captions.drawn(self.item.captions, number)
+
+    def text_count(self, cached: bool) -> int:
+        """How many texts a step chooses among: those that are `cached`, or as many as there are numbers."""
+        return len(self.texts) if cached or not self.set.captions.vary else _ENDLESS
 
 
 @dataclass(frozen=True)

@@ -127,19 +127,6 @@ class FlowObjective:
         each = mean_errors(self.kind, prediction, self.target(latents, noise, t), level, factors)
         return each if self.weighting.uniform else each * Tensor(self.weighting.of_flow(t.data))
 
-    def loss(
-        self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
-    ) -> Tensor:
-        """The mean of `losses`, differentiable with respect to the prediction.
-
-        Args:
-            prediction, latents, noise, t, factors: as in `losses`.
-
-        Returns:
-            0-d fp32.
-        """
-        return self.losses(prediction, latents, noise, t, factors).mean()
-
 
 def _beside(t: Tensor, like: Tensor) -> Tensor:
     """(B,) shaped to multiply `like`."""

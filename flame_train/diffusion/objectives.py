@@ -156,19 +156,6 @@ class Objective:
             each = each * F.embedding(t, self._weight)
         return each
 
-    def loss(
-        self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
-    ) -> Tensor:
-        """The mean of `losses`, differentiable with respect to the prediction.
-
-        Args:
-            prediction, latents, noise, t, factors: as in `losses`.
-
-        Returns:
-            0-d fp32.
-        """
-        return self.losses(prediction, latents, noise, t, factors).mean()
-
 
 def _table(values: np.ndarray[Any, Any], device: str) -> Tensor:
     return Tensor(get_backend(device).to_device(values.astype(np.float32)))

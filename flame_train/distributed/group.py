@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -20,7 +20,7 @@ class Collectives(Protocol):
         """Whether `all_reduce` can be part of a captured step."""
 
     def all_reduce(self, array: Array) -> None:
-        """Makes a contiguous fp32 array of the device the sum over all processes, in place."""
+        """Makes a contiguous array of the device, fp32 or bf16, the sum over all processes, in place."""
 
     def all_gather(self, data: bytes) -> list[bytes]:
         """The bytes of each process, by rank. Waits for all."""
@@ -49,7 +49,7 @@ class ProcessGroup:
         return self.collectives is None or self.collectives.captured
 
     def all_reduce(self, array: Array) -> None:
-        """Makes a contiguous fp32 array the sum over all processes, in place."""
+        """Makes a contiguous array, fp32 or bf16, the sum over all processes, in place."""
         if self.collectives is not None:
             self.collectives.all_reduce(array)
 
@@ -64,8 +64,11 @@ class ProcessGroup:
         return self.all_gather("yes" if answer else "no")[0] == "yes"
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self, alone: Callable[[Exception], bool] = lambda error: False) -> Iterator[None]:
         """Waits at the end of the block for all processes. If one of them failed in it, all of them fail.
+
+        Args:
+            alone: tells errors that end this process at once, which therefore ends all of them.
 
         Raises:
             OtherRankFailed: another process failed in this block, and this one did not.
@@ -77,6 +80,8 @@ class ProcessGroup:
         try:
             yield
         except Exception as e:
+            if alone(e):
+                raise
             error = e
         ended = [json.loads(text) for text in self.all_gather(json.dumps(_outcome(error)))]
         failed = next((rank for rank, outcome in enumerate(ended) if outcome is not None), None)
@@ -103,6 +108,26 @@ def _outcome(error: Exception | None) -> dict[str, object] | None:
 
 def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
+
+
+class _Silent:
+    """A transport to processes that are not there."""
+
+    captured = True
+
+    def all_reduce(self, array: Array) -> None:
+        pass
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        raise AssertionError("a run on shapes asks no other process")
+
+    def abort(self, code: int) -> None:
+        raise AssertionError("a run on shapes ends no other process")
+
+
+def silent(processes: int) -> ProcessGroup:
+    """The first of so many processes, without the others: for runs on shapes alone."""
+    return ProcessGroup(0, processes, _Silent() if processes > 1 else None)
 
 
 ALONE: Final = ProcessGroup()

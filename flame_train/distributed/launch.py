@@ -1,22 +1,44 @@
-"""`--gpus N`: short for `mpirun -n N` of the same command on this machine, and nothing more."""
+"""`--gpus N`: short for `mpirun -n N` of the same command on this machine.
+
+Open MPI answers SIGTERM and SIGINT with SIGKILL to all processes a quarter of a second later, which no option changes.
+SIGUSR1 it passes on. So this process stays beside it, and hands the signals that stop a run on as that one.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Final
 
-from flame_train.errors import ConfigError, EnvironmentFault
+from flame_train.errors import STOPPING, ConfigError, EnvironmentFault
 
 from .environment import read_place
 
+_WARNING: Final = STOPPING[-1]  # SIGUSR1, which Open MPI passes on
+_PR_SET_PDEATHSIG: Final = 1  # of Linux's prctl
 
-def start(processes: int, arguments: Sequence[str]) -> NoReturn:
-    """Becomes `mpirun`. Raises EnvironmentFault without one, ConfigError in a process that a launcher started."""
+
+def start(processes: int, arguments: Sequence[str]) -> int:
+    """Runs `mpirun`: its exit status, or 128 + the number of the signal that stopped the run.
+
+    Args:
+        processes: how many it starts.
+        arguments: of `flame-train`.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        EnvironmentFault: there is no mpirun.
+        ConfigError: a launcher started this process.
+    """
     if read_place(os.environ).world > 1:
         raise ConfigError("--gpus starts the processes itself; leave it out where mpirun, srun or torchrun does")
     mpirun = shutil.which(
@@ -25,7 +47,36 @@ def start(processes: int, arguments: Sequence[str]) -> NoReturn:
     if mpirun is None:
         raise EnvironmentFault("--gpus needs mpirun, which is not there; pip install 'flame-train[multi]'")
     command = command_of(mpirun, processes, arguments, _is_open_mpi(mpirun), getattr(os, "geteuid", int)() == 0)
-    os.execv(mpirun, command)
+    return watched(command)
+
+
+def watched(command: Sequence[str]) -> int:
+    """The exit status of a launcher, to which signals that would stop this process are handed on as SIGUSR1."""
+    heard: list[int] = []
+    launched: list[subprocess.Popen[bytes]] = []
+
+    def hand_on(number: int, frame: object) -> None:
+        heard.append(number)
+        for process in launched:
+            process.send_signal(_WARNING)
+
+    for number in STOPPING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, hand_on)
+    # In a session of its own, or Ctrl-C in a terminal would reach it too.
+    launched.append(subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_parent))
+    if heard:  # meanwhile
+        launched[0].send_signal(_WARNING)
+    status = launched[0].wait()
+    if heard and status in (128 + _WARNING, -_WARNING):
+        return 128 + heard[0]
+    return 128 - status if status < 0 else status
+
+
+def _end_with_parent() -> None:
+    """On Linux: SIGTERM to the process that calls it when its parent has died, even by SIGKILL."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def command_of(mpirun: str, processes: int, arguments: Sequence[str], open_mpi: bool, as_root: bool) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from flame_train.engine.backend import Backend
-from flame_train.engine.dtype import Array
+from flame_train.engine.dtype import Array, bfloat16
 from flame_train.errors import ConfigError, EnvironmentFault
 
 from .environment import Place
@@ -20,20 +20,28 @@ class MpiCollectives:
 
     def __init__(self, backend: Backend, mpi: Any) -> None:
         self._backend, self._mpi, self._world = backend, mpi, mpi.COMM_WORLD
+        self._add_bf16 = mpi.Op.Create(_add_bf16, commute=False)  # so that the order of a sum is that of the ranks
 
     def all_reduce(self, array: Array) -> None:
-        if isinstance(array, np.ndarray):
-            self._world.Allreduce(self._mpi.IN_PLACE, array)
-            return
-        host = self._backend.to_host(array)
-        self._world.Allreduce(self._mpi.IN_PLACE, host)
-        self._backend.write(array, host)
+        host = array if isinstance(array, np.ndarray) else self._backend.to_host(array)
+        if host.dtype == bfloat16:  # MPI has no such numbers
+            self._world.Allreduce(self._mpi.IN_PLACE, [host.view(np.uint16), self._mpi.UINT16_T], self._add_bf16)
+        else:
+            self._world.Allreduce(self._mpi.IN_PLACE, host)
+        if host is not array:
+            self._backend.write(array, host)
 
     def all_gather(self, data: bytes) -> list[bytes]:
         return all_gather(self._mpi, data)
 
     def abort(self, code: int) -> None:
         self._world.Abort(code)
+
+
+def _add_bf16(mine: Any, sums: Any, datatype: Any) -> None:
+    """`sums` += `mine`, both buffers of bf16; each sum is rounded to it."""
+    into = np.frombuffer(sums, bfloat16)
+    into += np.frombuffer(mine, bfloat16)
 
 
 def all_gather(mpi: Any, data: bytes) -> list[bytes]:

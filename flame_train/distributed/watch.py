@@ -38,6 +38,7 @@ class Watch:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flame-train-watch", daemon=True)
         self._told = False
+        self._beats = 0
 
     def __enter__(self) -> Self:
         if self._group.world > 1:
@@ -91,17 +92,17 @@ class Watch:
 
     def _run(self) -> None:
         others = [rank for rank in range(self._group.world) if rank != self._group.rank]
-        seen: dict[int, tuple[int, float]] = dict.fromkeys(others, (0, time.monotonic()))
+        seen: dict[int, tuple[object, float]] = dict.fromkeys(others, (None, time.monotonic()))
         while not self._ended.wait(_EVERY):
             self._write({})
             for rank, (before, since) in list(seen.items()):
-                sign = self._read(rank)
+                sign, state = self._seen(rank)
                 if sign is not None and "code" in sign:
                     time.sleep(_GRACE)
                     self._end(int(sign["code"]), f"rank {rank} failed: {sign['message']}")
-                written, now = self._written(rank), time.monotonic()
-                if written != before:
-                    seen[rank] = written, now
+                now = time.monotonic()
+                if state != before:
+                    seen[rank] = state, now
                 elif now - since > _SILENT:
                     where = f" ({sign['host']}, process {sign['pid']})" if sign else ""
                     self._end(
@@ -121,7 +122,8 @@ class Watch:
         os._exit(code)
 
     def _write(self, more: dict[str, Any]) -> None:
-        sign = {"pid": os.getpid(), "host": socket.gethostname(), **more}
+        self._beats += 1
+        sign = {"pid": os.getpid(), "host": socket.gethostname(), "beat": self._beats, **more}
         file = self._file(self._group.rank)
         part = file.with_suffix(".part")
         try:
@@ -132,18 +134,24 @@ class Watch:
                 os.utime(file)  # a full disk has room for this
 
     def _read(self, rank: int) -> dict[str, Any] | None:
-        try:
-            sign = json.loads(self._file(rank).read_text())
-        except (OSError, ValueError):
-            return None
-        return sign if isinstance(sign, dict) else None
+        return self._seen(rank)[0]
 
-    def _written(self, rank: int) -> int:
-        """When a process wrote its file, by the disk's clock in ns; 0 without one."""
+    def _seen(self, rank: int) -> tuple[dict[str, Any] | None, object]:
+        """What a process wrote, and something that is another with each of its signs of life.
+
+        A network disk asks its server when a file is opened. What it knows of a file that is not opened, such as the
+        time of its last change, may be a minute old.
+        """
         try:
-            return self._file(rank).stat().st_mtime_ns
+            with self._file(rank).open() as file:
+                text, changed = file.read(), os.fstat(file.fileno()).st_mtime_ns
         except OSError:
-            return 0
+            return None, None
+        try:
+            sign = json.loads(text)
+        except ValueError:
+            return None, (text, changed)
+        return sign if isinstance(sign, dict) else None, (text, changed)
 
     def _file(self, rank: int) -> Path:
         return self._folder / f"{rank}.json"

@@ -22,6 +22,7 @@ from .ops.linear.dora import dora_gain
 from .ops.linear.einsum import einsum
 from .ops.linear.fp8 import fp8_dequantize, fp8_linear, fp8_quantize
 from .ops.linear.fp8_lora import fp8_lora_linears
+from .ops.linear.hadamard import hadamard_add
 from .ops.linear.kron import kron_add
 from .ops.linear.lora import lora_conv2d, lora_linear, lora_linears
 from .ops.linear.matmul import bmm, linear, linear_add, matmul, outer
@@ -147,6 +148,7 @@ __all__ = [
     "group_norm",
     "group_norm_silu",
     "gt",
+    "hadamard_add",
     "hardsigmoid",
     "hardswish",
     "hardtanh",

@@ -12,12 +12,18 @@ def _by_ends(kinds: Mapping[str, str]) -> tuple[tuple[re.Pattern[str], str], ...
     return tuple((re.compile(rf".*({ends})"), kind) for ends, kind in kinds.items())
 
 
+_TUCKER: Final = "Tucker-decomposed"
+_WITHOUT_TUCKER: Final = (
+    "it has a third factor for the kernels of convolutions. Train it without use_tucker (use_cp in older LyCORIS), or "
+    "merge it into a checkpoint in a program that reads it, and make a LoRA of the difference with flame-train extract"
+)
+
 _KINDS: Final = _by_ends(
     {
-        r"\.hada_t[12]": "Tucker-decomposed LoHa",
-        r"\.lokr_t2": "Tucker-decomposed LoKr",
+        r"\.hada_t[12]": f"{_TUCKER} LoHa",
+        r"\.lokr_t2": f"{_TUCKER} LoKr",
         r"\.(oft_blocks|oft_diag|oft_R(\.\w+)*)": "OFT",
-        r"\.lora_mid\.weight": "Tucker-decomposed LoCon",
+        r"\.lora_mid\.weight": f"{_TUCKER} LoCon",
         r"(lora|lycoris)_.*\.[ab][12]\.weight": "GLoRA",
         r"\.on_input": "IA3",
         r"\.diff(_b)?": "full differences of weights",
@@ -72,3 +78,8 @@ def other_kind(names: Iterable[str]) -> str | None:
     """The kind of the adapter with these tensors, if flame-train does not read that kind."""
     every = tuple(names)
     return next((kind for pattern, kind in _KINDS if any(pattern.fullmatch(name) for name in every)), None)
+
+
+def remedy(kind: str) -> str:
+    """What to do about a kind that `other_kind` names, to be added to a message; empty where nothing is known."""
+    return f": {_WITHOUT_TUCKER}" if kind.startswith(_TUCKER) else ""

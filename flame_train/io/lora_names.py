@@ -30,6 +30,7 @@ class LoraComponent:
     others: tuple[str, ...] = ()  # further dotted prefixes seen in files, before either path
     flat: tuple[str, ...] = ()  # further flattened prefixes, before the path in diffusers
     absent: re.Pattern[str] | None = None  # modules of some files that this network does not have
+    alpha_lost: re.Pattern[str] | None = None  # modules whose alpha diffusers loses in kohya's naming
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,9 @@ from flame_train.disk.held import Held
 from flame_train.errors import OutputError
 from flame_train.io.commit import is_checkpoint
 
-_FILES: Final = re.compile(r"\.lock|(config\.toml|status\.json|dataset\.json|images\.json|log\.jsonl)")
+_FILES: Final = re.compile(
+    r"\.lock|(config\.toml|(status|dataset|images)\.json|log\.jsonl|dataset\.jpg|report\.html|loss\.png)"
+)
 _LORA: Final = r"(lora|{})(\.\w+)?\.safetensors"
 _FOLDERS: Final = ("checkpoints", "samples", "tensorboard")
 _SAMPLE: Final = re.compile(r"step-\d{6,}\.png")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from flame_train.adapters.beginning import check_beginning
 from flame_train.adapters.formats import from_file
@@ -17,10 +17,22 @@ from flame_train.models.common.identify import could_be, identify
 from flame_train.training.model import Model
 
 
-def beginning(lora: LoraSection, model: Model, layers: Mapping[str, Own]) -> dict[str, Factors]:
+def beginning(
+    lora: LoraSection, model: Model, layers: Mapping[str, Own], trained: Sequence[str] = ()
+) -> dict[str, Factors]:
     """The factors by layer of the file that `lora.from` names; none where it names none.
 
-    Raises ConfigError for a file of another family, of other layers or of another rank.
+    Args:
+        lora: the `[lora]` section.
+        model: the opened model.
+        layers: the adapted layers, and what each has of its own.
+        trained: the text encoders that are trained.
+
+    Returns:
+        The factors, by the layers' names in `Model.networks`.
+
+    Raises:
+        ConfigError: a file of another family, of other layers or of another rank.
     """
     named: str = getattr(lora, "from")
     if not named:
@@ -34,9 +46,16 @@ def beginning(lora: LoraSection, model: Model, layers: Mapping[str, Own]) -> dic
         state = from_file(path, model.lora_names).state
     except ModelFileError as fault:
         raise ConfigError(f"lora.from: {fault}") from fault
-    found = state.get(model.denoiser.component, {})
+    below = {encoder.part.component: f"{encoder.key}." for encoder in model.encoders(trained)}
+    below[model.denoiser.component] = ""
+    if others := sorted(state.keys() - below.keys()):
+        raise ConfigError(
+            f"lora.from: {path} adapts {others[0]} too, which is not trained here; name its encoder in "
+            "text_encoders.train, or remove that part of the file"
+        )
+    found = {below[part] + name: factors for part, modules in state.items() for name, factors in modules.items()}
     chosen = ADAPTERS.chosen(lora)
-    shapes = layer_shapes(model.network)
+    shapes = layer_shapes(model.networks(trained))
     ranks = {n: own.rank or chosen.sizes(shapes[n], lora.rank, lora.alpha)[0] for n, own in layers.items()}
     kind = "lora" if chosen.name == "locon" else chosen.name
     check_beginning(found, kind, ranks, {n: shapes[n] for n in found if n in shapes}, lora.from_resize)

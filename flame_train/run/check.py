@@ -6,17 +6,17 @@ This stage alone opens model files, for their headers; later stages hold the res
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from flame_train.adapters.kinds import ADAPTERS, Factors
-from flame_train.adapters.rules import Own, apply_rules
-from flame_train.adapters.targets import layer_shapes, resolve
+from flame_train.adapters.kinds import Factors
+from flame_train.adapters.rules import Own
 from flame_train.config.located import Gathered, Located
-from flame_train.config.schema import Config, LoraSection, LossSection
+from flame_train.config.schema import Config, LossSection
+from flame_train.data.caption_tools import CaptionKeys
 from flame_train.data.sets import image_sets
 from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
@@ -25,8 +25,10 @@ from flame_train.engine import nn
 from flame_train.errors import ConfigError
 from flame_train.io.hub import resolve_checkpoint
 from flame_train.recipes import Family, Opening, family_of
+from flame_train.text_encoders import TextEncoder
 from flame_train.training.model import Model
 
+from .adapted import adapted_layers
 from .begin import beginning
 from .checkpointing import blocks_named
 from .sampling import check_sampling, requests, with_defaults, with_prompts_of_file
@@ -56,6 +58,17 @@ class Checked:
     checkpointed: frozenset[str]
     own: Mapping[str, Own] = field(default_factory=dict)
     begun: Mapping[str, Factors] = field(default_factory=dict)
+
+    @property
+    def networks(self) -> nn.Module:
+        """The networks that get adapters, weights declared."""
+        return self.model.networks(self.config.text_encoders.train)
+
+    @property
+    def running(self) -> tuple[TextEncoder, ...]:
+        """The text encoders that run in each step: those that are trained, or all if no captions are cached."""
+        text = self.config.text_encoders
+        return self.model.text if text.cache == "off" else self.model.encoders(text.train)
 
 
 def check(asked: Config | Located, family: Family | None = None) -> Checked:
@@ -101,11 +114,12 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
     layers: dict[str, Own] = {}
     begun: dict[str, Factors] = {}
     with wrong:
-        targets = resolve(model.network, config.lora.targets, model.presets)
-        _check_names(model, targets)
-        layers = apply_rules(targets, config.lora.rules, model.presets)
-        _check_kind(config.lora, model, list(layers))
-        begun = beginning(config.lora, model, layers)
+        layers = adapted_layers(config.lora, config.text_encoders, model)
+        begun = beginning(config.lora, model, layers, config.text_encoders.train)
+    with wrong:
+        cached = config.text_encoders.cache != "off" and set(config.text_encoders.train) != set(family.encoders)
+        for own in image_sets(config.data, config.captions):
+            _check_captions(own.captions, cached)
     blocks: frozenset[str] = frozenset()
     with wrong:
         blocks = blocks_named(model.network, config.gradient.checkpointing, config.gradient.checkpoint_blocks)
@@ -161,20 +175,10 @@ def _check_name(name: str) -> None:
         )
 
 
-def _check_kind(lora: LoraSection, model: Model, targets: Sequence[str]) -> None:
-    """The kind of adapter must suit the chosen layers' shapes."""
-    shapes = layer_shapes(model.network)
-    if wrong := ADAPTERS.chosen(lora).misfit({name: shapes[name] for name in targets}, lora.rank):
-        raise ConfigError(f"lora.{wrong[0]}: {wrong[1]}")
-
-
-def _check_names(model: Model, targets: Sequence[str]) -> None:
-    """Every adapted layer must have a name in LoRA files, which are written long after it was chosen."""
-    named = {module for component in model.lora_names.components for module in component.modules}
-    nameless = [target for target in targets if target not in named]
-    if nameless:
+def _check_captions(captions: CaptionKeys, cached: bool) -> None:
+    """A pool of texts serves the cache alone."""
+    if not cached and "variants" in captions.model_fields_set:
         raise ConfigError(
-            f"lora.targets: {len(nameless)} of the chosen layers have no name in LoRA files of "
-            f"{model.lora_names.name}, such as {nameless[0]}: no program could load them; choose other layers, or a "
-            "model of the usual depth"
+            "captions.variants: it says how many texts of an image are cached, and here each step draws a new one; "
+            "remove it"
         )

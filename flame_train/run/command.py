@@ -34,6 +34,7 @@ from flame_train.io.hub import fetching
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.weights import sampled_digest
 from flame_train.recipes import FAMILIES
+from flame_train.show.sheet import write_sheet
 from flame_train.training.callbacks import SILENT, Callbacks
 from flame_train.training.result import Sources, check_sources, knows_sources, micro_batches_of
 from flame_train.training.stop import StopRequest
@@ -63,6 +64,7 @@ def train(
     family: str | None = None,
     callbacks: Callbacks = SILENT,
     transport: str = "auto",
+    processes: int = 1,
     remote_wait: float | None = None,
 ) -> dict[str, Any]:
     """Trains as a config says, or continues a run; with `dry_run` it only checks and plans.
@@ -77,6 +79,7 @@ def train(
         family: the one whose command was given; None: whichever the checkpoint is of.
         callbacks: hears of steps, checkpoints and samples.
         transport: by which several processes add up gradients: "nccl", "mpi" or "auto".
+        processes: how many a dry run plans for; a launcher says how many there are.
         remote_wait: seconds to wait at the end until `output.remote` has everything; None: as usual.
 
     Returns:
@@ -89,7 +92,7 @@ def train(
     if dry_run:
         asked = load_located(source, overrides, lacking)
         with told_with_keys(asked):
-            return _trained(asked, device, True, family, callbacks, ALONE)
+            return _trained(asked, device, True, family, callbacks, ProcessGroup(0, processes))
     group, device = join(device, transport)
     with ending_together(group):
         with group.together():
@@ -114,9 +117,10 @@ def _trained(
             fetch_inputs(asked.config, not dry_run, lambda: stop.check("while files were fetched"))
             plan = make_plan(check(asked, FAMILIES[family] if family else None), stop, group.world)
         if dry_run:
-            if preflighted(plan, run_folder(plan)) is None:
+            if preflighted(plan, run_folder(plan, group)) is None:
                 continued(plan)
-            return describe(plan, predicted_memory(plan, gpu_of(device))) | {"files": _files(plan)}
+            memory = predicted_memory(plan, gpu_of(device), group.world)
+            return describe(plan, memory, group.world) | {"files": _files(plan)}
         with mirrored(plan, group, stop, callbacks, remote_wait) as heard:
             return train_plan(plan, device, stop, heard, group)
 
@@ -169,7 +173,7 @@ def train_plan(
         if group.leads and found is None:
             continued(plan)  # refused before files are hashed
         with ThreadPoolExecutor(1) as beside:  # while files are hashed, which leaves Python free
-            memory = None if device == "cpu" else beside.submit(_predicted, plan, device)
+            memory = None if device == "cpu" else beside.submit(_predicted, plan, device, group.world)
             keys = plan.encoding.keys(plan.everything, plan.prompts)
             sources = sources_of(plan, keys)
         if found is not None:
@@ -235,8 +239,11 @@ def sources_of(plan: Plan, keys: Keys) -> Sources:
 
 
 def dataset_digest(samples: Samples, keys: Keys) -> str:
-    """A hash of everything the samples of a run depend on: images, captions, placements, networks, order."""
-    texts = ([keys.captions[text] for text in row.texts] for row in samples.rows)
+    """A hash of everything the samples of a run depend on: images, captions, placements, networks, order.
+
+    Of captions that are not cached the text counts; the text encoders have a hash of their own.
+    """
+    texts = ([keys.captions.get(text, text) for text in row.texts] for row in samples.rows)
     rows = (  # what is held out comes last among the keys, and does not count
         (name, *images, *captions, *masks)
         for name, images, captions, masks in zip(samples.names, keys.images, texts, keys.masks, strict=False)
@@ -262,9 +269,9 @@ def _files(plan: Plan) -> list[dict[str, Any]]:
     return [*rows[:held_out], *(row | {"validation": True} for row in rows[held_out:])]
 
 
-def _predicted(plan: Plan, device: str) -> PredictedMemory:
+def _predicted(plan: Plan, device: str, processes: int) -> PredictedMemory:
     """What the run will take. Its kernels, which that showed, are compiled from now on, while files are read."""
-    predicted = predicted_memory(plan, gpu_of(device))
+    predicted = predicted_memory(plan, gpu_of(device), processes)
     compile_ahead(predicted.kernels)
     return predicted
 
@@ -300,7 +307,8 @@ def _resume(folder: RunFolder, sources: Sources) -> Found | None:
 
 
 def _write_report(plan: Plan, folder: RunFolder) -> None:
-    """Writes each sample's captions, bucket, crop and mask into the run folder, one a line."""
+    """Writes each sample's captions, bucket, crop and mask into the run folder, one a line, and small images."""
     lines = ",\n ".join(json.dumps(row, ensure_ascii=False) for row in _files(plan))
     raw = f"[\n {lines}\n]\n".encode("utf-8", "backslashreplace")
     write_durably(folder.place(folder.folder / "dataset.json"), [raw], len(raw))
+    write_sheet(folder, plan.everything.rows)

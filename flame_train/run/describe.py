@@ -8,8 +8,8 @@ from .memory import PredictedMemory
 from .plan import Plan
 
 
-def describe(plan: Plan, memory: PredictedMemory) -> dict[str, Any]:
-    """The plan as a user reads it."""
+def describe(plan: Plan, memory: PredictedMemory, processes: int = 1) -> dict[str, Any]:
+    """The plan as a user reads it, for so many processes; the memory is that of each."""
     c, order = plan.config, plan.order
     return {
         "family": plan.model.name,
@@ -19,11 +19,12 @@ def describe(plan: Plan, memory: PredictedMemory) -> dict[str, Any]:
         "steps": c.train.steps,
         "batches per epoch": order.batches_per_epoch,
         "repeated to fill batches, per epoch": order.filled_per_epoch,
-        "epochs": round(c.train.steps * c.gradient.accumulation / order.batches_per_epoch, 2),
+        "epochs": round(c.train.steps * c.gradient.accumulation * processes / order.batches_per_epoch, 2),
         "adapted layers": len(plan.checked.targets),
         "trainable parameters": plan.parameters,
         "base parameters": plan.model.network.num_weights(),
         "checkpointed blocks": f"{len(plan.checked.checkpointed)} of {len(plan.model.network.blocks())}",
+        **({"processes, each with the predicted memory": processes} if processes > 1 else {}),
         "predicted memory GiB": round(memory.peak / 2**30, 2),
         "predicted memory GiB in training": round(memory.training / 2**30, 2),
         "texts": len({text for row in plan.samples.rows for text in row.texts}),

@@ -29,6 +29,7 @@ from flame_train.training.batch import LOSS_WEIGHT
 from flame_train.training.fixed_batch import HostArrays
 from flame_train.training.model import Example, encoder_outputs
 from flame_train.training.stop import StopRequest
+from flame_train.training.text_in_step import tokens_of
 from flame_train.user_cache import user_cache
 
 from .encoding import Encoding, Keys, cut, named_for_cache
@@ -48,7 +49,7 @@ class Encoded:
     cache: DiskCache
     keys: Keys
     outputs: Mapping[str, tuple[str, ...]]
-    """Of each text encoder, by its key: the names of the arrays that it makes."""
+    """Of each text encoder whose arrays are cached, by its key: their names."""
     size_conditioning: Callable[[Placement], Example]
 
     def example(self, index: int, choice: Choice = FIRST) -> Example:
@@ -57,8 +58,11 @@ class Encoded:
         The arrays of dropped text encoders are zeros. Raises `DataError` if they are not in the cache any more.
         """
         row = self.samples.rows[index]
-        caption = self.caption("" if choice.drop_caption else row.texts[choice.text])
-        zeros = {n: np.zeros_like(caption[n]) for encoder in sorted(choice.dropped) for n in self.outputs[encoder]}
+        text = "" if choice.drop_caption else row.text(choice.text)
+        caption = self._cached(text) | tokens_of(self.encoding.running, text, choice.dropped)
+        zeros = {
+            n: np.zeros_like(caption[n]) for encoder in sorted(choice.dropped) for n in self.outputs.get(encoder, ())
+        }
         shapes = self.encoding.image_shapes(row.placement)
         return {
             **self._read(self.keys.images[index][choice.view], shapes, shown(row.item.path)),
@@ -82,7 +86,13 @@ class Encoded:
         return {LOSS_WEIGHT: weights}
 
     def caption(self, text: str) -> Example:
-        """The arrays of a caption or prompt that was among those to encode."""
+        """The arrays of a caption or prompt that was among those to encode, and the token ids of encoders that run."""
+        return self._cached(text) | tokens_of(self.encoding.running, text)
+
+    def _cached(self, text: str) -> Example:
+        """What the cache has of a text, if anything of texts is cached."""
+        if not self.encoding.text:
+            return {}
         return self._read(self.keys.captions[text], self.encoding.caption_shapes, _quoted(text))
 
     def _read(self, key: str, shapes: Shapes, what: str) -> Example:

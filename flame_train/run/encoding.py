@@ -13,6 +13,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from flame_train.config.schema import DataSection
 from flame_train.data.buckets import Placement
 from flame_train.data.cache import Shapes, cache_key
@@ -28,6 +30,7 @@ from flame_train.io.digests import Digests
 from flame_train.text_encoders import TextEncoder
 from flame_train.training.fixed_batch import FixedBatches, HostArrays
 from flame_train.training.model import Autoencoder, Example
+from flame_train.training.text_in_step import tokens_of
 from flame_train.user_cache import user_cache
 
 CACHE_FOLDER = ".flame-cache"
@@ -58,11 +61,12 @@ class Encoding:
 
     Attributes:
         vae: encodes images.
-        text: encode captions.
+        text: the text encoders whose arrays are cached.
         vae_precision: `model.vae_precision`.
         precision: `train.precision`, in which captions are encoded unless `text_precision` says otherwise.
         text_precision: `text_encoders.precision`.
         folder: where the cache lies.
+        running: the text encoders that run in each step; nothing of theirs is cached.
     """
 
     vae: Autoencoder
@@ -71,12 +75,15 @@ class Encoding:
     precision: str
     text_precision: str
     folder: Path
+    running: tuple[TextEncoder, ...] = ()
 
     def keys(self, samples: Samples, prompts: Sequence[str]) -> Keys:
         """The keys of every array that training and sampling will read, over all that the array depends on."""
         with Digests(user_cache("digests")) as digests, ThreadPoolExecutor() as hashing:  # which leaves Python free
             image = hashing.submit(self.vae.part.digest, digests)
-            networks = {"caption": self._text_digest(digests, hashing), "image": image.result()}
+            cached = _text_digest(self.text, digests, hashing)
+            every = _text_digest((*self.text, *self.running), digests, hashing) if self.running else cached
+            networks = {"caption": every, "image": image.result()}
         vae = {"precision": self.vae_precision}
         text = {"precision": self.precision, "text_precision": self.text_precision, "rounding": _ROUNDING}
         images = tuple(
@@ -86,8 +93,8 @@ class Encoding:
         masks = tuple(tuple(self._mask_key(row, view) for view in row.views if row.item.mask) for row in samples.rows)
         wanted = dict.fromkeys(["", *(text for row in samples.rows for text in row.texts), *prompts])
         captions = {
-            caption: cache_key("text", hashlib.sha256(caption.encode()).hexdigest(), networks["caption"], text)
-            for caption in wanted
+            caption: cache_key("text", hashlib.sha256(caption.encode()).hexdigest(), cached, text)
+            for caption in (wanted if self.text else ())
         }
         return Keys(images, masks, captions, networks)
 
@@ -136,14 +143,11 @@ class Encoding:
             total += itemsize * (len(texts) * sum(map(math.prod, whole)) + rows * row)
         return total
 
-    def _text_digest(self, digests: Digests, hashing: Executor) -> str:
-        made = hashing.map(lambda e: e.part.digest(digests), self.text)
-        parts = [
-            part
-            for e, digest in zip(self.text, made, strict=True)
-            for part in (e.part.component, digest, e.vocabulary, *e.outputs)
-        ]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    def caption_blank(self) -> Example:
+        """The arrays of a caption, all zeros but for token ids: of what shapes a step's are."""
+        shapes = {name: shape for encoder in self.text for name, shape in encoder.outputs.items()}
+        blank = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        return blank | tokens_of(self.running, "")
 
     def encoders(self, device: str) -> CaptionEncoders:
         """The text encoders, loaded."""
@@ -206,6 +210,16 @@ class CaptionEncoders:
     def caption(self, text: str) -> Example:
         """The conditioning arrays of a caption."""
         return self.captions([text])[0]
+
+
+def _text_digest(encoders: Sequence[TextEncoder], digests: Digests, hashing: Executor) -> str:
+    made = hashing.map(lambda e: e.part.digest(digests), encoders)
+    parts = [
+        part
+        for e, digest in zip(encoders, made, strict=True)
+        for part in (e.part.component, digest, e.vocabulary, *e.outputs)
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _batches(encoder: TextEncoder, network: nn.Module, dtype: DType, device: str) -> FixedBatches:

@@ -50,7 +50,7 @@ def lora_writer(config: Config, model: Model, attached: Attached, samples: Sampl
     settings = json.dumps(_without_places(config), sort_keys=True, default=list)
     return LoraWriter(
         attached,
-        model.denoiser.component,
+        lambda layer: model.place(layer, config.text_encoders.train),
         names,
         title=title,
         described=described,
@@ -67,13 +67,14 @@ def lora_writer(config: Config, model: Model, attached: Attached, samples: Sampl
 
 def _as_sd_scripts(config: Config, samples: Samples, batches: int, title: str) -> dict[str, str]:
     """The run in sd-scripts' words, by which web interfaces show it."""
-    per_epoch = sum(row.comings for row in samples.rows)
+    per_epoch, text = sum(row.comings for row in samples.rows), config.text_encoders
     epochs = config.train.epochs or math.ceil(config.train.steps * config.gradient.accumulation / batches)
     return {
         "ss_output_name": config.output.name or title,
         "ss_seed": str(config.train.seed),
         "ss_learning_rate": repr(config.optimizer.lr),
         "ss_unet_lr": repr(config.optimizer.lr),
+        **({"ss_text_encoder_lr": repr(text.lr or config.optimizer.lr)} if text.train else {}),
         "ss_optimizer": OPTIMIZERS.chosen(config.optimizer).name,
         "ss_lr_scheduler": SCHEDULES.chosen(config.schedule).name,
         "ss_lr_warmup_steps": str(config.schedule.warmup_of(config.train.steps)),

@@ -16,18 +16,21 @@ import numpy as np
 from flame_train.data.buckets import Size
 from flame_train.data.padding import collate
 from flame_train.data.samples import Sample, Samples
+from flame_train.distributed.group import silent
 from flame_train.engine import capture, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.engine.shape_run import Gpu, KernelRequests, shape_run
 from flame_train.training.batch import LOSS_WEIGHT, Batch, HostBatch, sender
 from flame_train.training.model import Example
-from flame_train.training.step import State, micro, update
+from flame_train.training.step import State, micro, reduce, update
 from flame_train.training.stop import StopRequest
+from flame_train.training.text_in_step import tokens_of
 from flame_train.training.validate import HeldOut
 
+from .grids import grid_drawer
 from .plan import Plan
-from .train import grid_drawer, loaded, make_validator
+from .train import loaded, make_validator
 
 _DEVICE = "cuda"  # of the shape run
 _DRAWN = 1  # step of a sampler: the others take what this one takes
@@ -50,8 +53,11 @@ class PredictedMemory:
         return max(self.encoding, self.training)
 
 
-def predicted_memory(plan: Plan, gpu: Gpu) -> PredictedMemory:
-    """The memory that the plan's run needs on `gpu`. Raises EnvironmentFault where it cannot run there."""
+def predicted_memory(plan: Plan, gpu: Gpu, processes: int = 1) -> PredictedMemory:
+    """The memory that the plan's run needs on `gpu`, in each of so many processes but for NCCL's own buffers.
+
+    Raises EnvironmentFault where it cannot run there.
+    """
     with shape_run(gpu) as run:
         largest = _largest(plan.samples)
         _encode(plan)
@@ -59,7 +65,7 @@ def predicted_memory(plan: Plan, gpu: Gpu) -> PredictedMemory:
         encoding = run.peak_bytes
         run.backend.reset_peak()
         with deterministic(plan.config.train.deterministic):
-            _train(plan, largest)
+            _train(plan, largest, processes)
         return PredictedMemory(encoding, run.peak_bytes, run.kernel_requests)
 
 
@@ -76,29 +82,32 @@ def _encode(plan: Plan) -> None:
     """
     encoding, backend = plan.encoding, get_backend(_DEVICE)
     with no_grad():
-        captions = encoding.encoders(_DEVICE)
-        for _ in range(2):
-            captions.caption("")
-        del captions
-        backend.empty_cache()
+        if encoding.text:
+            captions = encoding.encoders(_DEVICE)
+            for _ in range(2):
+                captions.caption("")
+            del captions
+            backend.empty_cache()
         vae, buckets = encoding.vae.load(encoding.vae_precision, _DEVICE), plan.everything.buckets
         largest, encoder = max(buckets, key=lambda b: (math.prod(b), b)), vae.encoder()
         for _ in range(2):
             encoder.start([vae.inputs(np.zeros((*largest, 3), np.uint8))])()
 
 
-def _train(plan: Plan, largest: Sample) -> None:
+def _train(plan: Plan, largest: Sample, processes: int) -> None:
     """As `train_run` does: a grid, two steps, the second of which is captured, and another grid."""
-    denoiser, attached, state = loaded(plan, _DEVICE)
+    denoiser, attached, state = loaded(plan, _DEVICE, group=silent(processes))
     host = _batch(plan, largest)
     backend = get_backend(_DEVICE)
     send = sender(backend, state.dtype)
     sent = [send(host), send(host)]  # one is trained on, one is ahead
     few = [replace(request, steps=min(_DRAWN, request.steps)) for request in plan.requests]
-    drawn = grid_drawer(plan, few, lambda _: _caption(plan), denoiser, attached, _DEVICE, StopRequest())
+    drawn = grid_drawer(plan, few, lambda _: plan.encoding.caption_blank(), denoiser, attached, _DEVICE, StopRequest())
     _draw(drawn, state)
     batch = Batch(host, backend, state.dtype, telling=plan.config.log.images_every > 0)
-    steps = capture(lambda: micro(state, batch), _DEVICE), capture(lambda: update(state), _DEVICE)
+    steps = [
+        capture(step, _DEVICE) for step in (lambda: micro(state, batch), lambda: reduce(state), lambda: update(state))
+    ]
     for ahead in sent:
         batch.fill(ahead)
         for step in steps:
@@ -140,10 +149,7 @@ def _example(plan: Plan, sample: Sample) -> Example:
     """The arrays of a sample, all zeros."""
     shape = plan.model.vae.latent_shape(sample.placement.bucket)
     latent = np.zeros(shape, np.float32)
-    example = {"mean": latent, "logvar": latent} | _caption(plan) | plan.model.size_conditioning(sample.placement)
+    captions = plan.encoding.caption_blank() | tokens_of(plan.encoding.running, "", frozenset())
+    example = {"mean": latent, "logvar": latent} | captions | plan.model.size_conditioning(sample.placement)
     weights = plan.everything.loss_weight_shape(shape)
     return example if weights is None else example | {LOSS_WEIGHT: np.zeros(weights, np.float32)}
-
-
-def _caption(plan: Plan) -> Example:
-    return {name: np.zeros(shape, np.float32) for name, shape in plan.model.caption_shapes().items()}

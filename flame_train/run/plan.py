@@ -78,20 +78,21 @@ class Plan:
     @property
     def encoding(self) -> Encoding:
         """By what images and captions are encoded."""
-        c = self.config
+        c, running = self.config, self.checked.running
         return Encoding(
             self.model.vae,
-            self.model.text,
+            tuple(encoder for encoder in self.model.text if encoder not in running),
             c.model.vae_precision,
             c.train.precision,
             c.text_encoders.precision,
             cache_folder(c.data),
+            running,
         )
 
     @property
     def parameters(self) -> int:
         """The number of trained values."""
-        shapes, lora = layer_shapes(self.model.network), self.config.lora
+        shapes, lora = layer_shapes(self.checked.networks), self.config.lora
         kind = ADAPTERS.chosen(lora)
         ranks = {name: own.rank for name, own in self.checked.own.items()}
         return sum(

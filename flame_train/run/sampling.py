@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flame_train.config.prompts import Prompt, read_prompt_file
@@ -11,13 +10,11 @@ from flame_train.config.repeated import SampleSection
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Placement, Size
 from flame_train.diffusion.samplers import SAMPLERS
+from flame_train.engine import Tensor
 from flame_train.engine.dtype import as_dtype
-from flame_train.engine.mode import deterministic
-from flame_train.engine.nn import Module
 from flame_train.errors import ConfigError
-from flame_train.models.common.blocks import BlockNetwork
 from flame_train.training.model import Denoiser, Example, LoadedVae, Model
-from flame_train.training.preview import Drawing, Pixels, draw, grid
+from flame_train.training.preview import Drawing, Pixels, draw
 from flame_train.training.stop import StopRequest
 
 
@@ -170,8 +167,7 @@ def draw_request(
     request: Request,
     how: Drawing,
     captions: Callable[[str], Example],
-    model: Model,
-    network: BlockNetwork,
+    denoiser: Denoiser,
     vae: LoadedVae,
     stop: StopRequest,
 ) -> Pixels:
@@ -181,49 +177,18 @@ def draw_request(
         request: the image.
         how: the settings of the sampler.
         captions: the arrays of a prompt.
-        model: the opened model.
-        network: the loaded denoiser.
+        denoiser: the loaded network, and the text encoders that run.
         vae: the loaded decoder.
         stop: raises Interrupted after a signal; checked between steps.
 
     Returns:
         The image, uint8 (H, W, 3).
     """
-    sizes = uncropped(model, request.size)
-    denoiser = Denoiser.of(model, network, how.device, request.guidance_scale)
+    sizes = uncropped(denoiser.model, request.size)
     wanted, unwanted = (captions(text) | sizes for text in (request.text, request.negative))
-    return draw(how, denoiser.denoise, vae.decode, wanted, unwanted, stop)
+    guided = denoiser.guided(request.guidance_scale, how.device)
 
+    def conditioned(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return guided.conditioned(arrays, how.dtype)
 
-def grid_of(
-    wanted: Sequence[tuple[Request, Drawing]],
-    captions: Callable[[str], Example],
-    denoiser: Denoiser,
-    vae: LoadedVae,
-    at_strength: Callable[[float], AbstractContextManager[Module]],
-    stop: StopRequest,
-) -> Callable[[], Pixels]:
-    """A function that samples the grid with the network's weights at the time of the call.
-
-    Args:
-        wanted: the images, with the settings of the sampler.
-        captions: the arrays of a prompt.
-        denoiser: the network.
-        vae: the loaded decoder.
-        at_strength: a context in which the adapters act so strongly.
-        stop: raises Interrupted after a signal; checked between steps.
-
-    Returns:
-        The function.
-    """
-
-    def one(request: Request, how: Drawing) -> Pixels:
-        with at_strength(request.strength):
-            return draw_request(request, how, captions, denoiser.model, denoiser.network, vae, stop)
-
-    def drawn() -> Pixels:
-        # Choices are measured for what recurs thousands of times, and what training may vary in must not show here.
-        with deterministic(True):
-            return grid([one(request, how) for request, how in wanted])
-
-    return drawn
+    return draw(how, guided.denoise, vae.decode, wanted, unwanted, stop, conditioned)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flame_train.adapters.attach import Attached, at_strength, attach
+from flame_train.adapters.attach import Attached, attach
 from flame_train.adapters.beginning import begin_with
 from flame_train.adapters.dropping import Chances
 from flame_train.adapters.kinds import ADAPTERS, Factors
@@ -29,32 +29,33 @@ from flame_train.disk.files import reading
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import Tensor
 from flame_train.engine.backend import get_backend
-from flame_train.engine.dtype import as_dtype
+from flame_train.engine.dtype import as_dtype, bfloat16
 from flame_train.engine.optim import Optimizer
 from flame_train.errors import OutputError
 from flame_train.io.commit import Found
 from flame_train.io.runfolder import RunFolder
+from flame_train.show.report import reporter
 from flame_train.training.batch import sender
 from flame_train.training.callbacks import Callbacks
 from flame_train.training.exchange import Exchanged
 from flame_train.training.image_losses import ImageLosses
 from flame_train.training.loader import Loader
 from flame_train.training.loop import Run, best_effort, train
-from flame_train.training.model import Denoiser, Example
+from flame_train.training.model import Denoiser
 from flame_train.training.optimizer import build_optimizer
-from flame_train.training.preview import Pixels, png
 from flame_train.training.result import Sources, carry_over, earlier_updates, restore, standing_of, updates_done
 from flame_train.training.saving import IMAGES
 from flame_train.training.step import Objective, State
 from flame_train.training.stop import StopRequest
+from flame_train.training.text_in_step import RunningEncoder
 from flame_train.training.validate import HeldOut, Measured, Validator
 from flame_train.training.validation import Standing, Validation
 
 from .check import fp8_of
 from .encode import Encoded
 from .finish import lora_writer
+from .grids import preview
 from .plan import Plan
-from .sampling import Request, drawing, grid_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -115,11 +116,12 @@ def train_run(
             sources=sources,
             lora=lora_writer(c, plan.model, attached, plan.samples, plan.order.batches_per_epoch),
             first=first,
-            preview=best_effort(_preview(plan, encoded, denoiser, attached, folder, device, stop)),
+            preview=best_effort(preview(plan, encoded, denoiser, attached, folder, device, stop, group)),
             stop=stop,
             callbacks=callbacks,
             validation=_validation(plan, encoded, state, found, device, group),
             images=_images(c.log, found, group),
+            report=reporter(folder),
         )
         return train(run)
 
@@ -150,18 +152,29 @@ def _validation(
         lambda i: encoded.example(offset + i),
         plan.model.paddings,
     )
-    validator = make_validator(plan, state, images, device)
+    validator = make_validator(plan, state, images, device, group)
 
     def measure() -> Measured:
         with state.optimizer.averaged():
             return validator.measure()
 
     standing = Standing.read(standing_of(found)) if found is not None else None
-    return Validation(section, measure, standing, group)
+    return Validation(section, measure, standing)
 
 
-def make_validator(plan: Plan, state: State, images: HeldOut, device: str) -> Validator:
-    """Measures the loss of `images` with the run's network. A loss without weights and shifts compares with others."""
+def make_validator(plan: Plan, state: State, images: HeldOut, device: str, group: ProcessGroup = ALONE) -> Validator:
+    """Measures the loss of images with the run's network. A loss without weights and shifts compares with others.
+
+    Args:
+        plan: the plan of the run.
+        state: the network.
+        images: what is held out.
+        device: "cuda" or "cpu".
+        group: the processes that share the batches.
+
+    Returns:
+        What measures it.
+    """
     c = plan.config
     plain = LossSection(zero_terminal_snr=c.loss.zero_terminal_snr)
     return Validator(
@@ -172,6 +185,7 @@ def make_validator(plan: Plan, state: State, images: HeldOut, device: str) -> Va
         batch_size=c.data.batch_size,
         device=device,
         dtype=state.dtype,
+        group=group,
     )
 
 
@@ -212,7 +226,7 @@ def loaded(
     c, model = plan.config, plan.model
     denoiser = load_denoiser(plan, device)
     attached = attach(
-        denoiser.network,
+        denoiser.networks(c.text_encoders.train),
         plan.checked.targets,
         rank=c.lora.rank,
         alpha=c.lora.alpha,
@@ -249,7 +263,10 @@ def _limit(attached: Attached, optimizer: Optimizer, max_norm: float) -> None:
 
 
 def load_denoiser(plan: Plan, device: str) -> Denoiser:
-    """The network to adapt, loaded as the settings say, with the blocks checkpointed that they name."""
+    """The network to adapt, loaded as the settings say, with the blocks checkpointed that they name.
+
+    With it come the text encoders that run in the step, of which all blocks are checkpointed or none.
+    """
     c = plan.config
     denoiser = plan.model.load_denoiser(
         device=device,
@@ -258,7 +275,11 @@ def load_denoiser(plan: Plan, device: str) -> Denoiser:
         guidance_scale=c.loss.guidance_scale,
     )
     denoiser.network.checkpoint_blocks(c.gradient.checkpointing, plan.checked.checkpointed)
-    return denoiser
+    precision = {"dtype": c.train.precision, "precision": c.text_encoders.precision}
+    running = tuple(RunningEncoder(e, e.load(device=device, **precision)) for e in plan.checked.running)
+    for each in running:
+        each.network.checkpointing = c.gradient.checkpointing
+    return replace(denoiser, text=running)
 
 
 def make_state(
@@ -298,6 +319,7 @@ def make_state(
     made = build_optimizer(parameters, train, optimizer, schedule, of_all, backend, attached.faster, factors, earlier)
     exchanged = Exchanged.between(group, backend)
     told = 0 if exchanged is None else len(exchanged.names)
+    rounded = exchanged is not None and gradient.all_reduce == "bf16"
     return State(
         denoiser=denoiser,
         objective=objective,
@@ -308,6 +330,7 @@ def make_state(
         figures=backend.xp.zeros(1 + len(made.metric_names) + told, np.float64),
         group=group,
         exchanged=exchanged,
+        sent=backend.xp.empty(made.arena.grads.shape, bfloat16) if rounded else None,
     )
 
 
@@ -318,7 +341,7 @@ def _loader(plan: Plan, encoded: Encoded, first: int, state: State, device: str)
         [row.set.caption_dropout for row in plan.samples.rows],
         {encoder.key: encoder.dropout for encoder in plan.model.text},
         [len(keys) for keys in encoded.keys.images],
-        [len(row.texts) for row in plan.samples.rows],
+        [row.text_count(cached=bool(encoded.encoding.text)) for row in plan.samples.rows],
     )
     return Loader(
         plan.order,
@@ -330,62 +353,3 @@ def _loader(plan: Plan, encoded: Encoded, first: int, state: State, device: str)
         group=state.group,
         paddings=plan.model.paddings,
     )
-
-
-def _preview(
-    plan: Plan,
-    encoded: Encoded,
-    denoiser: Denoiser,
-    attached: Attached,
-    folder: RunFolder,
-    device: str,
-    stop: StopRequest,
-) -> Callable[[int], None]:
-    """Writes the grid of a step, sampled with the network's weights at the time of the call.
-
-    Args:
-        plan: the plan of the run.
-        encoded: the encoded dataset, which has the prompts' arrays.
-        denoiser: the network.
-        attached: its adapters.
-        folder: the run folder.
-        device: "cuda" or "cpu".
-        stop: raises Interrupted after a signal.
-
-    Returns:
-        A function of the step; it does nothing if the config wants no grids.
-    """
-    drawn = grid_drawer(plan, plan.requests, encoded.caption, denoiser, attached, device, stop)
-    return (lambda step: None) if drawn is None else (lambda step: folder.write_sample(step, png(drawn())))
-
-
-def grid_drawer(
-    plan: Plan,
-    wanted: Sequence[Request],
-    captions: Callable[[str], Example],
-    denoiser: Denoiser,
-    attached: Attached,
-    device: str,
-    stop: StopRequest,
-) -> Callable[[], Pixels] | None:
-    """A function that samples a grid with the network's weights at the time of the call.
-
-    Args:
-        plan: the plan of the run.
-        wanted: the images.
-        captions: the arrays of a prompt.
-        denoiser: the network.
-        attached: its adapters.
-        device: "cuda" or "cpu".
-        stop: raises Interrupted after a signal.
-
-    Returns:
-        The function; None if no image is wanted.
-    """
-    if not wanted:
-        return None
-    c, model = plan.config, plan.model
-    how = [drawing(each, c.model, c.loss, model, device=device, dtype=c.train.precision) for each in wanted]
-    vae = model.vae.load(c.model.vae_precision, device)
-    drawn = list(zip(wanted, how, strict=True))
-    return grid_of(drawn, captions, denoiser, vae, partial(at_strength, attached), stop)

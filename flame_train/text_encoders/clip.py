@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from flame_train.settings import field
 
 from .encoder import EncoderKeys, TextEncoder
 
+_ATTENTION: Final = ("*.self_attn.[qkv]_proj", "*.self_attn.out_proj")
 _CAPTIONS = 32  # of one window, encoded at once: some 2500 tokens
 
 
@@ -43,6 +45,13 @@ class Clip(TextEncoder):
     """
 
     pad: ClassVar[int]
+    presets = MappingProxyType(
+        {
+            "attention": _ATTENTION,
+            "attention+mlp": (*_ATTENTION, "*.mlp.fc[12]"),
+            "full": ("*.self_attn.*", "*.mlp.*", "*text_projection"),
+        }
+    )
 
     windows: int = 1
     states: str = ""
@@ -83,6 +92,13 @@ class Clip(TextEncoder):
             assert pooled is not None
             made[self.pooled] = pooled
         return {name: made[name] for name in self.outputs}
+
+    def adaptable(self) -> tuple[str, ...]:
+        """The last layer and the projection make the pooled text alone."""
+        network = self.part.network
+        assert isinstance(network, ClipTextEncoder)
+        idle = () if self.pooled else (f"text_model.encoder.layers.{network.arch.layers - 1}.", "text_projection")
+        return tuple(name for name in super(Clip, self).adaptable() if not name.startswith(idle))
 
     def overlong(self, text: str) -> bool:
         return self.tokenizer.chunks(text, self.windows, self.windows).truncated > 0

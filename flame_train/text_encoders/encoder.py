@@ -10,10 +10,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from flame_train.adapters.targets import Presets, layer_shapes
 from flame_train.data.cache import Shapes, UpTo
 from flame_train.data.padding import Paddings
 from flame_train.engine import Tensor, nn
 from flame_train.engine.dtype import DType, as_dtype
+from flame_train.models.common.blocks import BlockNetwork
 from flame_train.models.common.family_files import FamilyFiles
 from flame_train.models.common.part import Part
 from flame_train.settings import Entry
@@ -41,6 +43,8 @@ class TextEncoder(ABC):
     """The key under `[text_encoders]` that names its file."""
     quantizable: ClassVar[bool] = False
     """Whether `text_encoders.precision = "fp8"` stores its weights in 8 bits."""
+    presets: ClassVar[Presets]
+    """The globs that `text_encoders.targets` means by a preset."""
 
     part: Part
     dropout: float
@@ -106,9 +110,19 @@ class TextEncoder(ABC):
     def vocabulary(self) -> str:
         """A hash of the tokenizer and the length, on which the ids depend besides the caption."""
 
-    def load(self, *, device: str, dtype: DType | str, precision: str) -> nn.Module:
+    def adaptable(self) -> tuple[str, ...]:
+        """The names of the layers that an adapter may sit on: all that its outputs depend on."""
+        return tuple(layer_shapes(self.part.network))
+
+    def tokens(self, text: str) -> dict[str, np.ndarray[Any, Any]]:
+        """`inputs` of a caption by the names that they have in a batch, for an encoder that runs in the step."""
+        return {f"{self.key}.{name}": array for name, array in self.inputs(text).items()}
+
+    def load(self, *, device: str, dtype: DType | str, precision: str) -> BlockNetwork:
         """The network with its weights. `precision` is `text_encoders.precision`, `dtype` that of training."""
-        network: nn.Module = self.part.load(device=device, dtype=self.dtype(dtype, precision), fp8=self._fp8(precision))
+        network: BlockNetwork = self.part.load(
+            device=device, dtype=self.dtype(dtype, precision), fp8=self._fp8(precision)
+        )
         return network
 
     def dtype(self, dtype: DType | str, precision: str) -> DType:

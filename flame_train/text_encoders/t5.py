@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from flame_train.settings import field
 
 from .encoder import EncoderKeys, TextEncoder
 
+_ATTENTION: Final = ("*.SelfAttention.[qkvo]",)
+_MLP: Final = ("*.DenseReluDense.wi_[01]", "*.DenseReluDense.wo")
 _TOKENS = 4096  # of all captions that are encoded at once
 
 
@@ -63,6 +66,9 @@ class T5(TextEncoder):
 
     key = "t5"
     quantizable = True
+    presets = MappingProxyType(
+        {"attention": _ATTENTION, "attention+mlp": (*_ATTENTION, *_MLP), "full": (*_ATTENTION, *_MLP)}
+    )
 
     length: int = 512
     places: tuple[Path, ...] = ()

@@ -14,7 +14,7 @@ from flame_train.adapters.attach import attach
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import resolve
 from flame_train.config.load import from_options, with_overrides
-from flame_train.distributed.group import ALONE, ProcessGroup
+from flame_train.distributed.group import ALONE, ProcessGroup, silent
 from flame_train.engine import Frozen, capture, nn
 from flame_train.engine.backend import Backend, check_formats, get_backend
 from flame_train.engine.dtype import DType, as_dtype
@@ -28,7 +28,7 @@ from flame_train.run.checkpointing import blocks_named
 from flame_train.run.train import make_state
 from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.model import Denoiser, Model
-from flame_train.training.step import State, micro, update
+from flame_train.training.step import State, micro, reduce, update
 
 from . import bench_torch_step
 from .bench_ceilings import ceilings
@@ -83,8 +83,9 @@ class Prepared:
     frozen_bytes: int
 
     def step(self) -> None:
-        """The whole step: noise, timesteps, forward, loss, backward, clip, AdamW."""
+        """The whole step: noise, timesteps, forward, loss, backward, sum over processes, clip, AdamW."""
         micro(self.state, self.batch)
+        reduce(self.state)
         update(self.state)
 
     def captured(self) -> Callable[[], None]:
@@ -167,7 +168,7 @@ def step(
     by kind of kernel, `against` PyTorch's times. Raises `ConfigError` and `EnvironmentFault` before it measures.
     """
     if against is not None:
-        _check_counterpart(trial)
+        check_counterpart(trial)
     with deterministic(trial.deterministic):
         result = _step(trial, by_kind)
     if against is None:
@@ -177,7 +178,7 @@ def step(
     return result | {"torch": theirs, "ratio": round(best / theirs["ms"], 4)}
 
 
-def _check_counterpart(trial: Trial) -> None:
+def check_counterpart(trial: Trial) -> None:
     """Raises `ConfigError` for what PyTorch's step would not do likewise, `EnvironmentFault` if it is not installed."""
     lacking = [f"--quantize {trial.quantize}"] if trial.quantize != "off" else []
     lacking += [f"--checkpointing {trial.checkpointing}"] if trial.checkpointing not in ("off", "full") else []
@@ -190,8 +191,8 @@ def _check_counterpart(trial: Trial) -> None:
     bench_torch_step.check_installed()
 
 
-def torch_step(trial: Trial, compiled: bool) -> dict[str, Any]:
-    """PyTorch's times for the step of the same model, eager or with compiled blocks."""
+def torch_step(trial: Trial, compiled: bool, group: ProcessGroup = ALONE) -> dict[str, Any]:
+    """PyTorch's times for the step of the same model, eager or with compiled blocks; its DDP in several processes."""
     get_backend(trial.device).empty_cache()
     _, model = find(trial.model)
     return bench_torch_step.run(
@@ -203,6 +204,7 @@ def torch_step(trial: Trial, compiled: bool) -> dict[str, Any]:
         whole_blocks(trial.checkpointing),
         trial.device,
         compiled,
+        group,
     )
 
 
@@ -221,13 +223,13 @@ def _step(trial: Trial, by_kind: bool) -> dict[str, Any]:
         "first_step_s": round(first, 2),
         "eager_ms": eager[0],
         "eager_host_ms": eager[1],
-        "weights_gib": _gib(p.frozen_bytes),
-        "before_step_gib": _gib(p.ready),
-        "peak_gib": _peak_gib(p.backend),
+        "weights_gib": gib(p.frozen_bytes),
+        "before_step_gib": gib(p.ready),
+        "peak_gib": peak_gib(p.backend),
     }
     if trial.device != "cpu":
         foretold = predicted(trial)
-        return result | {"predicted_gib": _gib(foretold.peak)} | _on_gpu(p, foretold.flops, by_kind)
+        return result | {"predicted_gib": gib(foretold.peak)} | _on_gpu(p, foretold.flops, by_kind)
     return result | {"figures": _figures(p)}
 
 
@@ -237,7 +239,7 @@ def _on_gpu(p: Prepared, flops_of: Mapping[str, int], by_kind: bool) -> dict[str
     replay = p.captured()
     p.backend.reset_peak()
     ms, host_ms = _time(replay, p.backend)
-    peak = _peak_gib(p.backend)
+    peak = peak_gib(p.backend)
     limits = ceilings(p.backend, p.state.dtype)
     result: dict[str, Any] = {"captured_ms": ms, "captured_host_ms": host_ms, "captured_gib": peak}
     result |= _share(sum(flops_of.values()), ms, limits.flops) | {"figures": _figures(p)}
@@ -248,12 +250,12 @@ def _on_gpu(p: Prepared, flops_of: Mapping[str, int], by_kind: bool) -> dict[str
     return result
 
 
-def _peak_gib(backend: Backend) -> float | None:
+def peak_gib(backend: Backend) -> float | None:
     peak = backend.memory().peak
-    return None if peak is None else _gib(peak)
+    return None if peak is None else gib(peak)
 
 
-def _gib(size: int) -> float:
+def gib(size: int) -> float:
     return round(size / 2**30, 2)
 
 
@@ -273,10 +275,13 @@ class Predicted:
     flops: Mapping[str, int]
 
 
-def predicted(trial: Trial) -> Predicted:
-    """The step of a trial, run on shapes for this machine's GPU, or an H100 where there is none."""
+def predicted(trial: Trial, processes: int = 1) -> Predicted:
+    """The step of a trial, run on shapes for this machine's GPU, or an H100 where there is none.
+
+    Of several processes it is one; what NCCL keeps is not counted.
+    """
     with shape_run(gpu_of(trial.device)) as run, deterministic(trial.deterministic):
-        p = prepare(replace(trial, device="cuda"))
+        p = prepare(replace(trial, device="cuda"), silent(processes))
         run.backend.reset_peak()
         flops = run.multiplied(p.step)
         p.captured()

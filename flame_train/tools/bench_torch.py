@@ -153,6 +153,12 @@ def _kron_add(torch: Any, input: Any, mat1: Any, mat2: Any, scale: float) -> Any
     return input + scale * torch.kron(mat1, mat2)
 
 
+def _hadamard_add(
+    torch: Any, input: Any, first_a: Any, first_b: Any, second_a: Any, second_b: Any, scale: float
+) -> Any:
+    return input + scale * (first_a @ first_b) * (second_a @ second_b)
+
+
 _WRITTEN_OUT: Mapping[str, Callable[..., Any]] = {
     "rope": _rope,
     "rms_norm_rope": _rms_norm_rope,
@@ -177,6 +183,7 @@ _WRITTEN_OUT: Mapping[str, Callable[..., Any]] = {
     "cast": _cast,
     "dora_gain": _dora_gain,
     "kron_add": _kron_add,
+    "hadamard_add": _hadamard_add,
     "max_dim": _max_dim,
     "min_dim": _min_dim,
 }

@@ -13,11 +13,13 @@ import importlib
 import importlib.util
 import itertools
 import logging
+import socket
 import statistics
 import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.errors import EnvironmentFault
 
 from .bench_torch_models import Loss, TorchBaseline
@@ -45,6 +47,7 @@ def run(
     checkpointing: bool,
     device: str,
     compiled: bool,
+    group: ProcessGroup = ALONE,
 ) -> dict[str, Any]:
     """Times a training step of PyTorch, diffusers and PEFT.
 
@@ -57,6 +60,7 @@ def run(
         checkpointing: whether activations are recomputed.
         device: "cuda" or "cpu".
         compiled: whether each block is compiled by itself.
+        group: the processes that take the step together, each with a batch of its own.
 
     Returns:
         The median milliseconds of a step, peak GiB, and the seconds until the first step ended. `left_eager` counts the
@@ -73,6 +77,8 @@ def run(
     network, trained = build(torch, model, rank, precision, checkpointing, device)
     if compiled:
         compile_blocks(torch, network, model.blocks)
+    if group.world > 1:
+        network = in_parallel(torch, network, device, group)
     given_up = calls_given_up(torch)
     loss = model.loss(torch, batch, resolution, {"device": device, "dtype": dtype})
     step = _step(torch, network, trained, loss, dtype, device)
@@ -81,8 +87,11 @@ def run(
         torch.cuda.synchronize()
     first = time.monotonic() - begin
     ms, peak = _on_gpu(torch, step) if device != "cpu" else (_on_cpu(step), None)
+    if group.world > 1:
+        torch.distributed.destroy_process_group()
+    how = ", DistributedDataParallel" if group.world > 1 else ""
     result = {
-        "framework": f"torch {torch.__version__}" + (", compiled blocks" if compiled else ", eager"),
+        "framework": f"torch {torch.__version__}" + (", compiled blocks" if compiled else ", eager") + how,
         "ms": round(ms, 3),
         "peak_gib": peak,
         "first_step_s": round(first, 2),
@@ -97,6 +106,7 @@ def _prepare(torch: Any, model: TorchBaseline, precision: str, device: str) -> N
     torch._dynamo.reset()
     if device == "cpu":
         return
+    torch.cuda.set_device(_number(device))
     torch.cuda.empty_cache()
     torch.backends.cuda.enable_cudnn_sdp(model.cudnn_attention)
     torch.backends.cudnn.benchmark = True
@@ -112,6 +122,33 @@ def compile_blocks(
     for module in network.modules():
         if type(module).__name__ in blocks:
             module.compile(dynamic=False, backend=backend)
+
+
+def in_parallel(torch: Any, network: Any, device: str, group: ProcessGroup) -> Any:
+    """The network in DistributedDataParallel. The processes meet at a free port of the first one."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        mine = f"{socket.gethostname()}:{free.getsockname()[1]}"
+    places = group.all_gather(mine)
+    hosts = {place.rpartition(":")[0] for place in places}
+    host, _, port = places[0].rpartition(":")
+    torch.distributed.init_process_group(
+        "gloo" if device == "cpu" else "nccl",
+        init_method=f"tcp://{host if len(hosts) > 1 else '127.0.0.1'}:{port}",
+        rank=group.rank,
+        world_size=group.world,
+    )
+    return torch.nn.parallel.DistributedDataParallel(
+        network,
+        device_ids=None if device == "cpu" else [_number(device)],
+        gradient_as_bucket_view=True,
+        static_graph=True,
+    )
+
+
+def _number(device: str) -> int:
+    """Of a GPU: 0 for "cuda", 1 for "cuda:1"."""
+    return int(device.partition(":")[2] or 0)
 
 
 def calls_given_up(torch: Any) -> int:
@@ -203,7 +240,7 @@ def _step(torch: Any, network: Any, trained: list[Any], loss: Loss, dtype: Any, 
     optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=device != "cpu")
 
     def step() -> None:
-        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+        with torch.autocast(device.partition(":")[0], dtype, enabled=dtype != torch.float32):
             value = loss(torch, network)
         value.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)

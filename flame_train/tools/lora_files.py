@@ -18,6 +18,7 @@ from flame_train.adapters.formats import LoraFile, from_file, to_diffusers, to_k
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
 from flame_train.adapters.nearest import Cut, Want
 from flame_train.adapters.peft_config import METADATA_KEY
+from flame_train.adapters.shared_alpha import for_kohya
 from flame_train.disk.files import is_same_file, refuse_place
 from flame_train.errors import ConfigError, NonFiniteError
 from flame_train.io.lora_names import LoraFamily
@@ -133,9 +134,10 @@ def write_lora(
     if not same_network:
         written |= network
     if form == "kohya":
+        state, record = for_kohya(state, family)
         tensors = to_kohya(state, family)
     else:
         tensors, record = to_diffusers(state, family)
-        written |= record
+    written |= record
     save_file(target, tensors, with_hashes(tensors, written))
     return len(tensors)

@@ -161,7 +161,7 @@ def sample(
             how = drawing(request, config.model, config.loss, model, device=device, dtype=precision)
             captions = examples[request.strength].__getitem__
             with _adapted(denoiser.component, denoiser.network, files, request.strength):
-                images.append(draw_request(request, how, captions, model, denoiser.network, decoder, stop))
+                images.append(draw_request(request, how, captions, denoiser, decoder, stop))
     told = [parameters_of(request, checkpoint, loras) for request in wanted]
     for single, image, parameters in zip(singles, images, told, strict=False):
         write_png(single, image, parameters)

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from flame_train.adapters.dialects import spellings, split_key
 from flame_train.adapters.kinds import ADAPTERS
+from flame_train.adapters.shared_alpha import misread
 from flame_train.errors import shown
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weights import open_weights
@@ -47,6 +48,11 @@ STYLES: Final = {" ".join(sorted(ends)): ends for bare in _BARE for ends in (bar
 _ENDS: Final = sorted({end for kind in ADAPTERS.values() for end in kind.ends}, key=len, reverse=True)
 _NUMBER: Final = re.compile(r"(?<=[._])\d+(?=[._]|$)")
 _SHOWN: Final = 5
+_BY_ROWS: Final = "{} layers have norms of output rows (DoRA), and are divided by norms of the base weight alone"
+_LOST_ALPHAS: Final = (
+    "{} attention layers may get the alpha of most layers instead of their own, such as {}; "
+    "flame-train convert --to kohya writes a file with one alpha"
+)
 
 
 def template(module: str) -> str:
@@ -65,13 +71,15 @@ class Reader:
     left: tuple[str, ...]
     refused: bool
     """Whether it applies nothing at all because of what it does not know."""
+    otherwise: tuple[str, ...] = ()
+    """What it takes and computes otherwise than this file means it, a sentence each."""
 
     @property
     def verdict(self) -> str:
         """In one word: yes, part or no."""
         if self.refused or not self.taken:
             return "no"
-        return "part" if self.left else "yes"
+        return "part" if self.left or self.otherwise else "yes"
 
 
 def verify(path: Path) -> tuple[Reader, ...]:
@@ -79,7 +87,11 @@ def verify(path: Path) -> tuple[Reader, ...]:
     family = lora_family(path, require_lora(path))
     with open_weights(path) as weights:
         names = weights.names
-    return tuple(_read_by(program, names, family) for program in ("ComfyUI", "Forge", "diffusers"))
+        rows = sum(n.endswith(".dora_scale") and shape[:1] != (1,) for n, shape in weights.shapes.items())
+        alphas = {n: weights.read(n) for n in names if n.endswith(".alpha")}
+    by_rows = (_BY_ROWS.format(rows),) if rows else ()
+    said = {"ComfyUI": by_rows, "Forge": by_rows, "diffusers": _lost_alphas(alphas, family)}
+    return tuple(_read_by(program, names, family, about) for program, about in said.items())
 
 
 def as_dict(path: Path, readers: Iterable[Reader]) -> dict[str, Any]:
@@ -95,13 +107,26 @@ def render(path: Path, readers: Iterable[Reader]) -> str:
             f"  {reader.program} {reader.version} ({reader.date}): {reader.verdict}, {reader.taken} tensors taken, "
             f"{len(reader.left)} not" + ("; it then applies none" if reader.refused else "")
         )
+        lines += [f"    computed otherwise: {sentence}" for sentence in reader.otherwise]
         lines += [f"    not taken: {shown(key)}" for key in reader.left[:_SHOWN]]
         if len(reader.left) > _SHOWN:
             lines.append(f"    and {len(reader.left) - _SHOWN} more")
     return "\n".join(lines)
 
 
-def _read_by(program: str, names: Iterable[str], family: LoraFamily) -> Reader:
+def _lost_alphas(arrays: Mapping[str, Any], family: LoraFamily) -> tuple[str, ...]:
+    """What diffusers does to the alphas of a file in kohya's naming: a sentence, if it loses one."""
+    known = spellings(family)
+    alphas: dict[str, dict[str, float]] = {}
+    for name, array in arrays.items():
+        place = known.get(name.removesuffix(".alpha"))
+        if array.size == 1 and place and place.dialect.startswith("kohya"):
+            alphas.setdefault(place.component, {})[place.module] = float(array.reshape(()))
+    lost = [name for c in family.components for name in misread(c, alphas.get(c.name, {}))]
+    return (_LOST_ALPHAS.format(len(lost), lost[0]),) if lost else ()
+
+
+def _read_by(program: str, names: Iterable[str], family: LoraFamily, otherwise: tuple[str, ...]) -> Reader:
     table = _table()[program]
     known = spellings(family)
     styles = table["families"].get(next(f for f in table["families"] if family.name.startswith(f)), {})
@@ -113,7 +138,9 @@ def _read_by(program: str, names: Iterable[str], family: LoraFamily) -> Reader:
         taken += sum(end in found for end in keys)
         left += [module + end for end in keys if end not in found]
     refused = program == "Forge" and len(left) > FORGE_REFUSES_ABOVE
-    return Reader(program, table["version"], table["date"], taken, tuple(sorted(left)), refused)
+    return Reader(
+        program, table["version"], table["date"], taken, tuple(sorted(left)), refused, otherwise if taken else ()
+    )
 
 
 def _belongs(module: str, known: Mapping[str, Any]) -> bool:

@@ -11,8 +11,8 @@ from flame_train.distributed.group import ProcessGroup
 from flame_train.engine.backend import Backend
 from flame_train.engine.dtype import Array
 
-TOLD: Final = ("signal", "wait_ms", "loss")
-"""What each process tells: the number of the signal that it got, how long it waited for data, its own loss."""
+TOLD: Final = ("signal", "wait_ms", "memory", "loss")
+"""What each process tells: the signal that it got, its wait for data, its peak bytes on the device so far, its loss."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,7 +22,7 @@ class Exchanged:
     So a stop that one process was asked for reaches all of them after the same step.
 
     Attributes:
-        vector: fp32 (1 + 3 `world`,) on the device.
+        vector: fp32 (1 + 4 `world`,) on the device.
         mine: fp32, what this process tells, as long as `vector`; written by the host before each step.
         backend: the device.
         rank: the number of this process.
@@ -38,14 +38,14 @@ class Exchanged:
     @classmethod
     def between(cls, group: ProcessGroup, backend: Backend) -> Exchanged | None:
         """For the processes of a group; None for one by itself."""
-        if group.world == 1:
+        if group.collectives is None:
             return None
         vector, mine = (backend.xp.zeros(1 + len(TOLD) * group.world, np.float32) for _ in range(2))
         return cls(vector, mine, backend, group.rank, group.world)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of `told`, in order: signal_0, wait_ms_0, loss_0, signal_1, ..."""
+        """The names of `told`, in order: signal_0, wait_ms_0, memory_0, loss_0, signal_1, ..."""
         return tuple(f"{name}_{rank}" for rank in range(self.world) for name in TOLD)
 
     @property
@@ -53,17 +53,17 @@ class Exchanged:
         """What each process told, after `reduce`."""
         return self.vector[1:]
 
-    def tell(self, signal_number: int, wait_ms: float) -> None:
+    def tell(self, signal_number: int, wait_ms: float, memory: int) -> None:
         """Sets what this process tells in this step."""
         row = np.zeros(self.mine.shape, np.float32)
-        row[self._first : self._first + 2] = signal_number, wait_ms
+        row[self._first : self._first + 3] = signal_number, wait_ms, memory
         self.backend.write(self.mine, row)
 
     def reduce(self, group: ProcessGroup, loss: Array) -> None:
         """Sums over all processes: the 0-d loss, in place, and the rows. Device work alone."""
         self.vector[...] = self.mine
         self.vector[0] = loss
-        self.vector[self._first + 2] = loss
+        self.vector[self._first + 3] = loss
         group.all_reduce(self.vector)
         loss[...] = self.vector[0]
 

@@ -61,19 +61,20 @@ class ImageLosses:
         self.seconds += time.perf_counter() - begin
 
     def summary(self) -> Mapping[str, Any]:
-        """For the log: the images of the highest and of the lowest relative loss, and the milliseconds on the host."""
+        """For the log: the images of the highest and lowest relative loss, the bands' means, and the host's time."""
         ranked = self._ranked()
         spent, self.seconds = self.seconds, 0.0
         return {
             "highest": {name: round(image.relative, 4) for name, image in ranked[:_LISTED]},
             "lowest": {name: round(image.relative, 4) for name, image in ranked[: -_LISTED - 1 : -1]},
+            "bands": {_levels(i): self.means[i] for i in range(_BANDS) if self.counts[i]},
             "host_ms": round(spent * 1e3, 3),
         }
 
     def report(self, step: int) -> bytes:
         """The JSON for the run folder: every image, the highest relative loss first, and the bands' means."""
         bands = [
-            {"levels": f"{1000 * i // _BANDS}-{1000 * (i + 1) // _BANDS}", "loss": mean, "samples": count}
+            {"levels": _levels(i), "loss": mean, "samples": count}
             for i, (mean, count) in enumerate(zip(self.means, self.counts, strict=True))
         ]
         images = [{"file": n, "relative_loss": round(i.relative, 4), "seen": i.seen} for n, i in self._ranked()]
@@ -100,6 +101,11 @@ class ImageLosses:
 
     def _ranked(self) -> list[tuple[str, _Image]]:
         return sorted(self.images.items(), key=lambda item: (-item[1].relative, item[0]))
+
+
+def _levels(band: int) -> str:
+    """A band's noise levels, in thousandths."""
+    return f"{1000 * band // _BANDS}-{1000 * (band + 1) // _BANDS}"
 
 
 def merged(parts: Iterable[ImageLosses]) -> ImageLosses:

@@ -22,7 +22,7 @@ from flame_train.disk.failpoint import hit, spoil
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
 from flame_train.engine.optim import METRICS
-from flame_train.errors import Interrupted, NonFiniteError, is_device_failure
+from flame_train.errors import Interrupted, NonFiniteError, OtherRankFailed, is_device_failure
 from flame_train.io.runfolder import RunFolder
 
 from .batch import Batch, HostBatch, Signature
@@ -65,6 +65,8 @@ class Run:
     validation: Validation = field(default_factory=Validation)
     images: ImageLosses | None = None
     """The running losses of images; None: they are not kept."""
+    report: Callable[[], None] = lambda: None
+    """Writes the report about the run as its folder is now; it never raises but for a lost folder."""
 
     @property
     def leads(self) -> bool:
@@ -130,9 +132,12 @@ def train(run: Run) -> dict[str, Any]:
                 save(run, step)
             if drawn:
                 _draw(run, step)  # ends early when a signal comes
+                figures.listen()
             if drawn and not saved and figures.stopping:
                 save(run, step)
                 saved = True
+            if saved and run.leads:
+                run.report()
             if saved:
                 _heed(run, figures, step, f"after step {step}, saved; {_AGAIN}")
             if run.validation.over:
@@ -157,13 +162,14 @@ def _heed(run: Run, figures: _Figures, step: int, where: str) -> None:
 
 def _catch_up(run: Run, figures: _Figures) -> None:
     """The work before the next step: the sample grid of this one, and the unfinished work of the last run."""
-    if (run.first == 0 and run.sample.repeats) or _lacks_grid(run, run.first):
+    if run.state.group.answered((run.first == 0 and run.sample.repeats) or _lacks_grid(run, run.first)):
         _draw(run, run.first)
     if run.is_last(run.first):
         with run.state.group.together():
             if run.leads:
                 write_result(run, run.first)
-    figures.hear(map(int, run.state.group.all_gather(str(run.stop.signal_number))))
+                run.report()
+    figures.listen()
     _heed(run, figures, run.first, f"before the next step; {_AGAIN}")
 
 
@@ -229,6 +235,10 @@ class _Figures:
             images.add(files, told())
         return {} if pending.step % every else {"images": images.summary()}
 
+    def listen(self) -> None:
+        """Between steps: each process says which signal it got."""
+        self.hear(map(int, self._run.state.group.all_gather(str(self._run.stop.signal_number))))
+
     def hear(self, signals: Iterable[int]) -> None:
         """A signal that any of the processes got is this one's too; `signals` has their numbers, 0 for none."""
         self._signal = max(signals)
@@ -236,7 +246,9 @@ class _Figures:
 
 
 def _told(run: Run, figures: Mapping[str, float], name: str) -> list[float]:
-    """What each process told in a step, by rank."""
+    """What each process told in a step, by rank; nothing in a process by itself."""
+    if run.state.exchanged is None:
+        return []
     return [figures[f"{name}_{rank}"] for rank in range(run.state.group.world)]
 
 
@@ -270,7 +282,7 @@ class _Stepper:
         hit("train.before_update")
         spoil("train.gradient", run.state.optimizer.arena.grads)
         if run.state.exchanged is not None:
-            run.state.exchanged.tell(run.stop.signal_number, waited)
+            run.state.exchanged.tell(run.stop.signal_number, waited, self._backend.memory().peak or 0)
             self._reduce()
         every = run.log.gradients_every
         gradients = self._norms.read() if every and step % every == 0 else {}
@@ -300,8 +312,8 @@ def _record(run: Run, p: _Pending, figures: dict[str, float], seconds: float) ->
         "loss_scale": figures["loss_scale"],
         "skipped": int(figures["skipped"]),
         "images_per_s": round(p.images * run.state.group.world / max(seconds, 1e-9), 4),
-        "data_wait_ms": round(max(_told(run, figures, "wait_ms")) if run.state.exchanged else p.wait_ms, 3),
-        "memory": get_backend(run.device).memory().peak,
+        "data_wait_ms": round(max([p.wait_ms, *_told(run, figures, "wait_ms")]), 3),
+        "memory": max([get_backend(run.device).memory().peak or 0, *map(int, _told(run, figures, "memory"))]) or None,
         **({"gradients": p.gradients} if p.gradients else {}),
     }
 
@@ -338,10 +350,10 @@ def _advice(gradient: GradientSection, train: TrainSection) -> str:
 
 
 def _draw(run: Run, step: int) -> None:
-    if not run.leads:
-        return
     with run.state.optimizer.averaged():
         run.preview(step)
+    if not run.leads:
+        return
     if run.folder.sample(step).exists():
         _LOG.info("sample images of step %d: %s", step, run.folder.sample(step))
     run.callbacks.sample(step, run.folder.sample(step))
@@ -355,6 +367,9 @@ def best_effort(preview: Callable[[int], None]) -> Callable[[int], None]:
             preview(step)
         except Interrupted:
             return
+        except OtherRankFailed as e:
+            if not e.by_signal:
+                _LOG.warning("no sample grid at step %d: %s", step, e)
         except Exception as e:  # a decoder may run out of memory, a disk out of room: training goes on
             if is_device_failure(e):
                 raise

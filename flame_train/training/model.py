@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +28,7 @@ from flame_train.text_encoders import TextEncoder
 
 from .fixed_batch import FixedBatches, HostArrays, Layout
 from .step import Objective
+from .text_in_step import RunningEncoder, together
 
 Example = HostArrays
 """Arrays of one sample, without a batch dimension."""
@@ -252,14 +253,36 @@ class Model(ABC):
         """How the arrays of captions that are kept without padding are filled up in a batch."""
         return {name: padding for encoder in self.text for name, padding in encoder.paddings.items()}
 
+    def encoders(self, keys: Collection[str]) -> tuple[TextEncoder, ...]:
+        """The text encoders of these keys, in the model's order."""
+        return tuple(encoder for encoder in self.text if encoder.key in keys)
+
+    def networks(self, trained: Collection[str]) -> nn.Module:
+        """The networks that get adapters, weights declared: the denoiser, and the text encoders of these keys."""
+        return together(self.network, {encoder.key: encoder.part.network for encoder in self.encoders(trained)})
+
+    def place(self, layer: str, trained: Collection[str]) -> tuple[str, str]:
+        """A layer of `networks`, by its name there: the component that it belongs to, and its name in that."""
+        key, _, rest = layer.partition(".")
+        components = {encoder.key: encoder.part.component for encoder in self.encoders(trained)}
+        return (components[key], rest) if key in components else (self.denoiser.component, layer)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Denoiser:
-    """A loaded network, and how a step calls it. `guidance` is a tensor (1,) on the device."""
+    """A loaded network, and how a step calls it.
+
+    Attributes:
+        model: the opened model.
+        network: the network.
+        guidance: its guidance, a tensor (1,) on the device.
+        text: the text encoders that run in the step.
+    """
 
     model: Model
     network: BlockNetwork
     guidance: Tensor
+    text: tuple[RunningEncoder, ...] = ()
 
     @classmethod
     def of(cls, model: Model, network: BlockNetwork, device: str, guidance_scale: float) -> Denoiser:
@@ -271,9 +294,24 @@ class Denoiser:
         """Its name in LoRA files."""
         return self.model.denoiser.component
 
+    def networks(self, trained: Collection[str]) -> nn.Module:
+        """The network, and the text encoders of these keys, as `Model.networks` has them; loaded."""
+        return together(self.network, {r.encoder.key: r.network for r in self.text if r.encoder.key in trained})
+
+    def guided(self, guidance_scale: float, device: str) -> Denoiser:
+        """The same with another guidance as input."""
+        return replace(self.of(self.model, self.network, device, guidance_scale), text=self.text)
+
+    def conditioned(self, cond: Mapping[str, Tensor], dtype: DType) -> dict[str, Tensor]:
+        """A batch's conditioning in `dtype`, with arrays of the text encoders in place of token ids."""
+        made = dict(cond)
+        for running in self.text:
+            made = running.conditioned(made, dtype)
+        return made
+
     def denoise(self, x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
-        """The prediction; see `Model.predict`."""
-        return self.model.predict(self.network, x, t, cond, self.guidance)
+        """The prediction; see `Model.predict`. Token ids in `cond` are encoded first."""
+        return self.model.predict(self.network, x, t, self.conditioned(cond, x.dtype), self.guidance)
 
     def sample_latents(self, moments: tuple[Tensor, Tensor], noise: Tensor) -> Tensor:
         """Latents in the network's scale; see `Model.sample_latents`."""

@@ -27,6 +27,7 @@ from .model import Example
 from .stop import StopRequest
 
 _LOG = logging.getLogger(__name__)
+_GAP = 4  # pixels between the images of a grid
 PREVIEW_NOISE = 33  # a stream of random numbers; see `engine/random.py`
 
 Pixels = np.ndarray[Any, Any]
@@ -53,6 +54,7 @@ def draw(
     prompt: Example,
     negative: Example,
     stop: StopRequest,
+    conditioned: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = lambda arrays: arrays,
 ) -> Pixels:
     """Samples one image.
 
@@ -63,6 +65,7 @@ def draw(
         prompt: the arrays of the prompt.
         negative: the arrays of the negative prompt.
         stop: raises Interrupted after a signal; checked between steps.
+        conditioned: makes the conditioning of the arrays of both, once for all steps.
 
     Returns:
         The image, uint8 (H, W, 3).
@@ -89,7 +92,7 @@ def draw(
             advance(1)
             return made
 
-        cond = _conditioning([prompt] if d.guidance == 1.0 else [prompt, negative], d)
+        cond = conditioned(_conditioning([prompt] if d.guidance == 1.0 else [prompt, negative], d))
         latents = d.sampler.draw(told, noise(0), cond, d.path, lambda i: noise(i + 1))
         if not np.isfinite(latents.numpy()).all():
             raise NonFiniteError(
@@ -105,16 +108,37 @@ def _conditioning(examples: Sequence[Example], d: Drawing) -> dict[str, Tensor]:
     return {n: tensor(a, d.dtype if is_float(a.dtype) else None, d.device) for n, a in stacked.items()}
 
 
-def grid(images: Sequence[Pixels], gap: int = 4) -> Pixels:
+def grid(images: Sequence[Pixels], gap: int = _GAP) -> Pixels:
     """Images side by side in rows, near to square, on white; smaller ones at the top left of their places."""
-    columns = math.ceil(math.sqrt(len(images)))
-    rows = math.ceil(len(images) / columns)
     h, w = (max(image.shape[axis] for image in images) for axis in (0, 1))
+    columns, rows = _columns_and_rows(len(images))
     sheet = np.full((rows * (h + gap) - gap, columns * (w + gap) - gap, 3), 255, np.uint8)
-    for i, image in enumerate(images):
-        y, x = (n * (side + gap) for n, side in zip(divmod(i, columns), (h, w), strict=True))
-        sheet[y : y + image.shape[0], x : x + image.shape[1]] = image
+    for image, (top, left) in zip(images, _corners(len(images), h + gap, w + gap), strict=True):
+        sheet[top : top + image.shape[0], left : left + image.shape[1]] = image
     return sheet
+
+
+def places(sheet: tuple[int, int], count: int, gap: int = _GAP) -> tuple[tuple[int, int, int, int], ...]:
+    """Where `grid` puts `count` images on a sheet (height, width): top, left, height and width of each place.
+
+    None of them if no grid of so many images has that size.
+    """
+    columns, rows = _columns_and_rows(count)
+    height, width = sheet[0] + gap, sheet[1] + gap
+    if count == 0 or height % rows or width % columns or min(height // rows, width // columns) <= gap:
+        return ()
+    h, w = height // rows, width // columns
+    return tuple((top, left, h - gap, w - gap) for top, left in _corners(count, h, w))
+
+
+def _columns_and_rows(count: int) -> tuple[int, int]:
+    columns = max(math.ceil(math.sqrt(count)), 1)
+    return columns, max(math.ceil(count / columns), 1)
+
+
+def _corners(count: int, height: int, width: int) -> list[tuple[int, int]]:
+    columns, _ = _columns_and_rows(count)
+    return [(i // columns * height, i % columns * width) for i in range(count)]
 
 
 def png(pixels: Pixels, parameters: str = "") -> bytes:

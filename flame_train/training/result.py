@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from flame_train.adapters.attach import Attached
 from flame_train.adapters.formats import FORMATS, to_diffusers, to_kohya
 from flame_train.adapters.kinds import Factors
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
+from flame_train.adapters.shared_alpha import for_kohya
 from flame_train.disk.files import reading
 from flame_train.disk.held import Place
 from flame_train.engine.dtype import Array, DType, float32
@@ -44,7 +45,7 @@ class LoraWriter:
 
     Attributes:
         attached: the adapters.
-        component: the adapted network's name in LoRA files.
+        place: the component in LoRA files of an adapted layer, and the layer's name in that.
         names: how LoRA files name modules.
         title: the file's title.
         described: what ModelSpec's keys say of the run, and not of the family.
@@ -53,7 +54,7 @@ class LoraWriter:
     """
 
     attached: Attached
-    component: str
+    place: Callable[[str], tuple[str, str]]
     names: LoraFamily
     title: str
     described: Mapping[str, str]
@@ -62,7 +63,10 @@ class LoraWriter:
 
     def write(self, path: Place, step: int, form: str) -> None:
         """The file in `form`, one of `formats`. Raises `NonFiniteError` rather than write a NaN."""
-        state = {self.component: {name: _finite(name, a.factors()) for name, a in self.attached.adapters.items()}}
+        state: dict[str, dict[str, Factors]] = {}
+        for layer, adapter in self.attached.adapters.items():
+            component, name = self.place(layer)
+            state.setdefault(component, {})[name] = _finite(layer, adapter.factors())
         metadata = {
             **network_metadata(state, self.names),
             **model_spec(self.names, self.title, self.described),
@@ -70,7 +74,9 @@ class LoraWriter:
             **self.metadata,
         }
         if form == "kohya":
-            tensors = to_kohya(state, self.names)
+            written, record = for_kohya(state, self.names)
+            tensors = to_kohya(written, self.names)
+            metadata |= record
         else:
             tensors, record = to_diffusers(state, self.names)
             metadata |= {"format": "pt", **record}

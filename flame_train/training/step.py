@@ -89,6 +89,8 @@ class State:
     group: ProcessGroup = ALONE
     exchanged: Exchanged | None = None
     """What processes tell each other in each step; None for a process by itself."""
+    sent: Array | None = None
+    """A buffer for the gradients in the number format in which processes add them up; None: they are added in fp32."""
     drops: Drops = field(default_factory=Drops)
     limit: Callable[[], None] = lambda: None
     """Bounds the adapters' updates after each step of the optimizer."""
@@ -142,7 +144,13 @@ def reduce(s: State) -> None:
     """Gradients and loss become sums over all processes; each learns what the others tell. Alone it does nothing."""
     if s.exchanged is None:
         return
-    s.group.all_reduce(s.optimizer.arena.grads)
+    grads = s.optimizer.arena.grads
+    if s.sent is None:
+        s.group.all_reduce(grads)
+    else:
+        s.sent[...] = grads
+        s.group.all_reduce(s.sent)
+        grads[...] = s.sent
     s.exchanged.reduce(s.group, s.loss.data)
 
 

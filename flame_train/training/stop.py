@@ -9,10 +9,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from flame_train.errors import Interrupted
-
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")  # the last: a cluster's warning of the end
-_SIGNALS = tuple(signal.Signals[name] for name in _NAMES if hasattr(signal, name))  # Windows has the first two
+from flame_train.errors import STOPPING, Interrupted
 
 
 class StopRequest:
@@ -39,7 +36,7 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python takes no handlers
-            heard = [s for s in _SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
+            heard = [s for s in STOPPING if signal.getsignal(s) is not signal.SIG_IGN]
             self._previous = {s: signal.signal(s, self._note) for s in heard}
         return self
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from flame_train.data.padding import NO_PADDINGS, Paddings, collate
+from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import Tensor, capture, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType
@@ -84,6 +86,7 @@ class Validator:
         batch_size: int,
         device: str,
         dtype: DType,
+        group: ProcessGroup = ALONE,
     ) -> None:
         """Reads and computes nothing yet.
 
@@ -95,6 +98,7 @@ class Validator:
             batch_size: images in a batch.
             device: "cuda" or "cpu".
             dtype: dtype of the network's input.
+            group: the processes that share the batches; each learns all losses.
 
         Raises:
             ValueError: there are no images.
@@ -103,7 +107,7 @@ class Validator:
             raise ValueError("a validation needs at least one image, got none")
         self._denoiser, self._objective, self._images = denoiser, objective, images
         self._timesteps, self._size, self._device, self._dtype = timesteps, batch_size, device, dtype
-        self._backend = get_backend(device)
+        self._backend, self._group = get_backend(device), group
         self._levels = self._backend.to_device(np.zeros(batch_size, np.float32))
         self._losses = self._backend.to_device(np.zeros(batch_size, np.float32))
         self._steps: dict[Signature, tuple[Batch, Callable[[], None]]] = {}
@@ -111,13 +115,17 @@ class Validator:
     def measure(self, between: Callable[[], object] = lambda: None) -> Measured:
         """The loss with the present weights. `between` is called before each batch; it may raise."""
         begin = time.monotonic()
-        sums = np.zeros((self._timesteps, len(self._images.names)), np.float64)
-        with deterministic(True):
-            for rows in self._batches():
+        losses = np.zeros((self._timesteps, len(self._images.names)), np.float64)
+        batches, mine = self._batches(), list[tuple[int, int, float]]()
+        with self._group.together(), deterministic(True):
+            for number in self._group.share(len(batches)):
                 between()
-                for row, loss in zip(rows, self._run(rows), strict=False):
-                    sums[row.band, row.image] = loss
-        means = sums.mean(axis=1)
+                rows = batches[number]
+                mine += [(row.band, row.image, float(loss)) for row, loss in zip(rows, self._run(rows), strict=False)]
+        for told in self._group.all_gather(json.dumps(mine)):
+            for band, image, loss in json.loads(told):
+                losses[band, image] = loss
+        means = losses.mean(axis=1)
         edges = [round(1000 * i / self._timesteps) for i in range(self._timesteps + 1)]
         names = [f"{low}-{high}" for low, high in itertools.pairwise(edges)]
         return Measured(float(means.mean()), dict(zip(names, means.tolist(), strict=True)), time.monotonic() - begin)

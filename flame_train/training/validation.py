@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flame_train.config.repeated import ValidationSection
-from flame_train.distributed.group import ALONE, ProcessGroup
 
 from .validate import Measured
 
@@ -37,14 +35,13 @@ class Standing:
 
 
 class Validation:
-    """The validations of one run. Of several processes the leading one measures, and tells the others."""
+    """The validations of one run. Of several processes each measures its share, and all learn the same loss."""
 
     def __init__(
         self,
         section: ValidationSection | None = None,
         measure: Callable[[], Measured] | None = None,
         standing: Standing | None = None,
-        group: ProcessGroup = ALONE,
     ) -> None:
         """The validations after those that `standing` is of.
 
@@ -52,9 +49,8 @@ class Validation:
             section: the `[validation]` section; None: there are no validations.
             measure: measures the loss; None: nothing is held out.
             standing: of the run so far.
-            group: the processes that train together.
         """
-        self._section, self._measure, self._group = section, measure, group
+        self._section, self._measure = section, measure
         self.standing = standing or Standing()
 
     def is_due(self, step: int, epoch: Callable[[int], float]) -> bool:
@@ -64,11 +60,7 @@ class Validation:
     def at(self, step: int) -> Mapping[str, Any]:
         """Measures after `step`. Returns what the log says of it."""
         assert self._measure is not None
-        told = ""
-        with self._group.together():
-            if self._group.leads:
-                told = json.dumps(asdict(self._measure()))
-        found = Measured(**json.loads(self._group.all_gather(told)[0]))
+        found = self._measure()
         self.standing = self.standing.after(step, found.loss)
         _LOG.info(
             "validation after step %d: loss %.5g (best %s after step %d), %.1f s",

@@ -118,7 +118,7 @@ def test_velocity_is_the_slope_of_what_the_denoiser_sees(weighting: str) -> None
     h = 1e-3
     slope = (o.noised(x0, noise, t + h) - o.noised(x0, noise, t - h)) * (0.5 / h)
     np.testing.assert_allclose(slope.numpy(), o.target(x0, noise, t).numpy(), atol=1e-4)
-    assert o.loss(o.target(x0, noise, t), x0, noise, t).item() == 0.0
+    assert o.losses(o.target(x0, noise, t), x0, noise, t).mean().item() == 0.0
     one_off = o.losses(o.target(x0, noise, t) + 1.0, x0, noise, t).numpy()
     s = t.numpy()
     weights = {"none": s**0, "sigma_sqrt": s**-2, "cosmap": 2 / (np.pi * ((1 - s) ** 2 + s**2))}[weighting]
@@ -129,7 +129,7 @@ def test_a_wrong_prediction_costs_more_the_more_wrong_it_is() -> None:
     o = FlowObjective()
     x0, noise = (tensor(np.random.default_rng(i).standard_normal((2, *SHAPE)).astype(np.float32)) for i in range(2))
     t = tensor(np.array([0.1, 0.9], np.float32))
-    costs = [o.loss(o.target(x0, noise, t) + d, x0, noise, t).item() for d in (0.0, 0.5, 1.0)]
+    costs = [o.losses(o.target(x0, noise, t) + d, x0, noise, t).mean().item() for d in (0.0, 0.5, 1.0)]
     assert costs == pytest.approx([0.0, 0.25, 1.0])
 
 

@@ -118,7 +118,7 @@ def test_loss_is_the_weighted_mean_and_its_gradient_is_exact(prediction: str, ga
     x, t = latents(), np.array([3, 400, 990])
     noise = o.noise(rng(range(3)), x)
     guess = tensor(np.random.default_rng(5).standard_normal(x.shape).astype(np.float32), requires_grad=True)
-    loss = o.loss(guess, x, noise, tensor(t))
+    loss = o.losses(guess, x, noise, tensor(t)).mean()
     loss.backward()
     snr = SDXL.alphas_cumprod[t] / (1 - SDXL.alphas_cumprod[t])
     weight = np.ones(3)
@@ -138,7 +138,7 @@ def test_half_precision_predictions_are_judged_in_fp32() -> None:
     x, t = latents(1), tensor(np.array([5]))
     noise = o.noise(rng([0]), x)
     guess = (x * 300.0).to("float16")
-    loss = o.loss(guess, x, noise, t)
+    loss = o.losses(guess, x, noise, t).mean()
     assert loss.dtype.name == "float32"
     expected = ((guess.numpy().astype(np.float64) - noise.numpy()) ** 2).mean()
     assert loss.item() == pytest.approx(expected, rel=1e-5)

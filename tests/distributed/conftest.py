@@ -20,6 +20,7 @@ from flame_train.io.safetensors import SafetensorsFile
 from flame_train.recipes import FAMILIES
 
 MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+ENVIRON = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as many threads as processes
 OPEN_MPI = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
 
 SETTINGS: dict[str, Any] = {
@@ -69,8 +70,7 @@ class Study:
         if ranks > 1:
             assert MPIRUN is not None
             command = [MPIRUN, *OPEN_MPI, "-n", str(ranks), *command]
-        environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-        return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
+        return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRON)
 
     def run(self, name: str, ranks: int, **changes: Any) -> tuple[int, str]:
         """Its exit status and what it said."""
@@ -88,6 +88,7 @@ class Study:
             capture_output=True,
             text=True,
             check=False,
+            env=ENVIRON,
         )
         return ended.returncode, ended.stdout + ended.stderr
 

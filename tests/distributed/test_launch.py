@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
 import sys
 
+import psutil
+import pytest
+
 from flame_train.distributed.launch import command_of, without_gpus
+
+from .conftest import ENVIRON, Study
+from .test_ranks import processes_of, saved, wait_for
 
 ASKED = ["train", "--config", "my.toml", "--gpus", "4", "--set", "train.steps=3"]
 LEFT = ["train", "--config", "my.toml", "--set", "train.steps=3"]
@@ -22,3 +31,45 @@ def test_open_mpi_is_told_not_to_bind_and_that_root_may():
     assert {"--bind-to", "--oversubscribe", "--allow-run-as-root"} <= set(mine)
     assert mine[-8:] == [*program, *LEFT]
     assert command_of("mpirun", 2, ASKED, open_mpi=False, as_root=True) == ["mpirun", "-n", "2", *program, *LEFT]
+
+
+def test_a_dry_run_plans_for_all_and_starts_none(study):
+    runs: Study = study("sdxl")
+    command = [*runs.command("planned", train__steps=12), "--dry-run", "--json"]
+    told = [subprocess.run([*command, "--gpus", n], capture_output=True, text=True, check=True).stdout for n in "13"]
+    one, three = map(json.loads, told)
+    assert three["processes, each with the predicted memory"] == 3
+    assert three["epochs"] == 3 * one["epochs"]
+    assert three["predicted memory GiB"] == pytest.approx(one["predicted memory GiB"], abs=0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.proof)])
+def test_a_signal_saves_and_ends_all(study, number):
+    runs: Study = study("sdxl")
+    process = launched(runs, f"launched-{number}")
+    process.send_signal(number)
+    _, said = process.communicate()
+    assert process.returncode == 128 + number, said
+    assert json.loads((runs.folder / f"launched-{number}" / "status.json").read_text())["state"] == "interrupted"
+    assert saved(runs.folder / f"launched-{number}")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+def test_nothing_goes_on_when_it_is_killed(study):
+    runs: Study = study("sdxl")
+    process = launched(runs, "orphaned")
+    ranks = [psutil.Process(pid) for pid in processes_of(process.pid) if pid != process.pid]
+    process.kill()
+    _, alive = psutil.wait_procs(ranks, timeout=60)
+    process.communicate()
+    assert ranks
+    assert not alive
+
+
+def launched(runs: Study, name: str) -> subprocess.Popen[str]:
+    """Two processes by `--gpus`, after their first step."""
+    command = [*runs.command(name, train__steps=4000, checkpoint__every=100_000), "--gpus", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON)
+    log = runs.folder / name / "log.jsonl"
+    wait_for(lambda: log.exists() and log.stat().st_size > 0, process)
+    return process

@@ -59,6 +59,36 @@ def test_a_full_disk_is_no_silence(tmp_path, monkeypatch):
         assert not ended.wait(1.5)
 
 
+def test_a_disk_that_tells_old_times_is_no_silence(tmp_path, monkeypatch):
+    """As one of a network does, which keeps what it knows of a file for up to a minute."""
+    ended = threading.Event()
+    monkeypatch.setattr(watch, "_EVERY", 0.02)
+    monkeypatch.setattr(watch, "_SILENT", 0.3)
+    monkeypatch.setattr(os, "_exit", lambda code: ended.set())
+    written = Path.replace
+
+    def replace(part, target):
+        os.utime(part, (1, 1))
+        return written(part, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    lead, other = groups()
+    with Watch(lead, tmp_path), Watch(other, tmp_path):
+        assert not ended.wait(1.5)
+
+
+def test_a_process_that_writes_no_more_is_gone(tmp_path, monkeypatch, capsys):
+    ended = threading.Event()
+    monkeypatch.setattr(watch, "_EVERY", 0.02)
+    monkeypatch.setattr(watch, "_SILENT", 0.3)
+    monkeypatch.setattr(os, "_exit", lambda code: ended.set())
+    lead, _ = groups()
+    with Watch(lead, tmp_path):
+        (tmp_path / FOLDER / "1.json").write_text(json.dumps({"pid": 7, "host": "there"}))
+        assert ended.wait(30)
+    assert "rank 1 (there, process 7) has given no sign of life" in capsys.readouterr().err
+
+
 def test_the_leading_process_answers_for_all():
     class Leader(Echo):
         def all_gather(self, data):

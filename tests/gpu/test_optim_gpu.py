@@ -140,7 +140,7 @@ def test_a_captured_training_step_equals_the_eager_one_bit_for_bit(rule: str, wa
             rng = Rng(xp, 9, o.count, samples)
             noise, t = objective.noise(rng, latents), objective.timesteps(rng)
             h = F.linear(objective.noised(latents, objective.mixed(rng, noise), t), a, None).sum(-1, keepdim=True)
-            loss = objective.loss(h * latents + b.square().mean(), latents, noise, t)
+            loss = objective.losses(h * latents + b.square().mean(), latents, noise, t).mean()
             (loss * bad * o.loss_scale).backward()
             o.step(loss)
 

@@ -152,7 +152,7 @@ def test_min_snr_weights_and_loss_gradient() -> None:
     latents, noise, guess = start(), start()[::-1].copy(), start() * 0.5
     t = np.array([3, 700])
     p = tensor(guess, requires_grad=True)
-    loss = objective.loss(p, tensor(latents), tensor(noise), tensor(t))
+    loss = objective.losses(p, tensor(latents), tensor(noise), tensor(t)).mean()
     loss.backward()
     q = torch.tensor(guess, requires_grad=True)
     weights = (clipped / snr)[torch.tensor(t)]

@@ -16,6 +16,7 @@ from flame_train.adapters.kinds.dora import DoraFactors
 from flame_train.adapters.metadata import network_metadata, with_hashes
 from flame_train.adapters.nearest import Want
 from flame_train.adapters.peft_config import peft_scales
+from flame_train.adapters.shared_alpha import for_kohya, misread
 from flame_train.io.safetensors import save_file
 from flame_train.models.sdxl.keys import lora_family
 from flame_train.tools.merge_loras import Strong, merge_loras
@@ -23,6 +24,7 @@ from flame_train.tools.resize import resize
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
+peft = pytest.importorskip("peft")
 get_pattern_key = pytest.importorskip("peft.utils.other").get_pattern_key
 
 pytestmark = [
@@ -61,6 +63,48 @@ def write_both(folder, state):
     tensors, record = to_diffusers(state, SDXL)
     save_file(folder / "diffusers.safetensors", tensors, with_hashes(tensors, record | {"format": "pt"}))
     return {name: str(folder / f"{name}.safetensors") for name in ("kohya", "diffusers")}
+
+
+def as_diffusers_scales_it(tensors, component):
+    """Module's path in diffusers -> the alpha that its PEFT configuration of a file in kohya's naming gives it."""
+    from diffusers.loaders.lora_conversion_utils import (
+        _convert_non_diffusers_lora_to_diffusers,
+        _maybe_map_sgm_blocks_to_diffusers,
+    )
+    from diffusers.utils import state_dict_utils as own
+    from diffusers.utils.peft_utils import get_peft_kwargs
+
+    kohya = {key: torch.from_numpy(np.array(value)) for key, value in tensors.items()}
+    mapped = _maybe_map_sgm_blocks_to_diffusers(kohya, type("Config", (), {"layers_per_block": 2})())
+    both = [
+        {key.removeprefix(f"{component}."): value for key, value in found.items() if key.startswith(f"{component}.")}
+        for found in _convert_non_diffusers_lora_to_diffusers(mapped)
+    ]
+    unet = component == "unet"
+    old = both[0] if unet else own.convert_state_dict_to_diffusers(both[0])
+    state = own.convert_unet_state_dict_to_peft(old) if unet else own.convert_state_dict_to_peft(old)
+    ranks = {key: value.shape[1] for key, value in state.items() if "lora_B" in key}
+    config = peft.LoraConfig(**get_peft_kwargs(ranks, both[1], state, is_unet=unet))
+    paths = [key.removesuffix(".lora_B.weight") for key in ranks]
+    return {p: config.alpha_pattern.get(get_pattern_key(config.alpha_pattern, p), config.lora_alpha) for p in paths}
+
+
+@pytest.mark.parametrize("component", ["unet", "text_encoder", "text_encoder_2"])
+@pytest.mark.parametrize("settled", [False, True])
+def test_diffusers_takes_each_alpha_of_a_file_as_it_is_written(component, settled):
+    """Attention has four alphas, the rest 8, which is the commonest. As they are, diffusers gives every layer 8."""
+    found = small_state("lora_kohya_sdxl", tiny)[component]
+    of_attention = {".to_q": 4.0, ".to_k": 2.0, ".to_v": 1.0, ".to_out.0": 0.5}
+    of_attention |= {".q_proj": 4.0, ".k_proj": 2.0, ".v_proj": 1.0, ".out_proj": 0.5}
+    alphas = {n: next((a for end, a in of_attention.items() if n.endswith(end)), 8.0) for n in found}
+    state = {component: {n: LoraFactors(f.down, f.up, alphas[n]) for n, f in found.items()}}
+    written, _ = for_kohya(state, SDXL) if settled else (state, {})
+    modules = next(c.modules for c in SDXL.components if c.name == component)
+    theirs = as_diffusers_scales_it(to_kohya(written, SDXL), component)
+    wrong = {n for n, f in written[component].items() if theirs[next(iter(modules[n]))] != f.alpha}
+    lost = misread(next(c for c in SDXL.components if c.name == component), alphas)
+    assert wrong == (set() if settled else set(lost))
+    assert lost
 
 
 @pytest.mark.parametrize("name", ["lora_kohya_sdxl", "lora_kohya_sdxl_conv"])

@@ -63,7 +63,7 @@ def test_losses_and_their_gradients(kind: str, keys: dict[str, Any], flow: bool)
     objective: Any = FlowObjective(kind=entry) if flow else Objective(SDXL, kind=entry)
     t = np.array([0.1, 0.5, 0.95], np.float32) if flow else np.array([3, 400, 999])
     p = tensor(guess, requires_grad=True)
-    loss = objective.loss(p, tensor(latents), tensor(noise), tensor(t))
+    loss = objective.losses(p, tensor(latents), tensor(noise), tensor(t)).mean()
     loss.backward()
     q = torch.tensor(guess, dtype=torch.float64, requires_grad=True)
     abar = SDXL.alphas_cumprod

@@ -43,7 +43,7 @@ def test_value_and_gradient_are_pytorchs(make, factors):
     objective, t = make()
     prediction, latents, noise = arrays()
     p = tensor(prediction, requires_grad=True)
-    loss = objective.loss(p, tensor(latents), tensor(noise), tensor(t), tensor(factors))
+    loss = objective.losses(p, tensor(latents), tensor(noise), tensor(t), tensor(factors)).mean()
     loss.backward()
     target = objective.target(tensor(latents), tensor(noise), tensor(t)).numpy()
     wanted = torch.tensor(prediction, requires_grad=True)

@@ -134,6 +134,14 @@ def predict(plan_of: Callable[..., Plan]) -> Predict:
     return lambda name, **given: predicted_memory(plan_of(name, **given), H100)
 
 
+def test_several_processes_take_what_one_does_and_room_for_gradients_in_bf16(plan_of: Callable[..., Plan]) -> None:
+    plan, rounded = plan_of("sdxl"), plan_of("sdxl", gradient={"all_reduce": "bf16"})
+    alone, two = (predicted_memory(plan, H100, processes).training for processes in (1, 2))
+    assert 0 <= two - alone < 2**20
+    assert 0 <= predicted_memory(rounded, H100, 2).training - two - 2 * plan.parameters < 2**21
+    assert predicted_memory(rounded, H100).training == alone
+
+
 RUNS = [
     ("sd35-medium", {"data": {"batch_size": 4}}, 30.21),
     ("sd35-large", {}, 30.97),

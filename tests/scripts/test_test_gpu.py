@@ -1,4 +1,4 @@
-"""scripts/test_gpu.sh runs every part, with one that fails too, and its status and last lines say so."""
+"""scripts/test_gpu.sh and test_gpus.sh run every part, with one that fails too; status and last lines say so."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ PARTS = (
 )
 
 
-def run(tmp_path: Path, fails: str, memory: int = 80) -> subprocess.CompletedProcess[str]:
+SEVERAL = SCRIPT.with_name("test_gpus.sh")
+PARTS_OF_SEVERAL = {"quickstart", "tests", "equal", "killed", "scaling", "one-rank", "bf16"}
+
+
+def run(tmp_path: Path, fails: str, memory: int = 80, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
     """The script with a program in Python's place that notes its arguments and fails where they hold `fails`."""
     python = tmp_path / "python"
     python.write_text(
@@ -30,7 +34,7 @@ def run(tmp_path: Path, fails: str, memory: int = 80) -> subprocess.CompletedPro
     )
     python.chmod(0o755)
     env = os.environ | {"PYTHON": str(python)}
-    return subprocess.run([SCRIPT, tmp_path / "out"], env=env, capture_output=True, text=True, check=False)
+    return subprocess.run([script, tmp_path / "out"], env=env, capture_output=True, text=True, check=False)
 
 
 def told(done: subprocess.CompletedProcess[str], verdict: str) -> list[str]:
@@ -68,3 +72,16 @@ def test_a_small_card_leaves_out_the_large_steps_and_says_so(tmp_path: Path) -> 
     assert done.returncode == 0
     assert "not run: predicted-memory" in done.stdout
     assert told(done, "passed") == list(PARTS[:-1])
+
+
+def test_all_parts_for_several_gpus_run_whatever_one_says(tmp_path: Path) -> None:
+    done = run(tmp_path, "nothing-of-this-name", script=SEVERAL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(told(done, "passed")) == PARTS_OF_SEVERAL
+    failing = run(tmp_path, "equal_ranks", script=SEVERAL)
+    assert failing.returncode == 1
+    assert told(failing, "FAILED") == ["equal"]
+    assert set(told(failing, "passed")) == PARTS_OF_SEVERAL - {"equal"}
+    assert "failed: equal" in failing.stdout
+    asked = (tmp_path / "asked").read_text()
+    assert "torch.distributed.run --nproc-per-node 2 scripts/scaling.py --torch --steps sdxl:1 sdxl:4" in asked

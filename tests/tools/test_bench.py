@@ -227,6 +227,7 @@ def test_memory_adds_up_and_checkpointing_keeps_less() -> None:
 
 SMALL = {
     "kron_add": sample((32, 32), (4, 4), (8, 8), 1.0),
+    "hadamard_add": sample((32, 32), (32, 4), (4, 32), (32, 4), (4, 32), 1.0),
     "narrow": sample((1, 16, 24), 2, 8, 8),
     "split": sample((1, 16, 24), 8, -1),
     "getitem": sample((1, 16, 24), (slice(None), slice(4, None))),

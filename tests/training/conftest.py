@@ -72,7 +72,7 @@ def trained(tmp_path):
                 state,
                 feed,
                 Sources("", "", "", "data"),
-                LoraWriter(attached, "unet", NAMES, "toy", {}, {}),
+                LoraWriter(attached, lambda layer: ("unet", layer), NAMES, "toy", {}, {}),
                 first,
                 preview,
                 stop or StopRequest(),

@@ -49,7 +49,7 @@ def studio(small_config):
             examples = [captions[text] | sizes for text in (wanted[0].text, wanted[0].negative)]
             return draw(how[0], partial(watched, denoiser), lambda latents: latents.numpy(), *examples, stop)
         return [
-            draw_request(each, drawing_, captions.__getitem__, model, denoiser.network, vae, stop)
+            draw_request(each, drawing_, captions.__getitem__, denoiser, vae, stop)
             for each, drawing_ in zip(wanted, how, strict=True)
         ]
 

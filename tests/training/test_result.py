@@ -58,7 +58,10 @@ def attached():
 
 def named(names):
     """Of a model what its LoRA files say: how they name modules, and the first component as the denoiser."""
-    return SimpleNamespace(lora_names=names, denoiser=SimpleNamespace(component=names.components[0].name))
+    first = names.components[0].name
+    return SimpleNamespace(
+        lora_names=names, denoiser=SimpleNamespace(component=first), place=lambda layer, trained: (first, layer)
+    )
 
 
 @pytest.fixture

@@ -135,6 +135,9 @@ class Dora(AdapterKind):
         """LoRA's tensors and `dora_scale`, whose shape tells of which norms it is."""
         return {**_LORA.kohya(factors.lora), ".dora_scale": factors.magnitude}
 
+    def with_alpha(self, factors: DoraFactors, alpha: float) -> DoraFactors:
+        return DoraFactors(_LORA.with_alpha(factors.lora, alpha), factors.magnitude)
+
     def diffusers(self, factors: DoraFactors, paths: Paths) -> dict[str, tuple[dict[str, HostArray], Any]]:
         """LoRA's tensors and `lora_magnitude_vector`. ValueError for norms of input columns."""
         if not factors.on_output:

@@ -151,6 +151,10 @@ class AdapterKind(Entry):
         """
         raise ValueError(f'an adapter of kind "{factors.kind}", which diffusers does not read')
 
+    def with_alpha(self, factors: Any, alpha: float) -> Any:
+        """The same update with another alpha, as `factors` where diffusers does not read the kind."""
+        return factors
+
     def fault(self, slots: Mapping[str, HostArray]) -> str:
         """The problems of a module's arrays, by the names of `ends`; empty if they fit together."""
         raise NotImplementedError
@@ -158,8 +162,8 @@ class AdapterKind(Entry):
     def read(self, slots: Mapping[str, HostArray], folded: float | None, scale: float) -> Factors:
         """The factors of arrays without fault.
 
-        `folded` is the alpha that the file's metadata says was multiplied in, `scale` the one of its configuration.
-        An alpha among the arrays overrides both.
+        `folded` is the alpha before folding, as the file's metadata says; `scale` is the one of its configuration.
+        An alpha among the arrays overrides `scale`. The update is the same for any `folded`.
         """
         raise NotImplementedError
 

@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from flame_train.adapters.fused import Paths
-from flame_train.adapters.merged import MatrixFactors, MergedAdapter, as_matrix, product_of
-from flame_train.engine import Parameter, Tensor
+from flame_train.adapters.merged import KEPT_BELOW, MatrixFactors, MergedAdapter, as_matrix, dense, product_of
+from flame_train.engine import Parameter, Tensor, rematerialize
+from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
 
 from .kind import AdapterKind, HostArray, Layer, Make, alpha_of, alpha_tensor, generator, kohya_only, shrink, unjoined
@@ -117,6 +118,11 @@ class LohaAdapter(MergedAdapter):
         first, second = product_of(w1_a, w1_b), product_of(w2_a, w2_b)
         return first, second, first.shape
 
+    def merged(self, weight: Any, dtype: DType) -> Tensor:
+        """As its parent's, by an op that keeps neither product."""
+        matrices = [self.matrices[name].compute_copy.to(dtype) for name in ARRAYS]
+        return rematerialize(_added, weight, *matrices, self.scale, dtype, min_bytes=KEPT_BELOW)
+
     def delta(self) -> Tensor:
         return self.update(self.shape)
 
@@ -125,6 +131,11 @@ class LohaAdapter(MergedAdapter):
 
     def factors(self) -> LohaFactors:
         return LohaFactors({name: p.numpy() for name, p in self.matrices.items()}, self.alpha)
+
+
+def _added(weight: Any, w1_a: Tensor, w1_b: Tensor, w2_a: Tensor, w2_b: Tensor, scale: float, dtype: DType) -> Tensor:
+    made: Tensor = F.hadamard_add(dense(weight, dtype), w1_a, w1_b, w2_a, w2_b, scale)
+    return made
 
 
 def _adapter(layer: Layer, name: str, values: list[HostArray], alpha: float, make: Make) -> LohaAdapter:

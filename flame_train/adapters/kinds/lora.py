@@ -98,11 +98,13 @@ class Lora(AdapterKind):
 
     def read(self, slots: Mapping[str, HostArray], folded: float | None, scale: float) -> LoraFactors:
         down, up = slots[DOWN], slots[UP]
-        if ALPHA in slots:
-            return LoraFactors(down, up, float(slots[ALPHA].reshape(())))
+        written = float(slots[ALPHA].reshape(())) if ALPHA in slots else float(down.shape[0])
         if folded is not None:
-            return unfold(down, up, folded)
-        return LoraFactors(down, up, down.shape[0] * scale)
+            return unfold(down, up, folded, written)
+        return LoraFactors(down, up, written if ALPHA in slots else written * scale)
+
+    def with_alpha(self, factors: LoraFactors, alpha: float) -> LoraFactors:
+        return LoraFactors(factors.down, fold(factors, alpha), alpha)
 
     def join(self, parts: Mapping[str, LoraFactors], paths: Paths) -> LoraFactors:
         return entire(parts[""], paths) if "" in parts else join(parts, paths)

@@ -14,6 +14,7 @@ from typing import Literal, Self
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.errors import ModelFileError
+from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.sdxl.transformer import attend
 
 Activation = Literal["quick_gelu", "gelu"]
@@ -115,8 +116,10 @@ class Mlp(nn.Module):
         return self.fc2(self.activation(self.fc1(x_BTC)))
 
 
-class Layer(nn.Module):
+class Layer(Block):
     """Attention and network, each behind a layer norm and around a residual."""
+
+    has_feed_forward = False
 
     def __init__(self, arch: ClipArch) -> None:
         self.self_attn = SelfAttention(arch.width, arch.heads)
@@ -144,7 +147,7 @@ class TextModel(nn.Module):
         self.final_layer_norm = nn.LayerNorm(arch.width)
 
 
-class ClipTextEncoder(nn.Module):
+class ClipTextEncoder(BlockNetwork):
     """Token ids to the hidden state that diffusion models read and, given a projection, the pooled text."""
 
     def __init__(self, arch: ClipArch) -> None:

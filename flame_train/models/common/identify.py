@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final, TypeGuard
 
 from flame_train.families import FAMILY_TITLES
-from flame_train.io.adapter_kinds import other_kind, read_kind, without_place
+from flame_train.io.adapter_kinds import other_kind, read_kind, remedy, without_place
 from flame_train.models.common.identify_lora import is_adapter, lora_family_of
 from flame_train.models.common.signs import Network, Shape, Shapes, Signs
 
@@ -86,8 +86,8 @@ def _identified(tensors: tuple[tuple[str, Shape], ...], notes: tuple[tuple[str, 
         return _adapter(shapes, metadata)
     packed = next(((name, how) for sign, how in _QUANTISED for name in shapes if sign in name), None)
     if packed:
-        words = f"a model whose weights are packed in {packed[1]} ({packed[0]}), from which no training starts here; "
-        return Identity("quantised", "unknown", "", words + "use its bf16, fp16 or fp8 file")
+        words = f"a model whose weights are packed in {packed[1]} ({packed[0]}), in a way that is not read here; "
+        return Identity("quantised", "unknown", "", words + "use its bf16, fp16, fp8, int8, NF4 or GGUF file")
     network = _stripped(shapes, _NETWORK_PREFIXES)
     found = _network(network)
     parts = _parts(shapes, found)
@@ -126,7 +126,7 @@ def _adapter(shapes: Shapes, metadata: Mapping[str, str]) -> Identity:
     if reason := without_place(shapes):
         return Identity("adapter", family, layout, reason)
     if other:
-        return Identity("adapter", family, layout, f"{other} for {name}; not a kind that is read here")
+        return Identity("adapter", family, layout, f"{other} for {name}; not a kind that is read here{remedy(other)}")
     naming = "diffusers" if layout == "peft" else layout  # as `convert` and output.format call it
     return Identity("lora", family, layout, f"{read_kind(shapes)} for {name}, {naming} names")
 
@@ -165,6 +165,8 @@ def _text_encoder(shapes: Shapes) -> tuple[str, str] | None:
     for name, shape in shapes.items():
         if name.endswith(("shared.weight", "encoder.embed_tokens.weight")) and shape == (32128, 4096):
             return "t5-xxl", "transformers"
+        if name.endswith("token_embd.weight") and shape == (32128, 4096):
+            return "t5-xxl", "llama.cpp"
     return None
 
 

@@ -19,6 +19,7 @@ from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import compute_dtype, float16, float32
 from flame_train.errors import ModelFileError
+from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.sdxl.transformer import attend, linears_in
 
 MAX_DISTANCE: Final = 128  # tokens further apart than this share one bucket; in no file
@@ -139,8 +140,10 @@ def _normed(norm: nn.RMSNorm, h_BTC: Tensor) -> Tensor:
     return normed.to(nn.compute_copy(norm.weight).dtype)
 
 
-class Block(nn.Module):
+class Layers(Block):
     """Attention, then the gated network."""
+
+    has_feed_forward = False
 
     def __init__(self, arch: T5Arch, has_bias: bool) -> None:
         self.layer = nn.ModuleList([AttentionLayer(arch, has_bias), FeedForwardLayer(arch)])
@@ -153,7 +156,7 @@ class Stack(nn.Module):
     """The blocks in their order. All use the first one's position bias."""
 
     def __init__(self, arch: T5Arch) -> None:
-        self.block = nn.ModuleList([Block(arch, has_bias=i == 0) for i in range(arch.layers)])
+        self.block = nn.ModuleList([Layers(arch, has_bias=i == 0) for i in range(arch.layers)])
         self.final_layer_norm = nn.RMSNorm(arch.width, EPS)
         self.buckets: dict[int, Tensor] = {}  # by length: a captured call cannot bring them from the host
 
@@ -166,7 +169,7 @@ class Stack(nn.Module):
         return table(self.buckets[length]).permute(2, 0, 1).unsqueeze(0).clone()
 
 
-class T5Encoder(nn.Module):
+class T5Encoder(BlockNetwork):
     """Token ids to the last hidden state, normalised."""
 
     def __init__(self, arch: T5Arch) -> None:

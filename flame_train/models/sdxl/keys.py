@@ -33,6 +33,8 @@ _NO_ATTENTION: Final = re.compile(
     r"(input_blocks\.[12]|output_blocks\.[678])\.1\.transformer_blocks\.0\.attn[12]\.to_(q|k|v|out\.0)"
 )
 
+_ATTENTION: Final = re.compile(r".*\.(attn[12]\.to_(q|k|v|out\.0)|self_attn\.(q|k|v|out)_proj)")
+
 
 def _unet_table(names: Collection[str]) -> KeyMap:
     return unet_from_diffusers(UNetLevels.of_diffusers(names))
@@ -101,9 +103,9 @@ def lora_family() -> LoraFamily:
     return LoraFamily(
         name="sdxl",
         components=(
-            LoraComponent("unet", "lora_unet", unet, native, ("lycoris",), _NO_ATTENTION),
-            LoraComponent("text_encoder", "lora_te1", text["text_encoder"], clip_l),
-            LoraComponent("text_encoder_2", "lora_te2", text["text_encoder_2"], clip_g),
+            LoraComponent("unet", "lora_unet", unet, native, ("lycoris",), _NO_ATTENTION, _ATTENTION),
+            LoraComponent("text_encoder", "lora_te1", text["text_encoder"], clip_l, alpha_lost=_ATTENTION),
+            LoraComponent("text_encoder_2", "lora_te2", text["text_encoder_2"], clip_g, alpha_lost=_ATTENTION),
         ),
         base_version="sdxl_base_v1-0",
         architecture="stable-diffusion-xl-v1-base/lora",

@@ -27,15 +27,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiler")]
 
 OPS = """
 adaptive_avg_pool2d add amax avg_pool2d batch_norm batch_norm_inference batch_norm_train cast celu clamp cross_entropy
-dora_gain embedding fp8_dequantize fp8_quantize gated_add gather geglu gelu hardsigmoid hardtanh index_select kron_add
-layer_norm layer_norm_modulate lerp log_softmax logsigmoid logsumexp masked_fill max_pool2d mean mish mse_loss mul
-nll_loss norm one_hot prelu quick_gelu relu6 rms_norm rms_norm_rope rope scatter_add selu silu softmax softsign std sub
-sum swiglu take_along_dim var where
+dora_gain embedding fp8_dequantize fp8_quantize gated_add gather geglu gelu hadamard_add hardsigmoid hardtanh
+index_select kron_add layer_norm layer_norm_modulate lerp log_softmax logsigmoid logsumexp masked_fill max_pool2d mean
+mish mse_loss mul nll_loss norm one_hot prelu quick_gelu relu6 rms_norm rms_norm_rope rope scatter_add selu silu
+softmax softsign std sub sum swiglu take_along_dim var where
 """.split()
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
 
 LENGTHS: dict[str, list[Sample]] = {
     "adaptive_avg_pool2d": [sample((3, 5, 7, 7), 1), sample((1, 9, 5, 3), 1)],
+    "hadamard_add": [
+        sample((m, n), (m, r), (r, n), (m, r), (r, n), 0.5) for m, n, r in ((67, 260, 4), (66, 131, 19), (2, 516, 33))
+    ],
     "kron_add": [
         sample((8, 4160), (4, 2), (2, 2080), 0.5),
         sample((4, 2100), (2, 2), (2, 1050), 0.5),
@@ -62,7 +65,8 @@ LENGTHS: dict[str, list[Sample]] = {
 """Rows whole among threads or not, long and short, those that go through shared memory in blocks full or not.
 
 Sums and variances of what one block reduces, and of what several share. Packets that go on from row to row.
-Kronecker products of which a block sees a part of a row, one row, several.
+Kronecker products of which a block sees a part of a row, one row, several. Elementwise products whose last tiles and
+chunks of the rank are not full, of rows whose length is and is not a multiple of a packet.
 """
 
 

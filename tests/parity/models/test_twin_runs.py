@@ -77,7 +77,7 @@ def test_losses_and_weights_are_those_of_pytorch(name, fill, scrambled):
     for step in range(STEPS):
         batch, noise, latents, t = drawn(objective, step)
         optimizer.zero_grad()
-        loss = objective.loss(sdxl.ours(model, batch), latents, noise, t)
+        loss = objective.losses(sdxl.ours(model, batch), latents, noise, t).mean()
         loss.backward()
         optimizer.step()
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import DeviceFault, EnvironmentFault
-from ...dtype import Array
+from ...dtype import Array, bfloat16
 
 
 class NcclCollectives:
@@ -39,7 +39,8 @@ class NcclCollectives:
             ) from error
 
     def all_reduce(self, array: Array) -> None:
-        pointer, kind = array.data.ptr, self._nccl.NCCL_FLOAT32
+        kind = self._nccl.NCCL_BFLOAT16 if array.dtype == bfloat16 else self._nccl.NCCL_FLOAT32
+        pointer = array.data.ptr
         self._communicator.allReduce(pointer, pointer, array.size, kind, self._nccl.NCCL_SUM, self._stream.ptr)
 
     def all_gather(self, data: bytes) -> list[bytes]:

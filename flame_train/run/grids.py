@@ -1,0 +1,139 @@
+"""Sample grids of a run: its processes share the images, and the leading one writes the grid."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+
+import numpy as np
+
+from flame_train.adapters.attach import Attached, at_strength
+from flame_train.distributed.group import ALONE, ProcessGroup
+from flame_train.engine.mode import deterministic
+from flame_train.engine.nn import Module
+from flame_train.errors import is_device_failure
+from flame_train.io.runfolder import RunFolder
+from flame_train.training.model import Denoiser, Example, LoadedVae
+from flame_train.training.preview import Drawing, Pixels, grid, png
+from flame_train.training.stop import StopRequest
+
+from .encode import Encoded
+from .plan import Plan
+from .sampling import Request, draw_request, drawing
+
+
+def preview(
+    plan: Plan,
+    encoded: Encoded,
+    denoiser: Denoiser,
+    attached: Attached,
+    folder: RunFolder,
+    device: str,
+    stop: StopRequest,
+    group: ProcessGroup,
+) -> Callable[[int], None]:
+    """Writes the grid of a step, sampled with the network's weights at the time of the call.
+
+    Args:
+        plan: the plan of the run.
+        encoded: the encoded dataset, which has the prompts' arrays.
+        denoiser: the network.
+        attached: its adapters.
+        folder: the run folder.
+        device: "cuda" or "cpu".
+        stop: raises Interrupted after a signal.
+        group: the processes that share the images, all of which call the function.
+
+    Returns:
+        A function of the step; it does nothing if the config wants no grids.
+    """
+    drawn = grid_drawer(plan, plan.requests, encoded.caption, denoiser, attached, device, stop, group)
+
+    def write(step: int) -> None:
+        pixels = None if drawn is None else drawn()
+        if pixels is not None and group.leads:
+            folder.write_sample(step, png(pixels))
+
+    return write
+
+
+def grid_drawer(
+    plan: Plan,
+    wanted: Sequence[Request],
+    captions: Callable[[str], Example],
+    denoiser: Denoiser,
+    attached: Attached,
+    device: str,
+    stop: StopRequest,
+    group: ProcessGroup = ALONE,
+) -> Callable[[], Pixels] | None:
+    """A function that samples a grid with the network's weights at the time of the call.
+
+    Args:
+        plan: the plan of the run.
+        wanted: the images.
+        captions: the arrays of a prompt.
+        denoiser: the network.
+        attached: its adapters.
+        device: "cuda" or "cpu".
+        stop: raises Interrupted after a signal.
+        group: the processes that share the images.
+
+    Returns:
+        The function; None if no image is wanted.
+    """
+    if not wanted:
+        return None
+    c, model = plan.config, plan.model
+    how = [drawing(each, c.model, c.loss, model, device=device, dtype=c.train.precision) for each in wanted]
+    vae = model.vae.load(c.model.vae_precision, device)
+    drawn = list(zip(wanted, how, strict=True))
+    return grid_of(drawn, captions, denoiser, vae, partial(at_strength, attached), stop, group)
+
+
+def grid_of(
+    wanted: Sequence[tuple[Request, Drawing]],
+    captions: Callable[[str], Example],
+    denoiser: Denoiser,
+    vae: LoadedVae,
+    at_strength: Callable[[float], AbstractContextManager[Module]],
+    stop: StopRequest,
+    group: ProcessGroup = ALONE,
+) -> Callable[[], Pixels]:
+    """A function that samples the grid with the network's weights at the time of the call.
+
+    Args:
+        wanted: the images, with the settings of the sampler.
+        captions: the arrays of a prompt.
+        denoiser: the network.
+        vae: the loaded decoder.
+        at_strength: a context in which the adapters act so strongly.
+        stop: raises Interrupted after a signal; checked between steps.
+        group: the processes that share the images; each gets the whole grid.
+
+    Returns:
+        The function.
+    """
+
+    def one(request: Request, how: Drawing) -> Pixels:
+        with at_strength(request.strength):
+            return draw_request(request, how, captions, denoiser, vae, stop)
+
+    def drawn() -> Pixels:
+        # Choices are measured for what recurs thousands of times, and what training may vary in must not show here.
+        with group.together(alone=is_device_failure), deterministic(True):
+            mine = {i: one(*wanted[i]) for i in group.share(len(wanted))}
+        return grid(_of_all(mine, len(wanted), group))
+
+    return drawn
+
+
+def _of_all(mine: Mapping[int, Pixels], count: int, group: ProcessGroup) -> list[Pixels]:
+    """The images 0 to `count`, each drawn by one process of the group."""
+    told = json.dumps({i: [*image.shape, base64.b64encode(image.tobytes()).decode()] for i, image in mine.items()})
+    found = {i: image for text in group.all_gather(told) for i, image in json.loads(text).items()}
+    images = (found[str(i)] for i in range(count))
+    return [np.frombuffer(base64.b64decode(raw), np.uint8).reshape(shape) for *shape, raw in images]

@@ -1,0 +1,272 @@
+"""The live page of runs: a list, a page for each run, and several compared. The browser asks for what is new."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from jinja2 import DictLoader, Environment, StrictUndefined
+from markupsafe import Markup
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from flame_train.disk.held import Held
+from flame_train.disk.system import NONBLOCK
+
+from . import compare, sections
+from .charts import charts_of, charts_of_runs
+from .elements import element, html
+from .images import TrainedImage
+from .library import Library
+from .report import navigation, page_file
+from .run_reader import RunView
+
+_POINTS: Final = 2000  # of a line
+_ROWS: Final = 100  # images of the dataset on a page
+_LONGEST: Final = 200  # characters of what is looked for
+_CHUNK: Final = 1 << 20
+_KINDS: Final = {"css": "text/css", "js": "text/javascript"}
+_TEMPLATES: Final = ("layout.html", "run.html", "runs.html", "compare.html")
+
+
+class NotThere(Exception):
+    """A request names a run or a file that is not there."""
+
+
+class Pages:
+    """Answers the requests. Each method takes one and returns the answer."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        loader = DictLoader({name: page_file(name) for name in _TEMPLATES})
+        self._templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+
+    def app(self) -> Starlette:
+        """The application, without its guard."""
+        paths: dict[str, Callable[[Request], Response]] = {
+            "/": self.runs,
+            "/run": self.run,
+            "/run.json": self.run_data,
+            "/compare": self.compare,
+            "/compare.json": self.compare_data,
+            "/dataset": self.dataset,
+            "/sample": self.sample,
+            "/sheet": self.sheet,
+            "/file": self.file,
+            "/assets/{name}": self.asset,
+        }
+        missing = {NotThere: lambda request, error: PlainTextResponse("this is not there\n", 404)}
+        return Starlette(routes=[Route(path, page) for path, page in paths.items()], exception_handlers=missing)
+
+    def runs(self, request: Request) -> Response:
+        """The list of runs; the only run's page if there is one."""
+        names = list(self._library.readers())
+        if len(names) == 1:
+            return RedirectResponse(_path("/run", name=names[0]))
+        views = [view for name in names if (view := self._library.view(name))]
+        rows = Markup(html(compare.table(views, lambda name: _path("/run", name=name))))
+        return self._page("runs.html", title="runs", table=rows)
+
+    def run(self, request: Request) -> Response:
+        """A run's page, which fills itself from `run.json`."""
+        view = self._view(request)
+        alone = len(self._library.readers()) == 1
+        links = [] if alone else [element("a", "all runs", href="/")]
+        return self._page("run.html", title=view.name, name=view.name, nav=Markup(html(navigation(*links))))
+
+    def run_data(self, request: Request) -> Response:
+        """The charts and sections of a run, or that they are as the browser has them."""
+        view = self._view(request)
+        shown: dict[str, Any] = {
+            "running": view.status.get("state") == "running",
+            "charts": [chart.to_json() for chart in charts_of(view, _POINTS, **_smoothing(request))],
+            "sections": {
+                "summary": html(sections.summary(view, live=True)),
+                "samples": html(sections.samples(view, _sample(view, "small"), _sample(view, "full"))),
+                "config": html(sections.config(view.settings)),
+                "files": html(sections.files(view, live=True, link=_file(view))),
+            },
+            "dataset": _digest([repr(image) for image in view.images]),
+        }
+        return _unless_same(request, shown)
+
+    def compare(self, request: Request) -> Response:
+        """Several runs side by side."""
+        names = [view.name for view in self._views(request)]
+        return self._page("compare.html", title="comparison of runs", names=names)
+
+    def compare_data(self, request: Request) -> Response:
+        """The charts of several runs over each other, their samples and what differs in their configs."""
+        views = self._views(request)
+        shown = {
+            "running": any(view.status.get("state") == "running" for view in views),
+            "charts": [chart.to_json() for chart in charts_of_runs(views, _POINTS, **_smoothing(request))],
+            "sections": {
+                "runs": html(compare.table(views, lambda name: _path("/run", name=name), choose=False)),
+                "samples": html(compare.samples(views, lambda view, size: _sample(view, size))),
+                "config": html(compare.settings(views)),
+            },
+        }
+        return _unless_same(request, shown)
+
+    def dataset(self, request: Request) -> Response:
+        """A part of the images of the dataset: those that have a text in file or caption, in an order, page by page."""
+        view = self._view(request)
+        wanted = request.query_params.get("find", "")[:_LONGEST].lower()
+        found = [image for image in view.images if _matches(image, wanted)]
+        order = request.query_params.get("order", "")
+        if order == "lowest":
+            found.reverse()
+        elif order == "file":
+            found.sort(key=lambda image: image.name)
+        pages = max(math.ceil(len(found) / _ROWS), 1)
+        page = min(_whole(request, "page", 0), pages - 1)
+        section = sections.dataset(view, found[page * _ROWS : (page + 1) * _ROWS])
+        return JSONResponse({"html": html(section), "found": len(found), "page": page, "pages": pages})
+
+    def sample(self, request: Request) -> Response:
+        """An image of a sample grid."""
+        view, full = self._view(request), request.query_params.get("size") == "full"
+        try:
+            step, prompt = _whole(request, "step", -1), _whole(request, "prompt", -1)
+            raw = self._library.sample(view, step, prompt, full)
+        except OSError:
+            raise NotThere from None
+        return _kept(raw, "image/png" if full else "image/jpeg")
+
+    def sheet(self, request: Request) -> Response:
+        """The sheet of thumbnails, as it lies in the run folder."""
+        reader = self._library.readers().get(request.query_params.get("name", ""))
+        try:
+            raw = reader.sheet() if reader else b""
+        except OSError:
+            raise NotThere from None
+        if not raw.startswith(b"\xff\xd8\xff"):
+            raise NotThere
+        return Response(raw, media_type="image/jpeg", headers={"Cache-Control": "no-cache"})
+
+    def file(self, request: Request) -> Response:
+        """A file of the run folder, to be saved: one of those that the page lists, by its exact name."""
+        view, path = self._view(request), request.query_params.get("path", "")
+        if path not in {kept.name for kept in view.files if not kept.folder}:
+            raise NotThere
+        try:
+            size, chunks = _opened(view, path)
+        except OSError:
+            raise NotThere from None
+        name = path.rpartition("/")[2].encode("ascii", "replace").decode().replace('"', "'")
+        headers = {"Content-Disposition": f'attachment; filename="{name}"', "Content-Length": str(size)}
+        return StreamingResponse(chunks, media_type="application/octet-stream", headers=headers)
+
+    def asset(self, request: Request) -> Response:
+        """The style and the scripts: ours, and Plotly's out of its package."""
+        name = request.path_params["name"]
+        if name == "plotly.js":
+            return _kept(_plotly(), "text/javascript")
+        if name not in ("page.css", "page.js", "live.css", "live.js"):
+            raise NotThere
+        kind = _KINDS[name.rpartition(".")[2]]
+        return Response(page_file(name), media_type=kind, headers={"Cache-Control": "no-cache"})
+
+    def _page(self, template: str, **values: Any) -> Response:
+        text = self._templates.get_template(template).render(values)
+        return Response(text, media_type="text/html", headers={"Cache-Control": "no-store"})
+
+    def _view(self, request: Request) -> RunView:
+        view = self._library.view(request.query_params.get("name", ""))
+        if view is None:
+            raise NotThere
+        return view
+
+    def _views(self, request: Request) -> list[RunView]:
+        names = dict.fromkeys(request.query_params.getlist("name")[: compare.MOST])
+        views = [view for name in names if (view := self._library.view(name))]
+        if not views:
+            raise NotThere
+        return views
+
+
+@functools.cache
+def _plotly() -> bytes:
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs().encode()
+
+
+def _path(page: str, **query: str | int) -> str:
+    return f"{page}?{urlencode(query)}"
+
+
+def _file(view: RunView) -> Callable[[str], str]:
+    return lambda path: _path("/file", name=view.name, path=path)
+
+
+def _sample(view: RunView, size: str) -> sections.GridImage:
+    """Where the images of a run's grids are; the time of a grid in it lets the browser keep them."""
+    written = {grid.step: grid.written for grid in view.grids}
+    return lambda step, prompt: _path(
+        "/sample", name=view.name, step=step, prompt=prompt, size=size, written=written[step]
+    )
+
+
+def _matches(image: TrainedImage, wanted: str) -> bool:
+    return not wanted or any(wanted in text.lower() for text in (image.name, image.mask, *image.captions))
+
+
+def _whole(request: Request, name: str, otherwise: int) -> int:
+    text = request.query_params.get(name, "")
+    return int(text) if text.isdecimal() and text.isascii() and len(text) < 12 else otherwise
+
+
+def _smoothing(request: Request) -> dict[str, float]:
+    percent = _whole(request, "smoothing", -1)
+    return {"smoothing": percent / 1000} if 0 <= percent < 1000 else {}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def _unless_same(request: Request, shown: Mapping[str, Any]) -> Response:
+    digest = _digest(shown)
+    if request.query_params.get("have") == digest:
+        return JSONResponse({"same": True, "running": shown["running"]})
+    return JSONResponse({**shown, "digest": digest})
+
+
+def _kept(raw: bytes, kind: str) -> Response:
+    return Response(raw, media_type=kind, headers={"Cache-Control": "private, max-age=86400"})
+
+
+def _opened(view: RunView, path: str) -> tuple[int, Iterator[bytes]]:
+    """The size and the bytes of a plain file below the run folder; links are refused. Raises OSError."""
+    *folders, name = path.split("/")
+    with Held.open(view.folder) as top:
+        inside = top.folder(folders[0]) if folders else top
+        try:
+            file = os.fdopen(inside.file(name, os.O_RDONLY | NONBLOCK), "rb")
+        finally:
+            if inside is not top:
+                inside.close()
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode):
+        file.close()
+        raise OSError("not a plain file")
+
+    def chunks() -> Iterator[bytes]:
+        left = found.st_size
+        with file:
+            while left > 0 and (chunk := file.read(min(_CHUNK, left))):
+                left -= len(chunk)
+                yield chunk
+
+    return found.st_size, chunks()

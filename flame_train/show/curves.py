@@ -1,0 +1,104 @@
+"""The curves of a run, from `log.jsonl` as it grows: each line is read once."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from flame_train.disk.held import Held
+from flame_train.disk.system import NONBLOCK
+from flame_train.io.runlog import step_of
+
+from .given import number, table
+
+_NAME: Final = "log.jsonl"
+_LONGEST: Final = 1 << 16  # bytes of a line, as `io/runlog.py` has it
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Values over steps, or over another axis. Values are finite."""
+
+    steps: array[float] = field(default_factory=lambda: array("d"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, step: float, value: float) -> None:
+        """Appends a point."""
+        self.steps.append(step)
+        self.values.append(value)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def smoothed(self, weight: float) -> Curve:
+        """The exponential mean in which each value keeps `weight` of the mean before it, as in `training/meter.py`."""
+        smooth = array("d", self.values[:1])
+        for value in self.values[1:]:
+            smooth.append(weight * smooth[-1] + (1.0 - weight) * value)
+        return Curve(self.steps, smooth)
+
+    def thinned(self, most: int) -> Curve:
+        """At most about `most` points: of each stretch the lowest and the highest, so that no peak is lost."""
+        if len(self) <= most:
+            return self
+        parts = max(most // 2, 1)
+        thin, stretch = Curve(), len(self) / parts
+        for part in range(parts):
+            some = range(int(part * stretch), min(int((part + 1) * stretch), len(self)))
+            low, high = min(some, key=self.values.__getitem__), max(some, key=self.values.__getitem__)
+            for i in dict.fromkeys((min(low, high), max(low, high))):
+                thin.add(self.steps[i], self.values[i])
+        if thin.steps[-1] != self.steps[-1]:
+            thin.add(self.steps[-1], self.values[-1])
+        return thin
+
+    def every(self, most: int) -> Curve:
+        """At most about `most` points, evenly spaced, the last among them: for a curve without peaks."""
+        if len(self) <= most:
+            return self
+        stride = math.ceil(len(self) / most)
+        last = array("d") if (len(self) - 1) % stride == 0 else self.steps[-1:]
+        return Curve(self.steps[::stride] + last, self.values[::stride] + (self.values[-1:] if last else last))
+
+
+class LogCurves:
+    """The curves of one log, by name: "loss", "validation/loss", "bands/0-50". `read` takes the lines that are new."""
+
+    def __init__(self) -> None:
+        self.curves: dict[str, Curve] = {}
+        self.last: Mapping[str, Any] = {}
+        self._offset = 0
+        self._line = b""  # the last that was read: where it is not there any more, the log was cut
+
+    def read(self, folder: Held) -> None:
+        """Takes the new lines of the log in `folder`; all of them if it was cut back. Raises OSError."""
+        with os.fdopen(folder.file(_NAME, os.O_RDONLY | NONBLOCK), "rb") as file:
+            file.seek(self._offset - len(self._line))
+            if file.read(len(self._line)) != self._line:
+                self.curves, self.last, self._offset, self._line = {}, {}, 0, b""
+            file.seek(self._offset)
+            while (line := file.readline(_LONGEST)).endswith(b"\n") and math.isfinite(step_of(line)):
+                self._offset, self._line = self._offset + len(line), line
+                self._take(json.loads(line))
+
+    def _take(self, record: Mapping[str, Any]) -> None:
+        self.last = record
+        for name, value in _numbers(record):
+            self.curves.setdefault(name, Curve()).add(record["step"], value)
+
+
+def _numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The finite numbers of a line: its own, and those of a validation and of bands of noise levels."""
+    tables = [("", record)]
+    validation, images = (table(record.get(name)) for name in ("validation", "images"))
+    tables += [("validation/", {"loss": validation.get("loss")}), ("validation/", table(validation.get("bands")))]
+    tables += [("bands/", table(images.get("bands")))]
+    for prefix, values in tables:
+        for name, value in values.items():
+            if (found := number(value)) is not None:
+                yield prefix + name, found

@@ -1,0 +1,94 @@
+"""The sample grids of a run, cut into the images of their prompts."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from PIL import Image
+
+from flame_train.training.preview import places
+
+from .given import table, whole
+
+_STEP: Final = re.compile(r"step-(\d{6,})\.png")
+_LARGEST: Final = 1 << 28  # pixels of a grid: 64 images of 2048 x 2048
+
+Box = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A prompt of the config, with the size of its image where the config says it; 0: the size of its place."""
+
+    text: str
+    height: int = 0
+    width: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A grid of samples: its step, and left, top, right and bottom of each prompt's image, or of the whole.
+
+    `written` is when, in nanoseconds.
+    """
+
+    step: int
+    boxes: tuple[Box, ...]
+    written: int
+
+
+def prompts_of(tree: Mapping[str, Any]) -> tuple[Wanted, ...]:
+    """The prompts of a resolved config."""
+    section = table(tree.get("sample"))
+    listed = section.get("prompts")
+    return tuple(_wanted(prompt, section) for prompt in listed) if isinstance(listed, list) else ()
+
+
+def _wanted(prompt: Any, section: Mapping[str, Any]) -> Wanted:
+    if not isinstance(prompt, Mapping):
+        prompt = {"text": prompt}
+    height, width = (whole(prompt.get(side) or section.get(side)) or 0 for side in ("height", "width"))
+    return Wanted(str(prompt.get("text", "")), height, width)
+
+
+def step_of_grid(name: str) -> int | None:
+    """The step of a grid's file; None: it is no grid."""
+    found = _STEP.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def cut(step: int, size: tuple[int, int], prompts: tuple[Wanted, ...], written: int = 0) -> Grid:
+    """The grid of a step, (height, width) in pixels. One that is not of these prompts is one image, the whole."""
+    found = places(size, len(prompts))
+    boxes = tuple(
+        (left, top, left + min(p.width or width, width), top + min(p.height or height, height))
+        for p, (top, left, height, width) in zip(prompts, found, strict=False)
+    )
+    return Grid(step, boxes or ((0, 0, size[1], size[0]),), written)
+
+
+def size_of(raw: bytes) -> tuple[int, int] | None:
+    """(height, width) of an image file by its header; None if it is none, or too large to be shown."""
+    try:
+        with Image.open(io.BytesIO(raw), formats=["PNG"]) as image:
+            width, height = image.size
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+    return (height, width) if height * width <= _LARGEST else None
+
+
+def cropped(raw: bytes, box: Box, side: int, kind: str) -> bytes:
+    """A part of an image file as a JPEG or PNG, its longer side shrunk to `side` if it is longer. Raises OSError."""
+    try:
+        with Image.open(io.BytesIO(raw)) as image:
+            part = image.convert("RGB").crop(box)
+    except (ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise OSError(f"no image: {error}") from error
+    part.thumbnail((side, side), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    part.save(buffer, kind, quality=82) if kind == "JPEG" else part.save(buffer, kind, compress_level=1)
+    return buffer.getvalue()

@@ -1,0 +1,127 @@
+"""The images of a run: `dataset.json` and `images.json` joined, and where each lies in the sheet of thumbnails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flame_train.errors import shown
+
+from .given import number, rows, table, tree_of_json, whole
+
+CELL: Final = 96  # pixels: the longer side of a thumbnail
+COLUMNS: Final = 12
+MOST: Final = 120
+"""Images of a dataset that have a thumbnail; of more, so many evenly spread."""
+
+Box = tuple[int, int, int, int]
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedImage:
+    """An image of the dataset. Sizes are (height, width) in pixels; `crop` is (top, left) of the resized image.
+
+    `loss` is its running loss relative to others at the same noise levels, `seen` how often it came; None: not kept.
+    `cell` is the number of its thumbnail.
+    """
+
+    name: str
+    original: Pair
+    resized: Pair
+    bucket: Pair
+    crop: Pair
+    kept: float
+    captions: tuple[str, ...]
+    mask: str
+    held_out: bool
+    loss: float | None
+    seen: int | None
+    cell: int | None
+
+    @property
+    def thumbnail(self) -> Box | None:
+        """Left, top, right and bottom of its thumbnail in the sheet; None: it has none."""
+        return None if self.cell is None else cell_of(self.cell, self.original)
+
+    @property
+    def cropped(self) -> tuple[float, float, float, float]:
+        """Left, top, width and height of the crop, as shares of the image."""
+        (height, width), (rows, columns), (top, left) = self.resized, self.bucket, self.crop
+        return left / width, top / height, columns / width, rows / height
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """The mean loss of a band of noise levels, in thousandths, and how many samples it is of."""
+
+    levels: str
+    loss: float
+    samples: int
+
+
+def cell_of(number: int, size: Pair) -> Box:
+    """Where the thumbnail of an image (height, width) lies in the sheet: left, top, right, bottom."""
+    top, left = (place * CELL for place in divmod(number, COLUMNS))
+    height, width = (max(round(side * CELL / max(size)), 1) for side in size)
+    return left, top, left + width, top + height
+
+
+def with_thumbnail(count: int) -> tuple[int, ...]:
+    """The numbers of the images, of `count`, that have a thumbnail, in the order of the sheet's cells."""
+    return tuple(range(count)) if count <= MOST else tuple(i * count // MOST for i in range(MOST))
+
+
+def images_of(dataset: bytes, losses: bytes, sheet: bool) -> tuple[TrainedImage, ...]:
+    """The images, the highest running loss first; those without one last, in the order of the dataset.
+
+    `dataset` and `losses` are the files' bytes, which may be empty; `sheet` says whether there are thumbnails. Rows
+    that make no sense are left out.
+    """
+    told = {shown(row.get("file")): row for row in rows(table(tree_of_json(losses)).get("images"))}
+    found, listed = [], rows(tree_of_json(dataset))
+    cells = {place: cell for cell, place in enumerate(with_thumbnail(len(listed)))} if sheet else {}
+    for place, row in enumerate(listed):
+        name = f"{row['set']}/{row.get('file')}" if "set" in row else str(row.get("file"))
+        image = _image(name, row, told.get(name, {}), cells.get(place))
+        if image is not None:
+            found.append(image)
+    return tuple(sorted(found, key=lambda image: -1.0 if image.loss is None else image.loss, reverse=True))
+
+
+def bands_of(losses: bytes) -> tuple[Band, ...]:
+    """The bands of noise levels of an `images.json` that samples fell into."""
+    found = []
+    for row in rows(table(tree_of_json(losses)).get("bands")):
+        levels, loss, samples = row.get("levels"), number(row.get("loss")), whole(row.get("samples"))
+        if isinstance(levels, str) and loss is not None and samples:
+            found.append(Band(levels, loss, samples))
+    return tuple(found)
+
+
+def _image(name: str, row: Mapping[str, Any], told: Mapping[str, Any], cell: int | None) -> TrainedImage | None:
+    sizes = [_pair(row.get(key)) for key in ("original", "resized", "bucket", "crop")]
+    original, resized, bucket, crop = sizes
+    if original is None or resized is None or bucket is None or crop is None or 0 in (*original, *resized, *bucket):
+        return None
+    captions = row.get("captions")
+    return TrainedImage(
+        name=name,
+        original=original,
+        resized=resized,
+        bucket=bucket,
+        crop=crop,
+        kept=bucket[0] * bucket[1] / (resized[0] * resized[1]),
+        captions=tuple(map(str, captions)) if isinstance(captions, list) else (),
+        mask=str(row.get("mask", "")),
+        held_out=row.get("validation") is True,
+        loss=number(told.get("relative_loss")),
+        seen=whole(told.get("seen")),
+        cell=cell,
+    )
+
+
+def _pair(value: Any) -> Pair | None:
+    sides = [side for each in value if (side := whole(each)) is not None] if isinstance(value, list) else []
+    return (sides[0], sides[1]) if len(sides) == 2 else None

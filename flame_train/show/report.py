@@ -1,0 +1,152 @@
+"""`report.html`: a run in one file that can be sent, and `loss.png`; written at each checkpoint and at the end.
+
+The file holds all that it shows: charts as SVG, images small, one style and one script of ours. It says no folder of
+this machine. It is made from the run folder alone, and changes nothing in a run: not a bit, nor whether it goes on.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Final
+
+from flame_train.io.runfolder import RunFolder
+from flame_train.version import __version__
+
+from . import sections
+from .charts import charts_of
+from .curves import Curve
+from .elements import Element, element, html
+from .grids import Grid, cropped
+from .loss_image import loss_png
+from .run_reader import RunReader, RunView
+from .settings import without_folders
+from .svg import svg
+
+_LOG = logging.getLogger(__name__)
+
+REPORT: Final = "report.html"
+LOSS: Final = "loss.png"
+_SAMPLES: Final = 48  # images of samples in a report
+_SIDE: Final = 320  # pixels: their longer side
+_ROWS: Final = 100  # images of the dataset in a report
+_POINTS: Final = 500  # of a line
+_PAGES: Final = resources("flame_train.show") / "pages"
+
+
+def page_file(name: str) -> str:
+    """A file of `pages/`."""
+    return (_PAGES / name).read_text(encoding="utf-8")
+
+
+class Report:
+    """The report of one run, which keeps what it has read and drawn for the next time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._reader = RunReader(folder)
+        self._drawn: dict[tuple[Grid, int], str] = {}  # small images as data URIs
+
+    def make(self) -> dict[str, bytes]:
+        """The files by name, as the run folder is now. Raises OSError where it cannot be read."""
+        view = self._reader.read()
+        made = {REPORT: self._page(view).encode("utf-8", "replace")}
+        loss = view.curves.get("loss")
+        if loss is not None:
+            made[LOSS] = loss_png(view.name, loss, view.curves.get("validation/loss", Curve()))
+        return made
+
+    def _page(self, view: RunView) -> str:
+        steps = _spread([grid.step for grid in view.grids], max(_SAMPLES // max(len(view.prompts), 1), 2))
+        self._drawn = {key: uri for key, uri in self._drawn.items() if key[0] in view.grids and key[0].step in steps}
+        images = view.images[:_ROWS]
+        left = len(view.images) - len(images)
+        note = f"{left} more are in dataset.json and images.json of the run folder." if left else ""
+        charts = [svg(chart) for chart in charts_of(view, _POINTS)]
+        body = [
+            navigation(),
+            sections.summary(view, live=False),
+            element("section", element("h2", "Curves"), element("div", *charts, class_="plots"), id="curves"),
+            sections.samples(view, lambda step, number: self._image(view, step, number), steps=steps),
+            sections.dataset(view, images, note=note),
+            sections.config([without_folders(setting) for setting in view.settings]),
+            sections.files(view, live=False),
+            element("p", f"Made by flame-train {__version__} from the run folder.", class_="note"),
+        ]
+        style = page_file("page.css") + self._sheet(images)
+        return document(view.name, body, style, page_file("page.js"))
+
+    def _image(self, view: RunView, step: int, number: int) -> str:
+        grid = next(grid for grid in view.grids if grid.step == step)
+        if (grid, number) not in self._drawn:
+            raw = self._reader.grid(step)
+            for i, box in enumerate(grid.boxes):
+                self._drawn[grid, i] = _uri("image/jpeg", _tried(partial(cropped, raw, box, _SIDE, "JPEG")))
+        return self._drawn[grid, number]
+
+    def _sheet(self, images: Sequence[object]) -> str:
+        """The style that has the thumbnails, if there are any."""
+        if not images:
+            return ""
+        return f".thumb {{ background-image: url({_uri('image/jpeg', _tried(self._reader.sheet))}); }}\n"
+
+
+def navigation(*more: Element) -> Element:
+    """Links to the sections."""
+    names = ("summary", "curves", "samples", "dataset", "config", "files")
+    return element("nav", *more, *[element("a", name, href=f"#{name}") for name in names], aria_label="sections")
+
+
+def document(title: str, body: Sequence[Element], style: str, script: str) -> str:
+    """A page that holds its style and its one script. It may load nothing, and run no other script."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    rules = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=rules),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("title", title),
+        element("style", style),
+    )
+    page = element("html", head, element("body", element("main", *body), element("script", script)), lang="en")
+    return f"<!DOCTYPE html>\n{html(page)}\n"
+
+
+def reporter(folder: RunFolder) -> Callable[[], None]:
+    """A function that writes the files of the report into a run's folder. What fails costs a warning, never the run."""
+    report = Report(folder.folder)
+
+    def write() -> None:
+        try:
+            made = report.make()
+        except Exception as error:
+            _LOG.warning("no %s: %s: %s", REPORT, type(error).__name__, error)
+            return
+        for name, raw in made.items():
+            folder.write_report(name, raw)
+
+    return write
+
+
+def _spread(steps: Sequence[int], most: int) -> tuple[int, ...]:
+    """At most `most` steps, the first and the last among them, evenly spread."""
+    if len(steps) <= most:
+        return tuple(steps)
+    return tuple(steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most))
+
+
+def _tried(make: Callable[[], bytes]) -> bytes:
+    """No bytes for an image that cannot be read."""
+    try:
+        return make()
+    except OSError:
+        return b""
+
+
+def _uri(kind: str, raw: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(raw).decode()}"

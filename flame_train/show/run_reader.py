@@ -1,0 +1,204 @@
+"""Reads a run from its folder: for the live page again and again, for `report.html` at each checkpoint.
+
+It reads what a run wrote and nothing else: plain files below the folder, no links. A file that is not there, is cut
+short or makes no sense leaves its part of the page empty.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from flame_train.disk.held import Held
+from flame_train.errors import OutputError
+from flame_train.io.commit import is_checkpoint
+from flame_train.io.runstatus import as_dead, is_locked, read_status
+
+from .curves import Curve, LogCurves
+from .given import number, table, whole
+from .grids import Grid, Wanted, cut, prompts_of, size_of, step_of_grid
+from .images import Band, TrainedImage, bands_of, images_of
+from .settings import Setting, settings_of, tree_of
+from .sheet import SHEET
+
+_LARGEST: Final = 1 << 28  # bytes of a file that is read whole
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFile:
+    """A file or folder of the run: its name below the run folder, and its bytes; a folder's are summed up."""
+
+    name: str
+    size: int
+    folder: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run as it stands. `curves` are by name as in `curves.py`; `steps` is the length of the run, 0: unknown."""
+
+    name: str
+    folder: Path
+    status: Mapping[str, Any]
+    steps: int
+    curves: Mapping[str, Curve]
+    last: Mapping[str, Any]
+    settings: tuple[Setting, ...]
+    prompts: tuple[Wanted, ...]
+    grids: tuple[Grid, ...]
+    images: tuple[TrainedImage, ...]
+    bands: tuple[Band, ...]
+    files: tuple[KeptFile, ...]
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The time that the steps left take at the present pace; None: the run does not go on, or nobody knows."""
+        pace = number(self.status.get("steps_per_s")) or 0.0
+        if self.status.get("state") != "running" or pace <= 0.0 or not self.steps:
+            return None
+        return max(self.steps - self.step, 0) / pace
+
+    @property
+    def step(self) -> int:
+        """The steps done, as the log and the status have it."""
+        return max(whole(each.get("step")) or 0 for each in (self.last, self.status))
+
+    def setting(self, path: str) -> str:
+        """The value of a key as TOML; empty: the config lacks it."""
+        return next((setting.value for setting in self.settings if setting.path == path), "")
+
+
+class RunReader:
+    """Reads one run. `name` is what the page calls it. Parts whose file is as it was are not read again."""
+
+    def __init__(self, folder: Path, name: str = "") -> None:
+        self.folder, self.name = folder, name or folder.resolve().name
+        self._log = LogCurves()
+        self._kept: dict[tuple[str, tuple[str, ...]], tuple[Any, Any]] = {}
+
+    def read(self) -> RunView:
+        """The run as it stands. Raises OSError where the folder cannot be opened."""
+        with Held.open(self.folder) as folder:
+            self._read_log(folder)
+            tree, settings = self._part(folder, ("config.toml",), _config)
+            prompts = prompts_of(tree)
+            images, bands = self._part(folder, ("dataset.json", "images.json", SHEET), _dataset)
+            return RunView(
+                name=self.name,
+                folder=self.folder,
+                status=_status(folder),
+                steps=whole(table(tree.get("train")).get("steps")) or 0,
+                curves=self._log.curves,
+                last=self._log.last,
+                settings=settings,
+                prompts=prompts,
+                grids=self._grids(folder, prompts),
+                images=images,
+                bands=bands,
+                files=tuple(_files(folder)),
+            )
+
+    def grid(self, step: int) -> bytes:
+        """The file of a step's grid. Raises OSError."""
+        with Held.open(self.folder) as folder, folder.folder("samples") as samples:
+            return samples.read(f"step-{step:06d}.png", _LARGEST)
+
+    def sheet(self) -> bytes:
+        """The sheet of thumbnails. Raises OSError."""
+        with Held.open(self.folder) as folder:
+            return folder.read(SHEET, _LARGEST)
+
+    def _read_log(self, folder: Held) -> None:
+        try:
+            self._log.read(folder)
+        except OSError:
+            self._log = LogCurves()
+
+    def _part(self, folder: Held, names: tuple[str, ...], make: Callable[..., Any]) -> Any:
+        """`make` of the bytes of some files, empty for one that is not there; kept until one of them changes."""
+        stamps, key = tuple(_stamp(folder, name) for name in names), (folder.path.name, names)
+        if self._kept.get(key, (None, None))[0] != stamps:
+            self._kept[key] = stamps, make(*(_bytes(folder, name) for name in names))
+        return self._kept[key][1]
+
+    def _grids(self, folder: Held, prompts: tuple[Wanted, ...]) -> tuple[Grid, ...]:
+        found = []
+        try:
+            with folder.folder("samples") as samples:
+                for name in samples.names():
+                    if (step := step_of_grid(name)) is not None:
+                        size = self._part(samples, (name,), size_of)
+                        written = _stamp(samples, name) or (0,)
+                        found += [] if size is None else [cut(step, size, prompts, written[0])]
+        except OSError:
+            return ()
+        return tuple(sorted(found, key=lambda grid: grid.step))
+
+
+def _config(raw: bytes) -> tuple[dict[str, Any], tuple[Setting, ...]]:
+    tree = tree_of(raw.decode(errors="replace"))
+    return tree, settings_of(tree)
+
+
+def _dataset(dataset: bytes, losses: bytes, sheet: bytes) -> tuple[tuple[TrainedImage, ...], tuple[Band, ...]]:
+    return images_of(dataset, losses, bool(sheet)), bands_of(losses)
+
+
+def _status(folder: Held) -> Mapping[str, Any]:
+    try:
+        status = read_status(folder)
+    except OutputError:
+        return {}
+    return status if is_locked(folder) else as_dead(status)
+
+
+def _stamp(folder: Held, name: str) -> tuple[int, int, int] | None:
+    try:
+        found = folder.look(name)
+    except OSError:
+        return None
+    return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def _bytes(folder: Held, name: str) -> bytes:
+    try:
+        return folder.read(name, _LARGEST)
+    except OSError:
+        return b""
+
+
+def _files(folder: Held) -> list[KeptFile]:
+    """What lies right in the folder, and the checkpoints with their files summed up."""
+    found = []
+    for name in folder.names():
+        status = folder.look(name)
+        if status is None or name.startswith("."):
+            continue
+        if name in ("checkpoints", "samples"):
+            found += _inside(folder, name)
+        else:
+            found.append(KeptFile(name, status.st_size, not stat.S_ISREG(status.st_mode)))
+    return found
+
+
+def _inside(folder: Held, kind: str) -> list[KeptFile]:
+    found = []
+    try:
+        with folder.folder(kind) as inside:
+            for name in inside.names():
+                status = inside.look(name)
+                if status is None:
+                    continue
+                if kind == "checkpoints" and is_checkpoint(name):
+                    with inside.folder(name) as checkpoint:
+                        sizes = [checkpoint.look(file) for file in checkpoint.names()]
+                    size = sum(each.st_size for each in sizes if each is not None)
+                    found.append(KeptFile(f"{kind}/{name}", size, True))
+                elif kind == "samples" and step_of_grid(name) is not None:
+                    found.append(KeptFile(f"{kind}/{name}", status.st_size))
+    except OSError:
+        return found
+    return found

@@ -1,0 +1,236 @@
+"""Text encoders trained along with the denoiser, as whole runs: files, resume, captions drawn anew, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flame_train.adapters.kinds import ADAPTERS
+from flame_train.config.load import load_located
+from flame_train.data.choices import Choice
+from flame_train.engine.shape_run import H100
+from flame_train.io.safetensors import SafetensorsFile
+from flame_train.run.check import check
+from flame_train.run.encode import encode
+from flame_train.run.memory import predicted_memory
+from flame_train.run.plan import Plan, make_plan
+from flame_train.training.stop import StopRequest
+from tests.recipes.test_losses_and_noise import lora, settings
+
+ALL = {"sdxl": ("clip_l", "clip_g"), "sd3": ("clip_l", "clip_g", "t5"), "flux": ("clip_l", "t5")}
+PREFIXES = {"clip_l": "lora_te1_", "clip_g": "lora_te2_", "t5": "lora_te3_"}
+T5_TOKENS = {"sdxl": {}, "sd3": {"text_encoders.t5_tokens": "77"}, "flux": {"text_encoders.t5_tokens": "77"}}
+
+Run = Callable[..., Path]
+
+
+def trained(*encoders: str) -> dict[str, str]:
+    return {"text_encoders.train": json.dumps(encoders)}
+
+
+@pytest.fixture
+def run(train_small: Callable[..., int], tmp_path: Path) -> Run:
+    """run(family, name, keys) trains into a folder of that name, and returns it."""
+
+    def one(family: str, name: str, keys: dict[str, str], steps: int = 3) -> Path:
+        place = {"output.dir": str(tmp_path / name), "train.steps": str(steps), "schedule.name": "constant"}
+        assert train_small(family, *settings(T5_TOKENS[family] | keys | place)) == 0
+        return tmp_path / name
+
+    return one
+
+
+@pytest.fixture
+def plan_of(run: Run, tmp_path: Path) -> Callable[..., Plan]:
+    """The plan of a config on the small SDXL."""
+
+    def one(keys: dict[str, str]) -> Plan:
+        run("sdxl", "first", {}, 1)
+        source = str(tmp_path / "sdxl" / "config.toml")
+        place = {"output.dir": str(tmp_path / "planned")}
+        return make_plan(check(load_located(source, settings(keys | place)[1::2])), StopRequest())
+
+    return one
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_a_run_continues_to_the_bit_and_begins_as_one_with_cached_captions(family: str, run: Run) -> None:
+    """In the first step no adapter changes anything yet, so that the loss tells the encoders' arrays apart."""
+    keys = trained(*ALL[family])
+    dropped = {"data.caption_dropout": "0.3", "text_encoders.clip_l_dropout": "0.3", "lora.dropout": "0.2"}
+    varied = {"captions.shuffle": "true", "captions.tag_dropout": "0.3"}
+    whole = run(family, "whole", keys | dropped | varied)
+    run(family, "parts", keys | dropped | varied, 2)
+    assert lora(run(family, "parts", keys | dropped | varied)) == lora(whole)
+    cached = run(family, "cached", dropped)
+    assert losses(run(family, "plain", keys | dropped))[0] == pytest.approx(losses(cached)[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_every_kind_has_the_keys_that_web_interfaces_read(kind: str, run: Run) -> None:
+    own = {
+        "text_encoders.rank": "3",
+        "text_encoders.alpha": "2.0",
+        "lora.targets": '["full"]',
+        "text_encoders.targets": '["full"]',
+    }
+    folder = run("sdxl", kind, trained("clip_l", "clip_g") | own | {"lora.kind": f'"{kind}"'})
+    with SafetensorsFile(folder / "lora.safetensors") as file:
+        names = [name for name in file.names if name.startswith("lora_te")]
+        assert {name[:9] for name in names} == {"lora_te1_", "lora_te2_"}
+        assert any(name.startswith("lora_te2_text_projection.") for name in names)
+        alphas = [float(file.read(name)) for name in names if name.endswith(".alpha")]
+        assert alphas
+        assert all(np.isfinite(np.asarray(file.read(name), np.float32)).all() for name in names)
+        assert 2.0 in alphas
+
+
+def test_both_formats_go_there_and_back(run: Run) -> None:
+    from flame_train import cli
+
+    folder = run("sdxl", "both", trained("clip_l", "clip_g") | {"output.format": "both", "output.precision": "fp32"})
+    there, back = folder / "lora.diffusers.safetensors", folder / "back.safetensors"
+    with SafetensorsFile(there) as file:
+        names = set(file.names)
+    assert "text_encoder.text_model.encoder.layers.0.self_attn.q_proj.lora_A.weight" in names
+    assert "text_encoder_2.text_model.encoder.layers.2.self_attn.out_proj.lora_B.weight" in names
+    assert cli.run(["convert", str(there), str(back), "--to", "kohya"]) == 0
+    with SafetensorsFile(back) as one, SafetensorsFile(folder / "lora.safetensors") as other:
+        assert set(one.names) == set(other.names)
+        for name in one.names:
+            np.testing.assert_allclose(one.read(name), other.read(name), rtol=1e-6)
+
+
+def test_rates_and_rules_reach_single_encoders(run: Run) -> None:
+    """An encoder whose rate is a thousandth moves so much less; one that a rule turns off has no keys."""
+    slow = run("sdxl", "slow", trained("clip_l", "clip_g") | {"text_encoders.lr": "1e-7"})
+    rules = '[{match = ["clip_g.*"], lr = 1e-7}, {match = ["clip_l.*"], lr = 1e-4}]'
+    ruled = run("sdxl", "ruled", trained("clip_l", "clip_g") | {"text_encoders.lr": "1e-5", "lora.rules": rules})
+    off = run("sdxl", "off", trained("clip_l", "clip_g") | {"lora.rules": '[{match = ["clip_l.*"], off = true}]'})
+
+    def moved(folder: Path, prefix: str) -> float:
+        with SafetensorsFile(folder / "lora.safetensors") as file:
+            ups = [np.asarray(file.read(n), np.float32) for n in file.names if n.startswith(prefix) and "_up." in n]
+        return max(float(np.abs(up).max()) for up in ups) if ups else 0.0
+
+    assert 0 < moved(slow, "lora_te1_") < 4e-7
+    assert moved(slow, "lora_unet_") > 1e-4
+    assert 0 < moved(ruled, "lora_te2_") < 4e-7
+    assert moved(ruled, "lora_te1_") > 1e-4
+    assert moved(off, "lora_te1_") == 0
+    assert moved(off, "lora_te2_") > 1e-4
+
+
+def test_a_finished_lora_begins_a_run_with_its_encoders(run: Run, train_small: Callable[..., int]) -> None:
+    keys = trained("clip_l", "clip_g") | {"output.precision": "fp32"}
+    first = run("sdxl", "first", keys)
+    still = keys | {"lora.from": str(first / "lora.safetensors"), "optimizer.lr": "1e-12"}
+    again = run("sdxl", "again", still, 1)
+    with SafetensorsFile(again / "lora.safetensors") as one, SafetensorsFile(first / "lora.safetensors") as other:
+        assert set(one.names) == set(other.names)
+        for name in one.names:
+            np.testing.assert_allclose(one.read(name), other.read(name), atol=1e-8)
+    without = {"lora.from": str(first / "lora.safetensors"), "output.dir": str(first) + "x"}
+    assert train_small("sdxl", *settings(without)) == 2
+
+
+def test_only_the_others_texts_are_cached(plan_of: Callable[..., Plan]) -> None:
+    """With CLIP-L alone in the step, CLIP-G's arrays are cached under keys that have nothing to do with CLIP-L."""
+    for keys, cached, ids in (
+        (trained("clip_l"), {"clip_g", "pooled"}, {"clip_l.ids", "clip_l.ends"}),
+        (trained("clip_l", "clip_g"), set(), {f"{e}.{n}" for e in ("clip_l", "clip_g") for n in ("ids", "ends")}),
+        ({"text_encoders.cache": '"off"'}, set(), {f"{e}.{n}" for e in ("clip_l", "clip_g") for n in ("ids", "ends")}),
+    ):
+        plan = plan_of(keys)
+        assert set(plan.encoding.caption_shapes) == cached
+        found = plan.encoding.keys(plan.everything, plan.prompts)
+        assert bool(found.captions) == bool(cached)
+        encoded = encode(plan.encoding, plan.everything, found, plan.model.size_conditioning, "cpu", StopRequest())
+        example = encoded.example(0)
+        assert set(example) == {"mean", "logvar", "time_ids"} | cached | ids
+
+
+def test_texts_are_drawn_without_end_where_nothing_is_cached(plan_of: Callable[..., Plan]) -> None:
+    keys = trained("clip_l", "clip_g") | {"captions.shuffle": "true", "data.caption": '"a, b, c, d, e, f, g"'}
+    plan = plan_of(keys)
+    row = plan.samples.rows[0]
+    count = row.text_count(cached=False)
+    assert count > 10**9
+    assert row.text_count(cached=True) == len(row.texts) <= 8
+    made = {row.text(number) for number in range(200)}
+    assert all(sorted(text.split(", ")) == sorted(row.text(0).split(", ")) for text in made)
+    encoded = encode(
+        plan.encoding,
+        plan.everything,
+        plan.encoding.keys(plan.everything, ()),
+        plan.model.size_conditioning,
+        "cpu",
+        StopRequest(),
+    )
+    ids = [encoded.example(0, Choice(text=number))["clip_l.ids"] for number in (3, 3)]
+    np.testing.assert_array_equal(*ids)
+    empty = encoded.example(0, Choice(text=3, drop_caption=True))["clip_l.ids"]
+    np.testing.assert_array_equal(empty, encoded.caption("")["clip_l.ids"])
+
+
+def test_a_dropped_encoder_gives_zeros(plan_of: Callable[..., Plan]) -> None:
+    from flame_train.engine import tensor
+    from flame_train.engine.dtype import as_dtype
+    from flame_train.run.train import load_denoiser
+
+    plan = plan_of(trained("clip_l", "clip_g") | {"text_encoders.clip_g_dropout": "0.5"})
+    keys = plan.encoding.keys(plan.everything, ())
+    encoded = encode(plan.encoding, plan.everything, keys, plan.model.size_conditioning, "cpu", StopRequest())
+    denoiser = load_denoiser(plan, "cpu")
+    rows = [encoded.example(0, Choice(dropped=dropped)) for dropped in (frozenset(), frozenset({"clip_g"}))]
+    arrays = {name: tensor(np.stack([row[name] for row in rows])) for name in rows[0]}
+    made = denoiser.conditioned(arrays, as_dtype("fp32"))
+    for name in ("clip_g", "pooled"):
+        assert np.abs(made[name].numpy()[0]).max() > 0
+        assert np.abs(made[name].numpy()[1]).max() == 0
+    np.testing.assert_array_equal(made["clip_l"].numpy()[0], made["clip_l"].numpy()[1])
+
+
+def test_memory_is_predicted_with_the_encoders_in_the_step(plan_of: Callable[..., Plan]) -> None:
+    plain, with_text = plan_of({}), plan_of(trained("clip_l", "clip_g"))
+    without, with_them = predicted_memory(plain, H100), predicted_memory(with_text, H100)
+    weights = sum(encoder.part.network.num_weights() for encoder in with_text.model.text)
+    assert with_them.training - without.training > 4 * weights
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (trained("clip_h"), "text_encoders.train: expected names among clip_l, clip_g, t5"),
+        (trained("t5"), 'text_encoders.train: expected "clip_l" or "clip_g" for SDXL, got "t5"'),
+        (trained("clip_l", "clip_l"), "text_encoders.train: expected each name once"),
+        (trained("clip_l") | {"text_encoders.cache": '"on"'}, 'expected none with text_encoders.cache = "on"'),
+        ({"text_encoders.lr": "1e-5"}, "text_encoders.lr: expected text_encoders.train with it"),
+        ({"text_encoders.rank": "4"}, "text_encoders.rank: expected text_encoders.train with it"),
+        (
+            trained("clip_l", "clip_g") | {"captions.variants": "4"},
+            "captions.variants: it says how many texts of an image are cached",
+        ),
+        (
+            trained("clip_l", "clip_g") | {"text_encoders.targets": '["clip_g.*.q_proj"]'},
+            'text_encoders.targets: they choose no layer of "clip_l"',
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(
+    keys: dict[str, str], said: str, train_small: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = {"output.dir": str(tmp_path / "never")}
+    assert train_small("sdxl", *settings(keys | place)) == 2
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert len(told) == 1
+    assert said in told[0]
+    assert not (tmp_path / "never").exists()

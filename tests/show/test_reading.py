@@ -1,0 +1,218 @@
+"""Reading a run from its folder: curves, grids, the dataset and the config; and folders that are not whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from array import array
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flame_train.disk.held import Held
+from flame_train.show.axes import axis
+from flame_train.show.charts import charts_of
+from flame_train.show.curves import Curve, LogCurves
+from flame_train.show.images import MOST, cell_of, images_of, with_thumbnail
+from flame_train.show.run_reader import RunReader
+from flame_train.show.settings import Setting, without_folders
+from flame_train.training.meter import KEPT, Meter
+from flame_train.training.preview import grid, places
+
+
+def curve(values):
+    return Curve(array("d", range(1, len(values) + 1)), array("d", values))
+
+
+# ---- curves ------------------------------------------------------------------------------------------------
+
+
+def test_smoothing_is_that_of_the_console():
+    values = list(np.random.default_rng(1).normal(size=60))
+    meter, expected = Meter(), []
+    for value in values:
+        meter.add(value, 1.0)
+        expected.append(meter.loss)
+    assert list(curve(values).smoothed(KEPT).values) == pytest.approx(expected, rel=1e-12)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=400), st.integers(4, 60))
+def test_a_thinned_curve_keeps_its_extremes_and_its_ends_and_is_short(values, most):
+    whole, thin = curve(values), curve(values).thinned(most)
+    assert len(thin) <= max(most + 2, 4)
+    assert {min(values), max(values)} <= set(thin.values)
+    assert thin.steps[-1] == whole.steps[-1]
+    assert list(thin.steps) == sorted(set(thin.steps))
+    assert all(whole.values[int(step) - 1] == value for step, value in zip(thin.steps, thin.values, strict=True))
+
+
+@given(st.lists(st.floats(-1e6, 1e6), max_size=300), st.integers(1, 60))
+def test_points_evenly_spaced_have_the_last_among_them(values, most):
+    whole, some = curve(values), curve(values).every(most)
+    assert len(some) <= most + 1
+    assert list(some.steps[-1:]) == list(whole.steps[-1:])
+    assert all(whole.values[int(step) - 1] == value for step, value in zip(some.steps, some.values, strict=True))
+
+
+def test_a_log_that_grows_is_read_line_by_line_and_one_that_was_cut_from_its_beginning(tmp_path):
+    log, lines = tmp_path / "log.jsonl", [json.dumps({"step": i, "loss": i / 7}) + "\n" for i in range(1, 40)]
+    curves, written = LogCurves(), ""
+    for part in ("".join(lines[:9]), lines[9][:5], lines[9][5:], "".join(lines[10:])):
+        written += part
+        log.write_text(written)
+        with Held.open(tmp_path) as folder:
+            curves.read(folder)
+        assert list(curves.curves["loss"].steps) == list(range(1, written.count("\n") + 1))
+    other = [json.dumps({"step": i, "loss": i / 9}) + "\n" for i in range(1, 60)]
+    log.write_text("".join(lines[:20] + other[20:]))
+    with Held.open(tmp_path) as folder:
+        curves.read(folder)
+    assert list(curves.curves["loss"].values) == [i / 7 for i in range(1, 21)] + [i / 9 for i in range(21, 60)]
+    log.write_text("".join(lines[:3]))
+    with Held.open(tmp_path) as folder:
+        curves.read(folder)
+    assert list(curves.curves["loss"].steps) == [1, 2, 3]
+
+
+def test_a_line_that_is_no_record_ends_the_curve(tmp_path):
+    for bad in ("{}\n", "[1]\n", '{"step": "2"}\n', "\0" * 70000):
+        (tmp_path / "log.jsonl").write_text('{"step": 1, "loss": null, "lr": true, "x": 1e400}\n' + bad)
+        curves = LogCurves()
+        with Held.open(tmp_path) as folder:
+            curves.read(folder)
+        assert (curves.last["step"], set(curves.curves)) == (1, {"step"})
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=50), st.booleans())
+def test_an_axis_holds_all_values_between_round_ticks(values, zero):
+    found = axis(values, 5, zero=zero)
+    slack = 1e-6 * (found.high - found.low)
+    assert found.low - slack <= min(values)
+    assert max(values) <= found.high + slack
+    assert 2 <= len(found.ticks) <= 13
+    assert list(found.ticks) == sorted(set(found.ticks))
+    assert all(0.0 <= found.share(value) <= 1.0 for value in values)
+
+
+# ---- grids and images --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 9, 10, 17])
+def test_places_are_where_a_grid_puts_its_images(count):
+    images = [np.random.default_rng(i).integers(0, 255, (24, 40, 3), np.uint8) for i in range(count)]
+    sheet = grid(images)
+    found = places(sheet.shape[:2], count)
+    for image, (top, left, height, width) in zip(images, found, strict=True):
+        assert np.array_equal(sheet[top : top + height, left : left + width], image)
+
+
+@pytest.mark.parametrize("sheet", [(52, 85), (53, 84), (0, 0), (4, 4)])
+def test_a_sheet_of_another_size_has_no_places_for_the_images(sheet):
+    assert places((52, 84), 4)
+    assert places(sheet, 4) == ()
+
+
+@pytest.mark.parametrize("count", [0, 1, MOST, MOST + 1, 1000, 20000])
+def test_thumbnails_are_spread_over_the_dataset_and_lie_in_cells_of_their_own(count):
+    chosen = with_thumbnail(count)
+    assert list(chosen) == sorted(set(chosen))
+    assert len(chosen) == min(count, MOST)
+    assert all(0 <= number < count for number in chosen)
+    boxes = [cell_of(cell, random.Random(cell).choice([(10, 2000), (3000, 20), (7, 7)])) for cell in range(len(chosen))]
+    corners = {(left // 96, top // 96) for left, top, _, _ in boxes}
+    assert len(corners) == len(boxes)
+    assert all(
+        left // 96 == (right - 1) // 96 and top // 96 == (bottom - 1) // 96 for left, top, right, bottom in boxes
+    )
+
+
+def test_an_image_is_joined_with_its_running_loss_also_in_sets():
+    sizes = {"original": [4, 8], "resized": [4, 8], "bucket": [4, 4], "crop": [0, 2]}
+    rows = [{"set": "one", "file": "a.png", **sizes}, {"set": "two", "file": "a.png", **sizes}]
+    losses = {"images": [{"file": "two/a.png", "relative_loss": 2.5, "seen": 4}]}
+    found = images_of(json.dumps(rows).encode(), json.dumps(losses).encode(), False)
+    assert [(image.name, image.loss, image.seen) for image in found] == [
+        ("two/a.png", 2.5, 4),
+        ("one/a.png", None, None),
+    ]
+    assert found[0].cropped == (0.25, 0.0, 0.5, 1.0)
+    assert found[0].thumbnail is None
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"null", b"[1, null, {}]", b'[{"original": [0, 1]}]', b"[" * 100000])
+def test_a_dataset_that_makes_no_sense_has_no_images(raw):
+    assert images_of(raw, raw, True) == ()
+
+
+# ---- the whole folder --------------------------------------------------------------------------------------
+
+
+def test_a_run_is_read_whole(made):
+    view = RunReader(made().folder).read()
+    assert (view.name, view.step, view.steps, view.status["state"]) == ("run", 40, 80, "done")
+    assert [grid.step for grid in view.grids] == [0, 10, 20, 30, 40]
+    assert {len(grid.boxes) for grid in view.grids} == {3}
+    assert len(view.images) == 212
+    assert (view.images[0].name, view.images[0].loss, view.images[0].mask) == ("a.png", 3.25, "a.mask.png")
+    assert [image.name for image in view.images if image.held_out] == ["b.png"]
+    assert "checkpoints/step-000040" in {kept.name for kept in view.files}
+    names = [chart.name for chart in charts_of(view, 100)]
+    assert names == [
+        *("loss", "bands", "levels", "validation", "lr", "grad_norm", "images_per_s", "memory", "optimizer-d")
+    ]
+
+
+def test_a_setting_differs_where_the_config_says_another_value(made):
+    view = RunReader(made(lr=3e-4).folder).read()
+    differing = {setting.path for setting in view.settings if setting.differs}
+    assert differing == {
+        *("model.checkpoint", "data.path", "optimizer.lr", "train.steps", "sample.prompts", "sample.every"),
+        "output.dir",
+    }
+
+
+def test_a_file_of_a_setting_goes_by_its_last_name():
+    setting = Setting("data.path", '"/secret/home/photos"', '""', "")
+    assert without_folders(setting).value == '"photos"'
+    sets = Setting("data.sets", '[{path = "/secret/home/photos", repeats = 2}]', "[]", "")
+    assert "secret" not in without_folders(sets).value
+
+
+@pytest.mark.parametrize(
+    "name", ["log.jsonl", "config.toml", "dataset.json", "images.json", "dataset.jpg", "status.json", "samples"]
+)
+def test_a_part_that_is_damaged_leaves_the_others(made, tmp_path, name):
+    run = made()
+    place, aside = run.folder / name, tmp_path / "aside"
+    place.rename(aside)
+    damages = {
+        "gone": lambda: None,
+        "link": lambda: os.symlink(aside, place),
+        "empty": lambda: place.write_bytes(b""),
+        "noise": lambda: place.write_bytes(random.Random(1).randbytes(5000)),
+        "folder": place.mkdir,
+    }
+    for damage, do in damages.items():
+        place.unlink(missing_ok=True)
+        do()
+        view = RunReader(run.folder).read()
+        assert (len(view.images) == 0) == (name == "dataset.json"), damage
+        assert (len(view.settings) == 0) == (name == "config.toml"), damage
+        assert (len(view.grids) == 0) == (name == "samples"), damage
+        assert ("loss" in view.curves) == (name != "log.jsonl"), damage
+    run.report()
+
+
+def test_a_grid_that_is_cut_short_or_of_other_prompts(made):
+    run = made()
+    place = run.folder / "samples" / "step-000020.png"
+    place.write_bytes(place.read_bytes()[:100])
+    (run.folder / "samples" / "step-000030.png").write_bytes(b"no image")
+    config = run.folder / "config.toml"
+    config.write_text(config.read_text().replace('"a dog", ', "").replace('"a house on a hill"', '"a house"'))
+    view = RunReader(run.folder).read()
+    assert [grid.step for grid in view.grids] == [0, 10, 20, 40]
+    run.report()

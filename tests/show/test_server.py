@@ -1,0 +1,191 @@
+"""The server: for this machine's browser alone, files of the run folder alone, and nothing that changes anything."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+from urllib.parse import quote, urlencode
+
+import pytest
+
+from flame_train import cli
+from flame_train.errors import ConfigError
+from flame_train.show.library import Library
+from flame_train.show.serve import listening
+
+
+def ask(port, path, host=None, method="GET", headers=None):
+    """(status, headers, body) of a request that is sent as it is written."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.putrequest(method, path, skip_host=True)
+    for name, value in {"Host": host or f"127.0.0.1:{port}", **(headers or {})}.items():
+        if value is not None:
+            connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, body
+
+
+@pytest.fixture
+def port(made, serve):
+    return serve(made().folder)
+
+
+# ---- who may ask -------------------------------------------------------------------------------------------
+
+
+def test_it_listens_on_the_loopback_address_alone():
+    with listening(0) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+        with pytest.raises(ConfigError, match="--port"):
+            listening(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "127.0.0.1.evil.example:{port}", ""]
+)
+def test_a_request_for_another_host_is_refused(port, host):
+    for path in ("/run?name=run", "/run.json?name=run", "/assets/page.js", "/nothing"):
+        status, _, body = ask(port, path, host=host.format(port=port) or " ")
+        assert status in (400, 421)
+        assert b"run" not in body
+
+
+def test_a_request_without_a_host_or_with_two_is_refused(port):
+    for hosts in (b"", f"Host: 127.0.0.1:{port}\r\nHost: evil.example\r\n".encode()):
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            connection.sendall(b"GET /run?name=run HTTP/1.1\r\n" + hosts + b"Connection: close\r\n\r\n")
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert answer.split()[1] in (b"400", b"421")
+
+
+def test_localhost_is_this_machine_too(port):
+    assert ask(port, "/run?name=run", host=f"localhost:{port}")[0] == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_changed(port, method):
+    assert ask(port, "/run?name=run", method=method)[0] == 405
+
+
+def test_no_other_site_may_read_or_frame_an_answer_and_no_script_but_ours_runs(port):
+    for path in ("/run?name=run", "/run.json?name=run", "/assets/plotly.js", "/sheet?name=run"):
+        status, headers, _ = ask(port, path, headers={"Origin": "http://evil.example"})
+        assert status == 200
+        assert "access-control-allow-origin" not in headers
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert headers["x-content-type-options"] == "nosniff"
+        policy = headers["content-security-policy"]
+        assert "script-src 'self';" in policy
+        assert "frame-ancestors 'none'" in policy
+
+
+# ---- which files -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("../secret.txt", "..", "/etc/passwd", "samples/../../secret.txt", "checkpoints/../../secret.txt", "samples"),
+        *("%2e%2e/secret.txt", "..\\secret.txt", ".lock", "", ".", "checkpoints/step-000040", "samples/../log.jsonl"),
+        *("link.txt", "linked/secret.txt", "log.jsonl\0", "checkpoints/step-000040/lora.safetensors"),
+    ],
+)
+def test_no_file_but_those_that_the_page_lists_is_given(made, serve, tmp_path, path):
+    folder = made().folder
+    (tmp_path / "secret.txt").write_text("secret")
+    os.symlink(tmp_path / "secret.txt", folder / "link.txt")
+    os.symlink(tmp_path, folder / "linked")
+    port = serve(folder)
+    for query in (urlencode({"name": "run", "path": path}), f"name=run&path={quote(path, safe='/%')}"):
+        status, _, body = ask(port, f"/file?{query}")
+        assert (status, b"secret" in body) == (404, False)
+
+
+@pytest.mark.parametrize(
+    "path", ["/../../etc/passwd", "/assets/../guard.py", "/assets/..%2fguard.py", "/assets/guard.py", "/run/../../x"]
+)
+def test_no_path_leads_out_of_the_assets(port, path):
+    assert ask(port, path)[0] == 404
+
+
+@pytest.mark.parametrize("name", ["", "..", "../run", "/", "nothing", "run/"])
+def test_a_run_is_looked_up_by_its_exact_name(port, name):
+    for page in ("/run", "/run.json", "/dataset", "/sheet", "/compare"):
+        assert ask(port, f"{page}?{urlencode({'name': name})}")[0] == 404
+
+
+def test_a_listed_file_is_given_whole_to_be_saved(made, serve):
+    folder = made().folder
+    port = serve(folder)
+    for path in ("log.jsonl", "samples/step-000010.png", "lora.safetensors"):
+        status, headers, body = ask(port, f"/file?name=run&path={path}")
+        assert status == 200
+        assert body == (folder / path).read_bytes()
+        assert headers["content-disposition"].startswith("attachment;")
+        assert headers["content-type"] == "application/octet-stream"
+
+
+def test_a_sample_or_sheet_that_became_a_link_is_not_given(made, serve, tmp_path):
+    run = made()
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(run.grid(10))
+    (run.folder / "dataset.jpg").rename(tmp_path / "secret.jpg")
+    os.symlink(tmp_path / "secret.jpg", run.folder / "dataset.jpg")
+    place = run.folder / "samples" / "step-000010.png"
+    place.unlink()
+    os.symlink(secret, place)
+    port = serve(run.folder)
+    assert ask(port, "/sample?name=run&step=10&prompt=0")[0] == 404
+    assert ask(port, "/sheet?name=run")[0] == 404
+    assert ask(port, "/sample?name=run&step=20&prompt=0")[0] == 200
+
+
+def test_numbers_that_make_no_sense_are_not_there(port):
+    for query in ("step=10&prompt=3", "step=10&prompt=-1", "step=x&prompt=0", "step=99999999999999&prompt=0", "step=²"):
+        assert ask(port, f"/sample?name=run&{quote(query, safe='=&')}")[0] == 404
+    assert ask(port, "/dataset?name=run&page=999&find=" + "x" * 9000)[0] == 200
+
+
+# ---- what is answered --------------------------------------------------------------------------------------
+
+
+def test_what_is_as_it_was_is_not_sent_again(made, serve):
+    run = made()
+    port = serve(run.folder)
+    first = json.loads(ask(port, "/run.json?name=run")[2])
+    assert json.loads(ask(port, f"/run.json?name=run&have={first['digest']}")[2]) == {"same": True, "running": False}
+    run.append(41)
+    again = json.loads(ask(port, f"/run.json?name=run&have={first['digest']}")[2])
+    loss = next(chart for chart in again["charts"] if chart["name"] == "loss")
+    assert loss["lines"][0]["x"][-1] == 41
+
+
+def test_the_dataset_is_found_by_caption_and_comes_page_by_page(port):
+    def of(query):
+        return json.loads(ask(port, f"/dataset?name=run&{query}")[2])
+
+    assert (of("")["found"], of("")["pages"]) == (212, 3)
+    assert of("find=IMAGE+20")["found"] == 11
+    assert of("find=a.mask.png")["found"] == 1
+    assert of("page=2")["html"].count("<tr>") == 13
+    assert "a.png" in of("order=highest")["html"]
+    assert "a.png" not in of("order=lowest")["html"]
+
+
+def test_runs_of_a_folder_are_listed_by_names_that_tell_them_apart(made, tmp_path):
+    for name in ("one/run", "two/run", "three"):
+        made(name)
+    os.symlink(tmp_path / "one", tmp_path / "link")
+    assert set(Library([tmp_path]).readers()) == {"one/run", f"{tmp_path.name}/three", "two/run"}
+
+
+@pytest.mark.parametrize("what", ["nothing", "empty"])
+def test_a_folder_without_a_run_is_a_wrong_command_line(tmp_path, capsys, what):
+    (tmp_path / "empty").mkdir()
+    assert cli.run(["show", str(tmp_path / what), "--no-browser"]) == 2
+    assert "expected the folder of a run, or one with runs in it" in capsys.readouterr().err
