@@ -48,6 +48,11 @@ def sweep_command(
     result, code = sweep(file, where, devices, status)
     show(result, as_json)
     sys.stdout.flush()
+    _end_with(code)
+
+
+def _end_with(code: int) -> None:
+    """Ends the command with an exit code. Raises typer.Exit."""
     raise typer.Exit(code)
 
 

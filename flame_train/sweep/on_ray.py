@@ -62,7 +62,18 @@ def run_on_ray(
 
 
 def _train(config: str, overrides: Sequence[str], device: str, folder: str, said: str) -> int:
-    """In a worker: one run, in this process, so that it ends with it. Returns its exit code."""
+    """In a worker: one run, in this process, so that it ends with it.
+
+    Args:
+        config: the config that all runs have in common.
+        overrides: the run's own settings.
+        device: "cuda" or "cpu".
+        folder: the folder in which paths of the config begin.
+        said: the file that gets an error's line.
+
+    Returns:
+        The run's exit code.
+    """
     os.chdir(folder)
     from flame_train.run.command import train
 
