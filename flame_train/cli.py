@@ -38,6 +38,7 @@ from flame_train.families import FAMILY_TITLES
 from flame_train.lora_cli import lora_app
 from flame_train.output import Printable, complain, complain_of, could_show, open_streams, show, tell
 from flame_train.progress import LogLines
+from flame_train.sweep_cli import sweep_app
 from flame_train.train_cli import train_app
 from flame_train.version import __version__
 
@@ -137,7 +138,7 @@ def _root(
     pass
 
 
-app.registered_commands += train_app.registered_commands
+app.registered_commands += [*train_app.registered_commands, *sweep_app.registered_commands]
 
 
 @app.command(epilog="Example: flame-train quickstart my-first")
