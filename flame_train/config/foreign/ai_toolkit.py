@@ -208,7 +208,7 @@ def _resolutions(value: Any, source: Source) -> Any:
     return {"set.resolutions": sides}
 
 
-_TEXT: Final = "text encoders are not trained here"
+_TEXT: Final = "no text encoder is trained here unless text_encoders.train names it"
 
 _ROWS: Final = [
     turned("training_folder", "output.dir", lambda v, s: f"{v}/{s.get('name')}" if s.get("name") else v),

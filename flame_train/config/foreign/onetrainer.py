@@ -150,7 +150,9 @@ _ROWS: Final = [
         )
     ),
     *(never(f"{part}.train", own.TEXT) for part in _TEXT_PARTS),
-    *needless("they are never trained", "text_encoder.* text_encoder_2.* text_encoder_3.* text_encoder_4.*"),
+    *needless(
+        "they follow from text_encoders.train", "text_encoder.* text_encoder_2.* text_encoder_3.* text_encoder_4.*"
+    ),
     *(
         turned(
             f"{part}_layer_skip",

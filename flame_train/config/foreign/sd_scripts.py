@@ -88,7 +88,7 @@ _ROWS: Final = [
     turned("scale_weight_norms", "lora.max_norm", unless_off),
     turned("network_weights", "lora.from", unless_off),
     turned("dim_from_weights", "lora.from_resize", switched(True)),
-    always("network_train_unet_only", "text encoders are never trained"),
+    always("network_train_unet_only", "no text encoder is trained unless text_encoders.train names it"),
     never("network_train_text_encoder_only", own.TEXT),
     *(
         Row(name, (), own.encoder_rate, say=f"not here: {own.TEXT}")
