@@ -44,6 +44,8 @@ from flame_train.version import __version__
 app = typer.Typer(
     name="flame-train",
     help="LoRA training for diffusion models without PyTorch.",
+    epilog="Begin with `flame-train quickstart`, or `flame-train init sdxl --preset character -o my.toml`. "
+    "Guides: https://github.com/flame-train/flame-train#readme",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -138,7 +140,7 @@ def _root(
 app.registered_commands += train_app.registered_commands
 
 
-@app.command()
+@app.command(epilog="Example: flame-train quickstart my-first")
 def quickstart(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to fill.")] = Path("quickstart"),
     family: Annotated[
@@ -157,7 +159,7 @@ def quickstart(
     show(run(directory, device, family), as_json)
 
 
-@app.command()
+@app.command(epilog="Example: flame-train init sdxl --preset character --card 24 -o my.toml")
 def init(
     family: Annotated[
         str,
@@ -185,7 +187,7 @@ def init(
         show({"family": family, "output": str(output)}, as_json, str(output))
 
 
-@app.command("import")
+@app.command("import", epilog="Example: flame-train import kohya.toml --family sdxl -o my.toml")
 def import_(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Config of another trainer: TOML, YAML, JSON or script.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="TOML file to write.")] = None,
@@ -203,13 +205,13 @@ def import_(
     show(result, as_json, told(result))
 
 
-@app.command()
+@app.command(epilog='Example: flame-train sample -m base.safetensors --lora lora.safetensors -p "a cat" -o cat.png')
 def sample(
     checkpoint: Annotated[str, typer.Option("--checkpoint", "-m", help="Base model: file, folder or hf:owner/name.")],
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", "-p", help="Prompt, with flags as --n --w --h --d too; repeatable.")
     ] = None,
-    prompt_file: Annotated[str, typer.Option("--prompt-file", help="Text file with further prompts, one a line.")] = "",
+    prompt_file: Annotated[str, typer.Option("--prompt-file", help="As sample.prompt_file in a config.")] = "",
     output: Annotated[Path, typer.Option("--output", "-o", help="PNG to write.")] = Path("sample.png"),
     lora: Annotated[
         list[str] | None,

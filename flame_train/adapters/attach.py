@@ -86,7 +86,7 @@ def attach(
     chances: Chances | None = None,
     own: Mapping[str, Own] = MappingProxyType({}),
 ) -> Attached:
-    """Puts a fresh adapter into each named layer of a loaded `model`; the model's output does not change.
+    """Puts a new adapter into each named layer of a loaded `model`; the model's output does not change.
 
     Args:
         model: the network.

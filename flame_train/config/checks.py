@@ -52,8 +52,6 @@ def _sets(config: Config) -> str | None:
         return f"expected path, the folder of images, in table {', '.join(lacking)}, got none"
     if "\0" in "".join(one.path for one in sets):
         return "expected paths, got a NUL character in one"
-    if sets and not any(one.weight for one in sets):
-        return "expected a weight above 0 in a table, got weights that sum to 0"
     return None
 
 

@@ -413,6 +413,12 @@ class OutputSection(Section):
     tensorboard: bool = field(
         False, "also write TensorBoard events", free=True, aka=("log_with", "report_to", "logging_dir")
     )
+    wandb: str = field(
+        "",
+        "the project at Weights & Biases to which curves, sample images and the config are sent; empty: none",
+        free=True,
+        aka=("wandb_project", "log_tracker_name", "tracker_project_name", "project_name"),
+    )
 
 
 class Config(Section):

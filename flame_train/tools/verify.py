@@ -49,6 +49,8 @@ STYLES: Final = {" ".join(sorted(ends)): ends for bare in _BARE for ends in (bar
 _ENDS: Final = sorted({end for kind in ADAPTERS.values() for end in kind.ends}, key=len, reverse=True)
 _NUMBER: Final = re.compile(r"(?<=[._])\d+(?=[._]|$)")
 _SHOWN: Final = 5
+_OTHER_KIND: Final = re.compile(r"\.(hada|lokr)_")
+_NEAREST: Final = "flame-train merge BASE --to lora --lora FILE --rank N -o OUT writes the nearest LoRA, and its error"
 _BY_ROWS: Final = "{} layers have norms of output rows (DoRA), and are divided by norms of the base weight alone"
 _LOST_ALPHAS: Final = (
     "{} attention layers may get the alpha of most layers instead of their own, such as {}; "
@@ -118,6 +120,8 @@ def render(path: Path, readers: Iterable[Reader]) -> str:
         lines += [f"    not taken: {shown(key)}" for key in reader.left[:_SHOWN]]
         if len(reader.left) > _SHOWN:
             lines.append(f"    and {len(reader.left) - _SHOWN} more")
+        if reader.verdict == "no" and any(_OTHER_KIND.search(key) for key in reader.left):
+            lines.append(f"    {_NEAREST}")
     return "\n".join(lines)
 
 

@@ -63,7 +63,7 @@ WRITES: dict[str, Write] = {
     "a grid": lambda run: run.write_sample(300, b"png"),
     "the status": lambda run: run.write_status("running"),
     "the result": lambda run: write_durably(run.place(run.lora), [b"lora"], 4),
-    "events": lambda run: run.tensorboard(),
+    "events": lambda run: run.owned("tensorboard"),
 }
 
 
@@ -214,7 +214,7 @@ def left(tmp_path: Path) -> Path:
         run.write_sample(200, b"grid")
         for name in ("dataset.json", "lora.safetensors", "lora.diffusers.safetensors"):
             (path / name).write_bytes(b"its own")
-        run.tensorboard().mkdir()
+        run.owned("tensorboard").mkdir()
     return path
 
 

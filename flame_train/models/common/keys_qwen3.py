@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Op, beside_factors, table
+from flame_train.io.keymap import KeyMap, Op, scaled_fp8_rules, table
 from flame_train.io.resolve import Component, Layout
 
 _SIGN: Final = "layers.0.self_attn.q_norm.weight"
@@ -28,7 +28,7 @@ _EXTRAS: Final = re.compile(r"scaled_fp8|.*\.scale_input")
 
 def qwen3_table(names: Collection[str] = ()) -> KeyMap:
     """The table to native names, which are the same; `names` are a file's, of which those with a factor are scaled."""
-    return KeyMap(beside_factors(names, table([(name, name, Op.COPY) for name in _NAMES])))
+    return KeyMap(scaled_fp8_rules(names, table([(name, name, Op.COPY) for name in _NAMES])))
 
 
 def component(name: str, prefixes: tuple[str, ...]) -> Component:
