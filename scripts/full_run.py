@@ -19,7 +19,15 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-COMMANDS = {"sdxl": "sdxl-lora", "sd35-medium": "sd3-lora", "sd35-large": "sd3-lora", "flux-dev": "flux-lora"}
+COMMANDS = {
+    "sdxl": "sdxl-lora",
+    "sd35-medium": "sd3-lora",
+    "sd35-large": "sd3-lora",
+    "flux-dev": "flux-lora",
+    "zimage": "zimage-lora",
+    "klein-4b": "flux2-lora",
+    "klein-9b": "flux2-lora",
+}
 
 
 def draw(folder: Path, count: int) -> None:

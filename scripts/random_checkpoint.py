@@ -29,6 +29,7 @@ from flame_train.models.common.vae import Vae, VaeArch
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.sd3.mmdit import Mmdit, MmditArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
+from flame_train.recipes import FAMILIES
 from flame_train.recipes.small import write_vocabulary
 from flame_train.tools.bench import randomise
 
@@ -46,6 +47,7 @@ class _Arrays:
         return self.arrays[name]
 
 
+MODELS = ("sdxl", "sd35-medium", "sd35-large", "flux-dev", "zimage", "klein-4b", "klein-9b")
 _DENOISER, _VAE, _TEXT = "model.diffusion_model.", "first_stage_model.", "text_encoders.{}.transformer."
 
 
@@ -55,6 +57,10 @@ def parts_of(model: str, t5: bool) -> list[tuple[str, nn.Module]]:
     if model == "sdxl":
         text = [("conditioner.embedders.0.transformer.", clip_l), ("conditioner.embedders.1.model.", clip_g)]
         return [(_DENOISER, UNet(UNetArch.sdxl())), (_VAE, Vae(VaeArch.sdxl())), *text]
+    if model in FAMILIES["zimage"].published or model in FAMILIES["flux2"].published:
+        family = next(family for family in FAMILIES.values() if model in family.published)
+        prefixes = {component.name: component.prefixes[0] for component in family.files.components}
+        return [(prefixes[name], network) for name, network in family.published[model]().items()]
     beside: list[tuple[str, nn.Module]] = [(_TEXT.format("clip_l"), clip_l)]
     if t5:
         beside.append((_TEXT.format("t5xxl"), T5Encoder(T5Arch.xxl())))
@@ -91,7 +97,7 @@ def write_empty(output: Path, made: Mapping[str, np.ndarray[Any, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--model", default="sdxl", choices=("sdxl", "sd35-medium", "sd35-large", "flux-dev"))
+    parser.add_argument("--model", default="sdxl", choices=MODELS)
     parser.add_argument("--without-t5", action="store_true")
     parser.add_argument("--empty", action="store_true")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
@@ -103,7 +109,8 @@ def main() -> None:
         write_empty(output, made)
     else:
         save_stream(output, [describe(n, a) for n, a in made.items()], made.__getitem__, {})
-    write_vocabulary(args.folder)
+    if not any(name.startswith("text_encoders.qwen3") for name in made):  # whose vocabulary comes along
+        write_vocabulary(args.folder)
     print(f"{output}: {len(made)} tensors, {sum(a.nbytes for a in made.values()) / 2**30:.2f} GiB")
 
 

@@ -36,8 +36,9 @@ def normal(*shape: int) -> np.ndarray[Any, Any]:
 
 
 def conditioning(model: Model, resolution: int, size: int) -> Arrays:
-    """Random arrays (size, ...) of captions, and those that follow from the sides of an image."""
+    """Random arrays (size, ...) of the longest captions, and those that follow from the sides of an image."""
     captions = {name: normal(size, *shape) for name, shape in model.caption_shapes().items()}
+    captions |= {p.rows: np.full(size, p.most, np.int32) for p in model.paddings.values() if p.rows}
     whole = (resolution, resolution)
     sizes = model.size_conditioning(Placement(whole, whole, whole, 0, 0))
     return captions | {name: np.stack([array] * size) for name, array in sizes.items()}

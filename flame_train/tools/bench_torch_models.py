@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flame_train.errors import ConfigError
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.sd3.mmdit import Mmdit, MmditArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
@@ -48,7 +49,7 @@ class TorchBaseline:
 
 
 def torch_baseline(model: Model) -> TorchBaseline:
-    """The counterpart of a model's denoiser, which needs no weights."""
+    """The counterpart of a model's denoiser, which needs no weights. Raises ConfigError for a model without one."""
     network: Any = model.network
     arch = network.arch
     if isinstance(network, UNet):
@@ -60,7 +61,8 @@ def torch_baseline(model: Model) -> TorchBaseline:
         targets = [f"attn.{n}" for n in _JOINT] + [f"attn2.{n}" for n in _ATTENTION]
         loss = _sd3(arch, length["clip_l"] + length["t5"])
         return TorchBaseline("SD3Transformer2DModel", _mmdit_arguments(arch), targets, ("JointTransformerBlock",), loss)
-    assert isinstance(network, Flux)
+    if not isinstance(network, Flux):
+        raise ConfigError(f"bench: {model.title} is not compared with PyTorch yet; leave --against out")
     blocks = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
     made, loss = _flux_arguments(arch), _flux(arch, length["t5"])
     # cuDNN's backward pass as PyTorch 2.11 calls it reads where it must not at 4608 tokens of 24 heads of 128

@@ -10,13 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, Self
 
-import numpy as np
-
-from flame_train.engine import Tensor, checkpoint, nn, rematerialize, tensor
+from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
-from flame_train.engine.dtype import DType, compute_dtype, float32, int32
+from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
 from flame_train.errors import ModelFileError
 from flame_train.models.common.blocks import Block, BlockNetwork
@@ -24,9 +22,9 @@ from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import linears_in
+from flame_train.models.zimage.positions import UNIT, Positions
 
 PATCH: Final = 2  # the side of a token in latent pixels
-UNIT: Final = 32  # a sequence's length is a multiple of this
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times
 _EPS: Final = 1e-5
 _FINAL_EPS: Final = 1e-6
@@ -133,11 +131,6 @@ def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
 
 def _count(shapes: Mapping[str, tuple[int, ...]], blocks: str) -> int:
     return len({m[1] for name in shapes if (m := re.match(rf"{blocks}\.(\d+)\.", name))})
-
-
-def angles(places: np.ndarray[Any, Any], dim: int, theta: float) -> np.ndarray[Any, Any]:
-    """The angle of each of an axis's `dim` numbers at each place, fp64 (n, dim): two neighbours share one."""
-    return np.repeat(np.outer(places, theta ** (-np.arange(0, dim, 2) / dim)), 2, axis=1)
 
 
 class TimeEmbedder(nn.Module):
@@ -260,31 +253,12 @@ class FinalLayer(nn.Module):
         return self.linear(F.layer_norm(x_BLD, (x_BLD.shape[-1],), None, None, _FINAL_EPS) * scale)
 
 
-class Turns(NamedTuple):
-    """Cosine and sine (B, S, 1, E) of each token's rotary angles, those of the image first."""
-
-    cos: Tensor
-    sin: Tensor
-
-    def part(self, begin: int, end: int) -> Turns:
-        """Those of some tokens in a row."""
-        return Turns(self.cos[:, begin:end], self.sin[:, begin:end])
-
-
-class _Table(NamedTuple):
-    """Cosines, or sines: (n, E0) of each place in the text, and (1, L, E - E0) of image tokens' rows and columns."""
-
-    text: Tensor
-    image: Tensor
-
-
 class ZImage(BlockNetwork):
     """Predicts x_0 - noise in noised latents, which is the negative velocity of the flow."""
 
     def __init__(self, arch: ZImageArch) -> None:
         self.arch = arch
-        # one entry a shape, for as long as the model lives: captured steps read them at their addresses
-        self._tables: dict[tuple[int, int, int, DType, str], tuple[_Table, _Table, Tensor]] = {}
+        self.positions = Positions(arch.axes, arch.theta)
         self.x_embedder = nn.Linear(PATCH**2 * arch.channels, arch.width)
         self.t_embedder = TimeEmbedder(arch)
         norm, linear = nn.RMSNorm(arch.context_dim, _EPS), nn.Linear(arch.context_dim, arch.width)
@@ -320,7 +294,8 @@ class ZImage(BlockNetwork):
         x_BLD = self._filled(self.x_embedder(tokens), self.x_pad_token)
         context_BTC = F.pad(context_BTC, (0, 0, 0, -context_BTC.shape[1] % UNIT))
         L, S = x_BLD.shape[1], x_BLD.shape[1] + context_BTC.shape[1]
-        own_BT, seen_BT, turns = self._placed(rows_B, context_BTC.shape[1], h, w)
+        dtype = compute_dtype(nn.compute_copy(self.x_pad_token).dtype)
+        own_BT, seen_BT, turns = self.positions.placed(rows_B, context_BTC.shape[1], (h, w), dtype)
         for block in self.noise_refiner:
             x_BLD = block(x_BLD, *turns.part(0, L), None, time_BF)
         c_BTD = self._embedded(context_BTC, own_BT)
@@ -351,52 +326,6 @@ class ZImage(BlockNetwork):
         norm, linear = self.cap_embedder
         found_BTD: Tensor = linear(norm(context_BTC))
         return F.where(own_BT.unsqueeze(-1), found_BTD, nn.compute_copy(self.cap_pad_token).unsqueeze(0))
-
-    def _placed(self, rows_B: Tensor, T: int, h: int, w: int) -> tuple[Tensor, Tensor, Turns]:
-        """Which of T text tokens are a caption's own, which are seen, bool (B, T) both, and all tokens' rotary angles.
-
-        A caption of n tokens takes the places 1 to N, n rounded up to a multiple of 32; the image's tokens stand at
-        N + 1, at their rows and columns, and the ones that fill them up at 0.
-        """
-        (B,) = rows_B.shape
-        cos, sin, places_1T = self._table(T, h, w)
-        own_B1 = rows_B.to(float32).reshape(B, 1)
-        filled_B1 = F.ceil(own_B1 * (1.0 / UNIT)) * float(UNIT)
-        image_B = (filled_B1 + 1.0).to(int32).reshape(B)
-        return (
-            places_1T <= own_B1,
-            places_1T <= filled_B1,
-            Turns(*(_joined(table, image_B, T, h * w).unsqueeze(2) for table in (cos, sin))),
-        )
-
-    def _table(self, text: int, rows: int, columns: int) -> tuple[_Table, _Table, Tensor]:
-        """Cosines and sines of places, in fp32 at least, and the text's places 1 to T, fp32 (1, T)."""
-        like = nn.compute_copy(self.x_pad_token)
-        dtype = compute_dtype(like.dtype)
-        key = text, rows, columns, dtype, like.device
-        if key not in self._tables:
-            a, theta = self.arch.axes, self.arch.theta
-            first = angles(np.arange(text + 2), a[0], theta)
-            down = angles(np.repeat(np.arange(rows), columns), a[1], theta)
-            across = angles(np.tile(np.arange(columns), rows), a[2], theta)
-            grid = np.concatenate([down, across], axis=1)[None]
-            cos, sin = (
-                _Table(*(tensor(turn(x), dtype, like.device) for x in (first, grid))) for turn in (np.cos, np.sin)
-            )
-            places = tensor(np.arange(1, text + 1, dtype=np.float32)[None], device=like.device)
-            self._tables[key] = cos, sin, places
-        return self._tables[key]
-
-
-def _joined(table: _Table, image_B: Tensor, T: int, L: int) -> Tensor:
-    """The table's values for all tokens, (B, S, E): L image tokens at their captions' places, filled up, and text."""
-    B, first, rest = image_B.shape[0], table.text.shape[1], table.image.shape[2]
-    at_B1E = F.embedding(image_B, table.text).unsqueeze(1)
-    still = F.cat([table.text[:1], table.image[:, :1].reshape(1, rest)], dim=1)  # at the origin
-    image = F.cat([at_B1E.expand(B, L, first), table.image.expand(B, L, rest)], dim=2)
-    filling = still.unsqueeze(0).expand(B, -L % UNIT, first + rest)
-    text = F.cat([table.text[1 : T + 1], still[:, first:].expand(T, rest)], dim=1)
-    return F.cat([image, filling, text.unsqueeze(0).expand(B, T, first + rest)], dim=1)
 
 
 def _of_keys(seen_BS: Tensor) -> Tensor:
