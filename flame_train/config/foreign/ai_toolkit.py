@@ -208,7 +208,7 @@ def _resolutions(value: Any, source: Source) -> Any:
     return {"set.resolutions": sides}
 
 
-_TEXT: Final = "no text encoder is trained here unless text_encoders.train names it"
+_TEXT: Final = "not taken over: see text_encoders.train"
 
 _ROWS: Final = [
     turned("training_folder", "output.dir", lambda v, s: f"{v}/{s.get('name')}" if s.get("name") else v),
@@ -285,7 +285,7 @@ _ROWS: Final = [
     never("train.content_or_style*", "loss.timestep_sampling has the distributions of noise levels"),
     *part_of("train.reg_weight"),
     *(
-        never(f"train.{name}", "a loss that compares with the base model is not here")
+        never(f"train.{name}", "not taken over: see preservation.kind and regularization_target")
         for name in (
             "diff_output_preservation*",
             "blank_prompt_preservation*",
@@ -349,7 +349,7 @@ _SET_ROWS: Final = [
     never("invert_mask", "white is where an image counts"),
     turned("is_reg", "set.regularization", switched(True)),
     turned("reg_weight", "set.regularization_weight", to_float),
-    never("prior_reg", "a loss that compares with the base model is not here"),
+    never("prior_reg", "not taken over: see preservation.kind and regularization_target"),
     never("control_path*", "models that edit images are not here"),
     same("folder_path", "set.path"),
     same("dataset_path", "set.path"),

@@ -186,10 +186,7 @@ _ROWS: Final = [
     ),
     turned("model.guidance", "loss.guidance_scale", to_float, families=["flux"]),
     never("model.bypass_guidance_embedding", "Flux's guidance is always an input; loss.guidance_scale = 1 is near it"),
-    *(
-        never(f"model.text_encoder_{i}_lr", "no text encoder is trained here unless text_encoders.train names it")
-        for i in (1, 2)
-    ),
+    *(never(f"model.text_encoder_{i}_lr", "not taken over: see text_encoders.train") for i in (1, 2)),
     turned("model.unet_lr", "optimizer.lr", to_float),
     turned("adapter.type", "lora.kind", _kind),
     turned("adapter.rank", ("lora.rank", "lora.alpha", "lora.full_matrix"), _rank),

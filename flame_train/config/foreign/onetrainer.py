@@ -187,7 +187,7 @@ _ROWS: Final = [
     turned("masked_training", "data.masks", switched("files")),
     turned("unmasked_weight", "data.mask_weight", own.with_masks),
     turned("normalize_masked_area_loss", "data.mask_normalize", own.with_masks),
-    never("masked_prior_preservation_weight", "a loss that compares with the base model is not here"),
+    never("masked_prior_preservation_weight", "not taken over: see preservation.kind"),
     *part_of(
         "unmasked_probability",
     ),

@@ -36,7 +36,7 @@ _FAMILIES: Final = MappingProxyType(
     }
 )
 _EIGHT_BITS: Final = ("FLOAT_8", "INT_8", "FLOAT_W8A8", "INT_W8A8", "FLOAT_W8A8_COMPRESSED", "INT_W8A8_COMPRESSED")
-TEXT: Final = "no text encoder is trained here unless text_encoders.train names it"
+TEXT: Final = "not taken over: see text_encoders.train"
 _OWN_NAMES: Final = ("training_method", "model_type", "output_model_destination", "lora_rank", "base_model_name")
 
 

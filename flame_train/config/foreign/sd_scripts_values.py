@@ -67,7 +67,7 @@ _OF_SETS: Final = (
 )
 _LISTS: Final = ("network_args", "optimizer_args", "lr_scheduler_args")
 HUBERS: Final = ("huber", "smooth_l1")
-TEXT: Final = "no text encoder is trained here unless text_encoders.train names it"
+TEXT: Final = "not taken over: see text_encoders.train"
 
 
 def is_mine(tree: Tree) -> bool:

@@ -235,14 +235,14 @@ def test_what_is_written_is_a_config_once_it_is_filled_in(project: Path, name: s
 
 LOST = {
     "flat.toml": [
-        "flat.toml:10: text_encoder_lr = 1e-05: no text encoder is trained here unless text_encoders.train names it",
+        "flat.toml:10: text_encoder_lr = 1e-05: not taken over: see text_encoders.train",
         "optimizer_args.decouple",
     ],
     "sections.toml": [],
     "run.sh": ["run.sh:7: network_args.train_blocks = 'single': ranks and rates of single layers are [[lora.rules]]"],
-    "flux.yaml": ["flux.yaml:31: train.diff_output_preservation = true: a loss that compares with the base model"],
+    "flux.yaml": ["flux.yaml:31: train.diff_output_preservation = true: not taken over: see preservation.kind"],
     "knight.json": [
-        "knight.json:32: text_encoder.train = true: no text encoder is trained here unless text_encoders.train names it",
+        "knight.json:32: text_encoder.train = true: not taken over: see text_encoders.train",
         "backup_after = 30",
     ],
     "simple.json": ["simple.json:25: push_to_hub = true: uploads to the hub are not here"],
