@@ -82,6 +82,10 @@ class SafetensorsFile:
         flat: Array = np.frombuffer(self._map, dtype, count, begin)
         return flat.reshape(info.shape)
 
+    def stored(self, name: str) -> tuple[Array, ...]:
+        """The tensor as the only array that it is made of."""
+        return (self.read(name),)
+
     def _let_go(self, mapped: mmap.mmap) -> None:
         """Give back the pages of the tensor read last; an array that still needs them finds them in the file again."""
         if self._last is not None and hasattr(mapped, "madvise") and hasattr(mmap, "MADV_DONTNEED"):

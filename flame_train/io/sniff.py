@@ -13,12 +13,13 @@ HOW_TO_CONVERT: Final = (
 )
 PICKLE_SUFFIXES: Final = frozenset({".ckpt", ".pt", ".pth", ".bin", ".pkl", ".pickle"})
 
+GGUF_MAGIC: Final = b"GGUF"
+
 _COMMENTS: Final = re.compile(rb"(?:[ \t]*(?:#[^\n]*)?\r?\n)*")
 _TABLE: Final = re.compile(rb"\[{1,2}[A-Za-z][\w.-]*\]{1,2}[ \t]*(?:#[^\n]*)?\r?\n\s*[^\s\[{\"]")
-GGUF: Final = "It is a GGUF file, which is not supported; get the safetensors version of the model"
 _DOWNLOAD_AGAIN: Final = "Download the file itself again"
 _SIGNATURES: Final[tuple[tuple[bytes, str], ...]] = (
-    (b"GGUF", GGUF),
+    (GGUF_MAGIC, "It is a GGUF file, which is read where a base model is expected, and not here"),
     (b"\x1f\x8b", "It is gzip-compressed; unpack it first"),
     (b"7z\xbc\xaf\x27\x1c", "It is a 7z archive; unpack it first"),
     (b"Rar!", "It is a RAR archive; unpack it first"),

@@ -6,19 +6,19 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final
 
 import numpy as np
 
 from flame_train.errors import ModelFileError
 from flame_train.io.digests import Digests
-from flame_train.io.dtypes import Array
-from flame_train.io.header import TensorInfo
+from flame_train.io.gguf import GgufFile, is_gguf
 from flame_train.io.safetensors import SafetensorsFile
-from flame_train.io.sniff import GGUF, HOW_TO_CONVERT, PICKLE_SUFFIXES
+from flame_train.io.sniff import HOW_TO_CONVERT, PICKLE_SUFFIXES
+from flame_train.io.together import Together, Weights
+from flame_train.io.unpacking import unpacked
 
 COMPONENTS: Final = ("unet", "transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3")
 
@@ -28,34 +28,6 @@ _INDEX: Final = re.compile(r".*\.safetensors\.index(\.\w+)?\.json")
 _SHARD: Final = re.compile(r".*-\d{5}-of-(\d{5})(\.\w+)?\.safetensors")
 _MAX_INDEX_BYTES: Final = 20_000_000
 _PIECE: Final = 4096  # bytes of a tensor at its begin, in its middle and at its end that `sampled_digest` reads
-
-
-class Weights(Protocol):
-    """Named tensors that are read one at a time. Closed by leaving the `with` block."""
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The safetensors files that hold the tensors."""
-
-    @property
-    def names(self) -> tuple[str, ...]: ...
-    @property
-    def metadata(self) -> Mapping[str, str]: ...
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of everything, from headers alone. With `read` it makes this what `nn.load` takes."""
-
-    def info(self, name: str) -> TensorInfo:
-        """Dtype tag, shape and bytes of a tensor. Raises ModelFileError if there is none."""
-
-    def read(self, name: str) -> Array:
-        """A read-only view of the tensor's bytes on disk."""
-
-    def close(self) -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *exception: object) -> None: ...
 
 
 def sampled_digest(path: str | Path, digests: Digests | None = None) -> str:
@@ -75,28 +47,29 @@ def _sampled(weights: Weights) -> str:
         info = weights.info(name)
         summed.update(f"{name} {info.dtype} {info.shape}".encode("utf-8", "surrogateescape"))
         if info.nbytes:
-            raw = weights.read(name).reshape(-1).view(np.uint8)
-            middle = (raw.size - _PIECE) // 2
-            whole = raw.size <= 3 * _PIECE
-            pieces = (raw,) if whole else (raw[:_PIECE], raw[middle : middle + _PIECE], raw[-_PIECE:])
-            for piece in pieces:
-                summed.update(piece.data)
+            for array in weights.stored(name):
+                raw = array.reshape(-1).view(np.uint8)
+                middle = (raw.size - _PIECE) // 2
+                whole = raw.size <= 3 * _PIECE
+                pieces = (raw,) if whole else (raw[:_PIECE], raw[middle : middle + _PIECE], raw[-_PIECE:])
+                for piece in pieces:
+                    summed.update(piece.data)
     return summed.hexdigest()
 
 
 def open_weights(path: str | Path) -> Weights:
-    """Open a safetensors file, an index of shards, a component folder, or a whole diffusers folder.
+    """Open a safetensors or GGUF file, an index of shards, a component folder, or a whole diffusers folder.
 
     A component folder may hold one file, or shards with an index. It prefers full precision, and takes a variant
     (`.fp16.`) if there is no other. In a whole diffusers folder each tensor's name begins with its component's, as in
-    `unet/conv_in.weight`. Raises ModelFileError.
+    `unet/conv_in.weight`. Weights that a known program packed in fewer bits are read unpacked. Raises ModelFileError.
     """
     path = Path(path)
     try:
-        if not path.is_dir():
-            return _open_file(path)
-        components = [name for name in COMPONENTS if (path / name).is_dir()]
-        return _open_pipeline(path, components) if components else _open_component(path)
+        components = [name for name in COMPONENTS if (path / name).is_dir()] if path.is_dir() else []
+        if components:
+            return unpacked(_open_pipeline(path, components))
+        return unpacked(_open_component(path) if path.is_dir() else _open_file(path))
     except OSError as error:
         raise ModelFileError(cannot_be_read(path, error)) from error
 
@@ -115,48 +88,7 @@ def _open_file(path: Path) -> Weights:
             f"{path}: is one of the {int(shard[1])} shards of a model; name their folder, or its index "
             "(.safetensors.index.json)"
         )
-    return SafetensorsFile(path)
-
-
-class Together:
-    """Several files read as one: each name's file, and its name there."""
-
-    def __init__(self, path: Path, parts: Sequence[Weights], home: Mapping[str, tuple[Weights, str]]) -> None:
-        self.path = path
-        self._parts = tuple(parts)
-        self._home = home
-        self.names: tuple[str, ...] = tuple(home)
-        self.files: tuple[Path, ...] = tuple(file for part in parts for file in part.files)
-        metadata = {key: value for part in parts for key, value in part.metadata.items()}
-        self.metadata: Mapping[str, str] = MappingProxyType(metadata)
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: self.info(name).shape for name in self.names}
-
-    def info(self, name: str) -> TensorInfo:
-        part, own_name = self._find(name)
-        found = part.info(own_name)
-        return TensorInfo(name, found.dtype, found.shape, found.nbytes, found.begin)
-
-    def read(self, name: str) -> Array:
-        part, own_name = self._find(name)
-        return part.read(own_name)
-
-    def close(self) -> None:
-        for part in self._parts:
-            part.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def _find(self, name: str) -> tuple[Weights, str]:
-        if name not in self._home:
-            raise ModelFileError(f"{self.path}: holds no tensor {name!r} (it holds {len(self.names)} others)")
-        return self._home[name]
+    return GgufFile(path) if is_gguf(path) else SafetensorsFile(path)
 
 
 def _open_pipeline(folder: Path, components: Sequence[str]) -> Weights:
@@ -181,9 +113,12 @@ def _open_component(folder: Path) -> Weights:
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in PICKLE_SUFFIXES)
     if pickles:
         raise ModelFileError(f"{folder}: holds no safetensors, only {pickles[0]}, a pickle. {HOW_TO_CONVERT}")
-    packed = sorted(path.name for path in folder.iterdir() if path.suffix.lower() == ".gguf")
+    packed = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf")
+    if len(packed) == 1:
+        return GgufFile(packed[0])
     if packed:
-        raise ModelFileError(f"{folder}: holds no safetensors, only {packed[0]}. {GGUF}")
+        names = ", ".join(path.name for path in packed[:5])
+        raise ModelFileError(f"{folder}: holds {len(packed)} GGUF files ({names}); name the one to use")
     raise ModelFileError(f"{folder}: holds no safetensors file; expected one, or a diffusers model folder")
 
 

@@ -20,7 +20,8 @@ from flame_train.io.dtypes import FLOAT_TAGS, Array
 from flame_train.io.keymap import Op, Shape, Source
 from flame_train.io.resolve import Resolved
 from flame_train.io.safetensors import save_stream
-from flame_train.io.weights import Weights, open_weights
+from flame_train.io.together import Weights
+from flame_train.io.weights import open_weights
 from flame_train.models.common.identify import Identity, could_be, identify
 from flame_train.progress import progress
 from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, resolve_base, split_metadata

@@ -40,9 +40,10 @@ def test_an_index_of_shards_is_opened_and_a_lone_shard_is_not(tmp_path):
         open_weights(tmp_path / names["a"])
 
 
-def test_a_folder_of_gguf(tmp_path):
-    (tmp_path / "t5-xxl-Q8_0.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ModelFileError, match=r"only t5-xxl-Q8_0\.gguf\. It is a GGUF file, which is not supported"):
+def test_several_gguf_files_in_a_folder(tmp_path):
+    for name in ("t5-xxl-Q8_0", "t5-xxl-Q4_0"):
+        (tmp_path / f"{name}.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelFileError, match=r"2 GGUF files \(t5-xxl-Q4_0\.gguf, .*name the one to use"):
         open_weights(tmp_path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 
+import gguf
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from flame_train.engine.backend.cpu import CpuBackend
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
+from flame_train.models.common.keys_t5 import llama_cpp_table
 from flame_train.models.common.loading_t5 import t5_part
 from flame_train.models.common.t5 import T5Arch, T5Encoder
 
@@ -48,6 +50,43 @@ def test_a_file_of_its_own(arrays, tmp_path, stored, dtype):
     assert t5_part(path).network.shapes() == T5Encoder(ARCH).shapes()
 
 
+LLAMA_CPP = {
+    "shared.weight": "token_embd.weight",
+    "encoder.final_layer_norm.weight": "enc.output_norm.weight",
+    "encoder.block.": "enc.blk.",
+    "layer.0.SelfAttention.relative_attention_bias": "attn_rel_b",
+    "layer.0.SelfAttention.": "attn_",
+    "layer.0.layer_norm": "attn_norm",
+    "layer.1.layer_norm": "ffn_norm",
+    "layer.1.DenseReluDense.wi_0": "ffn_gate",
+    "layer.1.DenseReluDense.wi_1": "ffn_up",
+    "layer.1.DenseReluDense.wo": "ffn_down",
+}
+"""Parts of names, and what llama.cpp's converter (gguf-py's `tensor_mapping`, architecture T5ENCODER) makes of them."""
+
+
+def test_a_gguf_file(arrays, tmp_path):
+    path = tmp_path / "t5xxl.gguf"
+    writer = gguf.GGUFWriter(path, "t5encoder")
+    for name, array in arrays.items():
+        for ours, theirs in LLAMA_CPP.items():
+            name = name.replace(ours, theirs)
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    same(t5_part(path).load(device="cpu", dtype="float32"), arrays)
+
+
+def test_the_names_in_gguf_files_are_those_of_the_format():
+    """By the format's own table from transformers' names."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.T5ENCODER, 24)
+    for rule in llama_cpp_table(()).rules:
+        (theirs,), (ours,) = rule.source, rule.target
+        assert names.get_name(ours.replace("{i}", "7"), try_suffixes=(".weight",)) == theirs.replace("{i}", "7")
+
+
 def test_scaled_fp8(arrays, tmp_path):
     path = tmp_path / "t5xxl_fp8_e4m3fn_scaled.safetensors"
     linear = {name: array for name, array in arrays.items() if "SelfAttention." in name and "bias" not in name}
@@ -63,7 +102,7 @@ def test_packed_weights_are_named(arrays, tmp_path):
     name = next(n for n in arrays if n.endswith("wo.weight"))
     packed = {name: np.zeros((arrays[name].size // 2, 1), np.uint8), f"{name}.absmax": np.zeros(4, np.float32)}
     save_file(tmp_path / "t5.safetensors", arrays | packed)
-    with pytest.raises(ModelFileError, match=r"packed in bitsandbytes' 4 bits .*; use its bf16, fp16 or fp8 file"):
+    with pytest.raises(ModelFileError, match=r"packed in bitsandbytes' 4 bits .*; use its bf16, fp16, fp8, int8, NF4 or GGUF file"):
         t5_part(tmp_path / "t5.safetensors").load(device="cpu", dtype="float32")
 
 

@@ -86,8 +86,8 @@ def _identified(tensors: tuple[tuple[str, Shape], ...], notes: tuple[tuple[str, 
         return _adapter(shapes, metadata)
     packed = next(((name, how) for sign, how in _QUANTISED for name in shapes if sign in name), None)
     if packed:
-        words = f"a model whose weights are packed in {packed[1]} ({packed[0]}), from which no training starts here; "
-        return Identity("quantised", "unknown", "", words + "use its bf16, fp16 or fp8 file")
+        words = f"a model whose weights are packed in {packed[1]} ({packed[0]}), in a way that is not read here; "
+        return Identity("quantised", "unknown", "", words + "use its bf16, fp16, fp8, int8, NF4 or GGUF file")
     network = _stripped(shapes, _NETWORK_PREFIXES)
     found = _network(network)
     parts = _parts(shapes, found)
@@ -165,6 +165,8 @@ def _text_encoder(shapes: Shapes) -> tuple[str, str] | None:
     for name, shape in shapes.items():
         if name.endswith(("shared.weight", "encoder.embed_tokens.weight")) and shape == (32128, 4096):
             return "t5-xxl", "transformers"
+        if name.endswith("token_embd.weight") and shape == (32128, 4096):
+            return "t5-xxl", "llama.cpp"
     return None
 
 

@@ -2,7 +2,8 @@
 
 Stand-alone files have none, full checkpoints `text_encoders.t5xxl.transformer.`, diffusers folders `text_encoder_3/`
 (SD3) or `text_encoder_2/` (Flux). Many files hold the embedding twice, some under its second name alone. ComfyUI's
-scaled fp8 files store a factor for each fp8 matrix, by which its values are multiplied.
+scaled fp8 files store a factor for each fp8 matrix, by which its values are multiplied. GGUF files have
+llama.cpp's names.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Op, Rule, beside_factors, table
+from flame_train.io.keymap import KeyMap, Op, Rule, beside_factors, lines, table
 from flame_train.io.resolve import Component, Layout
 
 SINGLE_FILE_PREFIX: Final = "text_encoders.t5xxl.transformer."
@@ -30,6 +31,21 @@ _NAMES: Final = (
     *(f"encoder.block.{{i}}.{name}" for name in _BLOCK),
     "encoder.final_layer_norm.weight",
 )
+_FIRST_IN_GGUF: Final = "enc.blk.0.attn_q.weight"
+_LLAMA_CPP: Final = """
+    token_embd.weight -> shared.weight
+    enc.blk.0.attn_rel_b.weight -> encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight
+    enc.blk.{i}.attn_q.weight -> encoder.block.{i}.layer.0.SelfAttention.q.weight
+    enc.blk.{i}.attn_k.weight -> encoder.block.{i}.layer.0.SelfAttention.k.weight
+    enc.blk.{i}.attn_v.weight -> encoder.block.{i}.layer.0.SelfAttention.v.weight
+    enc.blk.{i}.attn_o.weight -> encoder.block.{i}.layer.0.SelfAttention.o.weight
+    enc.blk.{i}.attn_norm.weight -> encoder.block.{i}.layer.0.layer_norm.weight
+    enc.blk.{i}.ffn_gate.weight -> encoder.block.{i}.layer.1.DenseReluDense.wi_0.weight
+    enc.blk.{i}.ffn_up.weight -> encoder.block.{i}.layer.1.DenseReluDense.wi_1.weight
+    enc.blk.{i}.ffn_down.weight -> encoder.block.{i}.layer.1.DenseReluDense.wo.weight
+    enc.blk.{i}.ffn_norm.weight -> encoder.block.{i}.layer.1.layer_norm.weight
+    enc.output_norm.weight -> encoder.final_layer_norm.weight
+"""
 # a whole T5's other half; and what marks a scaled file, or serves products in fp8
 _EXTRAS: Final = re.compile(r"decoder\..*|lm_head\.weight|scaled_fp8|.*\.scale_input")
 
@@ -40,6 +56,11 @@ def t5_table(names: Collection[str] = ()) -> KeyMap:
     return KeyMap(beside_factors(names, plain), (Rule((_EMBEDDING_AGAIN,), (_EMBEDDING,)),))
 
 
+def llama_cpp_table(_: Collection[str]) -> KeyMap:
+    """The table from llama.cpp's names in GGUF files, which no file changes."""
+    return KeyMap(table(lines(_LLAMA_CPP)))
+
+
 def modules(layers: int) -> tuple[str, ...]:
     """The linear layers of an encoder of that many blocks."""
     linear = [name.removesuffix(".weight") for name in _BLOCK if not name.endswith("layer_norm.weight")]
@@ -48,10 +69,11 @@ def modules(layers: int) -> tuple[str, ...]:
 
 def component(name: str, prefixes: tuple[str, ...]) -> Component:
     """The encoder as a part of a model, below one of `prefixes`; ("",) if the file holds the encoder only."""
-    layouts = (Layout("transformers", ".SelfAttention.", t5_table),)
+    layouts = (Layout("transformers", ".SelfAttention.", t5_table), Layout("llama.cpp", "enc.blk.", llama_cpp_table))
     return Component(name, prefixes, layouts, _EXTRAS, duplicates={_EMBEDDING_AGAIN: _EMBEDDING})
 
 
 def prefix_of(names: Iterable[str]) -> str | None:
     """The prefix of the encoder's names in a file, maybe ""; None if the file holds no such encoder."""
-    return next((name.removesuffix(_FIRST) for name in names if name.endswith(_FIRST)), None)
+    found = (name.removesuffix(first) for name in names for first in (_FIRST, _FIRST_IN_GGUF) if name.endswith(first))
+    return next(found, None)

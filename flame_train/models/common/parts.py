@@ -16,7 +16,7 @@ from flame_train.engine import nn
 from flame_train.errors import ModelFileError
 from flame_train.io.keymap import Shape, Source
 from flame_train.io.resolve import Component, Resolved, fit, native_shapes
-from flame_train.io.weights import Weights
+from flame_train.io.together import Weights
 from flame_train.progress import progress
 
 Build = Callable[[str, Mapping[str, Shape]], nn.Module]
@@ -88,8 +88,9 @@ def digest(weights: Weights, sources: Iterable[Mapping[str, Source]]) -> str:
     size = sum(weights.info(name).nbytes for name in used)
     with progress(f"hashing {weights.path.name}", size, in_bytes=True) as advance:
         for name in sorted(used):
-            array = weights.read(name)
-            summed.update(f"{name} {weights.info(name).dtype} {array.shape}".encode())
-            summed.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
-            advance(array.nbytes)
+            info = weights.info(name)
+            summed.update(f"{name} {info.dtype} {info.shape}".encode())
+            for array in weights.stored(name):
+                summed.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
+                advance(array.nbytes)
     return summed.hexdigest()

@@ -1,0 +1,102 @@
+"""Weights as bitsandbytes packs them, in folders of diffusers: NF4 and FP4, and 8 bits with a scale a row.
+
+4 bits: two to a byte, the first in the upper half, each an index into a map of 16 numbers, times the largest magnitude
+of its block. With double quantisation (QLoRA, arXiv 2305.14314, section 3) these magnitudes are bytes: indices into a
+map of 256 numbers, times their own blocks' magnitudes, plus an offset.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from flame_train.io.dtypes import Array
+from flame_train.io.packed import Packed, Shape, refuse
+from flame_train.io.together import Weights
+
+_STATE: Final = ".quant_state.bitsandbytes__"
+_DTYPES: Final = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+_ROW_SCALE: Final = np.float32(1 / 127)
+
+
+def packed(weights: Weights) -> dict[str, Packed]:
+    """The tensors among `weights` that bitsandbytes packed. Raises ModelFileError if one lacks a part."""
+    names = frozenset(weights.names)
+    found = {}
+    for name in weights.names:
+        if _STATE in name:
+            tensor, kind = name.split(_STATE)
+            found[tensor] = _four_bits(weights, names, tensor, kind, name)
+        elif name.endswith(".SCB") and (tensor := f"{name.removesuffix('.SCB')}.weight") in names:
+            found[tensor] = _eight_bits(weights, names, tensor, name)
+    return found
+
+
+def _four_bits(weights: Weights, names: frozenset[str], tensor: str, kind: str, state_name: str) -> Packed:
+    state = _state(weights, tensor, state_name)
+    nested = "nested_blocksize" in state
+    ends = (".absmax", ".quant_map", *((".nested_absmax", ".nested_quant_map") if nested else ()))
+    parts = (tensor, *(tensor + end for end in ends))
+    missing = [part for part in parts if part not in names]
+    if missing:
+        raise refuse(weights.path, tensor, f"packed in 4 bits, without its {missing[0]}")
+    shape = tuple(state["shape"])
+    count, blocks = math.prod(shape), -(-math.prod(shape) // state["blocksize"])
+    sizes = [math.prod(weights.info(part).shape) for part in parts]
+    wanted = [-(-count // 2), blocks, 16]
+    wanted += [-(-blocks // state["nested_blocksize"]), 256] if nested else []
+    if sizes != wanted:
+        raise refuse(weights.path, tensor, f"packed in 4 bits; expected parts of {wanted} numbers, got {sizes}")
+    return Packed(parts, kind.upper(), shape, partial(_from_four_bits, state, shape), (state_name,))
+
+
+def _state(weights: Weights, tensor: str, name: str) -> dict[str, Any]:
+    """What bitsandbytes says of a tensor, checked."""
+    try:
+        state = json.loads(bytes(weights.read(name).view(np.uint8)))
+        sizes = [
+            state["blocksize"],
+            *state["shape"],
+            *([state["nested_blocksize"]] if "nested_blocksize" in state else []),
+        ]
+        if not all(type(size) is int and 0 < size < 1 << 31 for size in sizes) or state["dtype"] not in _DTYPES:
+            raise ValueError
+        float(state.get("nested_offset", 0.0))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise refuse(weights.path, tensor, f"{name} is no description that bitsandbytes writes") from None
+    return dict(state)
+
+
+def _from_four_bits(state: dict[str, Any], shape: Shape, parts: Sequence[Array]) -> Array:
+    """The tensor, in the dtype that it had before it was packed."""
+    data, magnitudes, codes, *nested = parts
+    count = math.prod(shape)
+    magnitudes = magnitudes.reshape(-1)
+    if nested:
+        outer = np.repeat(nested[0].reshape(-1), state["nested_blocksize"])[: magnitudes.size]
+        magnitudes = nested[1][magnitudes] * outer + np.float32(state["nested_offset"])
+    both = codes[np.stack([data.reshape(-1) >> 4, data.reshape(-1) & 15], 1)].reshape(-1)[:count]
+    blocks = np.zeros((magnitudes.size, state["blocksize"]), np.float32)
+    blocks.reshape(-1)[:count] = both
+    blocks *= magnitudes[:, None]
+    made: Array = blocks.reshape(-1)[:count].reshape(shape).astype(_DTYPES[state["dtype"]])
+    return made
+
+
+def _eight_bits(weights: Weights, names: frozenset[str], tensor: str, scales: str) -> Packed:
+    info, rows = weights.info(tensor), weights.info(scales).shape
+    if info.dtype != "I8" or len(info.shape) != 2 or rows != info.shape[:1]:
+        raise refuse(weights.path, tensor, f"8 bits with {rows} scales do not make a {info.dtype} weight {info.shape}")
+    beside = tuple(n for n in (f"{tensor}_format", f"{tensor.removesuffix('weight')}weight_format") if n in names)
+    return Packed((tensor, scales), "INT8", info.shape, _from_eight_bits, tuple(dict.fromkeys(beside)))
+
+
+def _from_eight_bits(parts: Sequence[Array]) -> Array:
+    made: Array = parts[0] * parts[1].astype(np.float32)[:, None] * _ROW_SCALE
+    return made

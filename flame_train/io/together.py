@@ -1,0 +1,88 @@
+"""Open weights: what they can do, and several of them read as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol, Self
+
+from flame_train.errors import ModelFileError
+from flame_train.io.dtypes import Array
+from flame_train.io.header import TensorInfo
+
+
+class Weights(Protocol):
+    """Named tensors that are read one at a time. Closed by leaving the `with` block."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The safetensors files that hold the tensors."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def metadata(self) -> Mapping[str, str]: ...
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of everything, from headers alone. With `read` it makes this what `nn.load` takes."""
+
+    def info(self, name: str) -> TensorInfo:
+        """Dtype tag, shape and bytes of a tensor. Raises ModelFileError if there is none."""
+
+    def read(self, name: str) -> Array:
+        """The tensor, read-only: a view of its bytes on disk, or the numbers that packed ones stand for."""
+
+    def stored(self, name: str) -> tuple[Array, ...]:
+        """The arrays on disk of which `read` makes the tensor: what tells it from another, without unpacking it."""
+
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+
+class Together:
+    """Several files read as one: each name's file, and its name there."""
+
+    def __init__(self, path: Path, parts: Sequence[Weights], home: Mapping[str, tuple[Weights, str]]) -> None:
+        self.path = path
+        self._parts = tuple(parts)
+        self._home = home
+        self.names: tuple[str, ...] = tuple(home)
+        self.files: tuple[Path, ...] = tuple(file for part in parts for file in part.files)
+        metadata = {key: value for part in parts for key, value in part.metadata.items()}
+        self.metadata: Mapping[str, str] = MappingProxyType(metadata)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: self.info(name).shape for name in self.names}
+
+    def info(self, name: str) -> TensorInfo:
+        part, own_name = self._find(name)
+        found = part.info(own_name)
+        return TensorInfo(name, found.dtype, found.shape, found.nbytes, found.begin)
+
+    def read(self, name: str) -> Array:
+        part, own_name = self._find(name)
+        return part.read(own_name)
+
+    def stored(self, name: str) -> tuple[Array, ...]:
+        part, own_name = self._find(name)
+        return part.stored(own_name)
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _find(self, name: str) -> tuple[Weights, str]:
+        if name not in self._home:
+            raise ModelFileError(f"{self.path}: holds no tensor {name!r} (it holds {len(self.names)} others)")
+        return self._home[name]

@@ -1,0 +1,60 @@
+"""Weights that bitsandbytes packed are read as bitsandbytes itself gives them back."""
+
+from __future__ import annotations
+
+import bitsandbytes.functional as bnb
+import numpy as np
+import pytest
+import torch
+
+from flame_train.errors import ModelFileError
+from flame_train.io.safetensors import save_file
+from flame_train.io.weights import open_weights
+
+pytestmark = pytest.mark.parity
+SHAPES = [(8, 64), (5, 7), (96, 200)]
+
+
+def array(t):
+    t = t.detach().contiguous()
+    return t.view(torch.uint8).numpy().view("V2") if t.dtype == torch.bfloat16 else t.numpy()
+
+
+def stored(weight, kind, nested):
+    data, state = bnb.quantize_4bit(weight, quant_type=kind, blocksize=64, compress_statistics=nested)
+    tensors = {"a.weight": array(data)}
+    tensors |= {f"a.weight.{end}": array(value) for end, value in state.as_dict(packed=True).items()}
+    return tensors, bnb.dequantize_4bit(data, state)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_4_bits(tmp_path, kind, nested, dtype, shape):
+    tensors, theirs = stored(torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(1)), kind, nested)
+    save_file(str(tmp_path / "x.safetensors"), tensors)
+    with open_weights(tmp_path / "x.safetensors") as file:
+        assert file.names == ("a.weight",)
+        assert (file.info("a.weight").dtype, file.info("a.weight").shape) == (kind.upper(), shape)
+        ours = file.read("a.weight")
+    np.testing.assert_array_equal(ours.astype(np.float32), theirs.float().numpy())
+
+
+def test_8_bits(tmp_path):
+    weight = torch.randn(6, 32, dtype=torch.float16, generator=torch.Generator().manual_seed(2))
+    data, scales, _ = bnb.int8_vectorwise_quant(weight)
+    tensors = {"a.weight": array(data), "a.SCB": array(scales.float()), "a.weight_format": np.uint8(0)}
+    save_file(str(tmp_path / "x.safetensors"), tensors)
+    with open_weights(tmp_path / "x.safetensors") as file:
+        assert file.names == ("a.weight",)
+        ours = file.read("a.weight")
+    np.testing.assert_array_equal(ours, bnb.int8_vectorwise_dequant(data, scales.float()).numpy())
+
+
+def test_a_part_that_is_missing(tmp_path):
+    tensors, _ = stored(torch.randn(8, 64), "nf4", True)
+    del tensors["a.weight.nested_absmax"]
+    save_file(str(tmp_path / "x.safetensors"), tensors)
+    with pytest.raises(ModelFileError, match=r"a\.weight: packed in 4 bits, without its a\.weight\.nested_absmax"):
+        open_weights(tmp_path / "x.safetensors")
