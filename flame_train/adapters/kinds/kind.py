@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
@@ -107,7 +106,6 @@ class AdapterKind(Entry):
         """What a file's `ss_network_args` say of it; with an "algo" the file is of LyCORIS' kinds."""
         return {}
 
-    @abstractmethod
     def create(self, layer: Layer, name: str, rank: int, alpha: float, seed: int, make: Make) -> Adapter:
         """Makes a fresh adapter that does not change the layer's output.
 
@@ -120,9 +118,12 @@ class AdapterKind(Entry):
 
         Returns:
             The adapter, which the layer's `forward` calls.
-        """
 
-    @abstractmethod
+        Raises:
+            NotImplementedError: the kind does not define it.
+        """
+        raise NotImplementedError
+
     def from_factors(self, layer: Layer, name: str, factors: Any, strength: float, make: Make) -> Adapter:
         """Makes the adapter of a finished file.
 
@@ -133,11 +134,15 @@ class AdapterKind(Entry):
 
         Returns:
             The adapter, which the layer's `forward` calls.
-        """
 
-    @abstractmethod
+        Raises:
+            NotImplementedError: the kind does not define it.
+        """
+        raise NotImplementedError
+
     def kohya(self, factors: Any) -> Mapping[str, HostArray]:
         """Its tensors as kohya's files have them, by what follows the module's name."""
+        raise NotImplementedError
 
     def diffusers(self, factors: Any, paths: Paths) -> Mapping[str, tuple[Mapping[str, HostArray], Any]]:
         """Its tensors as diffusers' files have them, by path and by what follows it, with the factors of that part.
@@ -150,25 +155,25 @@ class AdapterKind(Entry):
         """The same update with another alpha, as `factors` where diffusers does not read the kind."""
         return factors
 
-    @abstractmethod
     def fault(self, slots: Mapping[str, HostArray]) -> str:
         """The problems of a module's arrays, by the names of `ends`; empty if they fit together."""
+        raise NotImplementedError
 
-    @abstractmethod
     def read(self, slots: Mapping[str, HostArray], folded: float | None, scale: float) -> Factors:
         """The factors of arrays without fault.
 
         `folded` is the alpha before folding, as the file's metadata says; `scale` is the one of its configuration.
         An alpha among the arrays overrides `scale`. The update is the same for any `folded`.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def join(self, parts: Mapping[str, Any], paths: Paths) -> Factors:
         """A module's factors from its parts by path; an empty path is the whole. ValueError if they do not fit."""
+        raise NotImplementedError
 
-    @abstractmethod
     def count(self, weight_shape: tuple[int, ...], rank: int) -> int:
         """The number of trained values for a layer whose weight has this shape."""
+        raise NotImplementedError
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
