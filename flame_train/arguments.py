@@ -40,13 +40,31 @@ def presets_from(begun: str) -> list[str]:
     return [name for name in names() if name.startswith(begun)]
 
 
+def devices_from(begun: str) -> list[str]:
+    """The devices that begin so, for completion; which GPUs there are is not asked."""
+    return [device for device in ("cuda", "cuda:0", "cuda:1", "cpu") if device.startswith(begun)]
+
+
 _SHOWN = "cuda|cuda:N|cpu"
 Device = Annotated[
-    str, typer.Option("--device", parser=device_name, metavar=_SHOWN, help="Where to compute. Never chosen silently.")
+    str,
+    typer.Option(
+        "--device",
+        parser=device_name,
+        metavar=_SHOWN,
+        autocompletion=devices_from,
+        help="Where to compute. Never chosen silently.",
+    ),
 ]
 DeviceOrBest = Annotated[
     str | None,
-    typer.Option("--device", parser=device_name, metavar=_SHOWN, help="Default: a GPU if one is usable, else the CPU."),
+    typer.Option(
+        "--device",
+        parser=device_name,
+        metavar=_SHOWN,
+        autocompletion=devices_from,
+        help="Default: a GPU if one is usable, else the CPU.",
+    ),
 ]
 ConfigPath = Annotated[
     str, typer.Option("--config", "-c", help="TOML or YAML file as `init` writes it; -: standard input.")

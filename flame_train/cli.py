@@ -38,12 +38,15 @@ from flame_train.families import FAMILY_TITLES
 from flame_train.lora_cli import lora_app
 from flame_train.output import Printable, complain, complain_of, could_show, open_streams, show, tell
 from flame_train.progress import LogLines
+from flame_train.sweep_cli import sweep_app
 from flame_train.train_cli import train_app
 from flame_train.version import __version__
 
 app = typer.Typer(
     name="flame-train",
     help="LoRA training for diffusion models without PyTorch.",
+    epilog="Begin with `flame-train quickstart`, or `flame-train init sdxl --preset character -o my.toml`. "
+    "Guides: https://github.com/flame-train/flame-train#readme",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -135,10 +138,10 @@ def _root(
     pass
 
 
-app.registered_commands += train_app.registered_commands
+app.registered_commands += [*train_app.registered_commands, *sweep_app.registered_commands]
 
 
-@app.command()
+@app.command(epilog="Example: flame-train quickstart my-first")
 def quickstart(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to fill.")] = Path("quickstart"),
     family: Annotated[
@@ -157,7 +160,7 @@ def quickstart(
     show(run(directory, device, family), as_json)
 
 
-@app.command()
+@app.command(epilog="Example: flame-train init sdxl --preset character --card 24 -o my.toml")
 def init(
     family: Annotated[
         str,
@@ -185,7 +188,7 @@ def init(
         show({"family": family, "output": str(output)}, as_json, str(output))
 
 
-@app.command("import")
+@app.command("import", epilog="Example: flame-train import kohya.toml --family sdxl -o my.toml")
 def import_(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Config of another trainer: TOML, YAML, JSON or script.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="TOML file to write.")] = None,
@@ -203,13 +206,13 @@ def import_(
     show(result, as_json, told(result))
 
 
-@app.command()
+@app.command(epilog='Example: flame-train sample -m base.safetensors --lora lora.safetensors -p "a cat" -o cat.png')
 def sample(
     checkpoint: Annotated[str, typer.Option("--checkpoint", "-m", help="Base model: file, folder or hf:owner/name.")],
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", "-p", help="Prompt, with flags as --n --w --h --d too; repeatable.")
     ] = None,
-    prompt_file: Annotated[str, typer.Option("--prompt-file", help="Text file with further prompts, one a line.")] = "",
+    prompt_file: Annotated[str, typer.Option("--prompt-file", help="As sample.prompt_file in a config.")] = "",
     output: Annotated[Path, typer.Option("--output", "-o", help="PNG to write.")] = Path("sample.png"),
     lora: Annotated[
         list[str] | None,
@@ -241,6 +244,8 @@ def sample(
         Literal["auto", "fp32", "bf16", "fp16", "fp8"],
         typer.Option("--text-precision", help="As text_encoders.precision in a config."),
     ] = "auto",
+    qwen3: Annotated[str, typer.Option("--qwen3", help="Qwen3 for a base model without (Z-Image).")] = "",
+    qwen3_tokens: Annotated[int, typer.Option("--qwen3-tokens", help="As text_encoders.qwen3_tokens.")] = 512,
     t5_tokens: Annotated[int, typer.Option("--t5-tokens", help="As text_encoders.t5_tokens; 0: the family's own.")] = 0,
     t5_padding: Annotated[
         Literal["seen", "zeros", "masked"], typer.Option("--t5-padding", help="As text_encoders.t5_padding.")
@@ -269,6 +274,8 @@ def sample(
         "clip_g": clip_g,
         "t5": t5,
         "t5_vocabulary": t5_vocabulary,
+        "qwen3": qwen3,
+        "qwen3_tokens": qwen3_tokens,
         "t5_tokens": t5_tokens,
         "t5_padding": t5_padding,
         "precision": text_precision,

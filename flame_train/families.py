@@ -14,6 +14,8 @@ FAMILY_TITLES: Final[Mapping[str, str]] = MappingProxyType(
         "sdxl": "SDXL",
         "sd3": "SD3 or SD3.5",
         "flux": "Flux.1",
+        "zimage": "Z-Image",
+        "flux2": "FLUX.2 klein",
     }
 )
 """Name -> usual name. `recipes.<name>` has its `Family`, `<name>-lora` is its command."""

@@ -39,8 +39,13 @@ def choose(
 
 
 def _hint(pattern: str, names: Iterable[str], presets: Mapping[str, Sequence[str]]) -> str:
-    """A suggestion: a preset, a whole name, or a glob over the beginning or end of names."""
+    """A suggestion: a preset, a whole name, or a glob over the beginning or end of names.
+
+    Of a pattern with a `*` inside, what follows the last one is compared with the ends of names first.
+    """
     endings = {"*." + ".".join(name.split(".")[-n:]) for name in names for n in (1, 2, 3)}
     beginnings = {name.partition(".")[0] + ".*" for name in names}
-    near = get_close_matches(pattern, [*presets, *sorted(beginnings | endings), *names], n=3, cutoff=0.6)
+    begin, _, end = pattern.rpartition("*")
+    inside = get_close_matches(f"*{end}", sorted(endings), n=3) if begin and end else []
+    near = inside or get_close_matches(pattern, [*presets, *sorted(beginnings | endings), *names], n=3)
     return f"; near it: {', '.join(near)}" if near else ""

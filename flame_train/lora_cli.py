@@ -13,7 +13,7 @@ from flame_train.output import show
 lora_app = typer.Typer()
 
 
-@lora_app.command("inspect")
+@lora_app.command("inspect", epilog="Example: flame-train inspect lora.safetensors")
 def inspect_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors file.")],
     as_json: AsJson = False,
@@ -26,7 +26,7 @@ def inspect_command(
     show(report.as_dict(), as_json, render(report))
 
 
-@lora_app.command("verify")
+@lora_app.command("verify", epilog="Example: flame-train verify lora.safetensors")
 def verify_command(
     file: LoraPath,
     as_json: AsJson = False,
@@ -39,7 +39,7 @@ def verify_command(
     show(as_dict(file, readers), as_json, render(file, readers))
 
 
-@lora_app.command()
+@lora_app.command(epilog="Example: flame-train convert lora.safetensors lora.diffusers.safetensors --to diffusers")
 def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="LoRA file to read.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="LoRA file to write.")],
@@ -58,7 +58,7 @@ def convert(
     show(rename(source, target, to, force).as_dict(), as_json)
 
 
-@lora_app.command()
+@lora_app.command(epilog="Example: flame-train merge base.safetensors lora.safetensors merged.safetensors")
 def merge(
     base: Annotated[Path | None, typer.Argument(metavar="BASE", help="Base checkpoint.")] = None,
     lora: Annotated[Path | None, typer.Argument(metavar="LORA", help="LoRA file.")] = None,
@@ -97,7 +97,7 @@ def merge(
     show(merge_loras([Strong.parse(text) for text in loras or []], output, want, base, force), as_json)
 
 
-@lora_app.command()
+@lora_app.command(epilog="Example: flame-train resize lora.safetensors --rank 8 -o small.safetensors")
 def resize(
     file: LoraPath,
     output: Annotated[Path, typer.Option("--output", "-o", help="LoRA file to write.")],
@@ -114,7 +114,9 @@ def resize(
     show(make(file, output, wanted(rank, error), force), as_json)
 
 
-@lora_app.command()
+@lora_app.command(
+    epilog="Example: flame-train extract base.safetensors tuned.safetensors --rank 32 -o lora.safetensors"
+)
 def extract(
     base: Annotated[Path, typer.Argument(metavar="BASE", help="The model before.")],
     tuned: Annotated[Path, typer.Argument(metavar="TUNED", help="The model after.")],

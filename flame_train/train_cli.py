@@ -92,7 +92,7 @@ def _training(family: str | None) -> Callable[..., None]:
 
 
 _HELP = "Train a LoRA for whichever family the checkpoint is of; run it again to continue a stopped run."
-train_app.command("train", help=_HELP)(_training(None))
+train_app.command("train", help=_HELP, epilog="Example: flame-train train my.toml --dry-run")(_training(None))
 for _family, _title in FAMILY_TITLES.items():
     _help = f"Train a LoRA for {_title}, as `train`; refuses a checkpoint of another family."
     train_app.command(f"{_family}-lora", help=_help)(_training(_family))
@@ -117,7 +117,7 @@ def reproduce(
     show(again(file, config, overrides or [], output, device, dry_run), as_json)
 
 
-@train_app.command()
+@train_app.command(epilog="Example: flame-train cache my.toml")
 def cache(
     file: ConfigFile = None,
     config: ConfigOption = None,
@@ -143,7 +143,7 @@ def cache(
     show(fill_cache(source, overrides or [], device, dry_run), as_json)
 
 
-@train_app.command()
+@train_app.command(epilog="Example: flame-train dataset my.toml -o report")
 def dataset(
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="TOML or YAML file of a run.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the report.")] = Path("dataset-report"),

@@ -35,8 +35,8 @@ _WATCHED = """
 import atexit, json, sys, time
 begin, marks = time.perf_counter(), {"plan": [], "caption": [], "image": []}
 now = lambda: time.perf_counter() - begin
-from flame_train.run import command, encode
-planned, usual = command.make_plan, encode._progress
+from flame_train.run import encode, plan
+planned, usual = plan.make_plan, encode._progress
 def make_plan(*arguments):
     start = now()
     made = planned(*arguments)
@@ -48,7 +48,7 @@ def progress(what, *rest):
         after(done)
         marks[what].append([done, now()])
     return noted
-command.make_plan, encode._progress = make_plan, progress
+plan.make_plan, encode._progress = make_plan, progress
 atexit.register(lambda: print("\\n" + json.dumps({"marks": marks, "whole": now()}), file=sys.stderr))
 from flame_train.cli import main
 main()

@@ -1,17 +1,22 @@
-"""Servers of stores on this machine: moto's S3. Each is a process of its own, on a free port."""
+"""Servers of stores on this machine: moto's S3, OpenSSH's SFTP, one that says no, and a proxy that spoils a network."""
 
 from __future__ import annotations
 
 import contextlib
+import getpass
+import http.server
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
 KEY, SECRET = "AKIAPLANTEDKEY000000", "planted/SECRET/0123456789abcdefghijklmnop"
 """Credentials that must be found in no file and no message."""
@@ -39,7 +44,6 @@ class S3:
     """moto's S3 server with one bucket, `runs`."""
 
     port: int
-    log: str = field(default="", repr=False)
 
     def environment(self, port: int | None = None) -> dict[str, str]:
         """By which AWS's own libraries find it; `port` of a proxy before it."""
@@ -73,3 +77,155 @@ def moto() -> Iterator[S3]:
     finally:
         process.kill()
         process.wait()
+
+
+SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin")
+"""OpenSSH's server, where it is installed."""
+
+
+@dataclass(frozen=True)
+class Sftp:
+    """OpenSSH's server for this user. `home` has the key, the known host and the settings that ssh reads."""
+
+    port: int
+    home: Path
+
+    def environment(self) -> dict[str, str]:
+        return {"HOME": str(self.home)}
+
+    def address(self, folder: Path) -> str:
+        return f"sftp://{getpass.getuser()}@127.0.0.1:{self.port}{folder}"
+
+
+@contextmanager
+def sshd(folder: Path) -> Iterator[Sftp]:
+    """OpenSSH's server while the block runs, its keys in `folder`."""
+    assert SSHD is not None
+    home, port = folder / "home", free_port()
+    (home / ".ssh").mkdir(parents=True, mode=0o700)
+    for key in (folder / "host", home / ".ssh" / "id_ed25519"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    public = (folder / "host.pub").read_text().split()[:2]
+    (home / ".ssh" / "known_hosts").write_text(f"[127.0.0.1]:{port} {' '.join(public)}\n")
+    settings = {
+        "Port": port,
+        "ListenAddress": "127.0.0.1",
+        "HostKey": folder / "host",
+        "AuthorizedKeysFile": home / ".ssh" / "id_ed25519.pub",
+        "PidFile": "none",
+        "StrictModes": "no",
+        "UsePAM": "no",
+        "PasswordAuthentication": "no",
+        "Subsystem": "sftp internal-sftp",
+    }
+    (folder / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    command = [SSHD, "-D", "-e", "-f", str(folder / "sshd_config")]
+    with (folder / "sshd.log").open("wb") as log:
+        process = subprocess.Popen(command, stderr=log)
+    try:
+        wait_for(port, process)
+        yield Sftp(port, home)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def refusing(code: str, status: int = 403) -> Iterator[S3]:
+    """A server that answers every request of S3 with one error, whose message repeats the key."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # which answers a client that asks before it sends
+
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = f"<Error><Code>{code}</Code><Message>said of {KEY}</Message></Error>".encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/xml")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    for method in ("GET", "PUT", "HEAD", "DELETE", "POST"):
+        setattr(Handler, f"do_{method}", Handler.answer)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield S3(server.server_port)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class Proxy:
+    """Passes connections on to a port, and spoils them as its attributes say, from now on.
+
+    Attributes:
+        drops: every connection is closed before a byte passes.
+        delay: seconds before each piece passes.
+        cuts: so many pieces of more than a kilobyte are cut off in the middle, and their connections with them.
+        corrupts: so many such pieces have a bit flipped near their end.
+        spoils: whose pieces these are: "sent" to the server, or "got" from it.
+        passed: pieces that passed as they were.
+    """
+
+    def __init__(self, target: int) -> None:
+        self.drops, self.delay, self.cuts, self.corrupts, self.spoils, self.passed = False, 0.0, 0, 0, "sent", 0
+        self._target = target
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listening.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listening.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                if self.drops:
+                    client.close()
+                    continue
+                server = socket.create_connection(("127.0.0.1", self._target))
+                for pair in ((client, server, "sent"), (server, client, "got")):
+                    threading.Thread(target=self._pass, args=pair, daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket, way: str) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(1 << 16):
+                if self.drops:
+                    break
+                if self.delay:
+                    time.sleep(self.delay)
+                spoilt = way == self.spoils and len(piece) > 1024
+                if spoilt and self.cuts:
+                    self.cuts -= 1
+                    sink.sendall(piece[: len(piece) // 2])
+                    break
+                if spoilt and self.corrupts:
+                    self.corrupts -= 1
+                    piece = piece[:-200] + bytes([piece[-200] ^ 1]) + piece[-199:]
+                else:
+                    self.passed += 1
+                sink.sendall(piece)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        source.close()
+
+
+@contextmanager
+def proxy(target: int) -> Iterator[Proxy]:
+    """A proxy before a port of this machine."""
+    made = Proxy(target)
+    try:
+        yield made
+    finally:
+        made.close()

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 [ -x .venv/bin/python ] || "${PYTHON:-python3}" -m venv .venv
-.venv/bin/python -m pip install --quiet --editable '.[dev,parity]'
+.venv/bin/python -m pip install --quiet --editable '.[dev,parity,docs]'
 
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 PACKAGE = Path(__file__).parents[1] / "flame_train"
 FEW = 4
-HELP = frozenset({"cli.py", "bench_cli.py", "lora_cli.py", "train_cli.py"})
+HELP = frozenset({"cli.py", "bench_cli.py", "lora_cli.py", "sweep_cli.py", "train_cli.py"})
 """The docstring of a command is its `--help`, where each option has a line already."""
 
 

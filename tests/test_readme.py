@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -89,3 +90,30 @@ def test_the_table_of_ops_names_what_is_slower_missing_and_a_view() -> None:
         "| narrow | 2x3 | bf16 | own | view |  | 5.0 | 1.25 |",
         "| sort | 2x3 | bf16 | own | 8.0 host | 1.00 |  |  |",
     ]
+
+
+def test_the_table_of_cards_has_each_measurement_of_the_presets() -> None:
+    """The first figure of each row of cards.toml stands in the row of its card."""
+    cards = tomllib.loads((ROOT / "flame_train" / "tools" / "presets" / "cards.toml").read_text(encoding="utf-8"))
+    rows = dict(re.findall(r"^\| (\d+) GB \|(.*)$", README, re.MULTILINE))
+    assert set(map(int, rows)) == {row["gb"] for family in cards.values() for row in family}
+    for family in cards.values():
+        for row in family:
+            figure = re.search(r"[\d.]+ GiB", row["source"])
+            assert figure is not None
+            assert figure[0] in rows[str(row["gb"])]
+
+
+def test_the_filled_in_config_is_one_that_init_writes(tmp_path: Path) -> None:
+    """But for what is filled in: so a user finds in the README what stands in the file."""
+    (block,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+    shown = tomllib.loads(re.sub(r"(?m)^   ", "", block))
+    command = [sys.executable, "-m", "flame_train", "init", "sdxl", "--preset", "character", "--card", "24"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    written = tomllib.loads(done.stdout)
+    filled = {"model": ["checkpoint"], "data": ["path"], "output": ["dir", "name", "trigger"], "sample": ["prompts"]}
+    for tree in (shown, written):
+        for section, names in filled.items():
+            for name in names:
+                tree[section].pop(name, None)
+    assert shown == written

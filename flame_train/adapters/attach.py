@@ -62,6 +62,18 @@ class Attached:
             if name in self.adapters and layer.adapter is self.adapters[name]:
                 layer.adapter = None
 
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Within, the model computes as without its adapters, in the same captured program."""
+        layers = layers_of(self.model)
+        for name in self.adapters:
+            layers[name].adapter = None
+        try:
+            yield
+        finally:
+            for name, adapter in self.adapters.items():
+                layers[name].adapter = adapter
+
     def merged(self) -> Iterator[tuple[str, Tensor]]:
         """Each adapted weight's name with W + delta, added in fp32 or better and rounded once to W's dtype."""
         layers = layers_of(self.model)
@@ -85,8 +97,9 @@ def attach(
     scale: str = "rank",
     chances: Chances | None = None,
     own: Mapping[str, Own] = MappingProxyType({}),
+    signed: bool = False,
 ) -> Attached:
-    """Puts a fresh adapter into each named layer of a loaded `model`; the model's output does not change.
+    """Puts a new adapter into each named layer of a loaded `model`; the model's output does not change.
 
     Args:
         model: the network.
@@ -98,6 +111,7 @@ def attach(
         scale: "rank", or "sqrt_rank": the update is scaled by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732).
         own: what layers have of their own instead of `rank`, `alpha` and dropout.
         chances: what a step leaves out, within `Attached.drops.during`.
+        signed: whether `Attached.drops.during` may give adapters another strength.
 
     Returns:
         The adapters by layer.
@@ -116,7 +130,7 @@ def attach(
         made = kind.create(layer, name, own_rank, own_alpha, seed, make_parameter or _own_parameter)
         left_out = chances or Chances()
         left_out = left_out if mine.dropout is None else replace(left_out, dropout=mine.dropout)
-        adapters[name] = layer.adapter = dropping(made, name, left_out, drops)
+        adapters[name] = layer.adapter = dropping(made, name, left_out, drops, signed)
     return Attached(model, MappingProxyType(adapters), drops, kind.faster)
 
 

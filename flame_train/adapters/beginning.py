@@ -1,4 +1,4 @@
-"""A run that begins with a finished adapter: its arrays, checked against the layers and put into fresh parameters."""
+"""A run that begins with a finished adapter: its arrays, checked against the layers and put into new parameters."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def begin_with(attached: Attached, found: Mapping[str, Factors]) -> None:
     """Puts the factors, which were checked, into the adapters' parameters: the same update on the adapters' scale."""
     for name, factors in found.items():
         adapter = attached.adapters[name]
-        fresh = adapter.factors()
-        if isinstance(factors, LoraFactors) and isinstance(fresh, LoraFactors):
-            factors = resized(factors, fresh)
-        ratio = np.float32((factors.alpha / factors.rank) / (fresh.alpha / fresh.rank))
+        initial = adapter.factors()
+        if isinstance(factors, LoraFactors) and isinstance(initial, LoraFactors):
+            factors = resized(factors, initial)
+        ratio = np.float32((factors.alpha / factors.rank) / (initial.alpha / initial.rank))
         parameters = adapter.parameters()
         stored = {which: factors.arrays.get(_STORED.get(which, which)) for which in parameters}
         if any(array is None or array.size != math.prod(parameters[w].shape) for w, array in stored.items()):
@@ -84,13 +84,13 @@ def begin_with(attached: Attached, found: Mapping[str, Factors]) -> None:
             p.data[...] = p.backend.to_device(values * ratio if which in _SCALED else values)
 
 
-def resized(factors: LoraFactors, fresh: LoraFactors) -> LoraFactors:
-    """`factors` with the rank of `fresh`: the largest singular values stay, missing ones begin as `fresh` does."""
-    rank = fresh.rank
+def resized(factors: LoraFactors, initial: LoraFactors) -> LoraFactors:
+    """`factors` with the rank of `initial`: the largest singular values stay, missing ones begin as `initial` does."""
+    rank = initial.rank
     if factors.rank == rank:
         return factors
     down, up = largest(factors, min(rank, factors.rank))
     if rank > factors.rank:
-        down = np.concatenate([down, fresh.down.reshape(rank, -1)[factors.rank :]])
+        down = np.concatenate([down, initial.down.reshape(rank, -1)[factors.rank :]])
         up = np.concatenate([up, np.zeros((len(up), rank - factors.rank), np.float32)], axis=1)
-    return LoraFactors(down.reshape(fresh.down.shape), up.reshape(fresh.up.shape), float(rank))
+    return LoraFactors(down.reshape(initial.down.shape), up.reshape(initial.up.shape), float(rank))

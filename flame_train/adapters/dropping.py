@@ -43,18 +43,22 @@ class Chances:
 
 @dataclass(slots=True)
 class Drops:
-    """The random numbers of the step that is running, for all adapters of a network; None outside."""
+    """The random numbers of the step that is running, for all adapters of a network; None outside.
+
+    `strength` (1,) is a factor on all updates; None: 1.
+    """
 
     rng: Rng | None = None
+    strength: Tensor | None = None
 
     @contextmanager
-    def during(self, rng: Rng) -> Iterator[None]:
-        """Inside, parts are left out as `rng` says."""
-        self.rng = rng
+    def during(self, rng: Rng, strength: Tensor | None = None) -> Iterator[None]:
+        """Inside, parts are left out as `rng` says, and updates act `strength` times as strong."""
+        self.rng, self.strength = rng, strength
         try:
             yield
         finally:
-            self.rng = None
+            self.rng = self.strength = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class Drop:
     chances: Chances
     rng: Rng
     name: str
+    strength: Tensor | None = None
 
     def hidden(self, low: Tensor) -> Tensor:
         """LoRA's inner activations (B, ..., rank) with numbers and ranks zeroed, the rest made larger for it."""
@@ -80,8 +85,11 @@ class Drop:
         return self._kept("rank", (size,), self.chances.rank)[0] if self.chances.rank else None
 
     def module(self) -> Tensor | None:
-        """(1,): 0 where the whole update is left out, else 1; None: it always stays."""
-        return self._kept("module", (), self.chances.module)[:1] if self.chances.module else None
+        """(1,): 0 where the whole update is left out, else its strength; None: it always stays, as strong as it is."""
+        if not self.chances.module:
+            return self.strength
+        kept = self._kept("module", (), self.chances.module)[:1]
+        return kept if self.strength is None else kept * self.strength
 
     def _for_rows(self, rows: int) -> Drop:
         """The drop of an input with several rows a sample, as a caption's windows are: each with numbers of its own."""
@@ -110,11 +118,11 @@ class DroppedAdapter:
     drops: Drops = field(compare=False)
 
     def __call__(self, layer: nn.Linear | nn.Conv2d, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        rng = self.drops.rng
-        if rng is None:
+        rng, strength = self.drops.rng, self.drops.strength
+        if rng is None or not (self.chances.any or strength is not None):
             y: Tensor = self.adapter(layer, x, residual)
         else:
-            y = self.adapter.dropped(layer, x, Drop(self.chances, rng, self.name))
+            y = self.adapter.dropped(layer, x, Drop(self.chances, rng, self.name, strength))
             y = y if residual is None else y + residual
         return y
 
@@ -142,6 +150,17 @@ class DroppedAdapter:
         self.adapter.limit(max_norm)
 
 
-def dropping(adapter: Adapter, name: str, chances: Chances, drops: Drops) -> Adapter:
-    """`adapter`, or what leaves out parts of it where `chances` says so."""
-    return DroppedAdapter(adapter, name, chances, drops) if chances.any else adapter
+def dropping(adapter: Adapter, name: str, chances: Chances, drops: Drops, signed: bool = False) -> Adapter:
+    """An adapter as steps use it.
+
+    Args:
+        adapter: the adapter.
+        name: its layer.
+        chances: the probabilities of what is left out.
+        drops: the random numbers and the strength of the step that is running.
+        signed: whether a step may give it another strength.
+
+    Returns:
+        `adapter` itself, where no step changes anything about it.
+    """
+    return DroppedAdapter(adapter, name, chances, drops) if chances.any or signed else adapter

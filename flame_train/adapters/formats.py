@@ -27,7 +27,7 @@ FORMATS: Final = ("kohya", "diffusers")
 """The names in LoRA files; with both, the first is in the file of the LoRA's name."""
 
 _LOG = logging.getLogger(__name__)
-_LONGEST: Final = 200  # characters of a name that is told, or compared with others
+_LONGEST: Final = 200  # characters of a name that is shown, or compared with others
 _NEAR: Final = 40
 _NO_NUMBERS: Final = ("BOOL", "C64")
 _BESIDE = "bundle_emb."  # trained words, which OneTrainer keeps in the same file

@@ -1,7 +1,7 @@
 """The low-rank product nearest to an update, by singular values (Eckart and Young 1936), and its distance.
 
-The rank of the best product of a given error, or the error of a given rank, follows from the singular values alone:
-the squared distance is the sum of the squares of those left out.
+The rank of the best product of a given error, or the error of a given rank, follows from the singular values alone.
+The squared distance is the sum of the squares of those left out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One alpha for all layers of a file in kohya's naming, where diffusers would take another than a layer's own.
 
 diffusers makes a PEFT configuration of such a file: the commonest alpha, and a pattern for each layer of another one.
-For the attention of SDXL and its text encoders it writes the pattern under a name that no module has
-(`attn1.processor.to_q_lora.down.weight`), so these layers get the commonest alpha whatever their own is. Their files
-get one alpha, and the rest is folded into the up matrices: the same update in every program.
+For the attention of SDXL and its text encoders the pattern has a name that no module has:
+`attn1.processor.to_q_lora.down.weight`. So these layers get the commonest alpha whatever their own is. Their files get
+one alpha, and the rest is folded into the up matrices: the same update in every program.
 """
 
 from __future__ import annotations

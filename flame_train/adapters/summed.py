@@ -8,7 +8,7 @@ import numpy as np
 
 from .factors import LoraFactors
 from .folding import fold
-from .fused import holding
+from .qkv_split import holding
 
 
 def summed(parts: Sequence[tuple[LoraFactors, float]]) -> LoraFactors:

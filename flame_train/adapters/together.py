@@ -27,8 +27,8 @@ _Parts = Sequence[tuple[Factors, float]]
 def attached_together(model: nn.Module, several: Sequence[Strong]) -> Iterator[None]:
     """Within, a loaded `model` computes with the sum of several files' adapters.
 
-    A layer with one adapter has it as `attach_factors` does; with several LoRAs, one with their matrices side by side;
-    with others, the sum of their updates as a matrix, each of the layer's own weight.
+    A layer with one adapter has it as `attach_factors` does. With several LoRAs, one with their matrices side by side.
+    With others, the sum of their updates as a matrix, each of the layer's own weight.
 
     Raises ModelFileError as `attach_factors` does.
     """

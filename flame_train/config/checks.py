@@ -13,6 +13,7 @@ from flame_train.config.prompts import Prompt
 from flame_train.config.schema import REPEATED, Config
 from flame_train.data.buckets import BucketRule
 from flame_train.data.sets import DataSet, image_sets
+from flame_train.diffusion.preservation import PRESERVATIONS
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.errors import ConfigError
 from flame_train.optimizers import OPTIMIZERS
@@ -52,8 +53,9 @@ def _sets(config: Config) -> str | None:
         return f"expected path, the folder of images, in table {', '.join(lacking)}, got none"
     if "\0" in "".join(one.path for one in sets):
         return "expected paths, got a NUL character in one"
-    if sets and not any(one.weight for one in sets):
-        return "expected a weight above 0 in a table, got weights that sum to 0"
+    for number, one in enumerate(sets, 1):
+        if one.regularization_target == "base" and not one.regularization:
+            return f'expected regularization = true with regularization_target = "base" in table {number}, got false'
     return None
 
 
@@ -263,6 +265,12 @@ def _only_trained(config: Config, name: str) -> str | None:
     return "expected text_encoders.train with it, the text encoders that it is for, got none"
 
 
+def _preservation_weight(config: Config) -> str | None:
+    if config.preservation.weight == 1.0 or PRESERVATIONS.chosen(config.preservation).active:
+        return None
+    return "expected preservation.kind with it, what is kept"
+
+
 def _of_sets(config: Config) -> list[tuple[str, DataSet]]:
     """Each set with what messages call it: nothing where `data.path` is the only one."""
     sets = image_sets(config.data, config.captions)
@@ -355,6 +363,7 @@ def checks() -> Iterator[Check]:
     yield Check(("data.min_bucket", "data.resolution"), _min_bucket)
     yield Check(("data.max_bucket", "data.resolution"), _max_bucket)
     yield Check(("lora.targets",), _targets)
+    yield Check(("preservation.weight", "preservation.kind"), _preservation_weight)
     yield Check(("text_encoders.train", "text_encoders.cache"), _trained_text)
     for name in ("lr", "rank", "alpha", "targets"):
         yield Check((f"text_encoders.{name}", "text_encoders.train"), partial(_only_trained, name=name))

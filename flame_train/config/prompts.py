@@ -1,18 +1,15 @@
-"""Prompts of sample images: each a string or a table, in a config or a line of a file."""
+"""Prompts of sample images: each a string or a table."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError, model_validator
+from pydantic import model_validator
 
 from flame_train.config.prompt_flags import has_flags, read_flags
 from flame_train.diffusion.samplers import SAMPLERS
-from flame_train.errors import ConfigError
 from flame_train.settings import Section, field
 
-MAX_BYTES = 1 << 20
 _SAMPLERS = {other: name for name, kind in SAMPLERS.items() for other in kind.aka}
 
 
@@ -45,26 +42,6 @@ class Prompt(Section):
         return self.text if self.model_fields_set == {"text"} and not has_flags(self.text) else None
 
 
-def read_prompt_file(path: str) -> tuple[Prompt, ...]:
-    """The prompts of a text file, one a line; empty lines and those that begin with # are none.
-
-    Raises ConfigError with every line that is wrong.
-    """
-    prompts, wrong = [], []
-    for number, line in enumerate(_text(path).splitlines(), 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        try:
-            prompts.append(Prompt.model_validate(line.strip()))
-        except ValidationError as error:
-            wrong += [f"{path}:{number}: {problem(found)}" for found in error.errors()]
-    if wrong:
-        raise ConfigError("\n".join(wrong))
-    if not prompts:
-        raise ConfigError(f"sample.prompt_file: expected a prompt a line, got none in {path}")
-    return tuple(prompts)
-
-
 def problem(found: Any) -> str:
     """One of pydantic's errors about a prompt, in words."""
     if found["type"] == "value_error":
@@ -73,18 +50,3 @@ def problem(found: Any) -> str:
     if found["type"] == "extra_forbidden":
         return f"{name}: unknown key; a prompt has {', '.join(Prompt.model_fields)}"
     return f"{name}: {found['msg'].lower()}, got {found['input']!r}"
-
-
-def _text(path: str) -> str:
-    if Path(path).suffix.lower() in (".json", ".toml", ".yaml", ".yml"):
-        raise ConfigError(f"sample.prompt_file: expected a text file with a prompt a line, got {path}")
-    try:
-        with Path(path).open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-        if len(raw) > MAX_BYTES:
-            raise ConfigError(f"sample.prompt_file: expected at most 1 MiB, got more in {path}")
-        return raw.decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"sample.prompt_file: {path}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, ValueError) as error:
-        raise ConfigError(f"sample.prompt_file: {path}: expected UTF-8 text, got {error}") from None

@@ -63,6 +63,7 @@ def given_layer(tree: Mapping[str, Any]) -> Layered:
         name: {key: _plain(value) for key, value in keys.items()} if isinstance(keys, Mapping) else keys
         for name, keys in tree.items()
     }
+    _check_format(sections, {}, _GIVEN)
     return Layered(sections, files=[_GIVEN])
 
 
@@ -88,12 +89,13 @@ def _check_format(tree: dict[str, Any], lines: dict[KeyPath, int], source: str) 
     if "format" not in tree:
         return
     found = tree.pop("format")
-    line = lines.pop(("format",))
+    line = lines.pop(("format",), None)
     if found != FORMAT or isinstance(found, bool):
+        place = name_of(source) if line is None else f"{name_of(source)}:{line}"
         raise ConfigError(
-            f"{name_of(source)}:{line}: format: expected {FORMAT}, the format of configs that this version reads, got "
-            f"{found!r}; write a new file with `flame-train init` and copy the settings, or use the version of "
-            "flame-train that wrote this one"
+            f"{place}: format: expected {FORMAT}, the format of configs that this version reads, got {found!r}; write "
+            "a new file with `flame-train init` and copy the settings, or use the version of flame-train that wrote "
+            "this one"
         )
 
 

@@ -13,10 +13,12 @@ from flame_train.config.schema import FORMAT, Config
 _COMMENT_COLUMN = 28
 
 
-def commented(config: Config, title: str, leave_out: Collection[str] = ()) -> str:
+def commented(
+    config: Config, title: str, leave_out: Collection[str] = (), notes: Mapping[str, str] | None = None
+) -> str:
     """Every key of `config` with its value, meaning, allowed values and unit, but for those to `leave_out` by path.
 
-    `title` is the first line.
+    `title` is the first line; `notes` are words before a key's meaning, by path.
     """
     lines = [f"# {title}", "", f"format = {FORMAT}"]
     values = flat(config)
@@ -28,7 +30,8 @@ def commented(config: Config, title: str, leave_out: Collection[str] = ()) -> st
             written = key.path in values and key.path not in leave_out and not no_line
             if key.section == section and written:
                 setting = f"{key.name} = {toml_value(values[key.path])}"
-                lines.append(f"{setting:<{_COMMENT_COLUMN}}  # {_comment(key)}")
+                note = f"{notes[key.path]}. " if notes and key.path in notes else ""
+                lines.append(f"{setting:<{_COMMENT_COLUMN}}  # {note}{_comment(key)}")
     return "\n".join(lines) + "\n"
 
 

@@ -74,7 +74,7 @@ class SampleSection(Repeated):
     )
     prompt_file: str = field(
         "",
-        "text file with further prompts, one a line, as kohya's trainers read it; empty: none",
+        "file with further prompts, as kohya's trainers read it: .txt, one a line, .toml or .json; empty: none",
         free=True,
         place=True,
         aka=("sample_prompts",),

@@ -17,6 +17,7 @@ from flame_train.data.caption_tools import CaptionKeys
 from flame_train.data.sets import DataSet, SetKeys
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import NOISE_KINDS
+from flame_train.diffusion.preservation import PRESERVATIONS
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.optimizers import OPTIMIZERS
@@ -45,6 +46,13 @@ class ModelSection(Section):
         "another VAE to use instead of the checkpoint's own; empty: its own",
         place=True,
         aka=("pretrained_vae_model_name_or_path", "ae"),
+    )
+    training_adapter: str = field(
+        "",
+        "a de-distillation adapter: a LoRA that is added to the base while it is trained, so that a distilled model "
+        "does not lose its distillation; empty: none",
+        place=True,
+        aka=("assistant_lora_path",),
     )
     prediction: Literal["epsilon", "v", "flow"] = field(
         "epsilon",
@@ -350,6 +358,19 @@ class LossSection(Section):
     )
 
 
+@choices(PRESERVATIONS)
+class PreservationSection(Section):
+    """What the model keeps as the base has it, while it learns."""
+
+    weight: float = field(
+        1.0,
+        "factor on the loss of what is kept; of a slider, on its loss",
+        gt=0,
+        le=1000,
+        aka=("diff_output_preservation_multiplier", "blank_prompt_preservation_multiplier"),
+    )
+
+
 class LogSection(Section):
     """Further values in the log."""
 
@@ -406,6 +427,12 @@ class OutputSection(Section):
     tensorboard: bool = field(
         False, "also write TensorBoard events", free=True, aka=("log_with", "report_to", "logging_dir")
     )
+    wandb: str = field(
+        "",
+        "the project at Weights & Biases to which curves, sample images and the config are sent; empty: none",
+        free=True,
+        aka=("wandb_project", "log_tracker_name", "tracker_project_name", "project_name"),
+    )
 
 
 class Config(Section):
@@ -421,6 +448,7 @@ class Config(Section):
     gradient: GradientSection = GradientSection()
     train: TrainSection = TrainSection()
     loss: LossSection = LossSection()
+    preservation: PreservationSection = PreservationSection()
     checkpoint: CheckpointSection = CheckpointSection()
     log: LogSection = LogSection()
     sample: SampleSection = SampleSection()

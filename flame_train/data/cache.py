@@ -35,6 +35,7 @@ from flame_train.io.safetensors import save_file, serialize
 
 _FIRST = 1 << 16  # bytes: a header, and all of a small entry
 _KEY = re.compile(r"[0-9a-f]{64}")
+_ENDING = ".safetensors"
 _PART = re.compile(r"[0-9a-f]{2}")  # the folders that entries lie in
 FORMAT = 1  # raised when the meaning of entries changes: older ones are then simply not found
 
@@ -57,9 +58,20 @@ def cache_key(kind: str, content: str, model: str, settings: Mapping[str, Any]) 
 
     `settings` must be JSON: its order does not matter, every value does.
     """
-    parts = [FORMAT, kind, content, model, settings]
-    canonical = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return cache_keys(kind, model, settings)(content)
+
+
+def cache_keys(kind: str, model: str, settings: Mapping[str, Any]) -> Callable[[str], str]:
+    """`cache_key` of contents, for many that share all else."""
+    before, after = _canonical([FORMAT, kind])[:-1], _canonical([model, settings])[1:]
+
+    def key(content: str) -> str:
+        return hashlib.sha256(f"{before},{json.dumps(content)},{after}".encode()).hexdigest()
+
+    return key
+
+
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
 class DiskCache:
@@ -71,14 +83,19 @@ class DiskCache:
 
     def __init__(self, folder: Path, digests: Digests | None = None) -> None:
         self.folder, self._digests = folder, digests or Digests(None)
+        self._place = os.path.abspath(folder)
         self.hits = self.misses = self.damaged = 0
 
     def path(self, key: str) -> Path:
         """Where the entry of `key` lies, or would."""
-        return self.folder / key[:2] / f"{key}.safetensors"
+        return self.folder / key[:2] / f"{key}{_ENDING}"
 
     def has(self, key: str, shapes: Shapes | None = None) -> bool:
         """Whether `get` would give the entry. It is read whole, unless the digests know it. Raises what `get` does."""
+        file = f"{self._place}{os.sep}{key[:2]}{os.sep}{key}{_ENDING}"
+        if self._digests.known(file, _question(shapes), self._place) is not None:
+            self.hits += 1
+            return True
         path = self.path(key)
 
         def verified() -> str:

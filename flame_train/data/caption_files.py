@@ -78,7 +78,7 @@ class CaptionFiles:
         for numbered in by_ending.values():
             keys = [key for _, key in sorted(numbered)]
             self._used.update(keys)
-            parts = [read_captions(self._root / key, shown(key), lines=self._rule.lines) for key in keys]
+            parts = [read_captions(f"{self._root}{os.sep}{key}", shown(key), lines=self._rule.lines) for key in keys]
             found[keys[0]] = tuple(caption for part in parts for caption in part)
         return found
 

@@ -76,7 +76,7 @@ def one_line(text: str) -> str:
     return " ".join(part for part in (line.strip() for line in text.split("\n")) if part)
 
 
-def read_captions(path: Path, name: str | None = None, *, lines: bool = False) -> tuple[str, ...]:
+def read_captions(path: Path | str, name: str | None = None, *, lines: bool = False) -> tuple[str, ...]:
     """The captions in a text file: one, or with `lines` one a line that is not blank; "" for white space alone.
 
     Raises DataError beginning with `name`.

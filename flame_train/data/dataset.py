@@ -36,10 +36,13 @@ Progress = Callable[[int, int], None]  # (images read, images in all)
 
 
 class DatasetError(DataError):
-    """All that is wrong with a dataset. `problems` holds one sentence each, beginning with the file."""
+    """All that is wrong with a dataset. `problems` holds one sentence each, beginning with the file.
 
-    def __init__(self, folder: Path, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
+    `items` are the images of it with which nothing is wrong, for whoever looks for more that is.
+    """
+
+    def __init__(self, folder: Path, problems: Sequence[str], items: Sequence[Item] = ()) -> None:
+        self.problems, self.items = tuple(problems), tuple(items)
         lines = [f"{shown(folder)}: {len(self.problems)} problem(s) in the dataset:"]
         lines += [f"  {problem}" for problem in self.problems[:_LISTED]]
         if len(self.problems) > _LISTED:
@@ -49,15 +52,20 @@ class DatasetError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One image with its captions."""
+    """One image with its captions. Of a hundred thousand each has little: their paths begin with one folder."""
 
-    path: Path
+    root: Path
     key: str  # relative posix path; bytes that are not UTF-8 as surrogate escapes
     captions: tuple[str, ...]  # at least one
     size: tuple[int, int]  # (height, width) in pixels, upright
     sha256: str  # of the file's bytes
     plain: bool = False  # decoding it gave nothing to be told
     mask: Mask | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.root / self.key
 
     @property
     def caption(self) -> str:
@@ -133,7 +141,7 @@ class Dataset:
         scan.look_at_folders(by_folder)
         fatal = [*listing.problems, *scan.problems, *([] if on_bad == "skip" else scan.bad)]
         if fatal:
-            raise DatasetError(path, fatal)
+            raise DatasetError(path, fatal, items)
         if not items:
             raise DatasetError(path, [*scan.bad, _no_image(listing.files)])
         skipped = [f"left out: {problem}" for problem in scan.bad]
@@ -211,7 +219,7 @@ class _Scan:
                 self.bad.append(str(error))
                 continue
             if info is not None and self._fits(key, info):
-                items.append(Item(self.root / key, key, captions, info.size, info.sha256, not info.notices, mask))
+                items.append(Item(self.root, key, captions, info.size, info.sha256, not info.notices, mask))
                 self.notices.extend(info.notices)
         self._note_counts()
         return items

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from flame_train.disk.system import BINARY, NONBLOCK
 from flame_train.errors import DataError, shown
 
+_MORE = 1 << 16  # bytes, of a file that grows while it is read
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -25,7 +27,15 @@ def special_kind(mode: int) -> str | None:
     return next((text for test, text in _KINDS if test(mode)), "not a regular file")
 
 
-def read_bytes(path: Path, *, limit: int, name: str | None = None) -> bytes:
+def _read(file: io.FileIO, size: int, limit: int) -> bytes:
+    """All of a file that had `size` bytes; more than `limit` where it grew beyond that meanwhile."""
+    data = file.read(size + 1) or b""  # room for all that is asked for is taken at once
+    while len(data) <= limit and (more := file.read(min(_MORE, limit + 1 - len(data)))):
+        data += more
+    return data
+
+
+def read_bytes(path: Path | str, *, limit: int, name: str | None = None) -> bytes:
     """The whole content of a regular file of at most `limit` bytes.
 
     Pipes, devices and sockets are refused before anything is read, so that none can block or feed for ever.
@@ -38,11 +48,9 @@ def read_bytes(path: Path, *, limit: int, name: str | None = None) -> bytes:
             raise DataError(f"{label}: expected a file, found {kind}: take it out of the dataset")
         # The file may be swapped between the two calls: NONBLOCK keeps a pipe from blocking even then.
         handle = os.open(path, os.O_RDONLY | NONBLOCK | BINARY)
-        with os.fdopen(handle, "rb") as file:
+        with os.fdopen(handle, "rb", buffering=0) as file:
             size = os.fstat(handle).st_size
-            data = file.read(size + 1) if size <= limit else None  # room for all that is asked for is taken at once
-            if data is not None and len(data) > size:  # it grew meanwhile
-                data += file.read(limit + 1 - len(data))
+            data = _read(file, size, limit) if size <= limit else None
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise DataError(f"{label}: cannot be read ({reason}): check the file, its links and permissions") from error

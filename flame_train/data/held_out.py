@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from flame_train.data.dataset import Item
 from flame_train.data.samples import Samples
 from flame_train.errors import ConfigError, DataError, shown
@@ -22,7 +24,7 @@ def split(samples: Samples, fraction: float) -> tuple[Samples, Samples]:
     rest, held = samples.where(lambda row: not row.set.validation), samples.where(lambda row: row.set.validation)
     if not rest.rows:
         raise ConfigError("data.sets: expected a set to train on, got validation = true in all; add one without")
-    _refuse_common(rest, held)
+    refuse_common([row.item for row in rest.rows], [row.item for row in held.rows])
     if not fraction:
         return rest, held
     edge = max(fraction, min(_place(row.item) for row in rest.rows))
@@ -42,10 +44,10 @@ def _place(item: Item) -> float:
     return int(item.sha256[:13], 16) / 16**13
 
 
-def _refuse_common(rest: Samples, held: Samples) -> None:
+def refuse_common(rest: Iterable[Item], held: Iterable[Item]) -> None:
     """Raises DataError for images of validation sets that are trained on: their loss would not be of unseen images."""
-    seen = {row.item.sha256: row.item for row in rest.rows}
-    both = [(row.item, seen[row.item.sha256]) for row in held.rows if row.item.sha256 in seen]
+    seen = {item.sha256: item for item in rest}
+    both = [(item, seen[item.sha256]) for item in held if item.sha256 in seen]
     if both:
         lines = [f"  {shown(mine.path)}: is the same image as {shown(other.path)}" for mine, other in both[:_LISTED]]
         more = [f"  ... and {len(both) - _LISTED} more"] if len(both) > _LISTED else []

@@ -26,6 +26,7 @@ from flame_train.io.digests import Digests
 
 MAX_PIXELS = 89_478_485  # Pillow's own bound, at which it only warns: 256 MiB of RGB
 MAX_FILE_BYTES = 1 << 30
+_DRAFT = 8  # the smallest share of a JPEG's size that its decoder gives at once
 
 Animated = Literal["refuse", "first"]
 
@@ -66,8 +67,9 @@ def probe(
     seen: Mapping[str, Size] | None = None,
     digests: Digests | None = None,
 ) -> ImageInfo:
-    """Decodes the image fully, as `load_image` does, and keeps only the facts about it.
+    """Reads the image to its end, as `load_image` does, and keeps only the facts about it.
 
+    A JPEG is decoded at an eighth of its size: all its bytes are read, and most of the arithmetic is left out.
     `seen` are the sizes, by hash, of those that need not be decoded again; of such nothing else is known. Those whose
     hash `digests` knows are not even read.
 
@@ -92,7 +94,8 @@ def probe(
     digest = (digests or Digests(None)).of([path], "content", hashed)
     if seen is not None and digest in seen:
         return ImageInfo(*seen[digest], "", "", digest)
-    return _loaded(data or read_bytes(path, limit=MAX_FILE_BYTES, name=label), label, WHITE, animated)[1]
+    data = data or read_bytes(path, limit=MAX_FILE_BYTES, name=label)
+    return _loaded(data, label, WHITE, animated, small=True)[1]
 
 
 def load_image(
@@ -120,9 +123,23 @@ def load_alpha(path: Path, *, name: str | None = None) -> tuple[np.ndarray[Any, 
 
 
 def _loaded(
-    data: bytes, label: str, background: tuple[int, int, int] | None, animated: Animated
+    data: bytes, label: str, background: tuple[int, int, int] | None, animated: Animated, small: bool = False
 ) -> tuple[np.ndarray[Any, Any], ImageInfo]:
-    """As `load_image`, of a file's bytes; without a background as `load_alpha`."""
+    """As `load_image`, of a file's bytes.
+
+    Args:
+        data: the file's bytes.
+        label: the name of the file in messages.
+        background: the RGB colour behind transparent pixels; None: as `load_alpha`.
+        animated: whether the first frame of an animation is an image.
+        small: whether fewer pixels will do, where that is faster.
+
+    Returns:
+        The pixels, and the facts about the whole image.
+
+    Raises:
+        DataError: the file is no image that can be used.
+    """
     if not data:
         raise DataError(f"{label}: the file is empty (zero bytes): copy or download it again")
     found = sniff.sniff(data)
@@ -133,7 +150,7 @@ def _loaded(
     _refuse_bomb(sniff.declared_pixels(data, found), label)
     notices: list[str] = []
     try:
-        pixels, mode = _decode(data, found, label, background, animated, notices)
+        pixels, size, mode = _decode(data, found, label, background, animated, notices, small)
     except DataError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -147,7 +164,7 @@ def _loaded(
         raise DataError(
             f"{label}: the {found} is damaged and cannot be decoded ({error}): copy or download it again"
         ) from error
-    info = ImageInfo(pixels.shape[0], pixels.shape[1], found, mode, hashlib.sha256(data).hexdigest(), tuple(notices))
+    info = ImageInfo(*size, found, mode, hashlib.sha256(data).hexdigest(), tuple(notices))
     return pixels, info
 
 
@@ -171,7 +188,8 @@ def _decode(
     background: tuple[int, int, int] | None,
     animated: Animated,
     notices: list[str],
-) -> tuple[np.ndarray[Any, Any], str]:
+    small: bool,
+) -> tuple[np.ndarray[Any, Any], Size, str]:
     """Decodes an image, with the decoder of the sniffed format only.
 
     Args:
@@ -181,9 +199,10 @@ def _decode(
         background: the RGB colour behind transparent pixels; None: the result is the alpha channel instead.
         animated: whether the first frame of an animation is an image.
         notices: gets a line for each thing that was left out.
+        small: whether fewer pixels will do, where that is faster.
 
     Returns:
-        The pixels, uint8 (H, W, 3), and the mode in which the file stores them.
+        The pixels, uint8 (H, W, 3), the (height, width) of the image, and the mode in which the file stores them.
 
     Raises:
         DataError: an animation is refused, or the image is too large.
@@ -197,12 +216,22 @@ def _decode(
                     f"{label}: a {found} with several frames or pages; expected one image: extract the frame you want"
                 )
             notices.append(f"{label}: only the first of several frames or pages is used")
+        whole = image.size
+        if small:
+            _draft(image)
         image.load()
         mode = image.mode
         upright = _upright(image, label, notices)
-        if background is None:
-            return alpha_of(upright), mode
-        return to_rgb(upright, label, background, notices), mode
+        width, height = whole if upright.size == image.size else whole[::-1]
+        pixels = alpha_of(upright) if background is None else to_rgb(upright, label, background, notices)
+        return pixels, (height, width), mode
+
+
+def _draft(image: Image.Image) -> None:
+    """Has a JPEG decoded at an eighth of its size, if it can still be seen then whether it was turned."""
+    wide, high = (-(-side // _DRAFT) for side in image.size)
+    if wide != high or image.width == image.height:
+        image.draft(None, (max(1, image.width // _DRAFT), max(1, image.height // _DRAFT)))
 
 
 def _upright(image: Image.Image, label: str, notices: list[str]) -> Image.Image:

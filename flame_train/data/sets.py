@@ -72,6 +72,10 @@ class DataSet(SetKeys):
     validation: bool = field(False, "its images are never trained on")
     regularization: bool = field(False, "its images show what is to be kept: its loss has a weight of its own")
     regularization_weight: float = field(1.0, "weight of its loss with regularization", ge=0, le=1000)
+    regularization_target: Literal["image", "base"] = field(
+        "image",
+        "what is learnt with regularization; base: not the image, but what the base model predicts for it",
+    )
     captions: CaptionKeys = field(CaptionKeys(), "the keys of [captions] for this set")
 
     @property
@@ -83,6 +87,11 @@ class DataSet(SetKeys):
     def loss_weight(self) -> float:
         """The factor on the loss of its images."""
         return self.regularization_weight if self.regularization else 1.0
+
+    @property
+    def taught(self) -> bool:
+        """Whether the base model's prediction is the target of its images."""
+        return self.regularization and self.regularization_target == "base"
 
     @property
     def view_rule(self) -> ViewRule:

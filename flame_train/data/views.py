@@ -5,6 +5,7 @@ Like texts, the views depend on the image and the keys alone, so that runs of ot
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -108,14 +109,13 @@ class ViewRule:
 
     def views(self, placement: Placement, sha256: str) -> tuple[View, ...]:
         """The views of the image with this hash, each once."""
+        if not (self.random_crop or any(self.colours)):
+            return _uncut_views(placement, self.flip)
         made = dict.fromkeys(self._varied(placement, sha256))
         mirrored = (False, True) if self.flip else (False,)
         return tuple(replace(view, flipped=flipped) for view, flipped in itertools.product(made, mirrored))
 
     def _varied(self, placement: Placement, sha256: str) -> Iterator[View]:
-        if not (self.random_crop or any(self.colours)):
-            yield View(placement)
-            return
         for number in range(self.count):
             yield View(self._cropped(placement, sha256, number), colours=self._coloured(sha256, number))
 
@@ -138,3 +138,9 @@ class ViewRule:
             for part, reach in enumerate(self.colours)
         ]
         return Colours(1.0 + drawn[0], 1.0 + drawn[1], 1.0 + drawn[2], drawn[3])
+
+
+@functools.lru_cache(maxsize=10_000)
+def _uncut_views(placement: Placement, flip: bool) -> tuple[View, ...]:
+    """The views of all images with this placement, where nothing but the side varies: large datasets have few."""
+    return tuple(View(placement, flipped) for flipped in ((False, True) if flip else (False,)))

@@ -75,6 +75,9 @@ def _walk_one(
 
 def _sort_entry(entry: os.DirEntry[str], key: str, listing: Listing, real: deque[str], linked: deque[str]) -> None:
     try:
+        if entry.is_file(follow_symlinks=False):  # which the folder says by itself
+            listing.files.append(key)
+            return
         mode = entry.stat().st_mode
     except OSError as error:
         reason = error.strerror or type(error).__name__

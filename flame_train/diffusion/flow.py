@@ -109,7 +109,13 @@ class FlowObjective:
         return noise.float() - latents.float()
 
     def losses(
-        self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
+        self,
+        prediction: Tensor,
+        latents: Tensor,
+        noise: Tensor,
+        t: Tensor,
+        factors: Tensor | None = None,
+        target: Tensor | None = None,
     ) -> Tensor:
         """Each sample's mean error, times its weight.
 
@@ -119,12 +125,14 @@ class FlowObjective:
             noise: the noise of the target (B, H, W, C).
             t: (B,) positions in the schedule.
             factors: fp32 (B, H, W, 1) or (B, 1, 1, 1), by which errors are multiplied: of masks, and of whole samples.
+            target: fp32 (B, H, W, C), what the prediction should be; None: `target`.
 
         Returns:
             (B,) fp32.
         """
+        wanted = self.target(latents, noise, t) if target is None else target
         level = NoiseLevel(lambda: t, lambda: t / (1.0 - t))
-        each = mean_errors(self.kind, prediction, self.target(latents, noise, t), level, factors)
+        each = mean_errors(self.kind, prediction, wanted, level, factors)
         return each if self.weighting.uniform else each * Tensor(self.weighting.of_flow(t.data))
 
 

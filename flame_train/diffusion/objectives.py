@@ -136,7 +136,13 @@ class Objective:
         return _at(self._signal, t, latents) * noise - _at(self._noise, t, latents) * latents
 
     def losses(
-        self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
+        self,
+        prediction: Tensor,
+        latents: Tensor,
+        noise: Tensor,
+        t: Tensor,
+        factors: Tensor | None = None,
+        target: Tensor | None = None,
     ) -> Tensor:
         """Each sample's mean error, times its weight.
 
@@ -146,12 +152,14 @@ class Objective:
             noise: the noise of the target (B, H, W, C).
             t: (B,) positions in the schedule.
             factors: fp32 (B, H, W, 1) or (B, 1, 1, 1), by which errors are multiplied: of masks, and of whole samples.
+            target: fp32 (B, H, W, C), what the prediction should be; None: `target`.
 
         Returns:
             (B,) fp32.
         """
+        wanted = self.target(latents, noise, t) if target is None else target
         level = NoiseLevel(lambda: t.float() * (1.0 / self.schedule.steps), lambda: F.embedding(t, self._sigma))
-        each = mean_errors(self._kind, prediction, self.target(latents, noise, t), level, factors)
+        each = mean_errors(self._kind, prediction, wanted, level, factors)
         if self._weight is not None:
             each = each * F.embedding(t, self._weight)
         return each

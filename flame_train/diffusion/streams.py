@@ -16,3 +16,4 @@ class Stream(IntEnum):
     PYRAMID_SCALE = 21
     PERTURBATION = 22
     PERTURBATION_STRENGTH = 23
+    SIGN = 24

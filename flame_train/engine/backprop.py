@@ -32,7 +32,7 @@ class Passes:
 class LeafSink(Protocol):
     """Where the gradients of leaves go.
 
-    A formula may add its contribution itself, in the same kernel that computes it: then `target` gives it what has
+    A formula may add its contribution itself, in the same kernel that computes it. Then `target` gives it what has
     arrived and `set` takes the total. Otherwise `add` takes the contribution alone.
     """
 
@@ -51,11 +51,11 @@ class BackwardPass:
 
     A pass inside a checkpoint has a `parent`, and hands every contribution to a leaf on as it comes. The outermost pass
     alone knows the whole gradient: it adds the contributions up, in the order of a run without checkpoints, and calls
-    the hooks. Contributions to nodes older than `min_seq`, the first number of the recomputed graph, are handed on too:
-    they belong to tensors that the function used without taking them as arguments.
+    the hooks. Contributions to nodes older than `min_seq`, the first number of the recomputed graph, are handed on too.
+    They belong to tensors that the function used without taking them as arguments.
 
     `listeners` receive the gradients of tensors that are no leaves. `paths` restricts the pass to what leads to them or
-    to the leaves that were asked for; without it all leaves get theirs.
+    to the leaves that were requested; without it all leaves get theirs.
 
     Args:
         sink: gets the gradients of leaves.
@@ -195,7 +195,7 @@ class BackwardPass:
         """Runs a checkpointed function again, and a pass over its graph.
 
         That yields a contribution for each use of an argument inside. Each is sent on as it comes rather than summed
-        first, so that all sums are taken in the order they would have without checkpointing, and are equal to the last
+        first. So all sums are taken in the order they would have without checkpointing, and are equal to the last
         bit.
         """
         assert node.saved is not None
@@ -301,9 +301,9 @@ def backward(
     `outputs` is a Tensor or several. `grad_outputs` holds a gradient of its output's shape for each; None stands for 1
     at a scalar.
 
-    Raises `RuntimeError` for an output that does not require grad, a missing gradient of one that is no scalar, and a
-    graph that is freed or whose tensors were written in place; `TypeError`, `ValueError` or `ShapeError` for arguments
-    of another kind, number or shape.
+    Raises `RuntimeError` for an output that does not require grad, and a missing gradient of one that is no scalar.
+    Raises it for a graph that is freed or whose tensors were written in place. Raises `TypeError`, `ValueError` or
+    `ShapeError` for arguments of another kind, number or shape.
     """
     Passes.count += 1
     several = _listed(outputs)

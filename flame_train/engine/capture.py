@@ -15,7 +15,7 @@ def capture(fn: Callable[[], None], device: str) -> Callable[[], None]:
     `fn` must be device work alone: static shapes, its inputs and outputs in buffers whose addresses do not
     change, nothing read back to the host.
 
-    Raises `EnvironmentFault` where "cuda" cannot be used, `ValueError` for another device; and, when called, what `fn`
+    Raises `EnvironmentFault` where "cuda" cannot be used, `ValueError` for another device. And, when called, what `fn`
     does, such as `RuntimeError` for a read back to the host.
     """
     return get_backend(device).capture(fn)

@@ -36,13 +36,13 @@ class _Rerun:
         self._fn = fn
 
     def __call__(self, args: list[Any]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-        fresh = [_fresh(a) for a in args]
+        detached = [_detached(a) for a in args]
         with recomputing():
-            outputs = _tuple(self._fn(*fresh))
-        return outputs, [t for t in fresh if isinstance(t, Tensor) and t.requires_grad]
+            outputs = _tuple(self._fn(*detached))
+        return outputs, [t for t in detached if isinstance(t, Tensor) and t.requires_grad]
 
 
-def _fresh(value: Any) -> Any:
+def _detached(value: Any) -> Any:
     """An argument for the second run: a tensor that requires grad becomes a leaf, where the recomputed graph ends."""
     if isinstance(value, _OffloadedActivation):
         return value.reload()
@@ -70,7 +70,7 @@ def checkpoint(fn: Callable[..., Outputs], *args: Any, offload: bool = False) ->
     pure function of all these, which must not be written before backward, and return a Tensor or a tuple of them. Side
     effects of ops, such as the update of batch_norm's running statistics, happen in the first run only.
 
-    With `offload` arguments that are no leaves are kept in host memory until backward, so that a chain of checkpointed
+    With `offload` arguments that are no leaves are kept in host memory until backward. So a chain of checkpointed
     blocks keeps next to nothing on the device.
 
     Raises `TypeError` if fn returns anything else.

@@ -61,9 +61,9 @@ class CudaKernel:
     ) -> None:
         """Queues the kernel on the GPU of its tensors: `grid` blocks of `block` threads, up to three numbers each.
 
-        Raises TypeError or ShapeError for arguments that are not those of the kernel's parameters, RuntimeError for
-        tensors elsewhere than on one GPU, and where a gradient would be lost; SyntaxError, with the compiler's message,
-        at the first launch of a source that does not compile.
+        Raises TypeError or ShapeError for arguments that are not those of the kernel's parameters. Raises RuntimeError
+        for tensors elsewhere than on one GPU, and where a gradient would be lost. Raises SyntaxError, with the
+        compiler's message, at the first launch of a source that does not compile.
         """
         given = [self._checked(p, a) for p, a in zip(self.parameters, self._counted(args), strict=True)]
         backend = self._backend(given)
@@ -122,7 +122,7 @@ def cuda_kernel(source: str, name: str) -> CudaKernel:
 
     It is compiled at its first launch, and kept, on disk too. Launches join the engine's other work in order and may be
     captured. Parameters are numbers, or pointers to float, double, int, long long, unsigned, unsigned char, bool, fp16
-    or bf16, to which tensors of that dtype are given; those that are not const count as written. A kernel has no
+    or bf16. Tensors of that dtype are given to them. Those that are not const count as written. A kernel has no
     gradient of its own: `flame.primitive` gives it one. Raises ValueError for a text without such a kernel, or with a
     parameter of another type.
 
@@ -170,9 +170,9 @@ def _three(what: str, sizes: Sizes) -> tuple[int, ...]:
 def _told(message: str, name: str, source: str) -> str:
     """The compiler's errors, each with its line of the source."""
     lines = source.split("\n")
-    told = []
+    problems = []
     for number, text in re.findall(rf"{re.escape(name)}\.cu\((\d+)\):\s*(error[^\n]*)", message):
         at = int(number)
         shown = lines[at - 1].strip() if 0 < at <= len(lines) else ""
-        told.append(f"line {at}: {text}\n    {shown}")
-    return f"{name}: the kernel does not compile\n" + ("\n".join(told) or message)
+        problems.append(f"line {at}: {text}\n    {shown}")
+    return f"{name}: the kernel does not compile\n" + ("\n".join(problems) or message)

@@ -12,6 +12,7 @@ from numpy.exceptions import AxisError
 from ..errors import ShapeError, kind_of
 from .arguments import Guard
 from .backend import Backend, get_backend, several_gpus
+from .composite_body import run_body
 from .dtype import (
     FLOATS,
     Array,
@@ -44,7 +45,8 @@ def run(op: Op, values: dict[str, Any]) -> Any:
     """Runs `op` on bound `values`; returns a Tensor, or a tuple of them for an op with several outputs.
 
     Raises `TypeError` for an argument that is no Tensor, `RuntimeError` for tensors on different devices or a forced
-    implementation that cannot run, `ShapeError` for shapes that do not fit, `Unsupported` where no gradient is known.
+    implementation that cannot run. Raises `ShapeError` for shapes that do not fit, `Unsupported` where no gradient is
+    known.
     """
     if op.batched_dims and getattr(values["input"], "ndim", 0) == op.batched_dims - 1:
         made = run(op, values | {"input": values["input"].unsqueeze(0)})
@@ -62,7 +64,7 @@ def run(op: Op, values: dict[str, Any]) -> Any:
     wanted = [u for u in used if u[2].requires_grad and u[0] not in op.non_differentiable_names] if m.grad else []
     kernel = _choose(op, arrays, backend, m)
     if op.composite and (kernel is None or not _covers(op, wanted)):
-        return _observed(op, m, values)
+        return run_body(op, m, values)
     for hook in m.hooks:
         hook.before(op.name, "forward", [t.data for _, _, t in used])
     outputs, aux = _computed(op, kernel, arrays, used, backend)
@@ -232,7 +234,7 @@ def _choose(op: Op, arrays: dict[str, Any], backend: Backend, m: Mode) -> Kernel
         return None
     if not reasons:
         raise RuntimeError(f"{op.name}: no implementation named {forced!r}; has {[k.impl for k in op.kernels]}")
-    raise RuntimeError(f"{op.name}: implementation {forced!r} was asked for but cannot run: {'; '.join(reasons)}")
+    raise RuntimeError(f"{op.name}: implementation {forced!r} was requested but cannot run: {'; '.join(reasons)}")
 
 
 def _covers(op: Op, wanted: list[Used]) -> bool:
@@ -391,10 +393,3 @@ def _plan(
         if formula not in chosen:
             chosen.append(formula)
     return chosen
-
-
-def _observed(op: Op, m: Mode, values: dict[str, Any]) -> Any:
-    """Runs a composite's body, announcing only its name to the hooks: the ops inside report themselves."""
-    for hook in m.hooks:
-        hook.before(op.name, "body", [])
-    return op.fn(**values)

@@ -18,7 +18,7 @@ _EDGE = 3
 def values_shown(array: Array, backend: Backend, indent: int) -> str:
     """The values in nested brackets, continued after `indent` blanks.
 
-    Of a large tensor three at each edge and the shape; the shape alone where there are no values to look at: in a
+    Of a large tensor three at each edge and the shape. The shape alone where there are no values to look at: in a
     captured step, and on a GPU that is only described.
     """
     shape = tuple(int(n) for n in array.shape)

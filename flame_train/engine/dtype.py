@@ -1,6 +1,6 @@
 """The dtypes the engine knows: one table, NumPy dtypes throughout.
 
-bfloat16 and the two fp8 formats come from `ml_dtypes` and are ordinary NumPy dtypes; CuPy takes the same
+bfloat16 and the two fp8 formats come from `ml_dtypes` and are ordinary NumPy dtypes. CuPy takes the same
 objects, so the rest of the engine never asks which library an array belongs to.
 """
 

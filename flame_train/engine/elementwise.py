@@ -49,10 +49,10 @@ class ElementwiseFunction:
 def elementwise(fn: Callable[..., Any]) -> ElementwiseFunction:
     """Makes an op of `fn`, a function of single numbers: one kernel on a GPU, with gradients, and NumPy on the CPU.
 
-    The function is run once, on symbols. It may use Python's operators, comparisons, the methods of a number, NumPy's
-    functions, ops such as `F.relu` and `F.where`, and other elementwise functions, which become part of the same
-    kernel. Arguments are tensors, which broadcast, or Python numbers. Raises TypeError for a function that branches on
-    a value, returns no number, or has arguments that cannot be named in a kernel.
+    The function is run once, on symbols. It may use Python's operators, comparisons, the methods of a number, and
+    NumPy's functions. It may use ops such as `F.relu` and `F.where`, and other elementwise functions, which become part
+    of the same kernel. Arguments are tensors, which broadcast, or Python numbers. Raises TypeError for a function that
+    branches on a value, returns no number, or has arguments that cannot be named in a kernel.
 
     >>> import flame_train.engine as flame
     >>> from flame_train.engine import functional as F

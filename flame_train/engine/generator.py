@@ -13,7 +13,7 @@ from .mode import mode, set_mode
 class Generator:
     """A seed and a counter of what was drawn with it, as torch.Generator.
 
-    With a `device` the counter lies there, so that a captured step draws new numbers at each replay; without, it is a
+    With a `device` the counter lies there, so that a captured step draws new numbers at each replay. Without, it is a
     Python number, and draws for any device.
 
     >>> g = Generator(7)

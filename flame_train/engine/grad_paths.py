@@ -30,7 +30,7 @@ class GradPaths:
         return (id(edge.node), edge.index) in self._listeners or self.through(edge.node)
 
     def to(self, leaf: GraphTensor) -> bool:
-        """Whether the gradient of `leaf` is asked for."""
+        """Whether the gradient of `leaf` is requested."""
         return id(leaf) in self._leaves
 
     def through(self, node: Node) -> bool:

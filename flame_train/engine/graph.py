@@ -1,7 +1,7 @@
 """The graph: a node for each op that ran, with what it saved for its gradient and the edges its gradients go along.
 
 Nodes are data, which the backward pass (`backprop.py`) walks and runs. They point only to what they were computed
-from, so there are no cycles, and reference counting frees activations as soon as the pass is done with a node.
+from, so there are no cycles. Reference counting frees activations as soon as the pass is done with a node.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _SINGLE = "getitem: a single True or False is no index here; use unsqueeze or a 
 def steps(xp: Namespace, index: Any, shape: Sequence[int]) -> tuple[Places, Places]:
     """Splits `index` of an array of `shape` into two: x[first] is a view, and x[first][rest] is PyTorch's x[index].
 
-    Single integers go into `first` if there are arrays as well: NumPy would treat both as arrays, and put their dim
+    Single integers go into `first` if there are arrays as well. NumPy would treat both as arrays, and put their dim
     first where a slice stands between them. Masks become the positions where they are True. Arrays in `index` must be
     on `xp`'s device.
 

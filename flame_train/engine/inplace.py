@@ -1,7 +1,7 @@
 """Writing into a tensor's memory: gradients, buffers, weights between steps.
 
 The graph does not record writes. So while graphs are recorded a tensor that requires grad can neither be written nor
-be written into another, and every write is noted (`versions.py`), so that a graph that saved the old values refuses to
+be written into another. Every write is noted (`versions.py`), so that a graph that saved the old values refuses to
 run. Where a write would lose a gradient, `x += y` and its kin bind x to a new tensor instead.
 """
 
@@ -24,8 +24,8 @@ from .versions import VERSIONS
 class InPlace(TensorBase, Generic[TensorT]):
     """The methods of a Tensor that write into it; each returns it.
 
-    All raise RuntimeError where a gradient would go wrong, ShapeError where the value's shape does not fit, and
-    TypeError where the value is neither a Tensor nor a number.
+    All raise RuntimeError where a gradient would go wrong, ShapeError where the value's shape does not fit. They
+    raise TypeError where the value is neither a Tensor nor a number.
     """
 
     __slots__ = ()

@@ -1,7 +1,7 @@
 """All ambient state of the engine: one frozen value in a ContextVar.
 
 A thread, an asyncio task or a test that changes the mode changes it for itself alone. Leaving a `with` block restores
-what the block changed, even when an exception passes through; what was set inside it, such as a seed, stays set.
+what the block changed, even when an exception passes through. What was set inside it, such as a seed, stays set.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """How an operation is declared: the decorators `primitive` and `composite`, and the registry. `dispatch.py` runs it.
 
 An op is one stanza: a reference on the array namespace `xp` (NumPy or CuPy), gradient formulas (vector-Jacobian
-products, VJPs), samples, and, where it pays, kernels. Its signature is its declaration: parameters annotated `Array`,
-`Array | None`, `Array | float`, `Array | float | None` or `Sequence[Array]` are tensors, the others are attributes, in
-PyTorch's order; keyword-only parameters are PyTorch's. A list that comes last may be given spread out: `f(a, b)` for
-`f([a, b])`.
+products, VJPs), and samples. Where it pays it has kernels. Its signature is its declaration: parameters annotated
+`Array`, `Array | None`, `Array | float`, `Array | float | None` or `Sequence[Array]` are tensors, the others are
+attributes, in PyTorch's order. Keyword-only parameters are PyTorch's. A list that comes last may be given spread out:
+`f(a, b)` for `f([a, b])`.
 
 Eight rules hold everywhere, so that no op has to implement them:
 
@@ -12,16 +12,17 @@ Eight rules hold everywhere, so that no op has to implement them:
   `<input>_shape` where the shape alone will do. A formula that is not needed saves nothing.
 - References see fp32 or fp64: narrower floats are raised before and rounded once after. Ops that only move
   data (`data_movement=True`) opt out.
-- Integers and booleans are raised to the dtype of the other floats, or to fp32, unless the op or the argument is
-  declared to take them as they are (`accepts_integers`), or the argument has no gradient by nature
+- Integers and booleans are raised to the dtype of the other floats, or to fp32. They are not where the op or the
+  argument is
+  declared to take them as they are (`accepts_integers`). They are not where the argument has no gradient by nature
   (`non_differentiable`).
 - Gradients are summed down to a broadcast input's shape, and cast to its dtype, in the backward pass.
 - A formula may ask for more than what was saved, by a parameter's name. `needs`: the names of the arguments whose
   gradients are wanted. `targets`: where these go (`grad_target.GradTargets`): a gradient that has arrived there already
-  and to which the formula must add its own, and memory that it may write the result to.
+  and to which the formula must add its own. Also memory that it may write the result to.
 - An op whose outputs are views that hold each element of its input exactly once (`views=True`, such as `split`) lends
-  parts of one buffer, the input's gradient, to whoever computes its outputs' gradients. Its own formula's target is
-  that buffer if all the lent parts were written, and then it has nothing to copy.
+  parts of one buffer. This is the input's gradient, lent to whoever computes its outputs' gradients. Its own formula's
+  target is that buffer if all the lent parts were written, and then it has nothing to copy.
 - Formulas, kernels and guards may take values that travel together as one dataclass (`arguments.Arguments`).
 - A kernel is only ever an override of a reference. The choice looks at shapes, dtypes, strides and
   attributes, never at values.
@@ -106,7 +107,7 @@ REGISTRY: dict[str, Op] = {}
 class Op:
     """A named operation. Calling it runs it on Tensors; see the module's docstring.
 
-    `params` are all parameters in order, `names` their names, `positional` those that may be given by position and
+    `params` are all parameters in order, `names` their names. `positional` are those that may be given by position and
     `tensor_names` those that are tensors or lists of them. Of the latter, `promoted` are cast from integers to floats,
     `list_names` are lists, `number_names` may be Python numbers and `optional_names` None.
 

@@ -1,8 +1,8 @@
 // Philox4x32-10 and normal numbers, bit for bit those of engine/random.py, whose tables stand before this text.
 //
-// Contract: words hold, for each of `samples` samples and each of `count` blocks, the four words of that block, the step
-// being at `step` or, where that is null, `host_step`. normals: z[i] is the standard normal number of words[i], by the
-// same operations in the same order; fp64 is wrapped so that the compiler joins no two of them.
+// Contract: words hold, for each of `samples` samples and each of `count` blocks, the four words of that block. The step
+// is at `step` or, where that is null, `host_step`. normals: z[i] is the standard normal number of words[i], by the
+// same operations in the same order. Numbers of fp64 are wrapped so that the compiler joins no two of them.
 #pragma once
 
 struct Exact {

@@ -2,7 +2,7 @@
 
 Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 
-A number is a function of (seed, stream, step, sample, position). There is no state to save or to synchronise: the
+A number is a function of (seed, stream, step, sample, position). There is no state to save or to synchronise. The
 numbers are the same on CPU and GPU, alone or in a batch, on one device or many, before and after a resume.
 `step` and `sample` may be device arrays, so a captured step draws new numbers at each replay.
 

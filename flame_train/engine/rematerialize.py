@@ -16,9 +16,10 @@ def rematerialize(fn: Callable[..., Tensor], *args: Any, min_bytes: int = 0) -> 
     A result of fewer than `min_bytes` bytes is saved as usual: launching a kernel costs time however little it saves.
 
     The ops inside `fn` save what their own gradients need, unlike with `checkpoint`. So this pays where those values
-    suffice to recompute the result and a costlier op would otherwise save it too, as when a linear layer with a LoRA
-    takes the output of a norm or an activation. `fn` must be a pure function of its arguments. Each op that needs the
-    result runs it once. An argument that is itself rematerialized is not saved either: it is recomputed in turn.
+    suffice to recompute the result and a costlier op would otherwise save it too. An example is when a linear layer
+    with a LoRA takes the output of a norm or an activation. `fn` must be a pure function of its arguments. Each op that
+    needs the result runs it once. An argument that is itself rematerialized is not saved either: it is recomputed in
+    turn.
 
     Nothing is rematerialized inside a checkpoint that runs again, since its values are needed at once. Neither is a
     result that an op inside `fn` saves for its own gradient, since it is then there anyway.

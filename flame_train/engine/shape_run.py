@@ -4,7 +4,7 @@ with shape_run(H100) as run:
     step(...)  # on device "cuda", whose arrays have shapes, dtypes and addresses, and no memory
 run.peak_bytes, run.flops
 
-The step runs through the code that runs it on a GPU: the same kernels are chosen, the same arrays allocated, saved and
+The step runs through the code that runs it on a GPU. The same kernels are chosen, the same arrays allocated, saved and
 freed, from pools that follow CuPy's rules. Launches alone do nothing, and the workspaces of cuDNN's plans, whose sizes
 only the library knows, go by the rules of `backend/cuda/described_libraries.py`. What is read back is zeros.
 """

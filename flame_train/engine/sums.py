@@ -34,7 +34,7 @@ def unbroadcast(xp: Namespace, g: Array, shape: tuple[int, ...], dtype: DType) -
 def leading_sum(x: Array, axes: int, dtype: DType) -> Array:
     """The sum over the first `axes` dims, in `dtype`.
 
-    On a GPU many rows of few columns are summed in parts, and the parts then summed: CuPy gives each column's whole sum
+    On a GPU many rows of few columns are summed in parts, and the parts then summed. CuPy gives each column's whole sum
     to one processor, which leaves the others idle.
     """
     if isinstance(x, np.ndarray):
@@ -52,7 +52,7 @@ def accurate_sum(
     """`fn`, the namespace's sum or mean, of `x` over `axes`, in `dtype`.
 
     NumPy adds numbers pairwise only along the axis of the smallest stride. Along others it adds one by one, with an
-    error that grows with their count, so long fp32 sums of that kind are taken in fp64 and rounded once.
+    error that grows with their count. So long fp32 sums of that kind are taken in fp64 and rounded once.
 
     Args:
         fn: the namespace's sum or mean.

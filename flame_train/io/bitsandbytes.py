@@ -1,8 +1,8 @@
 """Weights as bitsandbytes packs them, in folders of diffusers: NF4 and FP4, and 8 bits with a scale a row.
 
-4 bits: two to a byte, the first in the upper half, each an index into a map of 16 numbers, times the largest magnitude
-of its block. With double quantisation (QLoRA, arXiv 2305.14314, section 3) these magnitudes are bytes: indices into a
-map of 256 numbers, times their own blocks' magnitudes, plus an offset.
+4 bits: two to a byte, the first in the upper half. Each is an index into a map of 16 numbers, times the largest
+magnitude of its block. With double quantisation (QLoRA, arXiv 2305.14314, section 3) these magnitudes are bytes:
+indices into a map of 256 numbers, times their own blocks' magnitudes, plus an offset.
 """
 
 from __future__ import annotations

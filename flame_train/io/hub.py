@@ -34,9 +34,9 @@ _may_fetch: ContextVar[bool] = ContextVar("may_fetch", default=False)
 
 
 @contextmanager
-def fetching(asked: bool = True) -> Iterator[None]:
+def fetching(allowed: bool = True) -> Iterator[None]:
     """In the body `hf:owner/name` is fetched where it is not kept yet; everywhere else the network is not used."""
-    before = _may_fetch.set(asked)
+    before = _may_fetch.set(allowed)
     try:
         yield
     finally:
@@ -59,8 +59,8 @@ def resolve_checkpoint(name: str) -> Path:
         if path.exists():
             return path
     except (OSError, ValueError) as error:
-        told = error if isinstance(error, OSError) else OSError(str(error))
-        raise ModelFileError(cannot_be_read(path, told)) from error
+        cause = error if isinstance(error, OSError) else OSError(str(error))
+        raise ModelFileError(cannot_be_read(path, cause)) from error
     is_name = _HUB_ID.fullmatch(name) is not None and not name.endswith(".safetensors")
     if is_name and (kept := _kept(name)) is not None:
         return kept
@@ -92,9 +92,9 @@ def _of_hub(name: str, model: str) -> Path:
     try:
         return _fetched(model)
     except Exception as e:  # the hub's client raises its own, the HTTP library's and OSError
-        told = _SECRET.sub("(token)", f"{type(e).__name__}: {e}")
+        cause = _SECRET.sub("(token)", f"{type(e).__name__}: {e}")
         raise ModelFileError(
-            f"{name}: neither in the hub's local cache nor to be had from it ({told}); "
+            f"{name}: neither in the hub's local cache nor to be had from it ({cause}); "
             "check the name, log in with `hf auth login` if it is gated, or name a local file"
         ) from None  # not from e, which may repeat what was sent
 

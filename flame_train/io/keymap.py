@@ -268,7 +268,7 @@ def table(
     return tuple(rules)
 
 
-def beside_factors(names: Iterable[str], plain: Iterable[Rule]) -> tuple[Rule, ...]:
+def scaled_fp8_rules(names: Iterable[str], plain: Iterable[Rule]) -> tuple[Rule, ...]:
     """`plain`, but weights among `names` that have a factor, as in ComfyUI's scaled fp8 files, are multiplied by it.
 
     Those are read only. Their rules come first and replace a plain one for the very same name.

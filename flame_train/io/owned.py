@@ -16,7 +16,7 @@ _FILES: Final = re.compile(
     r"\.lock|(config\.toml|(status|dataset|images)\.json|log\.jsonl|dataset\.jpg|report\.html|loss\.png)"
 )
 _LORA: Final = r"(lora|{})(\.\w+)?\.safetensors"
-_FOLDERS: Final = ("checkpoints", "samples", "tensorboard")
+_FOLDERS: Final = ("checkpoints", "samples", "tensorboard", "wandb")
 _SAMPLE: Final = re.compile(r"step-\d{6,}\.png")
 
 

@@ -17,7 +17,7 @@ class Layout:
     """One way in which a component's tensors may be named.
 
     `marker` is part of a name that no other layout of the component has. `keymap` makes the table to native
-    names, for the names at hand (a table may depend on how deep the model is); None: they are native.
+    names, for the names at hand: a table may depend on how deep the model is. None: they are native.
     """
 
     name: str

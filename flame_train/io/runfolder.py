@@ -154,9 +154,13 @@ class RunFolder:
         self._held.check()
         return self._held / path.relative_to(self.folder).name
 
-    def tensorboard(self) -> Path:
-        """The folder of TensorBoard's events, to be written to. Raises FolderLost."""
-        return self.place(self.folder / "tensorboard").path
+    def owned(self, name: str) -> Path:
+        """A folder of the run, such as "tensorboard", in which another program's library writes. Raises FolderLost."""
+        return self.place(self.folder / name).path
+
+    def config(self) -> str:
+        """The text of `config.toml`."""
+        return (self.folder / "config.toml").read_text(encoding="utf-8")
 
     def sample(self, step: int) -> Path:
         """The sample grid of a step."""

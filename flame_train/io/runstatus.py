@@ -122,5 +122,5 @@ def ending(error: BaseException | None) -> tuple[str, int]:
     """State and exit code of a run that ended with `error`."""
     if error is None:
         return "done", 0
-    asked = isinstance(error, Interrupted | KeyboardInterrupt)
-    return "interrupted" if asked else "failed", exit_status(error)
+    requested = isinstance(error, Interrupted | KeyboardInterrupt)
+    return "interrupted" if requested else "failed", exit_status(error)

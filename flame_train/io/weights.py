@@ -104,22 +104,23 @@ def _open_component(folder: Path) -> Weights:
         path = folder / candidate
         if path.is_file():
             return _open_shards(path) if candidate.endswith(".json") else SafetensorsFile(path)
-    others = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".safetensors")
-    if len(others) == 1:
-        return SafetensorsFile(others[0])
-    if others:
-        names = ", ".join(path.name for path in others[:5])
-        raise ModelFileError(f"{folder}: holds {len(others)} safetensors files ({names}); name the one to use")
+    if (single := _single_file(folder, ".safetensors", "safetensors")) is not None:
+        return SafetensorsFile(single)
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in PICKLE_SUFFIXES)
     if pickles:
         raise ModelFileError(f"{folder}: holds no safetensors, only {pickles[0]}, a pickle. {HOW_TO_CONVERT}")
-    packed = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf")
-    if len(packed) == 1:
-        return GgufFile(packed[0])
-    if packed:
-        names = ", ".join(path.name for path in packed[:5])
-        raise ModelFileError(f"{folder}: holds {len(packed)} GGUF files ({names}); name the one to use")
+    if (single := _single_file(folder, ".gguf", "GGUF")) is not None:
+        return GgufFile(single)
     raise ModelFileError(f"{folder}: holds no safetensors file; expected one, or a diffusers model folder")
+
+
+def _single_file(folder: Path, suffix: str, kind: str) -> Path | None:
+    """The folder's file of this suffix, or None. Raises ModelFileError for several."""
+    found = sorted(path for path in folder.iterdir() if path.suffix.lower() == suffix)
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:5])
+        raise ModelFileError(f"{folder}: holds {len(found)} {kind} files ({names}); name the one to use")
+    return found[0] if found else None
 
 
 def _candidates() -> list[str]:

@@ -12,25 +12,12 @@ import logging
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from flame_train.adapters.attach import attach_factors
 from flame_train.adapters.formats import from_file
 from flame_train.config.load import load
-from flame_train.config.prompts import Prompt
-from flame_train.config.render import commented
-from flame_train.config.repeated import CheckpointSection, SampleSection
-from flame_train.config.schema import (
-    Config,
-    DataSection,
-    LoraSection,
-    LossSection,
-    ModelSection,
-    OptimizerSection,
-    OutputSection,
-    ScheduleSection,
-    TrainSection,
-)
+from flame_train.config.schema import Config, LossSection
 from flame_train.disk.durable import write_durably
 from flame_train.disk.files import disk_errors, make_folder
 from flame_train.engine.backend import get_backend
@@ -46,22 +33,18 @@ from flame_train.training.model import Example
 from flame_train.training.stop import StopRequest
 from flame_train.training.validate import HeldOut, Validator
 
-from .before_after import write_before_after
+from .config import config_text
 from .drawings import Maker, scenes, tiles, write_images
+from .page import Row, sampled, taught, write_page
 
 _LOG = logging.getLogger(__name__)
 
 _NEW: Final = 10  # images of the style that is taught
-_DRAWN_IN: Final = 20  # steps from noise to an image
+_PAGE: Final = """, samples/
+  before-after.png    what was taught, and the same prompts from the same noise before and after training"""
 _HELD_OUT: Final = {"new": 24, "known": 48}  # images of each kind
 _LEVELS: Final = 4  # noise levels at which a held-out image is measured
 _SEED: Final = 2307
-_PROMPTS: Final = (
-    "a delft tile with a large circle",
-    "a delft tile with a square on the left",
-    "a delft tile with a triangle",
-    "a yellow square on the left on a green background",
-)
 
 
 class _Images(NamedTuple):
@@ -87,9 +70,8 @@ This folder was made by `flame-train quickstart --family {family}`.
   images/             the dataset, drawings with captions; folders' names say how often each comes in an epoch
 {images}
   base.safetensors    the base model: {base}
-  config.toml         what was trained, with settings for 96 pixels; for a run of your own: flame-train init {family}
-  run/                the run: lora.safetensors, log.jsonl, checkpoints/, samples/
-  before-after.png    the same prompts from the same noise, before and after training
+  config.toml         what was trained and how; not one to copy. For a run of your own: flame-train init {family}
+  run/                the run: lora.safetensors, log.jsonl, checkpoints/{page}
   held-out/           images that were never trained on: more tiles, and what the base knew already
 """
 
@@ -110,10 +92,9 @@ def run(directory: Path, device: str | None, name: str = "sdxl") -> dict[str, An
     with StopRequest() as stop:
         plan = make_plan(check(config, family), stop)
         result = train_plan(plan, chosen, stop)
-        losses = _held_out(plan, source.with_name("held-out"), Path(result["lora"]), chosen, stop)
-    image = write_before_after(
-        Path(result["lora"]).with_name("samples"), source.with_name("before-after.png"), result["steps"]
-    )
+        _LOG.info("measuring the loss on images that were not trained on")
+        losses = held_out_losses(plan, source.with_name("held-out"), Path(result["lora"]), chosen, stop)
+    image = _draw_page(plan, source.parent, family.lesson)
     return {
         "lora": result["lora"],
         "log": result["log"],
@@ -123,8 +104,37 @@ def run(directory: Path, device: str | None, name: str = "sdxl") -> dict[str, An
         "steps": result["steps"],
         "held_out_loss": losses,
         "note": family.lesson.note,
-        "next": f"flame-train {family.command} --config {shlex.quote(str(source))} --device {chosen}",
+        "next": _next(plan, Path(result["lora"]), chosen),
     }
+
+
+def _draw_page(plan: Plan, folder: Path, lesson: Lesson) -> Path | None:
+    """The page of the first and the last grid; None where there are not two of them."""
+    prompts = [prompt.text for prompt in plan.config.sample.prompts]
+    grids = sorted((Path(plan.config.output.dir) / "samples").glob("step-*.png"))
+    if len(grids) < 2:
+        return None
+    new = _images(lesson)[0]
+    rows = [
+        Row(
+            f"Taught: {new.number} images such as these, each with its caption", taught(folder / "images" / new.folder)
+        ),
+        Row("Before training", sampled(grids[0], prompts)),
+        Row(f"After {plan.config.train.steps} steps, from the same prompts and noise", sampled(grids[-1], prompts)),
+    ]
+    title = "What a LoRA learnt in a minute; on the right of the line, what the base model knew before"
+    return write_page(folder / "before-after.png", title, rows, line_before=len(lesson.prompts))
+
+
+def _next(plan: Plan, lora: Path, device: str) -> list[str]:
+    """What somebody does after a quickstart."""
+    prompts, data, precision = plan.config.sample.prompts, plan.config.data, plan.config.train.precision
+    words = ["-m", plan.config.model.checkpoint, "--lora", str(lora), "-o", str(lora.with_name("mine.png"))]
+    if prompts:
+        words += ["-p", "a delft tile with a ring", "--width", str(data.resolution), "--height", str(data.resolution)]
+        words += ["--precision", precision, "--device", device]
+    drawing = [f"another image: {shlex.join(['flame-train', 'sample', *words])}"] if prompts else []
+    return [*drawing, f"your own LoRA: flame-train init {plan.model.name} --preset style -o my.toml"]
 
 
 def _device(asked: str | None) -> str:
@@ -150,7 +160,8 @@ def _lay(folder: Path, device: str, family: Family) -> Path:
             f"{shown(folder)}: expected a name in UTF-8, for config.toml holds no other; name another folder"
         )
     listed = "\n".join(f"    {p.folder + '/':<18}{p.number} {p.what}" for p in _images(lesson))
-    text = _ABOUT.format(family=family.name, base=lesson.base, images=listed)
+    page = _PAGE if lesson.prompts else ""
+    text = _ABOUT.format(family=family.name, base=lesson.base, images=listed, page=page)
     with disk_errors(folder):
         if folder.is_dir() and any(folder.iterdir()) and not _is(about, text):
             raise OutputError(
@@ -164,8 +175,7 @@ def _lay(folder: Path, device: str, family: Family) -> Path:
     made = sum(write_images(folder / "images" / p.folder, p.number, p.seed, p.make) for p in _images(lesson))
     family.write_small_base(folder, _SEED)
     _LOG.info("made %d images and a small base model in %s", made, folder)
-    title = "A small LoRA, as quickstart trained it; for a run of your own use the settings of `flame-train init`"
-    _write_text(source, commented(_config(folder, device, lesson), title, family.unsupported_keys()))
+    _write_text(source, config_text(folder, device, family.name, lesson, family.unsupported_keys()))
     return source
 
 
@@ -183,38 +193,9 @@ def _is(about: Path, text: str) -> bool:
     return about.is_file() and about.read_text(encoding="utf-8", errors="replace") == text
 
 
-def _config(folder: Path, device: str, lesson: Lesson) -> Config:
-    """Sized for two CPU cores and a minute."""
-    return Config(
-        model=ModelSection(checkpoint=str(folder / "base.safetensors")),
-        data=DataSection(
-            path=str(folder / "images"),
-            resolution=lesson.resolution,
-            bucket_step=lesson.bucket_step,
-            batch_size=lesson.batch_size,
-            folder_repeats=True,
-        ),
-        lora=LoraSection(rank=16, alpha=16.0, targets=lesson.targets),
-        optimizer=OptimizerSection(lr=lesson.lr),
-        loss=lesson.loss,
-        schedule=ScheduleSection(warmup_steps=5),
-        train=TrainSection(steps=lesson.steps, precision=_precision(device)),
-        checkpoint=CheckpointSection(every=lesson.steps // 2, keep=2),
-        sample=SampleSection(
-            every=lesson.steps,
-            prompts=tuple(Prompt(text=text) for text in _PROMPTS),
-            steps=_DRAWN_IN,
-            guidance_scale=3.0,
-        ),
-        output=OutputSection(dir=str(folder / "run")),
-    )
-
-
-def _precision(device: str) -> Literal["fp32", "bf16"]:
-    return "fp32" if device == "cpu" else "bf16"
-
-
-def _held_out(plan: Plan, folder: Path, lora: Path, device: str, stop: StopRequest) -> dict[str, dict[str, float]]:
+def held_out_losses(
+    plan: Plan, folder: Path, lora: Path, device: str, stop: StopRequest
+) -> dict[str, dict[str, float]]:
     """The loss on images that were not trained on, without and with the LoRA of the file.
 
     Args:

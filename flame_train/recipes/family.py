@@ -18,13 +18,16 @@ from flame_train.errors import ConfigError
 from flame_train.families import FAMILY_TITLES
 from flame_train.io.kept import local_place
 from flame_train.io.lora_names import LoraFamily
+from flame_train.io.weights import open_weights
 from flame_train.models.common.family_files import FamilyFiles
 from flame_train.models.common.part import Part
+from flame_train.models.common.stated import Stated
 from flame_train.text_encoders import ENCODER_KEYS
 from flame_train.training.model import Model
 
 from .lesson import Lesson
 from .small import write_small
+from .training_adapter import with_adapter
 
 Networks = Mapping[str, nn.Module]
 """The networks of a model by component, with their weights declared."""
@@ -122,7 +125,31 @@ class Family(ABC):
         if lacking:
             raise ConfigError("\n".join(no_network(opening.base, key) for key in lacking))
         parts |= {component: self._alone(local_place(path), component) for component, path in own.items()}
+        if opening.model.training_adapter:
+            file = local_place(opening.model.training_adapter)
+            parts[self.denoiser] = with_adapter(parts[self.denoiser], file, self._lora_names(file))
         return self.assemble(parts, opening)
+
+    def distilled(self, base: Path) -> str:
+        """Why this checkpoint, by its name and its folder, is taken for one distilled to few steps; empty: it is not.
+
+        Its tensors do not tell: they have the shapes of the model that it was distilled from.
+        """
+        return ""
+
+    def refuse_distilled(self, base: Path, model: ModelSection) -> None:
+        """Raises ConfigError for a distilled checkpoint as a base for training, unless it has a training adapter."""
+        reason = self.distilled(base)
+        if reason and not model.training_adapter:
+            raise ConfigError(
+                f"model.checkpoint: {base.name} {reason}, so it is distilled to few steps, which training on it would "
+                "undo; train on the model that it was made from, or name a de-distillation adapter in "
+                "model.training_adapter"
+            )
+
+    def _lora_names(self, file: Path) -> LoraFamily:
+        with open_weights(file) as weights:
+            return self.lora_names_in(weights.shapes)
 
     def _alone(self, path: Path, component: str) -> Part:
         """A network from the file that a setting names for it."""
@@ -156,3 +183,13 @@ def no_network(base: Path, key: str) -> str:
 
 NOTHING_NAMED: Final = Opening(Path(), ModelSection(), TextEncodersSection(), 75)
 """For networks that are in no file."""
+
+
+def published_name(base: Path) -> str:
+    """What a checkpoint is called, in lower case: its file or folder, or the repository of a hub's snapshot."""
+    return (base.parent.parent if base.parent.name == "snapshots" else base).name.lower()
+
+
+def stated_in(base: Path, file: str) -> Stated:
+    """What a JSON file of a diffusers folder states; nothing if there is none."""
+    return Stated.read(base / file) if (base / file).is_file() else Stated()

@@ -1,11 +1,11 @@
-"""The common parts of SD3 and Flux: rectified flow, patches of latents as tokens, and T5's length."""
+"""The common parts of the flow models: rectified flow, patches of latents as tokens, and their text encoders."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,20 +17,20 @@ from flame_train.diffusion.noise import Noise
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.models.common.part import Part
+from flame_train.text_encoders.qwen3 import ChatTemplate, Qwen3Encoder, Qwen3Keys
 from flame_train.text_encoders.t5 import T5, T5Keys
 from flame_train.training.model import Model
 
 from .family import Opening
 
-PATCH: Final = 2
-"""The side of a token in latent pixels."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlowModel(Model):
-    """A transformer over tokens of 2 x 2 latent pixels and of text, trained by rectified flow."""
+    """A transformer over tokens of latent pixels and of text, trained by rectified flow."""
 
     flow = True
+    patch: ClassVar[int] = 2
+    """The side of a token in latent pixels."""
 
     @property
     @abstractmethod
@@ -43,7 +43,7 @@ class FlowModel(Model):
 
     @property
     def side_multiple(self) -> int:
-        return PATCH * self.vae.downscale
+        return self.patch * self.vae.downscale
 
     def objective(self, model: ModelSection, loss: LossSection, device: str) -> FlowObjective:
         return FlowObjective(
@@ -52,14 +52,14 @@ class FlowModel(Model):
             LOSSES.chosen(loss),
             WEIGHTINGS.chosen(loss),
             Noise.of(loss),
-            PATCH,
+            self.patch,
             (loss.min_timestep, loss.max_timestep),
             device,
         )
 
     def path(self, model: ModelSection, loss: LossSection, steps: int, size: Size) -> FlowPath:
         h, w, _ = self.vae.latent_shape(size)
-        return FlowPath(self.sigmas(steps, h * w // PATCH**2))
+        return FlowPath(self.sigmas(steps, h * w // self.patch**2))
 
 
 def opened_t5(part: Part, opening: Opening, usual_length: int) -> T5:
@@ -67,6 +67,26 @@ def opened_t5(part: Part, opening: Opening, usual_length: int) -> T5:
     own = T5Keys.of(opening.text)
     places = (_folder_of(part, opening.base), opening.base)
     return T5(part, own.t5_dropout, own.t5_tokens or usual_length, places, own.t5_vocabulary, own.t5_padding)
+
+
+def opened_qwen3(
+    part: Part, opening: Opening, template: ChatTemplate, taps: tuple[int, ...], masked: bool
+) -> Qwen3Encoder:
+    """Qwen3, with a vocabulary from the folder of its file or of the checkpoint if there is one.
+
+    Args:
+        part: its network.
+        opening: the settings.
+        template: the message around a caption.
+        taps: after which layers its states are taken.
+        masked: whether the denoiser does not look at padding.
+
+    Returns:
+        The text encoder.
+    """
+    own = Qwen3Keys.of(opening.text)
+    places = (_folder_of(part, opening.base), opening.base)
+    return Qwen3Encoder(part, own.qwen3_dropout, template, taps, own.qwen3_tokens, masked, places)
 
 
 def _folder_of(part: Part, base: Path) -> Path:

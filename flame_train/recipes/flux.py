@@ -105,7 +105,7 @@ class FluxFamily(Family):
     )
     bench_targets = "attention+mlp"
     small = "flux-tiny"
-    lesson = Lesson("a small Flux.1 dev with random weights, whose images are noise")
+    lesson = Lesson("a small Flux.1 dev with random weights")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> FluxModel:
         transformer = parts["transformer"].network

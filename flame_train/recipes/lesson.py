@@ -16,12 +16,20 @@ class Lesson:
         note: what the result shows, and what not.
         repeats: how often the new images come in an epoch.
         known: how many images of what the base knows are shown beside them, so that it keeps that.
+        prompts: drawn before and after training, with what is taught; a base whose images are noise has none.
+        known_prompts: likewise, of what the base knew before.
+        seed: of the noise of the first prompt.
+        ema_decay: of the moving average that is the result; 0: none.
     """
 
     base: str
-    note: str = "the base model is small and random: this shows that training works, and its images are noise"
+    note: str = "a smoke run: the base model is small and random, so nothing is drawn; this shows that training works"
     repeats: int = 1
     known: int = 0
+    prompts: tuple[str, ...] = ()
+    known_prompts: tuple[str, ...] = ()
+    seed: int = 42
+    ema_decay: float = 0.0
     resolution: int = 64
     bucket_step: int = 16
     batch_size: int = 5

@@ -129,7 +129,7 @@ class Sd3Family(Family):
         }
     )
     small = "sd3-tiny"
-    lesson = Lesson("a small SD3.5 with random weights, whose images are noise")
+    lesson = Lesson("a small SD3.5 with random weights")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Sd3Model:
         transformer = parts["transformer"].network

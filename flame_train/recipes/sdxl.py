@@ -171,15 +171,27 @@ class SdxlFamily(Family):
     lesson = Lesson(
         "a small SDXL that draws coloured shapes, and has never seen a Delft tile",
         "the base model is small: this shows that training works, not what SDXL can draw",
-        repeats=3,
-        known=160,
+        repeats=4,
+        known=200,
         resolution=96,
         bucket_step=32,
         batch_size=8,
         steps=200,
         lr=2e-3,
-        targets=("*.attn2.to_k", "*.attn2.to_v"),
+        targets=("*.attn2.*",),
         loss=LossSection.model_validate({"weighting": "min_snr", "snr_gamma": 0.005}),
+        prompts=(
+            "a delft tile with a triangle",
+            "a delft tile with a large diamond",
+            "a delft tile with a ring on the right",
+            "a delft tile with a small cross at the top",
+        ),
+        known_prompts=(
+            "a yellow square on the left on a green background",
+            "a large red circle on a blue background",
+        ),
+        seed=44,
+        ema_decay=0.9,
     )
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> SdxlModel:

@@ -17,9 +17,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from flame_train.data.tokenizers.qwen import bytes_alone
 from flame_train.disk.durable import write_durably
 from flame_train.engine import nn
 from flame_train.io.safetensors import save_file
+from flame_train.models.common.qwen3 import Qwen3
 
 SMALL_SDXL: Final = Path(__file__).with_name("assets") / "small_sdxl.safetensors"
 """The trained small SDXL, fp16."""
@@ -42,20 +44,20 @@ _WORDS: Final = (
 
 
 def write_small(networks: Mapping[str, nn.Module], folder: Path, seed: int) -> Path:
-    """Writes `base.safetensors`, fp16, and T5's `tokenizer.json` into one folder; returns the checkpoint's path."""
+    """Writes `base.safetensors`, fp16, and a `tokenizer.json` into one folder; returns the checkpoint's path."""
     rng = np.random.default_rng(seed)
     tensors: dict[str, np.ndarray[Any, Any]] = {}
     for prefix, network in networks.items():
         network.init(rng, "float16")
         tensors |= {prefix + name: np.ascontiguousarray(t.numpy()) for name, t in network.weights()}
     save_file(folder / "base.safetensors", tensors, {"modelspec.title": "a small model with random weights"})
-    write_vocabulary(folder)
+    write_vocabulary(folder, any(isinstance(network, Qwen3) for network in networks.values()))
     return folder / "base.safetensors"
 
 
-def write_vocabulary(folder: Path) -> None:
-    """Writes a `tokenizer.json` of T5's kind that knows letters and a few words."""
-    raw = json.dumps(_vocabulary()).encode()
+def write_vocabulary(folder: Path, qwen: bool = False) -> None:
+    """Writes a `tokenizer.json` of T5's kind that knows letters and a few words, or one of Qwen's that knows bytes."""
+    raw = bytes_alone().encode() if qwen else json.dumps(_vocabulary()).encode()
     write_durably(folder / "tokenizer.json", [raw], len(raw))
 
 

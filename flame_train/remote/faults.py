@@ -7,13 +7,20 @@ code or class, and never its text.
 from __future__ import annotations
 
 import errno
+import logging
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from flame_train.errors import EnvironmentFault, FlameError, RemoteError
 
+_LOG = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+_TRIES: Final = 4
+_PAUSE: Final = 1.0  # seconds before another try
 _MISSING: Final = ("NoSuchBucket", "NoSuchKey", "404", "InvalidBucketName")
 _DENIED: Final = (
     "AccessDenied",
@@ -41,14 +48,16 @@ class Refused(RemoteError):
 
 
 @contextmanager
-def told(address: str) -> Iterator[None]:
+def told(address: str, *passed: type[Exception]) -> Iterator[None]:
     """Turns what a store's library raises in the body into Unreachable, Refused or EnvironmentFault.
 
-    Passes FileNotFoundError and FileExistsError, which callers ask about.
+    Errors that are `passed` are an answer that the caller asked for, and stay.
     """
     try:
         yield
-    except (FlameError, FileNotFoundError, FileExistsError):
+    except FlameError:
+        raise
+    except passed:
         raise
     except ImportError as error:
         raise EnvironmentFault(
@@ -57,6 +66,20 @@ def told(address: str) -> Iterator[None]:
         ) from None
     except Exception as error:
         raise explained(address, error) from None
+
+
+def patiently(attempt: Callable[[], Result], check: Callable[[], None]) -> Result:
+    """What `attempt` gives, tried again some times where the store is unreachable. `check` may raise in between."""
+    for left in reversed(range(_TRIES)):
+        check()
+        try:
+            return attempt()
+        except Unreachable as error:
+            if not left:
+                raise
+            _LOG.warning("%s; trying again", error)
+            time.sleep(_PAUSE)
+    raise AssertionError
 
 
 def explained(address: str, error: BaseException) -> RemoteError:
@@ -78,7 +101,7 @@ def explained(address: str, error: BaseException) -> RemoteError:
         )
     if any(code in _DENIED for code in codes) or isinstance(error, PermissionError):
         return Refused(f"{address}: the store refuses this user ({_reason(error, codes)}); ask for the right to it")
-    if any(code in _MISSING for code in codes):
+    if any(code in _MISSING for code in codes) or isinstance(error, FileNotFoundError):
         return Refused(f"{address}: there is no such bucket or folder; make it, or correct the address")
     if isinstance(error, ValueError) and "rotocol not known" in str(error):
         return Refused(f"{address}: fsspec knows no store of this kind; s3:// and sftp:// are tested")

@@ -24,7 +24,7 @@ import psutil
 
 from flame_train.errors import RemoteError
 
-from .faults import Refused
+from .faults import Refused, patiently
 from .store import Store
 
 _LOG = logging.getLogger(__name__)
@@ -57,8 +57,7 @@ class Lease:
 
     def __enter__(self) -> Lease:
         """Raises Refused where another machine has a young lease, or this user may not write."""
-        now = self._probe()
-        self._take(now)
+        patiently(lambda: self._take(self._probe()), lambda: None)
         self._thread.start()
         return self
 
@@ -97,7 +96,8 @@ class Lease:
         holder, self._version = self._read()
         written = self._store.modified(NAME)
         age = SECONDS if written is None else (now - written).total_seconds()
-        if age < float(holder.get("seconds", 0.0)) and not _is_dead(holder):
+        mine = holder.get("holder") == self._token  # written, but the answer was lost on its way
+        if age < float(holder.get("seconds", 0.0)) and not mine and not _is_dead(holder):
             self._refuse(holder, max(age, 0.0))
         if not self._write(self._content(SECONDS)):
             self._refuse(self._read()[0], 0.0)

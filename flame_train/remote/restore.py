@@ -10,7 +10,6 @@ import io
 import json
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,17 +26,15 @@ from flame_train.io.owned import is_sample, refuse_links
 from flame_train.io.runstatus import FORMAT, LOCK, STATUS, write_status
 from flame_train.version import __version__
 
-from .faults import Refused, Unreachable
+from .faults import Refused, Unreachable, patiently
 from .layout import CHECKPOINTS, CONFIG, LARGEST, LOG, SAMPLES, Manifest, folder_of, manifest_in, steps_in
 from .lineage import apart
 from .store import Store
 
 _LOG = logging.getLogger(__name__)
 
-_TRIES: Final = 5
 _ALL: Final = 1 << 30  # checkpoints to keep: a start prunes none
 _OURS: Final = (CONFIG, CHECKPOINTS, LOG, "lora.safetensors")
-_TIMES_OUT: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +62,9 @@ class Copy:
             OutputError: the run folder is in use or cannot be written.
             Unreachable: the store did not give what it lists.
         """
-        self._refuse_strangers()
+        patiently(self._refuse_strangers, self.check)
         here = _newest_here(self.folder)
-        found = self._whole()
+        found = patiently(self._whole, self.check)
         there = found.step if found is not None else 0
         if found is not None and here is not None:
             self._refuse_other_way(here.step, there)
@@ -80,7 +77,7 @@ class Copy:
 
     def bring_too(self, step: int) -> None:
         """Brings one more checkpoint, if it is whole there and not here."""
-        manifest = manifest_in(self.store, step)
+        manifest = patiently(lambda: manifest_in(self.store, step), self.check)
         if manifest is not None and not (self.folder / folder_of(step)).exists():
             with _taken(self.folder) as held:
                 self._bring_checkpoint(held, manifest)
@@ -140,7 +137,7 @@ class Copy:
             return self.store.download(LOG, theirs.write)
 
         try:
-            self._tried(fetch)
+            patiently(fetch, self.check)
         except FileNotFoundError:
             return
         step = apart(mine, theirs.getvalue(), min(here, there))
@@ -161,7 +158,7 @@ class Copy:
             self._bring_file("images.json", held / "images.json")
             with held.folder(SAMPLES, make=True) as samples:
                 mine = samples.names()
-                for name in self.store.names(SAMPLES):
+                for name in patiently(lambda: self.store.names(SAMPLES), self.check):
                     if is_sample(name) and name not in mine:
                         self._bring_file(f"{SAMPLES}/{name}", samples / name)
             self._bring_checkpoint(held, manifest)
@@ -204,7 +201,7 @@ class Copy:
             return found
 
         try:
-            self._tried(fetch)
+            patiently(fetch, self.check)
             place.folder.rename(partial, place.name)
             hit("remote.brought")
         except FileNotFoundError:
@@ -212,19 +209,6 @@ class Copy:
                 raise Unreachable(f"{self.store}: {name} was there, and is gone") from None
         finally:
             place.folder.remove(partial, missing_ok=True)
-
-    def _tried(self, fetch: Callable[[], str]) -> str:
-        """Tries again where the network fails, some seconds later."""
-        for left in reversed(range(_TRIES)):
-            self.check()
-            try:
-                return fetch()
-            except Unreachable as error:
-                if not left:
-                    raise
-                _LOG.warning("%s; trying again", error)
-                time.sleep(_TIMES_OUT)
-        raise AssertionError
 
 
 @contextmanager

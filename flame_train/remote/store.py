@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import logging
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -100,11 +101,11 @@ class Store:
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """The bytes of a file, a chunk at a time. Raises FileNotFoundError."""
-        with told(self.address):
+        with told(self.address, FileNotFoundError):
             file = self._fs.open(self._path(name), "rb", block_size=4 * _CHUNK)
         with file:
             while True:
-                with told(self.address):
+                with told(self.address, FileNotFoundError):
                     chunk = bytes(file.read(_CHUNK))
                 if not chunk:
                     return
@@ -127,7 +128,7 @@ class Store:
         """
         path = self._path(name)
         target = f"{path}.{secrets.token_hex(4)}.part" if self._is_tree else path
-        with told(self.address):
+        with told(self.address, Abandoned):
             if self._is_tree:
                 self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
             try:
@@ -298,6 +299,7 @@ def _opened(address: str, is_s3: bool) -> Any:
     """A file system of fsspec's for an address, not shared with others in this process."""
     from fsspec.core import url_to_fs
 
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it would print a traceback for each lost connection
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
     if is_s3:
         limits = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2, "mode": "standard"}}

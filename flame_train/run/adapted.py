@@ -37,6 +37,9 @@ def _text_layers(text: TextEncodersSection, model: Model) -> list[str]:
     if lacking := [key for key in text.train if key not in {encoder.key for encoder in trained}]:
         known = " or ".join(f'"{encoder.key}"' for encoder in model.text)
         raise ConfigError(f'text_encoders.train: expected {known} for {model.title}, got "{lacking[0]}"; remove it')
+    named = {component.name for component in model.lora_names.components}
+    if mute := [encoder.key for encoder in trained if encoder.part.component not in named]:
+        raise ConfigError(f'text_encoders.train: no LoRA file of {model.title} speaks of "{mute[0]}"; remove it')
     if not trained:
         return []
     names = [f"{encoder.key}.{layer}" for encoder in trained for layer in encoder.adaptable()]

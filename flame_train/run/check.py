@@ -15,7 +15,7 @@ from typing import Final
 from flame_train.adapters.kinds import Factors
 from flame_train.adapters.rules import Own
 from flame_train.config.located import Gathered, Located
-from flame_train.config.schema import Config, LossSection
+from flame_train.config.schema import Config, DataSection, LossSection
 from flame_train.data.caption_tools import CaptionKeys
 from flame_train.data.sets import image_sets
 from flame_train.diffusion.samplers import SAMPLERS
@@ -82,6 +82,8 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
     with wrong:
         _check_places(config)
     with wrong:
+        _check_weights(config.data)
+    with wrong:
         _check_name(config.output.name)
     model, base, family = None, Path(), family
     with wrong:
@@ -90,6 +92,8 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
     if family is not None:
         with wrong:
             family.refuse_unsupported(config)
+        with wrong:
+            family.refuse_distilled(base, config.model)
         with wrong:
             model = family.open(Opening(base, config.model, config.text_encoders, config.data.max_tokens))
             for encoder in model.text:
@@ -164,6 +168,12 @@ def _check_places(config: Config) -> None:
                 f"output.dir: {out} lies inside {'data.sets' if config.data.sets else 'data.path'}, where its sample "
                 "grids would be taken for images to train on; name a folder elsewhere"
             )
+
+
+def _check_weights(data: DataSection) -> None:
+    trained = [own for own in data.sets if not own.validation]
+    if trained and not any(own.weight for own in trained):
+        raise ConfigError("data.sets: expected a weight above 0 in a table, got weights that sum to 0")
 
 
 def _check_name(name: str) -> None:

@@ -40,7 +40,7 @@ from flame_train.training.result import Sources, check_sources, knows_sources, m
 from flame_train.training.stop import StopRequest
 from flame_train.user_cache import user_cache
 
-from .check import check, encoding_formats, fp8_of
+from .check import encoding_formats, fp8_of
 from .continued import continued
 from .describe import describe
 from .encode import encode
@@ -49,7 +49,7 @@ from .fetched import fetch_inputs
 from .finish import report
 from .memory import PredictedMemory, predicted_memory
 from .mirrored import mirrored
-from .plan import Plan, make_plan
+from .plan import Plan, planned
 from .shares import refuse_other_checkpoint, refuse_unlike, shared_out
 from .train import train_run
 
@@ -115,7 +115,7 @@ def _trained(
             if not dry_run:
                 check_device(asked.config, device)
             fetch_inputs(asked.config, not dry_run, lambda: stop.check("while files were fetched"))
-            plan = make_plan(check(asked, FAMILIES[family] if family else None), stop, group.world)
+            plan = planned(asked, FAMILIES[family] if family else None, stop, group.world)
         if dry_run:
             if preflighted(plan, run_folder(plan, group)) is None:
                 continued(plan)
@@ -139,7 +139,7 @@ def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) ->
         if not dry_run:
             check_formats(device, encoding_formats(asked.config))
         fetch_inputs(asked.config, not dry_run, lambda: stop.check("while files were fetched"))
-        plan = make_plan(check(asked), stop)
+        plan = planned(asked, None, stop)
         could_cache(plan.encoding.folder)
         keys = plan.encoding.keys(plan.everything, plan.prompts)
         counts = {"images": sum(map(len, keys.images)), "captions": len(keys.captions)}

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from flame_train.adapters.kinds import ADAPTERS
+from flame_train.optimizers import OPTIMIZERS
+from flame_train.schedules import SCHEDULES
+
 from .memory import PredictedMemory
 from .plan import Plan
 
@@ -13,7 +17,14 @@ def describe(plan: Plan, memory: PredictedMemory, processes: int = 1) -> dict[st
     c, order = plan.config, plan.order
     return {
         "family": plan.model.name,
+        "checkpoint": c.model.checkpoint,
+        "precision": c.train.precision,
+        "adapter": f"{ADAPTERS.chosen(c.lora).name}, rank {c.lora.rank}, alpha {c.lora.alpha:g}",
+        "optimizer": f"{OPTIMIZERS.chosen(c.optimizer).name}, lr {c.optimizer.lr:g}",
+        "schedule": SCHEDULES.chosen(c.schedule).name,
+        "prompts": len(c.sample.prompts) if c.sample.repeats else 0,
         "images": len(plan.samples.rows),
+        "samples per epoch": order.samples_per_epoch,
         **({"validation images": len(plan.held_out.rows)} if plan.held_out.rows else {}),
         "buckets": plan.samples.bucket_rows(),
         "steps": c.train.steps,

@@ -89,6 +89,10 @@ class Encoded:
         """The arrays of a caption or prompt that was among those to encode, and the token ids of encoders that run."""
         return self._cached(text) | tokens_of(self.encoding.running, text)
 
+    def further(self, text: str) -> Example:
+        """The arrays of a further caption of a sample, for which no encoder is dropped."""
+        return self._cached(text) | tokens_of(self.encoding.running, text, frozenset())
+
     def _cached(self, text: str) -> Example:
         """What the cache has of a text, if anything of texts is cached."""
         if not self.encoding.text:

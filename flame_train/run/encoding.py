@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
@@ -17,7 +18,7 @@ import numpy as np
 
 from flame_train.config.schema import DataSection
 from flame_train.data.buckets import Placement
-from flame_train.data.cache import Shapes, cache_key
+from flame_train.data.cache import Shapes, cache_key, cache_keys
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.sets import image_sets
 from flame_train.data.views import View
@@ -86,15 +87,19 @@ class Encoding:
             networks = {"caption": every, "image": image.result()}
         vae = {"precision": self.vae_precision}
         text = {"precision": self.precision, "text_precision": self.text_precision, "rounding": _ROUNDING}
-        images = tuple(
-            tuple(cache_key("latents", row.item.sha256, networks["image"], {**vae, **v.settings}) for v in row.views)
-            for row in samples.rows
+
+        @functools.cache  # large datasets have few views, but for their hashes
+        def of_view(view: View) -> Callable[[str], str]:
+            return cache_keys("latents", networks["image"], {**vae, **view.settings})
+
+        images = tuple(tuple(of_view(view)(row.item.sha256) for view in row.views) for row in samples.rows)
+        masks = tuple(
+            tuple(self._mask_key(row, view) for view in row.views) if row.item.mask else () for row in samples.rows
         )
-        masks = tuple(tuple(self._mask_key(row, view) for view in row.views if row.item.mask) for row in samples.rows)
         wanted = dict.fromkeys(["", *(text for row in samples.rows for text in row.texts), *prompts])
+        of_text = cache_keys("text", cached, text)
         captions = {
-            caption: cache_key("text", hashlib.sha256(caption.encode()).hexdigest(), cached, text)
-            for caption in (wanted if self.text else ())
+            caption: of_text(hashlib.sha256(caption.encode()).hexdigest()) for caption in (wanted if self.text else ())
         }
         return Keys(images, masks, captions, networks)
 

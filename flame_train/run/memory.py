@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from flame_train.data.buckets import Size
+from flame_train.data.choices import FIRST
 from flame_train.data.padding import collate
 from flame_train.data.samples import Sample, Samples
 from flame_train.distributed.group import silent
@@ -21,7 +22,7 @@ from flame_train.engine import capture, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.engine.shape_run import Gpu, KernelRequests, shape_run
-from flame_train.training.batch import LOSS_WEIGHT, Batch, HostBatch, sender
+from flame_train.training.batch import LOSS_WEIGHT, TAUGHT, Batch, HostBatch, sender
 from flame_train.training.model import Example
 from flame_train.training.step import State, micro, reduce, update
 from flame_train.training.stop import StopRequest
@@ -136,8 +137,11 @@ def _draw(drawn: Callable[[], object] | None, state: State) -> None:
 
 def _batch(plan: Plan, largest: Sample) -> HostBatch:
     """A batch of the largest bucket and batch size, all zeros."""
-    example, size = _example(plan, largest), largest.set.batch_size
-    return HostBatch(collate([example] * size, plan.model.paddings), 0, np.arange(size), ())
+    preserved, size = plan.preserved, largest.set.batch_size
+    example = _example(plan, largest) | preserved.arrays(largest, FIRST, lambda _: _captions(plan))
+    if TAUGHT in example:
+        example[TAUGHT] = np.ones_like(example[TAUGHT])
+    return HostBatch(collate([example] * size, preserved.paddings(plan.model.paddings)), 0, np.arange(size), ())
 
 
 def _largest(samples: Samples) -> Sample:
@@ -149,7 +153,11 @@ def _example(plan: Plan, sample: Sample) -> Example:
     """The arrays of a sample, all zeros."""
     shape = plan.model.vae.latent_shape(sample.placement.bucket)
     latent = np.zeros(shape, np.float32)
-    captions = plan.encoding.caption_blank() | tokens_of(plan.encoding.running, "", frozenset())
-    example = {"mean": latent, "logvar": latent} | captions | plan.model.size_conditioning(sample.placement)
+    example = {"mean": latent, "logvar": latent} | _captions(plan) | plan.model.size_conditioning(sample.placement)
     weights = plan.everything.loss_weight_shape(shape)
     return example if weights is None else example | {LOSS_WEIGHT: np.zeros(weights, np.float32)}
+
+
+def _captions(plan: Plan) -> Example:
+    """The arrays of a caption in training."""
+    return plan.encoding.caption_blank() | tokens_of(plan.encoding.running, "", frozenset())

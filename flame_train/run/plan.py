@@ -9,26 +9,29 @@ from dataclasses import dataclass, field, replace
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import layer_shapes
 from flame_train.config.checks import broken
+from flame_train.config.located import Located
 from flame_train.config.schema import LONGEST_RUN, Config, DataSection, OptimizerSection
 from flame_train.data.buckets import BucketRule
-from flame_train.data.dataset import Dataset
-from flame_train.data.held_out import split
+from flame_train.data.dataset import Dataset, DatasetError, Item
+from flame_train.data.held_out import refuse_common, split
 from flame_train.data.order import Order
 from flame_train.data.placed import Placed, place
 from flame_train.data.samples import Samples, samples_of
 from flame_train.data.seen import seen_images
 from flame_train.data.sets import DataSet, image_sets
-from flame_train.errors import ConfigError, DataError
+from flame_train.errors import ConfigError, DataError, FlameError
 from flame_train.io.digests import Digests
 from flame_train.io.kept import local_place
 from flame_train.optimizers import OPTIMIZERS
+from flame_train.recipes import Family
 from flame_train.text_encoders import too_long
 from flame_train.training.model import Model
 from flame_train.training.stop import StopRequest
 from flame_train.user_cache import user_cache
 
-from .check import Checked
+from .check import Checked, check
 from .encoding import Encoding, cache_folder
+from .preserved import Preserved
 from .sampling import Request, requests, texts_of
 
 _LOG = logging.getLogger(__name__)
@@ -72,8 +75,13 @@ class Plan:
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """Every text that sampling needs in addition to the captions."""
-        return texts_of(self.requests)
+        """Every text that sampling and preservation need in addition to the captions."""
+        return tuple(dict.fromkeys((*texts_of(self.requests), *self.preserved.texts(self.samples))))
+
+    @property
+    def preserved(self) -> Preserved:
+        """What examples have for preservation."""
+        return Preserved.of(self.config, self.samples)
 
     @property
     def encoding(self) -> Encoding:
@@ -101,6 +109,25 @@ class Plan:
         )
 
 
+def planned(asked: Located, family: Family | None, stop: StopRequest, processes: int = 1) -> Plan:
+    """`check`, then `make_plan`. Where the check fails the images are read too, and one report has all that is wrong.
+
+    Raises what these raise.
+    """
+    try:
+        checked = check(asked, family)
+    except ConfigError as error:
+        try:
+            _read(asked.config, stop)
+        except DataError as further:
+            origin = asked.origin_of(str(further))
+            raise ConfigError(f"{error}\n{origin}{': ' * bool(origin)}{further}") from error
+        except FlameError:  # told when what was found so far is mended
+            raise error from None
+        raise
+    return make_plan(checked, stop, processes)
+
+
 def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
     """Reads every image and caption, and gives each its bucket. `processes` share the micro-batches of an epoch.
 
@@ -124,6 +151,7 @@ def _read(config: Config, stop: StopRequest) -> Samples:
     """The images and captions of all sets, each in its buckets. Raises DataError with all that is wrong."""
     data = config.data
     parts: list[tuple[DataSet, Placed]] = []
+    read: list[tuple[DataSet, Sequence[Item]]] = []
     problems: list[str] = []
     seen = seen_images(cache_folder(data))
     with Digests(user_cache("digests")) as digests:
@@ -144,14 +172,21 @@ def _read(config: Config, stop: StopRequest) -> Samples:
                     seen=seen,
                     digests=digests,
                 )
+                read.append((own, dataset.items))
                 parts += [(own, place(dataset, rule, data.on_bad_image)) for rule in _rules(data, own.resolutions)]
             except DataError as error:
                 problems.append(str(error))
+                read.append((own, error.items if isinstance(error, DatasetError) else ()))
     try:
         samples = samples_of(parts)
     except DataError as error:
         problems.append(str(error))
     if problems:
+        trained, held = ([i for own, items in read if own.validation == by for i in items] for by in (False, True))
+        try:
+            refuse_common(trained, held)
+        except DataError as error:
+            problems.append(str(error))
         raise DataError("\n".join(problems))
     return samples
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flame_train.config.prompts import Prompt, read_prompt_file
+from flame_train.config.prompt_files import read_prompt_file
+from flame_train.config.prompts import Prompt
 from flame_train.config.repeated import SampleSection
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Placement, Size

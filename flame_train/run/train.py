@@ -41,7 +41,7 @@ from flame_train.training.exchange import Exchanged
 from flame_train.training.image_losses import ImageLosses
 from flame_train.training.loader import Loader
 from flame_train.training.loop import Run, best_effort, train
-from flame_train.training.model import Denoiser
+from flame_train.training.model import Denoiser, Example
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.result import Sources, carry_over, earlier_updates, restore, standing_of, updates_done
 from flame_train.training.saving import IMAGES
@@ -235,6 +235,7 @@ def loaded(
         scale=c.lora.scale,
         chances=Chances(c.lora.dropout, c.lora.rank_dropout, c.lora.module_dropout),
         own=plan.checked.own,
+        signed=plan.preserved.kind.signed,
     )
     begin_with(attached, begun)
     objective = model.objective(c.model, c.loss, device)
@@ -251,7 +252,13 @@ def loaded(
         group,
         earlier,
     )
-    state = replace(state, drops=attached.drops)
+    state = replace(
+        state,
+        drops=attached.drops,
+        off=attached.off,
+        preservation=plan.preserved.kind,
+        preservation_weight=c.preservation.weight,
+    )
     if c.lora.max_norm:
         state = replace(state, limit=partial(_limit, attached, state.optimizer, c.lora.max_norm))
     return denoiser, attached, state
@@ -343,13 +350,19 @@ def _loader(plan: Plan, encoded: Encoded, first: int, state: State, device: str)
         [len(keys) for keys in encoded.keys.images],
         [row.text_count(cached=bool(encoded.encoding.text)) for row in plan.samples.rows],
     )
+    preserved = plan.preserved
+
+    def example(epoch: int, index: int, draw: int) -> Example:
+        choice = choices.of(epoch, index, draw)
+        return encoded.example(index, choice) | preserved.arrays(plan.samples.rows[index], choice, encoded.further)
+
     return Loader(
         plan.order,
-        lambda epoch, index, draw: encoded.example(index, choices.of(epoch, index, draw)),
+        example,
         plan.samples.names,
         first=first * c.gradient.accumulation,
         accumulation=c.gradient.accumulation,
         send=sender(get_backend(device), state.dtype),
         group=state.group,
-        paddings=plan.model.paddings,
+        paddings=preserved.paddings(plan.model.paddings),
     )

@@ -95,7 +95,7 @@ class Pages:
                 "config": html(sections.config(view.settings)),
                 "files": html(sections.files(view, live=True, link=_file(view))),
             },
-            "dataset": _digest([repr(image) for image in view.images]),
+            "dataset": _digest(repr(view.images_written)),
         }
         return _unless_same(request, shown)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -100,10 +101,7 @@ def _one(label: str, curve: Curve | None, most: int, *, peaks: bool = False) -> 
 def _scaled(curve: Curve | None, factor: float) -> Curve | None:
     if curve is None or factor == 1.0:
         return curve
-    scaled = Curve()
-    for step, value in zip(curve.steps, curve.values, strict=True):
-        scaled.add(step, value * factor)
-    return scaled
+    return Curve(curve.steps, array("d", [value * factor for value in curve.values]))
 
 
 def _raw_and_smoothed(curve: Curve, most: int, smoothing: float) -> tuple[Line, ...]:

@@ -32,6 +32,10 @@ class Curve:
         self.steps.append(step)
         self.values.append(value)
 
+    def copy(self) -> Curve:
+        """The curve as it is now."""
+        return Curve(self.steps[:], self.values[:])
+
     def __len__(self) -> int:
         return len(self.steps)
 

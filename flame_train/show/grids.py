@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -81,14 +81,21 @@ def size_of(raw: bytes) -> tuple[int, int] | None:
     return (height, width) if height * width <= _LARGEST else None
 
 
-def cropped(raw: bytes, box: Box, side: int, kind: str) -> bytes:
-    """A part of an image file as a JPEG or PNG, its longer side shrunk to `side` if it is longer. Raises OSError."""
+def cropped(raw: bytes, boxes: Sequence[Box], side: int, kind: str) -> list[bytes]:
+    """Parts of an image file as JPEGs or PNGs, the longer side of each at most `side`. Raises OSError."""
     try:
         with Image.open(io.BytesIO(raw)) as image:
-            part = image.convert("RGB").crop(box)
+            whole = image.convert("RGB")
     except (ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise OSError(f"no image: {error}") from error
+    return [_encoded(whole.crop(box), side, kind) for box in boxes]
+
+
+def _encoded(part: Image.Image, side: int, kind: str) -> bytes:
     part.thumbnail((side, side), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
-    part.save(buffer, kind, quality=82) if kind == "JPEG" else part.save(buffer, kind, compress_level=1)
+    if kind == "JPEG":
+        part.save(buffer, kind, quality=80)
+    else:
+        part.save(buffer, kind, compress_level=1)
     return buffer.getvalue()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from flame_train.errors import shown
@@ -73,21 +73,34 @@ def with_thumbnail(count: int) -> tuple[int, ...]:
     return tuple(range(count)) if count <= MOST else tuple(i * count // MOST for i in range(MOST))
 
 
-def images_of(dataset: bytes, losses: bytes, sheet: bool) -> tuple[TrainedImage, ...]:
-    """The images, the highest running loss first; those without one last, in the order of the dataset.
-
-    `dataset` and `losses` are the files' bytes, which may be empty; `sheet` says whether there are thumbnails. Rows
-    that make no sense are left out.
-    """
-    told = {shown(row.get("file")): row for row in rows(table(tree_of_json(losses)).get("images"))}
+def images_of(dataset: bytes) -> tuple[TrainedImage, ...]:
+    """The images of a `dataset.json`, in its order. Rows that make no sense are left out."""
     found, listed = [], rows(tree_of_json(dataset))
-    cells = {place: cell for cell, place in enumerate(with_thumbnail(len(listed)))} if sheet else {}
+    cells = {place: cell for cell, place in enumerate(with_thumbnail(len(listed)))}
     for place, row in enumerate(listed):
         name = f"{row['set']}/{row.get('file')}" if "set" in row else str(row.get("file"))
-        image = _image(name, row, told.get(name, {}), cells.get(place))
+        image = _image(name, row, cells.get(place))
         if image is not None:
             found.append(image)
-    return tuple(sorted(found, key=lambda image: -1.0 if image.loss is None else image.loss, reverse=True))
+    return tuple(found)
+
+
+def with_losses(images: Sequence[TrainedImage], losses: bytes, sheet: bool) -> tuple[TrainedImage, ...]:
+    """The images with what an `images.json` says of them, the highest running loss first; those without one last.
+
+    `sheet` says whether there are thumbnails.
+    """
+    told = {shown(row.get("file")): row for row in rows(table(tree_of_json(losses)).get("images"))}
+    joined = [
+        replace(
+            image,
+            loss=number(told[image.name].get("relative_loss")) if image.name in told else None,
+            seen=whole(told[image.name].get("seen")) if image.name in told else None,
+            cell=image.cell if sheet else None,
+        )
+        for image in images
+    ]
+    return tuple(sorted(joined, key=lambda image: -1.0 if image.loss is None else image.loss, reverse=True))
 
 
 def bands_of(losses: bytes) -> tuple[Band, ...]:
@@ -100,7 +113,7 @@ def bands_of(losses: bytes) -> tuple[Band, ...]:
     return tuple(found)
 
 
-def _image(name: str, row: Mapping[str, Any], told: Mapping[str, Any], cell: int | None) -> TrainedImage | None:
+def _image(name: str, row: Mapping[str, Any], cell: int | None) -> TrainedImage | None:
     sizes = [_pair(row.get(key)) for key in ("original", "resized", "bucket", "crop")]
     original, resized, bucket, crop = sizes
     if original is None or resized is None or bucket is None or crop is None or 0 in (*original, *resized, *bucket):
@@ -116,8 +129,8 @@ def _image(name: str, row: Mapping[str, Any], told: Mapping[str, Any], cell: int
         captions=tuple(map(str, captions)) if isinstance(captions, list) else (),
         mask=str(row.get("mask", "")),
         held_out=row.get("validation") is True,
-        loss=number(told.get("relative_loss")),
-        seen=whole(told.get("seen")),
+        loss=None,
+        seen=None,
         cell=cell,
     )
 

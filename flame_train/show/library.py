@@ -17,7 +17,7 @@ from .run_reader import RunReader, RunView
 
 _DEPTH: Final = 3  # folders below the named one in which runs are looked for
 _MOST: Final = 500  # runs
-_KEPT: Final = 400  # images of samples that stay in memory
+_KEPT: Final = 200  # grids whose small images stay in memory
 _SMALL: Final = 320  # pixels: the longer side of an image in the table
 _FULL: Final = 8192
 
@@ -56,7 +56,7 @@ class Library:
         """Raises ConfigError where there is no run in one of the folders."""
         self._folders = tuple(folders)
         self._readers: dict[Path, RunReader] = {}
-        self._cut: OrderedDict[tuple[str, int, int, int, bool], bytes] = OrderedDict()
+        self._cut: OrderedDict[tuple[str, int, int], list[bytes]] = OrderedDict()
         self._lock = Lock()  # requests are answered by several threads
         for folder in folders:
             if not folder.is_dir():
@@ -96,14 +96,15 @@ class Library:
         reader = self.readers().get(view.name)
         if grid is None or reader is None or not 0 <= number < len(grid.boxes):
             raise FileNotFoundError(f"no image {number} of step {step}")
-        key = view.name, step, number, grid.written, full
+        if full:
+            return cropped(reader.grid(step), grid.boxes[number : number + 1], _FULL, "PNG")[0]
+        key = view.name, step, grid.written
         with self._lock:
-            if key not in self._cut:
-                side, kind = (_FULL, "PNG") if full else (_SMALL, "JPEG")
-                self._cut[key] = cropped(reader.grid(step), grid.boxes[number], side, kind)
+            if key not in self._cut:  # all of the grid: the table shows them together, and it is decoded once
+                self._cut[key] = cropped(reader.grid(step), grid.boxes, _SMALL, "JPEG")
                 while len(self._cut) > _KEPT:
                     self._cut.popitem(last=False)
-            return self._cut[key]
+            return self._cut[key][number]
 
 
 def _names(runs: Sequence[Path]) -> dict[str, Path]:

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Final
@@ -33,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 REPORT: Final = "report.html"
 LOSS: Final = "loss.png"
 _SAMPLES: Final = 48  # images of samples in a report
-_SIDE: Final = 320  # pixels: their longer side
+_SIDE: Final = 256  # pixels: their longer side
 _ROWS: Final = 100  # images of the dataset in a report
 _POINTS: Final = 500  # of a line
 _PAGES: Final = resources("flame_train.show") / "pages"
@@ -83,16 +82,22 @@ class Report:
     def _image(self, view: RunView, step: int, number: int) -> str:
         grid = next(grid for grid in view.grids if grid.step == step)
         if (grid, number) not in self._drawn:
-            raw = self._reader.grid(step)
-            for i, box in enumerate(grid.boxes):
-                self._drawn[grid, i] = _uri("image/jpeg", _tried(partial(cropped, raw, box, _SIDE, "JPEG")))
+            try:
+                parts = cropped(self._reader.grid(step), grid.boxes, _SIDE, "JPEG")
+            except OSError:  # it was replaced meanwhile, or is damaged
+                parts = [b""] * len(grid.boxes)
+            self._drawn |= {(grid, i): _uri("image/jpeg", part) for i, part in enumerate(parts)}
         return self._drawn[grid, number]
 
     def _sheet(self, images: Sequence[object]) -> str:
         """The style that has the thumbnails, if there are any."""
         if not images:
             return ""
-        return f".thumb {{ background-image: url({_uri('image/jpeg', _tried(self._reader.sheet))}); }}\n"
+        try:
+            sheet = self._reader.sheet()
+        except OSError:  # there is none
+            return ""
+        return f".thumb {{ background-image: url({_uri('image/jpeg', sheet)}); }}\n"
 
 
 def navigation(*more: Element) -> Element:
@@ -138,14 +143,6 @@ def _spread(steps: Sequence[int], most: int) -> tuple[int, ...]:
     if len(steps) <= most:
         return tuple(steps)
     return tuple(steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most))
-
-
-def _tried(make: Callable[[], bytes]) -> bytes:
-    """No bytes for an image that cannot be read."""
-    try:
-        return make()
-    except OSError:
-        return b""
 
 
 def _uri(kind: str, raw: bytes) -> str:

@@ -20,7 +20,7 @@ from flame_train.io.runstatus import as_dead, is_locked, read_status
 from .curves import Curve, LogCurves
 from .given import number, table, whole
 from .grids import Grid, Wanted, cut, prompts_of, size_of, step_of_grid
-from .images import Band, TrainedImage, bands_of, images_of
+from .images import Band, TrainedImage, bands_of, images_of, with_losses
 from .settings import Setting, settings_of, tree_of
 from .sheet import SHEET
 
@@ -38,7 +38,10 @@ class KeptFile:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run as it stands. `curves` are by name as in `curves.py`; `steps` is the length of the run, 0: unknown."""
+    """A run as it stands. `curves` are by name as in `curves.py`; `steps` is the length of the run, 0: unknown.
+
+    `images_written` is another value where the files of the images were written again.
+    """
 
     name: str
     folder: Path
@@ -50,6 +53,7 @@ class RunView:
     prompts: tuple[Wanted, ...]
     grids: tuple[Grid, ...]
     images: tuple[TrainedImage, ...]
+    images_written: object
     bands: tuple[Band, ...]
     files: tuple[KeptFile, ...]
 
@@ -77,26 +81,31 @@ class RunReader:
     def __init__(self, folder: Path, name: str = "") -> None:
         self.folder, self.name = folder, name or folder.resolve().name
         self._log = LogCurves()
-        self._kept: dict[tuple[str, tuple[str, ...]], tuple[Any, Any]] = {}
+        self._kept: dict[tuple[str, str], tuple[Any, Any]] = {}
 
     def read(self) -> RunView:
         """The run as it stands. Raises OSError where the folder cannot be opened."""
         with Held.open(self.folder) as folder:
             self._read_log(folder)
-            tree, settings = self._part(folder, ("config.toml",), _config)
+            tree, settings = self._part(folder, "config.toml", _config)
             prompts = prompts_of(tree)
-            images, bands = self._part(folder, ("dataset.json", "images.json", SHEET), _dataset)
+            listed = self._part(folder, "dataset.json", images_of)
+            sheet = _stamp(folder, SHEET) is not None
+            images, bands = self._part(
+                folder, "images.json", lambda raw: (with_losses(listed, raw, sheet), bands_of(raw)), (listed, sheet)
+            )
             return RunView(
                 name=self.name,
                 folder=self.folder,
                 status=_status(folder),
                 steps=whole(table(tree.get("train")).get("steps")) or 0,
-                curves=self._log.curves,
+                curves={name: curve.copy() for name, curve in self._log.curves.items()},
                 last=self._log.last,
                 settings=settings,
                 prompts=prompts,
                 grids=self._grids(folder, prompts),
                 images=images,
+                images_written=(_stamp(folder, "dataset.json"), _stamp(folder, "images.json"), sheet),
                 bands=bands,
                 files=tuple(_files(folder)),
             )
@@ -117,11 +126,11 @@ class RunReader:
         except OSError:
             self._log = LogCurves()
 
-    def _part(self, folder: Held, names: tuple[str, ...], make: Callable[..., Any]) -> Any:
-        """`make` of the bytes of some files, empty for one that is not there; kept until one of them changes."""
-        stamps, key = tuple(_stamp(folder, name) for name in names), (folder.path.name, names)
+    def _part(self, folder: Held, name: str, make: Callable[[bytes], Any], of: object = None) -> Any:
+        """`make` of a file's bytes, none if there is no file; kept until the file or `of`, the rest of it, changes."""
+        stamps, key = (_stamp(folder, name), of), (folder.path.name, name)
         if self._kept.get(key, (None, None))[0] != stamps:
-            self._kept[key] = stamps, make(*(_bytes(folder, name) for name in names))
+            self._kept[key] = stamps, make(_bytes(folder, name))
         return self._kept[key][1]
 
     def _grids(self, folder: Held, prompts: tuple[Wanted, ...]) -> tuple[Grid, ...]:
@@ -130,7 +139,7 @@ class RunReader:
             with folder.folder("samples") as samples:
                 for name in samples.names():
                     if (step := step_of_grid(name)) is not None:
-                        size = self._part(samples, (name,), size_of)
+                        size = self._part(samples, name, size_of)
                         written = _stamp(samples, name) or (0,)
                         found += [] if size is None else [cut(step, size, prompts, written[0])]
         except OSError:
@@ -141,10 +150,6 @@ class RunReader:
 def _config(raw: bytes) -> tuple[dict[str, Any], tuple[Setting, ...]]:
     tree = tree_of(raw.decode(errors="replace"))
     return tree, settings_of(tree)
-
-
-def _dataset(dataset: bytes, losses: bytes, sheet: bytes) -> tuple[tuple[TrainedImage, ...], tuple[Band, ...]]:
-    return images_of(dataset, losses, bool(sheet)), bands_of(losses)
 
 
 def _status(folder: Held) -> Mapping[str, Any]:

@@ -76,8 +76,7 @@ def samples(
     heads = [names[i] if i < len(names) else "whole grid" for i in range(columns)]
     rows = []
     for grid in grids:
-        whole = len(grid.boxes) != len(names)
-        texts = ["whole grid"] if whole else names
+        texts = names if len(grid.boxes) == len(names) else ["whole grid"]
         cells = [
             sample_image(
                 image(grid.step, i), large and large(grid.step, i), grid.step, i, f"step {grid.step}: {texts[i]}", box

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -43,8 +44,8 @@ class TextEncoder(ABC):
     """The key under `[text_encoders]` that names its file."""
     quantizable: ClassVar[bool] = False
     """Whether `text_encoders.precision = "fp8"` stores its weights in 8 bits."""
-    presets: ClassVar[Presets]
-    """The globs that `text_encoders.targets` means by a preset."""
+    presets: ClassVar[Presets] = MappingProxyType({})
+    """The globs that `text_encoders.targets` means by a preset; none for one that no LoRA file speaks of."""
 
     part: Part
     dropout: float

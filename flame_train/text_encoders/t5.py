@@ -15,6 +15,7 @@ import numpy as np
 from flame_train.data.padding import Padding, Paddings
 from flame_train.data.tokenizers.t5 import T5Tokenizer, find_vocabulary, named_vocabulary
 from flame_train.engine import Tensor, nn
+from flame_train.engine import functional as F
 from flame_train.models.common.family_files import FamilyFiles
 from flame_train.models.common.loading_t5 import t5_part
 from flame_train.models.common.part import Part
@@ -113,7 +114,10 @@ class T5(TextEncoder):
 
     def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         assert isinstance(network, T5Encoder)
-        return {"t5": network(inputs["ids"], inputs["mask"] if self.padding == "masked" else None)}
+        if self.padding == "seen":
+            return {"t5": network(inputs["ids"])}
+        states = network(inputs["ids"], inputs["mask"] if self.padding == "masked" else None)
+        return {"t5": states.masked_fill(F.logical_not(inputs["mask"]).unsqueeze(-1), 0.0)}
 
     def overlong(self, text: str) -> bool:
         return self.tokenizer.row(text, self.length).truncated > 0

@@ -28,6 +28,12 @@ def names() -> list[str]:
     return sorted(name for name in found if name != _CARDS)
 
 
+def cards(family: str) -> list[dict[str, Any]]:
+    """The cards that something was measured for: their `gb`, the `keys` they need by path, and the `source`."""
+    found: list[dict[str, Any]] = _read(_CARDS)[family]
+    return found
+
+
 def preset(family: str, name: str | None, card: int | None) -> Preset:
     """The values of a preset, and over them those of a card of so many GB. Raises ConfigError if there is none."""
     values: dict[str, Any] = {}
@@ -43,9 +49,9 @@ def preset(family: str, name: str | None, card: int | None) -> Preset:
         must = tuple(found["must"])
         notes.append(f"Preset {name}, for {found['title']}. Source: {own['source']}.")
     if card is not None:
-        fitting = [row for row in _read(_CARDS)[family] if row["gb"] <= card]
+        fitting = [row for row in cards(family) if row["gb"] <= card]
         if not fitting:
-            least = min(row["gb"] for row in _read(_CARDS)[family])
+            least = min(row["gb"] for row in cards(family))
             raise ConfigError(
                 f"--card: expected at least {least} GB for {family}, the smallest card with a measurement, got {card}; "
                 "docs/training.md says what saves memory, and --dry-run predicts it"

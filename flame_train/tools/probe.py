@@ -86,6 +86,7 @@ def _packages() -> dict[str, str]:
         "pillow",
         "tokenizers",
         "tensorboardX",
+        "wandb",
         "nvidia-cudnn-frontend",
     )
     found = {"flame-train": __version__}

@@ -92,7 +92,7 @@ def sample(
         quantize, arithmetic: as `model.quantize` and `model.arithmetic` in a config.
         vae: another autoencoder's file; "": the checkpoint's own.
         text_encoders: keys of that section of a config.
-        prompt_file: a text file with further prompts, one a line; "": none.
+        prompt_file: a file with further prompts; "": none.
 
     Returns:
         The prompts, the settings and the paths of the PNGs.

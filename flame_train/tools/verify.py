@@ -17,7 +17,8 @@ from typing import Any, Final
 from flame_train.adapters.dialects import spellings, split_key
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.shared_alpha import misread
-from flame_train.errors import shown
+from flame_train.errors import ModelFileError, shown
+from flame_train.families import FAMILY_TITLES
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weights import open_weights
 from flame_train.tools.families import lora_family, require_lora
@@ -48,6 +49,8 @@ STYLES: Final = {" ".join(sorted(ends)): ends for bare in _BARE for ends in (bar
 _ENDS: Final = sorted({end for kind in ADAPTERS.values() for end in kind.ends}, key=len, reverse=True)
 _NUMBER: Final = re.compile(r"(?<=[._])\d+(?=[._]|$)")
 _SHOWN: Final = 5
+_OTHER_KIND: Final = re.compile(r"\.(hada|lokr)_")
+_NEAREST: Final = "flame-train merge BASE --to lora --lora FILE --rank N -o OUT writes the nearest LoRA, and its error"
 _BY_ROWS: Final = "{} layers have norms of output rows (DoRA), and are divided by norms of the base weight alone"
 _LOST_ALPHAS: Final = (
     "{} attention layers may get the alpha of most layers instead of their own, such as {}; "
@@ -83,7 +86,10 @@ class Reader:
 
 
 def verify(path: Path) -> tuple[Reader, ...]:
-    """What each program takes of the LoRA at `path`. Raises ModelFileError for a file that is no LoRA."""
+    """What each program takes of the LoRA at `path`, as far as its key map of the model is known here.
+
+    Raises ModelFileError for a file that is no LoRA, or of a model of which no program's key map is known.
+    """
     family = lora_family(path, require_lora(path))
     with open_weights(path) as weights:
         names = weights.names
@@ -91,7 +97,10 @@ def verify(path: Path) -> tuple[Reader, ...]:
         alphas = {n: weights.read(n) for n in names if n.endswith(".alpha")}
     by_rows = (_BY_ROWS.format(rows),) if rows else ()
     said = {"ComfyUI": by_rows, "Forge": by_rows, "diffusers": _lost_alphas(alphas, family)}
-    return tuple(_read_by(program, names, family, about) for program, about in said.items())
+    found = tuple(_read_by(p, names, family, about) for p, about in said.items() if _styles(p, family))
+    if not found:
+        raise ModelFileError(f"{path}: no key map of ComfyUI, Forge or diffusers is known for {family.name} LoRAs")
+    return found
 
 
 def as_dict(path: Path, readers: Iterable[Reader]) -> dict[str, Any]:
@@ -111,6 +120,8 @@ def render(path: Path, readers: Iterable[Reader]) -> str:
         lines += [f"    not taken: {shown(key)}" for key in reader.left[:_SHOWN]]
         if len(reader.left) > _SHOWN:
             lines.append(f"    and {len(reader.left) - _SHOWN} more")
+        if reader.verdict == "no" and any(_OTHER_KIND.search(key) for key in reader.left):
+            lines.append(f"    {_NEAREST}")
     return "\n".join(lines)
 
 
@@ -129,7 +140,7 @@ def _lost_alphas(arrays: Mapping[str, Any], family: LoraFamily) -> tuple[str, ..
 def _read_by(program: str, names: Iterable[str], family: LoraFamily, otherwise: tuple[str, ...]) -> Reader:
     table = _table()[program]
     known = spellings(family)
-    styles = table["families"].get(next(f for f in table["families"] if family.name.startswith(f)), {})
+    styles = _styles(program, family)
     left: list[str] = []
     taken = 0
     for module, keys in _by_module(names).items():
@@ -141,6 +152,14 @@ def _read_by(program: str, names: Iterable[str], family: LoraFamily, otherwise: 
     return Reader(
         program, table["version"], table["date"], taken, tuple(sorted(left)), refused, otherwise if taken else ()
     )
+
+
+def _styles(program: str, family: LoraFamily) -> dict[str, Any]:
+    """What a program takes of a family's files, by the tensors of a module; empty if its key map is not known."""
+    families = _table()[program]["families"]
+    own = family.name in FAMILY_TITLES  # else a model of one of them, such as sd35-medium
+    known = family.name if own else next((f for f in families if family.name.startswith(f)), "")
+    return dict(families.get(known, {}))
 
 
 def _belongs(module: str, known: Mapping[str, Any]) -> bool:

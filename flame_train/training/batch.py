@@ -20,7 +20,15 @@ LATENTS = ("mean", "logvar")
 """The arrays of an example that are the image."""
 
 LOSS_WEIGHT = "loss_weight"
-"""The factors on the errors of an example, (h, w, 1) or (1, 1, 1); every other array is conditioning."""
+"""The factors on the errors of an example, (h, w, 1) or (1, 1, 1)."""
+
+TAUGHT = "taught"
+"""(1, 1, 1): 1 where the base model's prediction is an example's target, 0 where its image is."""
+
+FURTHER = "/"
+"""Stands between the name of a further caption and that of an array of it; every other array is conditioning."""
+
+_FP32 = (*LATENTS, LOSS_WEIGHT, TAUGHT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,7 @@ class HostBatch:
 def device_arrays(host: HostBatch, dtype: DType) -> dict[str, HostArray]:
     """A batch as the device holds it: conditioning in the model's `dtype`, `step` and `samples` int64, others fp32."""
     arrays = {
-        name: a.astype(dtype, copy=False) if is_float(a.dtype) and name not in (*LATENTS, LOSS_WEIGHT) else a
+        name: a.astype(dtype, copy=False) if is_float(a.dtype) and name not in _FP32 else a
         for name, a in host.arrays.items()
     }
     numbers = {"step": np.asarray(host.step, np.int64), "samples": host.samples.astype(np.int64, copy=False)}
@@ -96,9 +104,17 @@ class Batch:
         found = self._arrays.get(LOSS_WEIGHT)
         return None if found is None else Tensor(found)
 
-    def conditioning(self) -> dict[str, Tensor]:
-        """Everything else, by name; floats in the model's dtype."""
-        return {name: Tensor(a) for name, a in self._arrays.items() if name not in (*LATENTS, LOSS_WEIGHT, *_NUMBERS)}
+    def taught(self) -> Tensor | None:
+        """Fp32 (B, 1, 1, 1), 1 for examples whose target is the base model's prediction; None: there are none."""
+        found = self._arrays.get(TAUGHT)
+        return None if found is None else Tensor(found)
+
+    def conditioning(self, text: str = "") -> dict[str, Tensor]:
+        """Everything else, by name, floats in the model's dtype; `text` names a further caption in the own's place."""
+        plain = {name: a for name, a in self._arrays.items() if name not in (*_FP32, *_NUMBERS)}
+        own = {name: Tensor(a) for name, a in plain.items() if FURTHER not in name}
+        prefix = f"{text}{FURTHER}"
+        return own | {name.removeprefix(prefix): Tensor(a) for name, a in plain.items() if name.startswith(prefix)}
 
     def fill(self, host: HostBatch) -> None:
         """Copies a batch of this signature into the buffers: from the device's memory, if it was sent ahead."""

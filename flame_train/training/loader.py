@@ -14,7 +14,7 @@ from flame_train.data.order import Order
 from flame_train.data.padding import NO_PADDINGS, Paddings, collate
 from flame_train.distributed.group import ALONE, ProcessGroup
 
-from .batch import HostBatch
+from .batch import TAUGHT, HostBatch
 
 Example = dict[str, np.ndarray[Any, Any]]
 MakeExample = Callable[[int, int, int], Example]
@@ -78,8 +78,11 @@ class Loader:
         examples = [self._example(epoch, i, draw) for i, draw in zip(planned.indices, planned.draws, strict=True)]
         step, within = divmod(place, self._accumulation * self._group.world)
         size = len(examples)
+        arrays = collate(examples, self._paddings)
+        if TAUGHT in arrays and not arrays[TAUGHT].any():
+            del arrays[TAUGHT]  # a step of another shape, which does not ask the base model
         batch = HostBatch(
-            arrays=collate(examples, self._paddings),
+            arrays=arrays,
             step=step,
             samples=np.arange(size) + within * self._order.largest_batch,
             files=tuple(self._names[i] for i in planned.indices),

@@ -1,14 +1,10 @@
-"""The output of a run: a progress bar or plain lines, and TensorBoard. None of it can end the run."""
+"""What a run says on standard error: a bar on a terminal, else a line now and then. It cannot end the run."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
-import socket
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,9 +12,7 @@ from flame_train.progress import Bar, clock, elapsed_and_left, say
 
 from .meter import Meter
 
-_LOG = logging.getLogger(__name__)
 _PLAIN_EVERY_S = 10.0
-_FLUSHED_EVERY_S = 10.0  # TensorBoard's file: it waits for the disk
 _MUCH = 0.1  # of a step's time, spent waiting for data
 _GIB = 2**30
 
@@ -115,82 +109,3 @@ def _extremes(norms: Mapping[str, float]) -> str:
     """The blocks with the least and the largest gradient; NaN counts as the largest."""
     in_order = sorted(norms, key=lambda block: (math.isnan(norms[block]), norms[block]))
     return " (" + ", ".join(f"{norms[b]:.3g} {b}" for b in dict.fromkeys((in_order[0], in_order[-1]))) + ")"
-
-
-class TensorBoard:
-    """TensorBoard's event files, if the config wants them. A writer that fails is given up with one warning.
-
-    `done` is the last step before the run continues; it supersedes later events of earlier processes. It writes
-    events at once. tensorboardX's own SummaryWriter writes on a thread, which a full disk ends, and then waits for it
-    forever.
-    """
-
-    def __init__(self, folder: Path | None, done: int) -> None:
-        self._writer: Any = None
-        self._flushed = -math.inf
-        if folder is None:
-            return
-        try:
-            self._writer = _events(folder, done + 1)
-        except ImportError:
-            _LOG.warning("TensorBoard events are not written: pip install 'flame-train[tensorboard]'")
-        except Exception as e:  # besides the disk's errors: a protobuf of another version raises others
-            _LOG.warning("TensorBoard events are not written: %s", e)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._attempt(lambda: self._writer.close())
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """A point on each curve."""
-        self._attempt(lambda: self._add(record))
-
-    def _add(self, record: Mapping[str, Any]) -> None:
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.proto.summary_pb2 import Summary
-
-        curves = ("loss", "lr", "grad_norm", "loss_scale", "images_per_s")
-        values = {name: record[name] for name in curves}
-        values |= {f"gradients/{block}": norm for block, norm in record.get("gradients", {}).items()}
-        if "validation" in record:
-            measured = record["validation"]
-            values["validation/loss"] = measured["loss"]
-            values |= {f"validation/{band}": loss for band, loss in measured["bands"].items()}
-        points = [Summary.Value(tag=name, simple_value=float(value)) for name, value in values.items()]
-        event = Event(wall_time=time.time(), step=record["step"], summary=Summary(value=points))
-        self._writer.write(event.SerializeToString())
-        now = time.monotonic()
-        if now - self._flushed >= _FLUSHED_EVERY_S:
-            self._flushed = now
-            self._writer.flush()
-
-    def _attempt(self, work: Callable[[], None]) -> None:
-        if self._writer is None:
-            return
-        try:
-            work()
-        except Exception as e:
-            _LOG.warning("TensorBoard events are no longer written: %s", e)
-            writer, self._writer = self._writer, None
-            with contextlib.suppress(Exception):  # it writes once more the bytes that the disk has refused
-                writer.close()
-
-
-def _events(folder: Path, first: int) -> Any:
-    """A new event file, by which TensorBoard drops the old events from step `first` on."""
-    from tensorboardX.proto.event_pb2 import Event, SessionLog
-    from tensorboardX.record_writer import RecordWriter
-
-    folder.mkdir(parents=True, exist_ok=True)
-    now, begin = time.time(), SessionLog(status=SessionLog.START)
-    writer = RecordWriter(str(folder / f"events.out.tfevents.{now:.0f}.{socket.gethostname()}"))
-    for event in (
-        Event(wall_time=now, file_version="brain.Event:2"),
-        Event(wall_time=now, step=first, session_log=begin),
-    ):
-        writer.write(event.SerializeToString())
-    return writer

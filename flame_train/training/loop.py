@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,13 +31,16 @@ from .callbacks import SILENT, Callbacks
 from .gradient_norms import GradientNorms, block_names
 from .image_losses import ImageLosses
 from .loader import Loader
-from .log import Console, TensorBoard
+from .log import Console
 from .meter import REMEMBERED, Meter
 from .result import LoraWriter, Sources
 from .saving import save, write_result
 from .step import State, micro, reduce, update
 from .stop import StopRequest
+from .tensorboard import TensorBoard
+from .trackers import Tracker, Trackers
 from .validation import Validation
+from .weights_and_biases import WeightsAndBiases
 
 _LOG = logging.getLogger(__name__)
 _AGAIN = "run the same command to continue"
@@ -109,12 +113,11 @@ def train(run: Run) -> dict[str, Any]:
     """
     steps = run.train.steps
     step_once = _Stepper(run)
-    events = run.folder.tensorboard() if run.output.tensorboard and run.leads else None
     with (
-        TensorBoard(events, run.first) as board,
+        Trackers(_trackers(run) if run.leads else {}) as trackers,
         Console(steps, run.first, run.epoch(steps), not run.leads, _meter(run)) as console,
     ):
-        figures = _Figures(run, console, board)
+        figures = _Figures(run, console, trackers)
         _catch_up(run, figures)
         for step in range(run.first + 1, (run.first if run.validation.over else steps) + 1):
             figures.push(step_once(step))
@@ -131,7 +134,7 @@ def train(run: Run) -> dict[str, Any]:
             if saved:
                 save(run, step)
             if drawn:
-                _draw(run, step)  # ends early when a signal comes
+                _draw(run, step, trackers)  # ends early when a signal comes
                 figures.listen()
             if drawn and not saved and figures.stopping:
                 save(run, step)
@@ -145,6 +148,21 @@ def train(run: Run) -> dict[str, Any]:
     if run.validation.over and run.leads:
         _LOG.info("%s", run.validation.farewell)
     return figures.last
+
+
+def _trackers(run: Run) -> dict[type[Tracker], Callable[[], Tracker]]:
+    """The programs that the config wants to show the run, each with what opens it."""
+    found: dict[type[Tracker], Callable[[], Tracker]] = {}
+    if run.output.tensorboard:
+        found[TensorBoard] = lambda: TensorBoard(run.folder.owned("tensorboard"), run.first, run.folder.config())
+    if run.output.wandb:
+        found[WeightsAndBiases] = lambda: WeightsAndBiases(
+            run.folder.owned("wandb").parent,
+            run.output.wandb,
+            tomllib.loads(run.folder.config()),
+            run.output.name or run.folder.folder.name,
+        )
+    return found
 
 
 def _meter(run: Run) -> Meter:
@@ -163,7 +181,7 @@ def _heed(run: Run, figures: _Figures, step: int, where: str) -> None:
 def _catch_up(run: Run, figures: _Figures) -> None:
     """The work before the next step: the sample grid of this one, and the unfinished work of the last run."""
     if run.state.group.answered((run.first == 0 and run.sample.repeats) or _lacks_grid(run, run.first)):
-        _draw(run, run.first)
+        _draw(run, run.first, figures.trackers)
     if run.is_last(run.first):
         with run.state.group.together():
             if run.leads:
@@ -180,11 +198,12 @@ def _lacks_grid(run: Run, step: int) -> bool:
 
 
 class _Figures:
-    """Takes each step's figures to log, console and TensorBoard, one step late: meanwhile the device has work."""
+    """Takes each step's figures to log, console and trackers, one step late: meanwhile the device has work."""
 
-    def __init__(self, run: Run, console: Console, board: TensorBoard) -> None:
+    def __init__(self, run: Run, console: Console, trackers: Trackers) -> None:
         self.last: dict[str, Any] = {}
-        self._run, self._console, self._board = run, console, board
+        self.trackers = trackers
+        self._run, self._console = run, console
         self._pending: _Pending | None = None
         self._ended = 0.0
         self._signal = 0
@@ -222,7 +241,7 @@ class _Figures:
         self._console.show(self.last, seconds)
         if self._run.leads:
             self._run.folder.log(self.last, {"steps": self._run.train.steps, **self._console.meter.figures()})
-        self._board.write(self.last)
+        self.trackers.write(self.last)
         if self._run.leads:
             self._run.callbacks.step(self.last)
 
@@ -349,13 +368,14 @@ def _advice(gradient: GradientSection, train: TrainSection) -> str:
     return " or ".join(filter(None, (", ".join(found[:-1]), found[-1])))
 
 
-def _draw(run: Run, step: int) -> None:
+def _draw(run: Run, step: int, trackers: Trackers) -> None:
     with run.state.optimizer.averaged():
         run.preview(step)
     if not run.leads:
         return
     if run.folder.sample(step).exists():
         _LOG.info("sample images of step %d: %s", step, run.folder.sample(step))
+    trackers.show(step, run.folder.sample(step), [prompt.text for prompt in run.sample.prompts])
     run.callbacks.sample(step, run.folder.sample(step))
 
 

@@ -62,7 +62,7 @@ class Autoencoder:
 
     def latent_shape(self, size: Size) -> tuple[int, int, int]:
         """(h, w, Z) of an image (H, W)."""
-        return size[0] // self.downscale, size[1] // self.downscale, self.network.arch.latent_channels
+        return size[0] // self.downscale, size[1] // self.downscale, self.network.arch.seen_channels
 
     def load(self, precision: str, device: str) -> LoadedVae:
         """The VAE with its weights. `precision` is `model.vae_precision`."""
@@ -98,7 +98,7 @@ class LoadedVae:
 
         def results(item: HostArrays) -> Layout:
             height, width = item["pixels"].shape[:2]
-            shape = height // arch.downscale, width // arch.downscale, arch.latent_channels
+            shape = height // arch.downscale, width // arch.downscale, arch.seen_channels
             return dict.fromkeys(("mean", "logvar"), (shape, float32))
 
         return FixedBatches(moments, results, lambda item: 1, self.device)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import numpy as np
+
 from flame_train.adapters.dropping import Drops
+from flame_train.diffusion.preservation import Preservation
+from flame_train.diffusion.preservation.off import Off
+from flame_train.diffusion.streams import Stream
 from flame_train.distributed.group import ALONE, ProcessGroup
-from flame_train.engine import Tensor, nn
+from flame_train.engine import Tensor, nn, no_grad
 from flame_train.engine.dtype import Array, DType
 from flame_train.engine.optim import Optimizer
 from flame_train.engine.random import Rng
 
 from .batch import Batch
 from .exchange import Exchanged
+
+_FURTHER = np.int64(1 << 31)
+"""Added to the numbers of samples for the adapters' dropout in a second pass: batches have fewer samples."""
 
 POSTERIOR = 32
 """The stream of random numbers for sampling latents; the objective has other streams."""
@@ -49,8 +58,17 @@ class Objective(Protocol):
     def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """The denoiser's input."""
 
+    def target(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """What a prediction should be (B, H, W, Z), fp32."""
+
     def losses(
-        self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor, factors: Tensor | None = None
+        self,
+        prediction: Tensor,
+        latents: Tensor,
+        noise: Tensor,
+        t: Tensor,
+        factors: Tensor | None = None,
+        target: Tensor | None = None,
     ) -> Tensor:
         """Each sample's loss; a step's loss is their mean.
 
@@ -60,6 +78,7 @@ class Objective(Protocol):
             noise: the noise of the target (B, H, W, Z).
             t: (B,) positions in the schedule.
             factors: fp32 (B, H, W, 1) or (B, 1, 1, 1), by which errors are multiplied; None: 1.
+            target: what the prediction should be (B, H, W, Z), fp32; None: that of the latents and the noise.
 
         Returns:
             (B,) fp32.
@@ -94,6 +113,12 @@ class State:
     drops: Drops = field(default_factory=Drops)
     limit: Callable[[], None] = lambda: None
     """Bounds the adapters' updates after each step of the optimizer."""
+    off: Callable[[], AbstractContextManager[None]] = nullcontext
+    """A context in which the network computes without its adapters."""
+    preservation: Preservation = field(default_factory=Off)
+    """What a micro-batch trains beside the loss of its images, or in its place."""
+    preservation_weight: float = 1.0
+    """The factor on the loss of `preservation`."""
 
     @property
     def figure_names(self) -> tuple[str, ...]:
@@ -102,16 +127,122 @@ class State:
         return ("loss", *self.optimizer.metric_names, *told)
 
 
+@dataclass(frozen=True, slots=True)
+class Noised:
+    """A micro-batch with its noise: what predictions are asked for."""
+
+    denoiser: Denoiser
+    batch: Batch
+    rng: Rng
+    latents: Tensor
+    noise: Tensor
+    t: Tensor
+    x: Tensor
+    """The denoiser's input, in its dtype."""
+
+    @classmethod
+    def of(
+        cls,
+        denoiser: Denoiser,
+        objective: Objective,
+        dtype: DType,
+        seed: int,
+        batch: Batch,
+        times: Tensor | None = None,
+    ) -> Noised:
+        """The micro-batch with noise drawn.
+
+        Args:
+            denoiser: the network.
+            objective: gives noise and timesteps.
+            dtype: dtype of the network's input.
+            seed: the run's seed; with the batch's step and samples it determines latents, noise and timesteps.
+            batch: the batch on the device.
+            times: positions in the schedule (B,); None: the objective draws them.
+
+        Returns:
+            The latents without noise and with it.
+        """
+        moments = batch.latents()
+        xp, shape = moments[0].backend.xp, moments[0].shape[1:]
+        rng = Rng(xp, seed, batch.step, batch.samples)
+        latents = denoiser.sample_latents(moments, Tensor(rng.normal(POSTERIOR, shape)))
+        noise, t = objective.noise(rng, latents), objective.timesteps(rng, shape) if times is None else times
+        noised = objective.noised(latents, objective.mixed(rng, noise), t)
+        return cls(denoiser, batch, rng, latents, noise, t, noised.to(dtype))
+
+    def prediction(self, text: str = "") -> Tensor:
+        """The denoiser's prediction for the own captions, or for further ones."""
+        return self.denoiser.denoise(self.x, self.t, self.batch.conditioning(text))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The predictions that a preservation asks for; see `diffusion.preservation.Asked`."""
+
+    noised: Noised
+    off: Callable[[], AbstractContextManager[None]]
+    strength: Tensor
+
+    def trained(self, text: str) -> Tensor:
+        return self.noised.prediction(text).float()
+
+    def base(self, text: str) -> Tensor:
+        return base_prediction(self.noised, self.off, text)
+
+
+def base_prediction(noised: Noised, off: Callable[[], AbstractContextManager[None]], text: str = "") -> Tensor:
+    """The base model's prediction, fp32: of the same network with its adapters off, without a gradient."""
+    with no_grad(), off():
+        return noised.prediction(text).float()
+
+
 def micro(s: State, batch: Batch) -> None:
     """One micro-batch: noise, forward, loss, backward. Gradients add up in the arena."""
-    with s.drops.during(Rng(s.loss.backend.xp, s.seed, batch.step, batch.samples)):
-        each, t = batch_losses(s.denoiser, s.objective, s.dtype, s.seed, batch)
-        loss = each.mean()
-        (loss * s.optimizer.loss_scale).backward()
-    s.loss.data[...] += loss.data
+    noised = Noised.of(s.denoiser, s.objective, s.dtype, s.seed, batch)
+    each = None
+    if not s.preservation.instead:
+        with s.drops.during(noised.rng):
+            each = losses_of(noised, s.objective, s.off)
+            _add(s, each.mean())
+    if s.preservation.active:
+        kept = _preserved(s, noised)
+        each = kept if each is None else each
     if batch.told is not None:
+        assert each is not None
         batch.told[0] = each.data
-        batch.told[1] = s.objective.levels(t).data
+        batch.told[1] = s.objective.levels(noised.t).data
+
+
+def _preserved(s: State, noised: Noised) -> Tensor:
+    """Each sample's loss of the preservation, after its backward pass. Adapters leave out other parts than before."""
+    rng, xp = noised.rng, noised.rng.xp
+    one = xp.ones((1,), np.float32)
+    if s.preservation.signed:
+        one = xp.where(rng.uniform(Stream.SIGN)[:1] < np.float32(0.5), -one, one)
+    strength = Tensor(one)
+    with s.drops.during(replace(rng, samples=rng.samples + _FURTHER), strength if s.preservation.signed else None):
+        each = s.preservation.losses(_Asked(noised, s.off, strength))
+        _add(s, each.mean() * s.preservation_weight)
+    return each
+
+
+def _add(s: State, loss: Tensor) -> None:
+    """Adds a loss to those of the step, and its gradients to the arena's."""
+    (loss * s.optimizer.loss_scale).backward()
+    s.loss.data[...] += loss.data
+
+
+def losses_of(
+    noised: Noised, objective: Objective, off: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Tensor:
+    """Each sample's loss (B,), fp32; `off` is a context without adapters, for samples whose target the base gives."""
+    taught, target = noised.batch.taught(), None
+    if taught is not None:
+        base = base_prediction(noised, off)
+        target = taught * base + (1.0 - taught) * objective.target(noised.latents, noised.noise, noised.t)
+    weight = noised.batch.loss_weight()
+    return objective.losses(noised.prediction(), noised.latents, noised.noise, noised.t, weight, target)
 
 
 def batch_losses(
@@ -120,24 +251,13 @@ def batch_losses(
     """The losses of a batch.
 
     Args:
-        denoiser: the network.
-        objective: gives noise, timesteps and the loss.
-        dtype: dtype of the network's input.
-        seed: the run's seed; with the batch's step and samples it determines latents, noise and timesteps.
-        batch: the batch on the device.
-        times: positions in the schedule (B,); None: the objective draws them.
+        denoiser, objective, dtype, seed, batch, times: as in `Noised.of`.
 
     Returns:
         Each sample's loss (B,), fp32, and its position in the schedule (B,).
     """
-    moments = batch.latents()
-    xp, shape = moments[0].backend.xp, moments[0].shape[1:]
-    rng = Rng(xp, seed, batch.step, batch.samples)
-    latents = denoiser.sample_latents(moments, Tensor(rng.normal(POSTERIOR, shape)))
-    noise, t = objective.noise(rng, latents), objective.timesteps(rng, shape) if times is None else times
-    noised = objective.noised(latents, objective.mixed(rng, noise), t)
-    prediction = denoiser.denoise(noised.to(dtype), t, batch.conditioning())
-    return objective.losses(prediction, latents, noise, t, batch.loss_weight()), t
+    noised = Noised.of(denoiser, objective, dtype, seed, batch, times)
+    return losses_of(noised, objective), noised.t
 
 
 def reduce(s: State) -> None:

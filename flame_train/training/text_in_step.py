@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from flame_train.engine import Tensor, nn
-from flame_train.engine.dtype import DType
+from flame_train.engine.dtype import DType, is_float
 from flame_train.models.common.blocks import BlockNetwork
 from flame_train.text_encoders import TextEncoder
 
@@ -37,10 +37,11 @@ class RunningEncoder:
         if not own:
             return dict(arrays)
         kept = own.pop(KEPT, None)
-        made = {name: a.to(dtype) for name, a in self.encoder.encode(self.network, own).items()}
+        found = self.encoder.encode(self.network, own)
+        made = {name: a.to(dtype) for name, a in found.items() if is_float(a.dtype)}
         if kept is not None:
             made = {name: a * kept.to(dtype).reshape(-1, *(1 for _ in a.shape[1:])) for name, a in made.items()}
-        return {name: a for name, a in arrays.items() if not name.startswith(prefix)} | made
+        return {name: a for name, a in arrays.items() if not name.startswith(prefix)} | found | made
 
 
 def tokens_of(

@@ -33,8 +33,8 @@ from flame_train.config.schema import (
 )
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
-from flame_train.quickstart.before_after import write_before_after
 from flame_train.quickstart.drawings import Maker, scenes, tiles, write_images
+from flame_train.quickstart.page import Row, sampled, taught, write_page
 from flame_train.run.check import check
 from flame_train.run.command import train_plan
 from flame_train.run.encode import encode
@@ -69,7 +69,7 @@ def main() -> None:
         plan = make_plan(check(config), stop)
         result = train_plan(plan, args.device, stop)
         seconds = time.monotonic() - begin
-        write_before_after(Path(result["lora"]).with_name("samples"), args.out / "before-after.png", args.steps)
+        _draw_page(config, args.out, Path(result["lora"]).with_name("samples"))
 
         sets = {
             name: _examples(_config(args, path), args.device, stop)
@@ -102,6 +102,18 @@ def main() -> None:
     change = {name: round(after[name] / before[name] - 1.0, 4) for name in before}
     print(json.dumps({"before": before, "after": after, "change": change, "seconds": round(seconds, 1)}, indent=1))
     backend.synchronize()
+
+
+def _draw_page(config: Config, folder: Path, samples: Path) -> None:
+    """The page that `quickstart` draws, of this concept."""
+    prompts = [prompt.text for prompt in config.sample.prompts]
+    first, *_, last = sorted(samples.glob("step-*.png"))
+    rows = [
+        Row("Taught", taught(folder / "images" / "new-0")),
+        Row("Before training", sampled(first, prompts)),
+        Row(f"After {config.train.steps} steps", sampled(last, prompts)),
+    ]
+    write_page(folder / "before-after.png", "A concept for the small SDXL", rows, len(prompts) - len(OLD))
 
 
 def _write_trained(args: argparse.Namespace, folder: Path) -> None:

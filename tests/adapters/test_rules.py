@@ -37,6 +37,7 @@ def test_the_last_rule_that_matches_holds_whole():
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
+        (Rule(match=("block.*.to_qq",), rank=2), r"'block\.\*\.to_qq'; near it: \*\.to_q"),
         (Rule(match=("*.to_v",), rank=2), r"by match in rule 1:\n  '\*.to_v'; near it: .*to_q"),
         (Rule(rank=2), "expected match in rule 1"),
         (Rule(match=("*",)), "expected rank, alpha, lr, dropout or off in rule 1, got none"),

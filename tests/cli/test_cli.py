@@ -66,7 +66,7 @@ def program(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
 
 def plant(monkeypatch: pytest.MonkeyPatch, train: Callable[..., Any]) -> None:
     """Put `train` in the place of training, so that a test says how it ends."""
-    fake: Any = types.SimpleNamespace(train=lambda *arguments, transport, remote_wait: train(*arguments))
+    fake: Any = types.SimpleNamespace(train=lambda *arguments, **options: train(*arguments))
     monkeypatch.setitem(sys.modules, "flame_train.run.command", fake)
 
 

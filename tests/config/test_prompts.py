@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from flame_train.config.load import load
+from flame_train.config.prompt_files import read_prompt_file
 from flame_train.config.prompt_flags import FLAGS, read_flags
-from flame_train.config.prompts import Prompt, read_prompt_file
+from flame_train.config.prompts import Prompt
 from flame_train.config.render import resolved
 from flame_train.errors import ConfigError
 from flame_train.run.sampling import with_prompts_of_file
@@ -102,8 +105,11 @@ def test_every_wrong_line_of_a_file_is_told_with_its_number(write):
 
 
 @pytest.mark.parametrize(("name", "raw", "told"), [
-    ("p.json", b"[]", "expected a text file with a prompt a line"),
-    ("p.txt", b"# nothing\n", "expected a prompt a line, got none"),
+    ("p.json", b"[]", "expected prompts, got none"),
+    ("p.json", b'{"prompts": ["a"]}', "expected a list of prompts"),
+    ("p.json", b"[3]", "expected a list of prompts"),
+    ("p.toml", b'prompts = ["a"]', r"expected a table \[\[prompt.subset\]\] a prompt"),
+    ("p.txt", b"# nothing\n", "expected prompts, got none"),
     ("p.txt", b"\xff\xfe", "expected UTF-8 text"),
     ("p.txt", b"a" * (1 << 20) + b"b", "expected at most 1 MiB"),
 ])  # fmt: skip
@@ -113,3 +119,61 @@ def test_a_file_that_is_none_is_refused(tmp_path, name, raw, told):
         read_prompt_file(str(tmp_path / name))
     with pytest.raises(ConfigError, match="No such file"):
         read_prompt_file(str(tmp_path / "gone.txt"))
+
+
+TOML = """
+[prompt]
+width = 832
+negative_prompt = "blurry"
+[[prompt.subset]]
+prompt = "a cat"
+sample_steps = 28
+scale = 6.5
+[[prompt.subset]]
+prompt = "a dog --w 3"
+width = 64
+seed = 7
+sample_sampler = "euler_a"
+scale = 1
+guidance_scale = 3.5
+"""
+JSON = """[
+  {"prompt": "a cat", "width": 832, "negative_prompt": "blurry", "sample_steps": 28, "scale": 6.5, "enum": 3},
+  {"prompt": "a dog --w 3", "width": 64, "negative_prompt": "blurry", "seed": 7, "sample_sampler": "euler_a",
+   "guidance_scale": 3.5},
+  "a fox --d 5"
+]"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("p.toml", TOML), ("p.json", JSON)])
+def test_tables_are_read_as_kohya_reads_them(write, name, text):
+    """What stands in a table is no flag, as there."""
+    cat, dog, *more = read_prompt_file(write(text, name))
+    assert cat == Prompt(text="a cat", width=832, negative="blurry", steps=28, guidance_scale=6.5)
+    assert dog == Prompt(
+        text="a dog --w 3", width=64, negative="blurry", seed=7, sampler="euler_ancestral", guidance_scale=3.5
+    )
+    assert more == ([Prompt(text="a fox", seed=5)] if name == "p.json" else [])
+
+
+@pytest.mark.parametrize(("name", "text", "told"), [
+    ("p.toml", '[prompt]\nwidth = 30\n[[prompt.subset]]\nprompt = "x"\n', [":2: width: .*multiple of 8"]),
+    ("p.toml", '[[prompt.subset]]\nprompt = "x"\nsample_steps = 0\ncontrolnet_image = "pose.png"\n',
+     [":3: steps: ", ":4: controlnet_image: unknown key"]),
+    ("p.toml", '[[prompt.subset]]\nprompt = "x"\n[[prompt.subset]]\nseed = 3\n', [":3: expected the key prompt"]),
+    ("p.json", '[\n"fine",\n"x --q 1",\n{"prompt": "x",\n "scale": 0}\n]',
+     [":3: unknown flag --q", ":5: guidance_scale: "]),
+    ("p.json", '[{"prompt": "x", "scale": 7, "guidance_scale": 3}]', [":1: expected scale or guidance_scale"]),
+    ("p.json", '[{"prompt": "x", "text": "y"}]', [":1: text is there twice, under two names"]),
+    ("p.json", "[", [":1: expected JSON, got a syntax error"]),
+    ("p.toml", "[prompt", [":1: expected TOML, got a syntax error"]),
+])  # fmt: skip
+def test_all_that_is_wrong_in_tables_is_told_with_its_line(write, name, text, told):
+    path = write(text, name)
+    with pytest.raises(ConfigError) as error:
+        read_prompt_file(path)
+    lines = str(error.value).splitlines()
+    assert len(lines) == len(told)
+    for line, pattern in zip(lines, told, strict=True):
+        assert line.startswith(path)
+        assert re.match(pattern, line.removeprefix(path)), line

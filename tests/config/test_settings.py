@@ -17,7 +17,7 @@ class Half(Sampler):
     name = "half"
     usual_name = "Half"
 """
-WHOLE = "\n    def draw(self, denoise, noise, cond, path, fresh):\n        return noise\n"
+WHOLE = "\n    def draw(self, denoise, noise, cond, path, noise_sampler):\n        return noise\n"
 
 
 def found(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> list[type[Sampler]]:

@@ -325,8 +325,11 @@ def test_captions_of_a_whole_folder_in_each_form(folder: Folder) -> None:
     (root / "meta_cap.json").write_text('{"c": {"caption": "sea", "tags": "x, y"}, "d.png": {"tags": "dee"}}')
     dataset = Dataset.scan(root)
     assert {item.key: item.captions for item in dataset.items} == {
-        "a.png": ("one, two",), "c.png": ("sea, x, y",), "d.png": ("dee",), "sub/b.png": ("bee",),
-    }  # fmt: skip
+        "a.png": ("one, two",),
+        "c.png": ("sea, x, y",),
+        "d.png": ("dee",),
+        "sub/b.png": ("bee",),
+    }
     assert dataset.notices == ()
 
 

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 import flame_train
+import flame_train.engine as flame
+from flame_train.engine import functional as F
 from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY, Op
 from flame_train.engine.op_samples import materialise, misshapen
+from flame_train.errors import ShapeError
 
 OURS = str(Path(flame_train.__file__).parent)
 FOREIGN = ("axis", "gufunc", "operand", "array is", "cannot reshape", "tuple index", "out of bounds", "out of range")
@@ -37,3 +40,18 @@ def test_another_shape_is_computed_with_or_told(name: str) -> None:
             where = traceback.extract_tb(e.__traceback__)[-1].filename
             assert where.startswith(OURS), f"{what}: {e}"
             assert not any(words in str(e) for words in FOREIGN), f"{what}: {e}"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda x: F.normalize(x, dim=9), "normalize, in norm: dim 9 is outside a tensor of 2 dims"),
+        (lambda x: F.softmin(x, dim=9), "softmin, in softmax: dim 9 is outside a tensor of 2 dims"),
+        (lambda x: F.norm(x, dim=9), "norm: dim 9 is outside a tensor of 2 dims"),
+        (lambda x: F.conv1d(x.reshape(1, 2, 3), x.reshape(1, 3, 2)), "conv1d, in conv2d: input (1, 2, 1, 3) (NCHW)"),
+    ],
+)
+def test_an_op_made_of_others_names_itself_first(call: Any, words: str) -> None:
+    with pytest.raises(ShapeError) as raised:
+        call(flame.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
+    assert str(raised.value).startswith(words)

@@ -86,9 +86,7 @@ def prepared(model: str) -> tuple[Any, validate.Validator]:
     examples = [{name: a[i] for name, a in arrays.items()} for i in range(2)]
     images = validate.HeldOut.of(examples)
     s = p.state
-    made = validate.Validator(
-        s.denoiser, s.objective, images, timesteps=4, batch_size=2, device="cuda", dtype=s.dtype
-    )  # fmt: skip
+    made = validate.Validator(s.denoiser, s.objective, images, timesteps=4, batch_size=2, device="cuda", dtype=s.dtype)
     return p, made
 
 
@@ -102,7 +100,7 @@ def test_captured_values_are_the_eager_ones_and_follow_the_weights(model: str, m
         s = p.state
         eager = validate.Validator(
             s.denoiser, s.objective, captured._images, timesteps=4, batch_size=2, device="cuda", dtype=s.dtype
-        )  # fmt: skip
+        )
         assert eager.measure().loss == first[0]
         steps = capture(lambda: micro(s, p.batch), "cuda"), capture(lambda: update(s), "cuda")
         for _ in range(4):

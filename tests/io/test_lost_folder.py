@@ -63,7 +63,7 @@ WRITES: dict[str, Write] = {
     "a grid": lambda run: run.write_sample(300, b"png"),
     "the status": lambda run: run.write_status("running"),
     "the result": lambda run: write_durably(run.place(run.lora), [b"lora"], 4),
-    "events": lambda run: run.tensorboard(),
+    "events": lambda run: run.owned("tensorboard"),
 }
 
 
@@ -186,11 +186,15 @@ def test_a_link_that_is_put_in_place_of_an_own_folder_is_not_followed(
     assert contents(other) == before
 
 
+OTHER_FORMAT = "lora.diffusers.safetensors"
 OWN = [
     ".lock",
     "config.toml",
     "status.json",
     "dataset.json",
+    "dataset.jpg",
+    "report.html",
+    "loss.png",
     "log.jsonl",
     "lora.safetensors",
     "lora.diffusers.safetensors",
@@ -212,9 +216,9 @@ def left(tmp_path: Path) -> Path:
         run.log({"step": 200})
         run.checkpoint(200, FILES, keep=3)
         run.write_sample(200, b"grid")
-        for name in ("dataset.json", "lora.safetensors", "lora.diffusers.safetensors"):
+        for name in ("dataset.json", "dataset.jpg", "report.html", "loss.png", "lora.safetensors", OTHER_FORMAT):
             (path / name).write_bytes(b"its own")
-        run.tensorboard().mkdir()
+        run.owned("tensorboard").mkdir()
     return path
 
 

@@ -112,7 +112,10 @@ MODELS = {
     "Flux schnell": transformer(without(FLUX, "guidance_in"), "flux-schnell", "single-file"),
     "Flux fill": transformer(FLUX | {"img_in.weight": (3072, 384)}, "flux-fill", "single-file"),
     "Chroma": transformer(FLUX | {"distilled_guidance_layer.in_proj.weight": (1,)}, "chroma", "single-file"),
-    "Flux.2": transformer(FLUX | {"single_stream_modulation.lin.weight": (1,)}, "flux2", "single-file"),
+    "Flux.2 dev": transformer(FLUX | {"single_stream_modulation.lin.weight": (1,)}, "flux2-dev", "single-file"),
+    "Flux.2 klein": transformer(
+        without(FLUX, "guidance_in") | {"single_stream_modulation.lin.weight": (1,)}, "flux2", "single-file"
+    ),
     "Flux folder": transformer(tensors("flux_diffusers_transformer"), "flux-dev", "diffusers"),
     "Flux vae": (tensors("flux_vae_single_file"), "vae", "sd3-flux", "single-file", ("vae",)),
     "Flux vae folder": (tensors("flux_vae_diffusers"), "vae", "sd3-flux", "diffusers", ("vae",)),

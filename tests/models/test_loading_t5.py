@@ -102,7 +102,8 @@ def test_packed_weights_are_named(arrays, tmp_path):
     name = next(n for n in arrays if n.endswith("wo.weight"))
     packed = {name: np.zeros((arrays[name].size // 2, 1), np.uint8), f"{name}.absmax": np.zeros(4, np.float32)}
     save_file(tmp_path / "t5.safetensors", arrays | packed)
-    with pytest.raises(ModelFileError, match=r"packed in bitsandbytes' 4 bits .*; use its bf16, fp16, fp8, int8, NF4 or GGUF file"):
+    said = r"packed in bitsandbytes' 4 bits .*; use its bf16, fp16, fp8, int8, NF4 or GGUF file"
+    with pytest.raises(ModelFileError, match=said):
         t5_part(tmp_path / "t5.safetensors").load(device="cpu", dtype="float32")
 
 

@@ -13,14 +13,18 @@ import pytest
 from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.formats import from_file, to_diffusers, to_kohya
 from flame_train.adapters.kinds.dora import DoraFactors
+from flame_train.adapters.kinds.loha import LohaFactors
+from flame_train.adapters.kinds.lokr import LokrFactors
 from flame_train.adapters.metadata import network_metadata, with_hashes
 from flame_train.adapters.nearest import Want
 from flame_train.adapters.peft_config import peft_scales
 from flame_train.adapters.shared_alpha import for_kohya, misread
 from flame_train.io.safetensors import save_file
 from flame_train.models.sdxl.keys import lora_family
+from flame_train.recipes import FAMILIES
 from flame_train.tools.merge_loras import Strong, merge_loras
 from flame_train.tools.resize import resize
+from flame_train.tools.verify import verify
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -313,3 +317,35 @@ def test_patterns_of_scales_mean_what_peft_makes_of_them(path):
         config = {"unet.lora_alpha": 7, "unet.alpha_pattern": alphas}
         found = peft_scales({"lora_adapter_metadata": json.dumps(config)})("unet", path, 1)
         assert found == alphas.get(get_pattern_key(list(alphas), path), 7)
+
+
+ATTENTION_OUT = {
+    "sdxl": ("unet", "input_blocks.4.1.transformer_blocks.0.attn1.to_q", 640, "StableDiffusionXLPipeline"),
+    "sd3": ("transformer", "joint_blocks.0.x_block.attn.proj", 1536, "StableDiffusion3Pipeline"),
+    "flux": ("transformer", "double_blocks.0.img_attn.proj", 3072, "FluxPipeline"),
+}
+
+
+@pytest.mark.parametrize("family", ATTENTION_OUT)
+@pytest.mark.parametrize("kind", ["loha", "lokr"])
+def test_no_pipeline_takes_a_loha_or_lokr_and_verify_says_so(tmp_path, family, kind):
+    """SDXL's refuses it. Those of SD3 and Flux look for names that begin with their network's, and find none."""
+    component, module, width, pipeline = ATTENTION_OUT[family]
+    shapes = {
+        "loha": {"hada_w1_a": (width, 2), "hada_w1_b": (2, width), "hada_w2_a": (width, 2), "hada_w2_b": (2, width)},
+        "lokr": {"lokr_w1": (width // 64, width // 64), "lokr_w2": (64, 64)},
+    }[kind]
+    arrays = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    factors = LohaFactors(arrays, 2.0) if kind == "loha" else LokrFactors(arrays, 2.0)
+    tensors = to_kohya({component: {module: factors}}, FAMILIES[family].lora_names_in({}))
+    save_file(tmp_path / "x.safetensors", tensors, {"ss_base_model_version": family})
+    assert {r.program: r.verdict for r in verify(tmp_path / "x.safetensors")}["diffusers"] == "no"
+    given = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
+    more = {"unet_config": type("Config", (), {"layers_per_block": 2})()} if family == "sdxl" else {}
+    convert = getattr(diffusers, pipeline).lora_state_dict
+    if family == "sdxl":
+        with pytest.raises(ValueError, match="not been correctly renamed"):
+            convert(given, **more)
+    else:
+        made = convert(given)
+        assert not any(key.startswith(f"{component}.") for key in made)

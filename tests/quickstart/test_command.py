@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -19,9 +20,11 @@ from PIL import Image
 from flame_train import cli
 from flame_train.config.load import load
 from flame_train.quickstart import command as quickstart
+from flame_train.quickstart.page import sampled
 from flame_train.recipes import FAMILIES
 from flame_train.run.check import check
 from flame_train.run.plan import make_plan
+from flame_train.tools.init import template
 from flame_train.training.stop import StopRequest
 
 ROOT = Path(__file__).parents[2]
@@ -59,10 +62,12 @@ def test_it_ends_well_and_says_where_everything_is(done):
     }.items():
         assert said[name] == str(folder / path)
         assert (folder / path).is_file()
-    counts = {"3_tiles": 10, "1_known": 160}
+    counts = {"4_tiles": 10, "1_known": 200}
     for ending in ("png", "txt"):
         assert {name: len(list((folder / "images" / name).glob(f"*.{ending}"))) for name in counts} == counts
-    assert shlex.split(said["next"])[3] == str(folder / "config.toml")
+    another, own = said["next"]
+    assert shlex.split(another)[2:7] == ["flame-train", "sample", "-m", str(folder / "base.safetensors"), "--lora"]
+    assert own.startswith("your own LoRA: flame-train init sdxl ")
     assert json.loads((folder / "run" / "status.json").read_text())["state"] == "done"
 
 
@@ -98,17 +103,56 @@ def test_the_lora_is_a_plain_kohya_file(done):
 
 
 @pytest.mark.slow
-def test_before_and_after_stand_beside_each_other(done):
+def test_the_page_shows_what_was_taught_and_each_prompt_before_and_after(done):
+    """Each sample image stands enlarged in its place; the new ones changed, the known ones hardly."""
     folder, _ = done
-    grids = [Image.open(p).convert("RGB") for p in sorted((folder / "run" / "samples").glob("*.png"))]
+    lesson = FAMILIES["sdxl"].lesson
+    prompts = (*lesson.prompts, *lesson.known_prompts)
+    first, last = (
+        [shown.pixels for shown in sampled(path, prompts)]
+        for path in sorted((folder / "run" / "samples").glob("*.png"))
+    )
     with Image.open(folder / "before-after.png") as image:
-        sheet = np.asarray(image)
-    assert len(grids) == 2
-    first, last = (np.asarray(grid) for grid in grids)
-    assert not np.array_equal(first, last)
-    height, width, _ = first.shape
-    np.testing.assert_array_equal(sheet[-height:, :width], first)
-    np.testing.assert_array_equal(sheet[-height:, -width:], last)
+        sheet = image.convert("RGB")
+    assert sheet.width >= 1000
+    for row in (first, last):
+        assert all(_stands_in(sheet, column, pixels) for column, pixels in enumerate(row))
+    changed = [np.abs(a.astype(int) - b).mean() for a, b in zip(first, last, strict=True)]
+    assert min(changed[: len(lesson.prompts)]) > 20
+    assert max(changed[len(lesson.prompts) :]) < 20
+
+
+def _stands_in(sheet, column, pixels):
+    """Whether a part of the page's column, made as small as the image again, is nearly the image."""
+    side = 168
+    left = 20 + column * (side + 12)
+    for top in range(sheet.height - side):
+        part = sheet.crop((left, top, left + side, top + side)).resize(pixels.shape[1::-1], Image.Resampling.BOX)
+        if np.abs(np.asarray(part).astype(int) - pixels).mean() < 2:
+            return True
+    return False
+
+
+@pytest.mark.slow
+def test_every_new_prompt_shows_the_style(done):
+    """Blue on white checks: seen from the image alone."""
+    folder, _ = done
+    lesson = FAMILIES["sdxl"].lesson
+    *_, last = sorted((folder / "run" / "samples").glob("*.png"))
+    for shown in sampled(last, (*lesson.prompts, *lesson.known_prompts))[: len(lesson.prompts)]:
+        assert _checks(shown.pixels), shown.words
+    assert not any(_checks(shown.pixels) for shown in sampled(last, (*lesson.prompts, *lesson.known_prompts))[-2:])
+
+
+def _checks(pixels):
+    """Whether the image's border is in squares of 16 pixels, white and gray by turns."""
+    y, x = np.mgrid[: pixels.shape[0], : pixels.shape[1]]
+    odd = (x // 16 + y // 16) % 2
+    border = (np.minimum(x, x[:, ::-1]) < 8) | (np.minimum(y, y[::-1]) < 8)
+    light = pixels.mean(-1)
+    gray = np.ptp(pixels, -1) < 40
+    between = light[border & (odd == 0)].mean() - light[border & (odd == 1)].mean()
+    return gray[border].mean() > 0.9 and abs(between) > 50
 
 
 @pytest.mark.slow
@@ -128,7 +172,7 @@ def test_its_config_is_one_for_the_ordinary_command(done, capsys):
     line = ["sdxl-lora", "--config", str(folder / "config.toml"), "--device", "cpu", "--dry-run", "--json"]
     assert cli.run(line) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert (plan["images"], len(plan["buckets"])) == (170, 3)
+    assert (plan["images"], len(plan["buckets"])) == (210, 3)
 
 
 @pytest.mark.parametrize("name", ["notes.md", "config.toml", "ABOUT.txt"])
@@ -183,9 +227,10 @@ def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(tmp_path):
 def test_a_config_that_was_changed_is_obeyed(tmp_path, monkeypatch):
     """The folder is laid once; from then on its config is the user's."""
     sdxl = FAMILIES["sdxl"]
-    monkeypatch.setattr(type(sdxl), "lesson", replace(sdxl.lesson, known=0, steps=6))
-    for name, fewer in (("_DRAWN_IN", 2), ("_HELD_OUT", {"new": 4, "known": 4}), ("_PROMPTS", ("a delft tile",))):
-        monkeypatch.setattr(quickstart, name, fewer)
+    fewer = replace(sdxl.lesson, known=0, steps=6, prompts=("a delft tile",), known_prompts=())
+    monkeypatch.setattr(type(sdxl), "lesson", fewer)
+    monkeypatch.setattr("flame_train.quickstart.config._DRAWN_IN", 2)
+    monkeypatch.setattr(quickstart, "_HELD_OUT", {"new": 4, "known": 4})
     folder = tmp_path / "new"
     quickstart.run(folder, "cpu")
     text = (folder / "config.toml").read_text()
@@ -195,3 +240,36 @@ def test_a_config_that_was_changed_is_obeyed(tmp_path, monkeypatch):
     first, second = (safetensors.numpy.load_file(folder / n / "lora.safetensors") for n in ("run", "other"))
     assert first.keys() == second.keys()
     assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("family", ["sdxl", "sd3", "flux"])
+def test_its_config_says_of_each_line_that_differs_why(tmp_path, family):
+    """And of no other; the first line says that it is not one to copy."""
+    text = quickstart._lay(tmp_path / "new", "cpu", FAMILIES[family]).read_text()
+    assert text.startswith("# NOT A CONFIG TO COPY.")
+    plain = {(section, setting) for section, setting, _ in _settings(template(family))}
+    for section, setting, comment in _settings(text):
+        assert ((section, setting) not in plain) == comment.startswith("<-- "), setting
+
+
+def _settings(text):
+    """Section, setting and comment of each line of a template."""
+    section = ""
+    for line in text.splitlines():
+        section = line if line.startswith("[") else section
+        setting, _, comment = line.partition("  # ")
+        if re.match(r"\w+ = ", setting):
+            yield section, setting.strip(), comment
+
+
+@pytest.mark.parametrize("family", ["sd3", "flux"])
+def test_a_family_without_a_small_base_draws_nothing_and_says_that_it_is_a_smoke_run(tmp_path, monkeypatch, family):
+    found = FAMILIES[family]
+    monkeypatch.setattr(type(found), "lesson", replace(found.lesson, steps=8))
+    monkeypatch.setattr(quickstart, "_HELD_OUT", {"new": 4, "known": 4})
+    said = quickstart.run(tmp_path / "new", "cpu", family)
+    assert said["image"] is None
+    assert said["note"].startswith("a smoke run")
+    assert not (tmp_path / "new" / "before-after.png").exists()
+    assert "before-after" not in (tmp_path / "new" / "ABOUT.txt").read_text()
+    assert said["next"] == [f"your own LoRA: flame-train init {family} --preset style -o my.toml"]

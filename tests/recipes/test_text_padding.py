@@ -101,6 +101,16 @@ def test_a_batch_is_filled_up_with_zeros_and_the_network_takes_it(run: Encode, p
     assert out.shape == x.shape
 
 
+@pytest.mark.parametrize("padding", ["zeros", "masked"])
+def test_an_encoder_that_runs_in_the_step_gives_what_the_cache_is_filled_up_to(run: Encode, padding: str) -> None:
+    plan, encoded = run(padding)
+    t5, text = plan.model.text[-1], plan.samples.rows[0].texts[0]
+    network = t5.load(device="cpu", dtype="fp32", precision="auto")
+    inputs = {name: Tensor(array[None]) for name, array in t5.inputs(text).items()}
+    made = t5.encode(network, inputs)["t5"].numpy()
+    np.testing.assert_array_equal(made, collate([encoded.caption(text)], plan.model.paddings)["t5"])
+
+
 def test_the_plan_says_what_the_cache_will_take(run: Encode, drawn: Path) -> None:
     """Entries without their headers, counted on the disk."""
     sizes = {}

@@ -79,9 +79,11 @@ def test_keys_that_do_not_fit_the_counted_steps_are_refused(source):
 def test_a_run_in_epochs_saves_at_their_ends_and_says_both(source, tmp_path):
     """Two micro-batches a step: three steps are two epochs, whose first ends within the second step."""
     asked = source(
-        train={"epochs": 4}, gradient={"accumulation": 2}, checkpoint={"every_epochs": 1, "keep": 9},
+        train={"epochs": 4},
+        gradient={"accumulation": 2},
+        checkpoint={"every_epochs": 1, "keep": 9},
         sample={"every_epochs": 2, "steps": 1, "prompts": ["noise"]},
-    )  # fmt: skip
+    )
     said = train(asked, [], "cpu", dry_run=True)
     assert (said["steps"], said["epochs"], said["batches per epoch"]) == (6, 4.0, 3)
     train(asked, [], "cpu", dry_run=False)

@@ -16,6 +16,7 @@ from PIL import Image
 from flame_train.config.load import load
 from flame_train.data.choices import Choice
 from flame_train.errors import DataError
+from flame_train.recipes import FAMILIES
 from flame_train.run.check import check
 from flame_train.run.command import train
 from flame_train.run.encode import encode
@@ -68,11 +69,23 @@ precision = "fp32"
 steps = 12
 [checkpoint]
 every = 3
+[validation]
+every = 4
 [sample]
-every = 0
+every = 6
+steps = 2
+width = 64
+height = 64
+prompts = ["a red circle --d 3", "a delft tile --w 96"]
 [output]
 dir = "{tmp}/{out}"
+{text}
 """
+TEXT = {
+    "sdxl": "[text_encoders]\nclip_g_dropout = 0.3",
+    "sd3": '[text_encoders]\nt5_tokens = 77\nt5_padding = "masked"\nt5_dropout = 0.3',
+    "flux": "[text_encoders]\nt5_tokens = 77\nclip_l_dropout = 0.3",
+}
 
 
 @pytest.fixture
@@ -88,8 +101,12 @@ def config(drawn, tmp_path, small_base):
         pixels[16:48, 16:48] = 255
         Image.fromarray(pixels).save(path.with_name(f"{path.stem}.mask.png"))
 
-    def write(out="run", **changes):
-        text = CONFIG.format(base=small_base, tmp=tmp_path, out=out)
+    def write(out="run", family="sdxl", **changes):
+        base = small_base
+        if family != "sdxl":
+            FAMILIES[family].write_small_base(tmp_path, 3)
+            base = tmp_path / "base.safetensors"
+        text = CONFIG.format(base=base, tmp=tmp_path, out=out, text=TEXT[family])
         for old, new in changes.items():
             text = text.replace(old, new)
         (tmp_path / f"{out}.toml").write_text(text)
@@ -103,19 +120,36 @@ def result(config: str) -> bytes:
     return (Path(load(config).output.dir) / "lora.safetensors").read_bytes()
 
 
-def test_killed_and_continued_it_is_the_same_bytes(config, tmp_path):
-    path = config()
+@pytest.mark.parametrize(
+    "family", ["sdxl", pytest.param("sd3", marks=pytest.mark.slow), pytest.param("flux", marks=pytest.mark.slow)]
+)
+def test_killed_and_continued_it_is_the_same_bytes(config, tmp_path, family):
+    path = config(family=family)
     arm = "import sys; from flame_train.disk import failpoint; failpoint.arm(sys.argv.pop(1)); "
     program = arm + "from flame_train import cli; cli.main()"
-    for point in ("train.in_step:9", "train.before_update:5"):
+    for point in ("train.in_step:9", "train.before_update:3"):
         ended = subprocess.run(
             [sys.executable, "-c", program, point, "train", "--config", path, "--device", "cpu"],
-            cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, timeout=240,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            timeout=240,
+        )
         assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
     killed = result(path)
+    assert validations(tmp_path / "run") == [4, 8, 12]
     (tmp_path / "run").rename(tmp_path / "killed")
     assert result(path) == killed
+    for name in ("step-000006.png", "step-000012.png"):
+        assert (tmp_path / "run/samples" / name).read_bytes() == (tmp_path / "killed/samples" / name).read_bytes()
+    (tmp_path / "run").rename(tmp_path / "once")
+    assert result(path) == killed
+
+
+def validations(folder: Path) -> list[int]:
+    """The steps after which the run's log has a validation."""
+    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [record["step"] for record in records if "validation" in record]
 
 
 def test_the_report_says_each_images_captions_bucket_crop_and_mask(config, tmp_path):

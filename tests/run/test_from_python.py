@@ -50,6 +50,13 @@ def test_a_run_tells_its_listeners_and_trains_the_same_bytes(small_config, tmp_p
     assert tensors(tmp_path / "told") == tensors(tmp_path / "alone")
 
 
+def test_sections_may_be_those_of_a_file_with_its_format():
+    with pytest.raises(ConfigError, match=r"lora\.rnak: unknown key"):
+        flame_train.train({"format": 1, "lora": {"rnak": 4}}, device="cpu")
+    with pytest.raises(ConfigError, match=r"the given config: format: expected 1, .* got 2"):
+        flame_train.train({"format": 2}, device="cpu")
+
+
 def test_what_is_wrong_is_told_without_a_file():
     with pytest.raises(ConfigError, match=r"the given config: lora\.rnak: unknown key; did you mean lora\.rank\?"):
         flame_train.train({"lora": {"rnak": 4}}, device="cpu")

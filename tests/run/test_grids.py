@@ -67,3 +67,36 @@ def test_what_is_wrong_with_prompts_is_told_before_the_first_step_with_everythin
     assert f"{tmp_path / 'more.txt'}:3: width: " in said
     assert "lora.targets" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_trackers_get_each_step_the_images_and_the_config(asked, tmp_path, monkeypatch):
+    """And change no trained byte."""
+    pytest.importorskip("tensorboardX")
+    begun, told = [], []
+
+    class Recorder:
+        def __init__(self, folder, project, config, name):
+            begun.append((folder, project, config["train"]["steps"], name))
+
+        def write(self, record):
+            told.append(record["step"])
+
+        def show(self, step, images):
+            told.append((step, *images))
+
+        def close(self):
+            told.append("closed")
+
+    monkeypatch.setattr("flame_train.training.loop.WeightsAndBiases", Recorder)
+    with_trackers = asked("with", prompts=["a blue circle"])
+    with_trackers["output"] |= {"tensorboard": True, "wandb": "loras"}
+    train(with_trackers, [], "cpu", False)
+    train(asked("without"), [], "cpu", False)
+    assert begun == [(tmp_path / "with", "loras", 3, "with")]
+    image = "samples/01 a blue circle"
+    assert told == [(0, image), 1, 2, 3, (3, image), "closed"]
+    events = b"".join(path.read_bytes() for path in (tmp_path / "with" / "tensorboard").iterdir())
+    assert events.count(image.encode()) == 2
+    assert b"config/text_summary" in events
+    trained = [(tmp_path / name / "lora.safetensors").read_bytes() for name in ("with", "without")]
+    assert trained[0] == trained[1]

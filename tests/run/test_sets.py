@@ -78,7 +78,6 @@ def test_a_run_on_sets_continues_to_the_same_bits_and_refuses_other_sets(run, tw
             "x.toml:1: data.sets: expected path, the folder of images, in table 1, got none",
         ),
         ('[data]\npath = "a"\n[[data.sets]]\npath = "b"', "data.path: expected this or tables"),
-        ('[[data.sets]]\npath = "b"\nweight = 0', "data.sets: expected a weight above 0 in a table"),
         ('[[data.sets]]\npath = "b"\nrepeat = 2', "in data.sets 1: repeat: unknown key"),
     ],
 )

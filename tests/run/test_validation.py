@@ -140,15 +140,17 @@ def test_the_loss_before_training_is_the_same_whatever_the_run(asked):
         offset = len(plan.samples.rows)
         rows = plan.held_out.rows
         images = HeldOut(
-            tuple(row.item.sha256 for row in rows), tuple(row.placement.bucket for row in rows),
+            tuple(row.item.sha256 for row in rows),
+            tuple(row.placement.bucket for row in rows),
             lambda i: encoded.example(offset + i),
-        )  # fmt: skip
+        )
         return make_validator(plan, state, images, "cpu").measure()
 
     usual = measured()
     other = measured(
-        train={"seed": 7}, loss={"kind": "huber", "weighting": "min_snr", "offset_noise": 0.1, "min_timestep": 500},
-    )  # fmt: skip
+        train={"seed": 7},
+        loss={"kind": "huber", "weighting": "min_snr", "offset_noise": 0.1, "min_timestep": 500},
+    )
     assert (usual.loss, usual.bands) == (other.loss, other.bands)
     assert measured(data={"batch_size": 3}).loss == pytest.approx(usual.loss, rel=1e-5)
     assert list(usual.bands) == ["0-333", "333-667", "667-1000"]
@@ -229,10 +231,20 @@ def test_the_best_checkpoint_outlives_newer_ones_and_patience_ends_the_run(asked
 
 def test_the_command_ends_with_0_and_says_why(asked, tmp_path, capsys, small_base, drawn):
     options = {
-        "model.checkpoint": small_base, "data.path": drawn, "output.dir": tmp_path / "run", "data.resolution": 96,
-        "data.bucket_step": 32, "lora.rank": 1, "optimizer.lr": 0.5, "train.steps": 20, "train.precision": "fp32",
-        "validation.fraction": 0.3, "validation.every": 1, "validation.patience": 1, "sample.every": 0,
-    }  # fmt: skip
+        "model.checkpoint": small_base,
+        "data.path": drawn,
+        "output.dir": tmp_path / "run",
+        "data.resolution": 96,
+        "data.bucket_step": 32,
+        "lora.rank": 1,
+        "optimizer.lr": 0.5,
+        "train.steps": 20,
+        "train.precision": "fp32",
+        "validation.fraction": 0.3,
+        "validation.every": 1,
+        "validation.patience": 1,
+        "sample.every": 0,
+    }
     config = tmp_path / "a.toml"
     config.write_text("format = 1\n")
     line = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]

@@ -174,9 +174,10 @@ def test_the_page_follows_a_run_and_keeps_what_the_reader_does(made, serve, open
     for step in range(41, 51):
         run.append(step)
     run.draw(50)
-    page.get_by_label("smoothing").focus()
-    page.keyboard.press("ArrowLeft")  # asks at once
+    page.get_by_role("link", name="log.jsonl").focus()
+    page.evaluate("ask()")  # not to wait for the time at which it does so by itself
     wait(page, "document.querySelector('#summary').innerText.includes('50 of 80')")
+    assert page.evaluate("document.activeElement.textContent") == "log.jsonl"
     wait(page, "document.querySelectorAll('#samples tbody tr').length === 6")
     assert page.eval_on_selector("#config details", "e => e.open")
     assert page.input_value("#which") == "2"

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
 from array import array
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from flame_train.disk.held import Held
+from flame_train.io.runfolder import RunFolder
 from flame_train.show.axes import axis
 from flame_train.show.charts import charts_of
 from flame_train.show.curves import Curve, LogCurves
-from flame_train.show.images import MOST, cell_of, images_of, with_thumbnail
+from flame_train.show.elements import html
+from flame_train.show.images import MOST, cell_of, images_of, with_losses, with_thumbnail
 from flame_train.show.run_reader import RunReader
+from flame_train.show.sections import summary
 from flame_train.show.settings import Setting, without_folders
+from flame_train.show.sheet import sheet_of
 from flame_train.training.meter import KEPT, Meter
 from flame_train.training.preview import grid, places
+
+from .conftest import record
 
 
 def curve(values):
@@ -133,7 +142,7 @@ def test_an_image_is_joined_with_its_running_loss_also_in_sets():
     sizes = {"original": [4, 8], "resized": [4, 8], "bucket": [4, 4], "crop": [0, 2]}
     rows = [{"set": "one", "file": "a.png", **sizes}, {"set": "two", "file": "a.png", **sizes}]
     losses = {"images": [{"file": "two/a.png", "relative_loss": 2.5, "seen": 4}]}
-    found = images_of(json.dumps(rows).encode(), json.dumps(losses).encode(), False)
+    found = with_losses(images_of(json.dumps(rows).encode()), json.dumps(losses).encode(), False)
     assert [(image.name, image.loss, image.seen) for image in found] == [
         ("two/a.png", 2.5, 4),
         ("one/a.png", None, None),
@@ -144,7 +153,8 @@ def test_an_image_is_joined_with_its_running_loss_also_in_sets():
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"null", b"[1, null, {}]", b'[{"original": [0, 1]}]', b"[" * 100000])
 def test_a_dataset_that_makes_no_sense_has_no_images(raw):
-    assert images_of(raw, raw, True) == ()
+    assert images_of(raw) == ()
+    assert with_losses((), raw, True) == ()
 
 
 # ---- the whole folder --------------------------------------------------------------------------------------
@@ -163,6 +173,50 @@ def test_a_run_is_read_whole(made):
     assert names == [
         *("loss", "bands", "levels", "validation", "lr", "grad_norm", "images_per_s", "memory", "optimizer-d")
     ]
+
+
+def test_what_was_read_stays_as_it_was_when_the_run_goes_on(made):
+    run = made()
+    reader = RunReader(run.folder)
+    before = reader.read()
+    run.append(41)
+    after = reader.read()
+    assert (len(before.curves["loss"]), before.step) == (40, 40)
+    assert (len(after.curves["loss"]), after.step) == (41, 41)
+    assert before.images is after.images
+
+
+def test_a_run_goes_on_only_while_its_lock_is_held(made):
+    run = made()
+    config = (run.folder / "config.toml").read_text()
+    with RunFolder(run.folder, config, lambda old, found: None) as folder:
+        folder.resume()
+        folder.log(record(41), {"steps": 80, "steps_per_s": 2.0})
+        view = RunReader(run.folder).read()
+        assert (view.status["state"], view.step, view.seconds_left) == ("running", 41, 19.5)
+        assert "time left" in html(summary(view, live=True))
+        status = (run.folder / "status.json").read_bytes()
+    (run.folder / "status.json").write_bytes(status)  # as a run that was killed leaves it
+    view = RunReader(run.folder).read()
+    assert (view.status["state"], view.seconds_left) == ("interrupted", None)
+
+
+def test_what_a_mask_leaves_out_is_dark_in_the_thumbnail(tmp_path):
+    Image.new("RGB", (200, 100), "white").save(tmp_path / "a.png")
+    values = np.zeros((100, 200), np.uint8)
+    values[:, :100] = 255
+    mask = SimpleNamespace(read=lambda: values)
+    samples = [
+        SimpleNamespace(item=SimpleNamespace(path=tmp_path / name, size=(100, 200), mask=m))
+        for name, m in (("a.png", mask), ("gone.png", None), ("a.png", None))
+    ]
+    with Image.open(io.BytesIO(sheet_of(samples, ""))) as sheet:
+        grey = np.asarray(sheet.convert("L"), float)
+    counts, out, gone, whole = (grey[8:40, x : x + 30].mean() for x in (8, 58, 108, 200))
+    assert counts > 240
+    assert whole > 240
+    assert 60 < out < 95  # 0.3 of white
+    assert 120 < gone < 136
 
 
 def test_a_setting_differs_where_the_config_says_another_value(made):

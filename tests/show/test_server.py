@@ -5,7 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 from urllib.parse import quote, urlencode
 
 import pytest
@@ -189,3 +192,20 @@ def test_a_folder_without_a_run_is_a_wrong_command_line(tmp_path, capsys, what):
     (tmp_path / "empty").mkdir()
     assert cli.run(["show", str(tmp_path / what), "--no-browser"]) == 2
     assert "expected the folder of a run, or one with runs in it" in capsys.readouterr().err
+
+
+def test_without_the_extra_the_command_says_how_to_install_it(made, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert cli.run(["show", str(made().folder), "--no-browser"]) == 4
+    assert "pip install 'flame-train[show]'" in capsys.readouterr().err
+
+
+def test_the_command_serves_until_ctrl_c(made):
+    folder = made().folder
+    command = [sys.executable, "-m", "flame_train", "show", str(folder), "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        address = process.stdout.readline().split()[0]
+        port = int(address.rstrip("/").rpartition(":")[2])
+        assert ask(port, "/run.json?name=run")[0] == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0

@@ -286,9 +286,15 @@ def test_single_images_say_how_they_were_made_and_the_grid_has_them_all(drawn_wi
     first, one = told_by(tmp_path / "sample-1.png")
     second, other = told_by(tmp_path / "sample-2.png")
     assert first == {
-        "prompt": "a blue circle <lora:kohya:0.5>", "negative": "a house", "steps": "2", "sampler": "Euler",
-        "cfg": "2", "seed": "9", "size": "96x64", "model": small_base.stem,
-    }  # fmt: skip
+        "prompt": "a blue circle <lora:kohya:0.5>",
+        "negative": "a house",
+        "steps": "2",
+        "sampler": "Euler",
+        "cfg": "2",
+        "seed": "9",
+        "size": "96x64",
+        "model": small_base.stem,
+    }
     assert (second["negative"], second["sampler"], second["seed"], second["size"]) == (None, "Heun", "4", "64x64")
     np.testing.assert_array_equal(sheet[:, :96], one)
     np.testing.assert_array_equal(sheet[:, 100:164], other)
@@ -302,9 +308,12 @@ def test_what_is_written_is_enough_to_make_the_image_again(drawn_with, tmp_path)
     drawn_with(["a blue circle", "a red house --ss dpmpp_2m --d 11 --l 4"])
     told, image = told_by(tmp_path / "sample-2.png")
     again = drawn_with(
-        [told["prompt"]], steps=int(told["steps"]), seed=int(told["seed"]), guidance_scale=float(told["cfg"]),
+        [told["prompt"]],
+        steps=int(told["steps"]),
+        seed=int(told["seed"]),
+        guidance_scale=float(told["cfg"]),
         sampler=next(name for name, kind in SAMPLERS.items() if kind.usual_name == told["sampler"]),
-    )  # fmt: skip
+    )
     np.testing.assert_array_equal(again, image)
 
 

@@ -104,11 +104,15 @@ def layer(module, out=640, into=640):
     return {module: LoraFactors(np.zeros((2, into), np.float32), np.zeros((out, 2), np.float32), 2.0)}
 
 
-def test_a_kind_that_diffusers_does_not_read(verdicts):
+def test_a_kind_that_diffusers_does_not_read(verdicts, tmp_path, capsys):
     shapes = {"hada_w1_a": (640, 2), "hada_w1_b": (2, 640), "hada_w2_a": (640, 2), "hada_w2_b": (2, 640)}
     loha = LohaFactors({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, 2.0)
     found = verdicts(to_kohya({"unet": {ATTENTION: loha}}, SDXL))
     assert {p: r.verdict for p, r in found.items()} == {"ComfyUI": "yes", "Forge": "yes", "diffusers": "no"}
+    assert cli.run(["verify", str(tmp_path / "x.safetensors")]) == 0
+    assert (
+        capsys.readouterr().out.count("merge BASE --to lora --lora FILE --rank N -o OUT writes the nearest LoRA") == 1
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import errno
 import io
-import logging
 import math
-import os
 import re
-import struct
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flame_train.training.log import Console, TensorBoard
+from flame_train.training.log import Console
 
 
 def record(step: int, loss: float = 1.0, **more: Any) -> dict[str, Any]:
@@ -146,63 +142,3 @@ def test_nobody_reads_standard_error(monkeypatch, stream):
     monkeypatch.setattr(sys, "stderr", stream)
     with Console(1, 0) as console:
         console.show(record(1), 0.5)
-
-
-def events(folder: Path) -> list[Any]:
-    """What the event files in `folder` say: each record is a length, its checksum, an event and its checksum."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    found = []
-    for path in sorted(folder.iterdir()):
-        raw = path.read_bytes()
-        while raw:
-            (length,) = struct.unpack("Q", raw[:8])
-            found.append(Event.FromString(raw[12 : 12 + length]))
-            raw = raw[16 + length :]
-    return found
-
-
-def test_tensorboard_has_a_point_a_step(tmp_path):
-    pytest.importorskip("tensorboardX")
-    with TensorBoard(tmp_path / "board", 6) as board:
-        for step in (7, 8):
-            board.write(record(step, loss=step / 2))
-    version, begin, *points = events(tmp_path / "board")
-    assert version.file_version == "brain.Event:2"
-    assert (begin.step, begin.session_log.status) == (7, begin.session_log.START)
-    assert [(p.step, {v.tag: v.simple_value for v in p.summary.value}["loss"]) for p in points] == [(7, 3.5), (8, 4.0)]
-
-
-def test_a_disk_that_is_full_costs_the_board_and_one_warning(tmp_path, caplog):
-    pytest.importorskip("tensorboardX")
-    with caplog.at_level(logging.WARNING), TensorBoard(tmp_path / "board", 0) as board:
-        (file,) = (tmp_path / "board").iterdir()
-        (number,) = (int(fd.name) for fd in Path("/proc/self/fd").iterdir() if fd.exists() and fd.samefile(file))
-        full = os.open("/dev/full", os.O_WRONLY)
-        os.dup2(full, number)
-        os.close(full)
-        for step in range(1, 100):
-            board.write(record(step))
-    assert [message for message in caplog.messages if "TensorBoard" in message] == [
-        "TensorBoard events are no longer written: [Errno 28] No space left on device"
-    ]
-
-
-def test_a_board_of_a_library_that_does_not_work_is_a_warning(tmp_path, monkeypatch, caplog):
-    pytest.importorskip("tensorboardX")
-
-    def fail(*arguments: object) -> None:
-        raise TypeError("Descriptors cannot be created directly.")
-
-    monkeypatch.setattr("tensorboardX.record_writer.RecordWriter.__init__", fail)
-    with caplog.at_level(logging.WARNING), TensorBoard(tmp_path / "board", 0) as board:
-        board.write(record(1))
-    assert caplog.messages == ["TensorBoard events are not written: Descriptors cannot be created directly."]
-
-
-def test_a_board_that_cannot_be_made_is_a_warning(tmp_path, caplog):
-    pytest.importorskip("tensorboardX")
-    (tmp_path / "board").write_text("a file")
-    with caplog.at_level(logging.WARNING), TensorBoard(tmp_path / "board", 0) as board:
-        board.write(record(1))
-    assert "TensorBoard events are not written" in caplog.text

@@ -1,6 +1,6 @@
 """DoRA (arXiv 2402.09353): W' = m (W + scale * up @ down) / |W + scale * up @ down|, with a trained magnitude m.
 
-The norm is that of each input column, or with `wd_on_output` of each output row; no gradient goes through it (section
+The norm is that of each input column, or with `wd_on_output` of each output row. No gradient goes through it (section
 4.3 of the paper, and PEFT). A layer's input, or output, is multiplied by m / norm, so that the rest is a plain LoRA.
 """
 
@@ -17,8 +17,8 @@ import numpy as np
 from flame_train.adapters.dropping import Drop
 from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.folding import fold
-from flame_train.adapters.fused import Paths
 from flame_train.adapters.merged import KEPT_BELOW, dense
+from flame_train.adapters.qkv_split import Paths
 from flame_train.engine import Parameter, Tensor, nn, no_grad, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import float32
@@ -57,7 +57,7 @@ class DoraFactors:
 
     @property
     def on_output(self) -> bool:
-        """Whether the magnitudes are those of output rows; told as ComfyUI tells it."""
+        """Whether the magnitudes are those of output rows, by ComfyUI's rule."""
         return bool(self.magnitude.shape[0] == self.weight_shape[0])
 
     @property

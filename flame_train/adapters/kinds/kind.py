@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Protocol
 import numpy as np
 
 from flame_train.adapters.dropping import Drop
-from flame_train.adapters.fused import Paths
+from flame_train.adapters.qkv_split import Paths
 from flame_train.engine import Parameter, Tensor, nn, no_grad
 from flame_train.engine.nn.layers import LayerAdapter
 from flame_train.settings import Entry
@@ -107,7 +107,7 @@ class AdapterKind(Entry):
         return {}
 
     def create(self, layer: Layer, name: str, rank: int, alpha: float, seed: int, make: Make) -> Adapter:
-        """Makes a fresh adapter that does not change the layer's output.
+        """Makes a new adapter that does not change the layer's output.
 
         Args:
             layer: the layer that gets the adapter.

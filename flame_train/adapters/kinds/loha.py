@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from flame_train.adapters.fused import Paths
 from flame_train.adapters.merged import KEPT_BELOW, MatrixFactors, MergedAdapter, as_matrix, dense, product_of
+from flame_train.adapters.qkv_split import Paths
 from flame_train.engine import Parameter, Tensor, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType

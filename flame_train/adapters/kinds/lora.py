@@ -13,7 +13,7 @@ import numpy as np
 from flame_train.adapters.dropping import Drop
 from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.folding import fold, unfold
-from flame_train.adapters.fused import Paths, entire, join, split
+from flame_train.adapters.qkv_split import Paths, check_splittable, join, split
 from flame_train.engine import Parameter, Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.mode import no_grad
@@ -79,7 +79,7 @@ class Lora(AdapterKind):
     def diffusers(self, factors: LoraFactors, paths: Paths) -> dict[str, tuple[dict[str, HostArray], LoraFactors]]:
         """`lora_A` and `lora_B` with alpha / rank folded into it, by path; no alpha, because several loaders refuse it.
 
-        See `folding` for what stays exact, `fused` for modules that diffusers cuts up.
+        See `folding` for what stays exact, `qkv_split` for modules that diffusers cuts up.
         """
         return {
             path: ({".lora_A.weight": part.down, ".lora_B.weight": fold(part)}, part)
@@ -107,7 +107,7 @@ class Lora(AdapterKind):
         return LoraFactors(factors.down, fold(factors, alpha), alpha)
 
     def join(self, parts: Mapping[str, LoraFactors], paths: Paths) -> LoraFactors:
-        return entire(parts[""], paths) if "" in parts else join(parts, paths)
+        return check_splittable(parts[""], paths) if "" in parts else join(parts, paths)
 
 
 @dataclass(frozen=True, slots=True)

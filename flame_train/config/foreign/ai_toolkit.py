@@ -303,7 +303,7 @@ _ROWS: Final = [
     turned("model.quantize", "model.quantize", _quantized),
     turned("model.quantize_te", "text_encoders.precision", lambda v, s: "fp8" if v and s.family != "sdxl" else NOTHING),
     *part_of("model.qtype_te"),
-    never("model.assistant_lora_path", "an assistant LoRA is not here; schnell is trained as it is"),
+    turned("model.assistant_lora_path", "model.training_adapter", unless_off),
     never(
         "model.lora_path",
         "lora.from begins with a LoRA and trains it; merge this one into the base with `flame-train merge`",

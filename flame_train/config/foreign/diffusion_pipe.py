@@ -238,7 +238,7 @@ _ROWS: Final = [
     turned("eval_every_n_steps", "validation.every", _evaluated),
     never("uncond_fraction", "data.caption_dropout is the share of images with an empty caption"),
     *needless("there is no evaluation without eval_datasets", "eval_* image_eval_* disable_block_swap_for_eval"),
-    never("monitoring.enable_wandb", "log.jsonl and TensorBoard are here"),
+    never("monitoring.enable_wandb", "set output.wandb to a project"),
     *needless(
         "flame-train chooses it, or nothing depends on it",
         "monitoring.* model.type reentrant_activation_checkpointing partition_* caching_batch_size "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Final
 
@@ -20,6 +21,7 @@ _IN_PLACE: Final = MappingProxyType(
         "optimizer.type": "optimizer.name says which optimizer",
         "schedule.type": "schedule.name says which schedule",
         "train.max_epochs": "train.epochs counts epochs, train.steps optimizer steps",
+        "log_with": "output.tensorboard is a switch; wandb and others are not here, log.jsonl always is",
         "meta": "not needed: output.title, author and trigger go into the LoRA's metadata",
         "optimizer_args": "an optimizer's own settings are keys of [optimizer], by the names of the papers",
         "network_args": "a kind's own settings are keys of [lora], those of single layers [[lora.rules]]",
@@ -32,7 +34,14 @@ _IN_PLACE: Final = MappingProxyType(
 def sentence(path: str) -> str:
     """What to do instead of `path`, `section.name` or a bare name; "" where no table has a sentence."""
     name = path.rpartition(".")[2]
-    return _IN_PLACE.get(path) or _IN_PLACE.get(name) or _sentences().get(name, "")
+    exact = _IN_PLACE.get(path) or _IN_PLACE.get(name) or _sentences().get(name)
+    return exact or next((said for pattern, said in _patterns().items() if fnmatchcase(name, pattern)), "")
+
+
+@functools.cache
+def _patterns() -> Mapping[str, str]:
+    """By a pattern of names, as sd-scripts' rows have some."""
+    return MappingProxyType({row.key: row.say for row in sd_scripts.PROGRAM.rows if row.say and "*" in row.key})
 
 
 @functools.cache

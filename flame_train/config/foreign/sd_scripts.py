@@ -220,7 +220,7 @@ _ROWS: Final = [
     turned(
         "log_with",
         "output.tensorboard",
-        lambda v, s: True if v in ("tensorboard", "all") else Lost("log.jsonl and TensorBoard are here"),
+        lambda v, s: True if v in ("tensorboard", "all") else Lost("set output.wandb to a project"),
     ),
     *needless(
         "the run's folder holds its logs", "logging_dir log_prefix log_tracker_name log_config log_tracker_config"
@@ -278,17 +278,16 @@ _ROWS: Final = [
     Row("prior_loss_weight", (), lambda v, s: NOTHING, say="regularization_weight of the set in [[data.sets]]"),
     never("reg_data_dir", "a set of its own: [[data.sets]] with regularization = true"),
     *(
-        never(name, "uploads, wandb and several GPUs are not here")
+        never(name, "uploads are not here; output.wandb names a project")
         for name in (
             "huggingface_*",
             "wandb_*",
-            "deepspeed",
-            "ddp_*",
             "async_upload",
             "save_state_to_huggingface",
             "resume_from_huggingface",
         )
     ),
+    *(never(name, "docs/several-gpus.md says how several GPUs are used") for name in ("deepspeed", "ddp_*")),
 ]
 
 
@@ -305,15 +304,24 @@ def _of_images(data: str, captions: str) -> list[Row]:
         turned("enable_wildcard", f"{captions}.wildcards", switched(True)),
         turned("flip_aug", f"{data}.flip", switched(True)),
         turned("random_crop", f"{data}.random_crop", switched(True)),
-        turned("alpha_mask", f"{data}.masks", switched("alpha")),
-        turned("conditioning_data_dir", (f"{data}.masks", f"{data}.mask_folder"), own.masks(data)),
+        turned("alpha_mask", f"{data}.masks", switched("alpha"), say='data.masks = "alpha" is this switch'),
+        turned(
+            "conditioning_data_dir",
+            (f"{data}.masks", f"{data}.mask_folder"),
+            own.masks(data),
+            say='data.mask_folder is a folder of masks, with data.masks = "files"; control images are not here',
+        ),
         never("caption_dropout_every_n_epochs", "data.caption_dropout is a share of the images"),
         never("secondary_separator", "captions.separator is the one that there is"),
-        *part_of("token_warmup_min token_warmup_step"),
+        *part_of("token_warmup_min"),
+        never("token_warmup_step", "all tags are there from the first step on"),
         never("weighted_captions", "brackets in captions are taken as they are"),
         never("color_aug", "data.brightness, contrast, saturation and hue say how much; set them by hand"),
         never("face_crop_aug_range", "data.random_crop crops anywhere"),
-        *(never(name, "captions stand in text files or metadata.jsonl") for name in ("in_json", "metadata_file")),
+        *(
+            never(name, "captions stand in text files, metadata.jsonl, metadata.csv or meta_cap.json")
+            for name in ("in_json", "metadata_file")
+        ),
     ]
 
 

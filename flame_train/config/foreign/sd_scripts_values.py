@@ -160,12 +160,15 @@ def _family(reading: Reading, settings: Mapping[str, Setting]) -> str:
         for beginning, family in _SCRIPTS.items():
             if reading.script.startswith(beginning):
                 return family
+        raise ConfigError(f"{reading.file}: expected SDXL, SD3 or Flux, got a command of {reading.script}")
+    if "cond_emb_dim" in names:
+        raise ConfigError(f"{settings['cond_emb_dim'].place}: expected a LoRA, got a ControlNet-LLLite (cond_emb_dim)")
     if names & {"ae", *_FLUX}:
         return "flux"
     if names & {"clip_g", "training_shift", "t5xxl"}:
         return "sd3"
-    if reading.script == "train_network.py" or (settings.get("v2") and settings["v2"].value):
-        raise ConfigError(f"{reading.file}: expected SDXL, SD3 or Flux, got Stable Diffusion 1 or 2 (train_network.py)")
+    if settings.get("v2") and settings["v2"].value:
+        raise ConfigError(f"{settings['v2'].place}: expected SDXL, SD3 or Flux, got Stable Diffusion 2 (v2)")
     return ""
 
 

@@ -120,9 +120,7 @@ _ROWS: Final = [
         "report_to",
         "output.tensorboard",
         lambda v, s: (
-            NOTHING
-            if v == "none"
-            else (True if v in ("tensorboard", "all") else Lost("log.jsonl and TensorBoard are here"))
+            NOTHING if v == "none" else (True if v in ("tensorboard", "all") else Lost("set output.wandb to a project"))
         ),
     ),
     *(turned(name, "checkpoint.every", unless_off) for name in ("checkpoint_step_interval", "checkpointing_steps")),
@@ -134,7 +132,7 @@ _ROWS: Final = [
     turned(
         "validation_negative_prompt",
         "sample.negative",
-        lambda v, s: NOTHING if is_off(v) else (Lost("Flux has no negative prompt") if s.family == "flux" else v),
+        own.negative,
     ),
     turned("validation_guidance", "sample.guidance_scale", to_float),
     turned("validation_num_inference_steps", "sample.steps", to_number),

@@ -222,3 +222,13 @@ def strategy(value: Any, source: Source) -> Any:
         if value in ("textfile", "instanceprompt", "instance_prompt")
         else Lost("captions stand in text files or metadata.jsonl here")
     )
+
+
+def negative(value: Any, source: Source) -> Any:
+    if is_off(value):
+        return NOTHING
+    if source.family == "flux":
+        return Lost("Flux has no negative prompt")
+    if source.get("validation_guidance") == 1:
+        return Lost("with a guidance of 1 no model sees it")
+    return value

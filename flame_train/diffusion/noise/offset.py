@@ -42,8 +42,8 @@ class OffsetNoise(NoiseKind):
     def problems(self, config: Any) -> Mapping[str, str]:
         if self.on:
             return {}
-        asked = {"offset_noise_random": self.offset_noise_random, "offset_noise_adaptive": self.offset_noise_adaptive}
-        return {key: "expected loss.offset_noise above 0 with it" for key, value in asked.items() if value}
+        options = {"offset_noise_random": self.offset_noise_random, "offset_noise_adaptive": self.offset_noise_adaptive}
+        return {key: "expected loss.offset_noise above 0 with it" for key, value in options.items() if value}
 
     def changed(self, noise: Tensor, latents: Tensor, rng: Rng) -> Tensor:
         offset = rng.normal(Stream.OFFSET, (1, 1, noise.shape[-1]))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flame_train.engine import Tensor, no_grad
 
-from .kind import Denoise, Fresh, Sampler
+from .kind import Denoise, NoiseSampler, Sampler
 
 if TYPE_CHECKING:
     from ..noise_path import NoisePath
@@ -19,7 +19,7 @@ class Ddim(Sampler):
     name = "ddim"
     usual_name = "DDIM"
 
-    def draw(self, denoise: Denoise, noise: Tensor, cond: Any, path: NoisePath, fresh: Fresh) -> Tensor:
+    def draw(self, denoise: Denoise, noise: Tensor, cond: Any, path: NoisePath, noise_sampler: NoiseSampler) -> Tensor:
         abar, stride = path.schedule.alphas_cumprod, path.schedule.steps // path.steps
         with no_grad():
             x = noise.float()

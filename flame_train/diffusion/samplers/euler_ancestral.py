@@ -7,7 +7,7 @@ from typing import Any
 
 from flame_train.engine import Tensor, no_grad
 
-from .kind import Denoise, Fresh, Path, Sampler
+from .kind import Denoise, NoiseSampler, Path, Sampler
 
 
 class EulerAncestral(Sampler):
@@ -17,7 +17,7 @@ class EulerAncestral(Sampler):
     aka = ("euler_a", "euler a", "k_euler_a", "k_euler_ancestral")
     usual_name = "Euler a"
 
-    def draw(self, denoise: Denoise, noise: Tensor, cond: Any, path: Path, fresh: Fresh) -> Tensor:
+    def draw(self, denoise: Denoise, noise: Tensor, cond: Any, path: Path, noise_sampler: NoiseSampler) -> Tensor:
         levels = path.levels
         with no_grad():
             x = path.begin(noise)
@@ -27,5 +27,5 @@ class EulerAncestral(Sampler):
                 down = math.sqrt(then**2 - up**2)
                 x = x + path.slope(denoise, x, i, cond) * (down - now)
                 if then > 0.0:
-                    x = x + fresh(i) * up
+                    x = x + noise_sampler(i) * up
         return x

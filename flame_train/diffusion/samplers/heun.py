@@ -9,7 +9,7 @@ from typing import Any
 
 from flame_train.engine import Tensor, no_grad
 
-from .kind import Denoise, Fresh, Path, Sampler
+from .kind import Denoise, NoiseSampler, Path, Sampler
 
 
 class Heun(Sampler):
@@ -19,7 +19,7 @@ class Heun(Sampler):
     flow = True
     calls = 2
 
-    def draw(self, denoise: Denoise, noise: Tensor, cond: Any, path: Path, fresh: Fresh) -> Tensor:
+    def draw(self, denoise: Denoise, noise: Tensor, cond: Any, path: Path, noise_sampler: NoiseSampler) -> Tensor:
         levels = path.levels
         with no_grad():
             x = path.begin(noise)

@@ -12,7 +12,7 @@ from flame_train.settings import Entry
 Denoise = Callable[[Tensor, Tensor, Any], Tensor]
 """(x, times (B,), conditioning) to the model's prediction."""
 
-Fresh = Callable[[int], Tensor]
+NoiseSampler = Callable[[int], Tensor]
 """Standard normal noise of the latents' shape for the step of this number, always the same for one image."""
 
 
@@ -43,7 +43,7 @@ class Sampler(Entry):
     """Its name in AUTOMATIC1111's web interface and its descendants."""
 
     @abstractmethod
-    def draw(self, denoise: Denoise, noise: Tensor, cond: Any, path: Any, fresh: Fresh) -> Tensor:
+    def draw(self, denoise: Denoise, noise: Tensor, cond: Any, path: Any, noise_sampler: NoiseSampler) -> Tensor:
         """Latents of an image.
 
         Args:
@@ -51,7 +51,7 @@ class Sampler(Entry):
             noise: standard normal (B, H, W, C).
             cond: the conditioning, passed to `denoise`.
             path: the `Path` to follow.
-            fresh: noise for samplers that add some in each step.
+            noise_sampler: noise for samplers that add some in each step.
 
         Returns:
             Latents (B, H, W, C), fp32.

@@ -41,11 +41,11 @@ def get_backend(name: str) -> Backend:
     return _CPU if number is None else cuda_backend(number)
 
 
-def check_formats(device: str, asked: Mapping[str, DType | str]) -> None:
-    """Raises `EnvironmentFault` if `device` lacks a number format of `asked`, which has them by key or option."""
+def check_formats(device: str, formats: Mapping[str, DType | str]) -> None:
+    """Raises `EnvironmentFault` if `device` lacks a number format of `formats`, which has them by key or option."""
     backend = get_backend(device)
     if backend.kernels is not None:
-        refuse_formats(backend.card, divmod(backend.kernels.compute_capability, 10), asked)
+        refuse_formats(backend.card, divmod(backend.kernels.compute_capability, 10), formats)
 
 
 def backend_of(array: Array) -> Backend:

@@ -129,7 +129,7 @@ class Backend(Protocol):
         """A new uploader, which sends arrays to this device."""
 
     def synchronize(self) -> None:
-        """Waits until the device has done everything asked of it."""
+        """Waits until the device has done everything requested of it."""
 
     def wait_side_stream(self) -> None:
         """Orders work queued from now on after all work queued so far, that on a side stream included."""

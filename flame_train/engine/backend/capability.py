@@ -22,14 +22,14 @@ def refuse_too_old(card: str, capability: tuple[int, int]) -> None:
         )
 
 
-def refuse_formats(card: str, capability: tuple[int, int], asked: Mapping[str, DType | str]) -> None:
-    """Raises EnvironmentFault where a GPU lacks a number format that is asked for, with its name and the keys.
+def refuse_formats(card: str, capability: tuple[int, int], formats: Mapping[str, DType | str]) -> None:
+    """Raises EnvironmentFault where a GPU lacks a number format that is requested, with its name and the keys.
 
-    `asked`: the format by the key or option that asks for it; what is no number format, such as "auto", asks for none.
+    `formats`: the format by the key or option that requests it. "auto" and other words request none.
     """
     if capability >= OLDEST_WITH_BF16:
         return
-    lacking = [key for key, dtype in asked.items() if _is_bf16(dtype)]
+    lacking = [key for key, dtype in formats.items() if _is_bf16(dtype)]
     if lacking:
         raise EnvironmentFault(
             f'{", ".join(lacking)}: expected "fp16" or "fp32" on {card}, whose compute capability is '

@@ -40,8 +40,8 @@ def _of_life() -> int | None:
 class Peak:
     """The peak of resident memory since the last reset.
 
-    Where the mark cannot be reset (macOS, a read-only or sandboxed /proc), the peak is unknown until the mark rises
-    above its value at the reset, which may be that of an earlier peak.
+    The mark cannot be reset on macOS, or where /proc is read-only or sandboxed. Then the peak is unknown until the mark
+    rises above its value at the reset. That may be that of an earlier peak.
     """
 
     def __init__(self) -> None:

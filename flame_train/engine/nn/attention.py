@@ -17,8 +17,8 @@ from .spec import param
 class MultiheadAttention(Module):
     """softmax(Q K^T / sqrt(head dim)) V in several heads at once (arXiv 1706.03762).
 
-    Weights are named as in PyTorch: `in_proj_weight` (3 E, E) for query, key and value together, or `q_proj_weight`,
-    `k_proj_weight`, `v_proj_weight` where key or value have a width of their own; `in_proj_bias`; `out_proj`.
+    Weights are named as in PyTorch: `in_proj_weight` (3 E, E) for query, key and value together, and `in_proj_bias` and
+    `out_proj`. Where key or value have a width of their own they are `q_proj_weight`, `k_proj_weight`, `v_proj_weight`.
 
     Args:
         embed_dim: the width E of queries and of the result.

@@ -19,8 +19,8 @@ Fp8 = Literal["off", "weights", "dynamic"]
 def check_fp8(fp8: Fp8, device: str, dtype: DType | str) -> None:
     """Raises unless `device` supports `fp8` for activations of `dtype`.
 
-    ValueError for an unknown word; for "dynamic" on a GPU EnvironmentFault if its compute capability is not 9.0, which
-    alone has 8-bit products with a factor for each row, and ConfigError if activations are wider than 16 bits.
+    ValueError for an unknown word. For "dynamic" on a GPU EnvironmentFault if its compute capability is not 9.0, which
+    alone has 8-bit products with a factor for each row. ConfigError if activations are wider than 16 bits.
     """
     if fp8 not in get_args(Fp8):
         raise ValueError(f"fp8: expected one of {', '.join(get_args(Fp8))}, got {fp8!r}")

@@ -235,7 +235,7 @@ def load(
     """Streams every declared weight from `source` to `device` in `dtype`; `quantizable` layers as `fp8` says.
 
     Raises `ModelFileError` listing every missing, unexpected and mis-shaped tensor of the component `what` before
-    anything is read, for one that holds whole numbers, and afterwards, with `check_finite`, naming those that hold NaN
+    anything is read, and for one that holds whole numbers. Afterwards, with `check_finite`, naming those that hold NaN
     or infinity, in `dtype`. Raises what `check_fp8` does, and TypeError for a source that is none.
 
     Args:

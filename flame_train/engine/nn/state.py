@@ -50,7 +50,7 @@ class ModuleState:
 
         What is loaded keeps its device and dtype; what is not becomes a tensor on the default device, in the state's
         dtype. With `strict` raises `ModelFileError` listing what is missing, unexpected or mis-shaped before anything
-        is written; without, what does not fit by name is left out and returned. Raises TypeError for 8-bit weights.
+        is written. Without, what does not fit by name is left out and returned. Raises TypeError for 8-bit weights.
         """
         declared = {name: spec.shape for name, _, _, spec in self.named_specs()}
         given = {name: _host(name, value) for name, value in state.items()}

@@ -1,7 +1,7 @@
 """One flat buffer for all trainable values and one for their gradients; parameters are views into them.
 
 Clearing, clipping, updating, saving and reducing are then one operation over one buffer, at addresses that
-never move, which is what lets a captured step be replayed.
+never move. That lets a captured step be replayed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class FlatParameters:
     """Packs fp32 leaves into flat buffers and makes their `.data` and `.grad` views into them.
 
     With `compute_dtype`, a 16-bit dtype, a copy of the values in it is kept as well (`compute_values`), which
-    `sync_copies` updates; parameters then have it as `.compute_copy`.
+    `sync_copies` updates. Parameters then have it as `.compute_copy`.
 
     Args:
         parameters: a mapping by name, (name, tensor) pairs, or Tensors, named as `named_parameters` says.
@@ -171,8 +171,9 @@ class FlatParameters:
     def collect_grads(self) -> None:
         """Copies gradients that were replaced, or zeros for those set to None, into the flat buffer.
 
-        Raises `RuntimeError` if a parameter's values were replaced, because the new ones would not be trained, or if it
-        was frozen, because momentum and weight decay would still move it; `ValueError` for a gradient of another shape.
+        Raises `RuntimeError` if a parameter's values were replaced, because the new ones would not be trained. It does
+        so for a frozen one, because momentum and weight decay would still move it. Raises `ValueError` for a gradient
+        of another shape.
         """
         for name, p in self.parameters.items():
             if not p.requires_grad:

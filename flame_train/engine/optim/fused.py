@@ -53,7 +53,7 @@ class KernelRule(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class KernelPass:
     """One launch: behind the arguments that all passes have stand `args`. `sums` are what its blocks leave, fp64."""
 
     name: str
@@ -87,7 +87,7 @@ def fuses(rule: Any, state: State) -> bool:
 
 def passes_of(
     rule: Rule, arena: FlatParameters, state: State, numbers: Sequence[str], elements: Elements
-) -> tuple[Pass, ...]:
+) -> tuple[KernelPass, ...]:
     """The passes of a rule, in order.
 
     Args:
@@ -106,7 +106,7 @@ def passes_of(
     return (*([made.terms(rule)] if isinstance(rule, TermsRule) else []), made.update())
 
 
-def _kernel_pass(name: str, kernel: Kernel, arena: FlatParameters, state: State) -> Pass:
+def _kernel_pass(name: str, kernel: Kernel, arena: FlatParameters, state: State) -> KernelPass:
     """A rule's own kernel, with its signature and its constants written before it."""
     types = {n: _TYPES[a.dtype] for n, a in kernel.tables.items()} | {n: _TYPES[d] for n, d in kernel.states.items()}
     sums = _sums(arena, kernel.sums, kernel.blocks)
@@ -120,7 +120,7 @@ def _kernel_pass(name: str, kernel: Kernel, arena: FlatParameters, state: State)
     )
     none = np.intp(0)
     args = (*kernel.tables.values(), *(state.get(n, none) for n in kernel.states), sums if kernel.sums else none)
-    return Pass(name, text, kernel.blocks, kernel.threads, args, dict(zip(kernel.sums, sums, strict=True)))
+    return KernelPass(name, text, kernel.blocks, kernel.threads, args, dict(zip(kernel.sums, sums, strict=True)))
 
 
 def _constant(name: str, value: float | bool) -> str:
@@ -146,7 +146,7 @@ class _Generated:
         self._rule, self._arena, self._state, self._numbers, self._elements = rule, arena, state, numbers, elements
         self._flat = flat_states(state)
 
-    def update(self) -> Pass:
+    def update(self) -> KernelPass:
         """The pass that moves the values."""
 
         def formula(given: dict[str, Any], state: State, step: Step) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class _Generated:
         how = "change" if getattr(self._rule, "moves", False) else "move"
         return self._pass(self._rule.name, _UPDATE, blocks, formula, how=how)
 
-    def terms(self, rule: TermsRule) -> Pass:
+    def terms(self, rule: TermsRule) -> KernelPass:
         """The pass that sums, before the values are moved."""
         names: list[str] = []
 
@@ -176,7 +176,7 @@ class _Generated:
         formula: Callable[..., Any],
         sums: Sequence[str] = (),
         how: str = "",
-    ) -> Pass:
+    ) -> KernelPass:
         arena, flat = self._arena, self._flat
         operands = {"g": "g.e[k]", "p": "p.e[k]", "rate": "now[RATE]"}
         operands |= {f"state.{n}": f"s{i}.e[k]" for i, n in enumerate(flat)}
@@ -209,7 +209,7 @@ class _Generated:
             adds="".join(f"    total[{i}] += (double){results[f'term.{n}']};\n" for i, n in enumerate(sums)),
         )
         args = (*(self._state[n] for n in flat), *([found] if sums else []))
-        return Pass(name, text, blocks, _THREADS, args, dict(zip(sums, found, strict=True)))
+        return KernelPass(name, text, blocks, _THREADS, args, dict(zip(sums, found, strict=True)))
 
 
 _COMMON = """

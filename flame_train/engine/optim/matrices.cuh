@@ -63,7 +63,7 @@ __device__ __forceinline__ Scratch& scratch() {
 }
 
 // How a matrix in `fours` is gone over once for the sums of its rows and of its columns. A tile is as wide as the lanes
-// that have four columns each, a warp at most; a strip of lanes goes down every so many'th row of a tile.
+// that have four columns each, a warp at most. A strip of lanes goes down every so many'th row of a tile.
 struct Tiling {
   int lanes, tiles, strips;
 

@@ -1,6 +1,6 @@
 """An optimizer step: unscale, check, chain, schedule, and one select that takes the step or leaves it.
 
-Everything is device buffers over the arena's flat buffers: no value is read back, and every buffer that outlives
+Everything is device buffers over the arena's flat buffers. No value is read back, and every buffer that outlives
 the step is written in place, so that a captured step can be replayed.
 """
 
@@ -36,7 +36,7 @@ class Optimizer:
 
     A step whose gradient norm or loss is not finite is skipped and counted: values, moments and schedule stay
     as they were. With a `scaler` (fp16) it lowers the loss scale. Without one, or once that is exhausted,
-    `healthy` is false until a step is finite again. With `halt` it stays false and no later step is taken, so that a
+    `healthy` is false until a step is finite again. With `halt` it stays false and no later step is taken. So a
     caller who reads the metrics late still finds the last good values.
 
     Args:
@@ -112,7 +112,7 @@ class Optimizer:
     def metrics(self) -> dict[str, Tensor]:
         """The last step's figures by name: 0-d fp64 tensors on the device, always of the same buffer.
 
-        `count` and `skipped` are as after the step, `lr` and `loss_scale` as used in it, `grad_norm` is the
+        `count` and `skipped` are as after the step, `lr` and `loss_scale` as used in it. `grad_norm` is the
         unscaled norm before any clipping, `finite` and `healthy` are 0 or 1.
         """
         return {name: Tensor(self._metrics[i : i + 1].reshape(())) for i, name in enumerate(self.metric_names)}
@@ -140,7 +140,7 @@ class Optimizer:
         """One update from the accumulated gradients. `loss`, of any shape, is only checked for finiteness.
 
         Raises `RuntimeError` if it lies on another device than the parameters, and with a scaler if the loss was not
-        scaled; `TypeError` if it is no Tensor.
+        scaled. Raises `TypeError` if it is no Tensor.
         """
         if self.scaler is not None and Passes.count > self._passes and not (self._scaled or self._scaled_by_hand):
             raise RuntimeError(

@@ -27,7 +27,7 @@ class Schedule:
     """A linear rise from 0 over `warmup` updates, then a decay to `min_lr` at update `total`, then `min_lr`.
 
     The formulas are those of transformers' get_constant_with_warmup, get_linear, get_cosine (half a cosine),
-    get_cosine_with_hard_restarts, get_polynomial_decay and get_inverse_sqrt schedules; update number 0 of a warm-up has
+    get_cosine_with_hard_restarts, get_polynomial_decay and get_inverse_sqrt schedules. Update number 0 of a warm-up has
     rate 0, as there. `min_lr` lifts every decay as get_cosine_with_min_lr does: min_lr + (peak - min_lr) * factor.
     The inverse square root comes near `min_lr` without end.
     """

@@ -1,6 +1,6 @@
 """The part of an optimizer step that computes with single numbers: whether it is taken, its rate, counters and metrics.
 
-Written over 0-d arrays of any namespace, without a Python branch on a value: NumPy and CuPy run it operation by
+Written over 0-d arrays of any namespace, without a Python branch on a value. NumPy and CuPy run it operation by
 operation, and on a GPU it is traced into one kernel (`backend/cuda/scalars.py`).
 """
 
@@ -25,9 +25,9 @@ METRICS = ("count", "lr", "grad_norm", "loss_scale", "finite", "healthy", "skipp
 class StepControl:
     """The rules of a step. Their state is 0-d arrays by name.
 
-    `lr` (fp64) is the schedule's peak; `count` and `skipped` (int64) count the steps taken and not taken; `healthy`
-    (bool) says whether the last step did not fail, or with `halt` whether none did, so that steps are still taken;
-    `scale` (fp32) is the loss scale; `clean` (int64) is the scaler's, if there is one.
+    `lr` (fp64) is the schedule's peak. `count` and `skipped` (int64) count the steps taken and not taken. `healthy`
+    (bool) says whether the last step did not fail, or with `halt` whether none did: steps are still taken. `scale`
+    (fp32) is the loss scale; `clean` (int64) is the scaler's, if there is one.
     """
 
     schedule: Schedule

@@ -1,6 +1,6 @@
 """Optimizers under PyTorch's names, for PyTorch users: the given leaves are packed into one arena.
 
-A parameter whose gradient is None counts as having a gradient of zeros: PyTorch would leave it alone, here
+A parameter whose gradient is None counts as having a gradient of zeros. PyTorch would leave it alone, here
 momentum and weight decay still act on it.
 """
 

@@ -26,7 +26,7 @@ class Step:
     """What a transform reads: the arena, and `count`, the number of updates done so far (0-d int64).
 
     `norm` is that of the gradient it is given, if known: for the first transform of a chain; else None. `numbers` are
-    the rule's, where they were computed already, and `sums` those that it asked for. `rate` is the learning rate (0-d
+    the rule's, where they were computed already, and `sums` those that it requested. `rate` is the learning rate (0-d
     fp32).
     """
 
@@ -66,14 +66,14 @@ class Transform(Protocol):
 class Rule(Transform, Protocol):
     """The last transform of a chain: from the gradient to the update, which the learning rate multiplies.
 
-    With `elementwise`, `update` is written over single elements: each entry of the result depends on the same entry of
-    the gradient, the values and the flat fp32 arrays of the state, and on the rule's `numbers`. A GPU then runs it, and
-    all links before it, as one pass (`fused`), traced from the very same Python. What depends on more than an element
-    goes as one pass if the rule has a kernel (`KernelRule`).
+    With `elementwise`, `update` is written over single elements. Each entry of the result depends on the same entry of
+    the gradient and the values. It also depends on the flat fp32 arrays of the state, and on the rule's `numbers`. A
+    GPU then runs it, and all links before it, as one pass (`fused`), traced from the very same Python. What depends on
+    more than an element goes as one pass if the rule has a kernel (`KernelRule`).
 
-    Any rule may have, besides: `moves = True`, when `update` returns the very change of the values, with the
-    learning rate in it; `shown`, the names of single numbers of the state that belong in the log; and `evaluated`,
-    see `EvaluatedRule`; sums over all values, see `SummingRule`.
+    Any rule may have three things more. `moves = True` says that `update` returns the very change of the
+    values, with the learning rate in it. `shown` are the names of single numbers of the state that belong in
+    the log. For `evaluated` see `EvaluatedRule`, and for sums over all values `SummingRule`.
     """
 
     def numbers(self, state: State, step: Step) -> State:

@@ -2,7 +2,7 @@
 //
 // Contract: buffers hold n elements, n a multiple of 64, and are 16-byte aligned. `low`, the working copy in T, `mean`, the
 // moving average, and `lr_scale` may be null. Of each 64 elements `filled` are no padding.
-// The numbers of a step are read from `now`; how they are named stands before this text, with the tables of random.cuh,
+// The numbers of a step are read from `now`. How they are named stands before this text, with the tables of random.cuh,
 // and so do NOISE, STREAM and CHUNK. `count` was advanced by the step already, if it is taken; if not, nothing changes.
 // Products and sums are rounded one by one, in the order of optim's links, rules and average: the bits are theirs.
 #include "backend/cuda/codegen/block_sum.cuh"

@@ -12,7 +12,7 @@ from ..dtype import Array, float32
 from ..namespace import Namespace
 from ..random import GRADIENT_NOISE, signed, tables
 from .flat_parameters import FlatParameters
-from .fused import Pass, fuses, passes_of
+from .fused import KernelPass, fuses, passes_of
 from .step_control import METRICS, StepControl
 from .transform import (
     ClipNorm,
@@ -114,7 +114,7 @@ class FusedUpdate:
     """A few kernels on a GPU for any chain that `fits`, with the same bits as `ReferenceUpdate` if it is elementwise.
 
     One sums squares, one runs the control, one updates the arena. A rule that looks at sums over all values has one
-    more that concludes from them, and one that sums, unless its own kernel does both. Gradients are not written.
+    more that concludes from them. It has one that sums, unless its own kernel does both. Gradients are not written.
     """
 
     def __init__(self, buffers: UpdateBuffers) -> None:
@@ -204,7 +204,7 @@ class FusedUpdate:
         found = {n: v for n, v in numbers.items() if n not in state} | {f"state.{n}": v for n, v in new.items()}
         return found | {f"metrics.{n}": new[n] for n in shown_by(self._rule) if n in new}
 
-    def _conclude(self, done: Pass) -> None:
+    def _conclude(self, done: KernelPass) -> None:
         """Launches the kernel of the rule's numbers that follow from a pass's sums."""
         prefix = f"{self._rule.name}."
         given: State = {n: a for n, a in self._given.items() if n.startswith(prefix)}
@@ -240,7 +240,7 @@ class FusedUpdate:
             numbers |= self._changes(xp, given, found, numbers["apply"]) if transform is self._rule else found
         return numbers | after
 
-    def _run(self, each: Pass) -> None:
+    def _run(self, each: KernelPass) -> None:
         """Launches a pass of the rule."""
         w, arena = self._buffers, self._buffers.arena
         none = np.intp(0)

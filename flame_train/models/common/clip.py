@@ -15,6 +15,7 @@ from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.errors import ModelFileError
 from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import attend
 
 Activation = Literal["quick_gelu", "gelu"]
@@ -49,18 +50,21 @@ class ClipArch:
         return cls(width, 2, _heads(width), 4 * width, activation, projection)
 
     @classmethod
-    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], activation: Activation) -> Self:
+    def from_shapes(
+        cls, shapes: Mapping[str, tuple[int, ...]], activation: Activation, stated: Stated = NOTHING
+    ) -> Self:
         """The architecture of a file's text encoder, from its native names and shapes.
 
-        The activation is in no file: CLIP-L has "quick_gelu", bigG "gelu". Raises ModelFileError naming a missing
-        tensor.
+        The activation is in no file of weights: CLIP-L has "quick_gelu", bigG "gelu". Raises ModelFileError naming a
+        missing tensor, or what the folder states otherwise.
         """
         vocabulary, width = _shape(shapes, "text_model.embeddings.token_embedding.weight")
+        stated.must(hidden_act=activation, layer_norm_eps=1e-5)
         layers = {int(m[1]) for n in shapes if (m := re.match(r"text_model\.encoder\.layers\.(\d+)\.", n))}
         return cls(
             width=width,
             layers=len(layers),
-            heads=_heads(width),
+            heads=int(stated.number("num_attention_heads", _heads(width))),
             hidden=_shape(shapes, "text_model.encoder.layers.0.mlp.fc1.weight")[0],
             activation=activation,
             projection=shapes["text_projection.weight"][0] if "text_projection.weight" in shapes else None,
@@ -70,7 +74,7 @@ class ClipArch:
 
 
 def _heads(width: int) -> int:
-    """Heads are 64 wide, or half the width of an encoder narrower than 128; shapes do not determine it."""
+    """Heads are 64 wide, or half the width of an encoder narrower than 128, where its folder does not state them."""
     return width // min(64, width // 2)
 
 

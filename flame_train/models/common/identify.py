@@ -51,6 +51,9 @@ FAMILY_NAMES: Final[Mapping[str, str]] = {
     "clip-bigg": "OpenCLIP bigG",
     "clip-h": "OpenCLIP ViT-H",
     "t5-xxl": "T5-XXL",
+    "qwen3-0.6b": "Qwen3-0.6B",
+    "qwen3-4b": "Qwen3-4B",
+    "qwen3-8b": "Qwen3-8B",
 }
 """Each identifiable model and text encoder -> its usual name."""
 
@@ -108,7 +111,7 @@ def could_be(family: str, wanted: str) -> bool:
     """Whether the identified family agrees with `wanted`: the same, or a name for several that includes it."""
     groups = {"unknown": tuple(FAMILY_NAMES)}
     for signs in SIGNS:
-        groups |= signs.groups
+        groups |= {name: (*groups.get(name, ()), *members) for name, members in signs.groups.items()}
     return family == wanted or wanted in groups.get(family, ()) or family in groups.get(wanted, ())
 
 
@@ -150,7 +153,7 @@ def _vae(shapes: Shapes) -> tuple[str, str] | None:
     first = shapes.get("decoder.conv_in.weight")
     if first is None or len(first) != 4:
         return None
-    family = {4: "sd1-sd2-sdxl", 16: "sd3-flux"}.get(first[1], "unknown")
+    family = {4: "sd1-sd2-sdxl", 16: "sd3-flux", 32: "flux2"}.get(first[1], "unknown")
     layout = "diffusers" if any(name.startswith("decoder.up_blocks.") for name in shapes) else "single-file"
     return family, layout
 
@@ -167,7 +170,14 @@ def _text_encoder(shapes: Shapes) -> tuple[str, str] | None:
             return "t5-xxl", "transformers"
         if name.endswith("token_embd.weight") and shape == (32128, 4096):
             return "t5-xxl", "llama.cpp"
+    if any(name.endswith("layers.0.self_attn.q_norm.weight") for name in shapes):
+        return _qwen3(shapes), "transformers"
     return None
+
+
+def _qwen3(shapes: Shapes) -> str:
+    width = next((shape[-1] for name, shape in shapes.items() if name.endswith("embed_tokens.weight")), 0)
+    return {1024: "qwen3-0.6b", 2560: "qwen3-4b", 4096: "qwen3-8b"}.get(width, "unknown")
 
 
 def _clip(width: int) -> str:
@@ -180,7 +190,10 @@ def _parts(shapes: Shapes, found_network: tuple[Network, Signs] | None) -> tuple
     if _vae(_stripped(shapes, _VAE_PREFIXES)) is not None:
         found.append("vae")
     signs = {
-        "text_encoder": ("text_encoder/", "conditioner.embedders.0.", "cond_stage_model.", "text_encoders.clip_l."),
+        "text_encoder": (
+            *("text_encoder/", "conditioner.embedders.0.", "cond_stage_model."),
+            *("text_encoders.clip_l.", "text_encoders.qwen3_"),
+        ),
         "text_encoder_2": ("text_encoder_2/", "conditioner.embedders.1.", "text_encoders.clip_g."),
         "text_encoder_3": ("text_encoder_3/", "text_encoders.t5xxl."),
     }

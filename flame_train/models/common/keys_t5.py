@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Op, Rule, beside_factors, lines, table
+from flame_train.io.keymap import KeyMap, Op, Rule, lines, scaled_fp8_rules, table
 from flame_train.io.resolve import Component, Layout
 
 SINGLE_FILE_PREFIX: Final = "text_encoders.t5xxl.transformer."
@@ -53,7 +53,7 @@ _EXTRAS: Final = re.compile(r"decoder\..*|lm_head\.weight|scaled_fp8|.*\.scale_i
 def t5_table(names: Collection[str] = ()) -> KeyMap:
     """The table to native names, which are the same; `names` are a file's, of which those with a factor are scaled."""
     plain = table([(name, name, Op.COPY) for name in _NAMES])
-    return KeyMap(beside_factors(names, plain), (Rule((_EMBEDDING_AGAIN,), (_EMBEDDING,)),))
+    return KeyMap(scaled_fp8_rules(names, plain), (Rule((_EMBEDDING_AGAIN,), (_EMBEDDING,)),))
 
 
 def llama_cpp_table(_: Collection[str]) -> KeyMap:

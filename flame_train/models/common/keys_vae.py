@@ -16,12 +16,14 @@ _RESNET: Final = (
 )
 _PROJECTIONS: Final = (("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "proj_out"))
 _OLD_PROJECTIONS: Final = (("query", "q"), ("key", "k"), ("value", "v"), ("proj_attn", "proj_out"))
+STATISTICS: Final = ("bn.running_mean", "bn.running_var")  # of Flux.2's
 _SAME: Final = ("quant_conv", "post_quant_conv", "encoder.conv_in", "encoder.conv_out", "decoder.conv_in")
 
 
 def vae_from_diffusers(stages: int = 4) -> KeyMap:
     """The table for a VAE of that many stages; its `inverse` goes from native to diffusers names."""
     direct = [(f"{name}.{{p}}", f"{name}.{{p}}", Op.COPY) for name in (*_SAME, "decoder.conv_out")]
+    direct += [(name, name, Op.COPY) for name in STATISTICS]
     direct += [(f"{side}.conv_norm_out.{{p}}", f"{side}.norm_out.{{p}}", Op.COPY) for side in ("encoder", "decoder")]
     prefixes = []
     for stage in range(stages):

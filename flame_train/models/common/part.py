@@ -62,9 +62,13 @@ class Part:
             name = self.component.replace("_", " ")
             what, tensors = f"{self.path}: {name}", len(list(network.named_specs()))
             with progress(f"loading {name}", tensors) as advance:
-                source = _Unchanged(weights, self.sources, self.shapes, advance)
+                source = self.source(weights, advance)
                 nn.load(network, source, dtype=dtype, device=device, what=what, check_finite=check_finite, fp8=fp8)
         return network
+
+    def source(self, weights: Weights, advance: Callable[[float], None]) -> Native:
+        """What the weights are read from, of its opened file; `advance` hears of each tensor."""
+        return Unchanged(weights, self.sources, self.shapes, advance)
 
     def digest(self, digests: Digests | None = None) -> str:
         """SHA-256, in hex, over names and values of all its tensors: a cache of its outputs depends on it.
@@ -77,7 +81,7 @@ class Part:
             return (digests or Digests(None)).of(weights.files, what, lambda: digest(weights, [self.sources]))
 
 
-class _Unchanged(Native):
+class Unchanged(Native):
     """Reads from a file that was opened again, and refuses it where it holds other shapes than it did."""
 
     def __init__(

@@ -17,10 +17,11 @@ from flame_train.errors import ModelFileError
 from flame_train.io.keymap import Shape, Source
 from flame_train.io.resolve import Component, Resolved, fit, native_shapes
 from flame_train.io.together import Weights
+from flame_train.models.common.stated import Stated
 from flame_train.progress import progress
 
-Build = Callable[[str, Mapping[str, Shape]], nn.Module]
-"""A component's empty network, from its name and its native names and shapes."""
+Build = Callable[[str, Mapping[str, Shape], Stated], nn.Module]
+"""A component's empty network, from its name, its native names and shapes, and what its folder states."""
 
 
 class Native:
@@ -76,7 +77,7 @@ def parts(
 def _built(weights: Weights, component: Component, native: Mapping[str, Shape], build: Build) -> nn.Module:
     """The network that `build` makes from the shapes; errors begin with the file's name."""
     try:
-        return build(component.name, native)
+        return build(component.name, native, Stated.beside(weights.path, component.prefixes))
     except ModelFileError as fault:
         raise ModelFileError(f"{weights.path}: {fault}") from None
 

@@ -27,7 +27,7 @@ class Signs(ABC):
     names: ClassVar[Mapping[str, str]]
     """Each identifiable model -> its usual name."""
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
-    """A name that stands for several models -> these."""
+    """A name that stands for several models -> these, or those of them that are this family's."""
     written: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Signs in what trainers write down about the base model -> the model, the narrower before the wider."""
     t5: ClassVar[str] = "text_encoder_3"

@@ -20,6 +20,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import compute_dtype, float16, float32
 from flame_train.errors import ModelFileError
 from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import attend, linears_in
 
 MAX_DISTANCE: Final = 128  # tokens further apart than this share one bucket; in no file
@@ -51,13 +52,20 @@ class T5Arch:
         return cls(width, 2, 4, 8, 2 * width, vocabulary, 32)
 
     @classmethod
-    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> Self:
-        """The architecture of a file's encoder, from its native names and shapes.
+    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
+        """The architecture of a file's encoder, from its native names and shapes, and what its folder states.
 
-        Raises ModelFileError naming a missing tensor, as in a T5 of version 1.0, which has no gate.
+        Raises ModelFileError for what is stated otherwise, and naming a missing tensor, as in a T5 of version
+        1.0, which has no gate.
         """
         vocabulary, width = _shape(shapes, "shared.weight", 2)
         buckets, heads = _shape(shapes, f"{_BLOCK}.0.SelfAttention.relative_attention_bias.weight", 2)
+        stated.must(
+            num_heads=heads,
+            feed_forward_proj="gated-gelu",
+            relative_attention_max_distance=MAX_DISTANCE,
+            layer_norm_epsilon=EPS,
+        )
         layers = {int(found[1]) for name in shapes if (found := re.match(r"encoder\.block\.(\d+)\.", name))}
         return cls(
             width=width,

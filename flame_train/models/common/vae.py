@@ -15,9 +15,13 @@ from typing import Self
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
+from flame_train.engine.nn import param
 from flame_train.errors import ModelFileError
+from flame_train.models.common.stated import NOTHING, Stated
 
 _EPS = 1e-6
+STATISTICS_EPS = 1e-4
+"""Is added to the stored variances of latents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class VaeArch:
     shift_factor: float = 0.0
     quant_convs: bool = True  # a 1 x 1 convolution on either side of the latents
     groups: int = 32
+    patch: int = 1  # the side of the square of latent pixels that the diffusion model sees as one, normalised
 
     @classmethod
     def sdxl(cls) -> Self:
@@ -49,24 +54,38 @@ class VaeArch:
         return cls(latent_channels=16, scaling_factor=0.3611, shift_factor=0.1159, quant_convs=False)
 
     @classmethod
+    def flux2(cls) -> Self:
+        """Flux.2's: squares of four pixels, normalised by the mean and variance of a channel in its file."""
+        return cls(latent_channels=32, scaling_factor=1.0, patch=2)
+
+    @classmethod
     def tiny(cls, channels: int = 16, latent_channels: int = 4) -> Self:
-        """The same structure, small enough for a CPU; of 16 latent channels without the convolutions around them."""
+        """The same structure, small enough for a CPU; of 16 latent channels as Flux.1's, of 32 as Flux.2's."""
         return cls(
             channels=channels,
             num_res_blocks=1,
             latent_channels=latent_channels,
-            quant_convs=latent_channels == 4,
+            quant_convs=latent_channels != 16,
             groups=_groups(channels),
+            scaling_factor=1.0 if latent_channels == 32 else 0.13025,
+            patch=2 if latent_channels == 32 else 1,
         )
 
     @classmethod
-    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], published: VaeArch | None = None) -> Self:
+    def from_shapes(
+        cls, shapes: Mapping[str, tuple[int, ...]], published: VaeArch | None = None, stated: Stated = NOTHING
+    ) -> Self:
         """The architecture of a file's autoencoder, from its native names and shapes.
 
-        Scale and shift are in no file: they are those of `published`, the family's own, by default SDXL's. Raises
-        ModelFileError naming the tensor it looked for in vain.
+        Scale and shift are those of `published`, the family's own, by default SDXL's. Raises ModelFileError naming the
+        tensor it looked for in vain, or what the folder states otherwise.
         """
         known = published or cls()
+        stated.must(
+            scaling_factor=known.scaling_factor, act_fn="silu", patch_size=(2, 2), batch_norm_eps=STATISTICS_EPS
+        )
+        if stated.values.get("shift_factor") is not None:
+            stated.must(shift_factor=known.shift_factor)
         blocks = [m for n in shapes if (m := re.match(r"encoder\.down\.(\d+)\.block\.(\d+)\.", n))]
         levels = sorted({int(m[1]) for m in blocks})
         channels = _shape(shapes, "encoder.conv_in.weight")[0]
@@ -79,17 +98,23 @@ class VaeArch:
             scaling_factor=known.scaling_factor,
             shift_factor=known.shift_factor,
             quant_convs="quant_conv.weight" in shapes,
-            groups=_groups(channels),
+            groups=int(stated.number("norm_num_groups", _groups(channels))),
+            patch=2 if "bn.running_mean" in shapes else 1,
         )
 
     @property
     def downscale(self) -> int:
         """Pixels a latent pixel stands for, along each side: 8 for the published one."""
-        return 1 << (len(self.channel_mult) - 1)
+        return self.patch << (len(self.channel_mult) - 1)
+
+    @property
+    def seen_channels(self) -> int:
+        """Channels of the latents as the diffusion model sees them."""
+        return self.latent_channels * self.patch**2
 
 
 def _groups(channels: int) -> int:
-    """The family's 32 groups, less in narrower networks; shapes do not determine it."""
+    """The family's 32 groups, less in narrower networks, where the folder does not state them."""
     return min(32, channels // 4)
 
 
@@ -241,6 +266,20 @@ class Decoder(nn.Module):
         return self.conv_out(self.norm_out(h_BHWC))
 
 
+class Statistics(nn.Module):
+    """The mean and the variance of each channel of patched latents, as a batch norm stores them."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int) -> None:
+        self.running_mean, self.running_var = param(channels, init="zeros"), param(channels, init="ones")
+
+    def scale(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation."""
+        return self.running_mean, (self.running_var + STATISTICS_EPS).sqrt()
+
+
 class Vae(nn.Module):
     """Encoder, decoder and the scale of the latents between them."""
 
@@ -251,6 +290,8 @@ class Vae(nn.Module):
         if arch.quant_convs:
             self.quant_conv = nn.Conv2d(2 * arch.latent_channels, 2 * arch.latent_channels, 1)
             self.post_quant_conv = nn.Conv2d(arch.latent_channels, arch.latent_channels, 1)
+        if arch.patch > 1:
+            self.bn = Statistics(arch.seen_channels)
 
     @property
     def dtype(self) -> DType:
@@ -260,22 +301,45 @@ class Vae(nn.Module):
     def encode_moments(self, pixels_BHWC: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log variance (B, H / 8, W / 8, Z), unscaled, of RGB pixels in [-1, 1].
 
-        H and W must be multiples of `arch.downscale`. The log variance is held within [-30, 20].
+        H and W must be multiples of `arch.downscale`. The log variance is held within [-30, 20]. Where latents are
+        patched, both are those of the normalised patches, (B, H / 16, W / 16, 4 Z).
         """
         moments = self.encoder(pixels_BHWC)
         mean, logvar = F.chunk(self.quant_conv(moments) if self.arch.quant_convs else moments, 2, dim=-1)
-        return mean, logvar.clamp(-30.0, 20.0)
+        logvar = logvar.clamp(-30.0, 20.0)
+        if self.arch.patch == 1:
+            return mean, logvar
+        center, spread = self.bn.scale()
+        mean, logvar = (patched(x, self.arch.patch) for x in (mean, logvar))
+        return (mean - center) / spread, logvar - 2.0 * spread.log()
 
     def sample_latents(self, moments: tuple[Tensor, Tensor], noise_BHWZ: Tensor) -> Tensor:
         """Latents as the diffusion model sees them; see `sample_latents`."""
         return sample_latents(self.arch, moments, noise_BHWZ)
 
     def decode(self, latents_BHWZ: Tensor) -> Tensor:
-        """RGB pixels (B, 8 H, 8 W, 3), about [-1, 1] and not clamped, of scaled latents (B, H, W, Z)."""
+        """RGB pixels, about [-1, 1] and not clamped, of latents (B, H, W, Z) as the diffusion model sees them."""
+        if self.arch.patch > 1:
+            center, spread = self.bn.scale()
+            latents_BHWZ = unpatched(latents_BHWZ * spread + center, self.arch.patch)
         z_BHWZ = latents_BHWZ * (1.0 / self.arch.scaling_factor)
         if self.arch.shift_factor:
             z_BHWZ = z_BHWZ + self.arch.shift_factor
         return self.decoder(self.post_quant_conv(z_BHWZ) if self.arch.quant_convs else z_BHWZ)
+
+
+def patched(x_BHWC: Tensor, side: int) -> Tensor:
+    """Squares of pixels as one: (B, H / side, W / side, C * side^2), the numbers of a channel in a row."""
+    B, H, W, C = x_BHWC.shape
+    squares = x_BHWC.reshape(B, H // side, side, W // side, side, C).permute(0, 1, 3, 5, 2, 4)
+    return squares.reshape(B, H // side, W // side, C * side**2)
+
+
+def unpatched(x_BHWC: Tensor, side: int) -> Tensor:
+    """The reverse of `patched`."""
+    B, H, W, C = x_BHWC.shape
+    squares = x_BHWC.reshape(B, H, W, C // side**2, side, side).permute(0, 1, 4, 2, 5, 3)
+    return squares.reshape(B, H * side, W * side, C // side**2)
 
 
 def sample_latents(arch: VaeArch, moments: tuple[Tensor, Tensor], noise_BHWZ: Tensor) -> Tensor:

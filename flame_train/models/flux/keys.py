@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Op, Rule, beside_factors, lines, table
+from flame_train.io.keymap import KeyMap, Op, Rule, lines, scaled_fp8_rules, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
@@ -81,7 +81,9 @@ def transformer_to_diffusers() -> KeyMap:
 
 def _native(names: Collection[str]) -> KeyMap:
     """From a single file, which may store a factor for each fp8 weight."""
-    return KeyMap(beside_factors(names, (Rule(rule.source, rule.source) for rule in transformer_to_diffusers().rules)))
+    return KeyMap(
+        scaled_fp8_rules(names, (Rule(rule.source, rule.source) for rule in transformer_to_diffusers().rules))
+    )
 
 
 def _from_diffusers(_: Collection[str]) -> KeyMap:

@@ -1,10 +1,10 @@
-"""The signs of Flux.1, and of its relatives: Flux.2 and Chroma."""
+"""The signs of Flux.1, and of its relative Chroma."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 
-from flame_train.models.common.signs import Network, Shapes, Signs, dim, down_width, joint_width, up_rows
+from flame_train.models.common.signs import Network, Shapes, Signs, dim, joint_width
 
 
 class FluxSigns(Signs):
@@ -15,7 +15,6 @@ class FluxSigns(Signs):
             "flux-fill": "Flux.1 Fill",
             "flux-control": "Flux.1 Canny or Depth",
             "flux": "Flux.1",
-            "flux2": "Flux.2",
             "chroma": "Chroma",
         }
     )
@@ -32,24 +31,13 @@ class FluxSigns(Signs):
 
         if has("distilled_guidance_layer_"):
             return "chroma"
-        if has("_attn_to_qkv_mlp_proj") or _gated(flat):
-            return "flux2"
         if has("double_blocks_") or has("single_blocks_") or has("single_transformer_blocks_"):
             return "flux"
         return "flux" if not has("_attn2_") and joint_width(flat) == 3072 else None
 
 
-def _gated(flat: Shapes) -> bool:
-    """Whether single-stream blocks begin as Flux.2's: 3 widths of queries, keys and values, 6 of a gated MLP."""
-    layer = r"single_blocks_\d+_linear1"
-    rows, width = up_rows(flat, layer), down_width(flat, layer)
-    return rows is not None and width is not None and rows == 9 * width
-
-
 def _flux(shapes: Shapes) -> Network | None:
-    if "single_stream_modulation.lin.weight" in shapes:
-        return Network("flux2", "single-file", "transformer", "")
-    if "double_blocks.0.img_attn.norm.key_norm.scale" not in shapes:
+    if "double_blocks.0.img_attn.norm.key_norm.scale" not in shapes or "single_stream_modulation.lin.weight" in shapes:
         return None
     if any(name.startswith("distilled_guidance_layer.") for name in shapes):
         return Network("chroma", "single-file", "transformer", "")

@@ -17,12 +17,14 @@ import numpy as np
 
 from flame_train.engine import Tensor, checkpoint, nn, rematerialize, tensor
 from flame_train.engine import functional as F
-from flame_train.engine.dtype import DType, compute_dtype, float16
+from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
 from flame_train.errors import ModelFileError
 from flame_train.models.common.arch import TransformerArch
 from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
+from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import feed_forward, linears_in
 
 PATCH: Final = 2  # the side of a token in latent pixels
@@ -30,7 +32,6 @@ _FREQUENCIES: Final = 256  # the width of the sinusoid of times and guidance
 _MLP_RATIO: Final = 4
 _THETA: Final = 10000.0
 _EPS: Final = 1e-6
-_MOST: Final = 65504.0  # of fp16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +66,11 @@ class FluxArch(TransformerArch):
         )
 
     @classmethod
-    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> Self:
-        """The architecture of a file's transformer, from its native names and shapes.
+    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
+        """The architecture of a file's transformer, from its native names and shapes, and what its folder states.
 
-        Raises ModelFileError naming a missing tensor, or for inpainting and control variants (extra input channels).
+        Raises ModelFileError naming a missing tensor, what is stated otherwise, or for inpainting and control variants
+        (extra input channels).
         """
         width, features = _shape(shapes, "img_in.weight")
         made = _shape(shapes, "final_layer.linear.weight")[0]
@@ -77,7 +79,7 @@ class FluxArch(TransformerArch):
                 f"Flux: expected as many features into a token as out of it, found {features} and {made}: this is a "
                 "Fill, Canny or Depth model, which needs a second image; use Flux.1 dev or schnell"
             )
-        return cls(
+        arch = cls(
             width=width,
             depth=_count(shapes, "double_blocks"),
             single_depth=_count(shapes, "single_blocks"),
@@ -87,6 +89,8 @@ class FluxArch(TransformerArch):
             pooled_dim=_shape(shapes, "vector_in.in_layer.weight")[1],
             guidance="guidance_in.in_layer.weight" in shapes,
         )
+        stated.must(attention_head_dim=arch.head_dim, axes_dims_rope=arch.axes, patch_size=1)
+        return arch
 
     @property
     def axes(self) -> tuple[int, int, int]:
@@ -162,7 +166,7 @@ Stream = tuple[QueryKeyNorm, Sequence[Tensor]]
 """A stream's queries, keys and values, (B, L, D) each, and their norms."""
 
 
-def _attend(streams: Sequence[Stream], cos_S1E: Tensor, sin_S1E: Tensor) -> Tensor:
+def attend(streams: Sequence[Stream], cos_S1E: Tensor, sin_S1E: Tensor) -> Tensor:
     """Attention of all streams' tokens to all, (B, S, D). Queries and keys are turned by their tokens' positions."""
     norms = [norm for norm, _ in streams]
     queries, keys, values = zip(*([x.reshape(*x.shape[:2], -1, n.dim) for x in p] for n, p in streams), strict=True)
@@ -191,20 +195,15 @@ def _mlp(width: int) -> nn.ModuleList:
 
 
 def _feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
-    return F.gated_add(x_BLD, gate, feed_forward(mlp[0], mlp[2], _modulated(x_BLD, shift, scale)))
+    return F.gated_add(x_BLD, gate, feed_forward(mlp[0], mlp[2], modulated(x_BLD, shift, scale)))
 
 
 # The inputs of linear layers are rematerialized: their own inputs have the same size and are saved anyway. In 16 bits
 # this frees a fifth of dev's activations, for two more passes over memory.
 
 
-def _modulated(x_BLD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+def modulated(x_BLD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return rematerialize(F.layer_norm_modulate, x_BLD, scale, shift, _EPS)
-
-
-def _bounded(x: Tensor) -> Tensor:
-    """fp16's largest number where dev's text and joint streams go beyond it, as diffusers has it; else x as it is."""
-    return F.clamp(x, -_MOST, _MOST) if x.dtype == float16 else x
 
 
 def _beside(found_BSD: Tensor, hidden_BSF: Tensor) -> Tensor:
@@ -239,18 +238,18 @@ class DoubleBlock(Block):
         T = txt_BTD.shape[1]
         shift_i, scale_i, gate_i, *feed_i = self.img_mod(silu_vec_BD)
         shift_t, scale_t, gate_t, *feed_t = self.txt_mod(silu_vec_BD)
-        img = _modulated(img_BLD, shift_i, scale_i)
-        txt = _modulated(txt_BTD, shift_t, scale_t)
-        found_BSD = _attend([self.txt_attn(txt), self.img_attn(img)], cos_S1E, sin_S1E)
+        img = modulated(img_BLD, shift_i, scale_i)
+        txt = modulated(txt_BTD, shift_t, scale_t)
+        found_BSD = attend([self.txt_attn(txt), self.img_attn(img)], cos_S1E, sin_S1E)
         for_txt, for_img = F.split(found_BSD, [T, img_BLD.shape[1]], dim=1)
         img_BLD = F.gated_add(img_BLD, gate_i, self.img_attn.proj(for_img))
         txt_BTD = F.gated_add(txt_BTD, gate_t, self.txt_attn.proj(for_txt))
         if self.checkpointing == "mlp":
             return (
                 checkpoint(_feed_forward, self.img_mlp, img_BLD, *feed_i),
-                _bounded(checkpoint(_feed_forward, self.txt_mlp, txt_BTD, *feed_t)),
+                bounded(checkpoint(_feed_forward, self.txt_mlp, txt_BTD, *feed_t)),
             )
-        return _feed_forward(self.img_mlp, img_BLD, *feed_i), _bounded(_feed_forward(self.txt_mlp, txt_BTD, *feed_t))
+        return _feed_forward(self.img_mlp, img_BLD, *feed_i), bounded(_feed_forward(self.txt_mlp, txt_BTD, *feed_t))
 
 
 class SingleBlock(Block):
@@ -268,10 +267,10 @@ class SingleBlock(Block):
 
     def forward(self, x_BSD: Tensor, silu_vec_BD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor) -> Tensor:
         shift, scale, gate = self.modulation(silu_vec_BD)
-        made = self.linear1(_modulated(x_BSD, shift, scale))
+        made = self.linear1(modulated(x_BSD, shift, scale))
         *qkv, hidden = F.split(made, self.parts, dim=-1)
-        found_BSD = _attend([(self.norm, qkv)], cos_S1E, sin_S1E)
-        return _bounded(F.gated_add(x_BSD, gate, self.linear2(rematerialize(_beside, found_BSD, hidden))))
+        found_BSD = attend([(self.norm, qkv)], cos_S1E, sin_S1E)
+        return bounded(F.gated_add(x_BSD, gate, self.linear2(rematerialize(_beside, found_BSD, hidden))))
 
 
 class FinalLayer(nn.Module):

@@ -7,22 +7,24 @@ from typing import Final
 
 from flame_train.engine import nn
 from flame_train.io.keymap import Shape
-from flame_train.models.common.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.clip import Activation, ClipArch, ClipTextEncoder
 from flame_train.models.common.family_files import FamilyFiles
+from flame_train.models.common.stated import Stated
 from flame_train.models.common.t5 import T5Arch, T5Encoder
 from flame_train.models.common.vae import Vae, VaeArch
 from flame_train.models.sd3 import keys as sd3
 from flame_train.models.sd3.mmdit import Mmdit, MmditArch
 
 
-def _build(component: str, native: Mapping[str, Shape]) -> nn.Module:
+def _build(component: str, native: Mapping[str, Shape], stated: Stated) -> nn.Module:
     if component == "transformer":
-        return Mmdit(MmditArch.from_shapes(native))
+        return Mmdit(MmditArch.from_shapes(native, stated))
     if component == "vae":
-        return Vae(VaeArch.from_shapes(native, VaeArch.sd3()))
+        return Vae(VaeArch.from_shapes(native, VaeArch.sd3(), stated))
     if component == "text_encoder_3":
-        return T5Encoder(T5Arch.from_shapes(native))
-    return ClipTextEncoder(ClipArch.from_shapes(native, "quick_gelu" if component == "text_encoder" else "gelu"))
+        return T5Encoder(T5Arch.from_shapes(native, stated))
+    activation: Activation = "quick_gelu" if component == "text_encoder" else "gelu"
+    return ClipTextEncoder(ClipArch.from_shapes(native, activation, stated))
 
 
 _ALONE: Final = {"clip-l": "text_encoder", "clip-bigg": "text_encoder_2", "t5-xxl": "text_encoder_3"}

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Rule, Shape, beside_factors
+from flame_train.io.keymap import KeyMap, Rule, Shape, scaled_fp8_rules
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
@@ -35,7 +35,7 @@ _MODULATION: Final = re.compile(
 def _native(names: Collection[str]) -> KeyMap:
     """From a single file, which may store a factor for each fp8 weight."""
     native = (rule.source for rule in mmdit_to_diffusers(depth_of(names)).rules)
-    return KeyMap(beside_factors(names, (Rule(name, name) for name in native)))
+    return KeyMap(scaled_fp8_rules(names, (Rule(name, name) for name in native)))
 
 
 def _from_diffusers(names: Collection[str]) -> KeyMap:

@@ -20,6 +20,7 @@ from flame_train.errors import ModelFileError
 from flame_train.models.common.arch import TransformerArch
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.latents import check_latents
+from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import feed_forward, linears_in
 
 _PATCH = 2
@@ -60,17 +61,18 @@ class MmditArch(TransformerArch):
         )
 
     @classmethod
-    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> Self:
-        """The architecture of a file's denoiser, from its native names and shapes.
+    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
+        """The architecture of a file's denoiser, from its native names and shapes, and what its folder states.
 
-        Raises ModelFileError naming a missing tensor.
+        Raises ModelFileError naming a missing tensor, or what is stated otherwise.
         """
         width, channels = _shape(shapes, "x_embedder.proj.weight")[:2]
         norm = shapes.get("joint_blocks.0.x_block.attn.ln_q.weight")
+        stated.must(patch_size=2, pos_embed_max_size=math.isqrt(_shape(shapes, "pos_embed")[1]))
         return cls(
             width=width,
             depth=len({m[1] for n in shapes if (m := re.match(r"joint_blocks\.(\d+)\.", n))}),
-            head_dim=norm[0] if norm else min(64, width // 2),
+            head_dim=norm[0] if norm else int(stated.number("attention_head_dim", min(64, width // 2))),
             channels=channels,
             context_dim=_shape(shapes, "context_embedder.weight")[1],
             pooled_dim=_shape(shapes, "y_embedder.mlp.0.weight")[1],

@@ -11,19 +11,21 @@ from flame_train.engine import nn
 from flame_train.errors import ModelFileError
 from flame_train.io.keymap import Shape
 from flame_train.io.weights import open_weights
-from flame_train.models.common.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.clip import Activation, ClipArch, ClipTextEncoder
 from flame_train.models.common.family_files import FamilyFiles
+from flame_train.models.common.stated import Stated
 from flame_train.models.common.vae import Vae, VaeArch
 from flame_train.models.sdxl import keys as sdxl
 from flame_train.models.sdxl.unet import UNet, UNetArch
 
 
-def _build(component: str, native: Mapping[str, Shape]) -> nn.Module:
+def _build(component: str, native: Mapping[str, Shape], stated: Stated) -> nn.Module:
     if component == "unet":
-        return UNet(UNetArch.from_shapes(native))
+        return UNet(UNetArch.from_shapes(native, stated))
     if component == "vae":
-        return Vae(VaeArch.from_shapes(native))
-    return ClipTextEncoder(ClipArch.from_shapes(native, "quick_gelu" if component == "text_encoder" else "gelu"))
+        return Vae(VaeArch.from_shapes(native, VaeArch.sdxl(), stated))
+    activation: Activation = "quick_gelu" if component == "text_encoder" else "gelu"
+    return ClipTextEncoder(ClipArch.from_shapes(native, activation, stated))
 
 
 _ALONE: Final = {"clip-l": "text_encoder", "clip-bigg": "text_encoder_2"}

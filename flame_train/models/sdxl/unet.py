@@ -8,7 +8,7 @@ Shape letters: B batch, H height and W width in latent pixels, C channels, T tex
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -18,6 +18,7 @@ from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.latents import check_latents
+from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import SpatialTransformer, TextKeys, TransformerBlock, linears_in
 
 SIZE_EMBEDDING = 256  # the sinusoid's width for each of the six sizes
@@ -57,10 +58,11 @@ class UNetArch:
         )
 
     @classmethod
-    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> Self:
-        """The architecture of a file's UNet, from its native names and shapes.
+    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
+        """The architecture of a file's UNet, from its native names and shapes, and what its folder states.
 
-        Raises ModelFileError naming a missing tensor, or for inpainting and edit variants (extra input channels).
+        Raises ModelFileError naming a missing tensor, what is stated otherwise, or for inpainting and edit variants
+        (extra input channels).
         """
         seen, made = _shape(shapes, "input_blocks.0.0.weight")[1], _shape(shapes, "out.2.weight")[0]
         if seen != made:
@@ -78,29 +80,47 @@ class UNetArch:
         }
         if len(contexts) != 1:
             raise ModelFileError(f"UNet: expected one text width in the attn2.to_k weights, found {sorted(contexts)}")
+        depths = tuple(len(_numbers(rf"input_blocks\.{i}\.1\.transformer_blocks\.(\d+)\.", shapes)) for i in firsts)
         return cls(
             in_channels=seen,
             out_channels=made,
             model_channels=channels,
             channel_mult=tuple(w // channels for w in widths),
             num_res_blocks=per_level - 1,
-            transformer_depth=tuple(
-                len(_numbers(rf"input_blocks\.{i}\.1\.transformer_blocks\.(\d+)\.", shapes)) for i in firsts
-            ),
+            transformer_depth=depths,
             context_dim=contexts.pop(),
             adm_in_channels=_shape(shapes, "label_emb.0.0.weight")[1],
-            head_dim=_head_dim(channels),
-            groups=_groups(channels),
+            head_dim=_stated_head_dim(stated, widths, depths) or _head_dim(channels),
+            groups=int(stated.number("norm_num_groups", _groups(channels))),
         )
 
 
+def _stated_head_dim(stated: Stated, widths: Sequence[int], depths: Sequence[int]) -> int:
+    """The width of a head, of which there is one in all levels with transformers; 0 if the folder does not state it.
+
+    diffusers calls the number of heads of each level `attention_head_dim`. Raises ModelFileError for several widths.
+    """
+    heads = stated.values.get("num_attention_heads") or stated.values.get("attention_head_dim")
+    if heads is None:
+        return 0
+    each = heads if isinstance(heads, list) else [heads] * len(widths)
+    levels = zip(widths, each, depths, strict=False)
+    found = {width // n for width, n, depth in levels if depth and isinstance(n, int) and n > 0}
+    if len(found) != 1:
+        raise ModelFileError(
+            f"{stated.path}: attention_head_dim: expected the numbers of heads of one width, found {heads!r}: such a "
+            "UNet is not supported here"
+        )
+    return found.pop()
+
+
 def _head_dim(model_channels: int) -> int:
-    """The family's 64, less in narrower networks; shapes do not determine it."""
+    """The family's 64, less in narrower networks, where the folder does not state it."""
     return min(64, model_channels // 2)
 
 
 def _groups(model_channels: int) -> int:
-    """The family's 32, less in narrower networks; shapes do not determine it."""
+    """The family's 32, less in narrower networks, where the folder does not state it."""
     return min(32, model_channels // 4)
 
 

@@ -88,6 +88,8 @@ function putSection(name, markup) {
 
 function placeOf(active) {
   if (active.id) return "#" + CSS.escape(active.id);
+  if (active.hasAttribute("href")) return `a[href="${CSS.escape(active.getAttribute("href"))}"]`;
+  if (active.classList.contains("scroll")) return ".scroll";
   const image = active.querySelector("img[data-step]");
   return image ? `button:has(> img[data-step="${Number(image.dataset.step)}"][data-prompt="${Number(image.dataset.prompt)}"])` : null;
 }

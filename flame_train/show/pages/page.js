@@ -65,7 +65,7 @@ function fillViewer() {
   show();
 }
 
-// ---- zoom: Enter or a click opens, Escape closes, arrows go to other steps and prompts
+// ---- zoom: Enter or a click opens, Escape closes, arrows go to other rows (steps, or runs) and prompts
 
 const zoomed = { step: 0, prompt: "0" };
 let dialog = null;
@@ -73,7 +73,7 @@ let dialog = null;
 function openDialog() {
   if (dialog) return dialog;
   dialog = make("dialog", { "aria-label": "sample image" }, make("img", { alt: "" }), make("p"), make("div", { class: "buttons" }));
-  const moves = [["earlier step", "ArrowUp"], ["later step", "ArrowDown"], ["previous prompt", "ArrowLeft"], ["next prompt", "ArrowRight"]];
+  const moves = [["row above", "ArrowUp"], ["row below", "ArrowDown"], ["previous prompt", "ArrowLeft"], ["next prompt", "ArrowRight"]];
   for (const [name, key] of moves) {
     const button = make("button", { type: "button" }, name);
     button.addEventListener("click", () => moveZoom(key));

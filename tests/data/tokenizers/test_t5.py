@@ -31,14 +31,31 @@ a photo of the cat dog sitting on roof night city red blue painting style detail
 mountain sunset cinematic light soft 4k 8k film grain café naïve sks watercolor running through
 """.split()
 TRAPS = [
-    "", " ", "\t\n  \r\n", "A PHOTO OF SKS DOG, 8K!!!",
-    "café naïve Ångström façade — déjà vu", "cafe\u0301 nai\u0308ve",
-    "it's they're don't 'tis o'clock", "masterpiece,best quality,(detailed:1.2),[sketch],{{x}}",
-    "🐱 a cat emoji 🐶🏽 family 👨‍👩‍👧‍👦", "猫の写真、東京タワー。", "고양이 사진", "кошка на крыше", "قطة على السطح",
-    "hello\u00a0world\u2003wide\u200bzero\ufeffbom", "\uff26\uff35\uff2c\uff2c width ﬁ ligature ½ ² Ⅷ", "a" * 300,
-    "x▁y ▁ ▁▁z", "\u0000nul\u0001ctl", "tabs\tand\nnewlines\r\nmixed   spaces ", "http://example.org/a_b?c=d&e=f",
-    "word " * 120, "\U0001f9ff\U00010348", "1,000,000 3.14159 1920x1080", "İstanbul ǅ ß ẞ \u017f",
-]  # fmt: skip
+    "",
+    " ",
+    "\t\n  \r\n",
+    "A PHOTO OF SKS DOG, 8K!!!",
+    "café naïve Ångström façade — déjà vu",
+    "cafe\u0301 nai\u0308ve",
+    "it's they're don't 'tis o'clock",
+    "masterpiece,best quality,(detailed:1.2),[sketch],{{x}}",
+    "🐱 a cat emoji 🐶🏽 family 👨‍👩‍👧‍👦",
+    "猫の写真、東京タワー。",
+    "고양이 사진",
+    "кошка на крыше",
+    "قطة على السطح",
+    "hello\u00a0world\u2003wide\u200bzero\ufeffbom",
+    "\uff26\uff35\uff2c\uff2c width ﬁ ligature ½ ² Ⅷ",
+    "a" * 300,
+    "x▁y ▁ ▁▁z",
+    "\u0000nul\u0001ctl",
+    "tabs\tand\nnewlines\r\nmixed   spaces ",
+    "http://example.org/a_b?c=d&e=f",
+    "word " * 120,
+    "\U0001f9ff\U00010348",
+    "1,000,000 3.14159 1920x1080",
+    "İstanbul ǅ ß ẞ \u017f",
+]
 SPECIAL = ["a </s> b", "</s>", "x<extra_id_3>y <extra_id_99>", "<pad><unk> cat", " <pad>  dog ", "<extra_id_100>"]
 
 

@@ -71,7 +71,11 @@ class Twins:
             twin.double()
             for name, adapter in mine.items():
                 layer = twin.get_submodule(paths[name])
-                pairs = ((adapter.down, layer.lora_A), (adapter.up, layer.lora_B))
+                mine_here = adapter.parameters()
+                pairs = (
+                    (mine_here["lora_down.weight"], layer.lora_A),
+                    (mine_here["lora_up.weight"], layer.lora_B),
+                )
                 found[name] = [(p, q["default"].weight) for p, q in pairs]
                 for p, q in found[name]:
                     q.data = torch.from_numpy(p.numpy().astype(np.float64))

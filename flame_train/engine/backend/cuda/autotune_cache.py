@@ -1,9 +1,9 @@
 """The autotune cache: results on disk that are slow to find and depend only on the GPU and its libraries.
 
-Each value has a file of its own, named by a hash of its key, so writers never wait for each other: the last rename
+Each value has a file of its own, named by a hash of its key, so writers never wait for each other. The last rename
 wins, with a value that is as good. A file holds its key and a checksum before the value. A file that is damaged, or of
 another key, is reported, and its value is found again. Files are written as all others are (`disk/durable.py`): what
-another user of the folder plants there is not followed, and what a killed process left half-written is swept.
+another user of the folder plants there is not followed. What a killed process left half-written is swept.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class Autotuner:
         """Each candidate's times in ms; a single one for candidates that are hopelessly slow.
 
         The candidates take turns, so that a change of the clock rate affects all alike. Fills before each call flush
-        the caches. They also keep the device busy for twice as long as the host takes to queue the call's launches:
-        otherwise the host's time would be measured.
+        the caches. They also keep the device busy for twice as long as the host takes to queue the call's launches.
+        Otherwise the host's time would be measured.
         """
         flush = self._cupy.empty(_FLUSH_BYTES, "uint8")
         for candidate in candidates:

@@ -1,11 +1,11 @@
 """A step as one CUDA graph.
 
 The first call runs eagerly, so that kernels are compiled and plans are made. The second records the graph and replays
-it, and so does every later one without recording. Memory used inside comes from a pool of its own: a block freed
+it, and so does every later one without recording. Memory used inside comes from a pool of its own. A block freed
 during capture must never reach a tensor outside, or a replay would overwrite it. All graphs share that pool, since
 they run one after another on one stream and leave nothing in it that is read later.
 
-Once a graph is alive, the eager first run of another step allocates from that pool as well; memory outside it would
+Once a graph is alive, the eager first run of another step allocates from that pool as well. Memory outside it would
 come on top of the graphs'. This is safe only if nothing it allocates there outlives the run, which is checked
 afterwards. (Arrays copied from the host, such as tables made at first use, are never allocated there.) If something
 does stay, earlier graphs might overwrite it, so they are dropped, and recorded again around it when next called.

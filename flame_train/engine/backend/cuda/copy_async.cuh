@@ -1,7 +1,7 @@
-// Copies from memory to a thread's own places in shared memory that the thread does not wait for, in groups, by
-// instructions that NVRTC has no function for (PTX ISA 7.0, cp.async; compute capability 8.0).
+// Copies from memory to a thread's own places in shared memory that the thread does not wait for, in groups. The
+// instructions are those that NVRTC has no function for (PTX ISA 7.0, cp.async; compute capability 8.0).
 //
-// Contract: both places are multiples of 16 bytes, as P is large. What has come is read by the thread that asked for it, so
+// Contract: both places are multiples of 16 bytes, as P is large. What has come is read by the thread that requested it, so
 // that no barrier is needed.
 #pragma once
 

@@ -36,7 +36,7 @@ class Cubins:
         return self._functions.of((text, dtype), lambda: self._loaded(text, kernel, dtype, shared_bytes))[0]
 
     def ahead(self, wanted: Iterable[tuple[str, str, DType, int]]) -> None:
-        """Starts compiling what `get` will be asked for, by its arguments."""
+        """Starts compiling what `get` will be called for, by its arguments."""
         started(partial(self.get, *each) for each in wanted)
 
     def _loaded(self, text: str, kernel: str, dtype: DType, shared_bytes: int) -> tuple[Any, Any]:

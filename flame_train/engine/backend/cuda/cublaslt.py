@@ -1,7 +1,7 @@
 """Matrix products through cuBLASLt, called by ctypes with descriptors kept per problem.
 
 CuPy's own products cannot be captured in a CUDA graph; these can. Matrices are row-major for us and
-column-major for cuBLASLt, so D = A B is asked for as D^T = B^T A^T, and each operand may be transposed by
+column-major for cuBLASLt, so D = A B is requested as D^T = B^T A^T. Each operand may be transposed by
 stride alone.
 
 Where the mode asks for determinism, the algorithm is the first that cuBLASLt's heuristic names. Elsewhere the first
@@ -157,11 +157,11 @@ class CublasLt:
     ) -> None:
         """out = alpha * a @ b (+ plus) (+ bias along the last dim), or what `gelu` makes of that.
 
-        `a` (M, K) and `b` (K, N), or (batch, M, K) and (batch, K, N); each with one of its last two strides equal to
+        `a` (M, K) and `b` (K, N), or (batch, M, K) and (batch, K, N). Each with one of its last two strides equal to
         the item size. The rows of `out` and `plus` are dense. `plus` has out's dtype, and may be `out` itself.
 
         With `scales`, fp32 (M,) and (N,), `a` and `b` are e4m3 numbers in uint8, both dense along K, a multiple of
-        16, and each element of the product is scaled by its row's and its column's factor.
+        16. Each element of the product is scaled by its row's and its column's factor.
 
         Raises NoAlgorithm for problems that cuBLASLt has none for, EnvironmentFault if it is too old for `scales`,
         DeviceFault if it fails.
@@ -248,7 +248,7 @@ class CublasLt:
             _COMPUTE_64F if fp64 else _COMPUTE_TF32 if p.tf32 else _COMPUTE_32F,
             _TYPE[float64 if fp64 else float32],
         )
-        # cuBLASLt's A is our b and its B is our a: the product is asked for transposed.
+        # cuBLASLt's A is our b and its B is our a: the product is requested transposed.
         self._set(description, _TRANSA, ctypes.c_int32(p.b.transposed))
         self._set(description, _TRANSB, ctypes.c_int32(p.a.transposed))
         if p.epilogue:

@@ -58,7 +58,7 @@ class CuDnn:
         cupy: the module.
         stream: the backend's stream.
         cache: keeps choices between runs.
-        launch_hooks: what is told of every launch.
+        launch_hooks: what hears of every launch.
         workspace: memory for plans that need some.
 
     Raises:

@@ -4,8 +4,8 @@ How much a plan of cuDNN's works in is known on the card alone. What was seen th
 
 - a convolution in fp32 copies its images to another order of dims: as many bytes as it reads and writes of them;
 - a convolution in 16 bits takes nothing worth counting;
-- attention's gradients in a fixed order, and those of a mask, write down all scores, in the operands' dtype, in whole
-  tiles of 64 queries and 128 keys;
+- attention's gradients in a fixed order, and those of a mask, write down all scores. They have the operands' dtype and
+  whole tiles of 64 queries and 128 keys;
 - other gradients of attention are by atomics, which add up the queries' in fp32;
 - where heads share keys, the keys' and values' gradients of each head are written down too.
 """

@@ -137,9 +137,9 @@ class CudaBackend:
         runtime.memcpyAsync(held.ptr, dense.data.ptr, size, runtime.memcpyDeviceToHost, self.stream.ptr)
 
         def reload() -> Array:
-            fresh = self.empty(shape, dtype)
-            runtime.memcpyAsync(fresh.data.ptr, held.ptr, size, runtime.memcpyHostToDevice, self.stream.ptr)
-            return fresh
+            out = self.empty(shape, dtype)
+            runtime.memcpyAsync(out.data.ptr, held.ptr, size, runtime.memcpyHostToDevice, self.stream.ptr)
+            return out
 
         return reload
 

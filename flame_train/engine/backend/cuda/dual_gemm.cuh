@@ -1,9 +1,10 @@
 // out (M, N) = a (M, K) b + a2 (M, parts RANK) b2 (+ bias (N)) (+ plus (M, N)): two products and their sum in one pass.
 //
-// Where MADE, a2 is made in the same pass: scale a thin, thin being the transpose of an array (parts RANK, K) or, ACROSS, an
-// array (K, parts RANK) itself. Every tile makes the rows and columns of it that it needs, which costs an eighth of its time
-// and spares a launch and a pass over a; the first tile of each part's columns stores them. With SPLITS, ACROSS, the columns
-// of a are so many equal parts of whole DEPTHs, thin is (K, RANK / SPLITS), and each part makes columns of a2 of its own.
+// Where MADE, a2 is made in the same pass: scale a thin. Here thin is the transpose of an array (parts RANK, K) or,
+// ACROSS, an array (K, parts RANK) itself. Every tile makes the rows and columns of it that it needs. This costs an
+// eighth of its time and spares a launch and a pass over a. The first tile of each part's columns stores them. With
+// SPLITS, ACROSS, the columns of a are so many equal parts of whole DEPTHs. Then thin is (K, RANK / SPLITS), and each
+// part makes columns of a2 of its own.
 //
 // b is the transpose of an array (N, K) or, ACROSS, an array (K, N) itself; b2 likewise, with RANK for K. The columns of the
 // result are equal parts, of which the i-th multiplies columns i RANK.. of a2: with one part a layer, with several the layers
@@ -89,8 +90,8 @@ __device__ __forceinline__ void multiply_both(
   end_products();
 }
 
-// sums += scale hidden b2. Products leave hidden where they read a left operand from, but for its precision. It is stored where
-// `first`, the column of it that RANK of them begin at, is not negative.
+// sums += scale hidden b2. Products leave hidden where they read a left operand from, but for its precision. It is
+// stored where `first`, the column of it that RANK of them begin at, is not negative.
 __device__ __forceinline__ void multiply_hidden(
     float (&sums)[HIGH][COLUMNS / 2], const Hidden& hidden, u32 b, const Added& added, int m, int row, int first
 ) {
@@ -146,7 +147,7 @@ __device__ __forceinline__ Block plus_at(const Added& added, const Sizes& s, int
 }
 
 // A warpgroup's rows of a tile, through BUFFERS places for 64 x 64 in shared memory. The last of them are sent while the next
-// tile is multiplied. Of `plus`, whose first block is `next`, each block is asked for while the one before is finished.
+// tile is multiplied. Of `plus`, whose first block is `next`, each block is requested while the one before is finished.
 template <bool BIAS, bool PLUS>
 __device__ __forceinline__ void finish(
     float (&sums)[HIGH][COLUMNS / 2], const TensorMap& out, const Added& added, const Sizes& s, Tile tile, u32 buffers,

@@ -3,7 +3,7 @@
 cuBLASLt makes one product a call, so for a @ b + a2 @ b2 it reads and writes the result again for the second, thin
 product. The kernel of dual_gemm.cuh continues from the columns of a with those of a2. It can also compute a2
 itself on the way, as a thin product of a. It is for compute capability 9.0 alone. Whether it is used for a problem is
-decided by a rule where the mode asks for determinism, and by timing elsewhere; otherwise `Launcher.dual_gemm` and
+decided by a rule where the mode asks for determinism, and by timing elsewhere. Otherwise `Launcher.dual_gemm` and
 `Launcher.lora_gemm` call cuBLASLt.
 """
 
@@ -188,7 +188,7 @@ class DualGemm:
         cupy: the module.
         stream: the backend's stream.
         cache: keeps choices between runs.
-        launch_hooks: what is told of every launch.
+        launch_hooks: what hears of every launch.
         cubins: compiled kernels.
         multiprocessors: the GPU's multiprocessors.
         compute_capability: the GPU's, such as 90.

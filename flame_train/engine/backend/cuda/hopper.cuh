@@ -1,5 +1,5 @@
-// What compute capability 9.0 moves tiles with: barriers that count bytes, tiles fetched and sent by descriptor (TMA), blocks
-// of a cluster that tell each other, operands of warpgroup products. After PTX ISA 8.0, sections on mbarrier,
+// What compute capability 9.0 moves tiles with: barriers that count bytes, tiles fetched and sent by descriptor (TMA). Also
+// blocks of a cluster that tell each other, and operands of warpgroup products. After PTX ISA 8.0, sections on mbarrier,
 // cp.async.bulk.tensor and wgmma.
 #pragma once
 #include "backend/cuda/common.cuh"
@@ -31,8 +31,8 @@ __device__ __forceinline__ void wait(u32 barrier, u32 phase) {
       "{\n.reg .pred done;\nagain: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@done bra over;\nbra again;\nover:\n}" ::"r"(barrier), "r"(phase) : "memory");
 }
-// Tells a block of the cluster. The release that this implies is the block's own: one of the whole cluster costs a fence of
-// the device, and what was read here is read by warpgroup products, which are over.
+// Tells a block of the cluster. The release that this implies is the block's own. One of the whole cluster costs a fence of
+// the device. What was read here is read by warpgroup products, which are over.
 __device__ __forceinline__ void arrive_at(u32 barrier, u32 block) {
   asm volatile(
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
@@ -118,8 +118,8 @@ __device__ __forceinline__ u64 operand(u32 at, u32 next = 16) {
   return static_cast<u64>((at & 0x3FFFF) >> 4) | static_cast<u64>(next >> 4) << 16 | static_cast<u64>(1024 >> 4) << 32 |
          static_cast<u64>(1) << 62;
 }
-// One that is read across its rows of 16 columns, 32 bytes swizzled by as many, eights of rows one after another; `next` as
-// above, to the next 16.
+// One that is read across its rows of 16 columns, 32 bytes swizzled by as many, eights of rows one after another. `next`
+// is as above, to the next 16.
 __device__ __forceinline__ u64 strip_operand(u32 at, u32 next) {
   return static_cast<u64>((at & 0x3FFFF) >> 4) | static_cast<u64>(next >> 4) << 16 | static_cast<u64>(256 >> 4) << 32 |
          static_cast<u64>(3) << 62;

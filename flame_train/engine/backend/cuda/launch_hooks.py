@@ -31,7 +31,7 @@ class LaunchHooks:
         self.flops: Flops | None = None
 
     def multiplied(self, kind: str, flops: int) -> None:
-        """Notes the floating-point operations of a product, two a multiply-add, by kind; nothing unless asked to."""
+        """Notes the floating-point operations of a product, two a multiply-add, by kind; nothing by default."""
         if self.flops is not None:
             (self.flops.again if mode().recomputing else self.flops.once)[kind] += flops
 

@@ -1,4 +1,4 @@
-"""Values that are slow to make and asked for by several threads: each is made once, by whoever asks first."""
+"""Values that are slow to make and requested by several threads: each is made once, by the first of them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class MadeOnce(dict[_K, _V], Generic[_K, _V]):
 
 
 def started(calls: Iterable[Callable[[], Any]]) -> None:
-    """Starts the calls, in their order, on as many threads as there are cores. What fails is told to who needs it."""
+    """Starts the calls, in their order, on as many threads as there are cores. An error goes to who needs the value."""
     pool = ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST))
     for call in calls:
         pool.submit(call)

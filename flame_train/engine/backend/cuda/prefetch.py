@@ -1,7 +1,7 @@
 """Prefetch: arrays are copied to the device while other work runs, through pinned memory, on a stream of their own.
 
-Uploads of the same names, shapes and dtypes alternate between two buffers. A buffer is filled again only when the
-device has done what was queued on the main stream up to the release of the buffer's last upload.
+Uploads of the same names, shapes and dtypes alternate between two buffers. A buffer is filled again only after its
+last upload was released, and the device has done what was queued until then.
 """
 
 from __future__ import annotations

@@ -9,13 +9,19 @@ KIND = {bfloat16: "bf16", float16: "f16"}
 
 
 def warpgroup_product(
-    name: str, columns: int, across: bool, dtype: DType, held: bool = False, fresh: bool = False, turned: bool = False
+    name: str,
+    columns: int,
+    across: bool,
+    dtype: DType,
+    held: bool = False,
+    overwrite: bool = False,
+    turned: bool = False,
 ) -> str:
     """The text of function `name`: sums (64, columns) = or += a (64, 16) b (16, columns), one wgmma instruction.
 
-    a lies in shared memory as it is or, `turned`, as its transpose, unless it is `held` in registers; b lies there as
-    its transpose or, `across`, as it is. The function's argument `more` says whether to add to the sums; a `fresh` one
-    has none and always overwrites them.
+    a lies in shared memory as it is or, `turned`, as its transpose, unless it is `held` in registers. The other, b,
+    lies there as its transpose or, `across`, as it is. The function's argument `more` says whether to add to the sums;
+    a `overwrite` one has none and always overwrites them.
 
     Args:
         name: the function's.
@@ -23,7 +29,7 @@ def warpgroup_product(
         across: whether b lies as it is, not transposed.
         dtype: bf16 or fp16.
         held: whether a is in registers.
-        fresh: whether sums are always overwritten.
+        overwrite: whether sums are always overwritten.
         turned: whether a lies transposed.
 
     Returns:
@@ -31,11 +37,11 @@ def warpgroup_product(
     """
     n, given, kind = columns // 2, 4 if held else 1, KIND[dtype]
     registers = ", ".join(f"%{i}" for i in range(n))
-    sums = ", ".join(f'"{"=" if fresh else "+"}f"(sums[{i}])' for i in range(n))
+    sums = ", ".join(f'"{"=" if overwrite else "+"}f"(sums[{i}])' for i in range(n))
     left = f"{{%{n}, %{n + 1}, %{n + 2}, %{n + 3}}}, %{n + 4}" if held else f"%{n}, %{n + 1}"
     operands = ", ".join(f'"r"(a[{i}])' for i in range(given)) if held else '"l"(a)'
     transposed = f"1, 1, {int(across)}" if held else f"1, 1, {int(turned)}, {int(across)}"
-    more = ("", "0", "") if fresh else (", int more = 1", f"%{n + given + 1}", ', "r"(more)')
+    more = ("", "0", "") if overwrite else (", int more = 1", f"%{n + given + 1}", ', "r"(more)')
     return f"""
 __device__ __forceinline__ void {name}(
     float (&sums)[{n}], {"const unsigned*" if held else "unsigned long long"} a, unsigned long long b{more[0]}

@@ -1,7 +1,7 @@
 """One buffer shared by all large workspaces: work is on one stream, and each is done with it before the next.
 
 The gradients of deterministic attention need a workspace of gigabytes. Allocated and freed in the middle of a step,
-such a block leaves a hole that smaller arrays settle in, so that the next one does not fit there any more: steps took
+such a block leaves a hole that smaller arrays settle in. So the next one does not fit there any more. Steps took
 that much more memory than was ever in use at once. So the buffer is kept, and a graph allocates it before all else.
 """
 

@@ -1,7 +1,7 @@
 """CuPy's memory pool without memory: which addresses it would give out, and how much it would have taken.
 
-The rules are those of `cupy.cuda.MemoryPool`: sizes go up to multiples of 512 bytes; the smallest free chunk that is
-large enough is cut to size; if there is none, the device is asked for exactly as much; neighbours that are both free
+The rules are those of `cupy.cuda.MemoryPool`: sizes go up to multiples of 512 bytes. The smallest free chunk that is
+large enough is cut to size. If there is none, exactly as much is requested of the device. Neighbours that are both free
 become one chunk again. So a pool of this kind has the gaps that the real one would have.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 _UNIT = 512  # bytes
-_ASIDE = 1 << 20  # bytes between what was asked of the device at different times, so that it never merges
+_ASIDE = 1 << 20  # bytes between what was requested of the device at different times, so that it never merges
 
 
 class Chunk:
@@ -64,7 +64,7 @@ class Pool:
         return self._used
 
     def total_bytes(self) -> int:
-        """Of all that was asked of the device and not given back."""
+        """Of all that was requested of the device and not given back."""
         return self._total
 
     def malloc(self, size: int) -> Pointer:
@@ -86,7 +86,7 @@ class Pool:
         return Pointer(Block(self, chunk), chunk.ptr)
 
     def free_all_blocks(self) -> None:
-        """Gives back to the device what it was asked for and is free as a whole."""
+        """Gives back to the device what was requested and is free as a whole."""
         for chunk in [c for some in self._free.values() for c in some if c.before is None and c.after is None]:
             self._take(chunk)
             self._total -= chunk.size

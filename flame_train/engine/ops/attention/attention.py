@@ -49,8 +49,8 @@ def scaled_dot_product_attention(
 
     A boolean mask says where to look, any other is added to the scores; a query that may look nowhere gets zeros.
     With enable_gqa, key and value have fewer heads (dim -3), each for as many queries' heads in a row
-    (arXiv 2305.13245). With dropout_p, each probability is zeroed with it and the others divided by 1 - dropout_p;
-    which ones is said by `rng`, whose samples are query's first dim, and `stream`, as in `dropout`.
+    (arXiv 2305.13245). With dropout_p, each probability is zeroed with it and the others divided by 1 - dropout_p.
+    Which ones is said by `rng`, whose samples are query's first dim, and `stream`, as in `dropout`.
 
     Args:
         xp: the array namespace.

@@ -1,6 +1,6 @@
-"""How many heads at a time cuDNN's gradients of attention are asked for: some write all scores down.
+"""How many heads at a time cuDNN's gradients of attention are requested: some write all scores down.
 
-With a mask they do so in either mode, and have no plan for 2^31 scores and more: then samples come one by one, and
+With a mask they do so in either mode, and have no plan for 2^31 scores and more. Then samples come one by one, and
 their heads in parts that stay below. Without one they do so in a fixed order. On compute capability 9.0 each of its
 blocks takes 128 keys of a head, and time goes by rounds of as many blocks as there are multiprocessors. Where the heads
 in two parts take no round more, they need about half the memory.
@@ -47,7 +47,7 @@ def _below_most_scores(query: Array, key: Array) -> list[Part]:
 def larger_part(
     batch: int, heads: int, queries: int, keys: int, itemsize: int, multiprocessors: int, group: int = 1
 ) -> int:
-    """How many heads are asked for at once: the fewest from half of them on that cost no round, or all.
+    """How many heads are requested at once: the fewest from half of them on that cost no round, or all.
 
     Heads that share keys, a `group`, stay together.
 

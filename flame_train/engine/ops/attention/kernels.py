@@ -1,8 +1,8 @@
 """Which kernels attention has on CUDA, in the order in which they are tried, and how each is called.
 
-bf16 and fp16 go through cuDNN, masks, grouped heads and all, except where a kernel of ours is faster: for few keys,
-such as a caption's (short_kv_forward.cuh), and for heads of size 64 on compute capability 9.0 (wgmma.cuh). All else
-goes through tiled.cuh, up to head sizes where the reference, whose products cuBLASLt makes, is faster.
+bf16 and fp16 go through cuDNN, masks, grouped heads and all, except where a kernel of ours is faster. That is so for
+few keys, such as a caption's (short_kv_forward.cuh), and for heads of size 64 on compute capability 9.0 (wgmma.cuh).
+All else goes through tiled.cuh, up to head sizes where the reference, whose products cuBLASLt makes, is faster.
 """
 
 from __future__ import annotations

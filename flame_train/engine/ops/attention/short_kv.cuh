@@ -1,7 +1,7 @@
-// Attention where all keys fit one tile, as a caption's do, by warpgroups (compute capability 9.0): what forward and gradients
-// share.
+// Attention where all keys fit one tile, as a caption's do, by warpgroups (compute capability 9.0): what forward and
+// gradients share.
 //
-// A block is one warpgroup. It has all keys and values of a head in shared memory, and takes tiles of TILE queries at equal
+// A block is one warpgroup. It has all keys and values of a head in shared memory. It takes tiles of TILE queries at equal
 // distances, of which STAGES are there or on their way. A multiprocessor holds several blocks, so that one's products go on
 // beside another's exponentials.
 #pragma once
@@ -12,7 +12,7 @@ constexpr u32 KEY_BYTES = KEYS * HEAD * 2;
 
 // s = a b^T for TILE rows a and the keys or values b.
 __device__ __forceinline__ void scores(float (&s)[SUMS], u32 a, u32 b) {
-  along_fresh(s, operand(a), operand(b));
+  along_overwrite(s, operand(a), operand(b));
 #pragma unroll
   for (int k = 1; k < HEAD / 16; k++) along(s, operand(a + k * 32), operand(b + k * 32));
 }

@@ -135,8 +135,8 @@ def _products(dtype: DType) -> str:
     return "".join(
         (
             warpgroup_product("along", _KEYS, False, dtype),
-            warpgroup_product("along_fresh", _KEYS, False, dtype, fresh=True),
+            warpgroup_product("along_overwrite", _KEYS, False, dtype, overwrite=True),
             warpgroup_product("across", _HEAD, True, dtype, held=True),
-            warpgroup_product("across_fresh", _HEAD, True, dtype, held=True, fresh=True),
+            warpgroup_product("across_overwrite", _HEAD, True, dtype, held=True, overwrite=True),
         )
     )

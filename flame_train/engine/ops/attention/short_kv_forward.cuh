@@ -1,10 +1,10 @@
 // Attention to at most KEYS keys, heads of 64, by warpgroups (compute capability 9.0): out = softmax(scale q k^T) v and each
 // row's log-sum-exp.
 //
-// query and out are (B, H, L, 64), by their maps in tiles of TILE rows, key and value (B, H, S, 64), 1 <= S <= KEYS, by
-// theirs of KEYS rows; T is bf16 or fp16, sums are fp32, probabilities are rounded to T where products read them. lse
-// (B, H, L) fp32. All scores of a row are there at once, so nothing is taken back when a larger one comes. A tile leaves by
-// the place it came to. Grid: (B H, any); THREADS a block.
+// query and out are (B, H, L, 64), by their maps in tiles of TILE rows. Inputs key and value (B, H, S, 64), 1 <= S <=
+// KEYS, by theirs of KEYS rows. T is bf16 or fp16, sums are fp32, probabilities are rounded to T where products read
+// them. lse (B, H, L) fp32. All scores of a row are there at once, so nothing is taken back when a larger one comes. A
+// tile leaves by the place it came to. Grid: (B H, any); THREADS a block.
 #include "ops/attention/short_kv.cuh"
 
 constexpr float LN2 = 0.6931471805599453f;
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) short_kv_forward(
     products_done<0>();
     softmax(found, s.keys, s.scale * LOG2E, p, total, logs);
     begin_products();
-    across_fresh(sums, p, operand(values));
+    across_overwrite(sums, p, operand(values));
 #pragma unroll
     for (int k = 1; k < KEYS / 16; k++) across(sums, p + 4 * k, operand(values + k * 16 * 128));
     end_products();

@@ -1,13 +1,13 @@
 // Gradients of attention to at most KEYS keys, heads of 64, by warpgroups (compute capability 9.0), in one order of sums.
 //
-// With s = scale q k^T, p = exp(s - lse), dp = g v^T and ds = p (dp - sum(p dp)) of each query: dq = scale ds k, dk = scale
-// ds^T q, dv = p^T g (FlashAttention, appendix B.2; sum(p dp) is sum(g out), so `out` is not read). Keys being fewer than
-// twice a warpgroup's rows, dk and dv are made as their transposes, q^T ds and g^T p.
+// With s = scale q k^T, p = exp(s - lse), dp = g v^T and ds = p (dp - sum(p dp)) of each query. Then dq = scale ds k,
+// dk = scale ds^T q, dv = p^T g (FlashAttention, appendix B.2; sum(p dp) is sum(g out), so `out` is not read). Keys
+// being fewer than twice a warpgroup's rows, dk and dv are made as their transposes, q^T ds and g^T p.
 //
-// query, g and dq are (B, H, L, 64), by their maps in tiles of TILE rows, key and value (B, H, S, 64), 1 <= S <= KEYS, by
-// theirs of KEYS rows; dk and dv likewise, in packets. T is bf16 or fp16, sums are fp32, p and ds are rounded to T where
-// products read them. lse (B, H, L) fp32. A cluster of SHARE blocks has a head and adds up its keys' sums in a fixed order:
-// equal inputs give equal bits. Grid: (B H, SHARE), SHARE at most the tiles; THREADS a block.
+// query, g and dq are (B, H, L, 64), by their maps in tiles of TILE rows. Inputs key and value (B, H, S, 64), 1 <= S <=
+// KEYS, by theirs of KEYS rows. Outputs dk and dv likewise, in packets. T is bf16 or fp16, sums are fp32, p and ds are
+// rounded to T where products read them. lse (B, H, L) fp32. A cluster of SHARE blocks has a head and adds up its keys'
+// sums in a fixed order: equal inputs give equal bits. Grid: (B H, SHARE), SHARE at most the tiles; THREADS a block.
 #include "ops/attention/short_kv.cuh"
 
 constexpr u32 STAGE_BYTES = 2 * TILE_BYTES, STRIP_BYTES = TILE * 32, WEIGHTS_BYTES = TILE * KEYS * 2;
@@ -127,12 +127,12 @@ struct Consumer {
     }
   }
 
-  // dq of a tile of which ds is known, and its part of dk and dv. With MORE, the scores of the next tile are asked for before
+  // dq of a tile of which ds is known, and its part of dk and dv. With MORE, the scores of the next tile are requested before
   // the products that nothing waits for, and are there at the end.
   template <bool MORE>
   __device__ __forceinline__ void multiply(float (&dq)[32], const Room& room, u32 here, u32 next) {
     begin_products();
-    across_fresh(dq, ds, operand(room.keys));
+    across_overwrite(dq, ds, operand(room.keys));
 #pragma unroll
     for (int k = 1; k < KEYS / 16; k++) across(dq, ds + 4 * k, operand(room.keys + k * 16 * 128));
     end_products();

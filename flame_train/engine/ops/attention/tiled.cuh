@@ -1,27 +1,27 @@
 // Scaled dot-product attention tile by tile, forward and gradients, for one class of head sizes; fp32 inside.
 //
 // With s = scale * q.k + mask, p = exp(s - lse) and ds = p * (g.v - drop) * scale, every result is a sum over the other
-// side's rows, weighted:
-//   FORWARD  for a query, p over the values (FlashAttention, arXiv 2205.14135: running maximum and sum, divided at the end)
-//   VALUE    for a key, p over the rows of g
+// side's rows, weighted.
+//   FORWARD  for a query, p over the values (FlashAttention, arXiv 2205.14135).
+//   VALUE    for a key, p over the rows of g.
 //   QUERY    for a query, ds over the keys
 //   KEY      for a key, ds over the queries
 // so one loop serves all four: a block has a tile of own rows and goes through the other side's rows tile by tile. Scores
 // live in registers, weights in shared memory, sums in registers. Each sum has one owner and a fixed order: no atomics,
 // equal inputs give equal bits.
 //
-// Contract: HEAD is at least E and V. q, g, out (N * group, L, E or V), k, v (N, S, E or V) dense and row-major; `group`
-// query heads share a key head. lse, drop fp32 (N * group, L); lse is +inf for a query that may look nowhere, whose out
-// is 0. mask: none (0), bool (1) or T, added (2), at (batch, head, query, key) times its strides, batch * heads + head
-// counting q's heads. `wide`: E and V are multiples of 4 and all addresses of 16 bytes. Grid: tiles of ROWS own rows
-// times heads; block: THREADS. Outputs are assigned (=).
+// Contract: HEAD is at least E and V. q, g, out (N * group, L, E or V), k, v (N, S, E or V). They are dense and
+// row-major. Each `group` query heads share a key head. lse, drop fp32 (N * group, L); lse is +inf for a query that may
+// look nowhere, whose out is 0. mask: none (0), bool (1) or T, added (2), at (batch, head, query, key) times its
+// strides, batch * heads + head counting q's heads. `wide`: E and V are multiples of 4 and all addresses of 16 bytes.
+// Grid: tiles of ROWS own rows times heads; block: THREADS. Outputs are assigned (=).
 #pragma once
 #include "backend/cuda/common.cuh"
 
 enum Kind { FORWARD, VALUE, QUERY, KEY };
 
-// Tiles are ROWS x ROWS. For products, thread (x, y) of PX * PY has the own rows y + PY * i, i < PM, and the other rows
-// x + PX * j, j < PN; for sums, thread (x, y) of TX * TY has the own rows y + TY * i, i < RM, and RC columns. What they
+// Tiles are ROWS x ROWS. For products, thread (x, y) of PX * PY has the own rows y + PY * i, i < PM. It has the other rows
+// x + PX * j, j < PN. For sums, thread (x, y) of TX * TY has the own rows y + TY * i, i < RM, and RC columns. What they
 // multiply passes through shared memory in stages: KC columns of both sides, or JC rows of what is summed.
 const int ROWS = 64, D = HEAD, THREADS = D > 256 ? 256 : 128;
 const int PX = 16, PY = THREADS / PX, PM = ROWS / PY, PN = ROWS / PX;

@@ -1,8 +1,8 @@
 // Attention for heads of 64 by warpgroups (compute capability 9.0): what the forward and the backward kernel share.
 //
-// The first warpgroup of a block loads tiles. Each of the others owns TILE rows of one side, such as queries, and goes
+// The first warpgroup of a block loads tiles. Each of the others owns TILE rows of one side, such as queries. It goes
 // through the tiles of the other side, such as keys, as they come. Blocks are persistent: each works on one item (rows of
-// a head) after another, and the next item's tiles are loaded while the last one is being finished.
+// a head) after another. The next item's tiles are loaded while the last one is being finished.
 #pragma once
 #include "backend/cuda/hopper.cuh"
 
@@ -33,14 +33,15 @@ __device__ __forceinline__ float of_row(float x, bool sum) {
   return x;
 }
 
-// The n-th item of this block. Every other round goes through the blocks backwards: items come longest first, so a block
+// The n-th item of this block. Every other round goes through the blocks backwards. Items come longest first, so a block
 // that had a long one in one round has a shorter one in the next.
 __device__ __forceinline__ int nth(int n) {
   return n * gridDim.x + (n % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
 }
 
-// Shared memory: `owns` places for owned rows, `stages` places for passing tiles, and the rest behind them. Each place has
-// two barriers: one completes when its bytes have arrived (`came`, `full`), one when all warps have read them (`left`, `empty`).
+// Shared memory: `owns` places for owned rows, `stages` places for passing tiles, and the rest behind them. Each place
+// has two barriers: one completes when its bytes have arrived (`came`, `full`), one when all warps have read them
+// (`left`, `empty`).
 struct Memory {
   u32 own, places, rest, came, left, full, empty;
   __device__ Memory(void* memory, u64* barriers, int owns, u32 own_bytes, int stages, u32 stage_bytes)

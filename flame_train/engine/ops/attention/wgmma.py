@@ -200,7 +200,7 @@ def _gradients_text(dtype: DType, causal: bool, masked: bool) -> str:
 def _text(header: str, dtype: DType, columns: int, held: bool) -> str:
     products = (
         warpgroup_product("along", columns, False, dtype, held),
-        warpgroup_product("along_fresh", columns, False, dtype, held, fresh=True),
+        warpgroup_product("along_overwrite", columns, False, dtype, held, overwrite=True),
         warpgroup_product("across", _HEAD, True, dtype, held=True),
     )
     return "".join(products) + included(f'#include "{header}"\n')

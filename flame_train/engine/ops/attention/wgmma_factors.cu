@@ -1,5 +1,5 @@
 // Factors of each query for wgmma_gradients.cuh: -lse in units of log 2 and -sum(g out), (B H, tiles of queries, 2, TILE)
-// fp32; minus infinity and 0 up to a whole tile.
+// fp32. Minus infinity and 0 up to a whole tile.
 //
 // g and out are (B, H, L, 64) with dense rows at multiples of 16 bytes, their distances in elements; lse (B, H, L) fp32.
 // Eight threads a query, 256 a block.

@@ -1,11 +1,12 @@
 // Attention for heads of 64 by warpgroups (compute capability 9.0): out = softmax(scale q k^T) v and each row's log-sum-exp.
 //
-// query and out are (B, H, L, 64), key and value (B, H, S, 64), by their maps in tiles of TILE rows; T is bf16 or fp16, sums
-// are fp32, probabilities are rounded to T where products read them. lse (B, H, L) fp32. scale is positive. One order of sums.
+// query and out are (B, H, L, 64), key and value (B, H, S, 64), by their maps in tiles of TILE rows. T is bf16 or fp16,
+// sums are fp32, probabilities are rounded to T where products read them. lse (B, H, L) fp32. scale is positive. One
+// order of sums.
 //
 // An item is ROWS queries of a head, TILE for each of CONSUMERS warpgroups; WIDE tiles of keys pass at a time. While the
 // exponentials of one are found the tensor cores make what the one before gives (FlashAttention-3, arXiv 2407.08608, 3.2). A
-// row's sums are rescaled for a larger score only where exponentials would otherwise grow beyond 2^GROWTH, which is rare after
+// row's sums are rescaled for a larger score only where exponentials would otherwise grow beyond 2^GROWTH. That is rare after
 // the first tile (as FlashAttention-4 does). Grid: at most one block a multiprocessor; THREADS a block.
 #include "ops/attention/wgmma.cuh"
 
@@ -16,7 +17,7 @@ constexpr float GROWTH = 8.f, LN2 = 0.6931471805599453f;
 
 // sums = a b^T.
 __device__ __forceinline__ void scores(float (&sums)[32 * WIDE], u32 a, u32 b) {
-  along_fresh(sums, operand(a), operand(b));
+  along_overwrite(sums, operand(a), operand(b));
 #pragma unroll
   for (int k = 1; k < 4; k++) along(sums, operand(a + k * 32), operand(b + k * 32));
 }

@@ -1,19 +1,21 @@
 // Gradients of attention for heads of 64 by warpgroups (compute capability 9.0), in one order of sums, the same in every run.
 //
-// With s = scale q k^T, p = exp(s - lse) and ds = p (g v^T - drop), where drop = sum(g out) of each query: dq = scale ds k,
-// dk = scale ds^T q, dv = p^T g (FlashAttention, appendix B.2). Two kinds of items find p and ds for themselves, seven
-// products where five would do, so that nothing is added up in memory: those of ROWS keys are passed by all queries and make
-// dk and dv, those of ROWS queries are passed by all keys and make dq.
+// With s = scale q k^T, p = exp(s - lse) and ds = p (g v^T - drop), where drop = sum(g out) of each query. Then dq =
+// scale ds k, dk = scale ds^T q, dv = p^T g (FlashAttention, appendix B.2). Two kinds of items find p and ds for
+// themselves, seven products where five would do, so that nothing is added up in memory. Those of ROWS keys are passed
+// by all queries and make dk and dv. Those of ROWS queries are passed by all keys and make dq.
 //
-// query and g are (B, H, L, 64), key and value (B, H, S, 64), by their maps in tiles of TILE rows; T is bf16 or fp16, sums are
-// fp32, p and ds are rounded to T where products read them. `factors` are (B H, tiles of queries, 2, TILE) fp32, -lse in units
-// of log 2 and -drop, which attention_factors fills: minus infinity and 0 where there is no query.
+// query and g are (B, H, L, 64), key and value (B, H, S, 64), by their maps in tiles of TILE rows. T is bf16 or fp16,
+// sums are fp32, p and ds are rounded to T where products read them. `factors` are (B H, tiles of queries, 2, TILE)
+// fp32, -lse in units of log 2 and -drop, which attention_factors fills. It has minus infinity and 0 where there is no
+// query.
 //
-// CONSUMERS warpgroups have TILE rows of an item each. While p is found of one tile, the tensor cores make what the one before
-// gives and the other operand of its ds. Items of keys, which are longer, come first. CAUSAL and MASKED are bools that are
-// defined before. With CAUSAL query i sees the keys up to i, and tiles in which nothing is seen are passed over. With MASKED
-// `bars`, (batches or 1, tiles of keys, TILE) fp32, has 0 for a key and minus infinity for one that no query of a sample
-// sees; `bars_batch` is the distance between samples. Grid: at most one block a multiprocessor; THREADS a block.
+// CONSUMERS warpgroups have TILE rows of an item each. While p is found of one tile, the tensor cores make what the one
+// before gives and the other operand of its ds. Items of keys, which are longer, come first. CAUSAL and MASKED are
+// bools that are defined before. With CAUSAL query i sees the keys up to i, and tiles in which nothing is seen are
+// passed over. With MASKED `bars`, (batches or 1, tiles of keys, TILE) fp32, has 0 for a key. It has minus infinity for
+// one that no query of a sample sees. `bars_batch` is the distance between samples. Grid: at most one block a
+// multiprocessor; THREADS a block.
 #include "ops/attention/wgmma.cuh"
 
 constexpr int CONSUMERS = 2, ROWS = TILE * CONSUMERS, THREADS = 128 * (CONSUMERS + 1), STAGES = 4;
@@ -39,7 +41,7 @@ __device__ __forceinline__ void hold(u32 (&held)[16], u32 at) {
 
 // sums = a b^T.
 __device__ __forceinline__ void scores(float (&sums)[32], const u32 (&a)[16], u32 b) {
-  along_fresh(sums, a, operand(b));
+  along_overwrite(sums, a, operand(b));
 #pragma unroll
   for (int k = 1; k < 4; k++) along(sums, a + 4 * k, operand(b + k * 32));
 }

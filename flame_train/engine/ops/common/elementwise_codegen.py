@@ -37,8 +37,8 @@ def elementwise_kernel(
 
     Without an expression they are those that the reference and the formulas compute.
 
-    A gradient that is just "g", or "alpha * g" with alpha 1, is `g` itself, without a kernel, unless it must be summed
-    or added to another.
+    A gradient that is just "g", or "alpha * g" with alpha 1, is `g` itself, without a kernel. It needs one where it
+    must be summed or added to another.
 
     Args:
         op: the op.

@@ -41,7 +41,7 @@ _D = (
     1.23033935480374942e3,
 )
 
-# For fp32, in one formula: erf(x) / x as a quotient of polynomials in x^2, fitted on [0, 4] by reweighted least
+# For fp32, in one formula. It is erf(x) / x as a quotient of polynomials in x^2, fitted on [0, 4] by reweighted least
 # squares to a relative error of 2.6e-9. Beyond 4 the fp32 value is 1.
 _N32 = (
     6.790771240716522e-06,

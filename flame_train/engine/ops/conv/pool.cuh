@@ -1,12 +1,13 @@
 // Pooling of images and its gradients.
 //
 // Contract: images are dense (planes, h, w, inner), inner being 1 in NCHW and the channels in NHWC; results of pooling
-// (planes, oh, ow, inner). A thread has WIDTH neighbours along inner, which WIDTH divides, and their packets are aligned.
-// An output is assigned by the one thread that has it: gradients gather from the windows over a pixel, in a fixed order.
-// Sums are fp32. Indices count an image's pixels along rows. The windows are known when this is compiled: H_ and W_
-// KERNEL, STRIDE, PADDING, DILATION and REACH, the padding that a mean counts. A KERNEL of 0 stands for bins that cover
-// the image evenly; for these the sizes are known, too, H_ and W_ SIZE and OUT and INNER, since a thread divides by each
-// of them and divisions by a constant take a fifth of the time. They are 0 where only the arguments say them. Grids are one-dimensional, with a thread for each of the result's `packets`.
+// (planes, oh, ow, inner). A thread has WIDTH neighbours along inner, which WIDTH divides, and their packets are
+// aligned. An output is assigned by the one thread that has it: gradients gather from the windows over a pixel, in a
+// fixed order. Sums are fp32. Indices count an image's pixels along rows. The windows are known when this is compiled:
+// H_ and W_ KERNEL, STRIDE, PADDING, DILATION and REACH, the padding that a mean counts. A KERNEL of 0 stands for bins
+// that cover the image evenly. For these the sizes are known, too, H_ and W_ SIZE and OUT and INNER. A thread divides
+// by each of them, and divisions by a constant take a fifth of the time. They are 0 where only the arguments say
+// them. Grids are one-dimensional, with a thread for each of the result's `packets`.
 #pragma once
 
 constexpr int BLOCK = 256;
@@ -131,8 +132,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK) avg_pool(
   s.assign(y, sum);
 }
 
-// Assigns the gradient of pixel `s`: the sums of what `add(sum, q, y, x, at)` adds for the windows (y, x) over it, whose
-// packet q of gradients lies at `at`.
+// Assigns the gradient of pixel `s`: the sums of what `add(sum, q, y, x, at)` adds for the windows (y, x) over it. The
+// packet q of their gradients lies at `at`.
 template <class Add>
 __device__ __forceinline__ void gather(const Images& of, const Spot& s, const T* g, T* dx, const Add& add) {
   if (!s.live) return;

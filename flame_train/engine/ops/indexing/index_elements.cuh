@@ -15,8 +15,8 @@ extern "C" __global__ void __launch_bounds__(256) elements(
   y[at] = x[row * inner + at % inner];
 }
 
-// Back, where a line has more indices than elements: out[o, r, i] is the sum of g[o, j, i] where index[o, j, i] is r, by
-// ascending j, added to base, which may be null. A thread an element of out; it reads all indices of its line.
+// Back, where a line has more indices than elements. Then out[o, r, i] is the sum of g[o, j, i] where index[o, j, i] is r, by
+// ascending j. It is added to base, which may be null. A thread an element of out; it reads all indices of its line.
 extern "C" __global__ void __launch_bounds__(256) element_sums(
     const T* g, const I* index, const T* base, T* out, const int size, const int rows, const int count,
     const int inner) {

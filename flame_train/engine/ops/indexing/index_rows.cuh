@@ -6,7 +6,7 @@
 #include "ops/indexing/index.cuh"
 
 constexpr int FEW = 1024, TILE = 2048, GROUP = 64, ACROSS = 64, LANES = 8, AHEAD = 2;
-constexpr int AT_ONCE = 8;  // rows asked for before the first is added
+constexpr int AT_ONCE = 8;  // rows requested before the first is added
 
 typedef Packet<T, WIDTH> Several;
 __device__ __forceinline__ Several read(const T* from) { return *reinterpret_cast<const Several*>(from); }
@@ -15,7 +15,7 @@ __device__ __forceinline__ void add(const Several& q, float* sum) {
   for (int i = 0; i < WIDTH; i++) sum[i] += to_float(q.e[i]);
 }
 
-// A thread AHEAD packets of y: all their indices are asked for, then all packets, then they are written. `along` packets
+// A thread AHEAD packets of y: all their indices are requested, then all packets, then they are written. `along` packets
 // are a row, `count` rows an outer place.
 extern "C" __global__ void __launch_bounds__(256) taken(
     const T* __restrict__ x, const I* __restrict__ index, T* __restrict__ y, const unsigned packets, const int rows,
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(256) taken(
 // ---- few places ------------------------------------------------------------------------------------------------------
 //
 // A block a place and ACROSS packets of columns. It finds all places of the same row, a bit each; the block of the first
-// adds them up: each of its LANES takes every LANES-th word of bits, in ascending order, and their sums are added in the
+// adds them up: each of its LANES takes every LANES-th word of bits, in ascending order. Their sums are added in the
 // order of the lanes. grid (places * tiles of ACROSS packets)
 
 // Adds the rows from `place` on whose bits are set.
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(ACROSS * LANES) few_sums(
 //
 // Keys, row * 2^32 + place, are sorted by tiles of TILE and the tiles merged, so the places of each row are taken in
 // ascending order. GROUP keys are then summed by each thread that has their columns. A row whose keys lie in one group is
-// assigned; of others each group leaves a part, fp32, (groups, 2, length): what ends a row begun before, and what begins
+// assigned. Of others each group leaves a part, fp32, (groups, 2, length): what ends a row begun before, and what begins
 // one.
 __device__ __forceinline__ int row_of(long long key) { return (int)(key >> 32); }
 

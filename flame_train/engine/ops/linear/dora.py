@@ -34,7 +34,7 @@ def dora_gain(
     """magnitude / |W + scale * up @ down| - 1, with the norm of each row (dim 0) or input column (dim 1) of the weight
 
     |W + s B|^2 = |W|^2 + 2 s <W, B> + s^2 |B|^2 with B = up @ down. For rows <W, B> is up * (W @ down^T), summed over
-    ranks, and |B|^2 is up * (up @ down @ down^T); for columns it is down * (up^T @ W) and down * (up^T @ up @ down).
+    ranks, and |B|^2 is up * (up @ down @ down^T). For columns it is down * (up^T @ W) and down * (up^T @ up @ down).
     The 1 is taken away because what is left is small, and a narrow float holds more of its digits.
     No gradient goes through the norm (section 4.3 of the paper, and PEFT).
 

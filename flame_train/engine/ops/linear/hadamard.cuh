@@ -39,8 +39,11 @@ __device__ __forceinline__ void fetch(
 
 // The thread's elements of both products, row by row.
 __device__ __forceinline__ void products(
-    Tile& tile, float (&made)[2][ROWS_EACH][8], const T* const (&a)[2], const T* const (&b)[2], int rows, int width, int rank
+    Tile& tile, float (&made)[2][ROWS_EACH][8], const T* first_a, const T* first_b, const T* second_a, const T* second_b,
+    int rows, int width, int rank
 ) {
+  const T* const a[2] = {first_a, second_a};
+  const T* const b[2] = {first_b, second_b};
   const int row = blockIdx.y * ROWS, column = blockIdx.x * COLUMNS, own = threadIdx.x / ACROSS * ROWS_EACH;
 #pragma unroll
   for (int i = 0; i < 2 * ROWS_EACH * 8; i++) made[i / (ROWS_EACH * 8)][i / 8 % ROWS_EACH][i % 8] = 0.0f;
@@ -86,9 +89,7 @@ extern "C" __global__ void __launch_bounds__(256)
                  const int rows, const int width, const int rank, const float scale) {
   __shared__ Tile tile;
   float made[2][ROWS_EACH][8];
-  const T* const a[2] = {first_a, second_a};
-  const T* const b[2] = {first_b, second_b};
-  products(tile, made, a, b, rows, width, rank);
+  products(tile, made, first_a, first_b, second_a, second_b, rows, width, rank);
   each_packet(made, rows, width, [&](long long place, const float* first, const float* second) {
     float w[N];
     load(weight + place, w);
@@ -104,9 +105,7 @@ extern "C" __global__ void __launch_bounds__(256)
                        T* of_products, const int rows, const int width, const int rank, const float scale) {
   __shared__ Tile tile;
   float made[2][ROWS_EACH][8];
-  const T* const a[2] = {first_a, second_a};
-  const T* const b[2] = {first_b, second_b};
-  products(tile, made, a, b, rows, width, rank);
+  products(tile, made, first_a, first_b, second_a, second_b, rows, width, rank);
   each_packet(made, rows, width, [&](long long place, const float* first, const float* second) {
     float g[N], of_first[N], of_second[N];
     load(grad + place, g);

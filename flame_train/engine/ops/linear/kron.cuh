@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // Parts of sum_{b, i} dW[a, b, c, i] second[b, i] and sum_{a, c} dW[a, b, c, i] first[a, c].
 //
 // Thread (lane, pack) keeps one c and one packet of columns. Its block has `lanes` times `packs` threads, and goes
-// through `rows_a` <= ROWS_A of a and ROWS_B of b: blocks (tile of b, tile of a, chunk of c times chunk of packets).
+// through `rows_a` <= ROWS_A of a and ROWS_B of b. Blocks are (tile of b, tile of a, chunk of c times chunk of packets).
 // Part (tile of b, chunk of packets) of `part_first` is (A, C); part (tile of a, chunk of c) of `part_second` (B, width).
 extern "C" __global__ void __launch_bounds__(256)
     kron_gradients(const T* grad, const T* first, const T* second, float* part_first, float* part_second,

@@ -6,7 +6,7 @@
 // (16 bands, width), the second's, of up factors, (width, 16 bands), fp32 and dense, c_step apart. What `adds` is added to,
 // else assigned. T is bf16 or fp16, sums are fp32 in a fixed order: equal inputs give equal bits. width % 8 == 0.
 //
-// A block makes COLUMNS columns of one product over `span` rows, a multiple of DEPTH; SHARE blocks, a cluster, have all rows
+// A block makes COLUMNS columns of one product over `span` rows, a multiple of DEPTH. SHARE blocks, a cluster, have all rows
 // and add up among them. A warp fetches DEPTH rows at a time into STAGES places, a warpgroup multiplies. Bound by memory: an
 // element of Q is used as often as P has columns. Grid: (tiles of both sides, SHARE); THREADS a block. BANDS, BANDS_UP: of
 // either side.

@@ -27,7 +27,7 @@ class SkinnyOperands:
     """The operands of the factors' gradients for n layers of one input.
 
     They are `grad_hidden`^T x for down and `rows`^T lora_hidden for up. x (M, K) is the input, rows (M, n, N) the
-    outputs' gradients, lora_hidden (M, n rank) the low-rank activations, grad_hidden (M, n rank) their gradients.
+    outputs' gradients. lora_hidden (M, n rank) are the low-rank activations, grad_hidden (M, n rank) their gradients.
     """
 
     x: Array

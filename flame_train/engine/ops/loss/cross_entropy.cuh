@@ -5,15 +5,15 @@
 // that size. target has a class a place, a whole number G; or, where PROBS is 1, probs has a probability a class, in x's
 // shape. weight, one a class, may be null. SPREAD is 1 where every class has a factor, by probs or `smoothing`.
 // Sums are fp32 in a fixed order. Outputs are assigned, fp32 and one a place: `max_logit` and `log_sum`, with which a
-// class's logarithm is (x - max_logit) - log_sum; `weight_sum`, the sum of the classes' factors; the loss, and its weight
-// in a mean.
+// class's logarithm is (x - max_logit) - log_sum. Others are `weight_sum`, the sum of the classes' factors, the loss, and
+// its weight in a mean.
 #pragma once
 
 constexpr int BLOCK = 256;
 constexpr int UNROLL = 4;  // classes a thread of entropy_columns asks for at once
 
 // The statistics of a place's classes so far: their maximum, the sum of e^(x - max_logit), and that of the factors, alone
-// and times x - pivot, the pivot being the place's first element where it is a number, so that little is lost where all
+// and times x - pivot. The pivot is the place's first element where it is a number, so that little is lost where all
 // are large.
 struct Classes {
   float max_logit, sum, weight_sum, product;

@@ -160,7 +160,7 @@ def batch_norm(
     """(input - mean) / sqrt(var + eps) * weight + bias per channel, with the batch's statistics or the running ones
 
     With training, the running statistics move towards the batch's in place, by `momentum`, the variance by its
-    unbiased estimate; not while a checkpoint recomputes, which would count a batch twice.
+    unbiased estimate. Not while a checkpoint recomputes, which would count a batch twice.
 
     Args:
         input: (B, C, ...) in NCHW, (B, ..., C) in NHWC.
@@ -212,7 +212,7 @@ def track_statistics(
         momentum: the new statistics' share.
 
     Returns:
-        The input's statistics; None if nobody asked for them.
+        The input's statistics; None if nobody wants them.
 
     Raises:
         ShapeError: a single value per channel.

@@ -1,14 +1,14 @@
 // Group normalisation over channels-last memory, forward and gradients, each in one launch.
 //
 // Contract: y and dy are dense, row-major (B, P, C), 16-byte aligned. The input is (B, P, C) or two arrays, of its first
-// `split` channels and of the others, and so are its gradient and what that is added to. C % 8 == split % 8 == 0. w and b
+// `split` channels and of the others. So are its gradient and what that is added to. C % 8 == split % 8 == 0. w and b
 // hold C elements of the same type, and `shift`, where not null, (B, C): added to every pixel's channels before all else.
 // mean and rstd are fp32, one a group. All sums are fp32 in a fixed order, so equal inputs give equal bits. Outputs are
 // assigned (=), but an input gradient is added to `plus` where that is not null; `plus` may be dx itself. A block has 256
 // bytes of shared memory a thread, or more.
 //
 // Grid (blocks an image, images at once), all of them resident; a block is whole rows of pixels, C / 8 threads to a
-// pixel. A block sums up its pixels, first to last, and keeps as many as it finds room for in shared memory while it
+// pixel. A block sums up its pixels, first to last. It keeps as many as it finds room for in shared memory while it
 // waits for the sums of its image's other blocks. Then it goes back from last to first: those without room are read
 // again, the latest first, for these the second cache still holds. `part` is (B, blocks, groups, 2) of room, `barriers`
 // a number an image.
@@ -96,8 +96,8 @@ template <int N, int ARRAYS> struct Lane {
     }
   }
 
-  // Hands `use` their values once more, last to first, those of `plus`, which lies as the input, zeros where it is null,
-  // and which pixel it is. `turns` is room for N of its packets a thread.
+  // Hands `use` their values once more, last to first. It hands those of `plus`, which lies as the input, zeros where it
+  // is null, and which pixel it is. `turns` is room for N of its packets a thread.
   template <class Use> __device__ __forceinline__ void back(const T* plus, Packet* turns, Use use) const {
     Packet* const own_turns = turns + threadIdx.x;
     auto ask_plus = [&](int j) {
@@ -143,8 +143,8 @@ __device__ __forceinline__ void spread(const float* values, int step, int c, int
 // ---- sums of a block, and of all blocks of an image ----------------------------------------------------------------
 
 // A thread's two sums a channel made the block's, in `part` as two sums a group, by way of `shared`. With `weight` and
-// `rstd` they are those of a gradient: the second still lacks its factor rstd, groups' sums want the channels'
-// weighted, and `channels`, where not null, is given all of the first and all of the second.
+// `rstd` they are those of a gradient. The second still lacks its factor rstd, groups' sums want the channels'
+// weighted. And `channels`, where not null, is given all of the first and all of the second.
 __device__ __forceinline__ void block_sums(const float* s0, const float* s1, int C, int groups, float* shared,
                                            float* part, const T* weight = nullptr, const float* rstd = nullptr,
                                            float* channels = nullptr) {
@@ -230,7 +230,7 @@ template <class Use> __device__ __forceinline__ void image_sums(const float* par
 
 // ---- forward -------------------------------------------------------------------------------------------------------
 
-// y = (x - mean) * rstd * w + b, through silu if asked. Sums are of (x - pivot) and (x - pivot)^2; the pivot, a group's
+// y = (x - mean) * rstd * w + b, through silu if wanted. Sums are of (x - pivot) and (x - pivot)^2; the pivot, a group's
 // first value, keeps the squares small.
 extern "C" __global__ void __launch_bounds__(THREADS) group_norm(
     const T* x, const T* x2, const T* shift, const T* w, const T* b, float* mean, float* rstd, T* y, float* part,
@@ -304,9 +304,9 @@ __device__ __forceinline__ float through(float z, float dy, int silu) {
   return dy * (s * (1.f + z * (1.f - s)));
 }
 
-// dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), g being the gradient at the normalised value; left out where that of
-// an array is null. `channels`, where not null, is (B, blocks, 2, C): sums a channel of the gradients at the scaled and shifted
-// value, by themselves and times xhat, which over B and blocks add up to those of bias and weight.
+// dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), g being the gradient at the normalised value; left out where that
+// of an array is null. `channels`, where not null, is (B, blocks, 2, C): sums a channel of the gradients at the scaled
+// and shifted value, by themselves and times xhat. These over B and blocks add up to those of bias and weight.
 extern "C" __global__ void __launch_bounds__(THREADS) group_norm_gradient(
     const T* x, const T* x2, const T* shift, const T* dy, const T* w, const T* b, const float* mean, const float* rstd,
     const T* plus, const T* plus2, T* dx, T* dx2, float* channels, float* part, unsigned* barriers, int B, int P, int C,

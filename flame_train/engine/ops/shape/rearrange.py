@@ -78,7 +78,7 @@ repeat.errors(ErrorSample(sample((2, 3), (2,)), ShapeError, "a number for each o
 def pad(xp: Namespace, input: Array, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Array:
     """input with something around it; pad = (last dim before, after, next to last before, after, ...)
 
-    The something is `value` (0 if not given) in mode "constant", and input itself mirrored, its border repeated or
+    The something is `value` (0 if not given) in mode "constant". It is input itself mirrored, its border repeated or
     its other end in modes "reflect", "replicate" and "circular". Negative numbers cut off.
 
     Args:

@@ -27,7 +27,7 @@ class Operand:
 class Layout:
     """The merged dims `sizes` that all operands share, with the `strides` of each; `width` elements make a packet.
 
-    Packets lie within rows, the innermost of `sizes`, unless `across`: then they go on from row to row, and an operand
+    Packets lie within rows, the innermost of `sizes`, unless `across`: then they go on from row to row. An operand
     that is not dense has its elements fetched one by one. `order` lists the dims of the full shape from the outermost
     in memory to the innermost, which is how a new output is laid out. `wide` says that indices need 64 bits.
     """

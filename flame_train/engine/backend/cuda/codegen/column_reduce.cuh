@@ -1,7 +1,7 @@
 // Totals of columns over the threads of a block, and over blocks that share columns.
 //
 // Contract: a block's THREADS, whole warps of them, stand in rows of ACROSS, a power of two up to 32, and each has WIDTH
-// neighbouring columns; there are at least as many threads as columns. All orders follow from these numbers and from
+// neighbouring columns. There are at least as many threads as columns. All orders follow from these numbers and from
 // how many blocks there are, never from which of them is first.
 #pragma once
 #include "backend/cuda/codegen/arrival_counter.cuh"
@@ -35,7 +35,7 @@ template <typename How, int ACROSS, int WIDTH, int THREADS> __device__ __forcein
 template <int COLUMNS, int THREADS> struct Left {
   static constexpr int WIDTH = COLUMNS < 4 ? COLUMNS : 4, ACROSS = COLUMNS / WIDTH, LANES = THREADS / ACROSS, AHEAD = 4;
   // Hands `use` the thread's own packets of every row that it reads, one of each of ARRAYS that lie COLUMNS apart, and
-  // the row. Rows lie `step` apart; several of them are asked for at once.
+  // the row. Rows lie `step` apart; several of them are requested at once.
   template <int ARRAYS, class Use>
   static __device__ __forceinline__ void each(const float* rows, int count, long long step, Use use) {
     const float* own = rows + threadIdx.x % ACROSS * WIDTH;

@@ -1,7 +1,7 @@
 // What generated kernels are written in: packets of elements and the functions their expressions use.
 //
 // Contract: a packet's address is a multiple of its size, at most 16 bytes. Arithmetic is fp32 whatever is stored.
-// FAST is 1 where nothing wider than 16 bits is stored: exponentials then come from the special function unit, with
+// FAST is 1 where nothing wider than 16 bits is stored. Exponentials then come from the special function unit, with
 // relative errors near 2^-21, far below what the result is rounded to.
 #pragma once
 #include "backend/cuda/codegen/convert.cuh"
@@ -122,7 +122,7 @@ struct Min {
 };
 
 // The totals over THREADS neighbouring threads, in every one of them, always in the same order. Beyond a warp the block
-// is ROWS times as many, and `shared`, one float a warp and total, is used by no other totals before the next barrier.
+// is ROWS times as many. Then `shared`, one float a warp and total, is used by no other totals before the next barrier.
 template <typename How, int THREADS, int ROWS = 1, int N>
 __device__ __forceinline__ void of_all(float (&v)[N], float (*shared)[32]) {
 #pragma unroll

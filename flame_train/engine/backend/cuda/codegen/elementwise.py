@@ -1,8 +1,8 @@
 """Elementwise kernels from expressions: operands of any shapes that broadcast, any strides, mixed dtypes, read once.
 
 The expressions are C over operands' names and what `dtypes.cuh` defines. Statements may precede the value:
-"float s = sigmoid(input); s * (1 - s)". Contract of the generated kernels: arithmetic is fp32; each output is assigned,
-never accumulated, and written once; no output may overlap an input other than element for element. Packets of up to 16
+"float s = sigmoid(input); s * (1 - s)". Contract of the generated kernels: arithmetic is fp32. Each output is assigned,
+never accumulated, and written once. No output may overlap an input other than element for element. Packets of up to 16
 bytes are moved where all operands allow it.
 """
 

@@ -1,7 +1,7 @@
 // Means of columns and what their squares from them add up to, so that nothing cancels.
 //
-// Contract: as column_reduce.cuh. Parts are merged by what they are, not in turn: first the mean of all, then each part's
-// squares, with as many times the square of how far its own mean lies off.
+// Contract: as column_reduce.cuh. Parts are merged by what they are, not in turn. First comes the mean of all, then
+// each part's squares, with as many times the square of how far its own mean lies off.
 #pragma once
 #include "backend/cuda/codegen/column_reduce.cuh"
 

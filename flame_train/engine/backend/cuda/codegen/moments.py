@@ -1,6 +1,6 @@
 """Sums of squared differences from the mean, in one pass over memory, for variances and standard deviations.
 
-Each thread keeps a running mean and sum of squares by Welford's formula; means and sums of threads and blocks are then
+Each thread keeps a running mean and sum of squares by Welford's formula. Means and sums of threads and blocks are then
 merged relative to the overall mean, so that nothing cancels. Contract of the generated kernels: the operand is dense;
 arithmetic is fp32, in an order that the sizes alone decide; outputs are assigned, never accumulated. Each block leaves
 mean and squares of its rows in memory, and the last one to finish merges them.

@@ -18,8 +18,8 @@ Names = tuple[tuple[str, DType], ...]
 class Signature:
     """What a kernel's text depends on besides program and cut.
 
-    The names and dtypes of rows, of tables with a `single` row, of `tables` with several, and of columns; the names of
-    numbers; the outputs' dtypes; and the number of leading dims. `alike` names, for each of `tables`, the first one
+    The names and dtypes of rows, of tables with a `single` row, of `tables` with several, and of columns. The names of
+    numbers. The outputs' dtypes, and the number of leading dims. `alike` names, for each of `tables`, the first one
     with the same run and count, whose row index it shares.
     """
 

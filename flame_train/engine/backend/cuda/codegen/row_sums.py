@@ -1,8 +1,9 @@
 """Row programs that also sum down the rows: a norm's gradient together with those of its weight and bias.
 
-Each operand is read once for both. Blocks go through many rows and keep their totals of columns in registers; each
+Each operand is read once for both. Blocks go through many rows and keep their totals of columns in registers. Each
 leaves them in memory, where a reduction down columns adds them up. Contract of the generated kernels: as for row
-programs (`rows.py`), and besides: all sums are in an order that the sizes and the number of multiprocessors decide.
+programs (`rows.py`), with one thing more. All sums are in an order that the sizes and the number of multiprocessors
+decide.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ A program is a list of steps over a row's elements, in order:
   degrees of each pair of neighbours: (a, b) becomes (-b, a).
 
 Expressions are C over the operands' names, those of earlier steps, `n` (the row's length) and what `dtypes.cuh`
-defines. Contract of the generated kernels: operands are 16-byte aligned (others are copied first); the elements of a
-row are contiguous, and rows lie at the strides of their leading dims, in operands and outputs; a row stays in the
-registers of up to 1024 threads; arithmetic and sums are fp32, sums in a fixed order; outputs are assigned, never
+defines. Contract of the generated kernels: operands are 16-byte aligned (others are copied first). The elements of a
+row are contiguous, and rows lie at the strides of their leading dims, in operands and outputs. A row stays in the
+registers of up to 1024 threads. Arithmetic and sums are fp32, sums in a fixed order. Outputs are assigned, never
 accumulated. A kernel serves any number of rows, and all lengths that are cut alike (`row_cuts.py`).
 """
 

@@ -2,7 +2,7 @@
 
 A formula takes a namespace and named numbers, and returns numbers by name. Over CuPy each of its operations is a
 launch. Here it is called with a `Trace` as the namespace and `Traced` numbers, which record each operation as a line
-of C; these lines are the kernel. Types are promoted as NumPy does, and every operation is rounded separately, so the
+of C. These lines are the kernel. Types are promoted as NumPy does, and every operation is rounded separately, so the
 results equal those of CuPy's operations bit for bit.
 
 Contract of the kernels: one block; every thread computes everything; the first writes the results, after all have read.

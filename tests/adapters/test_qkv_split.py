@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flame_train.adapters.factors import LoraFactors
-from flame_train.adapters.fused import entire, join, split
+from flame_train.adapters.qkv_split import check_splittable, join, split
 from flame_train.io.keymap import Op, Source
 
 QKV = {path: Source(("qkv",), Op.ROWS, i, 3) for i, path in enumerate("qkv")}
@@ -125,9 +125,9 @@ def test_parts_stored_in_formats_that_hold_not_each_others_numbers(dtypes, alike
     ("rows", "paths", "parts"), [(13, LINEAR1, 7), (8, QKV, 3), (5, {"norm_out": Source(("adaLN",), Op.SWAP)}, 2)]
 )
 def test_rows_that_cannot_be_shared_out(rows, paths, parts):
-    assert entire(lora(parts * 2), paths).rank == 2
+    assert check_splittable(lora(parts * 2), paths).rank == 2
     with pytest.raises(ValueError, match=f"{rows} rows, which is no multiple of {parts}"):
-        entire(lora(rows), paths)
+        check_splittable(lora(rows), paths)
     if len(paths) == 1:
         with pytest.raises(ValueError, match=f"{rows} rows"):
             join({"norm_out": lora(rows)}, paths)

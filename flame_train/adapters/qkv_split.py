@@ -30,7 +30,7 @@ def split(whole: LoraFactors, paths: Paths) -> dict[str, LoraFactors]:
     return blocks or {path: LoraFactors(whole.down, up, whole.alpha) for path, up in ups.items()}
 
 
-def entire(whole: LoraFactors, paths: Paths) -> LoraFactors:
+def check_splittable(whole: LoraFactors, paths: Paths) -> LoraFactors:
     """`whole`, known to have rows that its paths can share. ValueError for one that has not."""
     shape: Shape = whole.up.shape
     for source in paths.values():
@@ -47,7 +47,7 @@ def join(parts: Mapping[str, LoraFactors], paths: Paths) -> LoraFactors:
     """
     if len(paths) == 1:
         ((path, source),) = paths.items()
-        own = entire(parts[path], paths)
+        own = check_splittable(parts[path], paths)
         return LoraFactors(own.down, source.apply([own.up]), own.alpha)  # exchanging halves undoes itself
     present = [path for path in paths if path in parts]
     unit = _unit(parts, paths)

@@ -1,0 +1,183 @@
+"""Qwen's byte-level BPE (Sennrich et al. 2016, Radford et al. 2019), as Qwen3's text encoders use it.
+
+Its merges come along, from which the vocabulary follows: the 256 bytes, then one token a merge. A `tokenizer.json`
+beside the model takes its place. Both give the token ids of transformers.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from flame_train.errors import ModelFileError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PAD_TOKEN: Final = "<|endoftext|>"
+SHIPPED: Final = Path(__file__).parent / "qwen_merges.txt.gz"
+"""The merges of Qwen2 and Qwen3; part of the package."""
+
+PUBLISHED_ROWS: Final = 151936
+"""The rows of Qwen3's embedding: the vocabulary's 151,669 tokens, filled up."""
+
+_SPECIAL: Final = (
+    *(PAD_TOKEN, "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>"),
+    *("<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>"),
+    *("<|image_pad|>", "<|video_pad|>", "<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>"),
+    *("<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<tool_response>", "</tool_response>"),
+    *("<think>", "</think>"),
+)
+"""What is never cut, in the order of ids; they follow the vocabulary's last merge."""
+_WORD: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_FOLDERS: Final = ("tokenizer", "")
+_MAX_BYTES: Final = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A text as the encoder's input."""
+
+    ids: np.ndarray[Any, Any]  # int32 (length,): tokens, then padding
+    mask: np.ndarray[Any, Any]  # bool (length,): True where there is a token
+    truncated: int  # how many tokens did not fit
+
+
+class QwenTokenizer:
+    """Text to Qwen's token ids. Loads its vocabulary at first use, about 0.5 s.
+
+    path: a `tokenizer.json`; None: the published vocabulary. Its use raises ModelFileError for a file that cannot be
+    read, or is no byte-level BPE.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids, of any length. Special tokens in the text are themselves, as in transformers."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def row(self, text: str, length: int) -> Row:
+        """The text in `length` ids: cut, or filled up with the padding token. Raises ValueError for no length."""
+        if length < 1:
+            raise ValueError(f"expected a length of at least 1, got {length}")
+        ids = self.encode(text)
+        kept = ids[:length]
+        row = np.full(length, self.pad, np.int32)
+        row[: len(kept)] = kept
+        return Row(row, np.arange(length) < len(kept), len(ids) - len(kept))
+
+    @property
+    def pad(self) -> int:
+        """The id of the padding token."""
+        found = self._tokenizer.token_to_id(PAD_TOKEN)
+        assert found is not None
+        return found
+
+    @property
+    def rows(self) -> int:
+        """How many ids there are: an embedding has this many rows or more."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the vocabulary's file, on which a cached text embedding depends besides its model."""
+        return hashlib.sha256(_bytes_of(self.path or SHIPPED)).hexdigest()
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return _published() if self.path is None else _read(self.path)
+
+
+def find_tokenizer(places: Iterable[Path], option: str, rows: int) -> Path | None:
+    """The `tokenizer.json` in or beside the first of `places` that has one: a checkpoint or a diffusers folder each.
+
+    Where none has one, None, which is the published vocabulary, for an encoder whose embedding has its `rows`. Raises
+    ModelFileError for any other; `option` is the setting that names the encoder.
+    """
+    folders = [place if place.is_dir() else place.parent for place in places]
+    files = [folder / name / "tokenizer.json" for folder in folders for name in _FOLDERS]
+    found = next((path for path in files if path.is_file() and _is_bpe(path)), None)
+    if found is None and rows != PUBLISHED_ROWS:
+        raise ModelFileError(
+            f"Qwen3's vocabulary: expected a tokenizer.json beside an encoder of {rows} rows, which has not the "
+            f"{PUBLISHED_ROWS} of the published vocabulary; put it into the folder of the checkpoint or of {option}"
+        )
+    return found
+
+
+@lru_cache(maxsize=1)
+def _published() -> Tokenizer:
+    lines = gzip.decompress(SHIPPED.read_bytes()).decode().split("\n")[1:]  # the first names the version
+    return _made([(first, second) for first, _, second in (line.partition(" ") for line in lines if line)])
+
+
+def bytes_alone() -> str:
+    """A `tokenizer.json` without merges: a token a byte, and the special ones. For small models."""
+    return str(_made([]).to_str())
+
+
+def _made(merges: list[tuple[str, str]]) -> Tokenizer:
+    from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+    tokens = [*_byte_letters(), *(first + second for first, second in merges)]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    tokenizer.normalizer = normalizers.NFC()
+    words = pre_tokenizers.Split(Regex(_WORD), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
+    return tokenizer
+
+
+def _byte_letters() -> list[str]:
+    """The letter of each byte, in the order of ids: printable bytes are themselves, the others follow from U+0100."""
+    own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    return [chr(byte) for byte in own] + [chr(0x100 + i) for i in range(256 - len(own))]
+
+
+def _read(path: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    raw = _bytes_of(path)
+    try:
+        kind = json.loads(raw)["model"]["type"]
+        if kind != "BPE":
+            raise ValueError(f"it holds a model of type {kind}, not BPE")
+        tokenizer = Tokenizer.from_str(raw.decode())
+        if tokenizer.token_to_id(PAD_TOKEN) is None:
+            raise ValueError(f"it has no token {PAD_TOKEN}")
+    except Exception as error:  # the library has no error class
+        raise ModelFileError(f"{path}: not Qwen's tokenizer.json ({error}); fetch it again") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ModelFileError(f"{path}: is over {_MAX_BYTES} bytes, too large for a tokenizer.json")
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _is_bpe(path: Path) -> bool:
+    """T5 and CLIP have a tokenizer.json too."""
+    try:
+        return bool(json.loads(_bytes_of(path))["model"]["type"] == "BPE")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False

@@ -1,0 +1,15 @@
+"""No preservation: a step trains the images' own loss alone."""
+
+from __future__ import annotations
+
+from .kind import Preservation
+
+
+class Off(Preservation):
+    """Nothing further."""
+
+    name = "off"
+    active = False
+
+    def texts(self, caption: str, trigger: str) -> dict[str, str]:
+        return {}

@@ -1,0 +1,41 @@
+"""The names of Qwen3 as a text encoder: those of transformers below `model.`, whatever a file puts before them.
+
+Stand-alone files have `model.`, which Qwen3-VL calls `model.language_model.`. Full checkpoints have
+`text_encoders.qwen3_4b.transformer.model.`, diffusers folders `text_encoder/model.`. What predicts the next token
+from the last state, `lm_head`, plays no part. ComfyUI's scaled fp8 files store a factor for each fp8 matrix, by which
+its values are multiplied.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from flame_train.io.keymap import KeyMap, Op, scaled_fp8_rules, table
+from flame_train.io.resolve import Component, Layout
+
+_SIGN: Final = "layers.0.self_attn.q_norm.weight"
+_LAYER: Final = (
+    *(f"self_attn.{part}.weight" for part in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
+    *(f"mlp.{part}.weight" for part in ("gate_proj", "up_proj", "down_proj")),
+    *(f"{part}.weight" for part in ("input_layernorm", "post_attention_layernorm")),
+)
+_NAMES: Final = ("embed_tokens.weight", "norm.weight", *(f"layers.{{i}}.{name}" for name in _LAYER))
+# what marks a scaled file, or serves products in fp8
+_EXTRAS: Final = re.compile(r"scaled_fp8|.*\.scale_input")
+
+
+def qwen3_table(names: Collection[str] = ()) -> KeyMap:
+    """The table to native names, which are the same; `names` are a file's, of which those with a factor are scaled."""
+    return KeyMap(scaled_fp8_rules(names, table([(name, name, Op.COPY) for name in _NAMES])))
+
+
+def component(name: str, prefixes: tuple[str, ...]) -> Component:
+    """The encoder as a part of a model, below one of `prefixes`; ("",) if the file holds the encoder only."""
+    return Component(name, prefixes, (Layout("transformers", "layers.0.", qwen3_table),), _EXTRAS)
+
+
+def prefix_of(names: Iterable[str]) -> str | None:
+    """What stands before the encoder's names in a file, maybe ""; None if the file holds no such encoder."""
+    return next((name.removesuffix(_SIGN) for name in names if name.endswith(_SIGN)), None)

@@ -1,0 +1,322 @@
+"""FLUX.2's denoiser: Flux.1's two kinds of blocks, with gated MLPs and one modulation for all blocks of a kind.
+
+Attribute names are those of the published single file. The architecture was published as code only. Activations are
+channels-last. Shape letters: B batch, H height and W width in latent pixels, C channels of a pixel, L image tokens, T
+text tokens, S = T + L, D model width, E width of a head. A token is one pixel of the patched latents. No layer has a
+bias.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+
+from flame_train.engine import Tensor, checkpoint, nn, rematerialize, tensor
+from flame_train.engine import functional as F
+from flame_train.engine.dtype import DType, compute_dtype
+from flame_train.errors import ModelFileError
+from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.common.fp16 import bounded
+from flame_train.models.common.latents import check_latents
+from flame_train.models.common.stated import NOTHING, Stated
+from flame_train.models.flux.transformer import QueryKeyNorm, Stream, attend, modulated
+from flame_train.models.sdxl.transformer import linears_in
+
+_FREQUENCIES: Final = 256  # the width of the sinusoid of times
+_THETA: Final = 2000.0
+_EPS: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flux2Arch:
+    """Everything that decides the network's shapes."""
+
+    width: int
+    depth: int
+    """Blocks with a stream for the image and one for the text."""
+    single_depth: int
+    """Blocks with one stream for image and text."""
+    head_dim: int = 128
+    mlp: int
+    """The width of the gated MLPs."""
+    channels: int = 128
+    """Of the patched latents."""
+    context_dim: int
+    """Of the text encoder's output."""
+
+    @classmethod
+    def klein_4b(cls) -> Self:
+        """FLUX.2 klein 4B, base and distilled."""
+        return cls(width=3072, depth=5, single_depth=20, mlp=9216, context_dim=7680)
+
+    @classmethod
+    def klein_9b(cls) -> Self:
+        """FLUX.2 klein 9B, base and distilled."""
+        return cls(width=4096, depth=8, single_depth=24, mlp=12288, context_dim=12288)
+
+    @classmethod
+    def tiny(cls, context_dim: int = 96) -> Self:
+        """The same structure, small enough to train on a CPU."""
+        return cls(width=64, depth=2, single_depth=2, head_dim=32, mlp=192, context_dim=context_dim)
+
+    @classmethod
+    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
+        """The architecture of a file's transformer, from its native names and shapes, and what its folder states.
+
+        Raises ModelFileError naming a missing tensor, what is stated otherwise, or for dev, which has a guidance input.
+        """
+        if "guidance_in.in_layer.weight" in shapes:
+            raise ModelFileError(
+                "FLUX.2: expected klein, found a guidance input: this is FLUX.2 dev, whose text encoder is not "
+                "supported here; use klein base 4B or 9B"
+            )
+        width, channels = _shape(shapes, "img_in.weight")
+        arch = cls(
+            width=width,
+            depth=_count(shapes, "double_blocks"),
+            single_depth=_count(shapes, "single_blocks"),
+            head_dim=_shape(shapes, "double_blocks.0.img_attn.norm.query_norm.scale")[0],
+            mlp=_shape(shapes, "double_blocks.0.img_mlp.2.weight")[1],
+            channels=channels,
+            context_dim=_shape(shapes, "txt_in.weight")[1],
+        )
+        stated.must(
+            attention_head_dim=arch.head_dim,
+            num_attention_heads=width // arch.head_dim,
+            axes_dims_rope=arch.axes,
+            rope_theta=_THETA,
+            eps=_EPS,
+            patch_size=1,
+            guidance_embeds=False,
+            timestep_guidance_channels=_FREQUENCIES,
+        )
+        return arch
+
+    @property
+    def axes(self) -> tuple[int, int, int, int]:
+        """How many values of a head encode the image (always 0 here), the row, the column and the place in the text."""
+        each = self.head_dim // 4
+        return each, each, each, each
+
+
+def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
+    if name not in shapes:
+        raise ModelFileError(f"FLUX.2: expected a tensor {name}, which is missing: this is not a FLUX.2 transformer")
+    return shapes[name]
+
+
+def _count(shapes: Mapping[str, tuple[int, ...]], blocks: str) -> int:
+    return len({m[1] for name in shapes if (m := re.match(rf"{blocks}\.(\d+)\.", name))})
+
+
+def position_angles(arch: Flux2Arch, text: int, rows: int, columns: int) -> np.ndarray[Any, Any]:
+    """The angle by which each number of a head is turned at each token, fp64 (S, E); two neighbours share one."""
+    ids = np.zeros((text + rows * columns, 4))
+    ids[:text, 3] = np.arange(text)
+    ids[text:, 1] = np.repeat(np.arange(rows), columns)
+    ids[text:, 2] = np.tile(np.arange(columns), rows)
+    turns = [np.outer(ids[:, i], _THETA ** (-np.arange(0, n, 2) / n)) for i, n in enumerate(arch.axes)]
+    return np.repeat(np.concatenate(turns, axis=1), 2, axis=1)
+
+
+class Embedder(nn.Module):
+    """A time's sinusoid to the model's width: linear, silu, linear."""
+
+    def __init__(self, width: int) -> None:
+        self.in_layer = nn.Linear(_FREQUENCIES, width, bias=False)
+        self.out_layer = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out_layer(F.silu(self.in_layer(x)))
+
+
+class Modulation(nn.Module):
+    """(shift, scale, gate) for each part of the blocks of a kind, (B, 1, D) each, from the time's vector."""
+
+    def __init__(self, width: int, parts: int) -> None:
+        self.rows = 3 * parts
+        self.lin = nn.Linear(width, self.rows * width, bias=False)
+
+    def forward(self, silu_vec_BD: Tensor) -> tuple[Tensor, ...]:
+        return F.chunk(self.lin(silu_vec_BD).unsqueeze(1), self.rows, dim=-1)
+
+
+class Projections(nn.Module):
+    """One stream's way into the joint attention and out of it."""
+
+    def __init__(self, arch: Flux2Arch) -> None:
+        self.qkv = nn.Linear(arch.width, 3 * arch.width, bias=False)
+        self.norm = QueryKeyNorm(arch.head_dim)
+        self.proj = nn.Linear(arch.width, arch.width, bias=False)
+
+    def forward(self, x_BLD: Tensor) -> Stream:
+        return self.norm, F.chunk(self.qkv(x_BLD), 3, dim=-1)
+
+
+def _mlp(arch: Flux2Arch) -> nn.ModuleList:
+    """linear, SwiGLU, linear; entry 1 is the activation, which holds no weights."""
+    first, second = nn.Linear(arch.width, 2 * arch.mlp, bias=False), nn.Linear(arch.mlp, arch.width, bias=False)
+    return nn.ModuleList([first, None, second])
+
+
+# The inputs of linear layers are rematerialized: their own inputs have the same size and are saved anyway.
+
+
+def _gated(x: Tensor) -> Tensor:
+    """silu(gate) * value of [gate, value] (arXiv 2002.05202)."""
+    gate, value = F.chunk(x, 2, dim=-1)
+    return F.silu(gate) * value
+
+
+def _beside(found_BSD: Tensor, hidden_BSF: Tensor) -> Tensor:
+    return F.cat([found_BSD, _gated(hidden_BSF)], dim=-1)
+
+
+def _feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
+    made = mlp[2](rematerialize(_gated, mlp[0](modulated(x_BLD, shift, scale))))
+    return F.gated_add(x_BLD, gate, made)
+
+
+class DoubleBlock(Block):
+    """Image and text, with separate weights, in one joint attention."""
+
+    def __init__(self, arch: Flux2Arch) -> None:
+        self.img_attn, self.txt_attn = Projections(arch), Projections(arch)
+        self.img_mlp, self.txt_mlp = _mlp(arch), _mlp(arch)
+
+    def forward(
+        self, img_BLD: Tensor, txt_BTD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, *modulation: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Attends over text and image together, then applies each stream's own MLP.
+
+        Args:
+            img_BLD: the image's tokens (B, L, D).
+            txt_BTD: the text's tokens (B, T, D).
+            cos_S1E, sin_S1E: rotary angles of all S = T + L positions, (S, 1, E).
+            modulation: shift, scale and gate (B, 1, D) of attention and MLP, of the image and then of the text.
+
+        Returns:
+            The image's and the text's tokens, with the shapes of the inputs.
+        """
+        shift_i, scale_i, gate_i, *feed_i = modulation[:6]
+        shift_t, scale_t, gate_t, *feed_t = modulation[6:]
+        img = modulated(img_BLD, shift_i, scale_i)
+        txt = modulated(txt_BTD, shift_t, scale_t)
+        found_BSD = attend([self.txt_attn(txt), self.img_attn(img)], cos_S1E, sin_S1E)
+        for_txt, for_img = F.split(found_BSD, [txt_BTD.shape[1], img_BLD.shape[1]], dim=1)
+        img_BLD = F.gated_add(img_BLD, gate_i, self.img_attn.proj(for_img))
+        txt_BTD = F.gated_add(txt_BTD, gate_t, self.txt_attn.proj(for_txt))
+        if self.checkpointing == "mlp":
+            return (
+                checkpoint(_feed_forward, self.img_mlp, img_BLD, *feed_i),
+                bounded(checkpoint(_feed_forward, self.txt_mlp, txt_BTD, *feed_t)),
+            )
+        return _feed_forward(self.img_mlp, img_BLD, *feed_i), bounded(_feed_forward(self.txt_mlp, txt_BTD, *feed_t))
+
+
+class SingleBlock(Block):
+    """Text and image as one sequence; attention and MLP side by side, each a part of two wide layers."""
+
+    has_feed_forward = False  # its MLP begins in one layer with the attention: there is nothing to gain by it alone
+
+    def __init__(self, arch: Flux2Arch) -> None:
+        self.parts = (arch.width, arch.width, arch.width, 2 * arch.mlp)
+        self.linear1 = nn.Linear(arch.width, sum(self.parts), bias=False)
+        self.linear2 = nn.Linear(arch.width + arch.mlp, arch.width, bias=False)
+        self.norm = QueryKeyNorm(arch.head_dim)
+
+    def forward(
+        self, x_BSD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, shift: Tensor, scale: Tensor, gate: Tensor
+    ) -> Tensor:
+        """The tokens after the block.
+
+        Args:
+            x_BSD: the text's tokens and the image's (B, S, D).
+            cos_S1E, sin_S1E: rotary angles, (S, 1, E).
+            shift, scale, gate: the modulation, (B, 1, D) each.
+
+        Returns:
+            Tokens of the same shape.
+        """
+        *qkv, hidden = F.split(self.linear1(modulated(x_BSD, shift, scale)), self.parts, dim=-1)
+        found_BSD = attend([(self.norm, qkv)], cos_S1E, sin_S1E)
+        return bounded(F.gated_add(x_BSD, gate, self.linear2(rematerialize(_beside, found_BSD, hidden))))
+
+
+class FinalLayer(nn.Module):
+    """Modulation, and the way back to a token's features."""
+
+    def __init__(self, arch: Flux2Arch) -> None:
+        self.linear = nn.Linear(arch.width, arch.channels, bias=False)
+        self.adaLN_modulation = nn.ModuleList([None, nn.Linear(arch.width, 2 * arch.width, bias=False)])
+
+    def forward(self, x_BLD: Tensor, silu_vec_BD: Tensor) -> Tensor:
+        shift, scale = F.chunk(self.adaLN_modulation[1](silu_vec_BD).unsqueeze(1), 2, dim=-1)
+        return self.linear(F.layer_norm_modulate(x_BLD, scale, shift, _EPS))
+
+
+class Flux2(BlockNetwork):
+    """Predicts the velocity of the flow in noised latents. Its blocks are those of two streams and of one."""
+
+    def __init__(self, arch: Flux2Arch) -> None:
+        self.arch = arch
+        # one entry a shape, for as long as the model lives: captured steps read them at their addresses
+        self._turns: dict[tuple[int, int, int, DType, str], tuple[Tensor, Tensor]] = {}
+        self.img_in = nn.Linear(arch.channels, arch.width, bias=False)
+        self.txt_in = nn.Linear(arch.context_dim, arch.width, bias=False)
+        self.time_in = Embedder(arch.width)
+        self.double_stream_modulation_img = Modulation(arch.width, 2)
+        self.double_stream_modulation_txt = Modulation(arch.width, 2)
+        self.single_stream_modulation = Modulation(arch.width, 1)
+        self.double_blocks = nn.ModuleList([DoubleBlock(arch) for _ in range(arch.depth)])
+        self.single_blocks = nn.ModuleList([SingleBlock(arch) for _ in range(arch.single_depth)])
+        self.final_layer = FinalLayer(arch)
+
+    def forward(self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor) -> Tensor:
+        """The velocity for noised latents.
+
+        Args:
+            x_BHWC: patched latents (B, H, W, C).
+            timesteps_B: 1000 times the noise level, (B,), fp32.
+            context_BTC: Qwen3's hidden states (B, T, context_dim), padding included.
+
+        All but timesteps have the dtype of the weights.
+
+        Returns:
+            The velocity (B, H, W, C).
+
+        Raises:
+            ShapeError: latents of other sizes.
+        """
+        check_latents("FLUX.2's transformer", x_BHWC, self.arch.channels, 1)
+        B, H, W, C = x_BHWC.shape
+        T = context_BTC.shape[1]
+        silu_vec_BD = F.silu(self.time_in(F.timestep_embedding(timesteps_B, _FREQUENCIES, dtype=x_BHWC.dtype)))
+        both = (*self.double_stream_modulation_img(silu_vec_BD), *self.double_stream_modulation_txt(silu_vec_BD))
+        turns = self._turn(T, H, W)
+        img_BLD, txt_BTD = self.img_in(x_BHWC.reshape(B, H * W, C)), self.txt_in(context_BTC)
+        for block in self.double_blocks:
+            img_BLD, txt_BTD = block(img_BLD, txt_BTD, *turns, *both)
+        x_BSD, one = F.cat([txt_BTD, img_BLD], dim=1), self.single_stream_modulation(silu_vec_BD)
+        for block in self.single_blocks:
+            x_BSD = block(x_BSD, *turns, *one)
+        return self.final_layer(x_BSD[:, T:], silu_vec_BD).reshape(B, H, W, C)
+
+    def quantizable(self) -> dict[nn.Linear, bool]:
+        """The blocks' linear layers."""
+        return linears_in([*self.double_blocks, *self.single_blocks])
+
+    def _turn(self, text: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of `position_angles`, (S, 1, E), in fp32 at least."""
+        like = nn.compute_copy(self.img_in.weight)
+        assert isinstance(like, Tensor)
+        key = text, rows, columns, like.dtype, like.device
+        if key not in self._turns:
+            angles = position_angles(self.arch, text, rows, columns)[:, None]
+            dtype = compute_dtype(like.dtype)
+            self._turns[key] = tensor(np.cos(angles), dtype, like.device), tensor(np.sin(angles), dtype, like.device)
+        return self._turns[key]

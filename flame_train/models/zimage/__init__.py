@@ -1,0 +1,1 @@
+"""Z-Image's network, its names in files, and how both are found."""

@@ -1,0 +1,26 @@
+"""Z-Image's networks from its files. Qwen3 has a separate loader (`loading_qwen3`), which finds it in any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from flame_train.engine import nn
+from flame_train.io.keymap import Shape
+from flame_train.models.common.family_files import FamilyFiles
+from flame_train.models.common.qwen3 import Qwen3, Qwen3Arch
+from flame_train.models.common.stated import Stated
+from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.zimage import keys
+from flame_train.models.zimage.transformer import ZImage, ZImageArch
+
+
+def _build(component: str, native: Mapping[str, Shape], stated: Stated) -> nn.Module:
+    if component == "transformer":
+        return ZImage(ZImageArch.from_shapes(native, stated))
+    if component == "vae":
+        return Vae(VaeArch.from_shapes(native, VaeArch.flux(), stated))
+    return Qwen3(Qwen3Arch.from_shapes(native, stated))
+
+
+ZIMAGE_FILES: Final = FamilyFiles("zimage", keys.COMPONENTS, keys.resolve, {"qwen3-4b": "text_encoder"}, _build)

@@ -1,0 +1,125 @@
+"""FLUX.2 klein base, 4B and 9B."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+
+from flame_train.adapters.targets import Presets
+from flame_train.diffusion.flow import NO_SHIFT, Shift, dynamic_sigmas
+from flame_train.engine import Tensor, nn
+from flame_train.io.lora_names import LoraFamily
+from flame_train.models.common.part import Part
+from flame_train.models.common.qwen3 import Qwen3, Qwen3Arch
+from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.flux2 import keys
+from flame_train.models.flux2.files import FLUX2_FILES
+from flame_train.models.flux2.transformer import Flux2, Flux2Arch
+from flame_train.text_encoders.qwen3 import WITHOUT_THINKING
+from flame_train.training.model import Autoencoder, SamplingDefaults
+
+from .family import Family, Networks, Opening, published_name, stated_in
+from .flow import FlowModel, opened_qwen3
+from .lesson import Lesson
+
+_TAPS: Final = (9, 18, 27)
+
+_ATTENTION: Final = ("double_blocks.*_attn.qkv", "double_blocks.*_attn.proj", "single_blocks.*.linear1")
+_MLP: Final = ("double_blocks.*_mlp.[02]", "single_blocks.*.linear2")
+PRESETS: Final[Presets] = MappingProxyType(
+    {
+        "attention": _ATTENTION,
+        "attention+mlp": (*_ATTENTION, *_MLP),
+        "full": ("double_blocks.*", "single_blocks.*"),
+    }
+)
+"""40, 80 and 80 layers in klein 4B: the modulation is outside the blocks. In a single-stream block queries, keys and
+values are one layer with the MLP's first, so `attention` has that too."""
+
+
+def sampling_shift(tokens: int, steps: int) -> float:
+    """exp(mu) of the published sampling: mu between two lines in the number of tokens, by the steps (BFL's flux2)."""
+    at_200 = 0.00016927 * tokens + 0.45666666
+    if tokens > 4300:
+        return math.exp(at_200)
+    at_10 = 8.73809524e-05 * tokens + 1.89833333
+    slope = (at_200 - at_10) / 190.0
+    return math.exp(slope * steps + at_200 - 200.0 * slope)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flux2Model(FlowModel):
+    """Times are noise levels in (0, 1). klein has no guidance input, and attends to the text's padding."""
+
+    patch = 1
+
+    few_steps: bool = False
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        return SamplingDefaults(4, 1.0) if self.few_steps else SamplingDefaults(50, 4.0)
+
+    @property
+    def shift(self) -> Shift:
+        return NO_SHIFT
+
+    def sigmas(self, steps: int, tokens: int) -> np.ndarray[Any, Any]:
+        return dynamic_sigmas(steps, sampling_shift(tokens, steps))
+
+    def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
+        out: Tensor = network(x, t * 1000.0, cond["qwen3"])
+        return out
+
+
+def _networks(arch: Flux2Arch, qwen3: Qwen3Arch, vae: VaeArch) -> Networks:
+    return {"transformer": Flux2(arch), "vae": Vae(vae), "text_encoder": Qwen3(qwen3)}
+
+
+def _small() -> Networks:
+    return _networks(Flux2Arch.tiny(), Qwen3Arch.tiny(layers=27), VaeArch.tiny(latent_channels=32))
+
+
+class Flux2Family(Family):
+    name = "flux2"
+    files = FLUX2_FILES
+    encoders = MappingProxyType({"qwen3": "text_encoder"})
+    unsupported = ("model.prediction", "data.max_tokens", "loss.zero_terminal_snr", "loss.guidance_scale")
+    published = MappingProxyType(
+        {
+            "klein-4b": lambda: _networks(Flux2Arch.klein_4b(), Qwen3Arch.b4(), VaeArch.flux2()),
+            "klein-9b": lambda: _networks(Flux2Arch.klein_9b(), Qwen3Arch.b8(), VaeArch.flux2()),
+            "flux2-tiny": _small,
+        }
+    )
+    bench_targets = "attention+mlp"
+    small = "flux2-tiny"
+    lesson = Lesson("a small FLUX.2 klein with random weights, whose images are noise")
+
+    def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Flux2Model:
+        transformer = parts["transformer"].network
+        assert isinstance(transformer, Flux2)
+        return Flux2Model(
+            name=self.name,
+            title=self.title,
+            denoiser=parts["transformer"],
+            vae=Autoencoder(parts["vae"], VaeArch.flux2()),
+            text=(opened_qwen3(parts["text_encoder"], opening, WITHOUT_THINKING, _TAPS, masked=False),),
+            lora_names=keys.lora_family(transformer.arch.depth, transformer.arch.single_depth),
+            presets=PRESETS,
+            few_steps=bool(self.distilled(opening.base)),
+        )
+
+    def distilled(self, base: Path) -> str:
+        name = published_name(base)
+        if "klein" in name and "base" not in name:
+            return "is called klein without base"
+        return "says so of itself" if stated_in(base, "model_index.json").values.get("is_distilled") is True else ""
+
+    def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
+        return keys.lora_family()

@@ -1,0 +1,1 @@
+"""Many runs over one config: on this machine, by Slurm or by Ray."""

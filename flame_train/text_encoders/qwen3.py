@@ -1,0 +1,134 @@
+"""Qwen3 (arXiv 2505.09388) as a text encoder: hidden states of a chat message, after chosen layers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from flame_train.data.padding import Padding, Paddings
+from flame_train.data.tokenizers.qwen import QwenTokenizer, find_tokenizer
+from flame_train.engine import Tensor, nn
+from flame_train.engine import functional as F
+from flame_train.engine.dtype import int32
+from flame_train.errors import ModelFileError
+from flame_train.models.common.family_files import FamilyFiles
+from flame_train.models.common.loading_qwen3 import qwen3_part
+from flame_train.models.common.part import Part
+from flame_train.models.common.qwen3 import Qwen3
+from flame_train.settings import field
+
+from .encoder import EncoderKeys, TextEncoder
+
+_TOKENS = 8192  # of all captions that are encoded at once
+_UNIT = 32  # tokens, of which the longest caption of a batch has a multiple
+
+
+class Qwen3Keys(EncoderKeys):
+    name = "qwen3"
+
+    qwen3: str = field("", "Qwen3, where the checkpoint holds none; empty: its own", place=True)
+    qwen3_tokens: Literal[128, 256, 512, 1024] = field(
+        512, "caption length that Qwen3 is given, chat template included", unit="tokens"
+    )
+    qwen3_dropout: float = field(0.0, "probability that Qwen3 is dropped, apart from captions", ge=0, le=1)
+
+    @classmethod
+    def part(cls, path: Path, component: str, files: FamilyFiles) -> Part:
+        """From a file, its folder, a whole diffusers folder, or a checkpoint that holds it."""
+        return qwen3_part(path, component)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """What stands before and after a caption in the message that Qwen3 reads."""
+
+    before: str
+    after: str
+
+    def around(self, text: str) -> str:
+        """The whole message."""
+        return self.before + text + self.after
+
+
+THINKING: Final = ChatTemplate("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
+"""A user's message that Qwen3 is to think about: Z-Image's."""
+WITHOUT_THINKING: Final = ChatTemplate(THINKING.before, THINKING.after + "<think>\n\n</think>\n\n")
+"""A user's message with its thinking left empty: FLUX.2 klein's."""
+
+
+@dataclass(frozen=True, eq=False)
+class Qwen3Encoder(TextEncoder):
+    """Qwen3. It makes the hidden states `qwen3` (T, C) after the layers of `taps`, side by side.
+
+    With `masked` they are kept without padding, for a denoiser that does not look at it. A batch then has
+    `qwen3_rows` (B,), the number of each caption's tokens.
+    """
+
+    key = "qwen3"
+    quantizable = True
+
+    template: ChatTemplate
+    taps: tuple[int, ...]
+    length: int
+    masked: bool
+    places: tuple[Path, ...] = ()
+
+    @cached_property
+    def tokenizer(self) -> QwenTokenizer:
+        """The `tokenizer.json` beside the encoder or checkpoint, or the published one. Raises ModelFileError."""
+        rows = self._network.arch.vocabulary
+        found = QwenTokenizer(find_tokenizer(self.places, "text_encoders.qwen3", rows))
+        if found.rows > rows:
+            raise ModelFileError(
+                f"{found.path}: has {found.rows} tokens, more than the {rows} rows of the encoder's embedding; it "
+                "is of another model, fetch the encoder's own"
+            )
+        return found
+
+    @property
+    def _network(self) -> Qwen3:
+        assert isinstance(self.part.network, Qwen3)
+        return self.part.network
+
+    @property
+    def outputs(self) -> Mapping[str, tuple[int, ...]]:
+        return {"qwen3": (self.length, len(self.taps) * self._network.arch.width)}
+
+    @property
+    def paddings(self) -> Paddings:
+        return {"qwen3": Padding(self.length, _UNIT, "qwen3_rows")} if self.masked else {}
+
+    @property
+    def limit(self) -> tuple[str, int]:
+        return "text_encoders.qwen3_tokens", self.length
+
+    @property
+    def at_once(self) -> int:
+        return max(1, _TOKENS // self.length)
+
+    def inputs(self, text: str) -> dict[str, np.ndarray[Any, Any]]:
+        row = self.tokenizer.row(self.template.around(text), self.length)
+        return {"ids": row.ids, "mask": row.mask}
+
+    def rows(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> int:
+        return int(np.count_nonzero(inputs["mask"]))
+
+    def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        assert isinstance(network, Qwen3)
+        mask = None if self.masked else inputs["mask"]  # tokens do not see the padding after them
+        made = {"qwen3": F.cat(list(network(inputs["ids"], mask, self.taps)), dim=-1)}
+        return made | ({"qwen3_rows": inputs["mask"].to(int32).sum(dim=-1)} if self.masked else {})
+
+    def overlong(self, text: str) -> bool:
+        return self.tokenizer.row(self.template.around(text), self.length).truncated > 0
+
+    @property
+    def vocabulary(self) -> str:
+        kind = f"{self.tokenizer.fingerprint} {self.length} {self.template} {self.taps}"
+        return hashlib.sha256(kind.encode()).hexdigest()

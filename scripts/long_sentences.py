@@ -1,0 +1,124 @@
+"""Lists sentences of more than 25 words in documents, docstrings and comments.
+
+    python scripts/long_sentences.py [PATH ...]
+
+Without a path it reads README.md, CONTRIBUTING.md, docs and flame_train, but for the log. It ends with 1 if there are
+any. A sentence ends at a full stop, a question mark or an exclamation mark. A paragraph, an item
+of a list and a cell of a table end one too. Code counts as one word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+MOST = 25
+ROOT = Path(__file__).parents[1]
+_LEFT_OUT = ("docs/log.md", "docs/ops.md", "docs/tree.md")  # what was seen on a day, and what scripts write
+_ENDINGS = {".md", ".py", ".cu", ".cuh", ".cpp"}
+_CODE = re.compile(r"`+[^`]*`+")
+_END = re.compile(r"(?<=[.!?])[\"')\]*]*\s+")
+_ITEM = re.compile(r"\s*(?:[-*]|\d+\.|\w[\w, *]*:|#+)(?:\s|$)")
+_WORD = re.compile(r"[A-Za-z`]")
+_COMMENT = re.compile(r"^\s*//(.*)$")
+
+Text = tuple[int, str]
+"""The number of a line, and what stands there."""
+
+
+def long_sentences(path: Path) -> list[Text]:
+    """The sentences of a file that are too long, each with the line on which its paragraph begins."""
+    text = path.read_text(encoding="utf-8")
+    blocks = {".md": _document, ".py": _python}.get(path.suffix, _cuda)(text)
+    found = []
+    for line, block in blocks:
+        for sentence in _END.split(_CODE.sub("`", block)):
+            if sum(_WORD.search(word) is not None for word in sentence.split()) > MOST:
+                found.append((line, " ".join(sentence.split())))
+    return found
+
+
+def _document(text: str) -> Iterator[Text]:
+    """Paragraphs, items of lists and cells of tables, without code blocks."""
+    lines: list[Text] = []
+    fenced = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+            yield from _paragraphs(lines)
+            lines = []
+        elif not fenced and line.startswith("|"):
+            yield from ((number, cell) for cell in line.split("|"))
+        elif not fenced:
+            lines.append((number, line))
+    yield from _paragraphs(lines)
+
+
+def _python(text: str) -> Iterator[Text]:
+    """Docstrings, and comments: those of whole lines are joined."""
+    for node in ast.walk(ast.parse(text)):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else ():
+            value = getattr(statement, "value", None)
+            if isinstance(statement, ast.Expr) and isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield from _paragraphs(list(enumerate(value.value.splitlines(), statement.lineno)))
+    comments: list[Text] = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            alone = token.line.lstrip().startswith("#")
+            if comments and not (alone and comments[-1][0] == token.start[0] - 1):
+                yield from _paragraphs(comments)
+                comments = []
+            comments.append((token.start[0], token.string.lstrip("# ")))
+    yield from _paragraphs(comments)
+
+
+def _cuda(text: str) -> Iterator[Text]:
+    """Comments of whole lines."""
+    found = ((n, _COMMENT.match(line)) for n, line in enumerate(text.splitlines(), 1))
+    lines: list[Text] = [(n, match[1].strip() if match else "") for n, match in found]
+    yield from _paragraphs(lines)
+
+
+def _paragraphs(lines: list[Text]) -> Iterator[Text]:
+    """Lines joined up to an empty one, the next item of a list, or the next argument of a docstring."""
+    block: list[str] = []
+    begin = 0
+    for number, line in [*lines, (0, "")]:
+        if block and (not line.strip() or _ITEM.match(line)):
+            yield begin, " ".join(block)
+            block = []
+        if line.strip():
+            begin = begin if block else number
+            block.append(line.strip())
+
+
+def files(paths: list[Path]) -> list[Path]:
+    """The files below the paths that are read."""
+    found = [p for path in paths for p in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    left_out = {ROOT / name for name in _LEFT_OUT}
+    return [p for p in found if p.suffix in _ENDINGS and p.resolve() not in left_out]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", nargs="*", type=Path)
+    given = parser.parse_args().paths
+    usual = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs", "flame_train")]
+    total = 0
+    for path in files([p.resolve() for p in given] or usual):
+        for line, sentence in long_sentences(path):
+            total += 1
+            print(f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}:{line}: {sentence}")
+    print(f"{total} sentences of more than {MOST} words", file=sys.stderr)
+    return 1 if total else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

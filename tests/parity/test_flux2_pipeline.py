@@ -1,0 +1,172 @@
+"""A small FLUX.2 klein pipeline, read from the folder that diffusers saves: the same image and training loss."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flame_train.config.schema import LossSection, ModelSection
+from flame_train.data.tokenizers.qwen import bytes_alone
+from flame_train.engine import no_grad, tensor
+from flame_train.engine.random import Rng
+from flame_train.errors import ConfigError, ModelFileError
+from flame_train.recipes import FAMILIES, NOTHING_NAMED, family_of
+from flame_train.tools.sample import sample
+from flame_train.training.preview import PREVIEW_NOISE
+from tests.tools.test_sample import PLAIN
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+transformers = pytest.importorskip("transformers")
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{{ '<|im_start|>assistant\n' }}{% if enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+)
+PROMPT = "a red circle"
+
+
+def random(module, seed):
+    torch.manual_seed(seed)
+    for p in module.parameters():
+        p.data = torch.randn_like(p) * (0.05 if p.ndim > 1 else 0.2) + (1.0 if p.ndim == 1 else 0.0)
+    return module.eval()
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("qwen")
+    (folder / "tokenizer.json").write_text(bytes_alone())
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), pad_token="<|endoftext|>", chat_template=TEMPLATE
+    )
+    text = transformers.Qwen3Config(
+        vocab_size=288, hidden_size=16, num_hidden_layers=28, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=24, head_dim=8,
+    )  # fmt: skip
+    transformer = diffusers.Flux2Transformer2DModel(
+        num_layers=2, num_single_layers=2, attention_head_dim=16, num_attention_heads=4, joint_attention_dim=48,
+        axes_dims_rope=[4, 4, 4, 4], guidance_embeds=False,
+    )  # fmt: skip
+    vae = diffusers.AutoencoderKLFlux2(
+        down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4,
+        block_out_channels=[8, 16, 16, 16], layers_per_block=1, norm_num_groups=4,
+    )  # fmt: skip
+    vae.bn.running_mean = 0.3 * torch.randn(128, generator=torch.Generator().manual_seed(4))
+    vae.bn.running_var = 0.5 + torch.rand(128, generator=torch.Generator().manual_seed(5))
+    made = diffusers.Flux2KleinPipeline(
+        diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        random(vae, 0),
+        random(transformers.Qwen3ForCausalLM(text), 1),
+        tokenizer,
+        random(transformer, 2),
+    )
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(pipeline, tmp_path_factory):
+    path = tmp_path_factory.mktemp("flux2")
+    pipeline.save_pretrained(path)
+    return path
+
+
+def opening(folder):
+    return replace(NOTHING_NAMED, base=folder)
+
+
+def test_sample_draws_what_the_pipeline_draws(pipeline, folder, tmp_path):
+    """From the same noise, guided, in fp32: within rounding of 8 bits."""
+    assert family_of(folder).name == "flux2"
+    noise = Rng(np, PLAIN["seed"], 0, np.zeros(1, np.int64)).normal(PREVIEW_NOISE, (4, 6, 128))
+    expected = pipeline(
+        prompt=PROMPT,
+        num_inference_steps=PLAIN["steps"],
+        guidance_scale=PLAIN["guidance_scale"],
+        height=PLAIN["height"],
+        width=PLAIN["width"],
+        latents=torch.from_numpy(np.array(noise, np.float32)).permute(0, 3, 1, 2),
+    ).images[0]
+    expected = np.asarray(expected).astype(float)
+    sample(str(folder), [PROMPT], tmp_path / "image.png", **PLAIN)
+    with Image.open(tmp_path / "image.png") as drawn:
+        found = np.asarray(drawn).astype(float)
+    assert expected.std() > 5
+    assert np.abs(found - expected).max() <= 1
+
+
+def test_the_training_loss_is_that_of_diffusers_script(pipeline, folder, off):
+    model = FAMILIES["flux2"].open(opening(folder))
+    rng = np.random.default_rng(0)
+    latents, noise = (rng.standard_normal((2, 4, 6, 128)).astype(np.float32) for _ in range(2))
+    levels = np.array([0.3, 0.875], np.float32)
+    encoder, prompts = model.text[0], [PROMPT, "кошка на крыше"]
+    inputs = [encoder.inputs(text) for text in prompts]
+    stacked = {name: tensor(np.stack([row[name] for row in inputs])) for name in inputs[0]}
+    with no_grad():
+        cond = encoder.encode(encoder.load(device="cpu", dtype="fp32", precision="auto"), stacked)
+    objective = model.objective(ModelSection(), LossSection(), "cpu")
+    denoiser = model.load_denoiser(device="cpu", dtype="fp32")
+    x, n, t = tensor(latents), tensor(noise), tensor(levels)
+    with no_grad():
+        found = objective.losses(denoiser.denoise(objective.noised(x, n, t), t, cond), x, n, t).mean().item()
+
+    with torch.no_grad():
+        captions, text_ids = pipeline.encode_prompt(prompts)
+        assert off(cond["qwen3"], captions) < 1e-5
+        images, noises = (torch.from_numpy(a).permute(0, 3, 1, 2) for a in (latents, noise))
+        sigmas = torch.from_numpy(levels)[:, None, None, None]
+        noised = (1.0 - sigmas) * images + sigmas * noises
+        predicted = pipeline.transformer(
+            hidden_states=pipeline._pack_latents(noised),
+            timestep=torch.from_numpy(levels),
+            guidance=None,
+            encoder_hidden_states=captions,
+            txt_ids=text_ids,
+            img_ids=pipeline._prepare_latent_ids(noised),
+        ).sample
+        target = pipeline._pack_latents(noises - images)
+        expected = float(torch.mean((predicted - target) ** 2))
+    assert abs(found - expected) < 1e-5 * expected
+    assert expected > 0.1
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "words"),
+    [
+        ("transformer", {"axes_dims_rope": [8, 4, 2, 2]}, "axes_dims_rope is"),
+        ("transformer", {"rope_theta": 10000}, "rope_theta is 10000"),
+        ("vae", {"batch_norm_eps": 1e-5}, "batch_norm_eps is 1e-05"),
+    ],
+)
+def test_a_config_that_says_something_else_is_refused(folder, part, change, words):
+    path = folder / part / "config.json"
+    whole = path.read_text()
+    path.write_text(json.dumps(json.loads(whole) | change))
+    try:
+        with pytest.raises(ModelFileError, match=words):
+            FAMILIES["flux2"].open(opening(folder))
+    finally:
+        path.write_text(whole)
+
+
+def test_a_distilled_pipeline_is_refused_as_a_base(folder):
+    path, family = folder / "model_index.json", FAMILIES["flux2"]
+    whole = path.read_text()
+    assert family.distilled(folder) == ""
+    path.write_text(json.dumps(json.loads(whole) | {"is_distilled": True}))
+    try:
+        with pytest.raises(ConfigError, match="says so of itself"):
+            family.refuse_distilled(folder, ModelSection())
+        family.refuse_distilled(folder, ModelSection(training_adapter="adapter.safetensors"))
+        assert family.open(opening(folder)).sampling_defaults.steps == 4
+    finally:
+        path.write_text(whole)
+    for name, distilled in (("flux-2-klein-4b.safetensors", True), ("flux-2-klein-base-4b.safetensors", False)):
+        assert bool(family.distilled(folder.parent / name)) == distilled

@@ -1,0 +1,164 @@
+"""A small Z-Image pipeline, read from the folder that diffusers saves: the same image, and the same training loss."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flame_train.config.schema import LossSection, ModelSection
+from flame_train.data.tokenizers.qwen import bytes_alone
+from flame_train.engine import no_grad, tensor
+from flame_train.engine.random import Rng
+from flame_train.errors import ModelFileError
+from flame_train.recipes import FAMILIES, NOTHING_NAMED, family_of
+from flame_train.tools.sample import sample
+from flame_train.training.preview import PREVIEW_NOISE
+from tests.tools.test_sample import PLAIN
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+transformers = pytest.importorskip("transformers")
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{{ '<|im_start|>assistant\n' }}"
+)
+PROMPT = "a red circle"
+
+
+def random(module, seed):
+    torch.manual_seed(seed)
+    for p in module.parameters():
+        p.data = torch.randn_like(p) * (0.05 if p.ndim > 1 else 0.2) + (1.0 if p.ndim == 1 else 0.0)
+    return module.eval()
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("qwen")
+    (folder / "tokenizer.json").write_text(bytes_alone())
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), pad_token="<|endoftext|>", chat_template=TEMPLATE
+    )
+    text = transformers.Qwen3Config(
+        vocab_size=288, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=48, head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 5e4},
+    )  # fmt: skip
+    transformer = diffusers.ZImageTransformer2DModel(
+        dim=96, n_layers=2, n_refiner_layers=1, n_heads=3, n_kv_heads=3, cap_feat_dim=32, axes_dims=[8, 12, 12],
+        axes_lens=[1024, 64, 64],
+    )  # fmt: skip
+    vae = diffusers.AutoencoderKL(
+        down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4,
+        block_out_channels=[8, 16, 16, 16], layers_per_block=1, latent_channels=16, norm_num_groups=4,
+        scaling_factor=0.3611, shift_factor=0.1159, use_quant_conv=False, use_post_quant_conv=False,
+    )  # fmt: skip
+    made = diffusers.ZImagePipeline(
+        diffusers.FlowMatchEulerDiscreteScheduler(shift=6.0),
+        random(vae, 0),
+        random(transformers.Qwen3ForCausalLM(text), 1),
+        tokenizer,
+        random(transformer, 2),
+    )
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def opening(folder):
+    return replace(NOTHING_NAMED, base=folder)
+
+
+@pytest.fixture(scope="module")
+def folder(pipeline, tmp_path_factory):
+    path = tmp_path_factory.mktemp("zimage")
+    pipeline.save_pretrained(path)
+    return path
+
+
+def test_the_folder_is_z_image(folder):
+    assert family_of(folder).name == "zimage"
+
+
+def test_sample_draws_what_the_pipeline_draws(pipeline, folder, tmp_path):
+    """From the same noise, guided, in fp32: within rounding of 8 bits."""
+    noise = Rng(np, PLAIN["seed"], 0, np.zeros(1, np.int64)).normal(PREVIEW_NOISE, (8, 12, 16))
+    expected = pipeline(
+        PROMPT,
+        negative_prompt="",
+        num_inference_steps=PLAIN["steps"],
+        guidance_scale=PLAIN["guidance_scale"] - 1.0,  # diffusers counts what is added to the conditional prediction
+        height=PLAIN["height"],
+        width=PLAIN["width"],
+        latents=torch.from_numpy(np.array(noise, np.float32)).permute(0, 3, 1, 2),
+    ).images[0]
+    expected = np.asarray(expected).astype(float)
+    sample(str(folder), [PROMPT], tmp_path / "image.png", **PLAIN)
+    with Image.open(tmp_path / "image.png") as drawn:
+        found = np.asarray(drawn).astype(float)
+    assert expected.std() > 5
+    assert np.abs(found - expected).max() <= 1
+
+
+def test_the_training_loss_is_that_of_diffusers_script(pipeline, folder, off):
+    model = FAMILIES["zimage"].open(opening(folder))
+    rng = np.random.default_rng(0)
+    latents, noise = (rng.standard_normal((2, 8, 12, 16)).astype(np.float32) for _ in range(2))
+    levels = np.array([0.3, 0.875], np.float32)
+    examples = []
+    for text in (PROMPT, "a much longer caption, which takes more than thirty-two tokens of bytes"):
+        row = model.text[0].inputs(text)
+        network = model.text[0].load(device="cpu", dtype="fp32", precision="auto")
+        with no_grad():
+            made = model.text[0].encode(network, {name: tensor(a[None]) for name, a in row.items()})
+        examples.append(made["qwen3"].numpy()[0][: model.text[0].rows(row)])
+    rows = np.array([len(e) for e in examples], np.int32)
+    context = np.stack([np.pad(e, ((0, max(rows) - len(e)), (0, 0))) for e in examples])
+
+    objective = model.objective(ModelSection(), LossSection(), "cpu")
+    denoiser = model.load_denoiser(device="cpu", dtype="fp32")
+    x, n, t = tensor(latents), tensor(noise), tensor(levels)
+    cond = {"qwen3": tensor(context), "qwen3_rows": tensor(rows)}
+    with no_grad():
+        found = objective.losses(denoiser.denoise(objective.noised(x, n, t), t, cond), x, n, t).mean().item()
+
+    captions, _ = pipeline.encode_prompt(
+        [PROMPT, "a much longer caption, which takes more than thirty-two tokens of bytes"],
+        do_classifier_free_guidance=False,
+    )
+    for ours, theirs in zip(examples, captions, strict=True):
+        assert off(ours, theirs.detach()) < 1e-5
+    with torch.no_grad():
+        images, noises = (torch.from_numpy(a).permute(0, 3, 1, 2) for a in (latents, noise))
+        sigmas = torch.from_numpy(levels)[:, None, None, None]
+        noised = (1.0 - sigmas) * images + sigmas * noises
+        told = (1000 - torch.from_numpy(levels) * 1000) / 1000
+        predicted = pipeline.transformer(list(noised.unsqueeze(2).unbind(0)), told, captions, return_dict=False)[0]
+        predicted = -torch.stack(predicted, dim=0).squeeze(2)
+        expected = float(torch.mean((predicted.float() - (noises - images).float()) ** 2))
+    assert abs(found - expected) < 1e-5 * expected
+    assert expected > 0.1
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "words"),
+    [
+        ("transformer", {"n_kv_heads": 1}, "n_kv_heads is 1, expected 3"),
+        ("transformer", {"axes_dims": [16, 8, 8], "norm_eps": 1e-6}, "norm_eps is 1e-06"),
+        ("vae", {"scaling_factor": 0.18215}, "scaling_factor is 0.18215"),
+        ("text_encoder", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+    ],
+)
+def test_a_config_that_says_something_else_is_refused(folder, part, change, words):
+    path = folder / part / "config.json"
+    whole = path.read_text()
+    path.write_text(json.dumps(json.loads(whole) | change))
+    try:
+        with pytest.raises(ModelFileError, match=words):
+            FAMILIES["zimage"].open(opening(folder))
+    finally:
+        path.write_text(whole)

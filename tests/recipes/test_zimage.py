@@ -1,0 +1,169 @@
+"""Z-Image from a config to a LoRA, on a small base with random weights, from files of every published kind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flame_train import cli
+from flame_train.adapters.formats import from_file
+from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.models.zimage.keys import lora_family
+from flame_train.recipes import FAMILIES, family_of
+from flame_train.recipes.small import write_vocabulary
+
+FP8 = ml_dtypes.float8_e4m3fn
+Array = np.ndarray[Any, Any]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("zimage")
+    FAMILIES["zimage"].write_small_base(folder, 3)
+    return folder / "base.safetensors"
+
+
+@pytest.fixture(scope="module")
+def arrays(base: Path) -> dict[str, Array]:
+    with SafetensorsFile(base) as file:
+        return {name: np.array(file.read(name)) for name in file.names}
+
+
+@pytest.fixture
+def train(base: Path, drawn: Path, tmp_path: Path) -> Callable[..., int]:
+    texts = sorted(drawn.glob("*.txt"))
+    texts[0].write_text(texts[0].read_text() + ", with so many words behind it that it takes more rows than the others")
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'[model]\ncheckpoint = "{base}"\n[data]\npath = "{drawn}"\nresolution = 64\nbucket_step = 32\n'
+        'batch_size = 2\n[lora]\nrank = 2\nalpha = 2.0\ntargets = ["full"]\n[train]\nsteps = 4\nprecision = "fp32"\n'
+        '[checkpoint]\nevery = 2\n[sample]\nevery = 4\nprompts = ["a red circle"]\nsteps = 2\n[output]\n'
+        f'format = "both"\ndir = "{tmp_path / "run"}"\n'
+    )
+    return lambda *settings: cli.run(["train", str(config), "--device", "cpu", *settings])
+
+
+def below(prefix: str, arrays: dict[str, Array]) -> dict[str, Array]:
+    """A component's tensors without their prefix."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def test_a_run_and_its_continuation_give_the_same_bytes(train: Callable[..., int], tmp_path: Path) -> None:
+    """And both formats of its file are the same LoRA."""
+    assert train() == 0
+    run = tmp_path / "run"
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in log] == [1, 2, 3, 4]
+    assert all(np.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in log)
+    assert (run / "samples" / "step-000004.png").exists()
+    whole = (run / "checkpoints" / "step-000004" / "lora.safetensors").read_bytes()
+    files = [from_file(path, lora_family()).state["transformer"] for path in sorted(run.glob("lora*.safetensors"))]
+    assert len(files) == 2
+    assert files[0].keys() == files[1].keys()
+    assert len(files[0]) == 23
+    shutil.rmtree(run / "checkpoints" / "step-000004")
+    for path in run.glob("lora*.safetensors"):
+        path.unlink()
+    assert train() == 0
+    assert (run / "checkpoints" / "step-000004" / "lora.safetensors").read_bytes() == whole
+
+
+def test_separate_files_and_scaled_fp8_are_the_checkpoint(
+    train: Callable[..., int], arrays: dict[str, Array], tmp_path: Path
+) -> None:
+    """ComfyUI's three files, of which the transformer has factors for its fp8 weights, give the same first loss."""
+    transformer = below("model.diffusion_model.", arrays)
+    text = below("text_encoders.qwen3_4b.transformer.", arrays)
+    vae = below("first_stage_model.", arrays)
+    linear = [name for name in transformer if ".feed_forward." in name or ".attention.out." in name]
+    stored = {name: (8 * transformer[name].astype(np.float32)).astype(FP8) for name in linear}
+    factors = {name.replace(".weight", ".scale_weight"): np.array(0.125, np.float32) for name in linear}
+    rounded = {name: (array.astype(np.float32) * 0.125).astype(np.float16) for name, array in stored.items()}
+    save_file(tmp_path / "z.safetensors", transformer | stored | factors | {"scaled_fp8": np.zeros(0, FP8)})
+    save_file(tmp_path / "qwen_3_4b.safetensors", text)
+    save_file(tmp_path / "ae.safetensors", vae)
+    save_file(tmp_path / "whole.safetensors", arrays | {f"model.diffusion_model.{n}": a for n, a in rounded.items()})
+    write_vocabulary(tmp_path, qwen=True)
+    parts = {"vae": "ae.safetensors", "qwen3": "qwen_3_4b.safetensors"}
+    named = [f"model.vae={tmp_path / parts['vae']}", f"text_encoders.qwen3={tmp_path / parts['qwen3']}"]
+    losses = []
+    for file, more in (("z.safetensors", named), ("whole.safetensors", [])):
+        run = tmp_path / f"run-{file}"
+        given = [f"model.checkpoint={tmp_path / file}", f"output.dir={run}", "train.steps=1", "sample.every=0", *more]
+        assert train(*(word for setting in given for word in ("--set", setting))) == 0
+        losses.append(json.loads((run / "log.jsonl").read_text().splitlines()[0])["loss"])
+    assert losses[0] == losses[1]
+
+
+def test_what_the_transformer_alone_lacks_is_told(
+    arrays: dict[str, Array], tmp_path: Path, train: Callable[..., int], capsys: Capture
+) -> None:
+    save_file(tmp_path / "z.safetensors", below("model.diffusion_model.", arrays))
+    assert train("--set", f"model.checkpoint={tmp_path / 'z.safetensors'}") != 0
+    told = capsys.readouterr().err
+    assert "model.vae" in told
+    assert "text_encoders.qwen3" in told
+
+
+def test_guidance_in_training_is_refused(train: Callable[..., int], capsys: Capture) -> None:
+    assert train("--set", "loss.guidance_scale=3.5") != 0
+    assert "loss.guidance_scale: it has no effect on Z-Image" in capsys.readouterr().err
+
+
+def test_a_base_in_8_bits_trains(train: Callable[..., int], tmp_path: Path) -> None:
+    asked = [f"output.dir={tmp_path / 'q'}", "train.steps=2", "sample.every=0", "model.quantize=fp8"]
+    assert train(*(w for setting in [*asked, "text_encoders.precision=fp8"] for w in ("--set", setting))) == 0
+
+
+def test_captions_encoded_in_the_step_give_the_same_loss(train: Callable[..., int], tmp_path: Path) -> None:
+    losses = []
+    for cache in ("auto", "off"):
+        given = [f"text_encoders.cache={cache}", f"output.dir={tmp_path / cache}", "train.steps=2", "sample.every=0"]
+        assert train(*(word for setting in given for word in ("--set", setting))) == 0
+        log = (tmp_path / cache / "log.jsonl").read_text().splitlines()
+        losses.append([json.loads(line)["loss"] for line in log])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
+def test_a_lora_on_the_text_encoder_is_refused(train: Callable[..., int], capsys: Capture) -> None:
+    assert train("--set", 'text_encoders.train=["qwen3"]') != 0
+    assert 'no LoRA file of Z-Image speaks of "qwen3"' in capsys.readouterr().err
+
+
+def test_turbo_is_a_base_with_a_training_adapter_alone(
+    train: Callable[..., int], base: Path, arrays: dict[str, Array], tmp_path: Path, capsys: Capture
+) -> None:
+    """The adapter is added as it is loaded: the same loss as on a base with it merged in, and another than without."""
+    turbo, exact = tmp_path / "z_image_turbo_bf16.safetensors", tmp_path / "z_image_turbo_fp32.safetensors"
+    shutil.copy(base, turbo)
+    save_file(exact, {name: array.astype(np.float32) for name, array in arrays.items()})
+    write_vocabulary(tmp_path, qwen=True)
+    quiet = ["--set", "train.steps=1", "--set", "sample.every=0"]
+    assert train(*quiet, "--set", f"model.checkpoint={turbo}") != 0
+    assert "distilled to few steps" in capsys.readouterr().err
+    rng = np.random.default_rng(0)
+    pair = {"lora_A.weight": (4, 64), "lora_B.weight": (64, 4)}
+    names = [f"diffusion_model.layers.{i}.attention.{part}" for i in range(2) for part in ("to_q", "to_out.0")]
+    values = {f"{name}.{end}": 0.3 * rng.standard_normal(shape) for name in names for end, shape in pair.items()}
+    file, merged = tmp_path / "adapter.safetensors", tmp_path / "merged.safetensors"
+    save_file(file, {name: array.astype(np.float32) for name, array in values.items()})
+    assert cli.run(["merge", str(exact), str(file), str(merged)]) == 0
+    losses = []
+    adapter = ["--set", f"model.training_adapter={file}"]
+    for name, checkpoint, more in (("a", exact, adapter), ("b", merged, []), ("c", base, [])):
+        given = ["--set", f"model.checkpoint={checkpoint}", "--set", f"output.dir={tmp_path / name}"]
+        assert train(*quiet, *given, *more) == 0
+        losses.append(json.loads((tmp_path / name / "log.jsonl").read_text().splitlines()[0])["loss"])
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_the_base_is_recognised(base: Path) -> None:
+    assert family_of(base).name == "zimage"
