@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar
 
 from flame_train.engine.optim import Rule
@@ -22,6 +23,6 @@ class OptimizerKind(Entry):
     averages: ClassVar[bool] = False
     """Whether it averages the values itself, which takes the place of a decaying schedule and of a moving average."""
 
+    @abstractmethod
     def rule(self) -> Rule:
         """The last transform of the chain, which makes the update from the gradient."""
-        raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar
 
 from flame_train.engine.optim import Schedule
@@ -17,6 +18,6 @@ class ScheduleKind(Entry):
     decays: ClassVar[bool] = True
     """Whether the rate falls, so that `schedule.min_lr` means something."""
 
+    @abstractmethod
     def build(self, total: int, warmup: int, min_lr: float) -> Schedule:
         """The schedule of `total` updates, `warmup` of them a linear rise from 0, with a decay to `min_lr`."""
-        raise NotImplementedError

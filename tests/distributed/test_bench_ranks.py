@@ -29,14 +29,18 @@ PARALLEL = """
 import json
 import torch
 from flame_train.distributed.join import join
-from flame_train.tools.bench_torch_step import in_parallel
+from flame_train.tools.bench_torch_step import compile_blocks, in_parallel
 group, device = join("cpu")
 torch.manual_seed(0)
 layer = torch.nn.Linear(3, 2)
 x = torch.arange(3.0) + group.rank
 alone = torch.autograd.grad(layer(x).square().sum(), layer.weight)[0]
-parallel = in_parallel(torch, layer, device, group)
-parallel(x).square().sum().backward()
+network = torch.nn.Sequential(layer)
+compile_blocks(torch, network, ["Linear"], "eager")
+parallel = in_parallel(torch, network, device, group)
+for _ in range(3):
+    layer.weight.grad = None
+    parallel(x).square().sum().backward()
 every = [torch.tensor(json.loads(text)) for text in group.all_gather(json.dumps(alone.tolist()))]
 assert not torch.equal(every[0], every[1])
 torch.testing.assert_close(layer.weight.grad, sum(every) / group.world)

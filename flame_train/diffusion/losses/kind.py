@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,6 +26,6 @@ class NoiseLevel:
 class LossKind(Entry):
     """One distance between prediction and target: its fields are keys of `[loss]`."""
 
+    @abstractmethod
     def errors(self, prediction: Tensor, target: Tensor, level: NoiseLevel) -> Tensor:
         """Each element's error, fp32 (B, H, W, C), for fp32 tensors of this shape."""
-        raise NotImplementedError

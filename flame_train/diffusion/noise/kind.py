@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar
 
 from flame_train.engine import Tensor
@@ -19,9 +20,9 @@ class NoiseKind(Entry):
     """Kinds of smaller numbers come first."""
 
     @property
+    @abstractmethod
     def on(self) -> bool:
         """Whether its keys ask for any change."""
-        raise NotImplementedError
 
     def changed(self, noise: Tensor, latents: Tensor, rng: Rng) -> Tensor:
         """The noise that is mixed into the latents and that a prediction is compared with."""

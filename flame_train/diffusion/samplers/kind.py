@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
@@ -41,6 +42,7 @@ class Sampler(Entry):
     usual_name: ClassVar[str]
     """Its name in AUTOMATIC1111's web interface and its descendants."""
 
+    @abstractmethod
     def draw(self, denoise: Denoise, noise: Tensor, cond: Any, path: Any, noise_sampler: NoiseSampler) -> Tensor:
         """Latents of an image.
 
@@ -53,8 +55,4 @@ class Sampler(Entry):
 
         Returns:
             Latents (B, H, W, C), fp32.
-
-        Raises:
-            NotImplementedError: the sampler does not define it.
         """
-        raise NotImplementedError

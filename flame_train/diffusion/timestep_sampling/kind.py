@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -23,9 +24,9 @@ class TimestepSampling(Entry):
     even: ClassVar[bool] = False
     """Whether every timestep of a noise schedule is equally likely."""
 
+    @abstractmethod
     def levels(self, rng: Rng) -> Array:
         """(B,) in (0, 1): noise levels of a flow before the shift, 1 being pure noise."""
-        raise NotImplementedError
 
     def on(self, device: str) -> Callable[[Rng], Array]:
         """Samples levels on a device. It may hold tables there, which a captured step could not bring."""
