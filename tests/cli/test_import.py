@@ -68,7 +68,7 @@ def test_json_has_all_of_it(kohya: Path, capsys: pytest.CaptureFixture[str]) -> 
     [
         (["nothing.toml"], "no such file"),
         (["kohya.toml"], "add --family sdxl or sd3 or flux"),
-        (["kohya.toml", "--family", "wan"], "expected a model family (sdxl, sd3, flux), got wan"),
+        (["kohya.toml", "--family", "wan"], "expected a model family (sdxl, sd3, flux, zimage, flux2), got wan"),
         (["kohya.toml", "--family", "sdxl", "-o", "ours.yaml"], ".toml"),
     ],
 )
