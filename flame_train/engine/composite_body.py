@@ -19,7 +19,12 @@ def run_body(op: Op, m: Mode, values: dict[str, Any]) -> Any:
     try:
         return op.fn(**values)
     except ShapeError as e:
-        inner = str(e).partition(":")[0].partition(",")[0]
-        if inner == op.name or not inner.isidentifier():
-            raise
-        raise ShapeError(f"{op.name}, in {e}") from e
+        raise named(op, e) from e.__cause__
+
+
+def named(op: Op, error: ShapeError) -> ShapeError:
+    """The error of a composite: with its name before that of the op inside, if the error begins with one."""
+    inner = str(error).partition(":")[0].partition(",")[0]
+    if inner == op.name or not inner.isidentifier():
+        return error
+    return ShapeError(f"{op.name}, in {error}")

@@ -12,7 +12,7 @@ from numpy.exceptions import AxisError
 from ..errors import ShapeError, kind_of
 from .arguments import Guard
 from .backend import Backend, get_backend, several_gpus
-from .composite_body import run_body
+from .composite_body import named, run_body
 from .dtype import (
     FLOATS,
     Array,
@@ -67,7 +67,10 @@ def run(op: Op, values: dict[str, Any]) -> Any:
         return run_body(op, m, values)
     for hook in m.hooks:
         hook.before(op.name, "forward", [t.data for _, _, t in used])
-    outputs, aux = _computed(op, kernel, arrays, used, backend)
+    try:
+        outputs, aux = _computed(op, kernel, arrays, used, backend)
+    except ShapeError as e:
+        raise (named(op, e) if op.composite else e) from e.__cause__
     for hook in m.hooks:
         hook.after(op.name, "forward", [*outputs, *arrays_in(aux.values())])
     node = None
