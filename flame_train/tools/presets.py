@@ -28,9 +28,14 @@ def names() -> list[str]:
     return sorted(name for name in found if name != _CARDS)
 
 
+def recipes() -> tuple[str, ...]:
+    """The families that presets are for."""
+    return tuple(dict.fromkeys(family for name in names() for family in _read(name)["family"]))
+
+
 def cards(family: str) -> list[dict[str, Any]]:
     """The cards that something was measured for: their `gb`, the `keys` they need by path, and the `source`."""
-    found: list[dict[str, Any]] = _read(_CARDS)[family]
+    found: list[dict[str, Any]] = _read(_CARDS).get(family, [])
     return found
 
 
@@ -44,12 +49,17 @@ def preset(family: str, name: str | None, card: int | None) -> Preset:
             near = [known for known in names() if name and known.startswith(name[:2])]
             raise ConfigError(f"--preset: expected one of {', '.join(names())}, got {name}{did_you_mean(near)}")
         found = _read(name)
-        own = found["family"][family]
+        own = found["family"].get(family)
+        if own is None:
+            known = ", ".join(sorted(found["family"]))
+            raise ConfigError(f"--preset: expected one of {known}, got {family}, for which no recipe was published yet")
         values |= found["keys"] | own["keys"]
         must = tuple(found["must"])
         notes.append(f"Preset {name}, for {found['title']}. Source: {own['source']}.")
     if card is not None:
         fitting = [row for row in cards(family) if row["gb"] <= card]
+        if not cards(family):
+            raise ConfigError(f"--card: no card was measured for {family} yet; leave it out: --dry-run predicts memory")
         if not fitting:
             least = min(row["gb"] for row in cards(family))
             raise ConfigError(

@@ -20,7 +20,7 @@ from flame_train.config.keys import Key, keys, sections
 from flame_train.config.render import toml_value
 from flame_train.families import FAMILY_TITLES
 from flame_train.tools.init import template
-from flame_train.tools.presets import cards, names
+from flame_train.tools.presets import cards, names, recipes
 
 ROOT: Final = Path(__file__).parents[2]
 REPOSITORY: Final = "https://github.com/flame-train/flame-train/blob/main"
@@ -45,7 +45,7 @@ def generated() -> dict[str, str]:
         "reference/commands.md": commands_page(),
         "reference/functional.md": functional_page(),
     }
-    pages |= {f"recipes/{family}.md": recipes_page(family) for family in FAMILY_TITLES}
+    pages |= {f"recipes/{family}.md": recipes_page(family) for family in recipes()}
     pages |= {f"reference/{module}.md": names_page(module) for module in MODULES}
     return pages
 

@@ -13,6 +13,7 @@ from .conftest import ENVIRON, MPIRUN, OPEN_MPI
 STEP = ["--model", "sdxl-tiny", "--resolution", "64", "--precision", "fp32", "--rank", "2", "--device", "cpu"]
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(MPIRUN is None, reason="needs mpirun: pip install 'flame-train[multi]'")
 def test_the_step_of_two_processes_is_timed_beside_that_of_each_alone():
     command = [sys.executable, "-m", "flame_train", "bench", "step", *STEP, "--gpus", "2", "--json"]
@@ -48,6 +49,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.proof
 @pytest.mark.parity
 @pytest.mark.skipif(MPIRUN is None, reason="needs mpirun: pip install 'flame-train[multi]'")
 def test_pytorch_s_processes_get_the_mean_of_their_gradients():

@@ -16,7 +16,11 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "kill_and_continue.py"
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("ranks", "kills", "steps"),
-    [(4, 1, 6), pytest.param(2, 30, 20, marks=pytest.mark.proof), pytest.param(4, 12, 12, marks=pytest.mark.proof)],
+    [
+        pytest.param(4, 1, 6, marks=pytest.mark.proof),
+        pytest.param(2, 30, 20, marks=pytest.mark.proof),
+        pytest.param(4, 12, 12, marks=pytest.mark.proof),
+    ],
 )
 def test_a_killed_process_ends_all_and_the_run_goes_on_to_the_same_bytes(study, tmp_path, ranks, kills, steps):
     runs: Study = study("sdxl")

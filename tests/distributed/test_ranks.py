@@ -140,6 +140,7 @@ def test_an_error_of_one_process_is_that_of_all(study, tmp_path):
     assert said.count("none.safetensors") == 1
 
 
+@pytest.mark.proof
 def test_memory_that_one_process_lacks_ends_all_with_its_message(study):
     runs: Study = study("sdxl")
     whole = runs.finish("roomy", 2, train__steps=12)
@@ -189,6 +190,7 @@ def test_a_result_that_cannot_be_written_again_is_told_once(study):
     assert (lora / "mine.txt").read_text() == "kept"
 
 
+@pytest.mark.proof
 def test_processes_that_see_other_run_folders_are_refused(study):
     runs: Study = study("sdxl")
 

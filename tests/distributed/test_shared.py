@@ -27,6 +27,7 @@ def shown(runs: Study, name: str) -> tuple[dict[str, bytes], list[Any]]:
     return grids, [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
+@pytest.mark.proof
 def test_grids_and_validations_are_the_same_bytes_whatever_the_number_of_processes(study):
     runs: Study = study("sdxl")
     runs.finish("alone-shown", 1, gradient__accumulation=4, **SETTINGS)

@@ -37,6 +37,7 @@ def test_sums_in_bf16_are_rounded_alike_in_all_processes(study):
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.proof
 def test_gradients_added_up_in_bf16_train_nearly_the_same_and_twice_the_same_bytes(study):
     runs: Study = study("sdxl")
     settings = {"train__steps": 4, "gradient__noise_std": 0.0, "optimizer__name": "sgd"}

@@ -36,6 +36,7 @@ def run(op: Op, device: str, times: int) -> None:
             t.grad = None
 
 
+@pytest.mark.proof
 @pytest.mark.slow  # together
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_on_the_cpu(name: str) -> None:

@@ -93,6 +93,7 @@ def as_diffusers_scales_it(tensors, component):
     return {p: config.alpha_pattern.get(get_pattern_key(config.alpha_pattern, p), config.lora_alpha) for p in paths}
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("component", ["unet", "text_encoder", "text_encoder_2"])
 @pytest.mark.parametrize("settled", [False, True])
 def test_diffusers_takes_each_alpha_of_a_file_as_it_is_written(component, settled):

@@ -339,6 +339,7 @@ def test_samples_have_their_shapes_on_a_described_gpu(name: str, theirs: str) ->
         held(name, theirs, check)
 
 
+@pytest.mark.proof
 def test_most_samples_run_and_no_exception_is_stale(record_property: Any) -> None:
     run, left_out, used = 0, 0, set()
     for name, theirs in named():

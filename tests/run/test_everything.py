@@ -121,7 +121,7 @@ def result(config: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "family", ["sdxl", pytest.param("sd3", marks=pytest.mark.slow), pytest.param("flux", marks=pytest.mark.slow)]
+    "family", ["sdxl", pytest.param("sd3", marks=pytest.mark.proof), pytest.param("flux", marks=pytest.mark.proof)]
 )
 def test_killed_and_continued_it_is_the_same_bytes(config, tmp_path, family):
     path = config(family=family)

@@ -264,6 +264,7 @@ def test_every_op_has_sizes() -> None:
     assert sorted(REGISTRY) == ALL_OPS
 
 
+@pytest.mark.proof
 @pytest.mark.parity
 @pytest.mark.parametrize("name", ALL_OPS)
 def test_ops_are_timed_against_what_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,7 +190,7 @@ class TestMergeRefusals:
 
     def test_a_base_that_nothing_is_known_of(self, files, tmp_path):
         base = write(tmp_path / "base.safetensors", {"odd.weight": np.zeros(1)})
-        words = "not a model that is known here.*merged into SDXL, SD3 or SD3.5, Flux.1 only"
+        words = "not a model that is known here.*merged into SDXL, SD3 or SD3.5, Flux.1, Z-Image, FLUX.2 klein only"
         self.check(base, files / "lora.safetensors", tmp_path / "out.safetensors", words)
 
     def test_modules_without_a_place_are_listed(self, files, tmp_path):

@@ -12,12 +12,12 @@ from flame_train.config.load import load
 from flame_train.errors import ConfigError
 from flame_train.recipes import FAMILIES
 from flame_train.tools.init import template
-from flame_train.tools.presets import names, preset
+from flame_train.tools.presets import names, preset, recipes
 
 FILLED = ("model.checkpoint=a", "data.path=b", "output.dir=c")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", recipes())
 @pytest.mark.parametrize("name", [None, "character", "style", "concept"])
 @pytest.mark.parametrize("card", [None, 24, 40])
 def test_a_preset_is_short_loads_and_is_the_same_in_full(
@@ -46,6 +46,14 @@ def test_what_must_be_filled_in_is_marked_and_comes_first(name: str) -> None:
     for section in ("[model]", "[data]", "[output]"):
         assert "# <--" in lines[lines.index(section) + 1]
     assert tomllib.loads("\n".join(lines))["model"]["checkpoint"] == ""
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(recipes())))
+def test_a_family_without_a_published_recipe_says_so(family: str) -> None:
+    with pytest.raises(ConfigError, match=f"expected one of flux, sd3, sdxl, got {family}, for which no recipe"):
+        preset(family, "character", None)
+    with pytest.raises(ConfigError, match=f"no card was measured for {family} yet"):
+        preset(family, None, 24)
 
 
 def test_the_presets_are_the_files() -> None:

@@ -227,7 +227,10 @@ def test_a_lora_for_a_larger_base_is_refused_by_name(drawn_with, tmp_path):
 def test_a_base_model_is_no_lora_and_a_lora_no_base_model(drawn_with, kohya, small_base):
     with pytest.raises(ModelFileError, match="expected a LoRA, but this is: SDXL"):
         drawn_with(lora=small_base)
-    with pytest.raises(ModelFileError, match=r"expected a base model of SDXL, SD3 or SD3.5, Flux.1, but this is: LoRA"):
+    with pytest.raises(
+        ModelFileError,
+        match=r"expected a base model of SDXL, SD3 or SD3.5, Flux.1, Z-Image, FLUX.2 klein, but this is: LoRA",
+    ):
         drawn_with(base=kohya)
 
 

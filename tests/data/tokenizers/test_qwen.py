@@ -73,7 +73,7 @@ def test_the_published_ids():
     )
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("template", [THINKING, WITHOUT_THINKING], ids=["thinking", "without"])
 def test_ids_are_those_of_transformers(theirs, template, count):
     ours, length = QwenTokenizer(), 512

@@ -45,6 +45,7 @@ def test_what_is_cut_or_spoilt_as_it_is_brought_is_brought_again(remote: Any, un
     assert remote.job.result() == undisturbed.result
 
 
+@pytest.mark.proof
 def test_without_a_network_a_run_goes_on_and_ends_with_8_and_the_next_start_sends_the_rest(
     remote: Any, bucket: Any, undisturbed: Any, proxy: Any, servers: Any
 ) -> None:

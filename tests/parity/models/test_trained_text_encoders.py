@@ -68,6 +68,7 @@ def test_prediction_and_every_gradient(family, dtype, bound, off, fill, scramble
         assert off(p.grad, q.grad) < 20 * bound, p.name
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_fifty_steps_with_both_clips(fill, scrambled):
     """Losses within 1e-4, and what changed in the weights within 1e-3; PyTorch computes in fp64."""

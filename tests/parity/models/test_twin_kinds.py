@@ -37,7 +37,12 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+IN_CI = ("lora", "locon")  # the others take a quarter of a minute each
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in IN_CI else pytest.param(kind, marks=pytest.mark.proof) for kind in KINDS]
+)
 def test_losses_and_weights_are_those_of_the_reference_modules(kind, fill, scrambled, alone):
     """The twin computes in fp64, so that what is measured is this program's fp32 rounding alone."""
     targets, keys = KINDS[kind]
