@@ -6,6 +6,8 @@ import json
 import signal
 from typing import Any
 
+import pytest
+
 from .conftest import Study
 
 SETTINGS: dict[str, Any] = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from .conftest import ENVIRON, MPIRUN, OPEN_MPI, Study
 from .test_ranks import farthest
 
