@@ -50,7 +50,7 @@ def in_ci_and_whole(family: str, few: int) -> list[object]:
 
 @pytest.mark.parametrize(
     ("family", "steps"),
-    [*in_ci_and_whole("sdxl", 12), *in_ci_and_whole("sd3", 3), *in_ci_and_whole("flux", 3)],
+    [*in_ci_and_whole("sdxl", 4), *in_ci_and_whole("sd3", 3), *in_ci_and_whole("flux", 3)],
 )
 def test_two_and_four_processes_train_what_one_does_and_twice_the_same_bytes(study, family, steps):
     runs: Study = study(family)
@@ -72,6 +72,7 @@ def test_the_cache_is_filled_by_all(study):
     assert len(list((runs.folder / "another-cache").rglob("*.safetensors"))) > 0
 
 
+@pytest.mark.proof
 def test_a_run_goes_on_with_another_number_of_processes(study):
     runs: Study = study("sdxl")
     constant = {"schedule__name": "constant", "schedule__warmup_steps": 0}  # so that a run may be prolonged
@@ -122,6 +123,7 @@ def test_processes_with_other_settings_are_refused_by_name(study):
     assert "rank 1: optimizer.lr: 0.002, rank 0 has 0.001" in ended.stderr
 
 
+@pytest.mark.proof
 def test_a_second_job_on_the_folder_is_refused(study):
     runs: Study = study("sdxl")
     process = runs.start("twice", 2, train__steps=400)
@@ -177,6 +179,7 @@ command.train = functools.partial(command.train, callbacks=heard)
     assert [said.count(f"heard of {step}") for step in (1, 2, 3)] == [1, 1, 1]
 
 
+@pytest.mark.proof
 def test_a_result_that_cannot_be_written_again_is_told_once(study):
     runs: Study = study("sdxl")
     runs.finish("barred", 2, train__steps=2)

@@ -26,7 +26,7 @@ from flame_train.engine.shape_run import shape_run
 torch = pytest.importorskip("torch")
 for needed in ("expecttest", "setuptools"):
     pytest.importorskip(needed, reason=f"PyTorch's sample inputs need {needed}: pip install 'flame-train[parity]'")
-pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.parity, pytest.mark.proof, pytest.mark.filterwarnings("ignore")]
 
 LIMIT = 1e-10
 OWN_LIMIT = {"hardsigmoid": 1e-7}

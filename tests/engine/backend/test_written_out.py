@@ -24,7 +24,7 @@ from flame_train.engine.ops.attention.inputs import Inputs, Saved
 from flame_train.engine.ops.linear import skinny_gemm
 from flame_train.engine.ops.linear.skinny_gemm import SkinnyOperands
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.proof
 
 Values = np.ndarray[Any, Any]
 
