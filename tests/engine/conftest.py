@@ -101,24 +101,32 @@ def run(library: Any, name: str, shape: Any, args: tuple[Any, ...]) -> None:
 
 
 class Kernels:
-    """Kernels by their text: collected in a first run, in which they do nothing, then compiled together."""
+    """Kernels by their text: collected in a first run, in which they do nothing, then compiled together.
+
+    One that only a later run asks for, because arrays lie otherwise in memory there, is compiled by itself.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.texts, self.library = folder, {}, None
+        self.late: dict[int, Any] = {}
 
     def generated(self, text: str, kernel: str) -> Any:
+        new = (text, kernel) not in self.texts
         at = self.texts.setdefault((text, kernel), len(self.texts))
+        if new and self.library is not None:
+            self.late[at] = self._compiled(f"late{at}.cpp", [self._unit(at, text, kernel)])
 
         def call(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
             if self.library is not None:
-                run(self.library, f"run{at}", shape_of(grid, (1,), block[0], 1 << 18), args)
+                run(self.late.get(at, self.library), f"run{at}", shape_of(grid, (1,), block[0], 1 << 18), args)
 
         return call
 
     def build(self) -> None:
-        units = [self._unit(n, *key) for key, n in self.texts.items()]
-        text = "".join([MACHINE, self._header(0), self._header(1), *units])
-        self.library = compiled_library(self.folder / "kernels.cpp", text)
+        self.library = self._compiled("kernels.cpp", [self._unit(n, *key) for key, n in self.texts.items()])
+
+    def _compiled(self, name: str, units: list[str]) -> Any:
+        return compiled_library(self.folder / name, "".join([MACHINE, self._header(0), self._header(1), *units]))
 
     def _header(self, fast: int) -> str:
         """What every text begins with, read once for all that have the same `FAST`."""
