@@ -200,11 +200,15 @@ def sweep(root: Place) -> None:
                 _discard(held, name)
 
 
+class NoneWhole(OutputError):
+    """There are checkpoints, and all of them are damaged."""
+
+
 def newest(root: Place) -> Found | None:
     """The newest checkpoint under `root` that verifies, or None where there is none at all.
 
-    Raises OutputError if there are some and none verifies, with the reason for each. It also does if one has a newer
-    format, or cannot be read at the moment.
+    Raises NoneWhole if there are some and none verifies, with the reason for each, and OutputError if one has a newer
+    format or cannot be read at the moment.
     """
     path, flaws = path_of(root), list[str]()
     with reading(path):
@@ -222,7 +226,7 @@ def newest(root: Place) -> Found | None:
                 flaws.append(f"{path / name}: {flaw}")
     if not flaws:
         return None
-    raise OutputError(
+    raise NoneWhole(
         "no checkpoint of this run is whole:\n  "
         + "\n  ".join(flaws)
         + "\nrestore one from a backup, or set output.dir to a new folder to start over"

@@ -21,7 +21,7 @@ from flame_train.disk.files import make_folder, reading
 from flame_train.disk.held import Held, Spot
 from flame_train.disk.locks import lock
 from flame_train.errors import OutputError
-from flame_train.io.commit import Found, commit, newest
+from flame_train.io.commit import Found, NoneWhole, commit, newest
 from flame_train.io.owned import is_sample, refuse_links
 from flame_train.io.runstatus import FORMAT, LOCK, STATUS, write_status
 from flame_train.version import __version__
@@ -233,9 +233,7 @@ def _newest_here(folder: Path) -> Found | None:
     """The newest whole checkpoint of the run folder; none too where all are damaged: the store's may be whole."""
     try:
         return newest(folder / CHECKPOINTS)
-    except OutputError as error:
-        if "no checkpoint of this run is whole" not in str(error):
-            raise
+    except NoneWhole:
         return None
 
 

@@ -14,8 +14,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.timeout(1200),
-    pytest.mark.slow,
-    pytest.mark.skipif("FLAME_TEST_STORES" not in os.environ, reason="more of the same: FLAME_TEST_STORES=1 runs it"),
+    pytest.mark.proof,
 ]
 
 

@@ -9,7 +9,7 @@ channels, L image tokens, T text tokens, S = T + L, D model width, N heads, E wi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
@@ -166,6 +166,10 @@ Stream = tuple[QueryKeyNorm, Sequence[Tensor]]
 """A stream's queries, keys and values, (B, L, D) each, and their norms."""
 
 
+FeedForward = Callable[[nn.ModuleList, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(mlp, tokens, shift, scale, gate) to the tokens after an MLP."""
+
+
 def attend(streams: Sequence[Stream], cos_S1E: Tensor, sin_S1E: Tensor) -> Tensor:
     """Attention of all streams' tokens to all, (B, S, D). Queries and keys are turned by their tokens' positions."""
     norms = [norm for norm, _ in streams]
@@ -210,7 +214,53 @@ def _beside(found_BSD: Tensor, hidden_BSF: Tensor) -> Tensor:
     return F.cat_gelu(found_BSD, hidden_BSF, approximate="tanh")
 
 
-class DoubleBlock(Block):
+class TwoStreams(Block):
+    """Image and text, with separate weights, in one joint attention; a subclass makes the parts and the modulation."""
+
+    img_attn: Any
+    txt_attn: Any
+    img_mlp: nn.ModuleList
+    txt_mlp: nn.ModuleList
+
+    def streams(
+        self,
+        feed_forward: FeedForward,
+        img_BLD: Tensor,
+        txt_BTD: Tensor,
+        of_img: Sequence[Tensor],
+        of_txt: Sequence[Tensor],
+        cos_S1E: Tensor,
+        sin_S1E: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Attends over text and image together, then applies each stream's own MLP.
+
+        Args:
+            feed_forward: the MLP with its modulation.
+            img_BLD: the image's tokens (B, L, D).
+            txt_BTD: the text's tokens (B, T, D).
+            of_img, of_txt: shift, scale and gate (B, 1, D) of attention and MLP, of each stream.
+            cos_S1E, sin_S1E: rotary angles of all S = T + L positions, (S, 1, E).
+
+        Returns:
+            The image's and the text's tokens, with the shapes of the inputs.
+        """
+        shift_i, scale_i, gate_i, *feed_i = of_img
+        shift_t, scale_t, gate_t, *feed_t = of_txt
+        img = modulated(img_BLD, shift_i, scale_i)
+        txt = modulated(txt_BTD, shift_t, scale_t)
+        found_BSD = attend([self.txt_attn(txt), self.img_attn(img)], cos_S1E, sin_S1E)
+        for_txt, for_img = F.split(found_BSD, [txt_BTD.shape[1], img_BLD.shape[1]], dim=1)
+        img_BLD = F.gated_add(img_BLD, gate_i, self.img_attn.proj(for_img))
+        txt_BTD = F.gated_add(txt_BTD, gate_t, self.txt_attn.proj(for_txt))
+        if self.checkpointing == "mlp":
+            return (
+                checkpoint(feed_forward, self.img_mlp, img_BLD, *feed_i),
+                bounded(checkpoint(feed_forward, self.txt_mlp, txt_BTD, *feed_t)),
+            )
+        return feed_forward(self.img_mlp, img_BLD, *feed_i), bounded(feed_forward(self.txt_mlp, txt_BTD, *feed_t))
+
+
+class DoubleBlock(TwoStreams):
     """Image and text, with separate weights, in one joint attention."""
 
     def __init__(self, arch: FluxArch) -> None:
@@ -235,21 +285,8 @@ class DoubleBlock(Block):
         Returns:
             The image's and the text's tokens, with the shapes of the inputs.
         """
-        T = txt_BTD.shape[1]
-        shift_i, scale_i, gate_i, *feed_i = self.img_mod(silu_vec_BD)
-        shift_t, scale_t, gate_t, *feed_t = self.txt_mod(silu_vec_BD)
-        img = modulated(img_BLD, shift_i, scale_i)
-        txt = modulated(txt_BTD, shift_t, scale_t)
-        found_BSD = attend([self.txt_attn(txt), self.img_attn(img)], cos_S1E, sin_S1E)
-        for_txt, for_img = F.split(found_BSD, [T, img_BLD.shape[1]], dim=1)
-        img_BLD = F.gated_add(img_BLD, gate_i, self.img_attn.proj(for_img))
-        txt_BTD = F.gated_add(txt_BTD, gate_t, self.txt_attn.proj(for_txt))
-        if self.checkpointing == "mlp":
-            return (
-                checkpoint(_feed_forward, self.img_mlp, img_BLD, *feed_i),
-                bounded(checkpoint(_feed_forward, self.txt_mlp, txt_BTD, *feed_t)),
-            )
-        return _feed_forward(self.img_mlp, img_BLD, *feed_i), bounded(_feed_forward(self.txt_mlp, txt_BTD, *feed_t))
+        of_img, of_txt = self.img_mod(silu_vec_BD), self.txt_mod(silu_vec_BD)
+        return self.streams(_feed_forward, img_BLD, txt_BTD, of_img, of_txt, cos_S1E, sin_S1E)
 
 
 class SingleBlock(Block):

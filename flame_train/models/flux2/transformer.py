@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from flame_train.engine import Tensor, checkpoint, nn, rematerialize, tensor
+from flame_train.engine import Tensor, nn, rematerialize, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.errors import ModelFileError
@@ -23,7 +23,7 @@ from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
 from flame_train.models.common.stated import NOTHING, Stated
-from flame_train.models.flux.transformer import QueryKeyNorm, Stream, attend, modulated
+from flame_train.models.flux.transformer import QueryKeyNorm, Stream, TwoStreams, attend, modulated
 from flame_train.models.sdxl.transformer import linears_in
 
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times
@@ -181,7 +181,7 @@ def _feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: Tenso
     return F.gated_add(x_BLD, gate, made)
 
 
-class DoubleBlock(Block):
+class DoubleBlock(TwoStreams):
     """Image and text, with separate weights, in one joint attention."""
 
     def __init__(self, arch: Flux2Arch) -> None:
@@ -202,20 +202,7 @@ class DoubleBlock(Block):
         Returns:
             The image's and the text's tokens, with the shapes of the inputs.
         """
-        shift_i, scale_i, gate_i, *feed_i = modulation[:6]
-        shift_t, scale_t, gate_t, *feed_t = modulation[6:]
-        img = modulated(img_BLD, shift_i, scale_i)
-        txt = modulated(txt_BTD, shift_t, scale_t)
-        found_BSD = attend([self.txt_attn(txt), self.img_attn(img)], cos_S1E, sin_S1E)
-        for_txt, for_img = F.split(found_BSD, [txt_BTD.shape[1], img_BLD.shape[1]], dim=1)
-        img_BLD = F.gated_add(img_BLD, gate_i, self.img_attn.proj(for_img))
-        txt_BTD = F.gated_add(txt_BTD, gate_t, self.txt_attn.proj(for_txt))
-        if self.checkpointing == "mlp":
-            return (
-                checkpoint(_feed_forward, self.img_mlp, img_BLD, *feed_i),
-                bounded(checkpoint(_feed_forward, self.txt_mlp, txt_BTD, *feed_t)),
-            )
-        return _feed_forward(self.img_mlp, img_BLD, *feed_i), bounded(_feed_forward(self.txt_mlp, txt_BTD, *feed_t))
+        return self.streams(_feed_forward, img_BLD, txt_BTD, modulation[:6], modulation[6:], cos_S1E, sin_S1E)
 
 
 class SingleBlock(Block):

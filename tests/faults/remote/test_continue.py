@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import time
@@ -11,10 +10,6 @@ from typing import Any
 
 import pytest
 
-MORE = (
-    pytest.mark.slow,
-    pytest.mark.skipif("FLAME_TEST_STORES" not in os.environ, reason="more of the same: FLAME_TEST_STORES=1 runs it"),
-)
 SLOW_TO_BRING = ("remote.begun", "remote.brought:1", "checkpoint.after_manifest")
 SLOW = ("train.in_step:7", "checkpoint.before_rename:2", "remote.after_file:2", "remote.after_manifest")
 PLACES = (
@@ -22,7 +17,7 @@ PLACES = (
     "remote.after_manifest:2",
     "remote.before_prune",
     "train.before_result",
-    *(pytest.param(place, marks=MORE) for place in SLOW),
+    *(pytest.param(place, marks=pytest.mark.proof) for place in SLOW),
 )
 
 
@@ -48,7 +43,9 @@ def test_killed_and_its_folder_removed_a_run_ends_with_the_same_bytes(
     assert all(bucket.cat(f"{remote.place}/{name}") == (out / name).read_bytes() for name in here)
 
 
-@pytest.mark.parametrize("place", ["remote.brought:4", *(pytest.param(place, marks=MORE) for place in SLOW_TO_BRING)])
+@pytest.mark.parametrize(
+    "place", ["remote.brought:4", *(pytest.param(place, marks=pytest.mark.proof) for place in SLOW_TO_BRING)]
+)
 def test_killed_while_it_is_brought_a_run_is_brought_again(remote: Any, undisturbed: Any, place: str) -> None:
     assert remote.train(failpoint="remote.after_manifest:2").code == -signal.SIGKILL
     shutil.rmtree(remote.job.out)
