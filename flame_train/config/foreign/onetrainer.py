@@ -19,6 +19,7 @@ from .conversions import (
     to_number,
     unless_off,
 )
+from .encoders import TRAINED
 from .table import (
     NOTHING,
     Changed,
@@ -149,7 +150,7 @@ _ROWS: Final = [
             ("text_encoder_2", "t5_dropout", "flux"),
         )
     ),
-    *(never(f"{part}.train", own.TEXT) for part in _TEXT_PARTS),
+    turned("(text encoders)", TRAINED, own.encoders, absent="by their switches"),
     *needless(
         "they follow from text_encoders.train", "text_encoder.* text_encoder_2.* text_encoder_3.* text_encoder_4.*"
     ),
@@ -216,7 +217,7 @@ _ROWS: Final = [
 _SET_ROWS: Final = [
     same("path", "set.path"),
     turned("balancing", ("set.repeats", "set.weight"), lambda v, s: own.as_set(own.repeats(v, s))),
-    turned("type", "set.validation", own.concept_type),
+    turned("type", ("set.validation", "set.regularization", "set.regularization_target"), own.concept_type),
     turned("validation_concept", "set.validation", switched(True)),
     turned(
         "text.prompt_source",
