@@ -35,15 +35,14 @@ from .table import (
     turned,
 )
 
+_DENOISERS: Final = (("unet", ("sdxl",)), ("transformer", own.TRANSFORMERS))
 _TEXT_PARTS: Final = ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4")
 
 _ROWS: Final = [
     turned("base_model_name", "model.checkpoint", checkpoint),
     turned("vae.model_name", "model.vae", unless_off),
-    *(
-        turned(f"{part}.weight_dtype", "model.quantize", own.weights, families=[f])
-        for part, f in (("unet", "sdxl"), ("transformer", "sd3"), ("transformer", "flux"))
-    ),
+    *(turned(f"{part}.weight_dtype", "model.quantize", own.weights, families=those) for part, those in _DENOISERS),
+    turned("weight_dtype", "model.quantize", own.weights),
     turned("force_v_prediction", "model.prediction", switched("v")),
     *needless("it is the default", "force_epsilon_prediction"),
     turned("train_dtype", "train.precision", number_format, absent="FLOAT_16"),
@@ -68,10 +67,7 @@ _ROWS: Final = [
     ),
     turned("layer_filter_preset", "lora.targets", own.targets, absent="full"),
     *part_of("layer_filter layer_filter_regex"),
-    *(
-        turned(f"{part}.learning_rate", "optimizer.lr", own.own_rate, families=[f])
-        for part, f in (("unet", "sdxl"), ("transformer", "sd3"), ("transformer", "flux"))
-    ),
+    *(turned(f"{part}.learning_rate", "optimizer.lr", own.own_rate, families=those) for part, those in _DENOISERS),
     turned("learning_rate", "optimizer.lr", own.rate, absent=3e-6),
     *part_of("learning_rate_scaler"),
     turned("optimizer", "optimizer.name", optimizer),
@@ -110,8 +106,10 @@ _ROWS: Final = [
         ),
     ),
     *(
-        turned(f"{part}.gradient_checkpointing", "gradient.checkpointing", switched("full"), families=[f], absent=True)
-        for part, f in (("unet", "sdxl"), ("transformer", "sd3"), ("transformer", "flux"))
+        turned(
+            f"{part}.gradient_checkpointing", "gradient.checkpointing", switched("full"), families=those, absent=True
+        )
+        for part, those in _DENOISERS
     ),
     turned("ema", "train.ema_decay", own.rounds),
     *part_of("ema_decay"),

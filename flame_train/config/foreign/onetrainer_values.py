@@ -34,8 +34,11 @@ _FAMILIES: Final = MappingProxyType(
         "STABLE_DIFFUSION_3": "sd3",
         "STABLE_DIFFUSION_35": "sd3",
         "FLUX_DEV_1": "flux",
+        "FLUX_2": "flux2",
+        "Z_IMAGE": "zimage",
     }
 )
+TRANSFORMERS: Final = tuple(dict.fromkeys(family for family in _FAMILIES.values() if family != "sdxl"))
 _EIGHT_BITS: Final = ("FLOAT_8", "INT_8", "FLOAT_W8A8", "INT_W8A8", "FLOAT_W8A8_COMPRESSED", "INT_W8A8_COMPRESSED")
 _OWN_NAMES: Final = ("training_method", "model_type", "output_model_destination", "lora_rank", "base_model_name")
 
@@ -104,9 +107,7 @@ def _family(settings: Mapping[str, Setting]) -> str:
     if kind is None:
         return ""
     if kind.value not in _FAMILIES:
-        raise ConfigError(
-            f"{kind.place}: model_type = {kind.value}: expected SDXL, SD3 or Flux.1; other models are not here"
-        )
+        raise ConfigError(f"{kind.place}: model_type = {kind.value}: expected one of {', '.join(_FAMILIES)}")
     return _FAMILIES[kind.value]
 
 
