@@ -17,7 +17,7 @@ from flame_train.adapters.targets import resolve
 from flame_train.engine import Tensor, nn, no_grad, tensor
 from flame_train.engine.shape_run import shape_run
 from flame_train.errors import EnvironmentFault
-from flame_train.models.sd3.mmdit import Mmdit
+from flame_train.models.sd3.mmdit import MMDiT
 from flame_train.tools import bench, bench_torch_step
 from flame_train.tools.bench_models import find
 from flame_train.tools.bench_torch_models import TorchBaseline, torch_baseline
@@ -79,7 +79,7 @@ def zeros(*shape: int) -> Tensor:
 
 def _positions(network: object) -> int:
     """SD3's table of positions, which diffusers keeps among its buffers."""
-    return math.prod(network.shapes()["pos_embed"]) if isinstance(network, Mmdit) else 0
+    return math.prod(network.shapes()["pos_embed"]) if isinstance(network, MMDiT) else 0
 
 
 @pytest.mark.parity

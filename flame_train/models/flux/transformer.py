@@ -123,7 +123,7 @@ def position_angles(arch: FluxArch, text: int, rows: int, columns: int) -> np.nd
     return np.repeat(np.concatenate(turns, axis=1), 2, axis=1)
 
 
-class Embedder(nn.Module):
+class MLPEmbedder(nn.Module):
     """A vector to the model's width: linear, silu, linear."""
 
     def __init__(self, dim: int, width: int) -> None:
@@ -146,8 +146,8 @@ class Modulation(nn.Module):
         return F.chunk(made, self.rows, dim=-1)
 
 
-class RmsScale(nn.Module):
-    """The scale of a head's values after RMS normalization."""
+class RMSNorm(nn.Module):
+    """The scale of RMS normalization over a head's values, under the published name; `attend` applies it."""
 
     scale: Tensor
 
@@ -155,16 +155,16 @@ class RmsScale(nn.Module):
         self.scale = param(dim, init="ones")
 
 
-class QueryKeyNorm(nn.Module):
-    """The scales that normalise queries and keys, by head."""
+class QKNorm(nn.Module):
+    """RMS normalization of each head's queries and keys."""
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
-        self.query_norm = RmsScale(dim)
-        self.key_norm = RmsScale(dim)
+        self.query_norm = RMSNorm(dim)
+        self.key_norm = RMSNorm(dim)
 
 
-Stream = tuple[QueryKeyNorm, Sequence[Tensor]]
+Stream = tuple[QKNorm, Sequence[Tensor]]
 """A stream's queries, keys and values, (B, L, D) each, and their norms."""
 
 
@@ -188,7 +188,7 @@ class Projections(nn.Module):
 
     def __init__(self, arch: FluxArch) -> None:
         self.qkv = nn.Linear(arch.width, 3 * arch.width)
-        self.norm = QueryKeyNorm(arch.head_dim)
+        self.norm = QKNorm(arch.head_dim)
         self.proj = nn.Linear(arch.width, arch.width)
 
     def forward(self, x_BLD: Tensor) -> Stream:
@@ -262,7 +262,7 @@ class TwoStreams(Block):
         return feed_forward(self.img_mlp, img_BLD, *feed_i), bounded(feed_forward(self.txt_mlp, txt_BTD, *feed_t))
 
 
-class DoubleBlock(TwoStreams):
+class DoubleStreamBlock(TwoStreams):
     """Image and text, with separate weights, in one joint attention."""
 
     def __init__(self, arch: FluxArch) -> None:
@@ -291,7 +291,7 @@ class DoubleBlock(TwoStreams):
         return self.streams(_feed_forward, img_BLD, txt_BTD, of_img, of_txt, cos_S1E, sin_S1E)
 
 
-class SingleBlock(Block):
+class SingleStreamBlock(Block):
     """Text and image as one sequence; attention and MLP side by side, each a part of two wide layers."""
 
     has_feed_forward = False  # its MLP begins in one layer with the attention: there is nothing to gain by it alone
@@ -301,7 +301,7 @@ class SingleBlock(Block):
         self.parts = (arch.width, arch.width, arch.width, hidden)
         self.linear1 = nn.Linear(arch.width, sum(self.parts))
         self.linear2 = nn.Linear(arch.width + hidden, arch.width)
-        self.norm = QueryKeyNorm(arch.head_dim)
+        self.norm = QKNorm(arch.head_dim)
         self.modulation = Modulation(arch.width, 1)
 
     def forward(self, x_BSD: Tensor, silu_vec_BD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor) -> Tensor:
@@ -333,13 +333,13 @@ class Flux(BlockNetwork):
         # one entry a shape, for as long as the model lives: captured steps read them at their addresses
         self._turns: dict[tuple[int, int, int, DType, str], tuple[Tensor, Tensor]] = {}
         self.img_in = nn.Linear(PATCH**2 * arch.channels, arch.width)
-        self.time_in = Embedder(_FREQUENCIES, arch.width)
-        self.vector_in = Embedder(arch.pooled_dim, arch.width)
+        self.time_in = MLPEmbedder(_FREQUENCIES, arch.width)
+        self.vector_in = MLPEmbedder(arch.pooled_dim, arch.width)
         if arch.guidance:
-            self.guidance_in = Embedder(_FREQUENCIES, arch.width)
+            self.guidance_in = MLPEmbedder(_FREQUENCIES, arch.width)
         self.txt_in = nn.Linear(arch.context_dim, arch.width)
-        self.double_blocks = nn.ModuleList([DoubleBlock(arch) for _ in range(arch.depth)])
-        self.single_blocks = nn.ModuleList([SingleBlock(arch) for _ in range(arch.single_depth)])
+        self.double_blocks = nn.ModuleList([DoubleStreamBlock(arch) for _ in range(arch.depth)])
+        self.single_blocks = nn.ModuleList([SingleStreamBlock(arch) for _ in range(arch.single_depth)])
         self.final_layer = FinalLayer(arch)
 
     def forward(

@@ -24,7 +24,7 @@ from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
 from flame_train.models.common.stated import NOTHING, Stated
-from flame_train.models.flux.transformer import QueryKeyNorm, Stream, TwoStreams, attend, modulated
+from flame_train.models.flux.transformer import QKNorm, Stream, TwoStreams, attend, modulated
 from flame_train.models.sdxl.transformer import linears_in
 
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times
@@ -124,7 +124,7 @@ def position_angles(arch: Flux2Arch, text: int, rows: int, columns: int) -> np.n
     return np.repeat(np.concatenate(turns, axis=1), 2, axis=1)
 
 
-class Embedder(nn.Module):
+class MLPEmbedder(nn.Module):
     """A time's sinusoid to the model's width: linear, silu, linear."""
 
     def __init__(self, width: int) -> None:
@@ -151,7 +151,7 @@ class Projections(nn.Module):
 
     def __init__(self, arch: Flux2Arch) -> None:
         self.qkv = nn.Linear(arch.width, 3 * arch.width, bias=False)
-        self.norm = QueryKeyNorm(arch.head_dim)
+        self.norm = QKNorm(arch.head_dim)
         self.proj = nn.Linear(arch.width, arch.width, bias=False)
 
     def forward(self, x_BLD: Tensor) -> Stream:
@@ -182,7 +182,7 @@ def _feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: Tenso
     return F.gated_add(x_BLD, gate, made)
 
 
-class DoubleBlock(TwoStreams):
+class DoubleStreamBlock(TwoStreams):
     """Image and text, with separate weights, in one joint attention."""
 
     def __init__(self, arch: Flux2Arch) -> None:
@@ -206,7 +206,7 @@ class DoubleBlock(TwoStreams):
         return self.streams(_feed_forward, img_BLD, txt_BTD, modulation[:6], modulation[6:], cos_S1E, sin_S1E)
 
 
-class SingleBlock(Block):
+class SingleStreamBlock(Block):
     """Text and image as one sequence; attention and MLP side by side, each a part of two wide layers."""
 
     has_feed_forward = False  # its MLP begins in one layer with the attention: there is nothing to gain by it alone
@@ -215,7 +215,7 @@ class SingleBlock(Block):
         self.parts = (arch.width, arch.width, arch.width, 2 * arch.mlp)
         self.linear1 = nn.Linear(arch.width, sum(self.parts), bias=False)
         self.linear2 = nn.Linear(arch.width + arch.mlp, arch.width, bias=False)
-        self.norm = QueryKeyNorm(arch.head_dim)
+        self.norm = QKNorm(arch.head_dim)
 
     def forward(
         self, x_BSD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, shift: Tensor, scale: Tensor, gate: Tensor
@@ -256,12 +256,12 @@ class Flux2(BlockNetwork):
         self._turns: dict[tuple[int, int, int, DType, str], tuple[Tensor, Tensor]] = {}
         self.img_in = nn.Linear(arch.channels, arch.width, bias=False)
         self.txt_in = nn.Linear(arch.context_dim, arch.width, bias=False)
-        self.time_in = Embedder(arch.width)
+        self.time_in = MLPEmbedder(arch.width)
         self.double_stream_modulation_img = Modulation(arch.width, 2)
         self.double_stream_modulation_txt = Modulation(arch.width, 2)
         self.single_stream_modulation = Modulation(arch.width, 1)
-        self.double_blocks = nn.ModuleList([DoubleBlock(arch) for _ in range(arch.depth)])
-        self.single_blocks = nn.ModuleList([SingleBlock(arch) for _ in range(arch.single_depth)])
+        self.double_blocks = nn.ModuleList([DoubleStreamBlock(arch) for _ in range(arch.depth)])
+        self.single_blocks = nn.ModuleList([SingleStreamBlock(arch) for _ in range(arch.single_depth)])
         self.final_layer = FinalLayer(arch)
 
     def forward(self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ def _count(shapes: Mapping[str, tuple[int, ...]], blocks: str) -> int:
     return len({m[1] for name in shapes if (m := re.match(rf"{blocks}\.(\d+)\.", name))})
 
 
-class TimeEmbedder(nn.Module):
+class TimestepEmbedder(nn.Module):
     """A time's sinusoid to the vector that modulates: linear, silu, linear."""
 
     def __init__(self, arch: ZImageArch) -> None:
@@ -262,7 +262,7 @@ class ZImage(BlockNetwork):
         self.arch = arch
         self.positions = Positions(arch.axes, arch.theta)
         self.x_embedder = nn.Linear(PATCH**2 * arch.channels, arch.width)
-        self.t_embedder = TimeEmbedder(arch)
+        self.t_embedder = TimestepEmbedder(arch)
         norm, linear = nn.RMSNorm(arch.context_dim, _EPS), nn.Linear(arch.context_dim, arch.width)
         self.cap_embedder = nn.ModuleList([norm, linear])
         self.x_pad_token, self.cap_pad_token = (param(1, arch.width) for _ in range(2))
