@@ -38,7 +38,7 @@ def nothing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_against_torch_says_what_is_missing_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_torch_step, "_NEEDED", ("no_such_package",))
     with pytest.raises(EnvironmentFault, match="no_such_package not installed; leave the option out"):
-        bench.step(bench.Trial("sdxl-tiny", 64, rank=2, precision="fp32", device="cpu"), "torch")
+        bench.step(bench.BenchCase("sdxl-tiny", 64, rank=2, precision="fp32", device="cpu"), "torch")
 
 
 @pytest.mark.parity
@@ -66,7 +66,7 @@ def forward_flops(model: Model, resolution: int) -> int:
     with shape_run() as run, no_grad():
         nn.allocate(model.network, dtype="fp32", device="cuda")
         denoiser = Denoiser.of(model, model.network, "cuda", 1.0)
-        host = bench.random_batch(model, bench.Trial(resolution=resolution))
+        host = bench.random_batch(model, bench.BenchCase(resolution=resolution))
         batch = Batch(host, run.backend, "fp32")
         mean, _ = batch.latents()
         made = run.multiplied(lambda: denoiser.denoise(mean, zeros(1).to("cuda"), batch.conditioning()))
@@ -123,7 +123,7 @@ def test_checkpointed_blocks_are_checkpointed_by_pytorch_too(monkeypatch: pytest
     pytest.importorskip("diffusers")
     calls = []
     monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", lambda fn, *args, **_: calls.append(fn) or fn(*args))
-    bench.step(bench.Trial("sdxl-tiny", 64, rank=2, precision="fp32", checkpointing="full", device="cpu"), "torch")
+    bench.step(bench.BenchCase("sdxl-tiny", 64, rank=2, precision="fp32", checkpointing="full", device="cpu"), "torch")
     assert calls
 
 
