@@ -12,7 +12,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from functools import partial
+from typing import Final, Self
 
 from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
@@ -21,12 +22,14 @@ from flame_train.errors import ModelFileError
 from flame_train.models.common.arch import TransformerArch
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.latents import check_latents
+from flame_train.models.common.shapes import shape_of
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import feed_forward, linears_in
 
 _PATCH = 2
 _FREQUENCIES = 256  # the width of the timestep's sinusoid
 _EPS = 1e-6
+_shape: Final = partial(shape_of, "MMDiT", "an SD3 transformer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +86,6 @@ class MMDiTArch(TransformerArch):
                 sorted(int(m[1]) for n in shapes if (m := re.match(r"joint_blocks\.(\d+)\.x_block\.attn2\.proj\.w", n)))
             ),
         )
-
-
-def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
-    if name not in shapes:
-        raise ModelFileError(f"MMDiT: expected a tensor {name}, which is missing: this is not an SD3 transformer")
-    return shapes[name]
 
 
 # The inputs of linear layers are rematerialized: their own inputs are saved anyway.
