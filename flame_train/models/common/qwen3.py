@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Self
 
 import numpy as np
@@ -17,12 +18,13 @@ import numpy as np
 from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import compute_dtype, float16, float32
-from flame_train.errors import ModelFileError
 from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.common.shapes import shape_of_encoder
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import linears_in
 
 _LAYER: Final = "layers.0"
+_shape: Final = partial(shape_of_encoder, "a Qwen3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +93,6 @@ class Qwen3Arch:
             use_sliding_window=False,
         )
         return arch
-
-
-def _shape(shapes: Mapping[str, tuple[int, ...]], name: str, dims: int) -> tuple[int, ...]:
-    if len(shapes.get(name, ())) != dims:
-        raise ModelFileError(
-            f"text encoder: expected a tensor {name} of {dims} dimensions, found {shapes.get(name, 'none')}: "
-            "this is not a Qwen3"
-        )
-    return shapes[name]
 
 
 class SelfAttention(nn.Module):
