@@ -210,7 +210,7 @@ def _encode_captions(
     pipeline = Pipeline[str, Mapping[str, HostArrays]](
         lambda key: encoders.inputs(captions[key]),
         encoders.start,
-        lambda key, example: _keep(cache, key, _quoted(captions[key]), example),
+        lambda key, example: _keep(cache, key, _quoted(captions[key]), encoding.kept(example)),
         get_backend(device).asynchronous,
     )
     with progress("encoding captions", len(keys)) as advance:

@@ -16,7 +16,7 @@ from flame_train.io.resolve import Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.common import keys_qwen3 as qwen3
 from flame_train.models.common.keys_transformer import transformer_component
-#VAE
+from flame_train.models.common.keys_vae_qwen import qwen_vae_component
 
 _ENDS: Final = lines("""
     first.{p} -> img_in.{p}
@@ -77,7 +77,7 @@ COMPONENTS: Final = (
         Layout("single-file", "txtfusion.projector.", _native),
         Layout("diffusers", "text_fusion.projector.", _from_diffusers),
     ),
-    #VAEC
+    qwen_vae_component(),
     qwen3.component("text_encoder", _TEXT_PREFIXES),
 )
 
