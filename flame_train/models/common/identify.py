@@ -47,6 +47,7 @@ SIGNS: Final = tuple(_signs())
 
 FAMILY_NAMES: Final[Mapping[str, str]] = {
     **{name: title for signs in SIGNS for name, title in signs.names.items()},
+    "qwen-wan": "Qwen-Image or Wan 2.1",
     "clip-l": "CLIP-L",
     "clip-bigg": "OpenCLIP bigG",
     "clip-h": "OpenCLIP ViT-H",
@@ -152,7 +153,11 @@ def _network(shapes: Shapes) -> tuple[Network, Signs] | None:
 
 def _vae(shapes: Shapes) -> tuple[str, str] | None:
     """Family and layout. VAEs of one latent width differ in values only."""
-    first = shapes.get("decoder.conv_in.weight")
+    film = shapes.get("decoder.conv_in.weight"), shapes.get("decoder.conv1.weight")  # in diffusers' names, in Wan's
+    for first, layout in zip(film, ("diffusers", "single-file"), strict=True):
+        if first is not None and len(first) == 5:
+            return "qwen-wan" if first[1] == 16 else "unknown", layout
+    first = film[0]
     if first is None or len(first) != 4:
         return None
     family = {4: "sd1-sd2-sdxl", 16: "sd3-flux", 32: "flux2"}.get(first[1], "unknown")
