@@ -10,8 +10,7 @@ from flame_train.models.common.signs import Network, Shapes, Signs, down_width, 
 
 # layers that no other model has, their paths' dots made underscores, behind any trainer's prefix
 _OWN: Final = re.compile(
-    r"(.*_)?((txtfusion_|text_fusion_)?(layerwise_|refiner_|transformer_)?blocks_\d+_"
-    r"(attn_(w[qkvo]|gate|to_gate)|(mlp|ff)_(gate|up|down))|txtfusion_projector|text_fusion_projector"
+    r"(.*_)?((transformer_)?blocks_\d+_(attn_(w[qkvo]|gate|to_gate)|(mlp|ff)_(gate|up|down))|txtfusion_.*|text_fusion_.*"
     r"|tmlp_[02]|tproj_1|txtmlp_[13]|time_mod_proj)_[^_].*"
 )
 
