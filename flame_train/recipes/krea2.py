@@ -122,7 +122,9 @@ def _taps(parts: Mapping[str, Part], index: Stated) -> tuple[int, ...]:
     index.must(patch_size=PATCH)
     found = index.values.get("text_encoder_select_layers", list(_TAPS))
     if not isinstance(found, list) or not all(type(tap) is int for tap in found) or not found:
-        raise ModelFileError(f"{index.path}: text_encoder_select_layers: expected numbers, got {found!r}; mend the file")
+        raise ModelFileError(
+            f"{index.path}: text_encoder_select_layers: expected numbers, got {found!r}; mend the file"
+        )
     depth, wanted = encoder.arch.layers, denoiser.arch.text_layers
     if len(found) != wanted or not 0 <= min(found) <= max(found) <= depth:
         raise ModelFileError(

@@ -34,7 +34,9 @@ class Qwen3Keys(EncoderKeys):
 
     qwen3: str = field("", "Qwen3, where the checkpoint holds none; empty: its own", place=True)
     qwen3_tokens: Literal[128, 256, 512, 1024] = field(
-        512, "caption length that Qwen3 is given, what the chat template adds and the model sees included", unit="tokens"
+        512,
+        "caption length that Qwen3 is given, with what the model sees of the chat template",
+        unit="tokens",
     )
     qwen3_dropout: float = field(0.0, "probability that Qwen3 is dropped, apart from captions", ge=0, le=1)
 
@@ -98,8 +100,8 @@ class Qwen3Encoder(TextEncoder):
     """Qwen3. It makes the hidden states `qwen3` (T, C) after the layers of `taps`, side by side.
 
     With `masked` they are kept without padding, for a denoiser that does not look at it. A batch then has
-    `qwen3_rows` (B,), the number of each caption's tokens. With `compact` the cache has them in bf16, whatever they were
-    computed in.
+    `qwen3_rows` (B,), the number of each caption's tokens. With `compact` the cache has them in bf16,
+    whatever they were computed in.
     """
 
     key = "qwen3"

@@ -28,10 +28,9 @@ def qwen3_part(path: str | Path, component: str = "", files: FamilyFiles | None 
     def build(native: Mapping[str, Shape], stated: Stated) -> nn.Module:
         return Qwen3(Qwen3Arch.from_shapes(native, stated)) if files is None else files.build(component, native, stated)
 
-    part = TextNetwork("Qwen3", "qwen_3_4b.safetensors", qwen3.prefix_of, qwen3.component, build).part(path, component)
     if files is not None:
         _refuse_others(path, files)
-    return part
+    return TextNetwork("Qwen3", "qwen_3_4b.safetensors", qwen3.prefix_of, qwen3.component, build).part(path, component)
 
 
 def _refuse_others(path: str | Path, files: FamilyFiles) -> None:

@@ -70,9 +70,7 @@ class Qwen3Arch:
         return cls(width, layers, 4, 2, 2 * width, vocabulary, 8)
 
     @classmethod
-    def from_shapes(
-        cls, shapes: Mapping[str, tuple[int, ...]], config: Stated = NOTHING, theta: float = THETA
-    ) -> Self:
+    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], config: Stated = NOTHING, theta: float = THETA) -> Self:
         """The architecture of a file's decoder, from its native names and shapes, and what its folder states.
 
         `theta` is what holds where the folder states none. Qwen3-VL states its text half as `text_config`. Its
