@@ -71,7 +71,8 @@ def _networks(arch: Krea2Arch, qwen3: Qwen3Arch, vae: VaeArch) -> Networks:
 
 
 def _small() -> Networks:
-    return _networks(Krea2Arch.tiny(), Qwen3Arch.tiny(layers=_TAPS[-1] + 1), VaeArch.tiny_qwen_image())
+    arch = Krea2Arch.tiny()
+    return _networks(arch, Qwen3Arch.tiny(layers=_TAPS[arch.text_layers - 1] + 1), VaeArch.tiny_qwen_image())
 
 
 class Krea2Family(Family):
@@ -112,28 +113,24 @@ class Krea2Family(Family):
 
 
 def _taps(parts: Mapping[str, Part], index: Stated) -> tuple[int, ...]:
-    """After which layers of the text encoder its states are taken: the published ones, or what the folder states.
+    """After which layers of the text encoder its states are taken: what the folder states, or else the published ones.
 
-    Raises ModelFileError where the denoiser was made for more or fewer, or the text encoder has no such layer.
+    A small model has the first of these, and a text encoder of one layer more, as the published one. Raises
+    ModelFileError where denoiser and text encoder do not belong together.
     """
     denoiser, encoder = parts["transformer"].network, parts["text_encoder"].network
     assert isinstance(denoiser, Krea2)
     assert isinstance(encoder, Qwen3)
     index.must(patch_size=PATCH)
-    found = index.values.get("text_encoder_select_layers", list(_TAPS))
-    if not isinstance(found, list) or not all(type(tap) is int for tap in found) or not found:
+    wanted, width = denoiser.arch.text_layers, denoiser.arch.text_dim
+    depth, own = encoder.arch.layers, encoder.arch.width
+    stated = index.values.get("text_encoder_select_layers")
+    taps = _TAPS[:wanted] if stated is None else tuple(stated) if isinstance(stated, list) else ()
+    fits = all(type(tap) is int and 0 <= tap <= depth for tap in taps) and (stated is not None or depth == taps[-1] + 1)
+    if len(taps) != wanted or not fits or own != width:
         raise ModelFileError(
-            f"{index.path}: text_encoder_select_layers: expected numbers, got {found!r}; mend the file"
+            f"{parts['text_encoder'].path}: expected a text encoder of width {width} with states after {wanted} of its "
+            f"layers, found width {own}, {depth} layers, and states after {stated or list(taps)}; name the one that "
+            "belongs to the transformer"
         )
-    depth, wanted = encoder.arch.layers, denoiser.arch.text_layers
-    if len(found) != wanted or not 0 <= min(found) <= max(found) <= depth:
-        raise ModelFileError(
-            f"{parts['text_encoder'].path}: expected a text encoder with states after {wanted} of its layers, found "
-            f"{depth} layers and {found}; name the one that belongs to the transformer"
-        )
-    if encoder.arch.width != denoiser.arch.text_dim:
-        raise ModelFileError(
-            f"{parts['text_encoder'].path}: expected a text encoder of width {denoiser.arch.text_dim}, found "
-            f"{encoder.arch.width}; name the one that belongs to the transformer"
-        )
-    return tuple(found)
+    return taps

@@ -188,8 +188,12 @@ def test_the_instruction_has_the_published_length():
         ("transformer/config", {"axes_dims_rope": [16, 8, 8]}, r"axes_dims_rope is \[16, 8, 8\]"),
         ("vae/config", {"attn_scales": [1.0]}, "attn_scales is"),
         ("text_encoder/config", {"text_config": {"hidden_act": "gelu"}}, "hidden_act is 'gelu'"),
-        ("model_index", {"text_encoder_select_layers": [1, 2]}, "expected a text encoder with states after 3"),
-        ("model_index", {"text_encoder_select_layers": [1, 2, 9]}, "found 4 layers"),
+        (
+            "model_index",
+            {"text_encoder_select_layers": [1, 2]},
+            "with states after 3 of its layers, found width 32, 4 layers, and states after .1, 2.",
+        ),
+        ("model_index", {"text_encoder_select_layers": [1, 2, 9]}, "4 layers, and states after .1, 2, 9."),
         ("model_index", {"patch_size": 1}, "patch_size is 1"),
     ],
 )

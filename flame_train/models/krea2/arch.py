@@ -62,6 +62,7 @@ class Krea2Arch:
             hidden=96,
             frequencies=32,
             text_dim=text_dim,
+            text_layers=3,
             text_heads=2,
             text_kv_heads=2,
             text_hidden=64,
