@@ -1,8 +1,8 @@
 """Krea 2's denoiser: one stream of text and image, with one modulation for all blocks and a table for each.
 
 Attribute names are those of the published single file. Activations are channels-last. Shape letters: B batch, H height
-and W width in latent pixels, C channels of the latents, L image tokens, T text tokens, S = T + L, D model width, E
-width of a head.
+and W width in latent pixels, C channels of the latents, D model width, E width of a head. There are L image tokens and
+T text tokens, S = T + L in all.
 """
 
 from __future__ import annotations
