@@ -32,6 +32,7 @@ from .adapted import adapted_layers
 from .begin import beginning
 from .checkpointing import blocks_named
 from .sampling import check_sampling, requests, with_defaults, with_prompts_of_file
+from .streamed import blocks_streamed
 
 _FILE_NAME: Final = re.compile(r'(?![. ])(?!.*\.safetensors$)[^\x00-\x1f/\\:*?"<>|]*[^\x00-\x1f/\\:*?"<>|. ]')
 _LONGEST_NAME: Final = 200
@@ -49,6 +50,7 @@ class Checked:
         checkpointed: the names of the blocks whose activations are recomputed.
         own: what rules say of each adapted layer.
         begun: the finished adapter that a fresh run begins with, by layer.
+        streamed: the names of the blocks whose weights wait in host memory.
     """
 
     config: Config
@@ -58,6 +60,7 @@ class Checked:
     checkpointed: frozenset[str]
     own: Mapping[str, Own] = field(default_factory=dict)
     begun: Mapping[str, Factors] = field(default_factory=dict)
+    streamed: frozenset[str] = frozenset()
 
     @property
     def networks(self) -> nn.Module:
@@ -124,11 +127,14 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
         cached = config.text_encoders.cache != "off" and set(config.text_encoders.train) != set(family.encoders)
         for own in image_sets(config.data, config.captions):
             _check_captions(own.captions, cached)
-    blocks: frozenset[str] = frozenset()
+    blocks = streamed = frozenset[str]()
+    recomputes = config.gradient.checkpointing
     with wrong:
-        blocks = blocks_named(model.network, config.gradient.checkpointing, config.gradient.checkpoint_blocks)
+        blocks = blocks_named(model.network, recomputes, config.gradient.checkpoint_blocks)
+        streamed = blocks_streamed(model.network, config.model.offload, recomputes, blocks)
     wrong.tell()
-    return Checked(config, base, model, tuple(layers), blocks, MappingProxyType(layers), MappingProxyType(begun))
+    adapted = MappingProxyType(layers), MappingProxyType(begun)
+    return Checked(config, base, model, tuple(layers), blocks, *adapted, streamed)
 
 
 def fp8_of(quantize: str, arithmetic: str) -> nn.Fp8:

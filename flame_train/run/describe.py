@@ -35,6 +35,7 @@ def describe(plan: Plan, memory: PredictedMemory, processes: int = 1) -> dict[st
         "trainable parameters": plan.parameters,
         "base parameters": plan.model.network.num_weights(),
         "checkpointed blocks": f"{len(plan.checked.checkpointed)} of {len(plan.model.network.blocks())}",
+        **_streamed(plan, memory),
         **({"processes, each with the predicted memory": processes} if processes > 1 else {}),
         "predicted memory GiB": round(memory.peak / 2**30, 2),
         "predicted memory GiB in training": round(memory.training / 2**30, 2),
@@ -42,4 +43,14 @@ def describe(plan: Plan, memory: PredictedMemory, processes: int = 1) -> dict[st
         "cached views of images": sum(len(row.views) for row in plan.samples.rows),
         "cache GiB": round(plan.encoding.bytes_of(plan.everything, plan.prompts) / 2**30, 3),
         "output": c.output.dir,
+    }
+
+
+def _streamed(plan: Plan, memory: PredictedMemory) -> dict[str, Any]:
+    """What waits in host memory, where anything does."""
+    if not memory.host:
+        return {}
+    return {
+        "streamed blocks": f"{len(plan.checked.streamed)} of {len(plan.model.network.blocks())}",
+        "predicted host memory GiB": round(memory.host / 2**30, 2),
     }

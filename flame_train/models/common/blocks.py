@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from typing import Any, ClassVar, Literal, Protocol
 
 from flame_train.engine import Tensor, checkpoint, nn
@@ -81,3 +81,7 @@ class BlockNetwork(nn.Module):
         """Has every block ask `policy` for its weights."""
         for block in self.blocks().values():
             block.weight_policy = policy
+
+    def run_outside(self) -> Collection[nn.Module]:
+        """The layers of blocks that run before their block does: a policy keeps these on the device."""
+        return ()
