@@ -127,6 +127,7 @@ def attach(
         layer, mine = layers[name], own.get(name, Own())
         own_rank, own_alpha = _size(kind, layer, mine, rank, alpha)
         own_alpha *= math.sqrt(own_rank) if scale == "sqrt_rank" else 1.0
+        model.bring(name)
         made = kind.create(layer, name, own_rank, own_alpha, seed, make_parameter or _own_parameter)
         left_out = chances or Chances()
         left_out = left_out if mine.dropout is None else replace(left_out, dropout=mine.dropout)
@@ -161,6 +162,7 @@ def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: f
     _check_room(layers, factors)
     adapters: dict[str, Any] = {}
     for name, f in factors.items():
+        model.bring(name)
         made = ADAPTERS[f.kind]().from_factors(layers[name], name, f, strength, _own_parameter)
         adapters[name] = layers[name].adapter = made
     return Attached(model, MappingProxyType(adapters))

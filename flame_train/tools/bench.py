@@ -23,8 +23,10 @@ from flame_train.engine.random import bits, uniform_of
 from flame_train.engine.shape_run import gpu_of, shape_run
 from flame_train.errors import ConfigError, out_of_memory
 from flame_train.models.common.blocks import BlockNetwork, Checkpointing, whole_blocks
+from flame_train.models.common.streamed import StreamedWeights
 from flame_train.run.check import fp8_of
 from flame_train.run.checkpointing import blocks_named
+from flame_train.run.streamed import blocks_streamed
 from flame_train.run.train import make_state
 from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.model import Denoiser, Model
@@ -117,10 +119,15 @@ def prepare(trial: Trial, group: ProcessGroup = ALONE) -> Prepared:
         )
     backend, dtype = get_backend(trial.device), as_dtype(trial.precision)
     network = model.network
-    network.checkpoint_blocks(trial.checkpointing, _checkpointed(network, trial))
+    recomputed = _checkpointed(network, trial)
+    network.checkpoint_blocks(trial.checkpointing, recomputed)
+    streamed = blocks_streamed(network, config.model.offload, trial.checkpointing, recomputed)
     check_formats(trial.device, {"--precision": dtype})
     nn.check_fp8(trial.fp8, trial.device, dtype)
-    randomise(network, dtype, backend, trial.fp8)
+    waiting = StreamedWeights(network, streamed) if streamed else None
+    randomise(network, dtype, backend, trial.fp8, waiting)
+    if waiting is not None:
+        waiting.begin(backend)
     targets = resolve(network, config.lora.targets, model.presets)
     attached = attach(
         network, targets, rank=config.lora.rank, alpha=config.lora.alpha, seed=0, kind=ADAPTERS.chosen(config.lora)
@@ -225,6 +232,7 @@ def _step(trial: Trial, by_kind: bool) -> dict[str, Any]:
         "eager_host_ms": eager[1],
         "weights_gib": gib(p.frozen_bytes),
         "before_step_gib": gib(p.ready),
+        **({"host_gib": gib(p.backend.host_bytes)} if p.backend.host_bytes else {}),
         "peak_gib": peak_gib(p.backend),
     }
     if trial.device != "cpu":
@@ -314,8 +322,18 @@ def _time(fn: Callable[[], None], backend: Backend, warm: int = _WARM, timed: in
     return round(statistics.median(whole), 3), round(statistics.median(host), 3)
 
 
-def randomise(module: nn.Module, dtype: DType, backend: Backend, fp8: nn.Fp8 = "off") -> None:
-    """Fills every weight with uniform values of a sensible size, made on the device; `fp8` is `nn.load`'s."""
+def randomise(
+    module: nn.Module, dtype: DType, backend: Backend, fp8: nn.Fp8 = "off", mover: nn.Mover | None = None
+) -> None:
+    """Fills every weight with uniform values of a sensible size, made on the device.
+
+    Args:
+        module: the network.
+        dtype: the dtype of the weights.
+        backend: the device.
+        fp8, mover: as in `nn.load`.
+    """
+    completion = nn.Completion(module, backend, mover)
     packed = module.quantizable() if fp8 != "off" else {}
     for number, (_, part, attr, slot) in enumerate(module.named_specs()):
         if slot.init in ("ones", "zeros"):
@@ -328,7 +346,8 @@ def randomise(module: nn.Module, dtype: DType, backend: Backend, fp8: nn.Fp8 = "
         object.__setattr__(part, attr, Frozen(values))
         if attr == "weight" and part in packed:
             part.quantize(fp8 == "dynamic" and packed[part])
-    module.pack_contiguous()
+        completion.after(number)
+    completion.end()
 
 
 def _uniform(backend: Backend, number: int, shape: tuple[int, ...], bound: float, dtype: DType) -> Any:

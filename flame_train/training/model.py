@@ -246,9 +246,17 @@ class Model(ABC):
         guidance_scale: float = 1.0,
         streamed: Collection[str] = (),
     ) -> Denoiser:
-        """The network to adapt, loaded. `guidance_scale` is the input of a guidance-distilled network.
+        """The network to adapt, loaded.
 
-        The blocks named in `streamed` wait in host memory.
+        Args:
+            device: the device of the weights.
+            dtype: their dtype.
+            fp8: how quantizable layers are stored.
+            guidance_scale: the input of a guidance-distilled network.
+            streamed: the names of blocks that wait in host memory.
+
+        Returns:
+            The network, and how a step calls it.
         """
         network: BlockNetwork = self.denoiser.load(device=device, dtype=dtype, fp8=fp8, streamed=streamed)
         return Denoiser.of(self, network, device, guidance_scale)

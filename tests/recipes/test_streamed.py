@@ -1,18 +1,22 @@
-"""Blocks whose weights wait on the host: the bits of resident ones, which blocks a config means, and what is refused."""
+"""Runs whose blocks wait on the host: the bits of resident ones, what is planned, and what is refused."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from flame_train.engine import nn
 from flame_train.io.safetensors import SafetensorsFile
+from flame_train.run import offloading
 
 Train = Callable[..., int]
 FULL = ("--set", "gradient.checkpointing=full")
 FAMILIES = ("sdxl", "sd3", "flux", "zimage")
+Capture = pytest.CaptureFixture[str]
 
 
 def lora_of(run: Path) -> dict[str, bytes]:
@@ -41,3 +45,18 @@ def test_a_streamed_base_trains_to_the_same_bytes_and_goes_on(train_small: Train
     some = ("--set", "model.offload=0.5", "--set", "sample.every=0")
     assert train_small(family, *each, "--set", f"output.dir={runs['streamed']}", *some) == 0
     assert lora_of(runs["streamed"]) == lora_of(runs["resident"])
+
+
+def test_the_plan_says_what_waits_and_a_small_host_is_told_before_anything_is_loaded(
+    train_small: Train, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = (*FULL, "--set", "model.offload=1.0", "--set", f"output.dir={tmp_path / 'run'}")
+    assert train_small("flux", *asked, "--dry-run", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["streamed blocks"] == "4 of 4"
+    assert found["predicted host memory GiB"] >= 0
+    monkeypatch.setattr(offloading, "available", lambda: 1 << 10)
+    monkeypatch.setattr(nn, "load", lambda *_, **__: pytest.fail("something was loaded"))
+    assert train_small("flux", *asked) == 5
+    assert "of weights are to wait in host memory, which has 0.00 GiB free" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

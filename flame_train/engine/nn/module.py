@@ -12,13 +12,13 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from ...errors import ModelFileError, kind_of
-from ..backend import Backend, get_backend
+from ..backend import get_backend
 from ..dtype import Array, DType, as_dtype, float16, float32, is_float
 from ..ops.reduction.finite import NonFiniteFlags
 from ..tensor import Frozen, Parameter, Tensor
 from .fit import check_shapes
 from .fp8 import Fp8, Fp8Weight, check_fp8
-from .parts import Complete, Ends, Mover
+from .parts import Completion, Mover
 from .spec import ParamSpec, kernel_order
 from .state import ModuleState
 
@@ -91,6 +91,9 @@ class Module(ModuleState):
     def fusable_groups(self) -> Sequence[Sequence[Any]]:
         """Groups of `Linear` layers of one shape that always see the same input, such as queries, keys and values."""
         return ()
+
+    def bring(self, layer: str) -> None:
+        """Sees to it that the weights of a layer of this name can be read, where a network keeps them elsewhere."""
 
     def quantizable(self) -> Mapping[Any, bool]:
         """The `Linear` layers that may be stored in 8 bits, and whether their inputs may be rounded to 8 bits too."""
@@ -262,7 +265,7 @@ def load(
     specs = list(module.named_specs())
     check_fp8(fp8, device, dtype)
     packed = module.quantizable() if fp8 != "off" else {}
-    ends = _ends(module, specs, mover)
+    completion = Completion(module, backend, mover)
     broken = NonFiniteFlags(backend, len(specs))  # read at the end, so that reading, copying and checking overlap
     for place, (name, part, attr, spec) in enumerate(specs):
         target = spec.dtype or wanted
@@ -276,8 +279,8 @@ def load(
         if packs:  # from the file's own values, so that these are rounded only once
             _place(part, attr, given)
             part.quantize(fp8 == "dynamic" and packed[part])
-        _complete(module, backend, ends.at(place), mover)
-    _pack(module, backend, ends.rest)
+        completion.after(place)
+    completion.end()
     names = [specs[place][0] for place in broken.places()]
     if names:
         beyond = f", or numbers beyond the {np.finfo(wanted).max:g} of fp16" if wanted == float16 else ""
@@ -288,10 +291,14 @@ def load(
 
 
 def allocate(module: Module, *, dtype: DType | str, device: str, fp8: Fp8 = "off", mover: Mover | None = None) -> None:
-    """Gives every declared weight the memory that `load` would, whatever it holds."""
+    """Gives every declared weight the memory that `load` would, whatever it holds.
+
+    Args:
+        module, dtype, device, fp8, mover: as in `load`.
+    """
     backend, specs = get_backend(device), list(module.named_specs())
     packed = module.quantizable() if fp8 != "off" else {}
-    ends = _ends(module, specs, mover)
+    completion = Completion(module, backend, mover)
     for place, (_, part, attr, spec) in enumerate(specs):
         four = len(spec.shape) == 4
         made = backend.empty(
@@ -300,24 +307,8 @@ def allocate(module: Module, *, dtype: DType | str, device: str, fp8: Fp8 = "off
         _place(part, attr, made.transpose(0, 3, 1, 2) if four else made)
         if attr == "weight" and part in packed:
             part.quantize(fp8 == "dynamic" and packed[part])
-        _complete(module, backend, ends.at(place), mover)
-    _pack(module, backend, ends.rest)
-
-
-def _ends(module: Module, specs: Sequence[tuple[str, Module, str, ParamSpec]], mover: Mover | None) -> Ends:
-    return Ends([part for _, part, _, _ in specs], module.fusable_groups(), mover.parts if mover is not None else ())
-
-
-def _complete(module: Module, backend: Backend, found: Complete | None, mover: Mover | None) -> None:
-    """Packs and moves a part that is complete now, if one is."""
-    if found is not None and mover is not None:
-        _pack(module, backend, found.groups)
-        mover.move(found.part)
-
-
-def _pack(module: Module, backend: Backend, groups: Sequence[Sequence[Any]]) -> None:
-    if backend.kernels is not None:
-        module.pack_contiguous(groups)
+        completion.after(place)
+    completion.end()
 
 
 def _read(source: WeightSource, name: str, what: str, spec: ParamSpec) -> np.ndarray[Any, Any]:

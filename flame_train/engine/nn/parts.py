@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
+
+from ..backend import Backend
 
 
 class Mover(Protocol):
@@ -17,34 +19,40 @@ class Mover(Protocol):
         """Takes the weights of a part, which are loaded and packed."""
 
 
-class Complete(NamedTuple):
-    """A part with all its weights, and the groups of its layers that are packed next to each other."""
-
-    part: Any
-    groups: Sequence[Sequence[Any]]
-
-
-class Ends:
-    """Where in the order of a network's weights each part of it is complete.
+class Completion:
+    """Packs the weights of a network while it is filled, and hands each part over once it has all of them.
 
     Args:
-        modules: the module of each weight, in that order.
-        groups: the layers whose weights are packed next to each other.
-        parts: the parts.
+        module: the network.
+        backend: the device that it is filled on.
+        mover: takes the parts; None: all stay.
     """
 
-    def __init__(self, modules: Sequence[Any], groups: Sequence[Sequence[Any]], parts: Collection[Any]) -> None:
-        inside = {id(module): part for part in parts for _, module in part.named_modules()}
-        ends = {id(inside[id(m)]): place for place, m in enumerate(modules) if id(m) in inside}
-        self.rest: list[Sequence[Any]] = []
-        """The groups that lie in no part, or in several."""
-        own: dict[int, list[Sequence[Any]]] = {}
-        for group in groups:
+    def __init__(self, module: Any, backend: Backend, mover: Mover | None) -> None:
+        self._module, self._backend, self._mover = module, backend, mover
+        parts = () if mover is None else mover.parts
+        inside = {id(layer): part for part in parts for _, layer in part.named_modules()}
+        owners = [inside.get(id(layer)) for _, layer, _, _ in module.named_specs()]
+        self._ends = {id(part): place for place, part in enumerate(owners) if part is not None}
+        self._parts = {self._ends[id(part)]: part for part in parts if id(part) in self._ends}
+        self._groups: dict[int, list[Sequence[Any]]] = {}  # by part
+        self._rest: list[Sequence[Any]] = []  # those in no part, or in several
+        for group in module.fusable_groups():
             first, *others = {id(inside.get(id(layer))) for layer in group}
-            (self.rest if others or first not in ends else own.setdefault(first, [])).append(group)
-        weighted = (part for part in parts if id(part) in ends)
-        self._complete = {ends[id(part)]: Complete(part, own.get(id(part), ())) for part in weighted}
+            alone = not others and first in self._ends
+            (self._groups.setdefault(first, []) if alone else self._rest).append(group)
 
-    def at(self, place: int) -> Complete | None:
-        """The part that is complete with the weight at `place`."""
-        return self._complete.get(place)
+    def after(self, place: int) -> None:
+        """The weight at this place of the network's order is there, as all before it."""
+        part = self._parts.get(place)
+        if part is not None and self._mover is not None:
+            self._pack(self._groups.get(id(part), ()))
+            self._mover.move(part)
+
+    def end(self) -> None:
+        """All weights are there."""
+        self._pack(self._rest)
+
+    def _pack(self, groups: Sequence[Sequence[Any]]) -> None:
+        if self._backend.kernels is not None:
+            self._module.pack_contiguous(groups)
