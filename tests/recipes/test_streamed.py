@@ -15,7 +15,7 @@ from flame_train.run import offloading
 
 Train = Callable[..., int]
 FULL = ("--set", "gradient.checkpointing=full")
-FAMILIES = ("sdxl", "sd3", "flux", "zimage")
+FAMILIES = ("flux", *(pytest.param(name, marks=pytest.mark.proof) for name in ("sdxl", "sd3", "zimage")))
 Capture = pytest.CaptureFixture[str]
 
 
