@@ -34,7 +34,7 @@ def describe(plan: Plan, memory: PredictedMemory, processes: int = 1) -> dict[st
         "adapted layers": len(plan.checked.targets),
         "trainable parameters": plan.parameters,
         "base parameters": plan.model.network.num_weights(),
-        "checkpointed blocks": f"{len(plan.checked.checkpointed)} of {len(plan.model.network.blocks())}",
+        "checkpointed blocks": f"{len(plan.checked.checkpointed)} of {len(plan.model.network.named_blocks())}",
         **_streamed(plan, memory),
         **({"processes, each with the predicted memory": processes} if processes > 1 else {}),
         "predicted memory GiB": round(memory.peak / 2**30, 2),
@@ -51,6 +51,6 @@ def _streamed(plan: Plan, memory: PredictedMemory) -> dict[str, Any]:
     if not memory.host:
         return {}
     return {
-        "streamed blocks": f"{len(plan.checked.streamed)} of {len(plan.model.network.blocks())}",
+        "streamed blocks": f"{len(plan.checked.streamed)} of {len(plan.model.network.named_blocks())}",
         "predicted host memory GiB": round(memory.host / 2**30, 2),
     }

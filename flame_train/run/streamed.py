@@ -52,7 +52,7 @@ def block_sizes(network: BlockNetwork) -> dict[str, int]:
     outside = {id(layer) for layer in network.run_outside()}
     return {
         name: sum(spec.size for _, module, _, spec in block.named_specs() if id(module) not in outside)
-        for name, block in network.blocks().items()
+        for name, block in network.named_blocks().items()
     }
 
 

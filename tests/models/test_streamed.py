@@ -110,8 +110,8 @@ def test_a_network_is_loaded_block_by_block() -> None:
     """Of Flux at full size, in 8 bits: the whole is never on the GPU."""
     part = find("flux-dev")[1].denoiser
     with shape_run(H100) as run:
-        network = part.load(device="cuda", dtype="bf16", fp8="weights", streamed=part.network.blocks())
-        sizes = [sum(w.nbytes for _, w in block.weights()) for block in network.blocks().values()]
+        network = part.load(device="cuda", dtype="bf16", fp8="weights", streamed=part.network.named_blocks())
+        sizes = [sum(w.nbytes for _, w in block.weights()) for block in network.named_blocks().values()]
         rest = sum(w.nbytes for _, w in network.weights()) - sum(sizes)
         assert sum(sizes) <= run.host_bytes < 1.001 * sum(sizes)
         assert run.live_bytes < 1.01 * (2 * max(sizes) + rest)
@@ -127,7 +127,7 @@ def test_a_step_takes_less_memory_by_all_blocks_but_two() -> None:
             run.backend.reset_peak()
             p.captured()
             peaks.append(run.peak_bytes)
-    sizes = [sum(w.nbytes for _, w in block.weights()) for block in p.network.blocks().values()]
+    sizes = [sum(w.nbytes for _, w in block.weights()) for block in p.network.named_blocks().values()]
     assert abs(peaks[0] - peaks[1] - (sum(sizes) - 2 * max(sizes))) < 0.01 * sum(sizes)
 
 

@@ -26,7 +26,9 @@ def plan(offload: str = "auto", only: int = 1000) -> Plan:
     """A plan for Flux dev of which the first `only` blocks are recomputed."""
     model = find("flux-dev")[1]
     config = from_options(model={"offload": offload}, gradient={"checkpointing": "full"})
-    return Plan(Checked(config, Path(), model, (), frozenset(list(model.network.blocks())[:only])), Samples((), ()))
+    return Plan(
+        Checked(config, Path(), model, (), frozenset(list(model.network.named_blocks())[:only])), Samples((), ())
+    )
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 While a block computes, a stream of its own copies the next one into the other buffer. A recomputed block's forward
 pass and its backward pass share one copy. A block has its place in the same buffer each time, so its weights have fixed
-addresses, and a captured step holds the copies (`docs/design/0008-streamed-weights.md`).
+addresses, and a captured step holds the copies (`docs/design/0011-streamed-weights.md`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StreamedWeights:
     def __init__(self, network: Any, names: Collection[str]) -> None:
         assert isinstance(network, BlockNetwork)
         self._network = network
-        self.parts: list[Block] = [block for name, block in network.blocks().items() if name in names]
+        self.parts: list[Block] = [block for name, block in network.named_blocks().items() if name in names]
         self._numbers = {id(block): number for number, block in enumerate(self.parts)}
         self._resident = {id(layer) for layer in network.run_outside()}
         self._waiting: dict[int, _Waiting] = {}

@@ -46,8 +46,8 @@ class Run:
         self.copies = HostCopies(Cuda(), self.main, lambda *_: None)
         network = Row()
         self.backend = SimpleNamespace(program=0)
-        self.weights: Any = StreamedWeights(network, list(network.blocks()))
-        self.blocks = list(network.blocks().values())
+        self.weights: Any = StreamedWeights(network, list(network.named_blocks()))
+        self.blocks = list(network.named_blocks().values())
         for block in self.blocks:
             block.checkpointing = "full"
         held = [self.copies.of(Named(f"block {i}", i + 1), None) for i in range(BLOCKS)]
