@@ -168,6 +168,15 @@ def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: f
     return Attached(model, MappingProxyType(adapters))
 
 
+def shared(attached: Attached, model: nn.Module) -> Attached:
+    """The adapters in the layers of another loaded network too: what is trained in one acts in both."""
+    layers, adapters = layers_of(model), {}
+    for name, adapter in attached.adapters.items():
+        model.bring(name)
+        adapters[name] = layers[name].adapter = adapter.on(layers[name])
+    return replace(attached, model=model, adapters=MappingProxyType(adapters))
+
+
 def require_fit(layers: Mapping[str, Layer], factors: Mapping[str, Factors]) -> None:
     """Raises ModelFileError with the modules of `factors` that are not among `layers`, or have other shapes."""
     strangers = [name for name in factors if name not in layers]

@@ -31,6 +31,7 @@ from flame_train.training.model import Model
 from .adapted import adapted_layers
 from .begin import beginning
 from .checkpointing import blocks_named
+from .sample_model import opened_for_samples
 from .sampling import check_sampling, requests, with_defaults, with_prompts_of_file
 from .streamed import blocks_streamed
 
@@ -51,6 +52,7 @@ class Checked:
         own: what rules say of each adapted layer.
         begun: the finished adapter that a fresh run begins with, by layer.
         streamed: the names of the blocks whose weights wait in host memory.
+        drawn: the model that sample images are drawn with; None: the base.
     """
 
     config: Config
@@ -61,6 +63,12 @@ class Checked:
     own: Mapping[str, Own] = field(default_factory=dict)
     begun: Mapping[str, Factors] = field(default_factory=dict)
     streamed: frozenset[str] = frozenset()
+    drawn: Model | None = None
+
+    @property
+    def sample_model(self) -> Model:
+        """The model that sample images are drawn with."""
+        return self.drawn or self.model
 
     @property
     def networks(self) -> nn.Module:
@@ -107,17 +115,20 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
     assert family is not None
     with wrong:
         config = config.model_copy(update={"sample": with_prompts_of_file(config.sample)})
-    config = config.model_copy(update={"sample": with_defaults(config.sample, model)})
+    drawn = model
+    with wrong:
+        drawn = opened_for_samples(config, family, model)
+    config = config.model_copy(update={"sample": with_defaults(config.sample, drawn)})
     with wrong:
         _check_loss(config.loss, model, family.unsupported_keys())
     with wrong:
         _check_grid(config.data.bucket_step, model)
     with wrong:
-        if problem := model.sampler_problem(SAMPLERS.chosen(config.sample).name):
+        if problem := drawn.sampler_problem(SAMPLERS.chosen(config.sample).name):
             raise ConfigError(f"sample.sampler: {problem}")
         if config.sample.repeats:
-            wanted = requests(config.sample, config.data.resolution, model)
-            check_sampling(wanted, config.model, config.loss, model)
+            wanted = requests(config.sample, config.data.resolution, drawn)
+            check_sampling(wanted, config.model, config.loss, drawn)
     layers: dict[str, Own] = {}
     begun: dict[str, Factors] = {}
     with wrong:
@@ -134,7 +145,7 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
         streamed = blocks_streamed(model.network, config.model.offload, recomputes, blocks)
     wrong.tell()
     adapted = MappingProxyType(layers), MappingProxyType(begun)
-    return Checked(config, base, model, tuple(layers), blocks, *adapted, streamed)
+    return Checked(config, base, model, tuple(layers), blocks, *adapted, streamed, drawn)
 
 
 def fp8_of(quantize: str, arithmetic: str) -> nn.Fp8:

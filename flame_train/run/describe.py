@@ -23,6 +23,7 @@ def describe(plan: Plan, memory: PredictedMemory, processes: int = 1) -> dict[st
         "optimizer": f"{OPTIMIZERS.chosen(c.optimizer).name}, lr {c.optimizer.lr:g}",
         "schedule": SCHEDULES.chosen(c.schedule).name,
         "prompts": len(c.sample.prompts) if c.sample.repeats else 0,
+        **({"sample images by": c.sample.model} if plan.checked.sample_model is not plan.model else {}),
         "images": len(plan.samples.rows),
         "samples per epoch": order.samples_per_epoch,
         **({"validation images": len(plan.held_out.rows)} if plan.held_out.rows else {}),

@@ -10,6 +10,7 @@ from flame_train.errors import OutOfMemory
 
 from .memory import predicted_memory
 from .plan import Plan
+from .second import load_second
 from .streamed import block_sizes, of_share
 from .train import load_denoiser
 
@@ -42,15 +43,18 @@ def settled(plan: Plan, gpu: Gpu | None, processes: int = 1) -> Plan:
 
 def refuse_small_host(plan: Plan) -> None:
     """Raises OutOfMemory if the host has too little memory for the weights that wait there; nothing is loaded yet."""
-    if not plan.checked.streamed:
+    second = plan.checked.sample_model
+    if not plan.checked.streamed and second is plan.model:
         return
     with shape_run(H100) as run:
-        load_denoiser(plan, "cuda")
+        kept: list[object] = [denoiser := load_denoiser(plan, "cuda")]
+        if second is not plan.model:
+            kept.append(load_second(second, plan.config, denoiser, "cuda"))
         needed = run.host_bytes
     room = available()
     if needed > room:
         wanted, free = (f"{n / 2**30:.2f} GiB" for n in (needed, room))
         raise OutOfMemory(
-            f"model.offload: {wanted} of weights are to wait in host memory, which has {free} free; stream fewer "
-            "blocks, or store them in 8 bits by model.quantize"
+            f"{wanted} of weights are to wait in host memory, which has {free} free; lower model.offload, remove "
+            "sample.model, or store the weights in 8 bits by model.quantize"
         )

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flame_train.config.load import from_options
 from flame_train.engine.backend.cpu import CpuBackend
 from flame_train.engine.shape_run import H100, shape_run
 from flame_train.errors import ConfigError, DeviceFault
+from flame_train.run.check import fp8_of
+from flame_train.run.second import load_second
 from flame_train.run.streamed import block_sizes, blocks_streamed, of_share
 from flame_train.tools import bench
 from flame_train.tools.bench_models import find
@@ -116,6 +119,23 @@ def test_a_network_is_loaded_block_by_block() -> None:
         assert sum(sizes) <= run.host_bytes < 1.001 * sum(sizes)
         assert run.live_bytes < 1.01 * (2 * max(sizes) + rest)
         assert run.peak_bytes < 4 * max(sizes) + rest
+
+
+@pytest.mark.parametrize("quantize", ["off", "fp8"])
+@pytest.mark.parametrize("model", ["klein-9b", "zimage", "sdxl"])
+def test_a_second_network_takes_two_blocks_of_the_gpu(model: str, quantize: str) -> None:
+    """Its other weights lie where the first network's do."""
+    config = from_options(model={"quantize": quantize})
+    with shape_run(H100) as run:
+        first = find(model)[1].load_denoiser(device="cuda", dtype="bf16", fp8=fp8_of(quantize, "bf16"))
+        before = run.live_bytes
+        second, borrowed = load_second(find(model)[1], config, first, "cuda")
+        blocks = second.network.named_blocks().values()
+        largest = max(sum(w.nbytes for _, w in block.weights()) for block in blocks)
+        assert 0 < run.live_bytes - before <= 2 * 1.001 * largest + (1 << 20)
+        run.backend.reset_peak()
+        with borrowed.in_place():
+            assert run.peak_bytes == run.live_bytes
 
 
 def test_a_step_takes_less_memory_by_all_blocks_but_two() -> None:

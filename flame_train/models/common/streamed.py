@@ -83,7 +83,7 @@ class StreamedWeights:
         gathered = backend.empty((size,), _BYTE)
         places = []
         for tensor, offset in zip(tensors, offsets, strict=True):
-            place = _Place(tensor, offset, tensor.shape, tensor.dtype, _order(tensor.data))
+            place = _Place(tensor, offset, tensor.shape, tensor.dtype, memory_order(tensor.data))
             place.of(gathered)[...] = tensor.data
             places.append(place)
         self._waiting[self._numbers[id(part)]] = _Waiting(backend.offload(gathered, keep=True), places, size)
@@ -102,11 +102,16 @@ class StreamedWeights:
                 place.tensor.data = place.of(self._buffers[number % count])
         self._network.place_weights(self)
 
+    @property
+    def tensors(self) -> frozenset[int]:
+        """The ids of all tensors that wait."""
+        return frozenset(id(place.tensor) for waiting in self._waiting.values() for place in waiting.places)
+
     def _tensors(self, part: Block) -> Iterator[Tensor]:
         """The arrays of a block's weights, whatever their number formats: a packed weight has several."""
         for _, module, attr, spec in part.named_specs():
             if id(module) not in self._resident and not spec.is_buffer:
-                yield from _arrays(getattr(module, attr))
+                yield from arrays_of(getattr(module, attr))
 
     # ---- while it runs ------------------------------------------------------------------------------
 
@@ -142,7 +147,7 @@ class StreamedWeights:
             self._arrivals[place] = None
 
 
-def _arrays(weight: Any) -> list[Tensor]:
+def arrays_of(weight: Any) -> list[Tensor]:
     """The tensors that a weight is made of."""
     if isinstance(weight, Tensor):
         return [weight]
@@ -150,7 +155,7 @@ def _arrays(weight: Any) -> list[Tensor]:
     return [part for part in parts if isinstance(part, Tensor)]
 
 
-def _order(array: Array) -> tuple[int, ...]:
+def memory_order(array: Array) -> tuple[int, ...]:
     """The dims from the slowest to the fastest. Raises ValueError for an array with gaps."""
     order = tuple(sorted(range(array.ndim), key=lambda i: -array.strides[i]))
     if not array.transpose(order).flags.c_contiguous:
