@@ -23,9 +23,11 @@ from flame_train.engine.random import bits, uniform_of
 from flame_train.engine.shape_run import gpu_of, shape_run
 from flame_train.errors import ConfigError, out_of_memory
 from flame_train.models.common.blocks import BlockNetwork, Checkpointing, whole_blocks
+from flame_train.models.common.streamed import StreamedWeights
 from flame_train.run.adapted import adapted_layers
 from flame_train.run.check import fp8_of
 from flame_train.run.checkpointing import blocks_named
+from flame_train.run.streamed import blocks_streamed
 from flame_train.run.train import make_state
 from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.model import Denoiser, Model
@@ -124,10 +126,15 @@ def prepare(case: BenchCase, group: ProcessGroup = ALONE) -> Prepared:
         )
     backend, dtype = get_backend(case.device), as_dtype(case.precision)
     network = model.network
-    network.checkpoint_blocks(case.checkpointing, _checkpointed(network, case))
+    recomputed = _checkpointed(network, case)
+    network.checkpoint_blocks(case.checkpointing, recomputed)
+    streamed = blocks_streamed(network, config.model.offload, case.checkpointing, recomputed)
     check_formats(case.device, {"--precision": dtype})
     nn.check_fp8(case.fp8, case.device, dtype)
-    randomise(network, dtype, backend, case.fp8)
+    waiting = StreamedWeights(network, streamed) if streamed else None
+    randomise(network, dtype, backend, case.fp8, waiting)
+    if waiting is not None:
+        waiting.begin(backend)
     trained = config.text_encoders.train
     running = running_encoders(model, trained, case.checkpointing, lambda text: randomise(text, dtype, backend))
     denoiser = replace(Denoiser.of(model, network, case.device, 1.0), text=running)
@@ -242,6 +249,7 @@ def _step(case: BenchCase, by_kind: bool) -> dict[str, Any]:
         "eager_host_ms": eager[1],
         "weights_gib": gib(p.frozen_bytes),
         "before_step_gib": gib(p.ready),
+        **({"host_gib": gib(p.backend.host_bytes)} if p.backend.host_bytes else {}),
         "peak_gib": peak_gib(p.backend),
     }
     if case.device != "cpu":
@@ -331,8 +339,18 @@ def _time(fn: Callable[[], None], backend: Backend, warm: int = _WARM, timed: in
     return round(statistics.median(whole), 3), round(statistics.median(host), 3)
 
 
-def randomise(module: nn.Module, dtype: DType, backend: Backend, fp8: nn.Fp8 = "off") -> None:
-    """Fills every weight with uniform values of a sensible size, made on the device; `fp8` is `nn.load`'s."""
+def randomise(
+    module: nn.Module, dtype: DType, backend: Backend, fp8: nn.Fp8 = "off", mover: nn.Mover | None = None
+) -> None:
+    """Fills every weight with uniform values of a sensible size, made on the device.
+
+    Args:
+        module: the network.
+        dtype: the dtype of the weights.
+        backend: the device.
+        fp8, mover: as in `nn.load`.
+    """
+    completion = nn.Completion(module, backend, mover)
     packed = module.quantizable() if fp8 != "off" else {}
     for number, (_, part, attr, slot) in enumerate(module.named_specs()):
         if slot.init in ("ones", "zeros"):
@@ -345,7 +363,8 @@ def randomise(module: nn.Module, dtype: DType, backend: Backend, fp8: nn.Fp8 = "
         object.__setattr__(part, attr, Frozen(values))
         if attr == "weight" and part in packed:
             part.quantize(fp8 == "dynamic" and packed[part])
-    module.pack_contiguous()
+        completion.after(number)
+    completion.end()
 
 
 def _uniform(backend: Backend, number: int, shape: tuple[int, ...], bound: float, dtype: DType) -> Any:

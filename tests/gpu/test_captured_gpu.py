@@ -68,6 +68,8 @@ def check(case: bench.BenchCase, **how: Any) -> dict[str, np.ndarray]:
         {"checkpointing": "mlp"},
         {"checkpointing": "full"},
         {"checkpointing": "offload"},
+        {"checkpointing": "full", "settings": ("model.offload=1.0",)},
+        {"checkpointing": "offload", "settings": ("model.offload=0.5",), "quantize": "fp8"},
         {"quantize": "fp8"},
         {"quantize": "fp8", "arithmetic": "fp8"},
         *({"settings": ("lora.kind=" + kind,)} for kind in ("loha", "lokr", "dora")),
@@ -104,3 +106,17 @@ def test_so_do_steps_of_several_batches_with_noise_and_an_average(precision: Any
 
     found = check(bench.BenchCase("sdxl-tiny", 128, batch=2, rank=16, precision=precision), prepared=prepared, micros=3)
     assert (found["skipped"] > 0) == (precision == "fp16")
+
+
+@pytest.mark.parametrize("how", [{}, {"quantize": "fp8"}, {"settings": ("lora.kind=dora",)}], ids=str)
+@pytest.mark.parametrize("share", ["0.4", "1.0"])
+@pytest.mark.parametrize("model", [*MODELS, "zimage-tiny", "flux2-tiny"])
+def test_blocks_streamed_from_the_host_train_to_the_bits_of_resident_ones(
+    model: str, share: str, how: dict[str, Any]
+) -> None:
+    settings = how.get("settings", ())
+    resident = bench.Trial(model, 128, batch=2, rank=16, checkpointing="full", **how)
+    streamed = replace(resident, settings=(*settings, f"model.offload={share}"))
+    one, other = (bits(trained(trial, captured)) for trial in (resident, streamed))
+    for name, value in one.items():
+        np.testing.assert_array_equal(other[name], value, err_msg=name)

@@ -337,6 +337,10 @@ class UNet(BlockNetwork):
         """The transformers' linear layers; the others are convolutions and embeddings."""
         return linears_in([part for _, part in self.named_modules() if isinstance(part, SpatialTransformer)])
 
+    def run_outside(self) -> list[nn.Linear]:
+        """The projections of the text."""
+        return [layer for b in self._blocks for layer in (b.attn2.to_k, b.attn2.to_v)]
+
     def _text_layers(self, width: int) -> list[nn.Linear]:
         """Keys' and values' projections of all blocks of a width, by turns."""
         blocks = [b for b in self._blocks if b.attn2.to_k.out_features == width]
