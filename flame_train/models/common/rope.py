@@ -25,6 +25,14 @@ def rope_angles(positions: Angles, axes: Sequence[int], theta: float) -> Angles:
     return np.repeat(np.concatenate(turns, axis=1), 2, axis=1)
 
 
+def text_and_grid(text: int, rows: int, columns: int) -> Angles:
+    """Positions (text + rows * columns, 3): a text's tokens at the origin, then an image's at (0, row, column)."""
+    positions = np.zeros((text + rows * columns, 3))
+    positions[text:, 1] = np.repeat(np.arange(rows), columns)
+    positions[text:, 2] = np.tile(np.arange(columns), rows)
+    return positions
+
+
 class RopeTables:
     """Cosines and sines of text and image tokens, one entry a shape for as long as the model lives.
 

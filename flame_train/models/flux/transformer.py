@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Self
 
-import numpy as np
-
 from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.nn import param
@@ -25,7 +23,7 @@ from flame_train.models.common.arch import TransformerArch
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
-from flame_train.models.common.rope import Angles, RopeTables, rope_angles
+from flame_train.models.common.rope import Angles, RopeTables, rope_angles, text_and_grid
 from flame_train.models.common.shapes import block_count, shape_of
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import feed_forward, linears_in
@@ -105,10 +103,7 @@ class FluxArch(TransformerArch):
 
 def position_angles(arch: FluxArch, text: int, rows: int, columns: int) -> Angles:
     """The angle by which each value of a head is rotated at each token, fp64 (S, E); text stands at the origin."""
-    ids = np.zeros((text + rows * columns, 3))
-    ids[text:, 1] = np.repeat(np.arange(rows), columns)
-    ids[text:, 2] = np.tile(np.arange(columns), rows)
-    return rope_angles(ids, arch.axes, _THETA)
+    return rope_angles(text_and_grid(text, rows, columns), arch.axes, _THETA)
 
 
 class MLPEmbedder(nn.Module):
