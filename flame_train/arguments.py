@@ -109,6 +109,7 @@ Error = Annotated[
     typer.Option("--error", help="Share of each layer's update that may go, such as 0.1; not with --rank."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, of models the headers; print the plan.")]
+LoraOutput = Annotated[Path, typer.Option("--output", "-o", help="LoRA file to write.")]
 LoraPath = Annotated[Path, typer.Argument(metavar="FILE", help="LoRA file to read.")]
 Gpus = Annotated[int, typer.Option("--gpus", min=1, help="Start so many processes here by mpirun.")]
 Transport = Annotated[
