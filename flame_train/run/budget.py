@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from flame_train.config.render import toml_value
 from flame_train.engine.shape_run import Gpu
@@ -59,6 +59,13 @@ Combination = Sequence[Settings]
 """A value of each open lever."""
 
 
+class Where(NamedTuple):
+    """The card of each of so many processes that train together."""
+
+    gpu: Gpu
+    processes: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Fitted:
     """A plan that fits its budget.
@@ -86,49 +93,38 @@ class Fitted:
         return [f"{path} = {toml_value(value)}" for path, value in self.settings.items()]
 
 
-def fitted(plan: Plan, gpu: Gpu, budget: int, processes: int = 1) -> Fitted:
+def fitted(plan: Plan, where: Where, budget: int) -> Fitted:
     """The fastest settings that the config leaves open and whose run takes at most `budget` bytes.
 
     Raises ConfigError where none does, with the smallest peak that was found.
     """
-    room, ladder = float(pool_bytes(budget)), _Ladder(plan, gpu, processes)
+    room, ladder = float(pool_bytes(budget)), _Ladder(plan, where)
     for each in [*ladder.candidates, ladder.least]:
         estimate = ladder.peak(each)
         if estimate < room or (each is ladder.least and estimate <= pool_bytes(budget)):
-            found = _rehearsed(plan, _together(each), gpu, budget, processes)
+            found = _rehearsed(plan, _together(each), where, budget)
             if found is not None:
                 return found
             room = min(room, estimate)  # gaps between blocks cost others as much
-    raise ConfigError(_refusal(plan, ladder, gpu, budget, processes))
+    raise ConfigError(_refusal(plan, ladder, where, budget))
 
 
-def _rehearsed(plan: Plan, settings: Settings, gpu: Gpu, budget: int, processes: int) -> Fitted | None:
+def _rehearsed(plan: Plan, settings: Settings, where: Where, budget: int) -> Fitted | None:
     """The plan with these settings if its whole run has enough in the pools of this budget."""
     tried = with_settings(plan, settings)
     try:
-        memory = predicted_memory(tried, gpu, processes, pool_bytes(budget))
+        memory = predicted_memory(tried, where.gpu, where.processes, pool_bytes(budget))
     except MemoryError:
         return None
     return Fitted(tried, {path: v for path, v in settings.items() if v != value_of(plan.config, path)}, memory, budget)
 
 
-def refuse_if_beyond(plan: Plan, settings: Settings, gpu: Gpu, budget: int, processes: int) -> Fitted:
-    """A run that is continued, with the settings that were chosen when it began. Raises ConfigError if it is too much.
-
-    Args:
-        plan: the plan as the config has it.
-        settings: what was chosen.
-        gpu: the card.
-        budget: bytes.
-        processes: the processes that train together.
-
-    Returns:
-        The plan with these settings.
-    """
-    found = _rehearsed(plan, settings, gpu, budget, processes)
+def refuse_if_beyond(plan: Plan, settings: Settings, where: Where, budget: int) -> Fitted:
+    """A continued run, with the `settings` that were chosen when it began. Raises ConfigError if it is too much."""
+    found = _rehearsed(plan, settings, where, budget)
     if found is not None:
         return found
-    needed = _needed(with_settings(plan, settings), gpu, processes)[1]
+    needed = _needed(with_settings(plan, settings), where)[1]
     chosen = ", ".join(f"{path} = {toml_value(value)}" for path, value in settings.items()) or "no setting changed"
     raise ConfigError(
         f"memory.budget: the run in {plan.config.output.dir} was begun with {chosen}, and these decide its result. "
@@ -148,20 +144,20 @@ def pool_bytes(budget: int) -> int:
     return pools
 
 
-def _needed(plan: Plan, gpu: Gpu, processes: int) -> tuple[int, int]:
+def _needed(plan: Plan, where: Where) -> tuple[int, int]:
     """The peak of a plan's tensors, and a budget under which it runs: gaps between their blocks take some more."""
-    peak = predicted_memory(plan, gpu, processes, _ENDLESS).peak
+    peak = predicted_memory(plan, where.gpu, where.processes, _ENDLESS).peak
     for gaps in _GAPS:
         budget = math.ceil(((1 + gaps) * peak / (1 - SPARE) + OUTSIDE) / _STEP) * _STEP
-        if _rehearsed(plan, {}, gpu, budget, processes) is not None:
+        if _rehearsed(plan, {}, where, budget) is not None:
             return peak, budget
     return peak, 2 * peak + OUTSIDE
 
 
-def _refusal(plan: Plan, ladder: _Ladder, gpu: Gpu, budget: int, processes: int) -> str:
+def _refusal(plan: Plan, ladder: _Ladder, where: Where, budget: int) -> str:
     """Why no settings fit, and what would."""
     least = _together(ladder.least)
-    peak, needed = _needed(with_settings(plan, least), gpu, processes)
+    peak, needed = _needed(with_settings(plan, least), where)
     changed = [f"{path} = {toml_value(v)}" for path, v in least.items() if v != value_of(plan.config, path)]
     with_them = f" with {', '.join(changed)}" if changed else ""
     fixed = [key for lever in LEVERS for key in lever.asked or lever.keys if given(plan.config, key)]
@@ -177,8 +173,8 @@ def _refusal(plan: Plan, ladder: _Ladder, gpu: Gpu, budget: int, processes: int)
 class _Ladder:
     """What the open settings save and cost, each measured alone and only when it is asked for."""
 
-    def __init__(self, plan: Plan, gpu: Gpu, processes: int) -> None:
-        self._plan, self._gpu, self._processes = plan, gpu, processes
+    def __init__(self, plan: Plan, where: Where) -> None:
+        self._plan, self._where = plan, where
         self._known: dict[tuple[Stage, frozenset[tuple[str, object]]], Alone] = {}
         self.levers = [lever for lever in LEVERS if lever.is_open(plan.config)]
         """The settings that the config leaves open."""
@@ -229,13 +225,13 @@ class _Ladder:
         key = stage, frozenset(self._changed([settings]).items())
         if key not in self._known:
             plan = with_settings(self._plan, settings)
-            self._known[key] = _ALONE[stage](plan, self._gpu, self._processes)
+            self._known[key] = _ALONE[stage](plan, *self._where)
         return self._known[key]
 
     def _measure(self, lever: Lever, values: Sequence[Settings]) -> None:
         """A step with the config's own value of a lever and with each other one."""
         each = [{}, *values]
-        found = steps_alone([with_settings(self._plan, one) for one in each], self._gpu, self._processes)
+        found = steps_alone([with_settings(self._plan, one) for one in each], *self._where)
         for settings, alone in zip(each, found, strict=True):
             self._known[Stage.STEP, frozenset(self._changed([settings]).items())] = alone
 

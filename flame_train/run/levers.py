@@ -1,6 +1,6 @@
 """The ladder of a memory budget: the settings that the plan may choose where the config says nothing of them.
 
-Each is an entry of `LEVERS`. A new setting that saves memory is one more entry: what it costs and saves is measured on
+Each is an entry of `LEVERS`. A new setting that saves memory is one more entry. What it costs and saves is measured on
 shapes (`budget.py`), so nothing else needs to know it.
 """
 

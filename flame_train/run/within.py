@@ -17,7 +17,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.shape_run import Gpu, gpu_of
 from flame_train.errors import ConfigError, EnvironmentFault, OutOfMemory, is_out_of_memory
 
-from .budget import GIB, OUTSIDE, Fitted, fitted, refuse_if_beyond
+from .budget import GIB, OUTSIDE, Fitted, Where, fitted, refuse_if_beyond
 from .levers import LEVERS, Settings
 from .plan import Plan
 
@@ -89,10 +89,10 @@ def within_budget(plan: Plan, device: str, group: ProcessGroup = ALONE) -> Fitte
         raise ConfigError("memory.budget: it limits a GPU's memory, and --device is cpu; remove it")
     card = Card.of(device)
     budget = min(map(int, map(json.loads, group.all_gather(json.dumps(card.budget(asked))))))
-    kept = chosen_before(plan)
+    where, kept = Where(card.gpu, group.world), chosen_before(plan)
     if kept is None:
-        return fitted(plan, card.gpu, budget, group.world)
-    return refuse_if_beyond(plan, kept, card.gpu, budget, group.world)
+        return fitted(plan, where, budget)
+    return refuse_if_beyond(plan, kept, where, budget)
 
 
 def chosen_before(plan: Plan) -> Settings | None:

@@ -18,7 +18,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.shape_run import H100, RTX_3090, shape_run
 from flame_train.errors import ConfigError, OutOfMemory
 from flame_train.run import within
-from flame_train.run.budget import OUTSIDE, SPARE, fitted
+from flame_train.run.budget import OUTSIDE, SPARE, Where, fitted
 from flame_train.run.check import check
 from flame_train.run.command import preflighted, run_folder, train_plan
 from flame_train.run.levers import LEVERS, given, value_of, with_settings
@@ -65,7 +65,7 @@ def budget_for(pools: int) -> int:
 
 def test_a_budget_that_is_large_enough_changes_nothing(small_config: Configs) -> None:
     plan = plan_of(small_config)
-    found = fitted(plan, H100, 1 << 33)
+    found = fitted(plan, Where(H100), 1 << 33)
     assert not found.settings
     assert found.plan.config == plan.config
     assert found.memory.seconds > 0
@@ -84,7 +84,7 @@ def test_the_choice_is_the_fastest_of_all_that_fit(small_config: Configs) -> Non
     peaks = sorted({peak for peak, _ in every.values()})
     for pools in (peaks[len(peaks) // 2], peaks[0]):
         budget = budget_for(pools + MIB)
-        found = fitted(plan, H100, budget)
+        found = fitted(plan, Where(H100), budget)
         assert found.peak <= budget
         allowed = (budget - OUTSIDE) * (1 - SPARE)
         fastest = min(seconds for peak, seconds in every.values() if peak <= allowed)
@@ -95,29 +95,29 @@ def test_what_the_config_says_is_not_chosen(small_config: Configs) -> None:
     """A default that is written counts as said."""
     keys = {"gradient": {"checkpointing": "off", "accumulation": 1}, "model": {"quantize": "off"}}
     plan = plan_of(small_config, **keys)
-    free = fitted(plan_of(small_config), H100, budget_for(peak_of(plan) - 2 * MIB))
+    free = fitted(plan_of(small_config), Where(H100), budget_for(peak_of(plan) - 2 * MIB))
     assert free.settings
     with pytest.raises(
         ConfigError, match=r"or remove gradient\.accumulation, gradient\.checkpointing, model\.quantize"
     ):
-        fitted(plan, H100, OUTSIDE + 8 * MIB)
+        fitted(plan, Where(H100), OUTSIDE + 8 * MIB)
     assert all(given(plan.config, f"{section}.{key}") for section, own in keys.items() for key in own)
 
 
 def test_a_refusal_names_the_least_that_would_do(small_config: Configs) -> None:
     plan = open_plan(small_config)
     with pytest.raises(ConfigError, match=r"no settings keep this run within 0\.6[0-9] GiB") as error:
-        fitted(plan, H100, OUTSIDE + 8 * MIB)
+        fitted(plan, Where(H100), OUTSIDE + 8 * MIB)
     said = str(error.value)
     assert "gradient.checkpointing = " in said
     assert "sample.width" in said
     least = float(re.findall(r"the least is ([0-9.]+) GiB", said)[0])
-    assert fitted(plan, H100, int((least + 0.01) * 2**30)).peak < (least + 0.01) * 2**30
+    assert fitted(plan, Where(H100), int((least + 0.01) * 2**30)).peak < (least + 0.01) * 2**30
 
 
 def test_less_than_the_cuda_context_is_refused(small_config: Configs) -> None:
     with pytest.raises(ConfigError, match=r"more than the 0\.62 GiB that the CUDA context alone takes, got 0\.50 GiB"):
-        fitted(plan_of(small_config), H100, 1 << 29)
+        fitted(plan_of(small_config), Where(H100), 1 << 29)
 
 
 def test_micro_batches_keep_the_images_of_an_update(small_config: Configs) -> None:
@@ -173,7 +173,7 @@ def test_an_uploads_memory_counts_until_its_uploader_is_gone() -> None:
 
 def test_the_limit_holds_inside_and_what_reaches_it_is_told(small_config: Configs) -> None:
     with shape_run(H100) as run:
-        found = fitted(plan_of(small_config), H100, 1 << 30)
+        found = fitted(plan_of(small_config), Where(H100), 1 << 30)
         limits = []
 
         def work() -> None:
@@ -203,7 +203,7 @@ def test_a_continued_run_keeps_what_was_chosen(small_config: Configs) -> None:
     first = plan_of(small_config, memory={"budget": "1 GiB"})
     assert chosen_before(first) is None
     pools = peak_of(first) - 2 * MIB
-    chosen = fitted(first, H100, budget_for(pools))
+    chosen = fitted(first, Where(H100), budget_for(pools))
     assert chosen.settings
     with StopRequest() as stop:
         train_plan(chosen.plan, "cpu", stop)

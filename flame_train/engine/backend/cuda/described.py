@@ -73,7 +73,7 @@ class ShapeBackend(CudaBackend):
         cupy.backend = self
         cupy.cuda.runtime.memcpyAsync = self._copied
 
-    def _copied(self, target: int, source: int, size: int, kind: int, stream: int) -> None:
+    def _copied(self, target: int, source: int, size: int, *_: int) -> None:
         """A copy between device and host."""
         self.traffic.copied += size
 
