@@ -63,8 +63,12 @@ FAMILY_NAMES: Final[Mapping[str, str]] = {
 class Identity:
     """The identity of a file. `family` is a key of FAMILY_NAMES or "unknown"; `parts` are the components it holds.
 
-    kind: checkpoint (several components), unet, transformer, vae, text_encoder, lora (or another kind of adapter that
-    is read here), adapter (OFT and others that are not), quantised, state (what a run is continued from) or unknown.
+    kind: one of these words.
+    - checkpoint: several components. unet, transformer, vae, text_encoder: one.
+    - lora: a LoRA, or another kind of adapter that is read here. adapter: OFT, and others that are not.
+    - state: what a run is continued from.
+    - quantised, unknown.
+
     layout: single-file, diffusers, openclip, transformers, kohya, peft, native or "". `detail` says it in words.
     """
 
