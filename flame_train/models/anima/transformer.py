@@ -113,7 +113,9 @@ class AnimaArch:
 def _stretch(stated: Stated) -> tuple[float, float, float]:
     found = stated.values.get("rope_scale", list(_STRETCH))
     if not isinstance(found, list) or len(found) != 3 or not all(isinstance(x, int | float) and x > 0 for x in found):
-        raise ModelFileError(f"{stated.path}: rope_scale: expected three positive numbers, got {found!r}; mend the file")
+        raise ModelFileError(
+            f"{stated.path}: rope_scale: expected three positive numbers, got {found!r}; mend the file"
+        )
     return float(found[0]), float(found[1]), float(found[2])
 
 
