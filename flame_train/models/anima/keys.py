@@ -96,7 +96,10 @@ COMPONENTS: Final = (
     replace(_TRANSFORMER, prefixes=(*_TRANSFORMER.prefixes, "net.")),
     _CONDITIONER,
     qwen_vae_component(),
-    qwen3.component("text_encoder", ("text_encoders.qwen3_06b.transformer.model.", "text_encoder/model.", "model.")),
+    qwen3.component(
+        "text_encoder",
+        ("text_encoders.qwen3_06b.transformer.model.", "text_encoder/model.", "text_encoder/", "model."),
+    ),
 )
 _IN_TRANSFORMER: Final = re.compile(r"(model\.diffusion_model\.|diffusion_model\.|net\.)?llm_adapter\.")
 
