@@ -47,7 +47,8 @@ class _Arrays:
         return self.arrays[name]
 
 
-MODELS = ("sdxl", "sd35-medium", "sd35-large", "flux-dev", "zimage", "klein-4b", "klein-9b")
+MODELS = ("sdxl", "sd35-medium", "sd35-large", "flux-dev", "zimage", "klein-4b", "klein-9b", "krea2")
+_WHOLE = ("zimage", "flux2", "krea2")  # families whose published networks make a checkpoint
 _DENOISER, _VAE, _TEXT = "model.diffusion_model.", "first_stage_model.", "text_encoders.{}.transformer."
 
 
@@ -57,8 +58,8 @@ def parts_of(model: str, t5: bool) -> list[tuple[str, nn.Module]]:
     if model == "sdxl":
         text = [("conditioner.embedders.0.transformer.", clip_l), ("conditioner.embedders.1.model.", clip_g)]
         return [(_DENOISER, UNet(UNetArch.sdxl())), (_VAE, Vae(VaeArch.sdxl())), *text]
-    if model in FAMILIES["zimage"].published or model in FAMILIES["flux2"].published:
-        family = next(family for family in FAMILIES.values() if model in family.published)
+    family = next(family for family in FAMILIES.values() if model in family.published)
+    if family.name in _WHOLE:
         prefixes = {component.name: component.prefixes[0] for component in family.files.components}
         return [(prefixes[name], network) for name, network in family.published[model]().items()]
     beside: list[tuple[str, nn.Module]] = [(_TEXT.format("clip_l"), clip_l)]

@@ -26,6 +26,7 @@ from flame_train.models.common.arch import TransformerArch
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
+from flame_train.models.common.rotary import rotary_angles, text_and_grid
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import feed_forward, linears_in
 
@@ -116,11 +117,7 @@ def position_angles(arch: FluxArch, text: int, rows: int, columns: int) -> np.nd
 
     Each axis has frequencies 10000^(-2i / its numbers), each for two neighbouring numbers (BFL's flux.math.rope).
     """
-    ids = np.zeros((text + rows * columns, 3))
-    ids[text:, 1] = np.repeat(np.arange(rows), columns)
-    ids[text:, 2] = np.tile(np.arange(columns), rows)
-    turns = [np.outer(ids[:, i], _THETA ** (-np.arange(0, n, 2) / n)) for i, n in enumerate(arch.axes)]
-    return np.repeat(np.concatenate(turns, axis=1), 2, axis=1)
+    return rotary_angles(text_and_grid(text, rows, columns), arch.axes, _THETA)
 
 
 class Embedder(nn.Module):

@@ -23,6 +23,7 @@ from flame_train.errors import ModelFileError
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
+from flame_train.models.common.rotary import rotary_angles
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.flux.transformer import QueryKeyNorm, Stream, TwoStreams, attend, modulated
 from flame_train.models.sdxl.transformer import linears_in
@@ -120,8 +121,7 @@ def position_angles(arch: Flux2Arch, text: int, rows: int, columns: int) -> np.n
     ids[:text, 3] = np.arange(text)
     ids[text:, 1] = np.repeat(np.arange(rows), columns)
     ids[text:, 2] = np.tile(np.arange(columns), rows)
-    turns = [np.outer(ids[:, i], _THETA ** (-np.arange(0, n, 2) / n)) for i, n in enumerate(arch.axes)]
-    return np.repeat(np.concatenate(turns, axis=1), 2, axis=1)
+    return rotary_angles(ids, arch.axes, _THETA)
 
 
 class Embedder(nn.Module):
