@@ -81,7 +81,7 @@ class AnimaFamily(Family):
     published = MappingProxyType(
         {
             "anima": lambda: _networks(AnimaArch.base(), AdapterArch(), Qwen3Arch.b0_6(), VaeArch.qwen_image()),
-            "anima-deep": lambda: _networks(AnimaArch.deep(), AdapterArch(), Qwen3Arch.b0_6(), VaeArch.qwen_image()),
+            "anima-2.9b": lambda: _networks(AnimaArch.deep(), AdapterArch(), Qwen3Arch.b0_6(), VaeArch.qwen_image()),
             "anima-tiny": lambda: _networks(
                 AnimaArch.tiny(), AdapterArch.tiny(), Qwen3Arch.tiny(), VaeArch.tiny_qwen_image()
             ),

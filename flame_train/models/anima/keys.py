@@ -129,8 +129,8 @@ def _together(one: Resolved, other: Resolved) -> Resolved:
     )
 
 
-def base_modules(depth: int = 36) -> tuple[str, ...]:
-    """Native paths of the transformer's linear layers: 454 in Anima, 582 in the deeper variant."""
+def base_modules(depth: int = 40) -> tuple[str, ...]:
+    """Native paths of the transformer's linear layers: 454 in Anima, 646 in Anima-2.9B."""
     return tuple(_linears(depth))
 
 
@@ -152,7 +152,7 @@ def adapter_modules(layers: int = 6) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def lora_family() -> LoraFamily:
-    """How LoRA files of Anima name their modules: those of the deeper variant, of which the other has a part."""
+    """How LoRA files of Anima name their modules: those of Anima-2.9B, of which Anima has a part."""
     modules = modules_by_table(base_modules(), transformer_to_diffusers())
     native = ("diffusion_model.", "model.diffusion_model.", "")
     adapter = LoraComponent(

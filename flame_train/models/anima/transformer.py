@@ -1,8 +1,8 @@
 """Anima's denoiser: that of Cosmos-Predict2 (arXiv 2503.14492, 2511.00062) for a single image.
 
 Attribute names are those of the published single file. Activations are channels-last. Shape letters: B batch, H height
-and W width in latent pixels, C latent channels, L image tokens, T text tokens, D model width, E width of a head, R rank
-of the modulation. No layer has a bias.
+and W width in latent pixels, C latent channels, L image tokens, T text tokens, D model width, E width of a head. No
+layer has a bias.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class AnimaArch:
 
     @classmethod
     def deep(cls) -> Self:
-        """The deeper variant, of 2.5 billion weights in the denoiser."""
-        return cls(width=2048, depth=36, hidden=8192)
+        """Anima-2.9B: the same, made deeper by a community."""
+        return cls(width=2048, depth=40, hidden=8192)
 
     @classmethod
     def tiny(cls, context_dim: int = 32) -> Self:
