@@ -1,8 +1,8 @@
 """Anima's denoiser: that of Cosmos-Predict2 (arXiv 2503.14492, 2511.00062) for a single image.
 
-Attribute names are those of the published single file. Activations are channels-last. Shape letters: B batch, H height
-and W width in latent pixels, C latent channels, L image tokens, T text tokens, D model width, E width of a head. No
-layer has a bias.
+Attribute names are those of the published single file. Activations are channels-last. No layer has a bias. Shape
+letters: B batch, H height and W width in latent pixels, C latent channels. L image tokens, T text tokens, D model
+width, E width of a head.
 """
 
 from __future__ import annotations
