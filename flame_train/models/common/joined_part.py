@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 from flame_train.engine import nn
 from flame_train.engine.dtype import DType
 from flame_train.io.digests import Digests
 from flame_train.models.common.part import Part
+from flame_train.models.common.streamed import StreamedWeights
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -33,12 +34,17 @@ class JoinedPart(Part):
         network = join(**{name: part.network for name, part in parts.items()})
         return cls(parts[first].component, parts[first].path, network, build, {}, {}, parts)
 
-    def load(self, *, device: str, dtype: DType | str, fp8: nn.Fp8 = "off", check_finite: bool = True) -> Any:
-        network = self.build()
+    def _fill(
+        self,
+        network: nn.Module,
+        device: str,
+        dtype: DType | str,
+        fp8: nn.Fp8,
+        check_finite: bool,
+        mover: StreamedWeights | None,
+    ) -> None:
         for name, part in self.parts.items():
-            loaded = part.load(device=device, dtype=dtype, fp8=fp8, check_finite=check_finite)
-            setattr(network, name, loaded)
-        return network
+            part._fill(getattr(network, name), device, dtype, fp8, check_finite, mover)
 
     def digest(self, digests: Digests | None = None) -> str:
         summed = [f"{name} {part.digest(digests)}" for name, part in sorted(self.parts.items())]
