@@ -283,12 +283,19 @@ def load_denoiser(plan: Plan, device: str) -> Denoiser:
         guidance_scale=c.loss.guidance_scale,
         streamed=plan.checked.streamed,
     )
-    denoiser.network.checkpoint_blocks(c.gradient.checkpointing, plan.checked.checkpointed)
     precision = {"dtype": c.train.precision, "precision": c.text_encoders.precision}
     running = tuple(RunningEncoder(e, e.load(device=device, **precision)) for e in plan.checked.running)
-    for each in running:
-        each.network.checkpointing = c.gradient.checkpointing
-    return replace(denoiser, text=running)
+    denoiser = replace(denoiser, text=running)
+    set_checkpointing(plan, denoiser)
+    return denoiser
+
+
+def set_checkpointing(plan: Plan, denoiser: Denoiser) -> None:
+    """Has the networks of a step recompute what the config says."""
+    checkpointing = plan.config.gradient.checkpointing
+    denoiser.network.checkpoint_blocks(checkpointing, plan.checked.checkpointed)
+    for each in denoiser.text:
+        each.network.checkpointing = checkpointing
 
 
 def make_state(
