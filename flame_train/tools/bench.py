@@ -39,6 +39,7 @@ from .bench_text import running_encoders, with_token_ids
 from .bench_torch_models import torch_baseline
 
 _WARM, _TIMED = 3, 10
+_FEW = 1, 3  # on a CPU, whose steps take seconds; as many as of PyTorch's
 SMALLER = "try --batch 1, --checkpointing full, a lower --resolution or --rank, or --quantize fp8"
 """What to do where memory runs out."""
 
@@ -228,7 +229,7 @@ def _step(trial: Trial, by_kind: bool) -> dict[str, Any]:
     p.step()
     p.backend.synchronize()
     first = time.monotonic() - begin
-    eager = _time(p.step, p.backend)
+    eager = _time(p.step, p.backend, *(_FEW if trial.device == "cpu" else (_WARM, _TIMED)))
     result = asdict(trial) | {
         "adapted_layers": p.adapted,
         "trainable_parameters": p.state.optimizer.arena.count,
