@@ -27,7 +27,7 @@ from flame_train.models.common.keys_clip import clip_from_openclip
 from flame_train.models.common.t5 import T5Arch, T5Encoder
 from flame_train.models.common.vae import Vae, VaeArch
 from flame_train.models.flux.transformer import Flux, FluxArch
-from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.recipes import FAMILIES
 from flame_train.recipes.small import write_vocabulary
@@ -67,8 +67,8 @@ def parts_of(model: str, t5: bool) -> list[tuple[str, nn.Module]]:
         beside.append((_TEXT.format("t5xxl"), T5Encoder(T5Arch.xxl())))
     if model == "flux-dev":
         return [(_DENOISER, Flux(FluxArch.dev())), (_VAE, Vae(VaeArch.flux())), *beside]
-    arch = {"sd35-medium": MmditArch.sd35_medium(), "sd35-large": MmditArch.sd35_large()}[model]
-    return [(_DENOISER, Mmdit(arch)), (_VAE, Vae(VaeArch.sd3())), (_TEXT.format("clip_g"), clip_g), *beside]
+    arch = {"sd35-medium": MMDiTArch.sd35_medium(), "sd35-large": MMDiTArch.sd35_large()}[model]
+    return [(_DENOISER, MMDiT(arch)), (_VAE, Vae(VaeArch.sd3())), (_TEXT.format("clip_g"), clip_g), *beside]
 
 
 def tensors(parts: Sequence[tuple[str, nn.Module]], device: str) -> Mapping[str, np.ndarray[Any, Any]]:

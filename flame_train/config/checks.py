@@ -8,6 +8,7 @@ from functools import partial
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.addresses import is_address, problem_of
+from flame_train.config import recomputed
 from flame_train.config.keys import keys
 from flame_train.config.prompts import Prompt
 from flame_train.config.schema import REPEATED, Config
@@ -171,12 +172,6 @@ def _arithmetic(config: Config) -> str | None:
     if config.model.arithmetic == "bf16" or config.model.quantize == config.model.arithmetic:
         return None
     return f'expected model.quantize = "{config.model.arithmetic}" with it, got "{config.model.quantize}"'
-
-
-def _checkpoint_blocks(config: Config) -> str | None:
-    if not config.gradient.checkpoint_blocks or config.gradient.checkpointing != "off":
-        return None
-    return 'expected gradient.checkpointing = "full", "offload" or "mlp" with it, got "off"'
 
 
 def _noise_decay(config: Config) -> str | None:
@@ -387,7 +382,8 @@ def checks() -> Iterator[Check]:
     yield Check(("gradient.normalize", "gradient.clip_norm"), _normalize)
     for name in ("loss_scale", "loss_scale_init", "loss_scale_interval"):
         yield Check((f"train.{name}", "train.precision", "train.loss_scale"), partial(_loss_scale, name=name))
-    yield Check(("gradient.checkpoint_blocks", "gradient.checkpointing"), _checkpoint_blocks)
+    yield Check(("gradient.checkpoint_blocks", "gradient.checkpointing"), recomputed.checkpoint_blocks)
+    yield Check(("model.offload", "gradient.checkpointing"), recomputed.offload)
     yield Check(("model.arithmetic", "model.quantize"), _arithmetic)
     yield Check(("sample.guidance_scale",), _guidance)
     yield Check(("loss.zero_terminal_snr", "model.prediction"), _zero_terminal_snr)

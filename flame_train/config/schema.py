@@ -69,6 +69,14 @@ class ModelSection(Section):
         "number format of their products; fp8: faster and less exact, on compute capability 8.9 and later. "
         "bf16: that of train.precision",
     )
+    offload: Literal["off", "auto"] | Annotated[float, Field(gt=0, le=1)] | tuple[str, ...] = field(
+        "off",
+        "blocks whose weights wait in host memory, and are copied to the GPU before they run: a share of all blocks, "
+        "globs over block names, or auto: as many as the GPU's memory asks for. They must be recomputed: "
+        "gradient.checkpointing",
+        free=True,
+        aka=("blocks_to_swap", "layer_offload_fraction", "layer_offloading", "block_swap", "musubi_blocks_to_swap"),
+    )
     vae_precision: Literal["fp32", "tf32", "bf16"] = field(
         "fp32",
         "number format of the VAE; tf32: fp32 whose products round their operands to 10 bits, on a GPU; "

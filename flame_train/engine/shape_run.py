@@ -44,6 +44,11 @@ class ShapeRun:
         return self.backend.memory().live
 
     @property
+    def host_bytes(self) -> int:
+        """Of arrays that wait in host memory for good."""
+        return self.backend.host_bytes
+
+    @property
     def flops(self) -> Flops:
         """Floating-point operations of products so far, two a multiply-add."""
         found = self.backend.kernels.launch_hooks.flops

@@ -51,6 +51,7 @@ from .fetched import fetch_inputs
 from .finish import report
 from .memory import PredictedMemory, predicted_memory
 from .mirrored import mirrored
+from .offloading import refuse_small_host, settled
 from .plan import Plan, planned
 from .shares import refuse_other_checkpoint, refuse_unlike, shared_out
 from .train import train_run
@@ -119,6 +120,9 @@ def _trained(
                 check_device(asked.config, device)
             fetch_inputs(asked.config, not dry_run, lambda: stop.check("while files were fetched"))
             plan = planned(asked, FAMILIES[family] if family else None, stop, group.world)
+            gpu = None if device == "cpu" and not dry_run else gpu_of(device)
+            plan = settled(plan, gpu, group.world)
+            refuse_small_host(plan)
         if dry_run:
             if preflighted(plan, run_folder(plan, group)) is None:
                 continued(plan)

@@ -23,6 +23,7 @@ def describe(plan: Plan, memory: PredictedMemory, processes: int = 1) -> dict[st
         "optimizer": f"{OPTIMIZERS.chosen(c.optimizer).name}, lr {c.optimizer.lr:g}",
         "schedule": SCHEDULES.chosen(c.schedule).name,
         "prompts": len(c.sample.prompts) if c.sample.repeats else 0,
+        **({"sample images by": c.sample.model} if plan.checked.sample_model is not plan.model else {}),
         "images": len(plan.samples.rows),
         "samples per epoch": order.samples_per_epoch,
         **({"validation images": len(plan.held_out.rows)} if plan.held_out.rows else {}),
@@ -35,6 +36,7 @@ def describe(plan: Plan, memory: PredictedMemory, processes: int = 1) -> dict[st
         "trainable parameters": plan.parameters,
         "base parameters": plan.model.network.num_weights(),
         "checkpointed blocks": f"{len(plan.checked.checkpointed)} of {len(plan.model.network.named_blocks())}",
+        **_streamed(plan, memory),
         **({"processes, each with the predicted memory": processes} if processes > 1 else {}),
         "predicted memory GiB": round(memory.peak / 2**30, 2),
         "predicted memory GiB in training": round(memory.training / 2**30, 2),
@@ -42,4 +44,14 @@ def describe(plan: Plan, memory: PredictedMemory, processes: int = 1) -> dict[st
         "cached views of images": sum(len(row.views) for row in plan.samples.rows),
         "cache GiB": round(plan.encoding.bytes_of(plan.everything, plan.prompts) / 2**30, 3),
         "output": c.output.dir,
+    }
+
+
+def _streamed(plan: Plan, memory: PredictedMemory) -> dict[str, Any]:
+    """What waits in host memory, where anything does."""
+    if not memory.host:
+        return {}
+    return {
+        "streamed blocks": f"{len(plan.checked.streamed)} of {len(plan.model.network.named_blocks())}",
+        "predicted host memory GiB": round(memory.host / 2**30, 2),
     }

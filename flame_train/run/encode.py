@@ -17,7 +17,7 @@ from flame_train.data.images import load_image
 from flame_train.data.mask_files import latent_mask, loss_weights
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.seen import remember
-from flame_train.disk.failpoint import hit
+from flame_train.disk.failpoint import fail_point
 from flame_train.disk.files import make_folder, preflight, size
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import no_grad
@@ -308,7 +308,7 @@ def _keep_masks(
 def _keep(cache: DiskCache, key: str, name: str, example: Example) -> None:
     """Writes what was made of the input called `name`."""
     _check_finite(name, example)
-    hit("encode.before_put")
+    fail_point("encode.before_put")
     cache.put(key, example)
 
 

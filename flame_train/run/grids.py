@@ -6,11 +6,10 @@ import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 
 import numpy as np
 
-from flame_train.adapters.attach import Attached, at_strength
+from flame_train.adapters.attach import Attached
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine.mode import deterministic
 from flame_train.engine.nn import Module
@@ -23,6 +22,7 @@ from flame_train.training.stop import StopRequest
 from .encode import Encoded
 from .plan import Plan
 from .sampling import Request, draw_request, drawing
+from .second import drawn_with, load_second
 
 
 def preview(
@@ -87,11 +87,13 @@ def grid_drawer(
     """
     if not wanted:
         return None
-    c, model = plan.config, plan.model
+    c, model = plan.config, plan.checked.sample_model
     how = [drawing(each, c.model, c.loss, model, device=device, dtype=c.train.precision) for each in wanted]
+    second = None if model is plan.model else load_second(model, c, denoiser, device)
+    denoiser, acting = drawn_with(attached, denoiser, second, c.text_encoders.train)
     vae = model.vae.load(c.model.vae_precision, device)
     drawn = list(zip(wanted, how, strict=True))
-    return grid_of(drawn, captions, denoiser, vae, partial(at_strength, attached), stop, group)
+    return grid_of(drawn, captions, denoiser, vae, acting, stop, group)
 
 
 def grid_of(

@@ -21,7 +21,7 @@ from flame_train.distributed.group import silent
 from flame_train.engine import capture, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
-from flame_train.engine.shape_run import Gpu, KernelRequests, shape_run
+from flame_train.engine.shape_run import Gpu, KernelRequests, ShapeRun, shape_run
 from flame_train.training.batch import LOSS_WEIGHT, TAUGHT, Batch, HostBatch, sender
 from flame_train.training.model import Example
 from flame_train.training.step import State, micro, reduce, update
@@ -41,12 +41,13 @@ _DRAWN = 1  # step of a sampler: the others take what this one takes
 class PredictedMemory:
     """Bytes on the device when they are most: while images and captions are encoded, and in training.
 
-    `kernels` are those that the run will want compiled.
+    `kernels` are those that the run will want compiled, `host` the bytes of weights that wait in host memory.
     """
 
     encoding: int
     training: int
     kernels: KernelRequests
+    host: int = 0
 
     @property
     def peak(self) -> int:
@@ -66,8 +67,8 @@ def predicted_memory(plan: Plan, gpu: Gpu, processes: int = 1) -> PredictedMemor
         encoding = run.peak_bytes
         run.backend.reset_peak()
         with deterministic(plan.config.train.deterministic):
-            _train(plan, largest, processes)
-        return PredictedMemory(encoding, run.peak_bytes, run.kernel_requests)
+            host = _train(plan, largest, processes, run)
+        return PredictedMemory(encoding, run.peak_bytes, run.kernel_requests, host)
 
 
 def _pixels(sample: Sample) -> tuple[int, Size]:
@@ -95,8 +96,11 @@ def _encode(plan: Plan) -> None:
             encoder.start([vae.inputs(np.zeros((*largest, 3), np.uint8))])()
 
 
-def _train(plan: Plan, largest: Sample, processes: int) -> None:
-    """As `train_run` does: a grid, two steps, the second of which is captured, and another grid."""
+def _train(plan: Plan, largest: Sample, processes: int, run: ShapeRun) -> int:
+    """As `train_run` does: a grid, two steps, the second of which is captured, and another grid.
+
+    Returns the bytes of weights that wait in host memory.
+    """
     denoiser, attached, state = loaded(plan, _DEVICE, group=silent(processes))
     host = _batch(plan, largest)
     backend = get_backend(_DEVICE)
@@ -116,6 +120,7 @@ def _train(plan: Plan, largest: Sample, processes: int) -> None:
         backend.memory()  # as the log does at each step: it counts what graphs keep
     _validate(plan, state)
     _draw(drawn, state)
+    return run.host_bytes
 
 
 def _validate(plan: Plan, state: State) -> None:

@@ -280,6 +280,7 @@ def load_denoiser(plan: Plan, device: str) -> Denoiser:
         dtype=c.train.precision,
         fp8=fp8_of(c.model.quantize, c.model.arithmetic),
         guidance_scale=c.loss.guidance_scale,
+        streamed=plan.checked.streamed,
     )
     denoiser.network.checkpoint_blocks(c.gradient.checkpointing, plan.checked.checkpointed)
     precision = {"dtype": c.train.precision, "precision": c.text_encoders.precision}

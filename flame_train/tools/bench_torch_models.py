@@ -12,7 +12,7 @@ from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
 from flame_train.models.krea2.arch import Krea2Arch
 from flame_train.models.krea2.transformer import Krea2
-from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
 from flame_train.training.model import Model
@@ -67,7 +67,7 @@ def torch_baseline(model: Model) -> TorchBaseline:
         made = unet_arguments(arch)
         return TorchBaseline("UNet2DConditionModel", made, _ATTENTION, blocks, _unet(arch), channels_last=True)
     length = {name: shape[0] for name, shape in model.caption_shapes().items()}
-    if isinstance(network, Mmdit):
+    if isinstance(network, MMDiT):
         targets = [f"attn.{n}" for n in _JOINT] + [f"attn2.{n}" for n in _ATTENTION]
         loss = _sd3(arch, length["clip_l"] + length["t5"])
         return TorchBaseline("SD3Transformer2DModel", _mmdit_arguments(arch), targets, ("JointTransformerBlock",), loss)
@@ -149,7 +149,7 @@ def _flow_loss(torch: Any, latents: Any, predict: Callable[[Any, Any], Any]) -> 
     return torch.nn.functional.mse_loss(out.float(), (noise - latents).float())
 
 
-def _mmdit_arguments(arch: MmditArch) -> dict[str, Any]:
+def _mmdit_arguments(arch: MMDiTArch) -> dict[str, Any]:
     return {
         "sample_size": 128,
         "patch_size": 2,
@@ -167,7 +167,7 @@ def _mmdit_arguments(arch: MmditArch) -> dict[str, Any]:
     }
 
 
-def _sd3(arch: MmditArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+def _sd3(arch: MMDiTArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
     def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
         latents = torch.randn(size, arch.channels, resolution // 8, resolution // 8, **like)
         given = {

@@ -238,10 +238,27 @@ class Model(ABC):
         return 1.0 if self.guidance_distilled else guidance_scale
 
     def load_denoiser(
-        self, *, device: str, dtype: DType | str, fp8: nn.Fp8 = "off", guidance_scale: float = 1.0
+        self,
+        *,
+        device: str,
+        dtype: DType | str,
+        fp8: nn.Fp8 = "off",
+        guidance_scale: float = 1.0,
+        streamed: Collection[str] = (),
     ) -> Denoiser:
-        """The network to adapt, loaded. `guidance_scale` is the input of a guidance-distilled network."""
-        network: BlockNetwork = self.denoiser.load(device=device, dtype=dtype, fp8=fp8)
+        """The network to adapt, loaded.
+
+        Args:
+            device: the device of the weights.
+            dtype: their dtype.
+            fp8: how quantizable layers are stored.
+            guidance_scale: the input of a guidance-distilled network.
+            streamed: the names of blocks that wait in host memory.
+
+        Returns:
+            The network, and how a step calls it.
+        """
+        network: BlockNetwork = self.denoiser.load(device=device, dtype=dtype, fp8=fp8, streamed=streamed)
         return Denoiser.of(self, network, device, guidance_scale)
 
     def caption_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -53,6 +54,22 @@ class _HostUploader:
         return _HostUpload({name: a.copy() for name, a in arrays.items()})
 
 
+class _HostCopy:
+    """An array that waits beside the memory of tensors, which is host memory as well."""
+
+    def __init__(self, held: Array, kept: weakref.WeakSet[_HostCopy] | None) -> None:
+        self._held, self.nbytes = held, int(held.nbytes)
+        if kept is not None:
+            kept.add(self)
+
+    def reload(self) -> Array:
+        return self._held.copy()
+
+    def fetch(self, out: Array) -> Callable[[], None]:
+        out[...] = self._held
+        return lambda: None
+
+
 class CpuBackend:
     """NumPy arrays in host memory."""
 
@@ -62,9 +79,11 @@ class CpuBackend:
     kernels = None
     described = False
     asynchronous = False
+    program = 0
 
     def __init__(self) -> None:
         self._peak, self._allocations = Peak(), Allocations()
+        self._kept = weakref.WeakSet[_HostCopy]()
         _keep_freed_memory()
 
     def enter_thread(self) -> None:
@@ -86,9 +105,12 @@ class CpuBackend:
         held = self.to_host(array).copy()
         return lambda: held
 
-    def offload(self, array: Array) -> Callable[[], Array]:
-        held = np.array(array, copy=True, order="K")
-        return held.copy
+    def offload(self, array: Array, *, keep: bool = False) -> _HostCopy:
+        return _HostCopy(np.array(array, copy=True, order="K"), self._kept if keep else None)
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(copy.nbytes for copy in self._kept)
 
     def write(self, target: Array, host: np.ndarray[Any, Any]) -> None:
         target[...] = host

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Self
 
 import numpy as np
@@ -17,12 +18,13 @@ import numpy as np
 from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import compute_dtype, float16, float32
-from flame_train.errors import ModelFileError
 from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.common.shapes import shape_of_encoder
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import linears_in
 
 _LAYER: Final = "layers.0"
+_shape: Final = partial(shape_of_encoder, "a Qwen3")
 THETA: Final = 1e6
 """The base of Qwen3's rotary frequencies."""
 VL_THETA: Final = 5e6
@@ -106,15 +108,6 @@ class Qwen3Arch:
         if "mrope_section" not in scaling.values:
             config.must(rope_scaling=None)
         return arch
-
-
-def _shape(shapes: Mapping[str, tuple[int, ...]], name: str, dims: int) -> tuple[int, ...]:
-    if len(shapes.get(name, ())) != dims:
-        raise ModelFileError(
-            f"text encoder: expected a tensor {name} of {dims} dimensions, found {shapes.get(name, 'none')}: "
-            "this is not a Qwen3"
-        )
-    return shapes[name]
 
 
 class SelfAttention(nn.Module):

@@ -17,7 +17,7 @@ from flame_train.engine.dtype import DType, compute_dtype, float32
 from flame_train.engine.nn import param
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.latents import check_latents
-from flame_train.models.common.rotary import rotary_angles, text_and_grid
+from flame_train.models.common.rope import rope_angles, text_and_grid
 from flame_train.models.krea2.arch import PATCH, Krea2Arch
 from flame_train.models.krea2.parts import Attention, FeedForward, ZeroCentredNorm
 from flame_train.models.krea2.text import TextFusion
@@ -159,7 +159,7 @@ class Krea2(BlockNetwork):
         assert isinstance(like, Tensor)
         key = text, rows, columns, like.dtype, like.device
         if key not in self._tables:
-            angles = rotary_angles(text_and_grid(text, rows, columns), self.arch.axes, self.arch.theta)[:, None]
+            angles = rope_angles(text_and_grid(text, rows, columns), self.arch.axes, self.arch.theta)[:, None]
             cos, sin = (tensor(turn(angles), compute_dtype(like.dtype), like.device) for turn in (np.cos, np.sin))
             self._tables[key] = cos, sin, tensor(np.arange(text, dtype=np.float32)[None], device=like.device)
         return self._tables[key]

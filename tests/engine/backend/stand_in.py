@@ -353,6 +353,7 @@ class StandIn:
             alloc_pinned_memory=bytearray,
             Device=lambda: SimpleNamespace(attributes=attributes, compute_capability=card.capability),
             PinnedMemoryPool=lambda: SimpleNamespace(malloc=Pinned),
+            PinnedMemory=Pinned,
             runtime=RUNTIME,
             memory=SimpleNamespace(OutOfMemoryError=MemoryError),
         )

@@ -387,4 +387,4 @@ def test_what_is_parked_on_the_host_comes_back_as_often_as_asked(gpu: Any, captu
         back = gpu.offload(there)
         there[...] = 0
         for _ in range(2):
-            np.testing.assert_array_equal(np.asarray(back()), host)
+            np.testing.assert_array_equal(np.asarray(back.reload()), host)

@@ -65,6 +65,9 @@ class Cuda:
     def PinnedMemoryPool(self) -> Any:  # noqa: N802
         return SimpleNamespace(malloc=lambda size: Pointer(None, 0))
 
+    def PinnedMemory(self, size: int) -> Any:  # noqa: N802
+        return SimpleNamespace(size=size, ptr=0)
+
     def get_current_stream(self) -> Any:
         return self._stream
 
