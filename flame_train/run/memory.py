@@ -62,12 +62,12 @@ def predicted_memory(plan: Plan, gpu: Gpu, processes: int = 1) -> PredictedMemor
     """
     with shape_run(gpu) as run:
         largest = _largest(plan.samples)
-        _encode(plan)
+        host = _encode(plan, run)
         run.backend.empty_cache()
         encoding = run.peak_bytes
         run.backend.reset_peak()
         with deterministic(plan.config.train.deterministic):
-            host = _train(plan, largest, processes, run)
+            host = max(host, _train(plan, largest, processes, run))
         return PredictedMemory(encoding, run.peak_bytes, run.kernel_requests, host)
 
 
@@ -77,23 +77,25 @@ def _pixels(sample: Sample) -> tuple[int, Size]:
     return math.prod(bucket) * sample.set.batch_size, bucket
 
 
-def _encode(plan: Plan) -> None:
+def _encode(plan: Plan, run: ShapeRun) -> int:
     """As `encode` does: two batches of captions, then two of the bucket whose batches are largest.
 
-    The first of each runs eagerly, the second is captured.
+    The first of each runs eagerly, the second is captured. Returns the bytes of weights that wait in host memory.
     """
-    encoding, backend = plan.encoding, get_backend(_DEVICE)
+    encoding, backend, host = plan.encoding, get_backend(_DEVICE), 0
     with no_grad():
         if encoding.text:
             captions = encoding.encoders(_DEVICE)
             for _ in range(2):
                 captions.caption("")
+            host = run.host_bytes
             del captions
             backend.empty_cache()
         vae, buckets = encoding.vae.load(encoding.vae_precision, _DEVICE), plan.everything.buckets
         largest, encoder = max(buckets, key=lambda b: (math.prod(b), b)), vae.encoder()
         for _ in range(2):
             encoder.start([vae.inputs(np.zeros((*largest, 3), np.uint8))])()
+    return host
 
 
 def _train(plan: Plan, largest: Sample, processes: int, run: ShapeRun) -> int:
