@@ -76,6 +76,14 @@ def test_what_is_not_recomputed_stays(sizes: dict[str, int], asked: list[int]) -
     assert offloading.settled(plan(only=7), of(1 << 30)).checked.streamed == frozenset(list(sizes)[:7])
 
 
+@pytest.mark.parametrize("gib", [4, 40])
+def test_text_encoders_are_streamed_where_they_find_no_room(monkeypatch: pytest.MonkeyPatch, gib: int) -> None:
+    taken = PredictedMemory(10 << 30, 1 << 30, KernelRequests((), (), ()))
+    monkeypatch.setattr(offloading, "predicted_memory", lambda *_: taken)
+    decided = offloading.settled(plan(), of(gib << 30)).checked
+    assert (decided.streamed_text, decided.streamed) == (float(gib < 11), frozenset())
+
+
 def test_on_the_cpu_and_without_auto_nothing_is_decided(asked: list[int]) -> None:
     for given, gpu in ((plan(), None), (plan("off"), H100)):
         assert offloading.settled(given, gpu) is given
