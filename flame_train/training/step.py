@@ -177,8 +177,8 @@ class Noised:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """The predictions that a preservation asks for; see `diffusion.preservation.Asked`."""
+class _Predictions:
+    """The predictions that a preservation asks for; see `diffusion.preservation.Predictions`."""
 
     noised: Noised
     off: Callable[[], AbstractContextManager[None]]
@@ -222,7 +222,7 @@ def _preserved(s: State, noised: Noised) -> Tensor:
         one = xp.where(rng.uniform(Stream.SIGN)[:1] < np.float32(0.5), -one, one)
     strength = Tensor(one)
     with s.drops.during(replace(rng, samples=rng.samples + _FURTHER), strength if s.preservation.signed else None):
-        each = s.preservation.losses(_Asked(noised, s.off, strength))
+        each = s.preservation.losses(_Predictions(noised, s.off, strength))
         _add(s, each.mean() * s.preservation_weight)
     return each
 

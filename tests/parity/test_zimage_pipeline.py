@@ -17,6 +17,7 @@ from flame_train.errors import ModelFileError
 from flame_train.recipes import FAMILIES, NOTHING_NAMED, family_of
 from flame_train.tools.sample import sample
 from flame_train.training.preview import PREVIEW_NOISE
+from tests.scripts.accepting import accept
 from tests.tools.test_sample import PLAIN
 
 torch = pytest.importorskip("torch")
@@ -142,6 +143,16 @@ def test_the_training_loss_is_that_of_diffusers_script(pipeline, folder, off):
         expected = float(torch.mean((predicted.float() - (noises - images).float()) ** 2))
     assert abs(found - expected) < 1e-5 * expected
     assert expected > 0.1
+
+
+def test_the_folder_is_accepted(folder, tmp_path, monkeypatch):
+    """Its image, and that with the LoRA it trained, beside the pipeline's."""
+    code, report = accept(monkeypatch, folder, tmp_path / "out", "--set", "data.bucket_step=32")
+    assert code == 0, report
+    assert {part["result"] for part in report["parts"].values()} == {"passed"}
+    plain, with_lora = (part for name, part in report["parts"].items() if name.endswith("beside diffusers'"))
+    assert max(plain["apart, of 255"], with_lora["apart, of 255"]) < 1
+    assert with_lora["layers with the LoRA"] == 2 * 4  # queries, keys and values are one layer here
 
 
 @pytest.mark.parametrize(

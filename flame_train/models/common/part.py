@@ -17,7 +17,7 @@ from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 from flame_train.io.digests import Digests
 from flame_train.io.keymap import Shape, Source
-from flame_train.io.together import Weights
+from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
 from flame_train.models.common.parts import Native, digest
 from flame_train.models.common.streamed import StreamedWeights
