@@ -47,8 +47,11 @@ class _Arrays:
         return self.arrays[name]
 
 
-MODELS = ("sdxl", "sd35-medium", "sd35-large", "flux-dev", "zimage", "klein-4b", "klein-9b", "krea2")
-_WHOLE = ("zimage", "flux2", "krea2")  # families whose published networks make a checkpoint
+MODELS = (
+    *("sdxl", "sd35-medium", "sd35-large", "flux-dev", "zimage", "klein-4b", "klein-9b", "krea2", "anima"),
+    "anima-2.9b",
+)
+_WHOLE = ("zimage", "flux2", "krea2", "anima")  # families whose published networks make a checkpoint
 _DENOISER, _VAE, _TEXT = "model.diffusion_model.", "first_stage_model.", "text_encoders.{}.transformer."
 
 

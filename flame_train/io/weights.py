@@ -20,7 +20,9 @@ from flame_train.io.sniff import HOW_TO_CONVERT, PICKLE_SUFFIXES
 from flame_train.io.unpacking import unpacked
 from flame_train.io.weight_files import ShardedWeights, Weights
 
-COMPONENTS: Final = ("unet", "transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3")
+COMPONENTS: Final = (
+    *("unet", "transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3", "text_conditioner"),
+)
 
 _STEMS: Final = ("diffusion_pytorch_model", "model")
 VARIANTS: Final = ("fp32", "bf16", "fp16")  # in order of preference after the one without a variant

@@ -26,7 +26,7 @@ _QUANTISED: Final = (
     (".comfy_quant", "ComfyUI's quantised format"),
 )
 """Parts of tensor names that indicate packed weights, with the packing's name."""
-_NETWORK_PREFIXES: Final = ("model.diffusion_model.", "diffusion_model.", "unet/", "transformer/")
+_NETWORK_PREFIXES: Final = ("model.diffusion_model.", "diffusion_model.", "net.", "unet/", "transformer/")
 _VAE_PREFIXES: Final = ("first_stage_model.", "vae/", "vae.")
 
 
