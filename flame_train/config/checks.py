@@ -382,7 +382,7 @@ def checks() -> Iterator[Check]:
     for name in ("loss_scale", "loss_scale_init", "loss_scale_interval"):
         yield Check((f"train.{name}", "train.precision", "train.loss_scale"), partial(_loss_scale, name=name))
     yield Check(("gradient.checkpoint_blocks", "gradient.checkpointing"), recomputed.checkpoint_blocks)
-    yield Check(("model.offload", "gradient.checkpointing"), recomputed.offload)
+    yield Check(("model.offload", "gradient.checkpointing", "memory.budget"), recomputed.offload)
     yield Check(("model.arithmetic", "model.quantize"), _arithmetic)
     yield Check(("memory.budget",), lambda config: budget_problem(config.memory.budget))
     yield Check(("sample.guidance_scale",), _guidance)

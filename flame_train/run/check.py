@@ -33,7 +33,7 @@ from .begin import beginning
 from .checkpointing import blocks_named
 from .sample_model import opened_for_samples
 from .sampling import check_sampling, requests, with_defaults, with_prompts_of_file
-from .streamed import blocks_streamed
+from .streamed import blocks_streamed, text_share
 
 _FILE_NAME: Final = re.compile(r'(?![. ])(?!.*\.safetensors$)[^\x00-\x1f/\\:*?"<>|]*[^\x00-\x1f/\\:*?"<>|. ]')
 _LONGEST_NAME: Final = 200
@@ -53,6 +53,7 @@ class Checked:
         begun: the finished adapter that a fresh run begins with, by layer.
         streamed: the names of the blocks whose weights wait in host memory.
         drawn: the model that sample images are drawn with; None: the base.
+        streamed_text: the share of the text encoders' blocks that waits in host memory while they encode.
     """
 
     config: Config
@@ -64,6 +65,7 @@ class Checked:
     begun: Mapping[str, Factors] = field(default_factory=dict)
     streamed: frozenset[str] = frozenset()
     drawn: Model | None = None
+    streamed_text: float = 0.0
 
     @property
     def sample_model(self) -> Model:
@@ -145,7 +147,9 @@ def check(asked: Config | ConfigWithSource, family: Family | None = None) -> Che
         streamed = blocks_streamed(model.network, config.model.offload, recomputes, blocks)
     wrong.raise_all()
     adapted = MappingProxyType(layers), MappingProxyType(begun)
-    return Checked(config, base, model, tuple(layers), blocks, *adapted, streamed, drawn)
+    return Checked(
+        config, base, model, tuple(layers), blocks, *adapted, streamed, drawn, text_share(config.model.offload)
+    )
 
 
 def fp8_of(quantize: str, arithmetic: str) -> nn.Fp8:

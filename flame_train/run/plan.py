@@ -96,6 +96,7 @@ class Plan:
             c.text_encoders.precision,
             cache_folder(c.data),
             running,
+            self.checked.streamed_text,
         )
 
     @property
