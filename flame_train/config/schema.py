@@ -59,12 +59,12 @@ class ModelSection(Section):
         "the model's target; flow: the velocity of a rectified flow, as bigASP 2.5 and NoobAI RF do",
         aka=("prediction_type", "v_parameterization", "flow_matching", "flow_model"),
     )
-    quantize: Literal["off", "fp8"] = field(
+    quantize: Literal["off", "fp8", "int8", "nf4"] = field(
         "off",
         "the base model's transformer layers in 8 bits, half the memory",
         aka=("fp8", "fp8_base", "fp8_weights", "qtype", "weight_dtype", "base_model_precision"),
     )
-    arithmetic: Literal["bf16", "fp8"] = field(
+    arithmetic: Literal["bf16", "fp8", "int8"] = field(
         "bf16",
         "number format of their products; fp8: faster and less exact, on compute capability 8.9 and later. "
         "bf16: that of train.precision",
@@ -80,7 +80,7 @@ class ModelSection(Section):
 class TextEncodersSection(Section):
     """The text encoders, where the checkpoint holds none, and how they are used."""
 
-    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = field(
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8"] = field(
         "auto",
         "number format while captions are encoded; auto: train.precision; fp8: T5 in 8 bits, 5 GiB instead of 10",
         aka=("t5_fp8", "quantize_te", "t5xxl_dtype", "fp8_te", "text_encoder_3_precision"),

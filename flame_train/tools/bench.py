@@ -23,7 +23,7 @@ from flame_train.engine.random import bits, uniform_of
 from flame_train.engine.shape_run import gpu_of, shape_run
 from flame_train.errors import ConfigError, out_of_memory
 from flame_train.models.common.blocks import BlockNetwork, Checkpointing, whole_blocks
-from flame_train.run.check import fp8_of
+from flame_train.run.check import storage_of
 from flame_train.run.checkpointing import blocks_named
 from flame_train.run.train import make_state
 from flame_train.training.batch import Batch, HostBatch
@@ -53,17 +53,17 @@ class Trial:
     checkpointing: Checkpointing = "off"
     device: str = "cuda"
     deterministic: bool = True
-    quantize: Literal["off", "fp8"] = "off"
-    arithmetic: Literal["bf16", "fp8"] = "bf16"
+    quantize: Literal["off", "fp8", "int8", "nf4"] = "off"
+    arithmetic: Literal["bf16", "fp8", "int8"] = "bf16"
     checkpoint_blocks: Sequence[str] = ()
     optimizer: str = "adamw"
     settings: Sequence[str] = ()
     """Keys of a config, as `--set` has them: what no option is for, such as the kind of adapter."""
 
     @property
-    def fp8(self) -> nn.Fp8:
+    def storage(self) -> nn.Storage | None:
         """How the engine stores the base."""
-        return fp8_of(self.quantize, self.arithmetic)
+        return storage_of(self.quantize, self.arithmetic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,9 @@ def prepare(trial: Trial, group: ProcessGroup = ALONE) -> Prepared:
     network = model.network
     network.checkpoint_blocks(trial.checkpointing, _checkpointed(network, trial))
     check_formats(trial.device, {"--precision": dtype})
-    nn.check_fp8(trial.fp8, trial.device, dtype)
-    randomise(network, dtype, backend, trial.fp8)
+    if trial.storage is not None:
+        trial.storage.check(trial.device, dtype)
+    randomise(network, dtype, backend, trial.storage)
     targets = resolve(network, config.lora.targets, model.presets)
     attached = attach(
         network, targets, rank=config.lora.rank, alpha=config.lora.alpha, seed=0, kind=ADAPTERS.chosen(config.lora)
@@ -314,9 +315,9 @@ def _time(fn: Callable[[], None], backend: Backend, warm: int = _WARM, timed: in
     return round(statistics.median(whole), 3), round(statistics.median(host), 3)
 
 
-def randomise(module: nn.Module, dtype: DType, backend: Backend, fp8: nn.Fp8 = "off") -> None:
-    """Fills every weight with uniform values of a sensible size, made on the device; `fp8` is `nn.load`'s."""
-    packed = module.quantizable() if fp8 != "off" else {}
+def randomise(module: nn.Module, dtype: DType, backend: Backend, storage: nn.Storage | None = None) -> None:
+    """Fills every weight with uniform values of a sensible size, made on the device; `storage` is `nn.load`'s."""
+    packed = {} if storage is None else module.quantizable()
     for number, (_, part, attr, slot) in enumerate(module.named_specs()):
         if slot.init in ("ones", "zeros"):
             values = backend.xp.full(slot.shape, float(slot.init == "ones"), dtype)
@@ -327,7 +328,7 @@ def randomise(module: nn.Module, dtype: DType, backend: Backend, fp8: nn.Fp8 = "
             values = backend.xp.ascontiguousarray(values.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
         object.__setattr__(part, attr, Frozen(values))
         if attr == "weight" and part in packed:
-            part.quantize(fp8 == "dynamic" and packed[part])
+            part.quantize(storage, packed[part])
     module.pack_contiguous()
 
 

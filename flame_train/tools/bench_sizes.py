@@ -163,13 +163,13 @@ MORE: Mapping[str, list[Sample]] = {
         sample((4, 64, 64, 640), (640, 640, 3, 3), (640,), (16, 640, 3, 3), (640, 16, 1, 1), 1.0, 1, 1, "NHWC")
     ],
     "fp8_quantize": [sample((4608, 3072))],
-    "fp8_dequantize": [sample(*stored(12288, 3072), float32), sample(*stored(12288, 3072), bfloat16)],
-    "fp8_linear": [sample((4608, 3072), *stored(3072, 3072), (3072,), dynamic=way) for way in (False, True)],
-    "fp8_lora_linears": [
+    "scaled_dequantize": [sample(*stored(12288, 3072), float32), sample(*stored(12288, 3072), bfloat16)],
+    "scaled_linear": [sample((4608, 3072), *stored(3072, 3072), (3072,), dynamic=way) for way in (False, True)],
+    "scaled_lora_linears": [
         sample((4608, 3072), *_lists(3, 3072, 3072), [(16, 3072)] * 3, [(3072, 16)] * 3, 1.0, dynamic=way)
         for way in (False, True)
     ],
-    "fp8_feed_forward": [
+    "scaled_feed_forward": [
         sample((4608, 3072), *stored(12288, 3072), (12288,), *stored(3072, 12288), (3072,), dynamic=way)
         for way in (False, True)
     ],

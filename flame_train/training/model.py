@@ -238,10 +238,10 @@ class Model(ABC):
         return 1.0 if self.guidance_distilled else guidance_scale
 
     def load_denoiser(
-        self, *, device: str, dtype: DType | str, fp8: nn.Fp8 = "off", guidance_scale: float = 1.0
+        self, *, device: str, dtype: DType | str, storage: nn.Storage | None = None, guidance_scale: float = 1.0
     ) -> Denoiser:
         """The network to adapt, loaded. `guidance_scale` is the input of a guidance-distilled network."""
-        network: BlockNetwork = self.denoiser.load(device=device, dtype=dtype, fp8=fp8)
+        network: BlockNetwork = self.denoiser.load(device=device, dtype=dtype, storage=storage)
         return Denoiser.of(self, network, device, guidance_scale)
 
     def caption_shapes(self) -> dict[str, tuple[int, ...]]:

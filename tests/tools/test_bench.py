@@ -273,7 +273,7 @@ def test_ops_are_timed_against_what_computes_the_same(name: str, monkeypatch: py
     monkeypatch.setattr(bench_torch, "_REPEATS", 1)
     op, cpu, limits = REGISTRY[name], get_backend("cpu"), Ceilings(1e12, 1e12, lambda _: 1e12)
     theirs_there = bench_torch.function(torch, op)
-    assert (theirs_there is None) == name.startswith("fp8_")
+    assert (theirs_there is None) == name.startswith(("fp8_", "int8_", "scaled_"))
     for s in [SMALL[name]] if name in SMALL else map(_small, bench_sizes.MORE.get(name) or bench_sizes.STEP[name]):
         call = ready(op, s, cpu, float64)
         rows = [*bench_ops.timed(call, "fp32", cpu, limits, "torch")]

@@ -46,7 +46,9 @@ class Part:
     def __repr__(self) -> str:
         return f"Part({self.component!r}, {str(self.path)!r})"
 
-    def load(self, *, device: str, dtype: DType | str, fp8: nn.Fp8 = "off", check_finite: bool = True) -> Any:
+    def load(
+        self, *, device: str, dtype: DType | str, storage: nn.Storage | None = None, check_finite: bool = True
+    ) -> Any:
         """A network with its weights, of the class that `build` makes. Tensors go to the device one by one.
 
         On a described GPU it reads no file.
@@ -56,14 +58,16 @@ class Part:
         """
         network = self.build()
         if get_backend(device).described:
-            nn.allocate(network, dtype=dtype, device=device, fp8=fp8)
+            nn.allocate(network, dtype=dtype, device=device, storage=storage)
             return network
         with open_weights(self.path) as weights:
             name = self.component.replace("_", " ")
             what, tensors = f"{self.path}: {name}", len(list(network.named_specs()))
             with progress(f"loading {name}", tensors) as advance:
                 source = self.source(weights, advance)
-                nn.load(network, source, dtype=dtype, device=device, what=what, check_finite=check_finite, fp8=fp8)
+                nn.load(
+                    network, source, dtype=dtype, device=device, what=what, check_finite=check_finite, storage=storage
+                )
         return network
 
     def source(self, weights: Weights, advance: Callable[[float], None]) -> Native:
