@@ -80,6 +80,17 @@ def test_our_nf4_is_theirs(shape):
         np.testing.assert_array_equal(ours, bnb.dequantize_4bit(theirs, state).float().numpy())
 
 
+def test_a_file_in_nf4_has_the_same_codes_again(tmp_path):
+    """With `model.quantize = "nf4"`; magnitudes are rounded once more, to the file's dtype and to 8 bits."""
+    tensors, theirs = stored(torch.randn(96, 640, generator=torch.Generator().manual_seed(5)).bfloat16(), "nf4", True)
+    save_file(str(tmp_path / "x.safetensors"), tensors)
+    with open_weights(tmp_path / "x.safetensors") as file:
+        parts = F.nf4_quantize(flame.tensor(file.read("a.weight").astype(np.float32)))
+    np.testing.assert_array_equal(parts[0].numpy(), tensors["a.weight"].reshape(-1))
+    ours, theirs = F.nf4_dequantize(*parts, (96, 640), "float32").numpy(), theirs.float().numpy()
+    assert np.linalg.norm(ours - theirs) < 0.01 * np.linalg.norm(theirs)
+
+
 def test_a_part_that_is_missing(tmp_path):
     tensors, _ = stored(torch.randn(8, 64), "nf4", True)
     del tensors["a.weight.nested_absmax"]
