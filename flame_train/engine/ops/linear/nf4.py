@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from ....errors import ShapeError
+from ...arguments import Arguments
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, as_dtype, bfloat16, compute_dtype, float32, uint8, uint32
 from ...namespace import NUMPY, Namespace
@@ -63,6 +65,28 @@ def _middles(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Halfway between neighbours, in fp32."""
     made: np.ndarray[Any, Any] = (numbers[1:] + numbers[:-1]) / np.float32(2)
     return made
+
+
+@dataclass(frozen=True, slots=True)
+class Nf4Parts(Arguments):
+    """A tensor in NF4, as `nf4_quantize` makes it."""
+
+    data: Array
+    absmax: Array
+    nested: Array
+    offset: Array
+
+    def misfit(self, shape: Shape) -> str:
+        """What is wrong with them for a tensor of this shape; "" if they fit."""
+        count = math.prod(shape)
+        blocks = -(-count // BLOCK)
+        wanted = (-(-count // 2),), (blocks,), (-(-blocks // NESTED_BLOCK),), (1,)
+        parts = self.data, self.absmax, self.nested, self.offset
+        found = tuple(tuple(part.shape) for part in parts)
+        if found != wanted:
+            return f"expected parts of shapes {wanted} for a weight of shape {tuple(shape)}, got {found}"
+        dtypes = tuple(part.dtype for part in parts)
+        return "" if dtypes == (uint8, uint8, uint32, uint32) else f"expected bytes and factors as uint32, got {dtypes}"
 
 
 @primitive(multiple=True)
@@ -119,8 +143,11 @@ def nf4_dequantize(
 
     Returns:
         The numbers.
+
+    Raises:
+        ShapeError: the parts are not those of a tensor of this shape.
     """
-    problem = _misfit(data, absmax, nested, offset, shape)
+    problem = Nf4Parts(data, absmax, nested, offset).misfit(shape)
     if problem:
         raise ShapeError(f"nf4_dequantize: {problem}")
     dtype, count = as_dtype(dtype), math.prod(shape)
@@ -129,19 +156,6 @@ def nf4_dequantize(
     codes = xp.stack([data // uint8.type(16), data % uint8.type(16)], 1).reshape(-1)[:count]
     made = xp.asarray(_NORMAL)[codes] * xp.repeat(largest, BLOCK)[:count]
     return made.reshape(shape).astype(compute_dtype(dtype)).astype(dtype)
-
-
-def _misfit(data: Array, absmax: Array, nested: Array, offset: Array, shape: Shape) -> str:
-    """What is wrong with the parts of a weight of this shape; "" if they fit."""
-    count = math.prod(shape)
-    blocks = -(-count // BLOCK)
-    wanted = (-(-count // 2),), (blocks,), (-(-blocks // NESTED_BLOCK),), (1,)
-    parts = data, absmax, nested, offset
-    found = tuple(tuple(part.shape) for part in parts)
-    if found != wanted:
-        return f"expected parts of shapes {wanted} for a weight of shape {tuple(shape)}, got {found}"
-    dtypes = tuple(part.dtype for part in parts)
-    return "" if dtypes == (uint8, uint8, uint32, uint32) else f"expected bytes and factors as uint32, got {dtypes}"
 
 
 def stored(*shape: int) -> tuple[Any, ...]:
@@ -212,9 +226,9 @@ def _(k: Launcher, input: Array) -> tuple[Array, Array, Array, Array]:
     return data, absmax, nested.view(uint32), offset.view(uint32)
 
 
-def _whole_packets(data: Array, absmax: Array, nested: Array, offset: Array, shape: Shape, dtype: DType) -> str:
+def _whole_packets(parts: Nf4Parts, shape: Shape, dtype: DType) -> str:
     count = math.prod(shape)
-    if _misfit(data, absmax, nested, offset, shape):
+    if parts.misfit(shape):
         return "arguments that are refused"
     if count == 0 or count >= 2**31 or count % _PACKET:
         return "no whole packets, or too many"
@@ -222,10 +236,10 @@ def _whole_packets(data: Array, absmax: Array, nested: Array, offset: Array, sha
 
 
 @nf4_dequantize.cuda("flame", when=_whole_packets)
-def _(k: Launcher, data: Array, absmax: Array, nested: Array, offset: Array, shape: Shape, dtype: DType) -> Array:
+def _(k: Launcher, parts: Nf4Parts, shape: Shape, dtype: DType) -> Array:
     out = k.empty(shape, as_dtype(dtype))
     packets = out.size // _PACKET
-    parts = *(k.contiguous(part) for part in (data, absmax)), nested.view(float32), offset.view(float32)
-    args = *parts, out, np.int32(packets)
+    factors = parts.nested.view(float32), parts.offset.view(float32)
+    args = k.contiguous(parts.data), k.contiguous(parts.absmax), *factors, out, np.int32(packets)
     k.launch_header(_HEADER, "nf4_decode", {"T": out.dtype}, (-(-packets // _THREADS),), _THREADS, args, _TABLES)
     return out

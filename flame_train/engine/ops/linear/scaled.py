@@ -156,7 +156,18 @@ def weight_of(xp: Namespace, data: Array, scales: Array, dtype: DType) -> Array:
 
 
 def stored_product(xp: Namespace, input: Array, data: Array, scales: Array, dynamic: bool) -> Array:
-    """input (..., in) @ weight^T; with `dynamic` of its rounded rows, and of int8 exact before factors are applied."""
+    """input @ weight^T; with `dynamic` of its rounded rows, and of int8 exact before factors are applied.
+
+    Args:
+        xp: the array namespace.
+        input: (..., in).
+        data: e4m3 in uint8, or int8 (out, in).
+        scales: uint32 (out,).
+        dynamic: whether input's rows are rounded to data's format.
+
+    Returns:
+        (..., out).
+    """
     if dynamic and data.dtype == int8:
         return _whole_product(xp, input, data.T) * factors(scales, input.dtype)
     seen = e4m3.rounded(xp, input) if dynamic else input
