@@ -45,9 +45,9 @@ def long_sentences(path: Path) -> list[Text]:
 
 
 def _document(text: str) -> Iterator[Text]:
-    """Paragraphs, items of lists and cells of tables, without code blocks."""
+    """Paragraphs, items of lists and cells of tables, without code blocks, fenced or indented."""
     lines: list[Text] = []
-    fenced = False
+    fenced, may_indent = False, True
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
             fenced = not fenced
@@ -55,8 +55,11 @@ def _document(text: str) -> Iterator[Text]:
             lines = []
         elif not fenced and line.startswith("|"):
             yield from ((number, cell) for cell in line.split("|"))
+        elif not fenced and may_indent and line.startswith("    "):
+            continue  # an indented code block, which goes on until a line is not indented
         elif not fenced:
             lines.append((number, line))
+        may_indent = not line.strip()
     yield from _paragraphs(lines)
 
 

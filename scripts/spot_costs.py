@@ -49,9 +49,10 @@ class Job:
 
 SOURCES = (
     "Prices are dollars an hour of an H100, on demand and as spot, as a comparison of providers listed them in March "
-    "2026 (deploybase.ai/articles/spot-gpu-pricing): 2.69 and 0.81 at RunPod, 6.88 and 3.44 at AWS. It gives 8 to 12 % "
-    "interruptions for H100s, and AWS's Spot Instance Advisor has bands from under 5 % to over 20 % of a month; the "
-    "rows take 10 %. Two more rows are assumed worse: half of all machines in a month, and one interruption in 4 hours."
+    "2026 (deploybase.ai/articles/spot-gpu-pricing). RunPod takes 2.69 and 0.81, and AWS 6.88 and 3.44. The comparison "
+    "gives 8 to 12 % interruptions for H100s. AWS's Spot Instance Advisor has bands from under 5 % to over 20 % of a "
+    "month. The rows take 10 %. Two more rows are assumed worse: half of all machines in a month, and one interruption "
+    "in 4 hours."
 )
 OFFERS = (
     Offer("AWS, 10 % a month", 6.88, 3.44, monthly(0.1)),

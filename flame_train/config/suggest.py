@@ -28,8 +28,10 @@ def answer(path: str, lacking: Collection[str] = (), otherwise: str = _NOWHERE) 
 def nearest(path: str) -> list[str]:
     """Up to three valid keys that `path` (`section.name` or a bare name) may have meant, best first.
 
-    Another trainer's key of that very name, in the same section if there is one. Else what is spelled like it in the
-    same section, keys of that name in other sections, and what is spelled like it or like another trainer's name.
+    If another trainer calls a key of this section by the very name, the answer is that key. Else it is:
+    1. keys of this section that are spelled like it,
+    2. keys of other sections that another trainer calls by the very name; without any, keys of that name,
+    3. without any of these, keys that have a similar name here or in another trainer.
     """
     section, _, name = path.rpartition(".")
     every = sorted(keys().values(), key=lambda key: key.section != section)

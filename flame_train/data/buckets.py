@@ -20,6 +20,12 @@ from flame_train.errors import ConfigError, DataError
 Size = tuple[int, int]
 
 
+def width_by_height(size: Size) -> str:
+    """A size (height, width) as people say it, WIDTHxHEIGHT."""
+    height, width = size
+    return f"{width}x{height}"
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """How one image meets its bucket."""
@@ -42,12 +48,12 @@ class Placement:
         return self.resized[side] / self.original[side]
 
     def to_json(self) -> dict[str, Any]:
-        """Sizes as [height, width]; scale and kept rounded to four places."""
+        """Sizes as "WIDTHxHEIGHT"; scale and kept rounded to four places."""
         return {
-            "original": list(self.original),
-            "bucket": list(self.bucket),
-            "resized": list(self.resized),
-            "crop": [self.crop_top, self.crop_left],
+            "original": width_by_height(self.original),
+            "bucket": width_by_height(self.bucket),
+            "resized": width_by_height(self.resized),
+            "crop": {"left": self.crop_left, "top": self.crop_top},
             "scale": round(self.scale, 4),
             "kept": round(self.kept, 4),
         }

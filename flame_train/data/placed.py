@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from flame_train.data.buckets import BucketRule, Placement, Size
+from flame_train.data.buckets import BucketRule, Placement, Size, width_by_height
 from flame_train.data.dataset import Dataset, DatasetError, Item, OnBad
 from flame_train.errors import DataError, shown
 
@@ -32,7 +32,7 @@ class Placed:
         return tuple(placement.bucket for placement in self.placements)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """One object a image; sizes as [height, width], scale and kept rounded to four places."""
+        """One object an image; sizes as "WIDTHxHEIGHT", scale and kept rounded to four places."""
         return [{"file": shown(item.key), **p.to_json()} for item, p in self]
 
     def bucket_table(self) -> Table:
@@ -46,7 +46,7 @@ class Placed:
         """A line for each image: its size, bucket, scale and crop by side."""
         table = _table("image", "size", "bucket", "scale", "cropped")
         for item, p in self:
-            row = shown(item.key), _size(p.original), _size(p.bucket), f"{p.scale:.2f}", _cropped(p)
+            row = shown(item.key), width_by_height(p.original), width_by_height(p.bucket), f"{p.scale:.2f}", _cropped(p)
             table.add_row(*row)
         return table
 
@@ -58,7 +58,7 @@ def bucket_rows(placements: Sequence[Placement]) -> list[dict[str, Any]]:
         inside.setdefault(placement.bucket, []).append(placement)
     return [
         {
-            "bucket": _size(bucket),
+            "bucket": width_by_height(bucket),
             "images": len(those),
             "scale": f"{min(p.scale for p in those):.2f} to {max(p.scale for p in those):.2f}",
             "cropped at most": f"{1 - min(p.kept for p in those):.0%}",
@@ -105,10 +105,6 @@ def _table(*columns: str) -> Table:
     for column in columns[1:]:
         table.add_column(column, justify="right")
     return table
-
-
-def _size(size: Size) -> str:
-    return f"{size[1]}x{size[0]}"
 
 
 def _cropped(p: Placement) -> str:

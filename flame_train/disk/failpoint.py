@@ -1,8 +1,11 @@
 """Named places where a test can make the process die, the disk fill or a number go bad. For tests only.
 
-`arm("name[:nth][:action],...")` arms places in this process: at its nth hit (default 1, or `all`) each does `kill`
-(SIGKILL, the default), `term`, `int`, `hup` or `usr1` (that signal), `enospc` (raises OSError: no space left) or, where
-`spoil` stands, `nan`. Nothing in the package calls `arm`, and no environment variable is read.
+`arm("name[:nth][:action],...")` arms failpoints in this process. Each acts when it is reached the nth time (default 1),
+or each time (`all`). Nothing in the package calls `arm`, and no environment variable is read. The actions:
+
+- `kill` (the default), `term`, `int`, `hup` and `usr1` send SIGKILL or that signal to the process.
+- `enospc` raises OSError: no space left.
+- `nan` puts NaN into the values, where `inject_nan` stands.
 """
 
 from __future__ import annotations

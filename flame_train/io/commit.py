@@ -207,8 +207,9 @@ class NoneWhole(OutputError):
 def newest(root: Place) -> Found | None:
     """The newest checkpoint under `root` that verifies, or None where there is none at all.
 
-    Raises NoneWhole if there are some and none verifies, with the reason for each, and OutputError if one has a newer
-    format or cannot be read at the moment.
+    Raises:
+        NoneWhole: there are checkpoints, and none verifies; the message has the reason for each.
+        OutputError: a checkpoint has a newer format, or cannot be read at the moment.
     """
     path, flaws = path_of(root), list[str]()
     with reading(path):

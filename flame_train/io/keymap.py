@@ -37,13 +37,18 @@ class Op(Enum):
     TRANSPOSE = "transpose"  # [A, B] -> [B, A]
     ROWS = "rows"  # one tensor -> n blocks of its rows, or n tensors -> one
     SWAP = "swap"  # the two halves of the rows in the other order; goes back by itself
+    FLAT = "flat"  # [C, 1, 1, 1] -> [C]; only read, never written
+    LAST = "last"  # [O, I, T, H, W] -> [O, I, H, W], that of the last T; only read, never written
     SCALE = "scale"  # a tensor and a single number -> their product in fp32; only read, never written
 
     @property
     def inverse(self) -> Op:
-        if self is Op.SCALE:
-            raise ValueError("a table with scaled tensors has no inverse: they are read, not written")
+        if self in _ONLY_READ:
+            raise ValueError("a table with scaled tensors or parts of them has no inverse: they are read, not written")
         return {Op.SQUEEZE: Op.UNSQUEEZE, Op.UNSQUEEZE: Op.SQUEEZE}.get(self, self)
+
+
+_ONLY_READ: Final = (Op.FLAT, Op.LAST, Op.SCALE)
 
 
 class Readable(Protocol):
@@ -104,6 +109,10 @@ class Source:
                 made = np.concatenate(stored) if len(stored) > 1 else first[self._rows(len(first))]
             case Op.SWAP:
                 made = _swapped(first)
+            case Op.FLAT:
+                made = first.reshape(-1)
+            case Op.LAST:
+                made = first[:, :, -1]
             case Op.SCALE:
                 made = first.astype(np.float32)
                 made *= stored[1].astype(np.float32).reshape(())
@@ -112,10 +121,10 @@ class Source:
     def spread(self, made: Array, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, slice, Array]]:
         """The other way round: for each of `names`, which rows of it come from `made`, and their values.
 
-        `shapes` are those of the file. ValueError for SCALE: what is stored is not what is read.
+        `shapes` are those of the file. ValueError where what is stored is not what is read.
         """
-        if self.op is Op.SCALE:
-            raise ValueError("a scaled tensor cannot be written")
+        if self.op in _ONLY_READ:
+            raise ValueError("a scaled tensor, or a part of one, cannot be written")
         begin = 0
         for name in self.names:
             shape = shapes[name]
@@ -156,6 +165,10 @@ class Source:
                 return (rows // self.parts * self.span, *first[1:])
             case Op.SWAP:
                 return first if first and first[0] % 2 == 0 else None
+            case Op.FLAT:
+                return first[:1] if math.prod(first[1:]) == 1 else None
+            case Op.LAST:
+                return (*first[:2], *first[3:]) if len(first) == 5 else None
             case Op.SCALE:
                 return first if math.prod(rest[0]) == 1 else None
         return first

@@ -24,8 +24,8 @@ from .kind import OptimizerKind
 class ProdigyRule:
     """Adam's step times d, the largest estimate so far of the distance to the solution.
 
-    The estimate is d_coef r / |s|, with r and s averages of (d / d0) d lr <g, p0 - p> and of (d / d0) d lr g. A step at
-    a learning rate of 0 changes nothing, and one that has seen no gradient yet leaves d alone.
+    The estimate is `d_coef r / |s|`. Here r averages `(d / d0) d lr <g, p0 - p>`, and s averages `(d / d0) d lr g`.
+    A step at a learning rate of 0 changes nothing. One that has seen no gradient yet leaves d alone.
     """
 
     betas: tuple[float, float]

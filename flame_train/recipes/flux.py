@@ -39,9 +39,9 @@ PRESETS: Final[Presets] = MappingProxyType(
         "full": ("double_blocks.*", "single_blocks.*"),
     }
 )
-"""114, 228 and 304 layers in dev. In a single-stream block queries, keys and values are one layer with the
-MLP's first, so `attention` has that too; `full` is every linear layer in the blocks, modulation included, as sd-scripts
-has it."""
+"""114, 228 and 304 layers in dev. In a single-stream block one layer computes queries, keys, values and the MLP's first
+part, so `attention` includes the latter. `full` is every linear layer in the blocks, modulation included, as in
+sd-scripts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,8 @@
 """A de-distillation adapter: a LoRA that is added to the base's weights as they are loaded, for training alone.
 
-A distilled model that is trained on its own loses what makes few steps suffice. With such an adapter below it, as
-ostris made for Z-Image Turbo and Flux.1 schnell, a LoRA learns on a model that is not distilled, and is used without.
+A distilled model that is trained on its own loses what makes few steps suffice. A de-distillation adapter undoes the
+distillation while a LoRA learns, and is left out when the LoRA is used. ostris published one for Z-Image Turbo and
+one for Flux.1 schnell.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Copies a run folder to a store while the run goes on, in a thread of its own.
 
-The thread compares what is here with what it knows to be there, and sends the rest: the log first, then the newest
-checkpoint, its manifest last. It holds a checkpoint's files open, so that one that is pruned meanwhile still arrives
-whole. What fails is tried again until it is closed; a run never waits for it before its end.
+The thread compares the run folder with what it knows the store to hold, and sends the rest. It sends the log first,
+then the newest checkpoint, whose manifest comes last. It holds a checkpoint's files open, so that one that is pruned
+meanwhile still arrives whole. It retries what failed until it is closed. A run waits for it only at the run's end.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def blocks_named(
 
     Raises ConfigError naming `key` and every glob that means no block of which `checkpointing` recomputes something.
     """
-    names = list(network.blocks(checkpointing))
+    names = list(network.named_blocks(checkpointing))
     if not globs or checkpointing == "off":
         return frozenset(names)
     wrong = f'{key}: no block of the model that "{checkpointing}" recomputes is named by'

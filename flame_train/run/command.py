@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from flame_train.training.result import Sources, check_sources, knows_sources, m
 from flame_train.training.stop import StopRequest
 from flame_train.user_cache import user_cache
 
+from .changed import changed
 from .check import encoding_formats, storage_of
 from .continued import continued
 from .describe import describe
@@ -53,6 +55,7 @@ from .shares import refuse_other_checkpoint, refuse_unlike, shared_out
 from .train import train_run
 
 _LOG = logging.getLogger(__name__)
+_REPORT = "dataset.json"
 
 
 def train(
@@ -177,20 +180,20 @@ def train_plan(
             keys = plan.encoding.keys(plan.everything, plan.prompts)
             sources = sources_of(plan, keys)
         if found is not None:
-            check_sources(found, sources)
+            check_sources(found, sources, partial(_changed, plan, keys, closed))
     refuse_unlike(group, plan.config, asdict(sources))
     with ExitStack() as opened:
         with group.together():
             if group.leads:
                 opened.enter_context(closed)
         with group.together():
-            found = _resume(closed, sources) if group.leads else closed.look(leader=True)
+            found = _resume(plan, keys, closed, sources) if group.leads else closed.look(leader=True)
             before = continued(plan) if found is None else None
         refuse_other_checkpoint(group, found or before)
         with group.together():
             plan = shared_out(plan, found, group)
             if group.leads:
-                _write_report(plan, closed)
+                _write_report(plan, keys, closed)
                 _notice_copies(plan)
                 if memory is not None:
                     _notice_memory(memory.result, get_backend(device).memory().total)
@@ -269,6 +272,17 @@ def _files(plan: Plan) -> list[dict[str, Any]]:
     return [*rows[:held_out], *(row | {"validation": True} for row in rows[held_out:])]
 
 
+def _cached(plan: Plan, keys: Keys) -> list[dict[str, Any]]:
+    """`_files`, with the names of each image's entries in the cache, which follow from its content."""
+    rows = zip(_files(plan), keys.images, strict=True)
+    return [row | {"cache": list(entries)} for row, entries in rows]
+
+
+def _changed(plan: Plan, keys: Keys, folder: RunFolder) -> str:
+    """Which images are others than those that the run folder lists."""
+    return changed(folder.folder / _REPORT, _cached(plan, keys))
+
+
 def _predicted(plan: Plan, device: str, processes: int) -> PredictedMemory:
     """What the run will take. Its kernels, which that showed, are compiled from now on, while files are read."""
     predicted = predicted_memory(plan, gpu_of(device), processes)
@@ -295,20 +309,20 @@ def _notice_memory(predicted: Callable[[], PredictedMemory], total: int) -> None
         )
 
 
-def _resume(folder: RunFolder, sources: Sources) -> Found | None:
+def _resume(plan: Plan, keys: Keys, folder: RunFolder, sources: Sources) -> Found | None:
     """The checkpoint to continue from, the log cut back to it. It may be newer than the one that was checked."""
     found = folder.resume()
     if found is not None:
         for reason in found.skipped:
             _LOG.warning("a newer checkpoint is damaged and was passed over: %s", reason)
-        check_sources(found, sources)
+        check_sources(found, sources, partial(_changed, plan, keys, folder))
         _LOG.info("continuing after step %d from %s", found.step, found.path)
     return found
 
 
-def _write_report(plan: Plan, folder: RunFolder) -> None:
+def _write_report(plan: Plan, keys: Keys, folder: RunFolder) -> None:
     """Writes each sample's captions, bucket, crop and mask into the run folder, one a line, and small images."""
-    lines = ",\n ".join(json.dumps(row, ensure_ascii=False) for row in _files(plan))
+    lines = ",\n ".join(json.dumps(row, ensure_ascii=False) for row in _cached(plan, keys))
     raw = f"[\n {lines}\n]\n".encode("utf-8", "backslashreplace")
-    write_durably(folder.place(folder.folder / "dataset.json"), [raw], len(raw))
+    write_durably(folder.place(folder.folder / _REPORT), [raw], len(raw))
     write_sheet(folder, plan.everything.rows)

@@ -34,7 +34,7 @@ def describe(plan: Plan, memory: PredictedMemory, processes: int = 1) -> dict[st
         "adapted layers": len(plan.checked.targets),
         "trainable parameters": plan.parameters,
         "base parameters": plan.model.network.num_weights(),
-        "checkpointed blocks": f"{len(plan.checked.checkpointed)} of {len(plan.model.network.blocks())}",
+        "checkpointed blocks": f"{len(plan.checked.checkpointed)} of {len(plan.model.network.named_blocks())}",
         **({"processes, each with the predicted memory": processes} if processes > 1 else {}),
         "predicted memory GiB": round(memory.peak / 2**30, 2),
         "predicted memory GiB in training": round(memory.training / 2**30, 2),

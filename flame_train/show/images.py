@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -17,6 +18,7 @@ MOST: Final = 120
 
 Box = tuple[int, int, int, int]
 Pair = tuple[int, int]
+_SIZE: Final = re.compile(r"([0-9]{1,6})x([0-9]{1,6})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +116,8 @@ def bands_of(losses: bytes) -> tuple[Band, ...]:
 
 
 def _image(name: str, row: Mapping[str, Any], cell: int | None) -> TrainedImage | None:
-    sizes = [_pair(row.get(key)) for key in ("original", "resized", "bucket", "crop")]
-    original, resized, bucket, crop = sizes
+    original, resized, bucket = (_size(row.get(key)) for key in ("original", "resized", "bucket"))
+    crop = _corner(row.get("crop"))
     if original is None or resized is None or bucket is None or crop is None or 0 in (*original, *resized, *bucket):
         return None
     captions = row.get("captions")
@@ -135,6 +137,13 @@ def _image(name: str, row: Mapping[str, Any], cell: int | None) -> TrainedImage 
     )
 
 
-def _pair(value: Any) -> Pair | None:
-    sides = [side for each in value if (side := whole(each)) is not None] if isinstance(value, list) else []
-    return (sides[0], sides[1]) if len(sides) == 2 else None
+def _size(value: Any) -> Pair | None:
+    """(height, width) of a text WIDTHxHEIGHT."""
+    found = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    return (int(found[2]), int(found[1])) if found else None
+
+
+def _corner(value: Any) -> Pair | None:
+    """(top, left) of a crop."""
+    top, left = whole(table(value).get("top")), whole(table(value).get("left"))
+    return None if top is None or left is None else (top, left)

@@ -12,7 +12,7 @@ import numpy as np
 
 from flame_train.adapters.attach import attach
 from flame_train.adapters.kinds import ADAPTERS
-from flame_train.adapters.targets import resolve
+from flame_train.adapters.rules import rates
 from flame_train.config.load import from_options, with_overrides
 from flame_train.distributed.group import ALONE, ProcessGroup, silent
 from flame_train.engine import Frozen, capture, nn
@@ -23,6 +23,7 @@ from flame_train.engine.random import bits, uniform_of
 from flame_train.engine.shape_run import gpu_of, shape_run
 from flame_train.errors import ConfigError, out_of_memory
 from flame_train.models.common.blocks import BlockNetwork, Checkpointing, whole_blocks
+from flame_train.run.adapted import adapted_layers
 from flame_train.run.check import storage_of
 from flame_train.run.checkpointing import blocks_named
 from flame_train.run.train import make_state
@@ -34,6 +35,7 @@ from . import bench_torch_step
 from .bench_ceilings import ceilings
 from .bench_kernels import ABOUT_THE_REST, breakdown, census
 from .bench_models import conditioning, find, normal
+from .bench_text import running_encoders, with_token_ids
 from .bench_torch_models import torch_baseline
 
 _WARM, _TIMED = 3, 10
@@ -122,12 +124,20 @@ def prepare(trial: Trial, group: ProcessGroup = ALONE) -> Prepared:
     if trial.storage is not None:
         trial.storage.check(trial.device, dtype)
     randomise(network, dtype, backend, trial.storage)
-    targets = resolve(network, config.lora.targets, model.presets)
+    trained = config.text_encoders.train
+    running = running_encoders(model, trained, trial.checkpointing, lambda text: randomise(text, dtype, backend))
+    denoiser = replace(Denoiser.of(model, network, trial.device, 1.0), text=running)
+    layers = adapted_layers(config.lora, config.text_encoders, model)
     attached = attach(
-        network, targets, rank=config.lora.rank, alpha=config.lora.alpha, seed=0, kind=ADAPTERS.chosen(config.lora)
+        denoiser.networks(trained),
+        list(layers),
+        rank=config.lora.rank,
+        alpha=config.lora.alpha,
+        seed=0,
+        kind=ADAPTERS.chosen(config.lora),
+        own=layers,
     )
     objective = model.objective(config.model, config.loss, trial.device)
-    denoiser = Denoiser.of(model, network, trial.device, 1.0)
     state = make_state(
         denoiser,
         attached,
@@ -137,18 +147,20 @@ def prepare(trial: Trial, group: ProcessGroup = ALONE) -> Prepared:
         config.schedule,
         config.gradient,
         trial.device,
-        group=group,
+        rates(layers, config.optimizer.lr),
+        group,
     )
     for parameter in attached.parameters():  # a zero matrix would leave half of the gradients zero
         if not bool(parameter.data.any()):
             parameter.data[...] = _uniform(backend, 1, parameter.shape, 1e-3, as_dtype("fp32"))
     state.optimizer.arena.sync_copies()
     host = random_batch(model, trial)
+    host = replace(host, arrays=with_token_ids(host.arrays, running)) if running else host
     host = replace(host, samples=host.samples + group.rank * trial.batch)
     device_batch = Batch(host, backend, dtype)
     device_batch.fill(host)
-    frozen = sum(int(w.nbytes) for _, w in network.weights())
-    return Prepared(model, network, state, device_batch, backend, len(targets), backend.memory().live, frozen)
+    frozen = sum(int(w.nbytes) for each in (network, *(r.network for r in running)) for _, w in each.weights())
+    return Prepared(model, network, state, device_batch, backend, len(layers), backend.memory().live, frozen)
 
 
 def _checkpointed(network: BlockNetwork, trial: Trial) -> frozenset[str]:

@@ -1,6 +1,6 @@
 """The time of a captured step by kind of kernel, compared with the least time on this machine.
 
-It uses no profiler. It captures the step once more for each kind, with the kernels of that kind only; they run on the
+It uses no profiler. It captures the step once more for each kind, with the kernels of that kind only. They run on the
 data of the last whole step. Skipping one kind instead would mislead: the others would run on zeros, draw less power
 and clock higher. Kernels whose results others use as indices (random numbers, timesteps) have no kind and always run.
 """

@@ -82,8 +82,8 @@ def run(
         within: after so many seconds no other size is begun.
 
     Returns:
-        The device, its ceilings, a row for each op and phase; which ops were reached with all their sizes, and which of
-        several failed, with the reason.
+        The device, its ceilings, and a row for each op and phase. Also the ops that were timed at all their sizes, and
+        those of several that failed, with the reason.
 
     Raises:
         ConfigError: an unknown op.

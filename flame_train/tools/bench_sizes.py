@@ -1,8 +1,11 @@
 """The sizes at which `bench ops` times each op: those of networks that are trained today, at 1024 x 1024.
 
-SDXL at batch 4 (4096 x 640 and 1024 x 1280 tokens), SD3.5 medium (4429 x 1536), Flux (4608 x 3072), their autoencoder,
-and a decoder as Qwen3 is (4 x 512 tokens of 4096, 32 heads that share 8, 151936 words). Ops of no such network have the
-size of an activation of SDXL.
+- SDXL at batch 4: 4096 x 640 and 1024 x 1280 tokens.
+- SD3.5 medium: 4429 x 1536. Flux: 4608 x 3072.
+- Their autoencoder.
+- A decoder like Qwen3: 4 x 512 tokens of 4096, 32 heads that share 8, 151936 words.
+
+Ops that occur in none of these have the size of an activation of SDXL.
 """
 
 from __future__ import annotations

@@ -22,8 +22,9 @@ _COLUMN = 44
 def import_config(source: str, output: Path | None, family: str = "", force: bool = False) -> dict[str, Any]:
     """Converts the config in `source` and writes it to `output`, a .toml file; None: the result alone has it.
 
-    Raises ConfigError for a config that no known trainer wrote, or that is for another model or no LoRA; OutputError
-    if the file cannot be written, or exists without `force`.
+    Raises:
+        ConfigError: no known trainer wrote the config, or it is for another model or no LoRA.
+        OutputError: the file cannot be written, or exists without `force`.
     """
     if family and family not in FAMILIES:
         raise ConfigError(f"expected a model family ({', '.join(FAMILIES)}), got {family}")

@@ -52,8 +52,8 @@ def merge_loras(
     """Writes one LoRA, in kohya's names, whose update is the sum of all, each times its strength.
 
     Without `want` the matrices are put side by side: exact but for rounding strengths, and the ranks add up. With it,
-    each module gets the nearest LoRA of that rank or error. LoHa, LoKr and DoRA always need it, and `base`: a DoRA's
-    update depends on its weights, and the others' files do not tell a convolution's kernel.
+    each module gets the nearest LoRA of that rank or error. LoHa, LoKr and DoRA always need `want` and `base`. A DoRA's
+    update depends on the base's weights, and files of LoHa and LoKr do not tell a convolution's kernel.
 
     Args:
         loras: the files with their strengths.

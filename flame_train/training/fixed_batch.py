@@ -1,9 +1,9 @@
 """Batches of one fixed size, so that what is computed of an item does not depend on the items beside it.
 
 A network that encodes items one by one leaves a GPU idle. In batches of any size its products would go through other
-kernels, with sums in another order. So all batches of a shape have one size, and what is missing is filled up with
-copies of the last item: each item goes through the same kernels, at the same sizes, whatever stands beside it, and a
-row of a product, a head of attention or an image of a convolution is computed from its own operands alone.
+kernels, with sums in another order. So all batches of a shape have one size, and copies of the last item fill a batch
+up. Each item then goes through the same kernels at the same sizes, whichever items share its batch. A row of a product,
+a head of attention and an image of a convolution are computed from their own operands alone.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Layout = Mapping[str, tuple[tuple[int, ...], DType]]
 class FixedBatches:
     """`fn` on batches, captured for each shape of its inputs.
 
-    `results` says what `fn` gives of an item with these inputs, and `size` how many of such are a batch where the
-    device works by itself. A CPU takes them one by one: it gains nothing from batches, and would lose by filling them.
+    `results` says what `fn` returns for an item with these inputs. `size` says how many such items are a batch on an
+    asynchronous device. A CPU takes them one by one: it gains nothing from batches, and would lose by filling them.
     """
 
     def __init__(

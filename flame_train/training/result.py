@@ -163,17 +163,18 @@ def checkpoint_files(
     return files, size
 
 
-def check_sources(found: Found, sources: Sources) -> None:
+def check_sources(found: Found, sources: Sources, changed: Callable[[], str] = str) -> None:
     """Raises `OutputError` if a checkpoint was made from other files: what follows would not continue it.
 
-    Hashes that an older version did not record are not compared.
+    Hashes that an older version did not record are not compared. `changed` names the images that are others.
     """
     place = _place(found)
     for name, now in asdict(sources).items():
         if place.get(name, now) != now:
+            which = f" ({images})" if name == "dataset" and (images := changed()) else ""
             raise OutputError(
-                f"{found.path}: was trained {_SAID[name]} to continue that run, or set output.dir to another folder "
-                "for a new one"
+                f"{found.path}: was trained {_SAID[name]}{which} to continue that run, or set output.dir to another "
+                "folder for a new one"
             )
 
 

@@ -33,10 +33,10 @@ def test_report(folder: Folder) -> None:
     assert [row["file"] for row in report] == list(SIZES)
     assert report[1] == {
         "file": "b.png",
-        "original": [100, 64],
-        "bucket": [80, 48],
-        "resized": [80, 51],
-        "crop": [0, 1],
+        "original": "64x100",
+        "bucket": "48x80",
+        "resized": "51x80",
+        "crop": {"left": 1, "top": 0},
         "scale": 0.8,
         "kept": 0.9412,
     }

@@ -80,6 +80,13 @@ CHANGES = {
     "added": lambda folder: (shutil.copy(folder / "1.png", folder / "6.png"), (folder / "6.txt").write_text("x")),
     "renamed": lambda folder: [(folder / f"5{end}").rename(folder / f"_5{end}") for end in (".png", ".txt")],
 }
+WHICH = {
+    "caption": "(0.png is with another caption)",
+    "image": "(0.png is changed)",
+    "removed": "(5.png is not there)",
+    "added": "(6.png is new)",
+    "renamed": "(5.png is not there, _5.png is new)",
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -91,6 +98,7 @@ def test_a_run_is_not_continued_on_other_data(own, change):
     ended = own.train()
     assert ended.code == 6
     assert "other images or captions" in ended.complaint
+    assert WHICH[change] in ended.complaint
     assert "output.dir" in ended.complaint
     assert len(list(own.cache.rglob("*.safetensors"))) == entries  # refused before anything was encoded
     assert own.steps() == [2]

@@ -18,6 +18,7 @@ from flame_train.engine.random import Rng
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.common.keys_clip import clip_from_bare_transformers
 from flame_train.models.common.keys_vae import vae_from_diffusers
+from flame_train.models.common.text_clip import end_positions
 from flame_train.models.sdxl.files import SDXL_FILES
 from flame_train.models.sdxl.keys import lora_family
 from flame_train.models.sdxl.keys_unet import SDXL_LEVELS, unet_from_diffusers
@@ -283,6 +284,51 @@ def test_the_pipeline_draws_what_sample_draws(pipeline, networks, base, tmp_path
     expected = np.asarray(expected).astype(float)
     found = np.abs(ours(loras=[(file, 1.0)]) - expected).mean()
     assert found < min(2.0, 0.25 * np.abs(ours() - expected).mean())
+
+
+def reads(networks, text):
+    """The context (1, 77, C) and the pooled text (1, P) that both text encoders make of a caption."""
+    states, pooled = [], None
+    for encoder, pad in ((networks.text_encoder, 49407), (networks.text_encoder_2, 0)):
+        ids = ClipTokenizer(pad).chunks(text).ids[:1]
+        with no_grad():
+            state, pooled = encoder(tensor(ids.astype(np.int32)), tensor(end_positions(ids)))
+        states.append(state.numpy())
+    return np.concatenate(states, axis=2), pooled.numpy()
+
+
+@pytest.mark.parametrize("form", ["kohya", "diffusers"])
+def test_adapters_of_text_encoders_read_captions_there_as_here(pipeline, networks, tmp_path, off, form):
+    file, text = tmp_path / "file.safetensors", "a blue circle"
+    rng = np.random.default_rng(5)
+    attached, state = [], {}
+    for component in ("text_encoder", "text_encoder_2"):
+        network = getattr(networks, component)
+        names = [name for name in layers_of(network) if ".self_attn." in name or ".mlp." in name]
+        attached.append(attach(network, names, rank=4, alpha=2.0, seed=1, kind=ADAPTERS["lora"]()))
+        for p in attached[-1].parameters():
+            p.data[...] = p.data + 0.1 * rng.standard_normal(p.shape)
+        state[component] = {name: adapter.factors() for name, adapter in attached[-1].adapters.items()}
+    with_lora = reads(networks, text)
+    for one in attached:
+        one.detach()
+    plain = reads(networks, text)
+    write_lora(file, state, lora_family(), form, {})
+
+    def theirs():
+        with torch.no_grad():
+            context, _, pooled, _ = pipeline.encode_prompt(text, do_classifier_free_guidance=False)
+        return context.numpy(), pooled.numpy()
+
+    for found, expected in zip(theirs(), plain, strict=True):
+        assert off(found, expected) < 1e-4
+    pipeline.load_lora_weights(file)
+    for component, layers in state.items():
+        modules = getattr(pipeline, component).modules()
+        assert sum(hasattr(module, "lora_A") for module in modules) == len(layers)
+    for found, expected, before in zip(theirs(), with_lora, plain, strict=True):
+        assert off(found, expected) < 1e-4
+        assert off(before, expected) > 1e-2  # the adapters do something
 
 
 @pytest.mark.parametrize("text", ["", "a blue circle on an orange background", "Ünïcode, 12 & 'quotes'..."])

@@ -204,7 +204,7 @@ def test_the_blocks_that_a_config_chooses_are_checkpointed(
     plain = learnt.read_bytes()
     shutil.rmtree(tmp_path / "run")
     assert train("--set", "sample.every=0", *chosen) == 0
-    blocks = loaded[-1].blocks()
+    blocks = loaded[-1].named_blocks()
     assert {n for n, b in blocks.items() if b.checkpointing == "full"} == {n for n in blocks if fnmatch(n, glob)}
     assert learnt.read_bytes() == plain
     assert train("--set", "sample.every=0", *chosen[:3], "gradient.checkpoint_blocks=*.0") == 0

@@ -46,7 +46,7 @@ def test_the_blocks_that_a_config_chooses_are_checkpointed(small_config):
     assert 0 < int(few[0]) < int(every[0])
     training = [m.training for m in memory]
     assert training == sorted(set(training), reverse=True)
-    blocks = load_denoiser(plans[1], "cpu").network.blocks()
+    blocks = load_denoiser(plans[1], "cpu").network.named_blocks()
     checkpointed = {name for name, block in blocks.items() if block.checkpointing == "full"}
     assert checkpointed == {name for name in blocks if name.startswith("output_blocks.")}
     assert len(checkpointed) == int(few[0])

@@ -72,7 +72,7 @@ def test_the_chosen_blocks_alone_run_twice(model: str, checkpointing: Checkpoint
 
         return call
 
-    blocks = p.network.blocks()
+    blocks = p.network.named_blocks()
     for name, block in blocks.items():
         block.forward = counted(name, block.forward)
     loss_of(p).backward()

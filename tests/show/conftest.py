@@ -59,8 +59,8 @@ def colour(step: int, prompt: int) -> tuple[int, int, int]:
 
 def row(name: str, caption: str, **more: Any) -> dict[str, Any]:
     """An image of `dataset.json`: 200 x 100 pixels, its right half cropped away."""
-    sizes = {"original": [100, 200], "resized": [64, 128], "bucket": [64, 64], "crop": [0, 0], "scale": 0.64}
-    return {"file": name, **sizes, "kept": 0.5, "captions": [caption], **more}
+    sizes = {"original": "200x100", "resized": "128x64", "bucket": "64x64", "scale": 0.64}
+    return {"file": name, **sizes, "crop": {"left": 0, "top": 0}, "kept": 0.5, "captions": [caption], **more}
 
 
 class Made:

@@ -139,7 +139,7 @@ def test_thumbnails_are_spread_over_the_dataset_and_lie_in_cells_of_their_own(co
 
 
 def test_an_image_is_joined_with_its_running_loss_also_in_sets():
-    sizes = {"original": [4, 8], "resized": [4, 8], "bucket": [4, 4], "crop": [0, 2]}
+    sizes = {"original": "8x4", "resized": "8x4", "bucket": "4x4", "crop": {"left": 2, "top": 0}}
     rows = [{"set": "one", "file": "a.png", **sizes}, {"set": "two", "file": "a.png", **sizes}]
     losses = {"images": [{"file": "two/a.png", "relative_loss": 2.5, "seen": 4}]}
     found = with_losses(images_of(json.dumps(rows).encode()), json.dumps(losses).encode(), False)
@@ -151,7 +151,18 @@ def test_an_image_is_joined_with_its_running_loss_also_in_sets():
     assert found[0].thumbnail is None
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"null", b"[1, null, {}]", b'[{"original": [0, 1]}]', b"[" * 100000])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[1, null, {}]",
+        b'[{"original": [0, 1]}]',
+        b'[{"original": "9x0", "crop": 3}]',
+        b"[" * 100000,
+    ],
+)
 def test_a_dataset_that_makes_no_sense_has_no_images(raw):
     assert images_of(raw) == ()
     assert with_losses((), raw, True) == ()

@@ -33,6 +33,7 @@ from flame_train.tools.bench_ceilings import Ceilings, ceilings
 from flame_train.tools.bench_flops import op_flops
 from flame_train.tools.bench_models import find
 from flame_train.tools.bench_ready import ready, wanted_of
+from flame_train.training.step import micro
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,22 @@ def test_step_reports_a_finite_whole_step(model: str, adapted: int, capsys: pyte
     assert result["weights_gib"] == pytest.approx(weights / 2**30, abs=0.005)
     assert result["before_step_gib"] > result["weights_gib"]
     assert "captured_ms" not in result
+
+
+def test_a_step_trains_text_encoders_too() -> None:
+    """Their adapters join, the token ids take the place of their arrays, and every one of them gets a gradient."""
+    plain = bench.Trial("sdxl-tiny", 64, precision="fp32", device="cpu")
+    both = replace(plain, settings=('text_encoders.train=["clip_l", "clip_g"]', "text_encoders.rank=2"))
+    alone, joined = bench.prepare(plain), bench.prepare(both)
+    clips = find("sdxl-tiny")[1].encoders(("clip_l", "clip_g"))
+    layers = sum(".self_attn." in name for clip in clips for name in clip.adaptable())
+    assert joined.adapted == alone.adapted + layers
+    micro(joined.state, joined.batch)
+    arena = joined.state.optimizer.arena
+    encoders = [segment for segment in arena.segments if segment.name.startswith(("clip_l.", "clip_g."))]
+    assert len(encoders) == 2 * layers
+    assert all(np.any(arena.grads[segment.start : segment.stop]) for segment in encoders)
+    assert joined.state.optimizer.arena.count > alone.state.optimizer.arena.count
 
 
 @pytest.mark.parametrize("model", ["sdxl-tiny", "sd3-tiny", "flux-tiny"])

@@ -26,9 +26,11 @@ from .conversions import (
     to_number,
     unless_off,
 )
+from .encoders import TRAINED, trained
 from .table import (
     NOTHING,
     Changed,
+    Convert,
     Lost,
     Program,
     Reading,
@@ -45,7 +47,16 @@ from .table import (
     turned,
 )
 
-_ARCHES: Final = {"sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "flux_schnell": "flux"}
+_ARCHES: Final = {
+    "sdxl": "sdxl",
+    "sd3": "sd3",
+    "flux": "flux",
+    "flux_schnell": "flux",
+    "zimage": "zimage",
+    "flux2_klein_4b": "flux2",
+    "flux2_klein_9b": "flux2",
+}
+_FLOW: Final = ("sd3", "flux", "zimage", "flux2")
 _SWITCHES: Final = {"is_xl": "sdxl", "is_v3": "sd3", "is_sd3": "sd3", "is_flux": "flux"}
 _OTHERS: Final = ("is_v2", "is_pixart", "is_pixart_sigma", "is_auraflow", "is_lumina2", "is_ssd", "is_vega")
 
@@ -102,7 +113,7 @@ def _family(reading: Reading, settings: Mapping[str, Setting]) -> str:
         name = str(arch.value).partition(":")[0].lower()
         if name not in _ARCHES:
             raise ConfigError(
-                f"{arch.place}: arch = {arch.value}: expected sdxl, sd3 or flux; other families are not here"
+                f"{arch.place}: arch = {arch.value}: expected one of {', '.join(_ARCHES)}; other families are not here"
             )
         return _ARCHES[name]
     for name in _OTHERS:
@@ -121,7 +132,7 @@ def _kind(value: Any, source: Source) -> Any:
 def _alpha(value: Any, source: Source) -> Any:
     """With PEFT's names, which flow models have, ai-toolkit trains with alpha = rank whatever the config says."""
     rank = source.get("network.rank") or source.get("network.linear") or 4
-    if source.family in ("flux", "sd3"):
+    if source.family in _FLOW:
         return Changed(float(rank), "ai-toolkit ignores linear_alpha for flow models and trains with the rank")
     return float(value if value is not None else source.get("network.alpha", 1.0))
 
@@ -210,7 +221,35 @@ def _resolutions(value: Any, source: Source) -> Any:
     return {"set.resolutions": sides}
 
 
-_TEXT: Final = "not taken over: see text_encoders.train"
+def _encoders(value: Any, source: Source) -> Any:
+    """One switch for all text encoders; which of Flux's and SD3's it means is not told there."""
+    if is_off(value):
+        return NOTHING
+    if source.family in ("zimage", "flux2"):
+        return Lost("this family's text encoder gets no adapters here")
+    if source.family != "sdxl":
+        return Lost("one switch for all of them there; text_encoders.train names those that are trained")
+    denoiser = source.get("train.unet_lr") or source.get("train.lr")
+    rate = source.get("train.text_encoder_lr") or source.get("train.lr")
+    return trained({"clip_l": rate, "clip_g": rate}, denoiser, "attention+mlp")
+
+
+def _kept(kind: str, prefix: str) -> Convert:
+    """The switch of a preservation, with its weight, and the class of the trigger if it has one."""
+
+    def convert(value: Any, source: Source) -> Any:
+        if is_off(value):
+            return NOTHING
+        found = {"preservation.kind": kind, "preservation.weight": float(source.get(f"{prefix}_multiplier", 1.0))}
+        if kind == "class":
+            found["preservation.class_word"] = str(source.get(f"{prefix}_class", "person"))
+        return found
+
+    return convert
+
+
+_DIFFERENTIAL, _BLANK = "train.diff_output_preservation", "train.blank_prompt_preservation"
+_KEPT: Final = ("preservation.kind", "preservation.weight", "preservation.class_word")
 
 _ROWS: Final = [
     turned("training_folder", "output.dir", lambda v, s: f"{v}/{s.get('name')}" if s.get("name") else v),
@@ -244,7 +283,8 @@ _ROWS: Final = [
         for name in ("gradient_accumulation_steps", "gradient_accumulation")
     ),
     always("train.train_unet", "the denoiser is what is trained"),
-    never("train.train_text_encoder", _TEXT),
+    turned("train.train_text_encoder", TRAINED, _encoders),
+    *part_of("train.text_encoder_lr"),
     turned("train.gradient_checkpointing", "gradient.checkpointing", switched("full"), absent=True),
     *needless("it follows from the model", "train.noise_scheduler"),
     turned("train.optimizer", "optimizer.name", optimizer, absent="adamw"),
@@ -268,7 +308,7 @@ _ROWS: Final = [
         "loss.kind",
         lambda v, s: {"mse": NOTHING, "mae": "l1"}.get(v, Lost("loss.kind has mse, l1, huber and smooth_l1")),
     ),
-    turned("train.timestep_type", SAMPLED, _levels, absent="sigmoid", families=["flux", "sd3"]),
+    turned("train.timestep_type", SAMPLED, _levels, absent="sigmoid", families=_FLOW),
     turned("train.timestep_type", SAMPLED, _levels),
     turned("train.min_denoising_steps", "loss.min_timestep", unless_off),
     turned("train.max_denoising_steps", "loss.max_timestep", lambda v, s: NOTHING if v >= 999 else v + 1),
@@ -286,11 +326,12 @@ _ROWS: Final = [
     never("train.linear_timesteps*", "a weight of noise levels that is ai-toolkit's own"),
     never("train.content_or_style*", "loss.timestep_sampling has the distributions of noise levels"),
     *part_of("train.reg_weight"),
+    turned(_DIFFERENTIAL, _KEPT, _kept("class", _DIFFERENTIAL)),
+    turned(_BLANK, _KEPT, _kept("blank", _BLANK)),
+    *part_of(f"{_DIFFERENTIAL}_multiplier {_DIFFERENTIAL}_class {_BLANK}_multiplier"),
     *(
-        never(f"train.{name}", "not taken over: see preservation.kind and regularization_target")
+        never(f"train.{name}", "preservation.kind has class, blank and slider")
         for name in (
-            "diff_output_preservation*",
-            "blank_prompt_preservation*",
             "inverted_mask_prior*",
             "do_differential_guidance",
             "do_guidance_loss*",
@@ -351,7 +392,11 @@ _SET_ROWS: Final = [
     never("invert_mask", "white is where an image counts"),
     turned("is_reg", "set.regularization", switched(True)),
     turned("reg_weight", "set.regularization_weight", to_float),
-    never("prior_reg", "not taken over: see preservation.kind and regularization_target"),
+    turned(
+        "prior_reg",
+        ("set.regularization", "set.regularization_target"),
+        lambda v, s: NOTHING if is_off(v) else {"set.regularization": True, "set.regularization_target": "base"},
+    ),
     never("control_path*", "models that edit images are not here"),
     same("folder_path", "set.path"),
     same("dataset_path", "set.path"),

@@ -24,6 +24,7 @@ from .conversions import (
     unless_off,
     weighting,
 )
+from .encoders import TRAINED, trained
 from .table import (
     NOTHING,
     Lost,
@@ -157,6 +158,13 @@ def _shuffled(value: Any, source: Source) -> Any:
     return NOTHING if is_off(value) else {"set.captions.shuffle": True, "set.captions.variants": value}
 
 
+def _encoders(value: Any, source: Source) -> Any:
+    """Both CLIPs of SDXL are trained, at the optimizer's rate where they have none of their own."""
+    rate = source.get("optimizer.lr")
+    rates = {name: source.get(f"model.text_encoder_{i}_lr", rate) for i, name in ((1, "clip_l"), (2, "clip_g"))}
+    return trained(rates, source.get("model.unet_lr", rate), "attention+mlp")
+
+
 def _evaluated(value: Any, source: Source) -> Any:
     return value if source.get("eval_datasets") else NOTHING
 
@@ -186,7 +194,8 @@ _ROWS: Final = [
     ),
     turned("model.guidance", "loss.guidance_scale", to_float, families=["flux"]),
     never("model.bypass_guidance_embedding", "Flux's guidance is always an input; loss.guidance_scale = 1 is near it"),
-    *(never(f"model.text_encoder_{i}_lr", "not taken over: see text_encoders.train") for i in (1, 2)),
+    turned("(text encoders)", TRAINED, _encoders, absent="trained", families=["sdxl"]),
+    *part_of("model.text_encoder_1_lr model.text_encoder_2_lr"),
     turned("model.unet_lr", "optimizer.lr", to_float),
     turned("adapter.type", "lora.kind", _kind),
     turned("adapter.rank", ("lora.rank", "lora.alpha", "lora.full_matrix"), _rank),

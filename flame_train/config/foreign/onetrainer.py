@@ -19,6 +19,7 @@ from .conversions import (
     to_number,
     unless_off,
 )
+from .encoders import TRAINED
 from .table import (
     NOTHING,
     Changed,
@@ -34,15 +35,14 @@ from .table import (
     turned,
 )
 
+_DENOISERS: Final = (("unet", ("sdxl",)), ("transformer", own.TRANSFORMERS))
 _TEXT_PARTS: Final = ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4")
 
 _ROWS: Final = [
     turned("base_model_name", "model.checkpoint", checkpoint),
     turned("vae.model_name", "model.vae", unless_off),
-    *(
-        turned(f"{part}.weight_dtype", "model.quantize", own.weights, families=[f])
-        for part, f in (("unet", "sdxl"), ("transformer", "sd3"), ("transformer", "flux"))
-    ),
+    *(turned(f"{part}.weight_dtype", "model.quantize", own.weights, families=those) for part, those in _DENOISERS),
+    turned("weight_dtype", "model.quantize", own.weights),
     turned("force_v_prediction", "model.prediction", switched("v")),
     *needless("it is the default", "force_epsilon_prediction"),
     turned("train_dtype", "train.precision", number_format, absent="FLOAT_16"),
@@ -67,10 +67,7 @@ _ROWS: Final = [
     ),
     turned("layer_filter_preset", "lora.targets", own.targets, absent="full"),
     *part_of("layer_filter layer_filter_regex"),
-    *(
-        turned(f"{part}.learning_rate", "optimizer.lr", own.own_rate, families=[f])
-        for part, f in (("unet", "sdxl"), ("transformer", "sd3"), ("transformer", "flux"))
-    ),
+    *(turned(f"{part}.learning_rate", "optimizer.lr", own.own_rate, families=those) for part, those in _DENOISERS),
     turned("learning_rate", "optimizer.lr", own.rate, absent=3e-6),
     *part_of("learning_rate_scaler"),
     turned("optimizer", "optimizer.name", optimizer),
@@ -109,8 +106,10 @@ _ROWS: Final = [
         ),
     ),
     *(
-        turned(f"{part}.gradient_checkpointing", "gradient.checkpointing", switched("full"), families=[f], absent=True)
-        for part, f in (("unet", "sdxl"), ("transformer", "sd3"), ("transformer", "flux"))
+        turned(
+            f"{part}.gradient_checkpointing", "gradient.checkpointing", switched("full"), families=those, absent=True
+        )
+        for part, those in _DENOISERS
     ),
     turned("ema", "train.ema_decay", own.rounds),
     *part_of("ema_decay"),
@@ -149,7 +148,7 @@ _ROWS: Final = [
             ("text_encoder_2", "t5_dropout", "flux"),
         )
     ),
-    *(never(f"{part}.train", own.TEXT) for part in _TEXT_PARTS),
+    turned("(text encoders)", TRAINED, own.encoders, absent="by their switches"),
     *needless(
         "they follow from text_encoders.train", "text_encoder.* text_encoder_2.* text_encoder_3.* text_encoder_4.*"
     ),
@@ -216,7 +215,7 @@ _ROWS: Final = [
 _SET_ROWS: Final = [
     same("path", "set.path"),
     turned("balancing", ("set.repeats", "set.weight"), lambda v, s: own.as_set(own.repeats(v, s))),
-    turned("type", "set.validation", own.concept_type),
+    turned("type", ("set.validation", "set.regularization", "set.regularization_target"), own.concept_type),
     turned("validation_concept", "set.validation", switched(True)),
     turned(
         "text.prompt_source",

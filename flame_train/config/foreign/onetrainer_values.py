@@ -15,6 +15,7 @@ from .conversions import (
     side,
     sides_of,
 )
+from .encoders import ENCODERS, trained
 from .table import (
     NOTHING,
     Changed,
@@ -33,10 +34,12 @@ _FAMILIES: Final = MappingProxyType(
         "STABLE_DIFFUSION_3": "sd3",
         "STABLE_DIFFUSION_35": "sd3",
         "FLUX_DEV_1": "flux",
+        "FLUX_2": "flux2",
+        "Z_IMAGE": "zimage",
     }
 )
+TRANSFORMERS: Final = tuple(dict.fromkeys(family for family in _FAMILIES.values() if family != "sdxl"))
 _EIGHT_BITS: Final = ("FLOAT_8", "INT_8", "FLOAT_W8A8", "INT_W8A8", "FLOAT_W8A8_COMPRESSED", "INT_W8A8_COMPRESSED")
-TEXT: Final = "not taken over: see text_encoders.train"
 _OWN_NAMES: Final = ("training_method", "model_type", "output_model_destination", "lora_rank", "base_model_name")
 
 
@@ -104,9 +107,7 @@ def _family(settings: Mapping[str, Setting]) -> str:
     if kind is None:
         return ""
     if kind.value not in _FAMILIES:
-        raise ConfigError(
-            f"{kind.place}: model_type = {kind.value}: expected SDXL, SD3 or Flux.1; other models are not here"
-        )
+        raise ConfigError(f"{kind.place}: model_type = {kind.value}: expected one of {', '.join(_FAMILIES)}")
     return _FAMILIES[kind.value]
 
 
@@ -152,14 +153,35 @@ def targets(value: Any, source: Source) -> Any:
 
 
 def rate(value: Any, source: Source) -> Any:
-    """OneTrainer multiplies the rate by the root of batch size or accumulation, where its config asks for it."""
-    rate, scaler = float(value), str(source.get("learning_rate_scaler", "NONE"))
+    """A rate with its factor, and a remark where there is one."""
+    factor = _factor(source)
+    if factor == 1:
+        return float(value)
+    remark = f"multiplied by the root of {factor}, as learning_rate_scaler = {source.get('learning_rate_scaler')} does"
+    return Changed(float(value) * factor**0.5, remark)
+
+
+def _factor(source: Source) -> int:
+    """OneTrainer multiplies rates by the root of batch size or accumulation, where its config asks for it."""
     batch, accumulation = source.get("batch_size", 1), source.get("gradient_accumulation_steps", 1)
     known = {"BATCH": batch, "GRADIENT_ACCUMULATION": accumulation, "BOTH": batch * accumulation}
-    factor = known.get(scaler.removeprefix("GLOBAL_"), 1)
-    if factor == 1:
-        return rate
-    return Changed(rate * factor**0.5, f"multiplied by the root of {factor}, as learning_rate_scaler = {scaler} does")
+    found: int = known.get(str(source.get("learning_rate_scaler", "NONE")).removeprefix("GLOBAL_"), 1)
+    return found
+
+
+def encoders(value: Any, source: Source) -> Any:
+    """The text encoders whose part says so, each at its own rate or the one of all."""
+    shared = source.get("learning_rate", 3e-6)
+    denoiser = source.get("unet.learning_rate") or source.get("transformer.learning_rate") or shared
+    parts = dict(
+        zip(ENCODERS.get(source.family, ()), ("text_encoder", "text_encoder_2", "text_encoder_3"), strict=False)
+    )
+    on = {name: part for name, part in parts.items() if source.get(f"{part}.train")}
+    factor = _factor(source) ** 0.5
+    rates = {name: float(source.get(f"{part}.learning_rate") or shared) * factor for name, part in on.items()}
+    ends = [name for name, part in on.items() if not is_off(source.get(f"{part}.stop_training_after"))]
+    remark = f"to the end of the run here, where stop_training_after ends {', '.join(ends)}" if ends else ""
+    return trained(rates, float(denoiser) * factor, "full", remark)
 
 
 def own_rate(value: Any, source: Source) -> Any:
@@ -316,11 +338,11 @@ def repeats(value: Any, source: Source) -> Any:
 def concept_type(value: Any, source: Source) -> Any:
     if value in ("STANDARD", "", None):
         return NOTHING
-    return (
-        {"set.validation": True}
-        if value == "VALIDATION"
-        else Lost("a concept whose aim is the base model's own prediction is not here")
-    )
+    if value == "VALIDATION":
+        return {"set.validation": True}
+    if value == "PRIOR_PREDICTION":
+        return {"set.regularization": True, "set.regularization_target": "base"}
+    return Lost("expected STANDARD, VALIDATION or PRIOR_PREDICTION")
 
 
 def as_set(answer: Any) -> Any:

@@ -29,6 +29,7 @@ from .conversions import (
     weighting,
     where,
 )
+from .encoders import TRAINED
 from .table import (
     NOTHING,
     Lost,
@@ -82,17 +83,24 @@ _ROWS: Final = [
         for name in ("loraplus_unet_lr_ratio", "loraplus_lr_ratio")
     ),
     *part_of("network_args.algo network_args.preset network_args.dora_wd network_args.verbose"),
-    never("network_args.loraplus_text_encoder_lr_ratio", own.TEXT),
+    *part_of("network_args.train_t5xxl"),
+    never("network_args.loraplus_text_encoder_lr_ratio", "optimizer.lora_plus_ratio holds for text encoders, too"),
     never("network_args.*", "ranks and rates of single layers are [[lora.rules]]; write them by hand"),
     turned("network_dropout", "lora.dropout", unless_off),
     turned("scale_weight_norms", "lora.max_norm", unless_off),
     turned("network_weights", "lora.from", unless_off),
     turned("dim_from_weights", "lora.from_resize", switched(True)),
-    always("network_train_unet_only", "no text encoder is trained unless text_encoders.train names it"),
-    never("network_train_text_encoder_only", own.TEXT),
+    turned("(text encoders)", TRAINED, own.encoders, absent="trained"),
+    Row(
+        "network_train_unet_only",
+        (),
+        lambda v, s: NOTHING,
+        say="always on: no text encoder is trained unless text_encoders.train names it; remove it",
+    ),
+    never("network_train_text_encoder_only", "the denoiser is always trained; [[lora.rules]] can leave out its layers"),
     *(
-        Row(name, (), own.encoder_rate, say=f"not here: {own.TEXT}")
-        for name in ("text_encoder_lr", "text_encoder_lr1", "text_encoder_lr2", "text_encoder_lr3")
+        Row(name, (), lambda v, s: NOTHING, say="text_encoders.lr is the rate of those that text_encoders.train names")
+        for name in own.ENCODER_RATES
     ),
     turned("unet_lr", "optimizer.lr", to_float),
     turned("learning_rate", "optimizer.lr", to_float, absent=2e-6),

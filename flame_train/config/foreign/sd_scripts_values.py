@@ -14,6 +14,7 @@ from .conversions import (
     number,
     sampled,
 )
+from .encoders import ENCODERS, trained
 from .table import (
     NOTHING,
     Changed,
@@ -67,7 +68,7 @@ _OF_SETS: Final = (
 )
 _LISTS: Final = ("network_args", "optimizer_args", "lr_scheduler_args")
 HUBERS: Final = ("huber", "smooth_l1")
-TEXT: Final = "not taken over: see text_encoders.train"
+ENCODER_RATES: Final = ("text_encoder_lr", "text_encoder_lr1", "text_encoder_lr2", "text_encoder_lr3")
 
 
 def is_mine(tree: Tree) -> bool:
@@ -273,10 +274,24 @@ def bf16_master(value: Any, source: Source) -> Any:
     return NOTHING if is_off(value) else Lost("adapters are always fp32 here")
 
 
-def encoder_rate(value: Any, source: Source) -> Any:
-    return (
-        NOTHING if all(is_off(number(each)) for each in (value if isinstance(value, list) else [value])) else Lost(TEXT)
-    )
+def encoders(value: Any, source: Source) -> Any:
+    """CLIPs are trained unless --network_train_unet_only, T5 with train_t5xxl; their rate is --learning_rate if unset.
+
+    One rate is for all, a list has one for each; a rate of 0 trains none.
+    """
+    if not is_off(source.get("network_train_unet_only")) or source.get("network_train_text_encoder_only"):
+        return NOTHING
+    denoiser = source.get("unet_lr") or source.get("learning_rate", 2e-6)
+    given = source.get("text_encoder_lr")
+    listed = given if isinstance(given, list) else str(given).split() if isinstance(given, str) else [given]
+    listed = [source.get("learning_rate", 2e-6) if each is None else each for each in listed or [None]]
+    names = ENCODERS.get(source.family, ())
+    rates = {name: listed[min(i, len(listed) - 1)] for i, name in enumerate(names)}
+    for name, single in zip(names, ENCODER_RATES[1:], strict=False):
+        rates[name] = source.get(single, rates[name])
+    if str(source.get("network_args.train_t5xxl", False)).lower() != "true":
+        rates.pop("t5", None)
+    return trained(rates, denoiser, "attention+mlp")
 
 
 def masks(data: str) -> Any:

@@ -55,7 +55,7 @@ class BlockNetwork(nn.Module):
 
     _checkpointing: Checkpointing = "off"
 
-    def blocks(self, checkpointing: Checkpointing = "full") -> dict[str, Block]:
+    def named_blocks(self, checkpointing: Checkpointing = "full") -> dict[str, Block]:
         """By name, in the network's order, the blocks of which `checkpointing` recomputes something."""
         found = {name: part for name, part in self.named_modules() if isinstance(part, Block)}
         if checkpointing == "mlp":
@@ -69,15 +69,15 @@ class BlockNetwork(nn.Module):
 
     @checkpointing.setter
     def checkpointing(self, checkpointing: Checkpointing) -> None:
-        self.checkpoint_blocks(checkpointing, self.blocks(checkpointing))
+        self.checkpoint_blocks(checkpointing, self.named_blocks(checkpointing))
 
     def checkpoint_blocks(self, checkpointing: Checkpointing, names: Container[str]) -> None:
         """Sets `checkpointing` for the blocks of these names, and "off" for the others."""
         self._checkpointing = checkpointing
-        for name, block in self.blocks().items():
+        for name, block in self.named_blocks().items():
             block.checkpointing = checkpointing if name in names else "off"
 
     def place_weights(self, policy: WeightPolicy) -> None:
         """Has every block ask `policy` for its weights."""
-        for block in self.blocks().values():
+        for block in self.named_blocks().values():
             block.weight_policy = policy

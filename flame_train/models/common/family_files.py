@@ -48,8 +48,8 @@ class FamilyFiles:
         """These networks of a file or folder, by component, from one reading of its headers.
 
         Raises:
-            ModelFileError: a file of another family, naming it; one that lacks a component; and every missing,
-                unexpected or mis-shaped tensor, all in one message, before anything is read.
+            ModelFileError: the file is of another family, which the message names, or lacks a component. Missing,
+                unexpected and mis-shaped tensors come in one message, before anything is read.
         """
         with open_weights(path) as weights:
             return self._opened(weights, self._resolved(weights, components), components)

@@ -47,6 +47,7 @@ SIGNS: Final = tuple(_signs())
 
 FAMILY_NAMES: Final[Mapping[str, str]] = {
     **{name: title for signs in SIGNS for name, title in signs.names.items()},
+    "qwen-wan": "Qwen-Image or Wan 2.1",
     "clip-l": "CLIP-L",
     "clip-bigg": "OpenCLIP bigG",
     "clip-h": "OpenCLIP ViT-H",
@@ -62,8 +63,12 @@ FAMILY_NAMES: Final[Mapping[str, str]] = {
 class Identity:
     """The identity of a file. `family` is a key of FAMILY_NAMES or "unknown"; `parts` are the components it holds.
 
-    kind: checkpoint (several components), unet, transformer, vae, text_encoder, lora (or another kind of adapter that
-    is read here), adapter (OFT and others that are not), quantised, state (what a run is continued from) or unknown.
+    kind: one of these words.
+    - checkpoint: several components. unet, transformer, vae, text_encoder: one.
+    - lora: a LoRA, or another kind of adapter that is read here. adapter: OFT, and others that are not.
+    - state: what a run is continued from.
+    - quantised, unknown.
+
     layout: single-file, diffusers, openclip, transformers, kohya, peft, native or "". `detail` says it in words.
     """
 
@@ -150,7 +155,11 @@ def _network(shapes: Shapes) -> tuple[Network, Signs] | None:
 
 def _vae(shapes: Shapes) -> tuple[str, str] | None:
     """Family and layout. VAEs of one latent width differ in values only."""
-    first = shapes.get("decoder.conv_in.weight")
+    film = shapes.get("decoder.conv_in.weight"), shapes.get("decoder.conv1.weight")  # in diffusers' names, in Wan's
+    for first, layout in zip(film, ("diffusers", "single-file"), strict=True):
+        if first is not None and len(first) == 5:
+            return "qwen-wan" if first[1] == 16 else "unknown", layout
+    first = film[0]
     if first is None or len(first) != 4:
         return None
     family = {4: "sd1-sd2-sdxl", 16: "sd3-flux", 32: "flux2"}.get(first[1], "unknown")

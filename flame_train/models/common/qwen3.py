@@ -180,10 +180,11 @@ class Qwen3(BlockNetwork):
     def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None, taps: Sequence[int] = (-1,)) -> tuple[Tensor, ...]:
         """The hidden states at `taps`, (B, T, C) each, in the weights' dtype.
 
-        A tap counts the layers that have run, as transformers' `hidden_states` are numbered: 0 is the embedding, the
-        last one is normalised, negative ones count from there. Layers after the last tap do not run. `mask_BT` is
-        True where there is a token to look at: a token looks at those before it alone, so padding at the end needs
-        none, except for the states of the padding itself.
+        A tap counts the layers that have run, as transformers' `hidden_states` are numbered. Tap 0 is the embedding.
+        The last tap is normalised, and negative ones count from there. Layers after the last tap do not run.
+
+        `mask_BT` is True where a token may be attended to. A token attends only to itself and those before it. So
+        padding at the end needs no mask, unless the states of the padding itself are used.
         """
         depth = self.arch.layers
         wanted = [depth + 1 + tap if tap < 0 else tap for tap in taps]

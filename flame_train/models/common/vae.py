@@ -1,7 +1,8 @@
 """The convolutional autoencoder between pixels and latents (AutoencoderKL, arXiv 2112.10752).
 
 Attribute names are those of the published single file below `first_stage_model.`. Activations are
-channels-last. The published weights overflow in fp16: run it in fp32 (or bf16).
+channels-last. The published weights overflow in fp16: run it in fp32 (or bf16). Qwen-Image's, made for films (Wan 2.1,
+arXiv 2503.20314), has the same parts for a single image: its convolutions see nothing before their only frame.
 Shape letters: B batch, H height, W width, C channels, Z latent channels.
 """
 
@@ -9,19 +10,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
-from flame_train.engine import Tensor, nn
+import numpy as np
+
+from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
-from flame_train.engine.nn import param
 from flame_train.errors import ModelFileError
 from flame_train.models.common.stated import NOTHING, Stated
+from flame_train.models.common.vae_latents import (
+    QWEN_MEAN,
+    QWEN_STD,
+    STATISTICS_EPS,
+    Statistics,
+    patched,
+    statistic,
+    unpatched,
+)
 
-_EPS = 1e-6
-STATISTICS_EPS = 1e-4
-"""Is added to the stored variances of latents."""
+_EPS: Final = 1e-6
+_LEAST_NORM: Final = 1e-12  # to which the length of a pixel's channels is raised
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +45,9 @@ class VaeArch:
     scaling_factor: float = 0.13025  # a diffusion model's latents are this times the autoencoder's less the shift
     shift_factor: float = 0.0
     quant_convs: bool = True  # a 1 x 1 convolution on either side of the latents
-    groups: int = 32
+    groups: int = 32  # of the norms; 0: RMS norms of a pixel's channels, and upsampling halves the channels
+    latents_mean: tuple[float, ...] = ()  # of each channel; where given, the diffusion model sees normalised latents
+    latents_std: tuple[float, ...] = ()
     patch: int = 1  # the side of the square of latent pixels that the diffusion model sees as one, normalised
 
     @classmethod
@@ -59,6 +71,23 @@ class VaeArch:
         return cls(latent_channels=32, scaling_factor=1.0, patch=2)
 
     @classmethod
+    def qwen_image(cls) -> Self:
+        """Qwen-Image's, of Wan 2.1's shapes: Krea 2's and Anima's too."""
+        return cls(
+            channels=96,
+            latent_channels=16,
+            scaling_factor=1.0,
+            groups=0,
+            latents_mean=QWEN_MEAN,
+            latents_std=QWEN_STD,
+        )
+
+    @classmethod
+    def tiny_qwen_image(cls) -> Self:
+        """The structure of Qwen-Image's, small enough for a CPU."""
+        return replace(cls.qwen_image(), channels=8, num_res_blocks=1)
+
+    @classmethod
     def tiny(cls, channels: int = 16, latent_channels: int = 4) -> Self:
         """The same structure, small enough for a CPU; of 16 latent channels as Flux.1's, of 32 as Flux.2's."""
         return cls(
@@ -74,13 +103,17 @@ class VaeArch:
     @classmethod
     def from_shapes(
         cls, shapes: Mapping[str, tuple[int, ...]], published: VaeArch | None = None, stated: Stated = NOTHING
-    ) -> Self:
+    ) -> VaeArch:
         """The architecture of a file's autoencoder, from its native names and shapes.
 
         Scale and shift are those of `published`, the family's own, by default SDXL's. Raises ModelFileError naming the
         tensor it looked for in vain, or what the folder states otherwise.
         """
         known = published or cls()
+        if known.latents_mean:
+            mean, std = (statistic(stated, key, getattr(known, key)) for key in ("latents_mean", "latents_std"))
+            known = replace(known, latents_mean=mean, latents_std=std)
+            stated.must(attn_scales=[], input_channels=3)
         stated.must(
             scaling_factor=known.scaling_factor, act_fn="silu", patch_size=(2, 2), batch_norm_eps=STATISTICS_EPS
         )
@@ -90,17 +123,21 @@ class VaeArch:
         levels = sorted({int(m[1]) for m in blocks})
         channels = _shape(shapes, "encoder.conv_in.weight")[0]
         widths = [_shape(shapes, f"encoder.down.{i}.block.0.conv1.weight")[0] for i in levels]
-        return cls(
+        return replace(
+            known,
             channels=channels,
             channel_mult=tuple(w // channels for w in widths),
             num_res_blocks=max((int(m[2]) for m in blocks), default=-1) + 1,
             latent_channels=_shape(shapes, "decoder.conv_in.weight")[1],
-            scaling_factor=known.scaling_factor,
-            shift_factor=known.shift_factor,
             quant_convs="quant_conv.weight" in shapes,
-            groups=int(stated.number("norm_num_groups", _groups(channels))),
+            groups=known.groups and int(stated.number("norm_num_groups", _groups(channels))),
             patch=2 if "bn.running_mean" in shapes else 1,
         )
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the diffusion model sees latents less their mean, over their standard deviation."""
+        return self.patch > 1 or bool(self.latents_mean)
 
     @property
     def downscale(self) -> int:
@@ -124,13 +161,27 @@ def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
     return shapes[name]
 
 
+class RmsNormSilu(nn.RMSNorm):
+    """silu(RMS norm)."""
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        return F.silu(super().forward(x_BHWC))
+
+
+def _norm(groups: int, channels: int, silu: bool = True) -> nn.Module:
+    if groups:
+        return nn.GroupNorm(groups, channels, _EPS, silu=silu)
+    eps = _LEAST_NORM**2 / channels
+    return RmsNormSilu(channels, eps) if silu else nn.RMSNorm(channels, eps)
+
+
 class ResnetBlock(nn.Module):
     """Two convolutions around a residual."""
 
     def __init__(self, in_channels: int, out_channels: int, groups: int) -> None:
-        self.norm1 = nn.GroupNorm(groups, in_channels, _EPS, silu=True)
+        self.norm1 = _norm(groups, in_channels)
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1)
-        self.norm2 = nn.GroupNorm(groups, out_channels, _EPS, silu=True)
+        self.norm2 = _norm(groups, out_channels)
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
         self.has_shortcut = in_channels != out_channels
         if self.has_shortcut:
@@ -146,7 +197,7 @@ class AttnBlock(nn.Module):
     """Self attention over all positions with one head; its projections are 1x1 convolutions."""
 
     def __init__(self, channels: int, groups: int) -> None:
-        self.norm = nn.GroupNorm(groups, channels, _EPS)
+        self.norm = _norm(groups, channels, silu=False)
         self.q, self.k, self.v, self.proj_out = (nn.Conv2d(channels, channels, 1) for _ in range(4))
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
@@ -182,8 +233,8 @@ class Downsample(nn.Module):
 class Upsample(nn.Module):
     """Twice the resolution: each pixel repeated, then a convolution."""
 
-    def __init__(self, channels: int) -> None:
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+    def __init__(self, channels: int, out_channels: int) -> None:
+        self.conv = nn.Conv2d(channels, out_channels, 3, padding=1)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         return self.conv(F.upsample_nearest(x_BHWC, 2, layout="NHWC"))
@@ -193,7 +244,7 @@ class Level(nn.Module):
     """One resolution: residual blocks, then the resampling to the next, if there is a next."""
 
     def __init__(
-        self, in_channels: int, channels: int, blocks: int, groups: int, down: bool = False, up: bool = False
+        self, in_channels: int, channels: int, blocks: int, groups: int, down: bool = False, up: int = 0
     ) -> None:
         """Declares the layers.
 
@@ -201,17 +252,18 @@ class Level(nn.Module):
             in_channels: channels of the input.
             channels: channels of the output.
             blocks: number of residual blocks.
-            groups: groups of the group norms.
-            down, up: whether the stage ends by halving or doubling height and width.
+            groups: groups of the norms, see `VaeArch.groups`.
+            down: whether the stage ends by halving height and width.
+            up: the channels after a doubling of height and width at its end; 0: there is none.
         """
         self.block = nn.ModuleList(
             [ResnetBlock(in_channels if i == 0 else channels, channels, groups) for i in range(blocks)]
         )
-        self.has_down, self.has_up = down, up
+        self.has_down, self.has_up = down, up > 0
         if down:
             self.downsample = Downsample(channels)
         if up:
-            self.upsample = Upsample(channels)
+            self.upsample = Upsample(channels, up)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         for block in self.block:
@@ -234,7 +286,7 @@ class Encoder(nn.Module):
             self.down.append(Level(before, width, arch.num_res_blocks, arch.groups, down=not last))
             before = width
         self.mid = Middle(before, arch.groups)
-        self.norm_out = nn.GroupNorm(arch.groups, before, _EPS, silu=True)
+        self.norm_out = _norm(arch.groups, before)
         self.conv_out = nn.Conv2d(before, 2 * arch.latent_channels, 3, padding=1)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
@@ -251,12 +303,13 @@ class Decoder(nn.Module):
         widths = [arch.channels * m for m in arch.channel_mult]
         self.conv_in = nn.Conv2d(arch.latent_channels, widths[-1], 3, padding=1)
         self.mid = Middle(widths[-1], arch.groups)
-        levels = []
-        for i, width in enumerate(widths):
-            before = widths[min(i + 1, len(widths) - 1)]
-            levels.append(Level(before, width, arch.num_res_blocks + 1, arch.groups, up=i > 0))
-        self.up = nn.ModuleList(levels)
-        self.norm_out = nn.GroupNorm(arch.groups, arch.channels, _EPS, silu=True)
+        levels, before = [], widths[-1]
+        for i, width in reversed(list(enumerate(widths))):
+            after = 0 if i == 0 else width if arch.groups else width // 2
+            levels.append(Level(before, width, arch.num_res_blocks + 1, arch.groups, up=after))
+            before = after
+        self.up = nn.ModuleList(levels[::-1])
+        self.norm_out = _norm(arch.groups, arch.channels)
         self.conv_out = nn.Conv2d(arch.channels, 3, 3, padding=1)
 
     def forward(self, z_BHWZ: Tensor) -> Tensor:
@@ -264,20 +317,6 @@ class Decoder(nn.Module):
         for level in reversed(list(self.up)):
             h_BHWC = level(h_BHWC)
         return self.conv_out(self.norm_out(h_BHWC))
-
-
-class Statistics(nn.Module):
-    """The mean and the variance of each channel of patched latents, as a batch norm stores them."""
-
-    running_mean: Tensor
-    running_var: Tensor
-
-    def __init__(self, channels: int) -> None:
-        self.running_mean, self.running_var = param(channels, init="zeros"), param(channels, init="ones")
-
-    def scale(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation."""
-        return self.running_mean, (self.running_var + STATISTICS_EPS).sqrt()
 
 
 class Vae(nn.Module):
@@ -292,6 +331,7 @@ class Vae(nn.Module):
             self.post_quant_conv = nn.Conv2d(arch.latent_channels, arch.latent_channels, 1)
         if arch.patch > 1:
             self.bn = Statistics(arch.seen_channels)
+        self._known: tuple[Tensor, Tensor] | None = None  # a captured call cannot bring them from the host
 
     @property
     def dtype(self) -> DType:
@@ -307,9 +347,9 @@ class Vae(nn.Module):
         moments = self.encoder(pixels_BHWC)
         mean, logvar = F.chunk(self.quant_conv(moments) if self.arch.quant_convs else moments, 2, dim=-1)
         logvar = logvar.clamp(-30.0, 20.0)
-        if self.arch.patch == 1:
+        if not self.arch.normalised:
             return mean, logvar
-        center, spread = self.bn.scale()
+        center, spread = self._statistics()
         mean, logvar = (patched(x, self.arch.patch) for x in (mean, logvar))
         return (mean - center) / spread, logvar - 2.0 * spread.log()
 
@@ -319,27 +359,23 @@ class Vae(nn.Module):
 
     def decode(self, latents_BHWZ: Tensor) -> Tensor:
         """RGB pixels, about [-1, 1] and not clamped, of latents (B, H, W, Z) as the diffusion model sees them."""
-        if self.arch.patch > 1:
-            center, spread = self.bn.scale()
+        if self.arch.normalised:
+            center, spread = self._statistics()
             latents_BHWZ = unpatched(latents_BHWZ * spread + center, self.arch.patch)
         z_BHWZ = latents_BHWZ * (1.0 / self.arch.scaling_factor)
         if self.arch.shift_factor:
             z_BHWZ = z_BHWZ + self.arch.shift_factor
         return self.decoder(self.post_quant_conv(z_BHWZ) if self.arch.quant_convs else z_BHWZ)
 
-
-def patched(x_BHWC: Tensor, side: int) -> Tensor:
-    """Squares of pixels as one: (B, H / side, W / side, C * side^2), the numbers of a channel in a row."""
-    B, H, W, C = x_BHWC.shape
-    squares = x_BHWC.reshape(B, H // side, side, W // side, side, C).permute(0, 1, 3, 5, 2, 4)
-    return squares.reshape(B, H // side, W // side, C * side**2)
-
-
-def unpatched(x_BHWC: Tensor, side: int) -> Tensor:
-    """The reverse of `patched`."""
-    B, H, W, C = x_BHWC.shape
-    squares = x_BHWC.reshape(B, H, W, C // side**2, side, side).permute(0, 1, 4, 2, 5, 3)
-    return squares.reshape(B, H * side, W * side, C // side**2)
+    def _statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of each channel of patched latents."""
+        if self.arch.patch > 1:
+            return self.bn.scale()
+        if self._known is None:
+            like = nn.compute_copy(self.decoder.conv_in.weight)
+            mean, std = (np.array(values) for values in (self.arch.latents_mean, self.arch.latents_std))
+            self._known = tensor(mean, like.dtype, like.device), tensor(std, like.dtype, like.device)
+        return self._known
 
 
 def sample_latents(arch: VaeArch, moments: tuple[Tensor, Tensor], noise_BHWZ: Tensor) -> Tensor:

@@ -2,8 +2,10 @@
 
 Attribute names are those of the published single file. The architecture was published as code only. Its parts come
 from arXiv 2403.03206 (two streams, joint attention), 2302.05442 (parallel attention and MLP) and 2104.09864 (rotary
-positions). Activations are channels-last. Shape letters: B batch, H height and W width in latent pixels, C latent
-channels, L image tokens, T text tokens, S = T + L, D model width, N heads, E width of a head.
+positions). Activations are channels-last.
+
+Shape letters of images: B batch, H height and W width in latent pixels, C latent channels.
+Shape letters of tokens: L image tokens, T text tokens, S = T + L, D model width, N heads, E width of a head.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """FLUX.2's denoiser: Flux.1's two kinds of blocks, with gated MLPs and one modulation for all blocks of a kind.
 
 Attribute names are those of the published single file. The architecture was published as code only. Activations are
-channels-last. Shape letters: B batch, H height and W width in latent pixels, C channels of a pixel, L image tokens, T
-text tokens, S = T + L, D model width, E width of a head. A token is one pixel of the patched latents. No layer has a
-bias.
+channels-last. A token is one pixel of the patched latents. No layer has a bias.
+
+Shape letters of images: B batch, H height and W width in latent pixels, C channels of a pixel.
+Shape letters of tokens: L image tokens, T text tokens, S = T + L, D model width, E width of a head.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """SD3's denoiser: two streams, image and text, that attend to each other in every block (MMDiT, arXiv 2403.03206).
 
 Attribute names are those of the published single file below `model.diffusion_model.`. Activations are channels-last.
-Shape letters: B batch, H height and W width in latent pixels, C latent channels, L image tokens, T text tokens,
-D model width, N heads, E width of a head.
+
+Shape letters of images: B batch, H height and W width in latent pixels, C latent channels.
+Shape letters of tokens: L image tokens, T text tokens, D model width, N heads, E width of a head.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Z-Image's names: the transformer's two layouts, the components of its files, and how LoRA files call every module.
 
-The native names are those of the published single file. There queries, keys and values are one matrix; diffusers has
-one for each, and calls the embedder and the final layer after the size of a patch.
+The native names are those of the published single file. There queries, keys and values are one matrix, and diffusers
+has one for each. diffusers names the embedder and the final layer after the size of a patch.
 """
 
 from __future__ import annotations

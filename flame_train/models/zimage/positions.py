@@ -50,8 +50,8 @@ class Positions:
     def placed(self, rows_B: Tensor, T: int, grid: tuple[int, int], dtype: DType) -> tuple[Tensor, Tensor, Turns]:
         """Which of T text tokens are a caption's own, which are seen, bool (B, T) both, and all tokens' rotary angles.
 
-        A caption of n tokens takes the places 1 to N, n rounded up to a multiple of 32; the image's tokens stand at
-        N + 1, at their rows and columns, and the ones that fill them up at 0.
+        A caption of n tokens takes the positions 1 to N, where N is n rounded up to a multiple of 32. The image's
+        tokens have position N + 1 and their rows and columns. Tokens that fill the image up have position 0.
         """
         (B,) = rows_B.shape
         cos, sin, places_1T = self._table(T, grid, dtype, rows_B.device)

@@ -1,8 +1,10 @@
 """Z-Image's denoiser: one stream of image and text, whose blocks have norms before and after (arXiv 2511.22699).
 
-Attribute names are those of the published single file. Activations are channels-last. Shape letters: B batch, H height
-and W width in latent pixels, C latent channels, L image tokens, T text tokens, S = L + T, D model width, N heads, E
-width of a head. Both kinds of tokens are filled up to multiples of 32 with a learnt token each, which is looked at.
+Attribute names are those of the published single file. Activations are channels-last. Image and text tokens are filled
+up to multiples of 32 with a learnt token each, which is attended to.
+
+Shape letters of images: B batch, H height and W width in latent pixels, C latent channels.
+Shape letters of tokens: L image tokens, T text tokens, S = L + T, D model width, N heads, E width of a head.
 """
 
 from __future__ import annotations

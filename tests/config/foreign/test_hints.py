@@ -38,7 +38,7 @@ WRONG = {
     "network_args": ("keys of [lora]", "did you mean"),
     "meta": ("output.title", "did you mean"),
     "network_train_unet_only": ("always on", "did you mean"),
-    "text_encoder_lr": ("not taken over: see text_encoders.train", "did you mean"),
+    "text_encoder_lr": ("text_encoders.lr is the rate of those that text_encoders.train names", "did you mean"),
     "enable_bucket": ("always on", "did you mean"),
     "alpha_mask": ('data.masks = "alpha"', "did you mean"),
     "conditioning_data_dir": ("data.mask_folder", "did you mean"),

@@ -1,0 +1,117 @@
+"""The text encoders that sd-scripts and diffusion-pipe train, as their scripts decide it."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flame_train.tools.import_config import import_config
+
+SDXL = """\
+pretrained_model_name_or_path = "/m.safetensors"
+train_data_dir = "/d"
+output_name = "x"
+network_module = "networks.lora"
+learning_rate = 1e-4
+"""
+
+
+def sd_scripts(tmp_path: Path, more: str, family: str = "sdxl") -> dict[str, Any]:
+    """The section [text_encoders] of what is written."""
+
+    (tmp_path / "theirs.toml").write_text(SDXL + more)
+    import_config(str(tmp_path / "theirs.toml"), tmp_path / "ours.toml", family)
+    found: dict[str, Any] = tomllib.loads((tmp_path / "ours.toml").read_text()).get("text_encoders", {})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("more", "family", "train", "lr"),
+    [
+        ("", "sdxl", ["clip_l", "clip_g"], None),
+        ("network_train_unet_only = true", "sdxl", None, None),
+        ("text_encoder_lr = 0", "sdxl", None, None),
+        ("text_encoder_lr = 5e-5", "sdxl", ["clip_l", "clip_g"], 5e-5),
+        ("text_encoder_lr = [5e-5]", "sdxl", ["clip_l", "clip_g"], 5e-5),
+        ("text_encoder_lr = [0, 2e-5]", "sdxl", ["clip_g"], 2e-5),
+        ("unet_lr = 3e-4", "sdxl", ["clip_l", "clip_g"], 1e-4),
+        ("", "sd3", ["clip_l", "clip_g"], None),
+        ("network_args = ['train_t5xxl=True']", "sd3", ["clip_l", "clip_g", "t5"], None),
+        ("network_args = ['train_t5xxl=True']", "flux", ["clip_l", "t5"], None),
+    ],
+)
+def test_sd_scripts(tmp_path: Path, more: str, family: str, train: list[str] | None, lr: float | None) -> None:
+    found = sd_scripts(tmp_path, more, family)
+    assert found.get("train") == train
+    assert found.get("lr") == lr
+    assert found.get("targets") == (["attention+mlp"] if train else None)
+
+
+def test_rates_that_differ_are_said(tmp_path: Path) -> None:
+    sd_scripts(tmp_path, "text_encoder_lr = [1e-5, 2e-5]")
+    assert '[[lora.rules]] gives a rate of its own: "clip_g.*" 2e-05' in (tmp_path / "ours.toml").read_text()
+
+
+def test_diffusion_pipe_always_trains_sdxls(tmp_path: Path) -> None:
+
+    theirs = """\
+output_dir = '/out'
+dataset = 'd.toml'
+epochs = 1
+[model]
+type = 'sdxl'
+checkpoint_path = '/m.safetensors'
+unet_lr = 4e-5
+text_encoder_2_lr = 0
+[adapter]
+type = 'lora'
+rank = 8
+[optimizer]
+type = 'adamw'
+lr = 2e-5
+"""
+    (tmp_path / "theirs.toml").write_text(theirs)
+    import_config(str(tmp_path / "theirs.toml"), tmp_path / "ours.toml", "")
+    found = tomllib.loads((tmp_path / "ours.toml").read_text())["text_encoders"]
+    assert (found["train"], found["lr"]) == (["clip_l"], 2e-5)
+
+
+def ai_toolkit(tmp_path: Path, model: str, train: str, dataset: str = "{folder_path: /d}") -> dict[str, Any]:
+    """What is written for a job of ai-toolkit."""
+    theirs = f"""\
+job: extension
+config:
+  name: x
+  process:
+    - type: sd_trainer
+      trigger_word: ohwx
+      network: {{type: lora, linear: 8, linear_alpha: 4}}
+      datasets: [{dataset}]
+      train: {{lr: 1e-4, steps: 10, {train}}}
+      model: {{{model}}}
+"""
+    (tmp_path / "theirs.yaml").write_text(theirs)
+    (tmp_path / "ours.toml").unlink(missing_ok=True)
+    import_config(str(tmp_path / "theirs.yaml"), tmp_path / "ours.toml", "")
+    return tomllib.loads((tmp_path / "ours.toml").read_text())
+
+
+def test_what_ai_toolkit_preserves(tmp_path: Path) -> None:
+    model = "name_or_path: /m, is_xl: true"
+    found = ai_toolkit(tmp_path, model, "blank_prompt_preservation: true, blank_prompt_preservation_multiplier: 0.5")
+    assert found["preservation"] == {"kind": "blank", "weight": 0.5}
+    prior = ai_toolkit(
+        tmp_path, model, "train_text_encoder: true", "{folder_path: /d}, {folder_path: /e, prior_reg: true}"
+    )
+    assert prior["data"]["sets"][1]["regularization_target"] == "base"
+    assert prior["text_encoders"]["train"] == ["clip_l", "clip_g"]
+
+
+@pytest.mark.parametrize("arch", ["zimage:turbo", "flux2_klein_4b"])
+def test_ai_toolkits_newer_models(tmp_path: Path, arch: str) -> None:
+    found = ai_toolkit(tmp_path, f'name_or_path: /m, arch: "{arch}"', "timestep_type: sigmoid")
+    assert found["lora"]["alpha"] == 8.0
+    assert found["loss"]["timestep_sampling"] == "sigmoid"
