@@ -166,8 +166,8 @@ class CublasLt:
         With `scales`, fp32 (M,) and (N,), `a` and `b` are e4m3 numbers in uint8, both dense along K, a multiple of
         16. Each element of the product is scaled by its row's and its column's factor.
 
-        Where `a` and `b` are int8, dense along K in the same way, `out` is int32 and the product is exact: `alpha` is
-        1, and there is no other operand.
+        Where `a` and `b` are int8, they are dense along K in the same way. `out` is int32 and the product is exact.
+        `alpha` is 1, and there is no other operand.
 
         Raises NoAlgorithm for problems that cuBLASLt has none for, EnvironmentFault if it is too old for `scales`,
         DeviceFault if it fails.

@@ -4,8 +4,8 @@ A weight's elements, row after row, make blocks. Each element is one of 16 numbe
 block. The magnitudes, less their mean, are one of 256 numbers each, times the largest of 256 of them. So a weight takes
 4 + 8 / 64 + 32 / (64 * 256) bits. Numbers are rounded to the nearest of a map; halfway, to the lower.
 
-Magnitudes of magnitudes, and the mean, are stored as uint32, the bits of a float32, so that they have no say in the
-dtype of a result.
+Magnitudes of magnitudes, and the mean, are stored as uint32, the bits of a float32. So they have no say in the dtype of
+a result.
 """
 
 from __future__ import annotations
