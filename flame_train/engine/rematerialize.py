@@ -21,8 +21,8 @@ def rematerialize(fn: Callable[..., Tensor], *args: Any, min_bytes: int = 0, wit
     needs the result runs it once. An argument that is itself rematerialized is not saved either: it is recomputed in
     turn.
 
-    Nothing is rematerialized inside a checkpoint that runs again, since its values are needed at once.
-    With `within_checkpoint` it is, which suits what is large beside all that the checkpoint computes. Neither is a result
+    Nothing is rematerialized inside a checkpoint that runs again, since its values are needed at once. With
+    `within_checkpoint` it is, which suits what is large beside all that the checkpoint computes. Neither is a result
     that an op inside `fn` saves for its own gradient, since it is then there anyway.
     """
     out = fn(*args)
