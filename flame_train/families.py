@@ -16,6 +16,8 @@ FAMILY_TITLES: Final[Mapping[str, str]] = MappingProxyType(
         "flux": "Flux.1",
         "zimage": "Z-Image",
         "flux2": "FLUX.2 klein",
+        "krea2": "Krea 2",
+        "anima": "Anima",
     }
 )
 """Name -> usual name. `recipes.<name>` has its `Family`, `<name>-lora` is its command."""

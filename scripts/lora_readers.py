@@ -1,9 +1,10 @@
 """Writes the table by which `flame-train verify` knows the LoRA keys that ComfyUI, Forge and diffusers take.
 
-    python scripts/lora_readers.py --comfyui CHECKOUT 2025-10-12 --forge CHECKOUT 2025-06-26
+    python scripts/lora_readers.py [--comfyui CHECKOUT 2025-10-12] [--forge CHECKOUT 2025-06-26]
 
 Each program's own functions are called: on the weights' names of each family they give its key map, and on a LoRA of
 one module they tell which of its tensors they take. diffusers is the installed one. Nothing of them is kept but names.
+What the table says of a program that is not named here stays.
 """
 
 from __future__ import annotations
@@ -49,7 +50,15 @@ LISTS = {  # family -> its published models: the list of names, and what a progr
     "flux": {"flux_dev_single_file": {"depth": 19, "depth_single_blocks": 38, "hidden_size": 3072}},
 }
 REPOSITORY = {"sdxl": "stable-diffusion-xl", "sd3": "stable-diffusion-3", "flux": "FLUX.1-dev"}
-PIPELINES = {"sdxl": "StableDiffusionXLPipeline", "sd3": "StableDiffusion3Pipeline", "flux": "FluxPipeline"}
+PIPELINES = {
+    "sdxl": "StableDiffusionXLPipeline",
+    "sd3": "StableDiffusion3Pipeline",
+    "flux": "FluxPipeline",
+    "zimage": "ZImagePipeline",
+    "flux2": "Flux2KleinPipeline",
+}
+PUBLISHED = {"zimage": "zimage", "flux2": "klein-9b"}
+"""Families without a list of names: the published size whose network has them."""
 SIZE = 4
 UPS = (".lora_up.weight", ".lora_B.weight", "lora_B.default.weight", ".up.weight")
 IN_ATTENTION = re.compile(r"(self_attn[._])[qkv]_proj$")
@@ -173,6 +182,15 @@ def forge(folder: Path) -> dict[str, Taken]:
     return found
 
 
+def rows_of(family: str) -> dict[str, int]:
+    """The rows of each weight of a family's denoiser."""
+    if family in PUBLISHED:
+        own = FAMILIES[family]
+        return {n: s[0] for n, s in own.published[PUBLISHED[family]]()[own.denoiser].shapes().items()}
+    listed = [pair for name in LISTS[family] for pair in names(name).items()]
+    return {n.removeprefix("model.diffusion_model."): s[0] for n, s in listed if s}
+
+
 def diffusers() -> dict[str, Taken]:
     import diffusers as library
 
@@ -180,14 +198,10 @@ def diffusers() -> dict[str, Taken]:
     found = {}
     for family, pipeline in PIPELINES.items():
         own = getattr(library, pipeline)
-        table = spellings(FAMILIES[family].lora_names_in({}))
+        spoken = FAMILIES[family].lora_names_in({})
+        table, theirs = spellings(spoken), paths_of(spoken)
         samples = {template(name): name for name in reversed(table)}
-        rows = {
-            n.removeprefix("model.diffusion_model."): s[0]
-            for listed in LISTS[family]
-            for n, s in names(listed).items()
-            if s
-        }
+        rows = rows_of(family)
         taken: Taken = {}
         for style, ends in STYLES.items():
             for pattern, name in samples.items():
@@ -195,7 +209,7 @@ def diffusers() -> dict[str, Taken]:
                 if place.component not in own._lora_loadable_modules:
                     continue
                 sized = arrays(ends, SIZE if place.path else rows.get(f"{place.module}.weight", SIZE))
-                ends_taken = _taken(own, family, sized, name, table)
+                ends_taken = _taken(own, family, sized, name, table, theirs)
                 if ends_taken:
                     taken.setdefault(style, {})[pattern] = ends_taken
         found[family] = taken
@@ -203,7 +217,13 @@ def diffusers() -> dict[str, Taken]:
     return found
 
 
-def _taken(own: Any, family: str, sized: dict[str, Any], name: str, table: Any) -> list[str]:
+def paths_of(spoken: Any) -> set[str]:
+    """The module names of diffusers' own networks, a text encoder's with and without its leading part."""
+    own = ((c.name, path) for c in spoken.components for paths in c.modules.values() for path in paths)
+    return {f"{name}.{spelled}" for name, path in own for spelled in (path, path.removeprefix("text_model."))}
+
+
+def _taken(own: Any, family: str, sized: dict[str, Any], name: str, table: Any, theirs: set[str]) -> list[str]:
     """The ends of one module's tensors that come through diffusers' conversion under its own names.
 
     Of a text encoder's queries, keys and values it tells the naming by the output beside them, which every file has.
@@ -224,7 +244,7 @@ def _taken(own: Any, family: str, sized: dict[str, Any], name: str, table: Any) 
     for key in _as_peft(made, component):
         module, slot = split_key(key) or ("", "")
         place = table.get(module)
-        named = place and place.dialect == "peft" and module.startswith(f"{component}.")
+        named = place and place.dialect == "peft" and module in theirs
         if named and place.module == own_module and key.endswith(OWN_ENDS):
             slots.add(slot)
     if not {"down", "up"} <= slots:
@@ -264,19 +284,20 @@ def compact(found: dict[str, Taken]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--comfyui", nargs=2, required=True, metavar=("CHECKOUT", "DATE"))
-    parser.add_argument("--forge", nargs=2, required=True, metavar=("CHECKOUT", "DATE"))
+    parser.add_argument("--comfyui", nargs=2, metavar=("CHECKOUT", "DATE"))
+    parser.add_argument("--forge", nargs=2, metavar=("CHECKOUT", "DATE"))
     args = parser.parse_args()
     quoted = re.compile(r"version(?:__)? = [\"'](.+?)[\"']")
-    said = {
-        "comfyui": quoted.search((Path(args.comfyui[0]) / "comfyui_version.py").read_text()),
-        "forge": quoted.search((Path(args.forge[0]) / "modules_forge" / "forge_version.py").read_text()),
-    }
-    table = {
-        "diffusers": {"version": version("diffusers"), "date": date.today().isoformat(), **compact(diffusers())},
-        "ComfyUI": {"version": said["comfyui"][1], "date": args.comfyui[1], **compact(comfyui(Path(args.comfyui[0])))},
-        "Forge": {"version": said["forge"][1], "date": args.forge[1], **compact(forge(Path(args.forge[0])))},
-    }
+    table = json.loads(gzip.decompress(TABLE.read_bytes()))
+    table["diffusers"] = {"version": version("diffusers"), "date": date.today().isoformat(), **compact(diffusers())}
+    for program, given, read, stated in (
+        ("ComfyUI", args.comfyui, comfyui, "comfyui_version.py"),
+        ("Forge", args.forge, forge, "modules_forge/forge_version.py"),
+    ):
+        if given:
+            folder, when = Path(given[0]), given[1]
+            said = quoted.search((folder / stated).read_text())
+            table[program] = {"version": said[1], "date": when, **compact(read(folder))}
     TABLE.write_bytes(gzip.compress(json.dumps(table, separators=(",", ":"), sort_keys=True).encode(), mtime=0))
     print(f"{TABLE}: {TABLE.stat().st_size} bytes")
 

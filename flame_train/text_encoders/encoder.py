@@ -130,6 +130,10 @@ class TextEncoder(ABC):
         """Of its arrays, where training's is `dtype` and `text_encoders.precision` is `precision`."""
         return as_dtype(dtype if precision in ("auto", *nn.FORMATS) else precision)
 
+    def kept_dtype(self, dtype: DType | str, precision: str) -> DType:
+        """Of its arrays in the cache, where `dtype` would have them otherwise."""
+        return self.dtype(dtype, precision)
+
     def _storage(self, precision: str) -> nn.Storage | None:
         if self.quantizable and precision in nn.FORMATS:
             return nn.Storage(precision)

@@ -9,8 +9,10 @@ from typing import Any
 
 from flame_train.errors import ConfigError
 from flame_train.models.flux.transformer import Flux, FluxArch
-from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.flux2.transformer import Flux2, Flux2Arch
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
+from flame_train.models.zimage.transformer import ZImage, ZImageArch
 from flame_train.training.model import Model
 
 from .bench_models import SIZE_CONDITIONING
@@ -22,6 +24,11 @@ _FLUX = (
     rf".*\.attn\.({'|'.join(_JOINT)})|.*\.(ff|ff_context)\.net\.(0\.proj|2)"
     r"|single_transformer_blocks\.\d+\.(proj_mlp|proj_out)"
 )
+_FLUX2 = (
+    rf"transformer_blocks\.\d+\.(attn\.({'|'.join(_JOINT)})|ff(_context)?\.linear_(in|out))"
+    r"|single_transformer_blocks\.\d+\.attn\.(to_qkv_mlp_proj|to_out)"
+)
+_ZIMAGE = rf"layers\.\d+\.(attention\.({'|'.join(_ATTENTION)})|feed_forward\.w[123])"
 
 Loss = Callable[[Any, Any], Any]
 """(torch, network) -> the loss of one batch, with new random inputs."""
@@ -57,10 +64,16 @@ def torch_baseline(model: Model) -> TorchBaseline:
         made = unet_arguments(arch)
         return TorchBaseline("UNet2DConditionModel", made, _ATTENTION, blocks, _unet(arch), channels_last=True)
     length = {name: shape[0] for name, shape in model.caption_shapes().items()}
-    if isinstance(network, Mmdit):
+    if isinstance(network, MMDiT):
         targets = [f"attn.{n}" for n in _JOINT] + [f"attn2.{n}" for n in _ATTENTION]
         loss = _sd3(arch, length["clip_l"] + length["t5"])
         return TorchBaseline("SD3Transformer2DModel", _mmdit_arguments(arch), targets, ("JointTransformerBlock",), loss)
+    if isinstance(network, ZImage):
+        loss, blocks = _zimage(arch, length["qwen3"]), ("ZImageTransformerBlock",)
+        return TorchBaseline("ZImageTransformer2DModel", _zimage_arguments(arch), _ZIMAGE, blocks, loss)
+    if isinstance(network, Flux2):
+        loss, blocks = _flux2(arch, length["qwen3"]), ("Flux2TransformerBlock", "Flux2SingleTransformerBlock")
+        return TorchBaseline("Flux2Transformer2DModel", _flux2_arguments(arch), _FLUX2, blocks, loss)
     if not isinstance(network, Flux):
         raise ConfigError(f"bench: {model.title} is not compared with PyTorch yet; leave --against out")
     blocks = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
@@ -130,7 +143,7 @@ def _flow_loss(torch: Any, latents: Any, predict: Callable[[Any, Any], Any]) -> 
     return torch.nn.functional.mse_loss(out.float(), (noise - latents).float())
 
 
-def _mmdit_arguments(arch: MmditArch) -> dict[str, Any]:
+def _mmdit_arguments(arch: MMDiTArch) -> dict[str, Any]:
     return {
         "sample_size": 128,
         "patch_size": 2,
@@ -148,7 +161,7 @@ def _mmdit_arguments(arch: MmditArch) -> dict[str, Any]:
     }
 
 
-def _sd3(arch: MmditArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+def _sd3(arch: MMDiTArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
     def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
         latents = torch.randn(size, arch.channels, resolution // 8, resolution // 8, **like)
         given = {
@@ -195,6 +208,80 @@ def _flux(arch: FluxArch, text: int) -> Callable[[Any, int, int, dict[str, Any]]
 
         def loss(torch: Any, transformer: Any) -> Any:
             return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
+
+        return loss
+
+    return prepare
+
+
+# ---- FLUX.2 and Z-Image ---------------------------------------------------------------------------------------------
+
+
+def _flux2_arguments(arch: Flux2Arch) -> dict[str, Any]:
+    return {
+        "in_channels": arch.channels,
+        "num_layers": arch.depth,
+        "num_single_layers": arch.single_depth,
+        "attention_head_dim": arch.head_dim,
+        "num_attention_heads": arch.width // arch.head_dim,
+        "joint_attention_dim": arch.context_dim,
+        "mlp_ratio": arch.mlp / arch.width,
+        "axes_dims_rope": arch.axes,
+        "guidance_embeds": False,
+    }
+
+
+def _flux2(arch: Flux2Arch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        side = resolution // 16
+        latents = torch.randn(size, side * side, arch.channels, **like)
+        axes = [torch.arange(n) for n in (1, side, side, 1, text)]
+        given = {
+            "encoder_hidden_states": torch.randn(size, text, arch.context_dim, **like),
+            "img_ids": torch.cartesian_prod(*axes[:4]).to(**like),
+            "txt_ids": torch.nn.functional.pad(axes[4][:, None], (3, 0)).to(**like),
+            "guidance": None,
+            "return_dict": False,
+        }
+
+        def loss(torch: Any, transformer: Any) -> Any:
+            return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
+
+        return loss
+
+    return prepare
+
+
+def _zimage_arguments(arch: ZImageArch) -> dict[str, Any]:
+    """Raises ConfigError for sizes that diffusers' class cannot have: three of them follow from the width there."""
+    if (arch.hidden, arch.time_dim, arch.time_hidden) != (int(arch.width / 3 * 8), min(arch.width, 256), 1024):
+        raise ConfigError("bench: diffusers' Z-Image has no such sizes; use --model zimage, or leave --against out")
+    return {
+        "in_channels": arch.channels,
+        "dim": arch.width,
+        "n_layers": arch.depth,
+        "n_refiner_layers": arch.refiners,
+        "n_heads": arch.width // arch.head_dim,
+        "n_kv_heads": arch.width // arch.head_dim,
+        "cap_feat_dim": arch.context_dim,
+        "rope_theta": arch.theta,
+        "axes_dims": list(arch.axes),
+        "axes_lens": [1536, 512, 512],
+    }
+
+
+def _zimage(arch: ZImageArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        side = resolution // 8
+        latents = torch.randn(size, arch.channels, side, side, **like)
+        captions = list(torch.randn(size, text, arch.context_dim, **like).unbind(0))
+
+        def predict(transformer: Any, x: Any, level: Any) -> Any:
+            made = transformer(list(x.unsqueeze(2).unbind(0)), 1 - level, captions, return_dict=False)[0]
+            return -torch.stack(made).squeeze(2)
+
+        def loss(torch: Any, transformer: Any) -> Any:
+            return _flow_loss(torch, latents, lambda x, t: predict(transformer, x, t))
 
         return loss
 

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,12 +18,27 @@ from flame_train.adapters.targets import resolve
 from flame_train.engine import Tensor, nn, no_grad, tensor
 from flame_train.engine.shape_run import shape_run
 from flame_train.errors import EnvironmentFault
-from flame_train.models.sd3.mmdit import Mmdit
+from flame_train.models.common.qwen3 import Qwen3, Qwen3Arch
+from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.sd3.mmdit import MMDiT
+from flame_train.models.zimage.transformer import ZImage, ZImageArch
+from flame_train.recipes import FAMILIES, NOTHING_NAMED, Family
 from flame_train.tools import bench, bench_torch_step
 from flame_train.tools.bench_models import find
 from flame_train.tools.bench_torch_models import TorchBaseline, torch_baseline
 from flame_train.training.batch import Batch
 from flame_train.training.model import Denoiser, Model
+
+SMALL = ["sdxl-tiny", "sd3-tiny", "flux-tiny", "flux2-tiny", "zimage-tiny"]
+
+
+def small(name: str) -> tuple[Family, Model]:
+    """The model of that name; of Z-Image one of the proportions that diffusers' class has."""
+    if name != "zimage-tiny":
+        return find(name)
+    arch = replace(ZImageArch.tiny(), width=96, head_dim=32, hidden=256, time_dim=96, time_hidden=1024)
+    networks = {"transformer": ZImage(arch), "vae": Vae(VaeArch.flux()), "text_encoder": Qwen3(Qwen3Arch.tiny())}
+    return FAMILIES["zimage"], FAMILIES["zimage"].declared(networks, NOTHING_NAMED)
 
 
 @pytest.fixture
@@ -38,17 +54,17 @@ def nothing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_against_torch_says_what_is_missing_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_torch_step, "_NEEDED", ("no_such_package",))
     with pytest.raises(EnvironmentFault, match="no_such_package not installed; leave the option out"):
-        bench.step(bench.Trial("sdxl-tiny", 64, rank=2, precision="fp32", device="cpu"), "torch")
+        bench.step(bench.BenchCase("sdxl-tiny", 64, rank=2, precision="fp32", device="cpu"), "torch")
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("name", ["sdxl-tiny", "sd3-tiny", "flux-tiny"])
+@pytest.mark.parametrize("name", SMALL)
 def test_the_baseline_is_the_same_network_and_counts_the_same_arithmetic(name: str) -> None:
     pytest.importorskip("diffusers")
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
-    (_, declared), resolution = find(name), 64
+    (_, declared), resolution = small(name), 64
     ours = declared.network
     model = torch_baseline(declared)
     plain = model.build()
@@ -58,7 +74,7 @@ def test_the_baseline_is_the_same_network_and_counts_the_same_arithmetic(name: s
     written_out = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)  # the fused one is not counted
     with FlopCounterMode(display=False) as counter, torch.no_grad(), written_out:
         loss(torch, plain)
-    assert forward_flops(declared, resolution) == counter.get_total_flops()
+    assert forward_flops(declared, resolution) + _at_text(ours) == counter.get_total_flops()
 
 
 def forward_flops(model: Model, resolution: int) -> int:
@@ -66,7 +82,7 @@ def forward_flops(model: Model, resolution: int) -> int:
     with shape_run() as run, no_grad():
         nn.allocate(model.network, dtype="fp32", device="cuda")
         denoiser = Denoiser.of(model, model.network, "cuda", 1.0)
-        host = bench.random_batch(model, bench.Trial(resolution=resolution))
+        host = bench.random_batch(model, bench.BenchCase(resolution=resolution))
         batch = Batch(host, run.backend, "fp32")
         mean, _ = batch.latents()
         made = run.multiplied(lambda: denoiser.denoise(mean, zeros(1).to("cuda"), batch.conditioning()))
@@ -79,15 +95,23 @@ def zeros(*shape: int) -> Tensor:
 
 def _positions(network: object) -> int:
     """SD3's table of positions, which diffusers keeps among its buffers."""
-    return math.prod(network.shapes()["pos_embed"]) if isinstance(network, Mmdit) else 0
+    return math.prod(network.shapes()["pos_embed"]) if isinstance(network, MMDiT) else 0
+
+
+def _at_text(network: object) -> int:
+    """What diffusers' Z-Image computes and drops: 16 tokens that are embedded as padding, and 528 last layers' outputs.
+
+    The 528 are 512 of the text, and 16 of padding.
+    """
+    return 2 * (16 + 528) * math.prod(network.shapes()["x_embedder.weight"]) if isinstance(network, ZImage) else 0
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("name", ["sdxl-tiny", "sd3-tiny", "flux-tiny"])
+@pytest.mark.parametrize("name", SMALL)
 def test_the_baseline_adapts_the_same_layers(name: str) -> None:
     pytest.importorskip("diffusers")
     torch = pytest.importorskip("torch")
-    family, declared = find(name)
+    family, declared = small(name)
     ours = declared.network
     _, trained = bench_torch_step.build(torch, torch_baseline(declared), 4, "fp32", False, "cpu")
     layers = resolve(ours, (family.bench_targets,), declared.presets)
@@ -123,7 +147,7 @@ def test_checkpointed_blocks_are_checkpointed_by_pytorch_too(monkeypatch: pytest
     pytest.importorskip("diffusers")
     calls = []
     monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", lambda fn, *args, **_: calls.append(fn) or fn(*args))
-    bench.step(bench.Trial("sdxl-tiny", 64, rank=2, precision="fp32", checkpointing="full", device="cpu"), "torch")
+    bench.step(bench.BenchCase("sdxl-tiny", 64, rank=2, precision="fp32", checkpointing="full", device="cpu"), "torch")
     assert calls
 
 

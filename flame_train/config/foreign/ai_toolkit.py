@@ -10,6 +10,7 @@ from flame_train.errors import ConfigError
 from .conversions import (
     MIN_SNR,
     SAMPLED,
+    STREAMED,
     checkpoint,
     ending,
     min_snr,
@@ -214,6 +215,16 @@ def _quantized(value: Any, source: Source) -> Any:
     return Changed("nf4", f"fewer than 8 bits are nf4 here, {kind} there")
 
 
+def _offloaded(value: Any, source: Source) -> Any:
+    share = float(source.get("model.layer_offloading_transformer_percent", 1.0))
+    if not value or not share:
+        return NOTHING
+    found: dict[str, Any] = {"model.offload": share}
+    if not source.get("train.gradient_checkpointing", True):
+        found["gradient.checkpointing"] = "full"
+    return Changed(found, "whole blocks, spread over the network")
+
+
 def _resolutions(value: Any, source: Source) -> Any:
     sides = sides_of(value)
     if len(sides) < 2 or not isinstance(value, list):
@@ -351,7 +362,14 @@ _ROWS: Final = [
         "model.lora_path",
         "lora.from begins with a LoRA and trains it; merge this one into the base with `flame-train merge`",
     ),
-    never("model.layer_offloading*", "weights stay on the GPU; model.quantize and gradient.checkpointing save memory"),
+    turned(
+        "model.layer_offloading",
+        ("model.offload", "gradient.checkpointing"),
+        _offloaded,
+        say=STREAMED,
+    ),
+    *part_of("model.layer_offloading_transformer_percent"),
+    never("model.layer_offloading_text_encoder_percent", "text encoders are loaded whole, before the denoiser"),
     turned("sample.sample_every", "sample.every", _every, absent=100),
     turned("sample.sampler", "sample.sampler", sampler),
     same("sample.width", "sample.width"),

@@ -361,3 +361,10 @@ def beta(name: str) -> Any:
         return {f"optimizer.{name}": value}
 
     return convert
+
+
+def streamed(value: Any, source: Source) -> Any:
+    """The share of layers that wait in host memory, which OneTrainer has with checkpointing on the CPU alone."""
+    if is_off(value) or source.get("gradient_checkpointing") != "CPU_OFFLOADED":
+        return NOTHING
+    return Changed(float(value), "whole blocks, spread over the network")

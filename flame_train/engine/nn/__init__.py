@@ -17,6 +17,7 @@ from .layers import (
     grouped_linear,
 )
 from .module import Module, ModuleList, Sequential, WeightSource, allocate, compute_copy, load, operand
+from .parts import Completion, Mover
 from .quantized import FORMATS, Nf4Weight, QuantizedWeight, ScaledWeight, Storage
 from .spec import ParamSpec, buffer, param
 
@@ -24,6 +25,7 @@ __all__ = [
     "FORMATS",
     "BatchNorm1d",
     "BatchNorm2d",
+    "Completion",
     "Conv2d",
     "ConvTranspose2d",
     "Embedding",
@@ -33,6 +35,7 @@ __all__ = [
     "Linear",
     "Module",
     "ModuleList",
+    "Mover",
     "MultiheadAttention",
     "Nf4Weight",
     "ParamSpec",

@@ -17,6 +17,7 @@ from ..dtype import Array, DType, as_dtype, float16, float32, is_float
 from ..ops.reduction.finite import NonFiniteFlags
 from ..tensor import Frozen, Parameter, Tensor
 from .fit import check_shapes
+from .parts import Completion, Mover
 from .quantized import Nf4Weight, QuantizedWeight, ScaledWeight, Storage
 from .spec import ParamSpec, kernel_order
 from .state import ModuleState
@@ -96,16 +97,20 @@ class Module(ModuleState):
         """Groups of `Linear` layers of one shape that always see the same input, such as queries, keys and values."""
         return ()
 
+    def bring(self, layer: str) -> None:
+        """Sees to it that the weights of a layer of this name can be read, where a network keeps them elsewhere."""
+
     def quantizable(self) -> Mapping[Any, bool]:
         """The `Linear` layers that may be stored in fewer bits, and whether their inputs may be rounded so, too."""
         return {}
 
-    def pack_contiguous(self) -> None:
+    def pack_contiguous(self, groups: Sequence[Sequence[Any]] | None = None) -> None:
         """Moves the weights of layers that share an input next to each other, so that one product can read them all.
 
-        Groups whose weights are stored in several ways, or in 4 bits, stay as they are.
+        `groups` are some of the fusable groups; None: all. Those whose weights are stored in several ways,
+        or in 4 bits, stay as they are.
         """
-        for layers in self.fusable_groups():
+        for layers in self.fusable_groups() if groups is None else groups:
             weights = [layer.weight for layer in layers]
             first = weights[0]
             if isinstance(first, ScaledWeight) and all(map(first.alike, weights)):
@@ -236,6 +241,7 @@ def load(
     what: str,
     check_finite: bool = True,
     storage: Storage | None = None,
+    mover: Mover | None = None,
 ) -> None:
     """Streams every declared weight from `source` to `device` in `dtype`; `quantizable` layers as `storage` says.
 
@@ -251,6 +257,7 @@ def load(
         what: the component's name in messages.
         check_finite: whether NaN and infinity are refused.
         storage: how quantizable layers are stored; None: as all else.
+        mover: takes parts of the module as soon as they are loaded; None: all stays on the device.
 
     Raises:
         ModelFileError: tensors are missing, unexpected, of another shape, or not finite.
@@ -264,6 +271,7 @@ def load(
     if storage is not None:
         storage.check(device, dtype)
     packed = {} if storage is None else module.quantizable()
+    completion = Completion(module, backend, mover)
     broken = NonFiniteFlags(backend, len(specs))  # read at the end, so that reading, copying and checking overlap
     for place, (name, part, attr, spec) in enumerate(specs):
         target = spec.dtype or wanted
@@ -277,8 +285,8 @@ def load(
         if packs:  # from the file's own values, so that these are rounded only once
             _place(part, attr, given)
             part.quantize(storage, packed[part])
-    if backend.kernels is not None:
-        module.pack_contiguous()
+        completion.after(place)
+    completion.end()
     names = [specs[place][0] for place in broken.places()]
     if names:
         beyond = f", or numbers beyond the {np.finfo(wanted).max:g} of fp16" if wanted == float16 else ""
@@ -288,11 +296,18 @@ def load(
         )
 
 
-def allocate(module: Module, *, dtype: DType | str, device: str, storage: Storage | None = None) -> None:
-    """Gives every declared weight the memory that `load` would, whatever it holds."""
-    backend = get_backend(device)
+def allocate(
+    module: Module, *, dtype: DType | str, device: str, storage: Storage | None = None, mover: Mover | None = None
+) -> None:
+    """Gives every declared weight the memory that `load` would, whatever it holds.
+
+    Args:
+        module, dtype, device, storage, mover: as in `load`.
+    """
+    backend, specs = get_backend(device), list(module.named_specs())
     packed = {} if storage is None else module.quantizable()
-    for _, part, attr, spec in list(module.named_specs()):
+    completion = Completion(module, backend, mover)
+    for place, (_, part, attr, spec) in enumerate(specs):
         four = len(spec.shape) == 4
         made = backend.empty(
             [spec.shape[i] for i in (0, 2, 3, 1)] if four else spec.shape, spec.dtype or as_dtype(dtype)
@@ -300,8 +315,8 @@ def allocate(module: Module, *, dtype: DType | str, device: str, storage: Storag
         _place(part, attr, made.transpose(0, 3, 1, 2) if four else made)
         if attr == "weight" and part in packed:
             part.quantize(storage, packed[part])
-    if backend.kernels is not None:
-        module.pack_contiguous()
+        completion.after(place)
+    completion.end()
 
 
 def _read(source: WeightSource, name: str, what: str, spec: ParamSpec) -> np.ndarray[Any, Any]:

@@ -10,22 +10,21 @@ Shape letters of tokens: L image tokens, T text tokens, S = T + L, D model width
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Self
 
-import numpy as np
-
-from flame_train.engine import Tensor, checkpoint, nn, rematerialize, tensor
+from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
-from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
 from flame_train.errors import ModelFileError
 from flame_train.models.common.arch import TransformerArch
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
+from flame_train.models.common.rope import Angles, RopeTables, rope_angles, text_and_grid
+from flame_train.models.common.shapes import block_count, shape_of
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import feed_forward, linears_in
 
@@ -34,6 +33,7 @@ _FREQUENCIES: Final = 256  # the width of the sinusoid of times and guidance
 _MLP_RATIO: Final = 4
 _THETA: Final = 10000.0
 _EPS: Final = 1e-6
+_shape: Final = partial(shape_of, "Flux", "a Flux.1 transformer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +83,8 @@ class FluxArch(TransformerArch):
             )
         arch = cls(
             width=width,
-            depth=_count(shapes, "double_blocks"),
-            single_depth=_count(shapes, "single_blocks"),
+            depth=block_count(shapes, "double_blocks"),
+            single_depth=block_count(shapes, "single_blocks"),
             head_dim=_shape(shapes, "double_blocks.0.img_attn.norm.query_norm.scale")[0],
             channels=made // PATCH**2,
             context_dim=_shape(shapes, "txt_in.weight")[1],
@@ -101,29 +101,12 @@ class FluxArch(TransformerArch):
         return self.head_dim - 2 * each, each, each
 
 
-def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
-    if name not in shapes:
-        raise ModelFileError(f"Flux: expected a tensor {name}, which is missing: this is not a Flux.1 transformer")
-    return shapes[name]
+def position_angles(arch: FluxArch, text: int, rows: int, columns: int) -> Angles:
+    """The angle by which each value of a head is rotated at each token, fp64 (S, E); text stands at the origin."""
+    return rope_angles(text_and_grid(text, rows, columns), arch.axes, _THETA)
 
 
-def _count(shapes: Mapping[str, tuple[int, ...]], blocks: str) -> int:
-    return len({m[1] for name in shapes if (m := re.match(rf"{blocks}\.(\d+)\.", name))})
-
-
-def position_angles(arch: FluxArch, text: int, rows: int, columns: int) -> np.ndarray[Any, Any]:
-    """The angle by which each number of a head is turned at each token, fp64 (S, E); text stands at the origin.
-
-    Each axis has frequencies 10000^(-2i / its numbers), each for two neighbouring numbers (BFL's flux.math.rope).
-    """
-    ids = np.zeros((text + rows * columns, 3))
-    ids[text:, 1] = np.repeat(np.arange(rows), columns)
-    ids[text:, 2] = np.tile(np.arange(columns), rows)
-    turns = [np.outer(ids[:, i], _THETA ** (-np.arange(0, n, 2) / n)) for i, n in enumerate(arch.axes)]
-    return np.repeat(np.concatenate(turns, axis=1), 2, axis=1)
-
-
-class Embedder(nn.Module):
+class MLPEmbedder(nn.Module):
     """A vector to the model's width: linear, silu, linear."""
 
     def __init__(self, dim: int, width: int) -> None:
@@ -146,8 +129,8 @@ class Modulation(nn.Module):
         return F.chunk(made, self.rows, dim=-1)
 
 
-class RmsScale(nn.Module):
-    """The scale of a head's values after RMS normalization."""
+class RMSNorm(nn.Module):
+    """The scale of RMS normalization over a head's values, under the published name; `attend` applies it."""
 
     scale: Tensor
 
@@ -155,16 +138,16 @@ class RmsScale(nn.Module):
         self.scale = param(dim, init="ones")
 
 
-class QueryKeyNorm(nn.Module):
-    """The scales that normalise queries and keys, by head."""
+class QKNorm(nn.Module):
+    """RMS normalization of each head's queries and keys."""
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
-        self.query_norm = RmsScale(dim)
-        self.key_norm = RmsScale(dim)
+        self.query_norm = RMSNorm(dim)
+        self.key_norm = RMSNorm(dim)
 
 
-Stream = tuple[QueryKeyNorm, Sequence[Tensor]]
+Stream = tuple[QKNorm, Sequence[Tensor]]
 """A stream's queries, keys and values, (B, L, D) each, and their norms."""
 
 
@@ -188,7 +171,7 @@ class Projections(nn.Module):
 
     def __init__(self, arch: FluxArch) -> None:
         self.qkv = nn.Linear(arch.width, 3 * arch.width)
-        self.norm = QueryKeyNorm(arch.head_dim)
+        self.norm = QKNorm(arch.head_dim)
         self.proj = nn.Linear(arch.width, arch.width)
 
     def forward(self, x_BLD: Tensor) -> Stream:
@@ -262,7 +245,7 @@ class TwoStreams(Block):
         return feed_forward(self.img_mlp, img_BLD, *feed_i), bounded(feed_forward(self.txt_mlp, txt_BTD, *feed_t))
 
 
-class DoubleBlock(TwoStreams):
+class DoubleStreamBlock(TwoStreams):
     """Image and text, with separate weights, in one joint attention."""
 
     def __init__(self, arch: FluxArch) -> None:
@@ -291,7 +274,7 @@ class DoubleBlock(TwoStreams):
         return self.streams(_feed_forward, img_BLD, txt_BTD, of_img, of_txt, cos_S1E, sin_S1E)
 
 
-class SingleBlock(Block):
+class SingleStreamBlock(Block):
     """Text and image as one sequence; attention and MLP side by side, each a part of two wide layers."""
 
     has_feed_forward = False  # its MLP begins in one layer with the attention: there is nothing to gain by it alone
@@ -301,7 +284,7 @@ class SingleBlock(Block):
         self.parts = (arch.width, arch.width, arch.width, hidden)
         self.linear1 = nn.Linear(arch.width, sum(self.parts))
         self.linear2 = nn.Linear(arch.width + hidden, arch.width)
-        self.norm = QueryKeyNorm(arch.head_dim)
+        self.norm = QKNorm(arch.head_dim)
         self.modulation = Modulation(arch.width, 1)
 
     def forward(self, x_BSD: Tensor, silu_vec_BD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor) -> Tensor:
@@ -330,16 +313,15 @@ class Flux(BlockNetwork):
 
     def __init__(self, arch: FluxArch) -> None:
         self.arch = arch
-        # one entry a shape, for as long as the model lives: captured steps read them at their addresses
-        self._turns: dict[tuple[int, int, int, DType, str], tuple[Tensor, Tensor]] = {}
+        self.rope = RopeTables(partial(position_angles, arch))
         self.img_in = nn.Linear(PATCH**2 * arch.channels, arch.width)
-        self.time_in = Embedder(_FREQUENCIES, arch.width)
-        self.vector_in = Embedder(arch.pooled_dim, arch.width)
+        self.time_in = MLPEmbedder(_FREQUENCIES, arch.width)
+        self.vector_in = MLPEmbedder(arch.pooled_dim, arch.width)
         if arch.guidance:
-            self.guidance_in = Embedder(_FREQUENCIES, arch.width)
+            self.guidance_in = MLPEmbedder(_FREQUENCIES, arch.width)
         self.txt_in = nn.Linear(arch.context_dim, arch.width)
-        self.double_blocks = nn.ModuleList([DoubleBlock(arch) for _ in range(arch.depth)])
-        self.single_blocks = nn.ModuleList([SingleBlock(arch) for _ in range(arch.single_depth)])
+        self.double_blocks = nn.ModuleList([DoubleStreamBlock(arch) for _ in range(arch.depth)])
+        self.single_blocks = nn.ModuleList([SingleStreamBlock(arch) for _ in range(arch.single_depth)])
         self.final_layer = FinalLayer(arch)
 
     def forward(
@@ -372,7 +354,7 @@ class Flux(BlockNetwork):
         silu_vec_BD = F.silu(self._vector(timesteps_B, pooled_BP, guidance_B))
         B, H, W, C = x_BHWC.shape
         h, w, T = H // PATCH, W // PATCH, context_BTC.shape[1]
-        turns = self._turn(T, h, w)
+        turns = self.rope.of(T, h, w, nn.compute_copy(self.img_in.weight))
         tokens = x_BHWC.reshape(B, h, PATCH, w, PATCH, C).permute(0, 1, 3, 5, 2, 4).reshape(B, h * w, -1)
         img_BLD, txt_BTD = self.img_in(tokens), self.txt_in(context_BTC)
         for block in self.double_blocks:
@@ -398,14 +380,3 @@ class Flux(BlockNetwork):
             g_BF = F.timestep_embedding(guidance_B * 1000.0, _FREQUENCIES, dtype=pooled_BP.dtype)
             vec_BD = vec_BD + self.guidance_in(g_BF)
         return vec_BD
-
-    def _turn(self, text: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of `position_angles`, (S, 1, E), in fp32 at least."""
-        like = nn.compute_copy(self.img_in.weight)
-        assert isinstance(like, Tensor)
-        key = text, rows, columns, like.dtype, like.device
-        if key not in self._turns:
-            angles = position_angles(self.arch, text, rows, columns)[:, None]
-            dtype = compute_dtype(like.dtype)
-            self._turns[key] = tensor(np.cos(angles), dtype, like.device), tensor(np.sin(angles), dtype, like.device)
-        return self._turns[key]

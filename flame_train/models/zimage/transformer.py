@@ -9,19 +9,19 @@ Shape letters of tokens: L image tokens, T text tokens, S = L + T, D model width
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Self
 
 from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
-from flame_train.errors import ModelFileError
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
+from flame_train.models.common.shapes import block_count, shape_of
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import linears_in
 from flame_train.models.zimage.positions import UNIT, Positions
@@ -30,6 +30,7 @@ PATCH: Final = 2  # the side of a token in latent pixels
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times
 _EPS: Final = 1e-5
 _FINAL_EPS: Final = 1e-6
+_shape: Final = partial(shape_of, "Z-Image", "a Z-Image transformer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +86,8 @@ class ZImageArch:
         axes = stated.values.get("axes_dims", list(_axes(head_dim)))
         arch = cls(
             width=width,
-            depth=_count(shapes, "layers"),
-            refiners=_count(shapes, "noise_refiner"),
+            depth=block_count(shapes, "layers"),
+            refiners=block_count(shapes, "noise_refiner"),
             head_dim=head_dim,
             hidden=_shape(shapes, "layers.0.feed_forward.w1.weight")[0],
             channels=features // PATCH**2,
@@ -125,17 +126,7 @@ def _are_axes(found: object, head_dim: int) -> bool:
     )
 
 
-def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
-    if name not in shapes:
-        raise ModelFileError(f"Z-Image: expected a tensor {name}, which is missing: this is not a Z-Image transformer")
-    return shapes[name]
-
-
-def _count(shapes: Mapping[str, tuple[int, ...]], blocks: str) -> int:
-    return len({m[1] for name in shapes if (m := re.match(rf"{blocks}\.(\d+)\.", name))})
-
-
-class TimeEmbedder(nn.Module):
+class TimestepEmbedder(nn.Module):
     """A time's sinusoid to the vector that modulates: linear, silu, linear."""
 
     def __init__(self, arch: ZImageArch) -> None:
@@ -262,7 +253,7 @@ class ZImage(BlockNetwork):
         self.arch = arch
         self.positions = Positions(arch.axes, arch.theta)
         self.x_embedder = nn.Linear(PATCH**2 * arch.channels, arch.width)
-        self.t_embedder = TimeEmbedder(arch)
+        self.t_embedder = TimestepEmbedder(arch)
         norm, linear = nn.RMSNorm(arch.context_dim, _EPS), nn.Linear(arch.context_dim, arch.width)
         self.cap_embedder = nn.ModuleList([norm, linear])
         self.x_pad_token, self.cap_pad_token = (param(1, arch.width) for _ in range(2))

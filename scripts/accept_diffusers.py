@@ -1,0 +1,102 @@
+"""One image from a diffusers folder by diffusers' own pipeline, from the noise that `flame-train sample` begins with.
+
+    python scripts/accept_diffusers.py FOLDER OUTPUT.png --prompt "a cat" --steps 8 --guidance 5 [--lora FILE]
+
+Prints, as JSON, which pipeline drew it, and how many layers took the LoRA. `scripts/accept.py` runs it in a process of
+its own, so that two programs never share a card. No network is asked: FOLDER is on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flame_train.engine.random import Rng
+from flame_train.recipes import NOTHING_NAMED, family_of
+from flame_train.training.preview import PREVIEW_NOISE
+
+NEEDED = ("torch", "diffusers", "transformers", "peft")
+PACKED = ("flux", "chroma")
+"""Families whose pipelines take latents as tokens."""
+ADDED = {"zimage": -1.0}
+"""What is added to the usual guidance scale, where a pipeline counts otherwise."""
+
+
+def missing() -> list[str]:
+    """The libraries that are not installed."""
+    return [name for name in NEEDED if importlib.util.find_spec(name) is None]
+
+
+def noise(folder: Path, size: int, seed: int) -> tuple[str, int, np.ndarray[Any, Any]]:
+    """The family, the tokens of its T5 (0: it has none), and the first noise (1, C, h, w)."""
+    family = family_of(folder)
+    model = family.open(replace(NOTHING_NAMED, base=folder))
+    drawn = Rng(np, seed, 0, np.zeros(1, np.int64)).normal(PREVIEW_NOISE, model.vae.latent_shape((size, size)))
+    tokens = {name: shape[0] for name, shape in model.caption_shapes().items()}.get("t5", 0)
+    return family.name, tokens, np.ascontiguousarray(np.moveaxis(np.asarray(drawn, np.float32), -1, 1))
+
+
+def draw(args: argparse.Namespace) -> dict[str, Any]:
+    """Writes the image; what is told of it."""
+    import diffusers
+    import torch
+
+    name, tokens, first = noise(args.folder, args.size, args.seed)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[args.precision]
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(args.folder, torch_dtype=dtype, local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    told: dict[str, Any] = {"pipeline": type(pipeline).__name__, "diffusers": diffusers.__version__}
+    if args.lora:
+        pipeline.load_lora_weights(args.lora.parent, weight_name=args.lora.name)
+        told["layers with the LoRA"] = adapted(pipeline)
+    if args.device != "cpu":
+        pipeline.enable_model_cpu_offload(device=args.device)
+    latents = torch.from_numpy(first).to(dtype)
+    if name in PACKED:
+        latents = pipeline._pack_latents(latents, *latents.shape)
+    more = {"max_sequence_length": tokens} if tokens else {}
+    image = pipeline(
+        prompt=args.prompt,
+        num_inference_steps=args.steps,
+        guidance_scale=args.guidance + ADDED.get(name, 0.0),
+        height=args.size,
+        width=args.size,
+        latents=latents,
+        **more,
+    ).images[0]
+    image.save(args.output)
+    return told
+
+
+def adapted(pipeline: Any) -> int:
+    """The layers of all its networks that PEFT has put a LoRA into."""
+    modules = (m for network in pipeline.components.values() if hasattr(network, "modules") for m in network.modules())
+    return sum(hasattr(m, "lora_A") and len(m.lora_A) > 0 for m in modules)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--prompt", required=True)
+    parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--guidance", type=float, required=True)
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="bf16")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--lora", type=Path)
+    args = parser.parse_args(argv)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    print(json.dumps(draw(args)))
+
+
+if __name__ == "__main__":
+    main()

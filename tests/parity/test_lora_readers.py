@@ -1,0 +1,66 @@
+"""`verify`'s table of diffusers against its loaders: a whole LoRA of a family, in both formats and in native names."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flame_train.adapters.factors import LoraFactors
+from flame_train.adapters.formats import to_diffusers, to_kohya
+from flame_train.io.safetensors import save_file
+from flame_train.recipes import FAMILIES, NOTHING_NAMED
+from flame_train.tools.verify import verify
+
+diffusers = pytest.importorskip("diffusers")
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+
+CASES = {"zimage": ("ZImagePipeline", "zimage-tiny"), "flux2": ("Flux2KleinPipeline", "flux2-tiny")}
+"""Family -> its pipeline, and a small model of it."""
+INSIDE = ("layers.", "double_blocks.", "single_blocks.")
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    """The pipeline, a LoRA of every layer of the blocks, and how files name them."""
+    family, (pipeline, name) = FAMILIES[request.param], CASES[request.param]
+    model = family.declared(family.published[name](), NOTHING_NAMED)
+    shapes = {n: s for n, s in model.network.shapes().items() if n.endswith(".weight") and n.startswith(INSIDE)}
+    rng = np.random.default_rng(0)
+    made = {
+        n.removesuffix(".weight"): LoraFactors(rng.standard_normal((2, s[1])), rng.standard_normal((s[0], 2)), 1.0)
+        for n, s in shapes.items()
+        if len(s) == 2
+    }
+    return getattr(diffusers, pipeline), {family.denoiser: made}, model.lora_names
+
+
+@pytest.mark.parametrize("form", ["kohya", "diffusers", "native"])
+def test_what_the_loader_takes_is_what_the_table_says(case, form, tmp_path):
+    """A yes, if the loader gives PEFT a pair for every path in diffusers. Z-Image's native names it does not know."""
+    pipeline, state, names = case
+    if form == "diffusers":
+        tensors = to_diffusers(state, names)[0]
+    elif form == "kohya":
+        tensors = to_kohya(state, names)
+    else:
+        pairs = {"lora_A": "down", "lora_B": "up"}
+        tensors = {
+            f"diffusion_model.{module}.{end}.weight": getattr(factors, of)
+            for module, factors in state["transformer"].items()
+            for end, of in pairs.items()
+        }
+    file = tmp_path / "lora.safetensors"
+    save_file(file, {n: np.asarray(a, np.float32) for n, a in tensors.items()})
+    (reader,) = (r for r in verify(file) if r.program == "diffusers")
+    given = {n: torch.from_numpy(np.array(a, np.float32)) for n, a in tensors.items()}
+    (component,) = names.components
+    wanted = {
+        f"transformer.{path}.lora_{end}.weight"
+        for m in state["transformer"]
+        for path in component.modules[m]
+        for end in "AB"
+    }
+    whole = set(pipeline.lora_state_dict(given)) == wanted
+    assert whole == (reader.verdict == "yes"), reader.left
+    assert whole == ((names.name, form) != ("zimage", "native"))
