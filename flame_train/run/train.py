@@ -47,7 +47,7 @@ from flame_train.training.text_in_step import RunningEncoder
 from flame_train.training.validate import HeldOut, Measured, Validator
 from flame_train.training.validation import Standing, Validation
 
-from .check import fp8_of
+from .check import storage_of
 from .encode import Encoded
 from .finish import lora_writer
 from .grids import preview
@@ -274,7 +274,7 @@ def load_denoiser(plan: Plan, device: str) -> Denoiser:
     denoiser = plan.model.load_denoiser(
         device=device,
         dtype=c.train.precision,
-        fp8=fp8_of(c.model.quantize, c.model.arithmetic),
+        storage=storage_of(c.model.quantize, c.model.arithmetic),
         guidance_scale=c.loss.guidance_scale,
         streamed=plan.checked.streamed,
     )
