@@ -24,7 +24,7 @@ from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
 from flame_train.models.common.stated import NOTHING, Stated
-from flame_train.models.flux.transformer import QueryKeyNorm, Stream, TwoStreams, attend, modulated
+from flame_train.models.flux.blocks import QueryKeyNorm, Stream, TwoStreams, attend, modulated
 from flame_train.models.sdxl.transformer import linears_in
 
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times
