@@ -10,7 +10,6 @@ Shape letters of tokens: L image tokens, T text tokens, S = T + L, D model width
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Self
@@ -18,7 +17,7 @@ from typing import Final, Self
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.errors import ModelFileError
-from flame_train.models.common.arch import TransformerArch
+from flame_train.models.common.arch import TransformerArch, blocks_in, shape_of
 from flame_train.models.common.blocks import BlockNetwork
 from flame_train.models.common.latents import check_latents
 from flame_train.models.common.stated import NOTHING, Stated
@@ -34,6 +33,7 @@ from flame_train.models.flux.positions import Positions, axes_of
 from flame_train.models.sdxl.transformer import linears_in
 
 PATCH: Final = 2  # the side of a token in latent pixels
+_TITLE: Final = "Flux.1"
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times and guidance
 
 
@@ -75,8 +75,8 @@ class FluxArch(TransformerArch):
         Raises ModelFileError naming a missing tensor, what is stated otherwise, or for inpainting and control variants
         (extra input channels).
         """
-        width, features = _shape(shapes, "img_in.weight")
-        made = _shape(shapes, "final_layer.linear.weight")[0]
+        width, features = shape_of(shapes, "img_in.weight", _TITLE)
+        made = shape_of(shapes, "final_layer.linear.weight", _TITLE)[0]
         if features != made:
             raise ModelFileError(
                 f"Flux: expected as many features into a token as out of it, found {features} and {made}: this is a "
@@ -84,12 +84,12 @@ class FluxArch(TransformerArch):
             )
         arch = cls(
             width=width,
-            depth=_count(shapes, "double_blocks"),
-            single_depth=_count(shapes, "single_blocks"),
-            head_dim=_shape(shapes, "double_blocks.0.img_attn.norm.query_norm.scale")[0],
+            depth=blocks_in(shapes, "double_blocks"),
+            single_depth=blocks_in(shapes, "single_blocks"),
+            head_dim=shape_of(shapes, "double_blocks.0.img_attn.norm.query_norm.scale", _TITLE)[0],
             channels=made // PATCH**2,
-            context_dim=_shape(shapes, "txt_in.weight")[1],
-            pooled_dim=_shape(shapes, "vector_in.in_layer.weight")[1],
+            context_dim=shape_of(shapes, "txt_in.weight", _TITLE)[1],
+            pooled_dim=shape_of(shapes, "vector_in.in_layer.weight", _TITLE)[1],
             guidance="guidance_in.in_layer.weight" in shapes,
         )
         stated.must(attention_head_dim=arch.head_dim, axes_dims_rope=arch.axes, patch_size=1)
@@ -99,16 +99,6 @@ class FluxArch(TransformerArch):
     def axes(self) -> tuple[int, int, int]:
         """How many values of a head encode the image (always 0 here), the row and the column of a token."""
         return axes_of(self.head_dim)
-
-
-def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
-    if name not in shapes:
-        raise ModelFileError(f"Flux: expected a tensor {name}, which is missing: this is not a Flux.1 transformer")
-    return shapes[name]
-
-
-def _count(shapes: Mapping[str, tuple[int, ...]], blocks: str) -> int:
-    return len({m[1] for name in shapes if (m := re.match(rf"{blocks}\.(\d+)\.", name))})
 
 
 class Embedder(nn.Module):

@@ -9,7 +9,6 @@ Shape letters of tokens: L image tokens, T text tokens, S = T + L, D model width
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -20,6 +19,7 @@ from flame_train.engine import Tensor, nn, rematerialize, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.errors import ModelFileError
+from flame_train.models.common.arch import blocks_in, shape_of
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
@@ -27,6 +27,7 @@ from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.flux.blocks import QueryKeyNorm, Stream, TwoStreams, attend, modulated
 from flame_train.models.sdxl.transformer import linears_in
 
+_TITLE: Final = "FLUX.2"
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times
 _THETA: Final = 2000.0
 _EPS: Final = 1e-6
@@ -75,15 +76,15 @@ class Flux2Arch:
                 "FLUX.2: expected klein, found a guidance input: this is FLUX.2 dev, whose text encoder is not "
                 "supported here; use klein base 4B or 9B"
             )
-        width, channels = _shape(shapes, "img_in.weight")
+        width, channels = shape_of(shapes, "img_in.weight", _TITLE)
         arch = cls(
             width=width,
-            depth=_count(shapes, "double_blocks"),
-            single_depth=_count(shapes, "single_blocks"),
-            head_dim=_shape(shapes, "double_blocks.0.img_attn.norm.query_norm.scale")[0],
-            mlp=_shape(shapes, "double_blocks.0.img_mlp.2.weight")[1],
+            depth=blocks_in(shapes, "double_blocks"),
+            single_depth=blocks_in(shapes, "single_blocks"),
+            head_dim=shape_of(shapes, "double_blocks.0.img_attn.norm.query_norm.scale", _TITLE)[0],
+            mlp=shape_of(shapes, "double_blocks.0.img_mlp.2.weight", _TITLE)[1],
             channels=channels,
-            context_dim=_shape(shapes, "txt_in.weight")[1],
+            context_dim=shape_of(shapes, "txt_in.weight", _TITLE)[1],
         )
         stated.must(
             attention_head_dim=arch.head_dim,
@@ -102,16 +103,6 @@ class Flux2Arch:
         """How many values of a head encode the image (always 0 here), the row, the column and the place in the text."""
         each = self.head_dim // 4
         return each, each, each, each
-
-
-def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
-    if name not in shapes:
-        raise ModelFileError(f"FLUX.2: expected a tensor {name}, which is missing: this is not a FLUX.2 transformer")
-    return shapes[name]
-
-
-def _count(shapes: Mapping[str, tuple[int, ...]], blocks: str) -> int:
-    return len({m[1] for name in shapes if (m := re.match(rf"{blocks}\.(\d+)\.", name))})
 
 
 def position_angles(arch: Flux2Arch, text: int, rows: int, columns: int) -> np.ndarray[Any, Any]:

@@ -9,7 +9,6 @@ Shape letters of tokens: L image tokens, T text tokens, S = L + T, D model width
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
@@ -18,7 +17,7 @@ from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
-from flame_train.errors import ModelFileError
+from flame_train.models.common.arch import blocks_in, shape_of
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
@@ -27,6 +26,7 @@ from flame_train.models.sdxl.transformer import linears_in
 from flame_train.models.zimage.positions import UNIT, Positions
 
 PATCH: Final = 2  # the side of a token in latent pixels
+_TITLE: Final = "Z-Image"
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times
 _EPS: Final = 1e-5
 _FINAL_EPS: Final = 1e-6
@@ -80,19 +80,19 @@ class ZImageArch:
 
         Raises ModelFileError naming a missing tensor, what is stated otherwise, or for the variants that take images.
         """
-        width, features = _shape(shapes, "x_embedder.weight")
-        (head_dim,) = _shape(shapes, "layers.0.attention.q_norm.weight")
+        width, features = shape_of(shapes, "x_embedder.weight", _TITLE)
+        (head_dim,) = shape_of(shapes, "layers.0.attention.q_norm.weight", _TITLE)
         axes = stated.values.get("axes_dims", list(_axes(head_dim)))
         arch = cls(
             width=width,
-            depth=_count(shapes, "layers"),
-            refiners=_count(shapes, "noise_refiner"),
+            depth=blocks_in(shapes, "layers"),
+            refiners=blocks_in(shapes, "noise_refiner"),
             head_dim=head_dim,
-            hidden=_shape(shapes, "layers.0.feed_forward.w1.weight")[0],
+            hidden=shape_of(shapes, "layers.0.feed_forward.w1.weight", _TITLE)[0],
             channels=features // PATCH**2,
-            context_dim=_shape(shapes, "cap_embedder.1.weight")[1],
-            time_dim=_shape(shapes, "t_embedder.mlp.2.weight")[0],
-            time_hidden=_shape(shapes, "t_embedder.mlp.0.weight")[0],
+            context_dim=shape_of(shapes, "cap_embedder.1.weight", _TITLE)[1],
+            time_dim=shape_of(shapes, "t_embedder.mlp.2.weight", _TITLE)[0],
+            time_hidden=shape_of(shapes, "t_embedder.mlp.0.weight", _TITLE)[0],
             axes=(axes[0], axes[1], axes[2]) if _are_axes(axes, head_dim) else _axes(head_dim),
             theta=stated.number("rope_theta", 256.0),
         )
@@ -123,16 +123,6 @@ def _are_axes(found: object, head_dim: int) -> bool:
         and all(isinstance(n, int) and n > 0 and n % 2 == 0 for n in found)
         and sum(found) == head_dim
     )
-
-
-def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
-    if name not in shapes:
-        raise ModelFileError(f"Z-Image: expected a tensor {name}, which is missing: this is not a Z-Image transformer")
-    return shapes[name]
-
-
-def _count(shapes: Mapping[str, tuple[int, ...]], blocks: str) -> int:
-    return len({m[1] for name in shapes if (m := re.match(rf"{blocks}\.(\d+)\.", name))})
 
 
 class TimeEmbedder(nn.Module):
