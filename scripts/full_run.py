@@ -27,6 +27,7 @@ COMMANDS = {
     "zimage": "zimage-lora",
     "klein-4b": "flux2-lora",
     "klein-9b": "flux2-lora",
+    "chroma": "chroma-lora",
 }
 
 

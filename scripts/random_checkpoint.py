@@ -47,7 +47,7 @@ class _Arrays:
         return self.arrays[name]
 
 
-MODELS = ("sdxl", "sd35-medium", "sd35-large", "flux-dev", "zimage", "klein-4b", "klein-9b")
+MODELS = ("sdxl", "sd35-medium", "sd35-large", "flux-dev", "zimage", "klein-4b", "klein-9b", "chroma")
 _DENOISER, _VAE, _TEXT = "model.diffusion_model.", "first_stage_model.", "text_encoders.{}.transformer."
 
 
@@ -57,7 +57,7 @@ def parts_of(model: str, t5: bool) -> list[tuple[str, nn.Module]]:
     if model == "sdxl":
         text = [("conditioner.embedders.0.transformer.", clip_l), ("conditioner.embedders.1.model.", clip_g)]
         return [(_DENOISER, UNet(UNetArch.sdxl())), (_VAE, Vae(VaeArch.sdxl())), *text]
-    if model in FAMILIES["zimage"].published or model in FAMILIES["flux2"].published:
+    if any(model in FAMILIES[family].published for family in ("zimage", "flux2", "chroma")):
         family = next(family for family in FAMILIES.values() if model in family.published)
         prefixes = {component.name: component.prefixes[0] for component in family.files.components}
         return [(prefixes[name], network) for name, network in family.published[model]().items()]

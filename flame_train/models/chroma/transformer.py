@@ -75,13 +75,8 @@ class ChromaArch:
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
         """The architecture of a file's transformer, from its native names and shapes, and what its folder states.
 
-        Raises ModelFileError naming a missing tensor, what is stated otherwise, or for Radiance, which has no latents.
+        Raises ModelFileError naming a missing tensor, or what is stated otherwise.
         """
-        if any(name.startswith("nerf_") for name in shapes):
-            raise ModelFileError(
-                "Chroma: expected a model of latents, found Radiance, which works on pixels and is not supported here; "
-                "use Chroma1 Base or HD"
-            )
         width, features = shape_of(shapes, "img_in.weight", _TITLE)
         hidden, told = shape_of(shapes, "distilled_guidance_layer.in_proj.weight", _TITLE)
         if told != _FEATURES:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flame_train.engine import tensor
 from flame_train.engine import functional as F
+from flame_train.engine import tensor
 from flame_train.models.chroma.keys import transformer_to_diffusers
 from flame_train.models.chroma.transformer import Chroma, ChromaArch, places
 
