@@ -76,7 +76,7 @@ def bench_step(
     if plot is not None and not sweep:
         raise typer.BadParameter("--plot is the image of a sweep; add --sweep batch, or leave it out")
     size = batch or 1
-    trial = tool.Trial(
+    case = tool.BenchCase(
         model,
         resolution,
         size,
@@ -91,15 +91,15 @@ def bench_step(
         settings=overrides or (),
     )
     if sweep:
-        found, failed = bench_sweep.run(trial, plot or Path("bench-step.png"))
+        found, failed = bench_sweep.run(case, plot or Path("bench-step.png"))
         show(found, as_json)
         if failed is not None:
             raise failed
     elif group.world == 1:
-        show(tool.step(trial, against, by_kind=True), as_json)
+        show(tool.step(case, against, by_kind=True), as_json)
     else:
         with ending_together(group):
-            found = bench_ranks.measure(trial, group, against)
+            found = bench_ranks.measure(case, group, against)
         if group.leads:
             show(found, as_json)
 
@@ -121,10 +121,10 @@ def bench_memory(
 ) -> None:
     """Show the memory of a training step, by kind and by op."""
     from flame_train.tools import bench_memory as tool
-    from flame_train.tools.bench import Trial
+    from flame_train.tools.bench import BenchCase
 
     result = tool.run(
-        Trial(
+        BenchCase(
             model,
             resolution,
             batch,

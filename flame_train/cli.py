@@ -244,7 +244,7 @@ def sample(
         Literal["auto", "fp32", "bf16", "fp16", "fp8"],
         typer.Option("--text-precision", help="As text_encoders.precision in a config."),
     ] = "auto",
-    qwen3: Annotated[str, typer.Option("--qwen3", help="Qwen3 for a base model without (Z-Image).")] = "",
+    qwen3: Annotated[str, typer.Option("--qwen3", help="Qwen3 for a base model without one.")] = "",
     qwen3_tokens: Annotated[int, typer.Option("--qwen3-tokens", help="As text_encoders.qwen3_tokens.")] = 512,
     t5_tokens: Annotated[int, typer.Option("--t5-tokens", help="As text_encoders.t5_tokens; 0: the family's own.")] = 0,
     t5_padding: Annotated[

@@ -17,6 +17,8 @@ FAMILY_TITLES: Final[Mapping[str, str]] = MappingProxyType(
         "zimage": "Z-Image",
         "flux2": "FLUX.2 klein",
         "chroma": "Chroma",
+        "krea2": "Krea 2",
+        "anima": "Anima",
     }
 )
 """Name -> usual name. `recipes.<name>` has its `Family`, `<name>-lora` is its command."""

@@ -37,7 +37,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.engine.random import Rng
-from flame_train.tools.bench_clock import seconds
+from flame_train.tools.bench_timing import seconds
 from flame_train.tools.bench_torch import arguments
 
 WITHIN, MIB, UNFUSED_BYTES = 1.1, 2**20, 24 * 2**30

@@ -31,13 +31,13 @@ def main() -> None:
     parser.add_argument("--buckets", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    trial = bench.Trial(args.model, resolution=args.resolution, batch=args.batch)
-    p = bench.prepare(trial)
+    case = bench.BenchCase(args.model, resolution=args.resolution, batch=args.batch)
+    p = bench.prepare(case)
     after = capture(lambda: update(p.state), "cuda")
     steps: list[Callable[[], None]] = []
     memory = p.backend.memory
     for height, width in sides(args.resolution)[: args.buckets]:
-        here = bench.random_batch(p.model, trial, (height, width))
+        here = bench.random_batch(p.model, case, (height, width))
         batch = Batch(here, p.backend, p.state.dtype)
         batch.fill(here)
         steps.append(capture(lambda batch=batch: micro(p.state, batch), "cuda"))

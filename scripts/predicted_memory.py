@@ -26,7 +26,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.recipes.small import write_vocabulary
-from flame_train.tools.bench import Trial, predicted, prepare
+from flame_train.tools.bench import BenchCase, predicted, prepare
 
 GIB, WITHIN = 2**30, 0.03
 _8_BITS: dict[str, Any] = {"quantize": "fp8", "deterministic": False}
@@ -73,11 +73,11 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def measure_step(trial: Trial) -> dict[str, Any]:
+def measure_step(case: BenchCase) -> dict[str, Any]:
     """Bytes predicted and taken by a captured step, and cuDNN's workspaces that the rule does not meet."""
-    foretold, backend = predicted(trial).peak, get_backend("cuda")
-    with deterministic(trial.deterministic):
-        p = prepare(trial)
+    foretold, backend = predicted(case).peak, get_backend("cuda")
+    with deterministic(case.deterministic):
+        p = prepare(case)
         backend.reset_peak()
         p.step()
         p.captured()
@@ -130,7 +130,7 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.folder.resolve()
     if args.one in STEPS:
-        print(json.dumps(measure_step(Trial(**STEPS[args.one]))))
+        print(json.dumps(measure_step(BenchCase(**STEPS[args.one]))))
         return
     if args.one:
         print(json.dumps(measure_run(folder, *RUNS[args.one])))

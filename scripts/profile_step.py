@@ -30,14 +30,14 @@ def main() -> None:
     parser.add_argument("--top", type=int, default=25)
     args = parser.parse_args()
     with deterministic(not args.not_deterministic):
-        trial = bench.Trial(
+        case = bench.BenchCase(
             args.model,
             batch=args.batch,
             checkpointing=args.checkpointing,
             quantize=args.quantize,
             arithmetic=args.arithmetic,
         )
-        step = bench.prepare(trial).captured()
+        step = bench.prepare(case).captured()
     for _ in range(4):
         step()
     torch.cuda.synchronize()

@@ -27,7 +27,7 @@ from flame_train.models.common.keys_clip import clip_from_openclip
 from flame_train.models.common.t5 import T5Arch, T5Encoder
 from flame_train.models.common.vae import Vae, VaeArch
 from flame_train.models.flux.transformer import Flux, FluxArch
-from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.recipes import FAMILIES
 from flame_train.recipes.small import write_vocabulary
@@ -47,7 +47,11 @@ class _Arrays:
         return self.arrays[name]
 
 
-MODELS = ("sdxl", "sd35-medium", "sd35-large", "flux-dev", "zimage", "klein-4b", "klein-9b", "chroma")
+MODELS = (
+    *("sdxl", "sd35-medium", "sd35-large", "flux-dev", "zimage", "klein-4b", "klein-9b", "krea2", "anima"),
+    *("anima-2.9b", "chroma"),
+)
+_WHOLE = ("zimage", "flux2", "krea2", "anima", "chroma")  # families whose published networks make a checkpoint
 _DENOISER, _VAE, _TEXT = "model.diffusion_model.", "first_stage_model.", "text_encoders.{}.transformer."
 
 
@@ -57,8 +61,8 @@ def parts_of(model: str, t5: bool) -> list[tuple[str, nn.Module]]:
     if model == "sdxl":
         text = [("conditioner.embedders.0.transformer.", clip_l), ("conditioner.embedders.1.model.", clip_g)]
         return [(_DENOISER, UNet(UNetArch.sdxl())), (_VAE, Vae(VaeArch.sdxl())), *text]
-    if any(model in FAMILIES[family].published for family in ("zimage", "flux2", "chroma")):
-        family = next(family for family in FAMILIES.values() if model in family.published)
+    family = next(family for family in FAMILIES.values() if model in family.published)
+    if family.name in _WHOLE:
         prefixes = {component.name: component.prefixes[0] for component in family.files.components}
         return [(prefixes[name], network) for name, network in family.published[model]().items()]
     beside: list[tuple[str, nn.Module]] = [(_TEXT.format("clip_l"), clip_l)]
@@ -66,8 +70,8 @@ def parts_of(model: str, t5: bool) -> list[tuple[str, nn.Module]]:
         beside.append((_TEXT.format("t5xxl"), T5Encoder(T5Arch.xxl())))
     if model == "flux-dev":
         return [(_DENOISER, Flux(FluxArch.dev())), (_VAE, Vae(VaeArch.flux())), *beside]
-    arch = {"sd35-medium": MmditArch.sd35_medium(), "sd35-large": MmditArch.sd35_large()}[model]
-    return [(_DENOISER, Mmdit(arch)), (_VAE, Vae(VaeArch.sd3())), (_TEXT.format("clip_g"), clip_g), *beside]
+    arch = {"sd35-medium": MMDiTArch.sd35_medium(), "sd35-large": MMDiTArch.sd35_large()}[model]
+    return [(_DENOISER, MMDiT(arch)), (_VAE, Vae(VaeArch.sd3())), (_TEXT.format("clip_g"), clip_g), *beside]
 
 
 def tensors(parts: Sequence[tuple[str, nn.Module]], device: str) -> Mapping[str, np.ndarray[Any, Any]]:

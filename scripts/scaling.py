@@ -26,7 +26,7 @@ from typing import Any
 from flame_train.distributed.group import ProcessGroup
 from flame_train.distributed.join import join
 from flame_train.engine.backend import get_backend
-from flame_train.tools.bench import Trial
+from flame_train.tools.bench import BenchCase
 from flame_train.tools.bench_ranks import measure
 
 SHOWN = (
@@ -104,8 +104,8 @@ def main() -> None:
         group = ProcessGroup(0, 1, backend.nccl(0, 1, backend.nccl_identifier()))
     for step in asked.steps:
         name, _, batch = step.partition(":")
-        trial = Trial(name, asked.resolution, batch=int(batch or 1), device=device, settings=asked.set)
-        row = measure(trial, group, "torch-compiled" if asked.torch else None)
+        case = BenchCase(name, asked.resolution, batch=int(batch or 1), device=device, settings=asked.set)
+        row = measure(case, group, "torch-compiled" if asked.torch else None)
         get_backend(device).empty_cache()
         if group.leads:
             print(json.dumps({key: value for key, value in row.items() if key in SHOWN}), flush=True)

@@ -17,13 +17,13 @@ from flame_train.tools.bench_models import names
 HEAD = "| batch | eager, ms / GiB | compiled, ms / GiB | ours, ms / GiB | ours / theirs | share of the floor |"
 
 
-def row(trial: bench.Trial) -> str:
+def row(case: bench.BenchCase) -> str:
     """One line of the table."""
-    ours = bench.step(trial)
-    eager, compiled = (bench.torch_step(trial, compiled) for compiled in (False, True))
+    ours = bench.step(case)
+    eager, compiled = (bench.torch_step(case, compiled) for compiled in (False, True))
     best = min(eager["ms"], compiled["ms"])
     cells = [
-        str(trial.batch),
+        str(case.batch),
         f"{eager['ms']:.1f} / {eager['peak_gib']:.1f}",
         f"{compiled['ms']:.1f} / {compiled['peak_gib']:.1f}{_flaw(compiled)}",
         f"**{ours['captured_ms']:.1f} / {ours['captured_gib']:.1f}**",
@@ -46,7 +46,7 @@ def main() -> None:
     bench_torch_step.check_installed()
     print(HEAD, "|---" * 6 + "|", sep="\n")
     for batch in args.batches:
-        print(row(bench.Trial(args.model, batch=batch, deterministic=args.deterministic)), flush=True)
+        print(row(bench.BenchCase(args.model, batch=batch, deterministic=args.deterministic)), flush=True)
 
 
 if __name__ == "__main__":

@@ -127,6 +127,7 @@ def attach(
         layer, mine = layers[name], own.get(name, Own())
         own_rank, own_alpha = _size(kind, layer, mine, rank, alpha)
         own_alpha *= math.sqrt(own_rank) if scale == "sqrt_rank" else 1.0
+        model.bring(name)
         made = kind.create(layer, name, own_rank, own_alpha, seed, make_parameter or _own_parameter)
         left_out = chances or Chances()
         left_out = left_out if mine.dropout is None else replace(left_out, dropout=mine.dropout)
@@ -161,9 +162,19 @@ def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: f
     _check_room(layers, factors)
     adapters: dict[str, Any] = {}
     for name, f in factors.items():
+        model.bring(name)
         made = ADAPTERS[f.kind]().from_factors(layers[name], name, f, strength, _own_parameter)
         adapters[name] = layers[name].adapter = made
     return Attached(model, MappingProxyType(adapters))
+
+
+def shared(attached: Attached, model: nn.Module) -> Attached:
+    """The adapters in the layers of another loaded network too: what is trained in one acts in both."""
+    layers, adapters = layers_of(model), {}
+    for name, adapter in attached.adapters.items():
+        model.bring(name)
+        adapters[name] = layers[name].adapter = adapter.on(layers[name])
+    return replace(attached, model=model, adapters=MappingProxyType(adapters))
 
 
 def require_fit(layers: Mapping[str, Layer], factors: Mapping[str, Factors]) -> None:

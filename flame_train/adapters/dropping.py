@@ -146,6 +146,9 @@ class DroppedAdapter:
         y: Tensor = self.adapter.dropped(layer, x, drop)
         return y
 
+    def on(self, layer: nn.Linear | nn.Conv2d) -> DroppedAdapter:
+        return replace(self, adapter=self.adapter.on(layer))
+
     def limit(self, max_norm: float) -> None:
         self.adapter.limit(max_norm)
 

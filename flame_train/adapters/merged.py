@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from flame_train.engine import Tensor, nn, rematerialize
 from flame_train.engine import functional as F
@@ -68,6 +68,10 @@ class MergedAdapter:
             first = first * rows.reshape(*split, *(1 for _ in shape[len(split) :])).to(x.dtype)
         first = first if kept is None else first * kept.to(x.dtype)
         return plain(layer, x, _rematerialized(layer.weight, (first, second, shape), self.scale, x.dtype), None)
+
+    def on(self, layer: nn.Linear | nn.Conv2d) -> Self:
+        """Itself: it reads the weight of the layer that it is called for."""
+        return self
 
     def apply_grouped(self, layers: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...] | None:
         """None: each layer has a weight of its own."""

@@ -59,13 +59,13 @@ class Key:
 
     @property
     def is_list(self) -> bool:
-        """Whether the value is a list in the file (a tuple in Python)."""
-        return get_origin(self.annotation) is tuple
+        """Whether the value is, or may be, a list in the file (a tuple in Python)."""
+        return _list_part(self.annotation) is not None
 
     @property
     def is_tables(self) -> bool:
         """Whether it is a list of tables, written as [[section.name]]."""
-        entry = get_args(self.annotation)[0] if self.is_list else None
+        entry = get_args(_list_part(self.annotation))[0] if self.is_list else None
         return isinstance(entry, type) and issubclass(entry, BaseModel)
 
     @property
@@ -175,6 +175,11 @@ def _parts(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
+def _list_part(annotation: Any) -> Any:
+    """The alternative that is a list; None if there is none."""
+    return next((part for part in _parts(annotation) if get_origin(part) is tuple), None)
+
+
 def _choices(info: FieldInfo) -> tuple[str | int, ...]:
     return tuple(value for part in _parts(info.annotation) if get_origin(part) is Literal for value in get_args(part))
 
@@ -185,7 +190,8 @@ def _expected(info: FieldInfo) -> str:
         quoted = [f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices]
         words = quoted[0] if len(quoted) == 1 else "one of " + ", ".join(quoted)
         numbers = [part for part in _parts(annotation) if get_origin(part) is Annotated]
-        return " or ".join([words, *(f"{_WORDS[get_args(part)[0]]} {_limits(info)}".rstrip() for part in numbers)])
+        found = [words, *(f"{_WORDS[get_args(part)[0]]} {_limits(info)}".rstrip() for part in numbers)]
+        return " or ".join([*found, *(["a list of strings"] if _list_part(annotation) else [])])
     if get_origin(annotation) is tuple:
         arguments = get_args(annotation)
         entry = arguments[0]

@@ -168,7 +168,8 @@ def _typed(raw: str, key: Key) -> Any:
     if key.annotation is str and not isinstance(value, str):
         return raw
     looks_like_list = raw.startswith("[") and raw.endswith("]")
-    return [value] if key.is_list and isinstance(value, str) and not looks_like_list else value
+    alone = key.is_list and isinstance(value, str) and value not in key.choices
+    return [value] if alone and not looks_like_list else value
 
 
 def _unknown(layered: Layered, lacking: Collection[str]) -> list[Problem]:

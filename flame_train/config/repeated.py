@@ -65,6 +65,14 @@ class SampleSection(Repeated):
     every_epochs: int = _epochs(
         0, "interval between grids, in place of sample.every", aka=("sample_every_n_epochs", "validation_epochs")
     )
+    model: str = field(
+        "",
+        "a checkpoint of the base's shapes that sample images are drawn with, such as the distilled model of a base; "
+        "its weights wait in host memory; empty: the base itself",
+        free=True,
+        place=True,
+        aka=("sample_model", "preview_model"),
+    )
     prompts: tuple[Prompt, ...] = field(
         (),
         "one image each; empty: no grids. Strings, also with --n --w --h --d --l --s as kohya has them, or tables "

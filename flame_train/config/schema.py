@@ -12,6 +12,7 @@ from pydantic import Field
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.rules import Rule
+from flame_train.config.memory import MemorySection
 from flame_train.config.repeated import CheckpointSection, Repeated, SampleSection, ValidationSection
 from flame_train.data.caption_tools import CaptionKeys
 from flame_train.data.sets import DataSet, SetKeys
@@ -68,6 +69,14 @@ class ModelSection(Section):
         "bf16",
         "number format of their products; fp8: faster and less exact, on compute capability 8.9 and later. "
         "bf16: that of train.precision",
+    )
+    offload: Literal["off", "auto"] | Annotated[float, Field(gt=0, le=1)] | tuple[str, ...] = field(
+        "off",
+        "blocks whose weights wait in host memory, and are copied to the GPU before they run: a share of all blocks, "
+        "globs over block names, or auto: as many as the GPU's memory asks for. They must be recomputed: "
+        "gradient.checkpointing",
+        free=True,
+        aka=("blocks_to_swap", "layer_offload_fraction", "layer_offloading", "block_swap", "musubi_blocks_to_swap"),
     )
     vae_precision: Literal["fp32", "tf32", "bf16"] = field(
         "fp32",
@@ -446,6 +455,7 @@ class Config(Section):
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
     gradient: GradientSection = GradientSection()
+    memory: MemorySection = MemorySection()
     train: TrainSection = TrainSection()
     loss: LossSection = LossSection()
     preservation: PreservationSection = PreservationSection()

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Final
 
-from flame_train.disk.failpoint import hit
+from flame_train.disk.failpoint import fail_point
 from flame_train.disk.files import disk_errors, free_bytes, is_temporary, refuse_folder, temporary_name
 from flame_train.disk.held import Held, Place, Spot, path_of, spot
 from flame_train.disk.locks import lock
@@ -55,11 +55,11 @@ def _write(target: Spot, chunks: Iterable[bytes | memoryview], total: int) -> No
         for chunk in chunks:  # outside `errors`: the producer's own errors are not the disk's
             with errors(target.path, needed=total):
                 stream.write(chunk)
-            hit("file.mid_write")
+            fail_point("file.mid_write")
         with errors(target.path, needed=total):
             stream.flush()
             os.fsync(descriptor)
-            hit("file.before_rename")
+            fail_point("file.before_rename")
             folder.check()
             if folder.closes_first:
                 stream.close()

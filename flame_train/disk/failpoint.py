@@ -1,4 +1,4 @@
-"""Named places where a test can make the process die, the disk fill or a number go bad. For tests only.
+"""Failpoints: named places where a test can make the process die, the disk fill or a number go bad. For tests only.
 
 `arm("name[:nth][:action],...")` arms failpoints in this process. Each acts when it is reached the nth time (default 1),
 or each time (`all`). Nothing in the package calls `arm`, and no environment variable is read. The actions:
@@ -27,24 +27,24 @@ _SIGNALS: Final = {
 
 @dataclass(slots=True)
 class _Point:
-    """One armed place: acts at its `nth` hit, or at each (0)."""
+    """One armed failpoint: acts when it is reached the `nth` time, or each time (0)."""
 
     name: str
     nth: int = 1
     action: str = "kill"
-    hits: int = 0
+    reached: int = 0
 
 
 _armed: list[_Point] = []
 
 
 def arm(points: str) -> None:
-    """Arm these places, and no others; none with an empty text. Raises ValueError for what says no place or action."""
+    """Arms these failpoints and no others; an empty text arms none. Raises ValueError for an unknown action."""
     _armed[:] = [_parsed(point) for point in points.split(",") if points]
 
 
-def hit(name: str) -> None:
-    """Run the action that is armed for the place `name`; usually none."""
+def fail_point(name: str) -> None:
+    """Runs the action that is armed for the place `name`; usually none."""
     action = _due(name)
     if action == "enospc":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"failpoint {name}")
@@ -52,8 +52,8 @@ def hit(name: str) -> None:
         os.kill(os.getpid(), _SIGNALS[action])
 
 
-def spoil(name: str, array: Any) -> None:
-    """Write NaN into the first entry of `array`, if that was armed."""
+def inject_nan(name: str, array: Any) -> None:
+    """Writes NaN into the first entry of `array`, if that was armed."""
     if _due(name) == "nan":
         array[(0,) * array.ndim] = float("nan")
 
@@ -72,9 +72,9 @@ def _parsed(text: str) -> _Point:
 
 
 def _due(name: str) -> str:
-    """The action that is armed for this hit of `name`; "" if none is."""
+    """The action that is armed for `name` this time; "" if none is."""
     for point in _armed:
         if point.name == name:
-            point.hits += 1
-            return point.action if point.nth in (0, point.hits) else ""
+            point.reached += 1
+            return point.action if point.nth in (0, point.reached) else ""
     return ""

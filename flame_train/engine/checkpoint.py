@@ -17,14 +17,14 @@ Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, ...])
 class _OffloadedActivation:
     """An activation kept in host memory until backward needs it."""
 
-    __slots__ = ("_reload",)
+    __slots__ = ("_held",)
 
     def __init__(self, t: Tensor) -> None:
-        self._reload = t.backend.offload(t.data)
+        self._held = t.backend.offload(t.data)
 
     def reload(self) -> Tensor:
         """The same values back on their device, as a leaf."""
-        return Tensor(self._reload(), requires_grad=True)
+        return Tensor(self._held.reload(), requires_grad=True)
 
 
 class _Rerun:

@@ -18,7 +18,7 @@ import numpy as np
 
 from flame_train.io.dtypes import Array
 from flame_train.io.packed import Packed, Shape, refuse
-from flame_train.io.together import Weights
+from flame_train.io.weight_files import Weights
 
 _STATE: Final = ".quant_state.bitsandbytes__"
 _DTYPES: Final = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

@@ -18,7 +18,7 @@ import numpy as np
 
 from flame_train.io.dtypes import Array
 from flame_train.io.packed import Packed, refuse
-from flame_train.io.together import Weights
+from flame_train.io.weight_files import Weights
 
 MARK: Final = ".comfy_quant"
 _DTYPES: Final[Mapping[str, Any]] = {

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from flame_train.disk.failpoint import hit
+from flame_train.disk.failpoint import fail_point
 from flame_train.disk.files import disk_errors, free_bytes, reading
 from flame_train.disk.held import Held, Place, Spot, open_folder, path_of
 from flame_train.disk.system import NONBLOCK, READ_AND_SYNC
@@ -91,12 +91,12 @@ def commit(
     with held, held.errors(final, needed=needed):
         held.check()
         there = held.look(_name(step)) is not None
-        if there and _flaw(held, _name(step)) is None:
+        if there and _damage_of(held, _name(step)) is None:
             return final
         if size is not None and free_bytes(held.path) < size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         _put(held, step, files, there)
-        hit("checkpoint.before_prune")
+        fail_point("checkpoint.before_prune")
         _prune(held, step, keep, spare)
     return final
 
@@ -110,31 +110,31 @@ def _put(root: Held, step: int, files: Mapping[str, Content], there: bool) -> No
             _write(folder, step, files)
         if there:
             _delete(root, step)
-        hit("checkpoint.before_rename")
+        fail_point("checkpoint.before_rename")
         root.check()
         root.rename(temporary, _name(step))
     except BaseException:
         _discard(root, temporary)
         raise
-    hit("checkpoint.after_rename")
+    fail_point("checkpoint.after_rename")
     root.sync()
 
 
 def _write(folder: Held, step: int, files: Mapping[str, Content]) -> None:
-    hit("checkpoint.begin")
+    fail_point("checkpoint.begin")
     entries = {}
     for name, content in files.items():
         if isinstance(content, bytes):
             _write_bytes(folder, name, content)
         else:
             content(folder / name)
-        hit("checkpoint.after_file")
+        fail_point("checkpoint.after_file")
         entries[name] = _fingerprint(folder, name, sync=True)
-    hit("checkpoint.before_manifest")
+    fail_point("checkpoint.before_manifest")
     manifest = {"format": FORMAT, "step": step, "files": entries}
     _write_bytes(folder, MANIFEST, (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode())
     _fingerprint(folder, MANIFEST, sync=True)
-    hit("checkpoint.after_manifest")
+    fail_point("checkpoint.after_manifest")
     folder.sync()
 
 
@@ -143,7 +143,7 @@ def _write_bytes(folder: Held, name: str, content: bytes) -> None:
         half = len(content) // 2
         file.write(content[:half])
         file.flush()
-        hit("checkpoint.mid_file")
+        fail_point("checkpoint.mid_file")
         file.write(content[half:])
 
 
@@ -178,7 +178,7 @@ def _prune(root: Held, step: int, keep: int, spare: Collection[int]) -> None:
 def _delete(root: Held, step: int) -> None:
     doomed = f".del-{step}-{secrets.token_hex(8)}"
     root.rename(_name(step), doomed)
-    hit("checkpoint.mid_prune")
+    fail_point("checkpoint.mid_prune")
     root.remove(doomed)
 
 
@@ -211,7 +211,7 @@ def newest(root: Place) -> Found | None:
         NoneWhole: there are checkpoints, and none verifies; the message has the reason for each.
         OutputError: a checkpoint has a newer format, or cannot be read at the moment.
     """
-    path, flaws = path_of(root), list[str]()
+    path, damaged = path_of(root), list[str]()
     with reading(path):
         try:
             held = open_folder(root)
@@ -221,15 +221,15 @@ def newest(root: Place) -> Found | None:
             for step in _steps(held):
                 name = _name(step)
                 with reading(path / name):
-                    flaw = _flaw(held, name)
-                if flaw is None:
-                    return Found(path / name, step, tuple(flaws))
-                flaws.append(f"{path / name}: {flaw}")
-    if not flaws:
+                    damage = _damage_of(held, name)
+                if damage is None:
+                    return Found(path / name, step, tuple(damaged))
+                damaged.append(f"{path / name}: {damage}")
+    if not damaged:
         return None
     raise NoneWhole(
         "no checkpoint of this run is whole:\n  "
-        + "\n  ".join(flaws)
+        + "\n  ".join(damaged)
         + "\nrestore one from a backup, or set output.dir to a new folder to start over"
     )
 
@@ -261,19 +261,19 @@ def _steps(root: Held) -> list[int]:
     return sorted(steps, reverse=True)
 
 
-def _flaw(root: Held, name: str) -> str | None:
+def _damage_of(root: Held, name: str) -> str | None:
     """The damage of the checkpoint `name`, or None if it is whole. Raises OSError if that cannot be determined."""
     status = root.look(name)
     if status is None or not stat.S_ISDIR(status.st_mode):
         return "is no folder"
     with root.folder(name) as folder:
-        flaw = _not_plain(folder, MANIFEST)
-        if flaw is not None:
-            return flaw
-        return _manifest_flaw(folder, name, folder.read(MANIFEST, _LARGEST_MANIFEST))
+        damage = _not_plain(folder, MANIFEST)
+        if damage is not None:
+            return damage
+        return _manifest_damage(folder, name, folder.read(MANIFEST, _LARGEST_MANIFEST))
 
 
-def _manifest_flaw(folder: Held, name: str, raw: bytes) -> str | None:
+def _manifest_damage(folder: Held, name: str, raw: bytes) -> str | None:
     try:
         manifest = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -287,16 +287,16 @@ def _manifest_flaw(folder: Held, name: str, raw: bytes) -> str | None:
     entries = manifest.get("files") if version == FORMAT else None
     if not isinstance(entries, dict) or not entries or manifest.get("step") != int(name.removeprefix("step-")):
         return f"{MANIFEST} does not describe this folder"
-    flaws = (_file_flaw(folder, file, entry) for file, entry in entries.items())
-    return next((flaw for flaw in flaws if flaw is not None), None)
+    damaged = (_file_damage(folder, file, entry) for file, entry in entries.items())
+    return next((damage for damage in damaged if damage is not None), None)
 
 
-def _file_flaw(folder: Held, name: str, entry: Any) -> str | None:
+def _file_damage(folder: Held, name: str, entry: Any) -> str | None:
     if not _is_name(name) or not isinstance(entry, dict):
         return f"{MANIFEST} lists {name!r}, which is not a file of this folder"
-    flaw = _not_plain(folder, name)
-    if flaw is not None:
-        return flaw
+    damage = _not_plain(folder, name)
+    if damage is not None:
+        return damage
     found = folder.look(name)
     if found is not None and found.st_size != entry.get("size"):  # told before all of it is read: it may have no end
         return f"{name} has {found.st_size} bytes, its manifest says {entry.get('size')!r}"

@@ -36,6 +36,8 @@ class Op(Enum):
     UNSQUEEZE = "unsqueeze"  # [O, I] -> [O, I, 1, 1]
     TRANSPOSE = "transpose"  # [A, B] -> [B, A]
     ROWS = "rows"  # one tensor -> n blocks of its rows, or n tensors -> one
+    SIX_ROWS = "six_rows"  # [6 * A] -> [6, A]
+    IN_A_ROW = "in_a_row"  # [A, B] -> [A * B]
     SWAP = "swap"  # the two halves of the rows in the other order; goes back by itself
     FLAT = "flat"  # [C, 1, 1, 1] -> [C]; only read, never written
     LAST = "last"  # [O, I, T, H, W] -> [O, I, H, W], that of the last T; only read, never written
@@ -45,9 +47,15 @@ class Op(Enum):
     def inverse(self) -> Op:
         if self in _ONLY_READ:
             raise ValueError("a table with scaled tensors or parts of them has no inverse: they are read, not written")
-        return {Op.SQUEEZE: Op.UNSQUEEZE, Op.UNSQUEEZE: Op.SQUEEZE}.get(self, self)
+        return _INVERSES.get(self, self)
 
 
+_INVERSES: Final = {
+    Op.SQUEEZE: Op.UNSQUEEZE,
+    Op.UNSQUEEZE: Op.SQUEEZE,
+    Op.SIX_ROWS: Op.IN_A_ROW,
+    Op.IN_A_ROW: Op.SIX_ROWS,
+}
 _ONLY_READ: Final = (Op.FLAT, Op.LAST, Op.SCALE)
 
 
@@ -107,6 +115,10 @@ class Source:
                 made = first.T
             case Op.ROWS:
                 made = np.concatenate(stored) if len(stored) > 1 else first[self._rows(len(first))]
+            case Op.SIX_ROWS:
+                made = first.reshape(6, -1)
+            case Op.IN_A_ROW:
+                made = first.reshape(-1)
             case Op.SWAP:
                 made = _swapped(first)
             case Op.FLAT:
@@ -163,6 +175,10 @@ class Source:
                     return None
                 rows = sum(shapes[name][0] for name in self.names)
                 return (rows // self.parts * self.span, *first[1:])
+            case Op.SIX_ROWS:
+                return (6, first[0] // 6) if len(first) == 1 and first[0] % 6 == 0 else None
+            case Op.IN_A_ROW:
+                return (math.prod(first),) if len(first) == 2 else None
             case Op.SWAP:
                 return first if first and first[0] % 2 == 0 else None
             case Op.FLAT:

@@ -13,7 +13,7 @@ from typing import Self
 from flame_train.errors import ModelFileError
 from flame_train.io.dtypes import Array
 from flame_train.io.header import TensorInfo
-from flame_train.io.together import Weights
+from flame_train.io.weight_files import Weights
 
 Shape = tuple[int, ...]
 

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from flame_train.disk.durable import sweep, write_durably
-from flame_train.disk.failpoint import hit
+from flame_train.disk.failpoint import fail_point
 from flame_train.disk.files import could_make_folder, disk_errors, make_folder, reading
 from flame_train.disk.held import FolderLost, Held, Spot
 from flame_train.disk.locks import lock
@@ -178,7 +178,7 @@ class RunFolder:
     def _write_grids(self) -> None:
         for name, grid in list(self._grids.items()):
             try:
-                hit("sample.before_write")
+                fail_point("sample.before_write")
                 with self._held.errors(self.samples / name), self._held.folder("samples", make=True) as samples:
                     write_durably(samples / name, [grid], len(grid))
             except FolderLost:

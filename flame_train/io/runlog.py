@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from flame_train.disk.failpoint import hit
+from flame_train.disk.failpoint import fail_point
 from flame_train.disk.held import Spot
 
 _LOG = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class LogFile:
         if not self.waiting:
             return
         try:
-            hit("log.append")
+            fail_point("log.append")
             os.ftruncate(self._file.fileno(), self._whole)  # away with what an earlier try left of a line
             if self._file.write(self.waiting) < len(self.waiting):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

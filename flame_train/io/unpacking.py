@@ -6,7 +6,7 @@ from typing import Final
 
 from flame_train.io import bitsandbytes, comfy_quant
 from flame_train.io.packed import Unpacked
-from flame_train.io.together import Weights
+from flame_train.io.weight_files import Weights
 
 _FORMATS: Final = (bitsandbytes.packed, comfy_quant.packed)
 

@@ -17,10 +17,12 @@ from flame_train.io.digests import Digests
 from flame_train.io.gguf import GgufFile, is_gguf
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.io.sniff import HOW_TO_CONVERT, PICKLE_SUFFIXES
-from flame_train.io.together import Together, Weights
 from flame_train.io.unpacking import unpacked
+from flame_train.io.weight_files import ShardedWeights, Weights
 
-COMPONENTS: Final = ("unet", "transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3")
+COMPONENTS: Final = (
+    *("unet", "transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3", "text_conditioner"),
+)
 
 _STEMS: Final = ("diffusion_pytorch_model", "model")
 VARIANTS: Final = ("fp32", "bf16", "fp16")  # in order of preference after the one without a variant
@@ -96,7 +98,7 @@ def _open_pipeline(folder: Path, components: Sequence[str]) -> Weights:
         parts = {name: opened.enter_context(_open_component(folder / name)) for name in components}
         home = {f"{part}/{name}": (weights, name) for part, weights in parts.items() for name in weights.names}
         opened.pop_all()
-    return Together(folder, tuple(parts.values()), home)
+    return ShardedWeights(folder, tuple(parts.values()), home)
 
 
 def _open_component(folder: Path) -> Weights:
@@ -153,7 +155,7 @@ def _open_shards(index: Path) -> Weights:
             )
         opened.pop_all()
     home = {name: (parts[file], name) for name, file in file_of.items()}
-    return Together(index.parent, tuple(parts.values()), home)
+    return ShardedWeights(index.parent, tuple(parts.values()), home)
 
 
 def _read_index(index: Path) -> dict[str, str]:

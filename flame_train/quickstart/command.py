@@ -219,7 +219,7 @@ def held_out_losses(
         name: Validator(
             denoiser,
             objective,
-            HeldOut.of(examples),
+            HeldOut.of(examples, model.paddings),
             timesteps=_LEVELS,
             batch_size=_LEVELS,
             device=device,

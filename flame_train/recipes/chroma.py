@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from flame_train.models.common.t5 import T5Arch, T5Encoder
 from flame_train.models.common.vae import Vae, VaeArch
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
-from .family import Family, Networks, Opening
+from .family import Family, Networks, Opening, published_name
 from .flow import FlowModel, opened_t5
 from .lesson import Lesson
 
@@ -96,6 +97,9 @@ class ChromaFamily(Family):
             lora_names=keys.lora_family(),
             presets=PRESETS,
         )
+
+    def distilled(self, base: Path) -> str:
+        return "is called Flash" if "flash" in published_name(base) else ""
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
         return keys.lora_family()

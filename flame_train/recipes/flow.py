@@ -81,7 +81,7 @@ def opened_t5(part: Part, opening: Opening, usual_length: int, behind: int = 0) 
 
 
 def opened_qwen3(
-    part: Part, opening: Opening, template: ChatTemplate, taps: tuple[int, ...], masked: bool
+    part: Part, opening: Opening, template: ChatTemplate, taps: tuple[int, ...], masked: bool, compact: bool = False
 ) -> Qwen3Encoder:
     """Qwen3, with a vocabulary from the folder of its file or of the checkpoint if there is one.
 
@@ -91,13 +91,14 @@ def opened_qwen3(
         template: the message around a caption.
         taps: after which layers its states are taken.
         masked: whether the denoiser does not look at padding.
+        compact: whether the cache has its states in bf16 alone.
 
     Returns:
         The text encoder.
     """
     own = Qwen3Keys.of(opening.text)
     places = (_folder_of(part, opening.base), opening.base)
-    return Qwen3Encoder(part, own.qwen3_dropout, template, taps, own.qwen3_tokens, masked, places)
+    return Qwen3Encoder(part, own.qwen3_dropout, template, taps, own.qwen3_tokens, masked, places, compact)
 
 
 def _folder_of(part: Part, base: Path) -> Path:

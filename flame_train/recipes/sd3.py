@@ -21,7 +21,7 @@ from flame_train.models.common.vae import Vae, VaeArch
 from flame_train.models.sd3 import keys
 from flame_train.models.sd3.context import joined_context
 from flame_train.models.sd3.files import SD3_FILES
-from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.text_encoders.clip import ClipG, ClipGKeys, ClipL, ClipLKeys
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
@@ -49,9 +49,9 @@ class Sd3Model(FlowModel):
     """Times are noise levels in (0, 1). The network has no guidance input."""
 
     @property
-    def transformer(self) -> Mmdit:
+    def transformer(self) -> MMDiT:
         """The network with its weights declared, none loaded."""
-        assert isinstance(self.network, Mmdit)
+        assert isinstance(self.network, MMDiT)
         return self.network
 
     @property
@@ -81,9 +81,9 @@ class Sd3Model(FlowModel):
         return out
 
 
-def _networks(arch: MmditArch, clip_l: ClipArch, clip_g: ClipArch, t5: T5Arch, vae: VaeArch) -> Networks:
+def _networks(arch: MMDiTArch, clip_l: ClipArch, clip_g: ClipArch, t5: T5Arch, vae: VaeArch) -> Networks:
     return {
-        "transformer": Mmdit(arch),
+        "transformer": MMDiT(arch),
         "text_encoder_2": ClipTextEncoder(clip_g),
         "vae": Vae(vae),
         "text_encoder": ClipTextEncoder(clip_l),
@@ -91,13 +91,13 @@ def _networks(arch: MmditArch, clip_l: ClipArch, clip_g: ClipArch, t5: T5Arch, v
     }
 
 
-def _published(arch: MmditArch) -> Networks:
+def _published(arch: MMDiTArch) -> Networks:
     return _networks(arch, ClipArch.clip_l(), ClipArch.bigg(), T5Arch.xxl(), VaeArch.sd3())
 
 
 def _small() -> Networks:
     width = 32
-    arch = MmditArch(
+    arch = MMDiTArch(
         width=64,
         depth=2,
         head_dim=32,
@@ -123,8 +123,8 @@ class Sd3Family(Family):
     )
     published = MappingProxyType(
         {
-            "sd35-medium": lambda: _published(MmditArch.sd35_medium()),
-            "sd35-large": lambda: _published(MmditArch.sd35_large()),
+            "sd35-medium": lambda: _published(MMDiTArch.sd35_medium()),
+            "sd35-large": lambda: _published(MMDiTArch.sd35_large()),
             "sd3-tiny": _small,
         }
     )
@@ -133,7 +133,7 @@ class Sd3Family(Family):
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Sd3Model:
         transformer = parts["transformer"].network
-        assert isinstance(transformer, Mmdit)
+        assert isinstance(transformer, MMDiT)
         clip_l, clip_g = parts["text_encoder"], parts["text_encoder_2"]
         text, base = opening.text, opening.base
         return Sd3Model(

@@ -21,7 +21,7 @@ from flame_train.engine.dtype import is_float
 from flame_train.errors import ModelFileError
 from flame_train.io.digests import Digests
 from flame_train.io.lora_names import LoraFamily
-from flame_train.io.together import Weights
+from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
 from flame_train.models.common.part import Part, Unchanged
 from flame_train.models.common.parts import Native

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Final
 
-from flame_train.disk.failpoint import hit
+from flame_train.disk.failpoint import fail_point
 from flame_train.errors import RemoteError
 from flame_train.io.commit import MANIFEST, is_checkpoint
 from flame_train.io.owned import is_sample
@@ -215,11 +215,11 @@ class Mirror:
             if self._store.upload(f"{folder}/{name}", file, self._is_given_up) != manifest.files[name][1]:
                 _LOG.warning("%s: does not match its SHA-256, so this checkpoint is not sent", self._folder / folder)
                 return False
-            hit("remote.after_file")
+            fail_point("remote.after_file")
         self._lease.check()
-        hit("remote.before_manifest")
+        fail_point("remote.before_manifest")
         self._store.write(f"{folder}/{MANIFEST}", manifest.raw)
-        hit("remote.after_manifest")
+        fail_point("remote.after_manifest")
         return True
 
     def _prune(self) -> None:
@@ -232,7 +232,7 @@ class Mirror:
         for step in found:
             if step not in here and step not in earlier[: self._keep]:
                 self._lease.check()
-                hit("remote.before_prune")
+                fail_point("remote.before_prune")
                 remove_checkpoint(self._store, step)
                 self._there.discard(step)
 

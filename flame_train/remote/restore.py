@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from flame_train.disk.failpoint import hit
+from flame_train.disk.failpoint import fail_point
 from flame_train.disk.files import make_folder, reading
 from flame_train.disk.held import Held, Spot
 from flame_train.disk.locks import lock
@@ -153,7 +153,7 @@ class Copy:
         with _taken(self.folder) as held:
             refuse_links(held)
             self._begin(held)
-            hit("remote.begun")
+            fail_point("remote.begun")
             self._bring_file(LOG, held / LOG)
             self._bring_file("images.json", held / "images.json")
             with held.folder(SAMPLES, make=True) as samples:
@@ -203,7 +203,7 @@ class Copy:
         try:
             patiently(fetch, self.check)
             place.folder.rename(partial, place.name)
-            hit("remote.brought")
+            fail_point("remote.brought")
         except FileNotFoundError:
             if sha256:
                 raise Unreachable(f"{self.store}: {name} was there, and is gone") from None

@@ -31,7 +31,9 @@ from flame_train.training.model import Model
 from .adapted import adapted_layers
 from .begin import beginning
 from .checkpointing import blocks_named
+from .sample_model import opened_for_samples
 from .sampling import check_sampling, requests, with_defaults, with_prompts_of_file
+from .streamed import blocks_streamed
 
 _FILE_NAME: Final = re.compile(r'(?![. ])(?!.*\.safetensors$)[^\x00-\x1f/\\:*?"<>|]*[^\x00-\x1f/\\:*?"<>|. ]')
 _LONGEST_NAME: Final = 200
@@ -49,6 +51,8 @@ class Checked:
         checkpointed: the names of the blocks whose activations are recomputed.
         own: what rules say of each adapted layer.
         begun: the finished adapter that a fresh run begins with, by layer.
+        streamed: the names of the blocks whose weights wait in host memory.
+        drawn: the model that sample images are drawn with; None: the base.
     """
 
     config: Config
@@ -58,6 +62,13 @@ class Checked:
     checkpointed: frozenset[str]
     own: Mapping[str, Own] = field(default_factory=dict)
     begun: Mapping[str, Factors] = field(default_factory=dict)
+    streamed: frozenset[str] = frozenset()
+    drawn: Model | None = None
+
+    @property
+    def sample_model(self) -> Model:
+        """The model that sample images are drawn with."""
+        return self.drawn or self.model
 
     @property
     def networks(self) -> nn.Module:
@@ -104,17 +115,20 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
     assert family is not None
     with wrong:
         config = config.model_copy(update={"sample": with_prompts_of_file(config.sample)})
-    config = config.model_copy(update={"sample": with_defaults(config.sample, model)})
+    drawn = model
+    with wrong:
+        drawn = opened_for_samples(config, family, model)
+    config = config.model_copy(update={"sample": with_defaults(config.sample, drawn)})
     with wrong:
         _check_loss(config.loss, model, family.unsupported_keys())
     with wrong:
         _check_grid(config.data.bucket_step, model)
     with wrong:
-        if problem := model.sampler_problem(SAMPLERS.chosen(config.sample).name):
+        if problem := drawn.sampler_problem(SAMPLERS.chosen(config.sample).name):
             raise ConfigError(f"sample.sampler: {problem}")
         if config.sample.repeats:
-            wanted = requests(config.sample, config.data.resolution, model)
-            check_sampling(wanted, config.model, config.loss, model)
+            wanted = requests(config.sample, config.data.resolution, drawn)
+            check_sampling(wanted, config.model, config.loss, drawn)
     layers: dict[str, Own] = {}
     begun: dict[str, Factors] = {}
     with wrong:
@@ -124,11 +138,14 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
         cached = config.text_encoders.cache != "off" and set(config.text_encoders.train) != set(family.encoders)
         for own in image_sets(config.data, config.captions):
             _check_captions(own.captions, cached)
-    blocks: frozenset[str] = frozenset()
+    blocks = streamed = frozenset[str]()
+    recomputes = config.gradient.checkpointing
     with wrong:
-        blocks = blocks_named(model.network, config.gradient.checkpointing, config.gradient.checkpoint_blocks)
+        blocks = blocks_named(model.network, recomputes, config.gradient.checkpoint_blocks)
+        streamed = blocks_streamed(model.network, config.model.offload, recomputes, blocks)
     wrong.tell()
-    return Checked(config, base, model, tuple(layers), blocks, MappingProxyType(layers), MappingProxyType(begun))
+    adapted = MappingProxyType(layers), MappingProxyType(begun)
+    return Checked(config, base, model, tuple(layers), blocks, *adapted, streamed, drawn)
 
 
 def fp8_of(quantize: str, arithmetic: str) -> nn.Fp8:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from flame_train.data.images import load_image
 from flame_train.data.mask_files import latent_mask, loss_weights
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.seen import remember
-from flame_train.disk.failpoint import hit
+from flame_train.disk.failpoint import fail_point
 from flame_train.disk.files import make_folder, preflight, size
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import no_grad
@@ -37,6 +38,7 @@ from .pipeline import Pipeline
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_MUCH = 8 << 30  # bytes of captions, from which on a choice of texts is spoken of
 _Place = tuple[int, int]  # a sample and one of its views, by number
 
 
@@ -181,10 +183,10 @@ def _fill(
     )
     if captions or images or masks:
         placements = [samples.rows[index].placement for index, _ in images.values()]
-        needed = encoding.captions_bytes(captions.values()) + sum(map(encoding.image_bytes, placements))
-        _LOG.info("cache: %s go into %s", size(needed), cache.folder)
+        text, rest = encoding.captions_bytes(captions.values()), sum(map(encoding.image_bytes, placements))
+        remedy = _room(cache.folder, text, rest, max((len(row.texts) for row in samples.rows), default=1))
         with named_for_cache():
-            preflight(cache.folder, needed, "set data.cache to another disk")
+            preflight(cache.folder, text + rest, remedy)
             make_folder(cache.folder, "name another")
     _keep_masks(encoding, samples, cache, masks, stop)
     with no_grad():
@@ -194,6 +196,28 @@ def _fill(
         if images:
             _encode_images(encoding, samples, cache, images, device, stop)
             get_backend(device).empty_cache()
+
+
+def _room(folder: Path, text: int, rest: int, texts: int) -> str:
+    """Says what the cache will take, and returns what to do where that is too much.
+
+    Args:
+        folder: where the cache lies.
+        text: bytes of captions that are to be encoded.
+        rest: bytes of images.
+        texts: of an image, at most.
+
+    Returns:
+        The end of an error's message.
+    """
+    _LOG.info("cache: %s go into %s, captions are %s of it", size(text + rest), folder, size(text))
+    remedy = "set data.cache to another disk"
+    if texts == 1 or text < rest:
+        return remedy
+    fewer = f"captions.variants: an image has up to {texts} texts, and captions take {size(text)}"
+    if text > _MUCH:
+        _LOG.warning("cache: fewer texts take less; see %s", fewer)
+    return f"{remedy}, or lower {fewer}"
 
 
 def _share(entries: Mapping[str, _T], group: ProcessGroup) -> dict[str, _T]:
@@ -210,7 +234,7 @@ def _encode_captions(
     pipeline = Pipeline[str, Mapping[str, HostArrays]](
         lambda key: encoders.inputs(captions[key]),
         encoders.start,
-        lambda key, example: _keep(cache, key, _quoted(captions[key]), example),
+        lambda key, example: _keep(cache, key, _quoted(captions[key]), encoding.kept(example)),
         get_backend(device).asynchronous,
     )
     with progress("encoding captions", len(keys)) as advance:
@@ -284,7 +308,7 @@ def _keep_masks(
 def _keep(cache: DiskCache, key: str, name: str, example: Example) -> None:
     """Writes what was made of the input called `name`."""
     _check_finite(name, example)
-    hit("encode.before_put")
+    fail_point("encode.before_put")
     cache.put(key, example)
 
 

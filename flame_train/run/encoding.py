@@ -141,12 +141,20 @@ class Encoding:
         """What the arrays of captions take, of those kept without padding the rows of their own tokens alone."""
         total = 0
         for encoder in self.text:
-            itemsize = encoder.dtype(self.precision, self.text_precision).itemsize
+            itemsize = encoder.kept_dtype(self.precision, self.text_precision).itemsize
             whole = [shape for name, shape in encoder.outputs.items() if name not in encoder.paddings]
             row = sum(math.prod(encoder.outputs[name][1:]) for name in encoder.paddings)
             rows = sum(encoder.rows(encoder.inputs(text)) for text in texts) if row else 0
             total += itemsize * (len(texts) * sum(map(math.prod, whole)) + rows * row)
         return total
+
+    def kept(self, caption: Example) -> Example:
+        """The arrays of a caption in the number formats in which the cache keeps them."""
+        made = dict(caption)
+        for encoder in self.text:
+            dtype = encoder.kept_dtype(self.precision, self.text_precision)
+            made |= {name: made[name].astype(dtype, copy=False) for name in encoder.outputs}
+        return made
 
     def caption_blank(self) -> Example:
         """The arrays of a caption, all zeros but for token ids: of what shapes a step's are."""

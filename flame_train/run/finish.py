@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shlex
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,14 +16,13 @@ from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
 from flame_train.engine.dtype import as_dtype
 from flame_train.io.runfolder import RunFolder
-from flame_train.io.safetensors import MAX_METADATA_VALUE
-from flame_train.optimizers import OPTIMIZERS
-from flame_train.schedules import SCHEDULES
 from flame_train.training.meter import REMEMBERED, Meter
 from flame_train.training.model import Model
 from flame_train.training.result import LoraWriter, formats, standing_of
 from flame_train.training.validation import Standing
 from flame_train.version import __version__
+
+from .as_sd_scripts import as_sd_scripts
 
 
 def lora_writer(config: Config, model: Model, attached: Attached, samples: Samples, batches: int) -> LoraWriter:
@@ -55,7 +52,7 @@ def lora_writer(config: Config, model: Model, attached: Attached, samples: Sampl
         title=title,
         described=described,
         metadata={
-            **_as_sd_scripts(config, samples, batches, title),
+            **as_sd_scripts(config, samples, batches, title),
             "flame_train_version": __version__,
             "flame_train_config": settings,
             "flame_train_config_hash": hashlib.sha256(settings.encode()).hexdigest(),
@@ -63,46 +60,6 @@ def lora_writer(config: Config, model: Model, attached: Attached, samples: Sampl
         },
         dtype=as_dtype(out.precision),
     )
-
-
-def _as_sd_scripts(config: Config, samples: Samples, batches: int, title: str) -> dict[str, str]:
-    """The run in sd-scripts' words, by which web interfaces show it."""
-    per_epoch, text = sum(row.comings for row in samples.rows), config.text_encoders
-    epochs = config.train.epochs or math.ceil(config.train.steps * config.gradient.accumulation / batches)
-    return {
-        "ss_output_name": config.output.name or title,
-        "ss_seed": str(config.train.seed),
-        "ss_learning_rate": repr(config.optimizer.lr),
-        "ss_unet_lr": repr(config.optimizer.lr),
-        **({"ss_text_encoder_lr": repr(text.lr or config.optimizer.lr)} if text.train else {}),
-        "ss_optimizer": OPTIMIZERS.chosen(config.optimizer).name,
-        "ss_lr_scheduler": SCHEDULES.chosen(config.schedule).name,
-        "ss_lr_warmup_steps": str(config.schedule.warmup_of(config.train.steps)),
-        "ss_max_train_steps": str(config.train.steps),
-        "ss_num_epochs": str(epochs),
-        "ss_num_train_images": str(per_epoch),
-        "ss_num_batches_per_epoch": str(batches),
-        "ss_total_batch_size": str(config.data.batch_size * config.gradient.accumulation),
-        "ss_gradient_accumulation_steps": str(config.gradient.accumulation),
-        "ss_max_grad_norm": repr(config.gradient.clip_norm),
-        "ss_mixed_precision": config.train.precision,
-        "ss_network_dropout": repr(config.lora.dropout),
-        "ss_resolution": f"({config.data.resolution}, {config.data.resolution})",
-        "ss_sd_model_name": Path(config.model.checkpoint).name,
-        "ss_tag_frequency": _tag_frequency(samples),
-    }
-
-
-def _tag_frequency(samples: Samples) -> str:
-    """How often each tag, between commas of a caption, comes: {folder: {tag: count}} as JSON, the rarest left out."""
-    counts: dict[str, Counter[str]] = {}
-    for row in samples.rows:
-        own = counts.setdefault(row.set.folder.name, Counter())
-        own.update(tag.strip() for tag in row.item.caption.split(",") if tag.strip())
-    kept = {folder: own.most_common() for folder, own in counts.items()}
-    while len(text := json.dumps({f: dict(tags) for f, tags in kept.items()}).encode()) > MAX_METADATA_VALUE:
-        kept = {folder: tags[: len(tags) * 3 // 4] for folder, tags in kept.items()}
-    return text.decode()
 
 
 def dataset_hash(samples: Samples) -> str:

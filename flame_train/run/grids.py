@@ -10,8 +10,9 @@ from functools import partial
 
 import numpy as np
 
-from flame_train.adapters.attach import Attached, at_strength
+from flame_train.adapters.attach import Attached
 from flame_train.distributed.group import ALONE, ProcessGroup
+from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.engine.nn import Module
 from flame_train.errors import is_device_failure
@@ -23,6 +24,7 @@ from flame_train.training.stop import StopRequest
 from .encode import Encoded
 from .plan import Plan
 from .sampling import Request, draw_request, drawing
+from .second import drawn_with, load_second
 
 
 def preview(
@@ -87,11 +89,13 @@ def grid_drawer(
     """
     if not wanted:
         return None
-    c, model = plan.config, plan.model
+    c, model = plan.config, plan.checked.sample_model
     how = [drawing(each, c.model, c.loss, model, device=device, dtype=c.train.precision) for each in wanted]
+    second = None if model is plan.model else load_second(model, c, denoiser, device)
+    denoiser, acting = drawn_with(attached, denoiser, second, c.text_encoders.train)
     vae = model.vae.load(c.model.vae_precision, device)
     drawn = list(zip(wanted, how, strict=True))
-    return grid_of(drawn, captions, denoiser, vae, partial(at_strength, attached), stop, group)
+    return grid_of(drawn, captions, denoiser, vae, acting, stop, group)
 
 
 def grid_of(
@@ -122,10 +126,17 @@ def grid_of(
         with at_strength(request.strength):
             return draw_request(request, how, captions, denoiser, vae, stop)
 
+    mine: dict[int, Pixels] = {}
+
+    def sampled(i: int) -> None:
+        mine[i] = one(*wanted[i])
+
     def drawn() -> Pixels:
+        mine.clear()
         # Choices are measured for what recurs thousands of times, and what training may vary in must not show here.
         with group.together(alone=is_device_failure), deterministic(True):
-            mine = {i: one(*wanted[i]) for i in group.share(len(wanted))}
+            for i in group.share(len(wanted)):
+                get_backend(wanted[i][1].device).run_once(partial(sampled, i))
         return grid(_of_all(mine, len(wanted), group))
 
     return drawn

@@ -71,7 +71,7 @@ class Plan:
     def requests(self) -> tuple[Request, ...]:
         """The images of a grid; none if the config wants no grids."""
         sample = self.config.sample
-        return requests(sample, self.config.data.resolution, self.model) if sample.repeats else ()
+        return requests(sample, self.config.data.resolution, self.checked.sample_model) if sample.repeats else ()
 
     @property
     def prompts(self) -> tuple[str, ...]:

@@ -77,7 +77,8 @@ def one_of(file: Path, number: int) -> tuple[str, tuple[str, ...]]:
 def _report(all_runs: Sweep) -> dict[str, Any]:
     rows = table(all_runs)
     done = sum(is_done(run) for run in all_runs.runs)
-    return {"folder": str(all_runs.folder), "done": f"{done} of {len(rows)}", "runs": rows}
+    compared = {"compare": f"flame-train show {all_runs.folder}"} if done > 1 else {}
+    return {"folder": str(all_runs.folder), "done": f"{done} of {len(rows)}", "runs": rows, **compared}
 
 
 def _encode(all_runs: Sweep, runs: Sequence[Planned], device: str, stop: StopRequest) -> None:

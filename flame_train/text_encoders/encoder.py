@@ -130,6 +130,10 @@ class TextEncoder(ABC):
         """Of its arrays, where training's is `dtype` and `text_encoders.precision` is `precision`."""
         return as_dtype(dtype if precision in ("auto", "fp8") else precision)
 
+    def kept_dtype(self, dtype: DType | str, precision: str) -> DType:
+        """Of its arrays in the cache, where `dtype` would have them otherwise."""
+        return self.dtype(dtype, precision)
+
     def _fp8(self, precision: str) -> nn.Fp8:
         return "weights" if precision == "fp8" and self.quantizable else "off"
 

@@ -12,10 +12,10 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from flame_train.data.padding import Padding, Paddings
-from flame_train.data.tokenizers.qwen import QwenTokenizer, find_tokenizer
+from flame_train.data.tokenizers.qwen import QwenTokenizer, Row, find_tokenizer
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
-from flame_train.engine.dtype import int32
+from flame_train.engine.dtype import DType, bfloat16, int32
 from flame_train.errors import ModelFileError
 from flame_train.models.common.family_files import FamilyFiles
 from flame_train.models.common.loading_qwen3 import qwen3_part
@@ -34,14 +34,16 @@ class Qwen3Keys(EncoderKeys):
 
     qwen3: str = field("", "Qwen3, where the checkpoint holds none; empty: its own", place=True)
     qwen3_tokens: Literal[128, 256, 512, 1024] = field(
-        512, "caption length that Qwen3 is given, chat template included", unit="tokens"
+        512,
+        "caption length that Qwen3 is given, with what the model sees of the chat template",
+        unit="tokens",
     )
     qwen3_dropout: float = field(0.0, "probability that Qwen3 is dropped, apart from captions", ge=0, le=1)
 
     @classmethod
     def part(cls, path: Path, component: str, files: FamilyFiles) -> Part:
         """From a file, its folder, a whole diffusers folder, or a checkpoint that holds it."""
-        return qwen3_part(path, component)
+        return qwen3_part(path, component, files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,42 @@ class ChatTemplate:
         """The whole message."""
         return self.before + text + self.after
 
+    def row(self, tokenizer: QwenTokenizer, text: str, length: int) -> Row:
+        """The message in `length` ids, cut at its end."""
+        return tokenizer.row(self.around(text), length)
+
+    def unseen(self, tokenizer: QwenTokenizer) -> int:
+        """How many tokens at the message's beginning the denoiser does not see; they do not count as its length."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedTemplate(ChatTemplate):
+    """One whose beginning is read and not kept, and whose end stands behind a caption that was cut, too."""
+
+    def row(self, tokenizer: QwenTokenizer, text: str, length: int) -> Row:
+        """The message in `length` ids besides those of its beginning."""
+        whole, end = length + self.unseen(tokenizer), tokenizer.encode(self.after)
+        begun = tokenizer.row(self.before + text, whole - len(end))
+        ids = np.concatenate([begun.ids[begun.mask], end]).astype(np.int32)
+        filled = np.full(whole, tokenizer.pad, np.int32)
+        filled[: len(ids)] = ids
+        return Row(filled, np.arange(whole) < len(ids), begun.truncated)
+
+    def unseen(self, tokenizer: QwenTokenizer) -> int:
+        return len(tokenizer.encode(self.before))
+
 
 THINKING: Final = ChatTemplate("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
 """A user's message that Qwen3 is to think about: Z-Image's."""
 WITHOUT_THINKING: Final = ChatTemplate(THINKING.before, THINKING.after + "<think>\n\n</think>\n\n")
 """A user's message with its thinking left empty: FLUX.2 klein's."""
+DESCRIBING: Final = ClosedTemplate(
+    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
+    "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n",
+    THINKING.after,
+)
+"""A user's message behind Qwen-Image's instruction: Krea 2's. It has 34 tokens before a caption and 5 after it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +100,8 @@ class Qwen3Encoder(TextEncoder):
     """Qwen3. It makes the hidden states `qwen3` (T, C) after the layers of `taps`, side by side.
 
     With `masked` they are kept without padding, for a denoiser that does not look at it. A batch then has
-    `qwen3_rows` (B,), the number of each caption's tokens.
+    `qwen3_rows` (B,), the number of each caption's tokens. With `compact` the cache has them in bf16,
+    whatever they were computed in.
     """
 
     key = "qwen3"
@@ -78,6 +112,7 @@ class Qwen3Encoder(TextEncoder):
     length: int
     masked: bool
     places: tuple[Path, ...] = ()
+    compact: bool = False
 
     @cached_property
     def tokenizer(self) -> QwenTokenizer:
@@ -113,20 +148,29 @@ class Qwen3Encoder(TextEncoder):
         return max(1, _TOKENS // self.length)
 
     def inputs(self, text: str) -> dict[str, np.ndarray[Any, Any]]:
-        row = self.tokenizer.row(self.template.around(text), self.length)
+        row = self.template.row(self.tokenizer, text, self.length)
         return {"ids": row.ids, "mask": row.mask}
 
     def rows(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> int:
-        return int(np.count_nonzero(inputs["mask"]))
+        return int(np.count_nonzero(inputs["mask"][self._unseen :]))
+
+    @cached_property
+    def _unseen(self) -> int:
+        return self.template.unseen(self.tokenizer)
+
+    def kept_dtype(self, dtype: DType | str, precision: str) -> DType:
+        return bfloat16 if self.compact else super().kept_dtype(dtype, precision)
 
     def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         assert isinstance(network, Qwen3)
         mask = None if self.masked else inputs["mask"]  # tokens do not see the padding after them
-        made = {"qwen3": F.cat(list(network(inputs["ids"], mask, self.taps)), dim=-1)}
-        return made | ({"qwen3_rows": inputs["mask"].to(int32).sum(dim=-1)} if self.masked else {})
+        states = [state[:, self._unseen :] for state in network(inputs["ids"], mask, self.taps)]
+        made = {"qwen3": F.cat(states, dim=-1)}
+        seen = inputs["mask"][:, self._unseen :]
+        return made | ({"qwen3_rows": seen.to(int32).sum(dim=-1)} if self.masked else {})
 
     def overlong(self, text: str) -> bool:
-        return self.tokenizer.row(self.template.around(text), self.length).truncated > 0
+        return self.template.row(self.tokenizer, text, self.length).truncated > 0
 
     @property
     def vocabulary(self) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from flame_train.adapters.attach import attach
 from flame_train.adapters.kinds import ADAPTERS
-from flame_train.adapters.targets import resolve
+from flame_train.adapters.rules import rates
 from flame_train.config.load import from_options, with_overrides
 from flame_train.distributed.group import ALONE, ProcessGroup, silent
 from flame_train.engine import Frozen, capture, nn
@@ -23,8 +23,11 @@ from flame_train.engine.random import bits, uniform_of
 from flame_train.engine.shape_run import gpu_of, shape_run
 from flame_train.errors import ConfigError, out_of_memory
 from flame_train.models.common.blocks import BlockNetwork, Checkpointing, whole_blocks
+from flame_train.models.common.streamed import StreamedWeights
+from flame_train.run.adapted import adapted_layers
 from flame_train.run.check import fp8_of
 from flame_train.run.checkpointing import blocks_named
+from flame_train.run.streamed import blocks_streamed
 from flame_train.run.train import make_state
 from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.model import Denoiser, Model
@@ -32,8 +35,9 @@ from flame_train.training.step import State, micro, reduce, update
 
 from . import bench_torch_step
 from .bench_ceilings import ceilings
-from .bench_kernels import ABOUT_THE_REST, breakdown, census
+from .bench_kernels import ABOUT_THE_REST, breakdown, count_launches
 from .bench_models import conditioning, find, normal
+from .bench_text import running_encoders, with_token_ids
 from .bench_torch_models import torch_baseline
 
 _WARM, _TIMED = 3, 10
@@ -43,7 +47,7 @@ SMALLER = "try --batch 1, --checkpointing full, a lower --resolution or --rank, 
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class BenchCase:
     """The configuration of a measurement: model, pixels, images a step, training settings."""
 
     model: str = "sdxl"
@@ -65,6 +69,10 @@ class Trial:
     def fp8(self) -> nn.Fp8:
         """How the engine stores the base."""
         return fp8_of(self.quantize, self.arithmetic)
+
+
+Trial = BenchCase
+"""The former name; goes with its last caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,37 +105,50 @@ class Prepared:
         return replay
 
 
-def prepare(trial: Trial, group: ProcessGroup = ALONE) -> Prepared:
+def prepare(case: BenchCase, group: ProcessGroup = ALONE) -> Prepared:
     """A step with random weights, made on the device. Raises `ConfigError` for settings that allow no step.
 
     Of several processes in `group` each makes its own, with its share of the samples.
     """
-    family, model = find(trial.model)
+    family, model = find(case.model)
     options: dict[str, dict[str, Any]] = {
-        "train": {"precision": trial.precision, "steps": 100},
-        "lora": {"rank": trial.rank, "alpha": float(trial.rank), "targets": (family.bench_targets,)},
-        "data": {"resolution": trial.resolution, "batch_size": trial.batch},
-        "gradient": {"checkpointing": trial.checkpointing},
-        "optimizer": {"name": trial.optimizer},
-        "model": {"quantize": trial.quantize, "arithmetic": trial.arithmetic},
+        "train": {"precision": case.precision, "steps": 100},
+        "lora": {"rank": case.rank, "alpha": float(case.rank), "targets": (family.bench_targets,)},
+        "data": {"resolution": case.resolution, "batch_size": case.batch},
+        "gradient": {"checkpointing": case.checkpointing},
+        "optimizer": {"name": case.optimizer},
+        "model": {"quantize": case.quantize, "arithmetic": case.arithmetic},
     }
-    config = from_options(**with_overrides(options, trial.settings))
-    if trial.resolution % model.side_multiple:
+    config = from_options(**with_overrides(options, case.settings))
+    if case.resolution % model.side_multiple:
         raise ConfigError(
-            f"--resolution: expected a multiple of {model.side_multiple} for {trial.model}, got {trial.resolution}"
+            f"--resolution: expected a multiple of {model.side_multiple} for {case.model}, got {case.resolution}"
         )
-    backend, dtype = get_backend(trial.device), as_dtype(trial.precision)
+    backend, dtype = get_backend(case.device), as_dtype(case.precision)
     network = model.network
-    network.checkpoint_blocks(trial.checkpointing, _checkpointed(network, trial))
-    check_formats(trial.device, {"--precision": dtype})
-    nn.check_fp8(trial.fp8, trial.device, dtype)
-    randomise(network, dtype, backend, trial.fp8)
-    targets = resolve(network, config.lora.targets, model.presets)
+    recomputed = _checkpointed(network, case)
+    network.checkpoint_blocks(case.checkpointing, recomputed)
+    streamed = blocks_streamed(network, config.model.offload, case.checkpointing, recomputed)
+    check_formats(case.device, {"--precision": dtype})
+    nn.check_fp8(case.fp8, case.device, dtype)
+    waiting = StreamedWeights(network, streamed) if streamed else None
+    randomise(network, dtype, backend, case.fp8, waiting)
+    if waiting is not None:
+        waiting.begin(backend)
+    trained = config.text_encoders.train
+    running = running_encoders(model, trained, case.checkpointing, lambda text: randomise(text, dtype, backend))
+    denoiser = replace(Denoiser.of(model, network, case.device, 1.0), text=running)
+    layers = adapted_layers(config.lora, config.text_encoders, model)
     attached = attach(
-        network, targets, rank=config.lora.rank, alpha=config.lora.alpha, seed=0, kind=ADAPTERS.chosen(config.lora)
+        denoiser.networks(trained),
+        list(layers),
+        rank=config.lora.rank,
+        alpha=config.lora.alpha,
+        seed=0,
+        kind=ADAPTERS.chosen(config.lora),
+        own=layers,
     )
-    objective = model.objective(config.model, config.loss, trial.device)
-    denoiser = Denoiser.of(model, network, trial.device, 1.0)
+    objective = model.objective(config.model, config.loss, case.device)
     state = make_state(
         denoiser,
         attached,
@@ -136,31 +157,33 @@ def prepare(trial: Trial, group: ProcessGroup = ALONE) -> Prepared:
         config.optimizer,
         config.schedule,
         config.gradient,
-        trial.device,
-        group=group,
+        case.device,
+        rates(layers, config.optimizer.lr),
+        group,
     )
     for parameter in attached.parameters():  # a zero matrix would leave half of the gradients zero
         if not bool(parameter.data.any()):
             parameter.data[...] = _uniform(backend, 1, parameter.shape, 1e-3, as_dtype("fp32"))
     state.optimizer.arena.sync_copies()
-    host = random_batch(model, trial)
-    host = replace(host, samples=host.samples + group.rank * trial.batch)
+    host = random_batch(model, case)
+    host = replace(host, arrays=with_token_ids(host.arrays, running)) if running else host
+    host = replace(host, samples=host.samples + group.rank * case.batch)
     device_batch = Batch(host, backend, dtype)
     device_batch.fill(host)
-    frozen = sum(int(w.nbytes) for _, w in network.weights())
-    return Prepared(model, network, state, device_batch, backend, len(targets), backend.memory().live, frozen)
+    frozen = sum(int(w.nbytes) for each in (network, *(r.network for r in running)) for _, w in each.weights())
+    return Prepared(model, network, state, device_batch, backend, len(layers), backend.memory().live, frozen)
 
 
-def _checkpointed(network: BlockNetwork, trial: Trial) -> frozenset[str]:
+def _checkpointed(network: BlockNetwork, case: BenchCase) -> frozenset[str]:
     """The blocks that are checkpointed. Raises `ConfigError` if the model has none."""
-    if trial.checkpoint_blocks and trial.checkpointing == "off":
+    if case.checkpoint_blocks and case.checkpointing == "off":
         raise ConfigError("--checkpoint-blocks: expected --checkpointing with it")
-    return blocks_named(network, trial.checkpointing, trial.checkpoint_blocks, "--checkpoint-blocks")
+    return blocks_named(network, case.checkpointing, case.checkpoint_blocks, "--checkpoint-blocks")
 
 
 @out_of_memory(SMALLER)
 def step(
-    trial: Trial, against: Literal["torch", "torch-compiled"] | None = None, by_kind: bool = False
+    case: BenchCase, against: Literal["torch", "torch-compiled"] | None = None, by_kind: bool = False
 ) -> dict[str, Any]:
     """Times a whole training step with random weights, eager and, on a GPU, replayed as a captured graph.
 
@@ -169,22 +192,22 @@ def step(
     by kind of kernel, `against` PyTorch's times. Raises `ConfigError` and `EnvironmentFault` before it measures.
     """
     if against is not None:
-        check_counterpart(trial)
-    with deterministic(trial.deterministic):
-        result = _step(trial, by_kind)
+        check_counterpart(case)
+    with deterministic(case.deterministic):
+        result = _step(case, by_kind)
     if against is None:
         return result
-    theirs = torch_step(trial, against == "torch-compiled")
+    theirs = torch_step(case, against == "torch-compiled")
     best = result.get("captured_ms", result["eager_ms"])
     return result | {"torch": theirs, "ratio": round(best / theirs["ms"], 4)}
 
 
-def check_counterpart(trial: Trial) -> None:
+def check_counterpart(case: BenchCase) -> None:
     """Raises `ConfigError` for what PyTorch's step would not do likewise, `EnvironmentFault` if it is not installed."""
-    lacking = [f"--quantize {trial.quantize}"] if trial.quantize != "off" else []
-    lacking += [f"--checkpointing {trial.checkpointing}"] if trial.checkpointing not in ("off", "full") else []
-    lacking += ["--checkpoint-blocks"] if trial.checkpoint_blocks else []
-    lacking += [f"--set {setting}" for setting in trial.settings]
+    lacking = [f"--quantize {case.quantize}"] if case.quantize != "off" else []
+    lacking += [f"--checkpointing {case.checkpointing}"] if case.checkpointing not in ("off", "full") else []
+    lacking += ["--checkpoint-blocks"] if case.checkpoint_blocks else []
+    lacking += [f"--set {setting}" for setting in case.settings]
     if lacking:
         raise ConfigError(
             f"--against: PyTorch's step has no counterpart of {' and '.join(lacking)}; leave one of them out"
@@ -192,33 +215,33 @@ def check_counterpart(trial: Trial) -> None:
     bench_torch_step.check_installed()
 
 
-def torch_step(trial: Trial, compiled: bool, group: ProcessGroup = ALONE) -> dict[str, Any]:
+def torch_step(case: BenchCase, compiled: bool, group: ProcessGroup = ALONE) -> dict[str, Any]:
     """PyTorch's times for the step of the same model, eager or with compiled blocks; its DDP in several processes."""
-    get_backend(trial.device).empty_cache()
-    _, model = find(trial.model)
+    get_backend(case.device).empty_cache()
+    _, model = find(case.model)
     return bench_torch_step.run(
         torch_baseline(model),
-        trial.resolution,
-        trial.batch,
-        trial.rank,
-        trial.precision,
-        whole_blocks(trial.checkpointing),
-        trial.device,
+        case.resolution,
+        case.batch,
+        case.rank,
+        case.precision,
+        whole_blocks(case.checkpointing),
+        case.device,
         compiled,
         group,
     )
 
 
-def _step(trial: Trial, by_kind: bool) -> dict[str, Any]:
-    get_backend(trial.device).empty_cache()  # what an earlier trial's graph kept
+def _step(case: BenchCase, by_kind: bool) -> dict[str, Any]:
+    get_backend(case.device).empty_cache()  # what an earlier case's graph kept
     begin = time.monotonic()
-    p = prepare(trial)
+    p = prepare(case)
     p.backend.reset_peak()
     p.step()
     p.backend.synchronize()
     first = time.monotonic() - begin
-    eager = _time(p.step, p.backend, *(_FEW if trial.device == "cpu" else (_WARM, _TIMED)))
-    result = asdict(trial) | {
+    eager = _time(p.step, p.backend, *(_FEW if case.device == "cpu" else (_WARM, _TIMED)))
+    result = asdict(case) | {
         "adapted_layers": p.adapted,
         "trainable_parameters": p.state.optimizer.arena.count,
         "first_step_s": round(first, 2),
@@ -226,17 +249,18 @@ def _step(trial: Trial, by_kind: bool) -> dict[str, Any]:
         "eager_host_ms": eager[1],
         "weights_gib": gib(p.frozen_bytes),
         "before_step_gib": gib(p.ready),
+        **({"host_gib": gib(p.backend.host_bytes)} if p.backend.host_bytes else {}),
         "peak_gib": peak_gib(p.backend),
     }
-    if trial.device != "cpu":
-        foretold = predicted(trial)
+    if case.device != "cpu":
+        foretold = predicted(case)
         return result | {"predicted_gib": gib(foretold.peak)} | _on_gpu(p, foretold.flops, by_kind)
     return result | {"figures": _figures(p)}
 
 
 def _on_gpu(p: Prepared, flops_of: Mapping[str, int], by_kind: bool) -> dict[str, Any]:
     """The measurements of the captured step. `flops_of` is its arithmetic, by kind of kernel."""
-    counted = census(p.step, p.backend) if by_kind else {}
+    counted = count_launches(p.step, p.backend) if by_kind else {}
     replay = p.captured()
     p.backend.reset_peak()
     ms, host_ms = _time(replay, p.backend)
@@ -276,13 +300,13 @@ class Predicted:
     flops: Mapping[str, int]
 
 
-def predicted(trial: Trial, processes: int = 1) -> Predicted:
-    """The step of a trial, run on shapes for this machine's GPU, or an H100 where there is none.
+def predicted(case: BenchCase, processes: int = 1) -> Predicted:
+    """The step of a case, run on shapes for this machine's GPU, or an H100 where there is none.
 
     Of several processes it is one; what NCCL keeps is not counted.
     """
-    with shape_run(gpu_of(trial.device)) as run, deterministic(trial.deterministic):
-        p = prepare(replace(trial, device="cuda"), silent(processes))
+    with shape_run(gpu_of(case.device)) as run, deterministic(case.deterministic):
+        p = prepare(replace(case, device="cuda"), silent(processes))
         run.backend.reset_peak()
         flops = run.multiplied(p.step)
         p.captured()
@@ -315,8 +339,18 @@ def _time(fn: Callable[[], None], backend: Backend, warm: int = _WARM, timed: in
     return round(statistics.median(whole), 3), round(statistics.median(host), 3)
 
 
-def randomise(module: nn.Module, dtype: DType, backend: Backend, fp8: nn.Fp8 = "off") -> None:
-    """Fills every weight with uniform values of a sensible size, made on the device; `fp8` is `nn.load`'s."""
+def randomise(
+    module: nn.Module, dtype: DType, backend: Backend, fp8: nn.Fp8 = "off", mover: nn.Mover | None = None
+) -> None:
+    """Fills every weight with uniform values of a sensible size, made on the device.
+
+    Args:
+        module: the network.
+        dtype: the dtype of the weights.
+        backend: the device.
+        fp8, mover: as in `nn.load`.
+    """
+    completion = nn.Completion(module, backend, mover)
     packed = module.quantizable() if fp8 != "off" else {}
     for number, (_, part, attr, slot) in enumerate(module.named_specs()):
         if slot.init in ("ones", "zeros"):
@@ -329,7 +363,8 @@ def randomise(module: nn.Module, dtype: DType, backend: Backend, fp8: nn.Fp8 = "
         object.__setattr__(part, attr, Frozen(values))
         if attr == "weight" and part in packed:
             part.quantize(fp8 == "dynamic" and packed[part])
-    module.pack_contiguous()
+        completion.after(number)
+    completion.end()
 
 
 def _uniform(backend: Backend, number: int, shape: tuple[int, ...], bound: float, dtype: DType) -> Any:
@@ -339,10 +374,10 @@ def _uniform(backend: Backend, number: int, shape: tuple[int, ...], bound: float
     return ((uniform_of(words) - np.float32(0.5)) * np.float32(2 * bound)).reshape(shape).astype(dtype)
 
 
-def random_batch(model: Model, trial: Trial, bucket: tuple[int, int] | None = None) -> HostBatch:
+def random_batch(model: Model, case: BenchCase, bucket: tuple[int, int] | None = None) -> HostBatch:
     """A batch of random latents and conditioning of the model's shapes, for images (H, W) if not square ones."""
-    height, width = bucket or (trial.resolution, trial.resolution)
-    shape = (trial.batch, *model.vae.latent_shape((height, width)))
+    height, width = bucket or (case.resolution, case.resolution)
+    shape = (case.batch, *model.vae.latent_shape((height, width)))
     latents = {"mean": normal(*shape), "logvar": normal(*shape) - 4.0}
-    names = tuple(f"random {i}" for i in range(trial.batch))
-    return HostBatch(latents | conditioning(model, trial.resolution, trial.batch), 0, np.arange(trial.batch), names)
+    names = tuple(f"random {i}" for i in range(case.batch))
+    return HostBatch(latents | conditioning(model, case.resolution, case.batch), 0, np.arange(case.batch), names)

@@ -13,7 +13,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.backend import Backend
 from flame_train.engine.dtype import DType, float32
 
-from .bench_clock import seconds, turns
+from .bench_timing import seconds, turns
 
 
 @dataclass(frozen=True, slots=True)

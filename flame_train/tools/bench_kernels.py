@@ -41,7 +41,7 @@ def kind_of(name: str) -> str:
     return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.IGNORECASE)), "")
 
 
-def census(step: Callable[[], None], backend: Backend) -> dict[str, tuple[int, int]]:
+def count_launches(step: Callable[[], None], backend: Backend) -> dict[str, tuple[int, int]]:
     """(launches, bytes) of an eager step by kind. Bytes are those of our kernels' arrays, each counted once."""
     launches, moved = defaultdict[str, int](int), defaultdict[str, int](int)
 
@@ -70,7 +70,7 @@ def breakdown(
     Args:
         step: runs one training step.
         backend: the CUDA backend.
-        counted: (launches, bytes) by kind, as `census` returns them.
+        counted: (launches, bytes) by kind, as `count_launches` returns them.
         flops: FLOP by kind, where they are counted.
         ceilings: the best FLOP/s and bytes/s of this machine.
         milliseconds: times a replay.

@@ -11,17 +11,17 @@ from flame_train.engine.memory_report import memory_report, saved_by_op
 from flame_train.errors import out_of_memory
 from flame_train.training.step import batch_losses
 
-from .bench import SMALLER, Trial, prepare
+from .bench import SMALLER, BenchCase, prepare
 
 
 @out_of_memory(SMALLER)
-def run(trial: Trial) -> dict[str, Any]:
+def run(case: BenchCase) -> dict[str, Any]:
     """Bytes by kind and by op. Weights are random.
 
     `kept` are the bytes that the graph holds after the forward pass, weights excluded: the activations. Together with
     `workspace`, the ops' temporary memory at that time, it is the peak of a step.
     """
-    p = prepare(trial)
+    p = prepare(case)
     s, arena = p.state, p.state.optimizer.arena
     loss = batch_losses(s.denoiser, s.objective, s.dtype, s.seed, p.batch)[0].mean()
     frozen = [part for _, w in p.network.weights() for part in ([w] if isinstance(w, Tensor) else [w.data, w.scales])]
@@ -30,7 +30,7 @@ def run(trial: Trial) -> dict[str, Any]:
     with memory_report() as report:
         p.step()
     return {
-        **asdict(trial),
+        **asdict(case),
         "weights": p.frozen_bytes,
         "adapters": sum(int(a.nbytes) for a in (arena.values, arena.compute_values) if a is not None),
         "gradients": int(arena.grads.nbytes),

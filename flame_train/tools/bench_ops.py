@@ -26,9 +26,9 @@ from flame_train.engine.op_samples import tensor_arguments
 from flame_train.errors import ConfigError, EnvironmentFault
 from flame_train.tools import bench_sizes
 from flame_train.tools.bench_ceilings import Ceilings, ceilings
-from flame_train.tools.bench_clock import seconds, turns
 from flame_train.tools.bench_flops import differentiable, on_device
 from flame_train.tools.bench_ready import Ready, all_ready
+from flame_train.tools.bench_timing import seconds, turns
 from flame_train.tools.bench_torch import torch_seconds
 
 PRECISIONS: Mapping[str, str] = {"fp32": "fp32", "tf32": "fp32", "bf16": "bf16", "fp16": "fp16"}

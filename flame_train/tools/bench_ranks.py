@@ -16,7 +16,7 @@ from flame_train.engine.mode import deterministic
 from flame_train.errors import out_of_memory
 from flame_train.training.step import State, micro, reduce, update
 
-from .bench import SMALLER, Prepared, Trial, check_counterpart, gib, peak_gib, predicted, prepare, torch_step
+from .bench import SMALLER, BenchCase, Prepared, check_counterpart, gib, peak_gib, predicted, prepare, torch_step
 
 _ROUNDS: Final = 4
 _WARM, _TIMED = 3, 10
@@ -25,14 +25,14 @@ _FEW = 1, 2  # on a CPU, whose steps take seconds
 
 @out_of_memory(SMALLER)
 def measure(
-    trial: Trial, group: ProcessGroup, against: Literal["torch", "torch-compiled"] | None = None
+    case: BenchCase, group: ProcessGroup, against: Literal["torch", "torch-compiled"] | None = None
 ) -> dict[str, Any]:
     """Times a step of every process by itself, all at the same time, and the step that they take together.
 
     Both have the same weights and buffers, and are captured on a GPU as the training loop does it.
 
     Args:
-        trial: the step; `device` is this process's own.
+        case: the step; `device` is this process's own.
         group: the processes. One by itself may have a communicator too, to see what that costs.
         against: PyTorch's DistributedDataParallel around the same step, eager or with compiled blocks.
 
@@ -46,23 +46,23 @@ def measure(
         EnvironmentFault: PyTorch is not installed.
     """
     if against is not None:
-        check_counterpart(trial)
-    backend = get_backend(trial.device)
-    with deterministic(trial.deterministic):
-        mine = _timed(prepare(trial, group), group)
+        check_counterpart(case)
+    backend = get_backend(case.device)
+    with deterministic(case.deterministic):
+        mine = _timed(prepare(case, group), group)
     of_all = [json.loads(text) for text in group.all_gather(json.dumps(mine))]
     slowest = {name: max(each[name] for each in of_all) for name in ("one_ms", "ms", "sum_ms")}
-    result = asdict(trial) | {"device": trial.device.partition(":")[0], "processes": group.world} | slowest
+    result = asdict(case) | {"device": case.device.partition(":")[0], "processes": group.world} | slowest
     result |= {
-        "images_per_s": round(trial.batch * group.world / slowest["ms"] * 1e3, 3),
+        "images_per_s": round(case.batch * group.world / slowest["ms"] * 1e3, 3),
         "share": round(slowest["one_ms"] / slowest["ms"], 4),
         "peak_gib": [each["peak_gib"] for each in of_all],
     }
     if backend.asynchronous:
-        result |= {"predicted_gib": gib(predicted(trial, group.world).peak)}
+        result |= {"predicted_gib": gib(predicted(case, group.world).peak)}
     if against is None:
         return result
-    theirs = torch_step(trial, against == "torch-compiled", group)
+    theirs = torch_step(case, against == "torch-compiled", group)
     told = [json.loads(text) for text in group.all_gather(json.dumps({n: theirs[n] for n in ("ms", "peak_gib")}))]
     theirs |= {"ms": max(each["ms"] for each in told), "peak_gib": [each["peak_gib"] for each in told]}
     return result | {"torch": theirs, "ratio": round(result["ms"] / theirs["ms"], 4)}

@@ -15,14 +15,14 @@ from flame_train.disk.files import make_folder, refuse_place
 from flame_train.errors import FlameError, OutputError, is_out_of_memory
 from flame_train.training.preview import write_png
 
-from .bench import Trial, step
+from .bench import BenchCase, step
 
 _LARGEST = 64
 _SIZE, _MARGIN = (880, 420), 70
 _INK, _GRID, _SPEED, _MEMORY = "#222222", "#dddddd", "#1f6fb4", "#c8501e"
 
 
-def run(trial: Trial, path: Path) -> tuple[dict[str, Any], BaseException | None]:
+def run(case: BenchCase, path: Path) -> tuple[dict[str, Any], BaseException | None]:
     """Doubles the batch from 1 until memory runs out, or to 64; plots the measurements into `path`, a PNG.
 
     Another error on the way, Ctrl-C included, ends the sweep. It is returned with the measurements so far, and raised
@@ -31,37 +31,37 @@ def run(trial: Trial, path: Path) -> tuple[dict[str, Any], BaseException | None]
     """
     refuse_place(path, ".png", force=True)
     make_folder(path.parent, "give another --plot")
-    rows, stopped, failed = _measure(trial)
+    rows, stopped, failed = _measure(case)
     plot: str | None = str(path)
     try:
-        draw(rows, _title(trial), path)
+        draw(rows, _title(case), path)
     except OutputError as e:
         plot, failed = None, failed or e
-    what = {name: value for name, value in asdict(trial).items() if name != "batch"}
+    what = {name: value for name, value in asdict(case).items() if name != "batch"}
     return what | {"stopped at": stopped, "plot": plot, "sweep": rows}, failed
 
 
-def _title(trial: Trial) -> str:
+def _title(case: BenchCase) -> str:
     """All that was the same at every batch."""
     parts = [
-        trial.model,
-        f"{trial.resolution} px",
-        f"rank {trial.rank}",
-        trial.precision,
-        f"quantize {trial.quantize}, arithmetic {trial.arithmetic}",
+        case.model,
+        f"{case.resolution} px",
+        f"rank {case.rank}",
+        case.precision,
+        f"quantize {case.quantize}, arithmetic {case.arithmetic}",
     ]
-    again = "deterministic" if trial.deterministic else "not deterministic"
-    blocks = f"checkpointing {trial.checkpointing}" + "".join(f" {glob}" for glob in trial.checkpoint_blocks)
-    return ", ".join([*parts, blocks, again, trial.device])
+    again = "deterministic" if case.deterministic else "not deterministic"
+    blocks = f"checkpointing {case.checkpointing}" + "".join(f" {glob}" for glob in case.checkpoint_blocks)
+    return ", ".join([*parts, blocks, again, case.device])
 
 
-def _measure(trial: Trial) -> tuple[list[dict[str, Any]], str, BaseException | None]:
+def _measure(case: BenchCase) -> tuple[list[dict[str, Any]], str, BaseException | None]:
     """(rows, why there are no more, the error if that was one)."""
     rows: list[dict[str, Any]] = []
     batch = 1
     while batch <= _LARGEST:
         try:
-            found = step(replace(trial, batch=batch))
+            found = step(replace(case, batch=batch))
         except (Exception, KeyboardInterrupt) as e:
             if not rows:
                 raise

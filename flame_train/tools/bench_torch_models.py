@@ -12,7 +12,9 @@ from flame_train.models.chroma.transformer import Chroma, ChromaArch
 from flame_train.models.flux.positions import axes_of
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
-from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.krea2.arch import Krea2Arch
+from flame_train.models.krea2.transformer import Krea2
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
 from flame_train.training.model import Model
@@ -31,6 +33,7 @@ _FLUX2 = (
     r"|single_transformer_blocks\.\d+\.attn\.(to_qkv_mlp_proj|to_out)"
 )
 _ZIMAGE = rf"layers\.\d+\.(attention\.({'|'.join(_ATTENTION)})|feed_forward\.w[123])"
+_KREA2 = rf"transformer_blocks\.\d+\.(attn\.({'|'.join(_ATTENTION)}|to_gate)|ff\.(gate|up|down))"
 
 Loss = Callable[[Any, Any], Any]
 """(torch, network) -> the loss of one batch, with new random inputs."""
@@ -66,7 +69,7 @@ def torch_baseline(model: Model) -> TorchBaseline:
         made = unet_arguments(arch)
         return TorchBaseline("UNet2DConditionModel", made, _ATTENTION, blocks, _unet(arch), channels_last=True)
     length = {name: shape[0] for name, shape in model.caption_shapes().items()}
-    if isinstance(network, Mmdit):
+    if isinstance(network, MMDiT):
         targets = [f"attn.{n}" for n in _JOINT] + [f"attn2.{n}" for n in _ATTENTION]
         loss = _sd3(arch, length["clip_l"] + length["t5"])
         return TorchBaseline("SD3Transformer2DModel", _mmdit_arguments(arch), targets, ("JointTransformerBlock",), loss)
@@ -80,6 +83,9 @@ def torch_baseline(model: Model) -> TorchBaseline:
         loss, blocks = _chroma(arch, length["t5"]), ("ChromaTransformerBlock", "ChromaSingleTransformerBlock")
         arguments = _chroma_arguments(arch)
         return TorchBaseline("ChromaTransformer2DModel", arguments, _FLUX, blocks, loss, cudnn_attention=False)
+    if isinstance(network, Krea2):
+        loss, blocks = _krea2(arch, length["qwen3"]), ("Krea2TransformerBlock",)
+        return TorchBaseline("Krea2Transformer2DModel", _krea2_arguments(arch), _KREA2, blocks, loss)
     if not isinstance(network, Flux):
         raise ConfigError(f"bench: {model.title} is not compared with PyTorch yet; leave --against out")
     blocks = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
@@ -149,7 +155,7 @@ def _flow_loss(torch: Any, latents: Any, predict: Callable[[Any, Any], Any]) -> 
     return torch.nn.functional.mse_loss(out.float(), (noise - latents).float())
 
 
-def _mmdit_arguments(arch: MmditArch) -> dict[str, Any]:
+def _mmdit_arguments(arch: MMDiTArch) -> dict[str, Any]:
     return {
         "sample_size": 128,
         "patch_size": 2,
@@ -167,7 +173,7 @@ def _mmdit_arguments(arch: MmditArch) -> dict[str, Any]:
     }
 
 
-def _sd3(arch: MmditArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+def _sd3(arch: MMDiTArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
     def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
         latents = torch.randn(size, arch.channels, resolution // 8, resolution // 8, **like)
         given = {
@@ -325,6 +331,46 @@ def _zimage(arch: ZImageArch, text: int) -> Callable[[Any, int, int, dict[str, A
 
         def loss(torch: Any, transformer: Any) -> Any:
             return _flow_loss(torch, latents, lambda x, t: predict(transformer, x, t))
+
+        return loss
+
+    return prepare
+
+
+def _krea2_arguments(arch: Krea2Arch) -> dict[str, Any]:
+    return {
+        "in_channels": 4 * arch.channels,
+        "num_layers": arch.depth,
+        "attention_head_dim": arch.width // arch.heads,
+        "num_attention_heads": arch.heads,
+        "num_key_value_heads": arch.kv_heads,
+        "intermediate_size": arch.hidden,
+        "timestep_embed_dim": arch.frequencies,
+        "text_hidden_dim": arch.text_dim,
+        "num_text_layers": arch.text_layers,
+        "text_num_attention_heads": arch.text_heads,
+        "text_num_key_value_heads": arch.text_kv_heads,
+        "text_intermediate_size": arch.text_hidden,
+        "num_layerwise_text_blocks": arch.layerwise,
+        "num_refiner_text_blocks": arch.refiners,
+        "axes_dims_rope": arch.axes,
+    }
+
+
+def _krea2(arch: Krea2Arch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        side = resolution // 16
+        latents = torch.randn(size, side * side, 4 * arch.channels, **like)
+        places = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"), dim=-1)
+        given = {
+            "encoder_hidden_states": torch.randn(size, text, arch.text_layers, arch.text_dim, **like),
+            "position_ids": torch.nn.functional.pad(places.reshape(-1, 2), (1, 0, text, 0)).to(like["device"]),
+            "encoder_attention_mask": torch.ones(size, text, dtype=torch.bool, device=like["device"]),
+            "return_dict": False,
+        }
+
+        def loss(torch: Any, transformer: Any) -> Any:
+            return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
 
         return loss
 

@@ -16,7 +16,7 @@ from flame_train.adapters.formats import from_file
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.errors import ModelFileError, shown
 from flame_train.io.dtypes import Array
-from flame_train.io.together import Weights
+from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
 from flame_train.models.common.identify import Identity, identify
 from flame_train.tools.families import components_of, lora_family

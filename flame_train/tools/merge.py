@@ -20,7 +20,7 @@ from flame_train.io.dtypes import FLOAT_TAGS, Array
 from flame_train.io.keymap import Op, Shape, Source
 from flame_train.io.resolve import Resolved
 from flame_train.io.safetensors import save_stream
-from flame_train.io.together import Weights
+from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
 from flame_train.models.common.identify import Identity, identify, lora_could_be
 from flame_train.progress import progress

@@ -19,7 +19,7 @@ from flame_train.adapters.summed import summed
 from flame_train.disk.files import is_same_file, refuse_place
 from flame_train.errors import ConfigError, ModelFileError
 from flame_train.io.lora_names import LoraFamily
-from flame_train.io.together import Weights
+from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
 from flame_train.models.common.identify import could_be, identify
 from flame_train.progress import progress

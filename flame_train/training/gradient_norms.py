@@ -9,6 +9,7 @@ import numpy as np
 
 from flame_train.engine import nn
 from flame_train.engine.optim import Optimizer
+from flame_train.models.common.blocks import BlockNetwork
 
 
 class GradientNorms:
@@ -45,8 +46,7 @@ class GradientNorms:
 
 def block_names(network: nn.Module) -> list[str]:
     """The names of a network's blocks; empty if it has none."""
-    blocks = getattr(network, "blocks", None)
-    return [] if blocks is None else list(blocks())
+    return list(network.named_blocks()) if isinstance(network, BlockNetwork) else []
 
 
 def _extend(spans: list[tuple[int, int]], start: int, stop: int) -> None:

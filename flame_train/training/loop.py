@@ -19,7 +19,7 @@ from flame_train.config.schema import (
     OutputSection,
     TrainSection,
 )
-from flame_train.disk.failpoint import hit, spoil
+from flame_train.disk.failpoint import fail_point, inject_nan
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
 from flame_train.engine.optim import METRICS
@@ -121,7 +121,7 @@ def train(run: Run) -> dict[str, Any]:
         _catch_up(run, figures)
         for step in range(run.first + 1, (run.first if run.validation.over else steps) + 1):
             figures.push(step_once(step))
-            hit("train.after_step")
+            fail_point("train.after_step")
             stopping = figures.stopping  # read once: a signal may come between any two lines
             measured = run.validation.is_due(step, run.epoch)
             if measured:
@@ -288,7 +288,7 @@ class _Stepper:
         files: list[str] = []
         images, waited, told = 0, 0.0, []
         for _ in range(run.gradient.accumulation):
-            hit("train.in_step")
+            fail_point("train.in_step")
             host = run.loader.take()
             waited += run.loader.wait_ms
             batch, run_micro = self._for(host)
@@ -298,8 +298,8 @@ class _Stepper:
             if batch.told is not None:
                 told.append((host.files, self._backend.get_async(batch.told)))
             images += batch.size
-        hit("train.before_update")
-        spoil("train.gradient", run.state.optimizer.arena.grads)
+        fail_point("train.before_update")
+        inject_nan("train.gradient", run.state.optimizer.arena.grads)
         if run.state.exchanged is not None:
             run.state.exchanged.tell(run.stop.signal_number, waited, self._backend.memory().peak or 0)
             self._reduce()

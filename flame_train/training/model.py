@@ -13,6 +13,7 @@ from flame_train.adapters.targets import Presets
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Placement, Size
 from flame_train.data.padding import Paddings
+from flame_train.diffusion.objectives import TrainingObjective
 from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.diffusion.samplers import Path as SamplingPath
 from flame_train.diffusion.timestep_sampling import TimestepSampling
@@ -27,7 +28,6 @@ from flame_train.models.common.vae import Vae, VaeArch, sample_latents
 from flame_train.text_encoders import TextEncoder
 
 from .fixed_batch import FixedBatches, HostArrays, Layout
-from .step import Objective
 from .text_in_step import RunningEncoder, together
 
 Example = HostArrays
@@ -179,7 +179,7 @@ class Model(ABC):
         """
 
     @abstractmethod
-    def objective(self, model: ModelSection, loss: LossSection, device: str) -> Objective:
+    def objective(self, model: ModelSection, loss: LossSection, device: str) -> TrainingObjective:
         """The training objective."""
 
     @abstractmethod
@@ -238,10 +238,27 @@ class Model(ABC):
         return 1.0 if self.guidance_distilled else guidance_scale
 
     def load_denoiser(
-        self, *, device: str, dtype: DType | str, fp8: nn.Fp8 = "off", guidance_scale: float = 1.0
+        self,
+        *,
+        device: str,
+        dtype: DType | str,
+        fp8: nn.Fp8 = "off",
+        guidance_scale: float = 1.0,
+        streamed: Collection[str] = (),
     ) -> Denoiser:
-        """The network to adapt, loaded. `guidance_scale` is the input of a guidance-distilled network."""
-        network: BlockNetwork = self.denoiser.load(device=device, dtype=dtype, fp8=fp8)
+        """The network to adapt, loaded.
+
+        Args:
+            device: the device of the weights.
+            dtype: their dtype.
+            fp8: how quantizable layers are stored.
+            guidance_scale: the input of a guidance-distilled network.
+            streamed: the names of blocks that wait in host memory.
+
+        Returns:
+            The network, and how a step calls it.
+        """
+        network: BlockNetwork = self.denoiser.load(device=device, dtype=dtype, fp8=fp8, streamed=streamed)
         return Denoiser.of(self, network, device, guidance_scale)
 
     def caption_shapes(self) -> dict[str, tuple[int, ...]]:

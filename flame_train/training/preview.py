@@ -15,7 +15,7 @@ from flame_train.data.padding import Paddings, collate
 from flame_train.diffusion.guidance import guided
 from flame_train.diffusion.samplers import Path, Sampler
 from flame_train.disk.durable import write_durably
-from flame_train.disk.failpoint import hit
+from flame_train.disk.failpoint import fail_point
 from flame_train.engine import Tensor, no_grad, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType, is_float
@@ -81,7 +81,7 @@ def draw(
             return Tensor(Rng(xp, d.seed, number, xp.zeros((1,), np.int64)).normal(PREVIEW_NOISE, d.latent))
 
         def step(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
-            hit("sample.step")
+            fail_point("sample.step")
             stop.check("while sampling")
             return denoise(x.to(d.dtype), t, cond).float()
 

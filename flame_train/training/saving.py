@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from flame_train.adapters.formats import FORMATS
 from flame_train.disk.durable import remove
-from flame_train.disk.failpoint import hit
+from flame_train.disk.failpoint import fail_point
 from flame_train.disk.held import Place
 
 from .image_losses import ImageLosses, merged
@@ -59,7 +59,7 @@ def _write_checkpoint(run: Run, step: int, images: ImageLosses | None) -> None:
     _LOG.info("checkpoint of step %d: %s", step, run.folder.checkpoints / f"step-{step:06d}")
     run.callbacks.checkpoint(step, run.folder.checkpoints / f"step-{step:06d}")
     if run.is_last(step):
-        hit("train.before_result")
+        fail_point("train.before_result")
         write_result(run, step)
 
 

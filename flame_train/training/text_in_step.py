@@ -82,6 +82,9 @@ class Networks(nn.Module):
     def fusable_groups(self) -> Sequence[Sequence[Any]]:
         return self._denoiser.fusable_groups()
 
+    def bring(self, layer: str) -> None:
+        self._denoiser.bring(layer)
+
 
 def together(denoiser: nn.Module, encoders: Mapping[str, nn.Module]) -> nn.Module:
     """The networks with adapters as one module: without `encoders` the denoiser itself."""

@@ -21,13 +21,13 @@ from flame_train.io.weights import open_weights
 from flame_train.models.common.clip import ClipArch, ClipTextEncoder
 from flame_train.models.common.t5 import T5Arch, T5Encoder
 from flame_train.models.sd3.keys import lora_family, lora_family_of
-from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
 MODELS = {
-    "sd3_medium": MmditArch.sd3_medium(),
-    "sd35_medium": MmditArch.sd35_medium(),
-    "sd35_large": MmditArch.sd35_large(),
+    "sd3_medium": MMDiTArch.sd3_medium(),
+    "sd35_medium": MMDiTArch.sd35_medium(),
+    "sd35_large": MMDiTArch.sd35_large(),
 }
 COUNTS = {"sd3_medium": 237, "sd35_medium": 263, "sd35_large": 377}
 TARGETS = {  # a set of PEFT's list: our modules
@@ -70,7 +70,7 @@ def trained(model, seed=0, rank=2, alpha=1.0, dtype=np.float16):
     rng = np.random.default_rng(seed)
     arch = MODELS[model]
     found = {}
-    for name in linears(Mmdit(arch), r"joint_blocks\..*"):
+    for name in linears(MMDiT(arch), r"joint_blocks\..*"):
         block, stream, kind = re.fullmatch(r"joint_blocks\.(\d+)\.(\w+?)_block\.(.*)", name).groups()
         rows, columns = ROWS.get(kind, D), 4 * D if kind == "mlp.fc2" else D
         if kind.startswith("adaLN"):
@@ -103,7 +103,7 @@ def test_kohya_files_have_kohyas_keys_and_shapes(model):
     layer = r"text_model\.encoder\.layers\..*"
     family = lora_family(MODELS[model].depth, MODELS[model].dual)
     state = {
-        "transformer": zeros(linears(Mmdit(MODELS[model]), r"joint_blocks\..*"), 4),
+        "transformer": zeros(linears(MMDiT(MODELS[model]), r"joint_blocks\..*"), 4),
         "text_encoder": zeros(linears(ClipTextEncoder(ClipArch.clip_l()), layer), 4),
         "text_encoder_2": zeros(linears(ClipTextEncoder(ClipArch.bigg()), layer), 4),
     }
@@ -123,7 +123,7 @@ def test_kohya_files_have_kohyas_keys_and_shapes(model):
 @pytest.mark.parametrize(("model", "targets"), SETS)
 def test_diffusers_files_have_pefts_keys_and_shapes(model, targets):
     family = lora_family(MODELS[model].depth, MODELS[model].dual)
-    state = {"transformer": zeros(linears(Mmdit(MODELS[model]), TARGETS[targets]), 4)}
+    state = {"transformer": zeros(linears(MMDiT(MODELS[model]), TARGETS[targets]), 4)}
     tensors, metadata = to_diffusers(state, family)
     expected = {name: tuple(shape) for name, shape in golden(f"lora_peft_{model}")[targets].items()}
     assert {name: x.shape for name, x in tensors.items()} == expected
@@ -133,7 +133,7 @@ def test_diffusers_files_have_pefts_keys_and_shapes(model, targets):
 def test_every_layer_has_a_place(model):
     """What cuts the image into tokens, a convolution, included."""
     names = lora_family(MODELS[model].depth, MODELS[model].dual).components[0].modules
-    layers = {n for n, m in Mmdit(MODELS[model]).named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
+    layers = {n for n, m in MMDiT(MODELS[model]).named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
     assert set(names) == layers
     diffusers = golden(f"{model}_diffusers_transformer")
     matrices = {name.removesuffix(".weight") for name, shape in diffusers.items() if len(shape) in (2, 4)}
@@ -270,20 +270,20 @@ def kohya_shapes(weights, rank=4):
 @pytest.mark.parametrize(
     ("arch", "chosen", "depth"),
     [
-        (MmditArch.sd3_medium(), r"joint_blocks\..*", 24),
-        (MmditArch.sd35_large(), r"joint_blocks\..*", 38),
-        (MmditArch.tiny(), r"joint_blocks\..*", 3),
-        (MmditArch.sd35_large(), r"joint_blocks\..*\.attn\..*", 38),
-        (MmditArch.sd35_large(), r"joint_blocks\.30\..*", 38),
-        (MmditArch.sd35_large(), r"joint_blocks\.23\.context_block\.adaLN.*", 38),
-        (MmditArch.sd35_large(), r"joint_blocks\.23\.context_block\.attn\.proj", 38),
-        (MmditArch.sd35_large(), r"joint_blocks\.5\..*", 24),  # names mean the same in both
-        (MmditArch.sd3_medium(), r"joint_blocks\.23\..*\.attn\.qkv", 24),
-        (MmditArch.sd3_medium(), r"final_layer\..*", 24),
+        (MMDiTArch.sd3_medium(), r"joint_blocks\..*", 24),
+        (MMDiTArch.sd35_large(), r"joint_blocks\..*", 38),
+        (MMDiTArch.tiny(), r"joint_blocks\..*", 3),
+        (MMDiTArch.sd35_large(), r"joint_blocks\..*\.attn\..*", 38),
+        (MMDiTArch.sd35_large(), r"joint_blocks\.30\..*", 38),
+        (MMDiTArch.sd35_large(), r"joint_blocks\.23\.context_block\.adaLN.*", 38),
+        (MMDiTArch.sd35_large(), r"joint_blocks\.23\.context_block\.attn\.proj", 38),
+        (MMDiTArch.sd35_large(), r"joint_blocks\.5\..*", 24),  # names mean the same in both
+        (MMDiTArch.sd3_medium(), r"joint_blocks\.23\..*\.attn\.qkv", 24),
+        (MMDiTArch.sd3_medium(), r"final_layer\..*", 24),
     ],
 )
 def test_the_depth_is_found(arch, chosen, depth):
-    assert depth_of(lora_family_of(kohya_shapes(linears(Mmdit(arch), chosen)))) == depth
+    assert depth_of(lora_family_of(kohya_shapes(linears(MMDiT(arch), chosen)))) == depth
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_the_depth_is_found(arch, chosen, depth):
     ],
 )
 def test_a_file_that_is_silent_gets_the_name_of_its_model(model, chosen, name):
-    family = lora_family_of(kohya_shapes(linears(Mmdit(MODELS[model]), chosen)))
+    family = lora_family_of(kohya_shapes(linears(MMDiT(MODELS[model]), chosen)))
     assert model_spec(family, "x")["modelspec.architecture"] == name
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from flame_train import cli
+from flame_train.families import FAMILY_TITLES
 
 CONFIG = """\
 pretrained_model_name_or_path = {base!r}
@@ -68,7 +69,7 @@ def test_json_has_all_of_it(kohya: Path, capsys: pytest.CaptureFixture[str]) -> 
     [
         (["nothing.toml"], "no such file"),
         (["kohya.toml"], "add --family sdxl or sd3 or flux"),
-        (["kohya.toml", "--family", "wan"], "expected a model family (sdxl, sd3, flux, zimage, flux2), got wan"),
+        (["kohya.toml", "--family", "wan"], f"expected a model family ({', '.join(FAMILY_TITLES)}), got wan"),
         (["kohya.toml", "--family", "sdxl", "-o", "ours.yaml"], ".toml"),
     ],
 )

@@ -23,16 +23,16 @@ def disarmed() -> Iterator[None]:
 def test_an_armed_place_acts_at_its_nth_hit_and_no_other() -> None:
     failpoint.arm("here:2:enospc,there:all:nan")
     values = np.zeros((2, 2))
-    failpoint.hit("here")
-    failpoint.hit("elsewhere")
+    failpoint.fail_point("here")
+    failpoint.fail_point("elsewhere")
     with pytest.raises(OSError, match="failpoint here") as caught:
-        failpoint.hit("here")
+        failpoint.fail_point("here")
     assert caught.value.errno == errno.ENOSPC
-    failpoint.hit("here")
-    failpoint.spoil("there", values)
+    failpoint.fail_point("here")
+    failpoint.inject_nan("there", values)
     assert np.isnan(values[0, 0])
     assert np.isfinite(values).sum() == 3
-    failpoint.hit("there")  # a number that goes bad is nothing that a plain place can do
+    failpoint.fail_point("there")  # a number that goes bad is nothing that a plain place can do
 
 
 @pytest.mark.parametrize("junk", ["here:sometimes", "here:1:boom", "here:-1", "here:\u00b2"])
@@ -51,4 +51,4 @@ def test_nothing_in_the_package_arms_a_place_or_reads_a_variable_for_it() -> Non
 @pytest.mark.parametrize("value", ["here", "here:1:boom", "\u00b2:\u00b2"])
 def test_the_environment_arms_nothing(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setitem(os.environ, "FLAME_TEST_FAILPOINT", value)
-    failpoint.hit("here")
+    failpoint.fail_point("here")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from flame_train.errors import ConfigError
+from flame_train.show.library import runs_in
 from flame_train.sweep.on_slurm import script
 from flame_train.sweep.plan import read_sweep
 
@@ -78,6 +79,8 @@ def test_a_failed_run_ends_no_other_and_the_same_command_goes_on(tmp_path: Path,
     assert (tmp_path / "runs" / "good" / "log.jsonl").stat().st_mtime_ns == log
     shown = job.program("sweep", str(path), "--status", "--json")
     assert json.loads(shown.stdout)["done"] == "2 of 2"
+    assert json.loads(shown.stdout)["compare"] == f"flame-train show {tmp_path}/runs"
+    assert [found.name for found in runs_in(tmp_path / "runs")] == ["bad", "good"]  # what that command shows
 
 
 def test_the_script_for_slurm_can_be_read(tmp_path: Path, job: Any) -> None:

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.gpu
 
 
 def test_a_step_is_broken_down_by_kind_of_kernel() -> None:
-    result = bench.step(bench.Trial("sdxl-tiny", 128, rank=16), by_kind=True)
+    result = bench.step(bench.BenchCase("sdxl-tiny", 128, rank=16), by_kind=True)
     rows = {row["kind"]: row for row in result["kernels"]}
     wanted = {
         "matrix products",

@@ -27,14 +27,14 @@ pytestmark = pytest.mark.gpu
 )
 def test_many_buckets_neither_grow_nor_are_captured_again(model: str, rule: BucketRule, most: int) -> None:
     """In the order of a run: a bucket's first step comes after others' were captured, and works in their memory."""
-    trial, runs = bench.Trial(model, resolution=rule.resolution, batch=2, rank=4), []
-    p = bench.prepare(trial)
+    case, runs = bench.BenchCase(model, resolution=rule.resolution, batch=2, rank=4), []
+    p = bench.prepare(case)
     p.backend.empty_cache()  # what other tests' graphs have left
     before = p.backend.memory().live
     after = capture(lambda: update(p.state), "cuda")
     steps: list[Callable[[], None]] = []
     for bucket in sorted(rule.buckets, key=math.prod, reverse=True)[:most]:
-        here = bench.random_batch(p.model, trial, bucket)
+        here = bench.random_batch(p.model, case, bucket)
         batch = Batch(here, p.backend, p.state.dtype)
         batch.fill(here)
 

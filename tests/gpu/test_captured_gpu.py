@@ -24,15 +24,15 @@ STEPS = 10
 Way = Callable[[Callable[[], None]], Callable[[], None]]
 
 
-def trained(trial: bench.Trial, way: Way, prepared: Callable[[Any], Any] = lambda p: p, micros: int = 1) -> Any:
+def trained(case: bench.BenchCase, way: Way, prepared: Callable[[Any], Any] = lambda p: p, micros: int = 1) -> Any:
     """The optimizer after ten steps of `micros` batches each; in fp16 the sixth overflows."""
     with deterministic(True):
-        p = prepared(bench.prepare(trial))
+        p = prepared(bench.prepare(case))
         part, end = way(lambda: micro(p.state, p.batch)), way(lambda: update(p.state))
         for i in range(STEPS):
             for _ in range(micros):
                 part()
-            if i == 5 and trial.precision == "fp16":
+            if i == 5 and case.precision == "fp16":
                 p.state.optimizer.arena.grads[:1] = math.inf
             end()
         p.backend.synchronize()
@@ -53,8 +53,8 @@ def bits(optimizer: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(value) for name, value in optimizer.state_dict().items()} | {"values": values.copy()}
 
 
-def check(trial: bench.Trial, **how: Any) -> dict[str, np.ndarray]:
-    one, other = (bits(trained(trial, way, **how)) for way in (eager, captured))
+def check(case: bench.BenchCase, **how: Any) -> dict[str, np.ndarray]:
+    one, other = (bits(trained(case, way, **how)) for way in (eager, captured))
     assert one.keys() == other.keys()
     for name, value in one.items():
         np.testing.assert_array_equal(other[name], value, err_msg=name)
@@ -68,6 +68,8 @@ def check(trial: bench.Trial, **how: Any) -> dict[str, np.ndarray]:
         {"checkpointing": "mlp"},
         {"checkpointing": "full"},
         {"checkpointing": "offload"},
+        {"checkpointing": "full", "settings": ("model.offload=1.0",)},
+        {"checkpointing": "offload", "settings": ("model.offload=0.5",), "quantize": "fp8"},
         {"quantize": "fp8"},
         {"quantize": "fp8", "arithmetic": "fp8"},
         *({"settings": ("lora.kind=" + kind,)} for kind in ("loha", "lokr", "dora")),
@@ -79,7 +81,7 @@ def check(trial: bench.Trial, **how: Any) -> dict[str, np.ndarray]:
 )
 @pytest.mark.parametrize("model", MODELS)
 def test_ten_captured_steps_equal_ten_eager_ones(model: str, how: dict[str, Any]) -> None:
-    found = check(bench.Trial(model, 128, batch=2, rank=16, **how))
+    found = check(bench.BenchCase(model, 128, batch=2, rank=16, **how))
     assert all(np.isfinite(v).all() for v in found.values() if v.dtype.kind == "f")
 
 
@@ -102,5 +104,19 @@ def test_so_do_steps_of_several_batches_with_noise_and_an_average(precision: Any
             ),
         )
 
-    found = check(bench.Trial("sdxl-tiny", 128, batch=2, rank=16, precision=precision), prepared=prepared, micros=3)
+    found = check(bench.BenchCase("sdxl-tiny", 128, batch=2, rank=16, precision=precision), prepared=prepared, micros=3)
     assert (found["skipped"] > 0) == (precision == "fp16")
+
+
+@pytest.mark.parametrize("how", [{}, {"quantize": "fp8"}, {"settings": ("lora.kind=dora",)}], ids=str)
+@pytest.mark.parametrize("share", ["0.4", "1.0"])
+@pytest.mark.parametrize("model", [*MODELS, "zimage-tiny", "flux2-tiny"])
+def test_blocks_streamed_from_the_host_train_to_the_bits_of_resident_ones(
+    model: str, share: str, how: dict[str, Any]
+) -> None:
+    settings = how.get("settings", ())
+    resident = bench.Trial(model, 128, batch=2, rank=16, checkpointing="full", **how)
+    streamed = replace(resident, settings=(*settings, f"model.offload={share}"))
+    one, other = (bits(trained(trial, captured)) for trial in (resident, streamed))
+    for name, value in one.items():
+        np.testing.assert_array_equal(other[name], value, err_msg=name)

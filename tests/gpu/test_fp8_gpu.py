@@ -18,7 +18,7 @@ MODELS = ["sdxl-tiny", "sd3-tiny", "flux-tiny"]
 def gradients(model: str, device: str, arithmetic: Any, precision: Any = "fp32") -> np.ndarray:
     """All adapters' gradients of a first step, which randomly drawn weights and batches make alike everywhere."""
     stored = {"quantize": "fp8", "arithmetic": arithmetic}
-    p = bench.prepare(bench.Trial(model, 128, batch=2, rank=16, precision=precision, device=device, **stored))
+    p = bench.prepare(bench.BenchCase(model, 128, batch=2, rank=16, precision=precision, device=device, **stored))
     micro(p.state, p.batch)
     return p.backend.to_host(p.state.optimizer.arena.grads).astype(np.float64)
 

@@ -19,7 +19,7 @@ from flame_train.engine.dtype import bfloat16, float32
 from flame_train.engine.mode import op_hooks
 from flame_train.engine.optim import FlatParameters
 from flame_train.models.flux.transformer import Flux, FluxArch
-from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.recipes import flux, sd3
 
@@ -219,7 +219,7 @@ def test_what_is_parked_on_the_host_comes_back_in_a_captured_step() -> None:
 
 FLOW: dict[str, tuple[Callable[[], Any], str]] = {
     "flux": (lambda: Flux(FluxArch.tiny()), "attention+mlp"),
-    "sd3": (lambda: Mmdit(MmditArch.tiny(dual=(0, 1))), "attention"),
+    "sd3": (lambda: MMDiT(MMDiTArch.tiny(dual=(0, 1))), "attention"),
 }
 
 

@@ -81,7 +81,7 @@ def test_a_run_that_is_continued_stands_as_one_that_was_not(asked: Any, tmp_path
 
 
 def prepared(model: str) -> tuple[Any, validate.Validator]:
-    p = bench.prepare(bench.Trial(model, 128, batch=2, rank=16))
+    p = bench.prepare(bench.BenchCase(model, 128, batch=2, rank=16))
     arrays = {n: get_backend("cuda").to_host(a) for n, a in p.batch._arrays.items() if n not in ("step", "samples")}
     examples = [{name: a[i] for name, a in arrays.items()} for i in range(2)]
     images = validate.HeldOut.of(examples)

@@ -280,7 +280,7 @@ def test_an_error_of_a_writer_passes_through_and_leaves_no_trace(tmp_path: Path)
 
 def test_every_failpoint_of_the_protocol_is_in_the_kill_tests() -> None:
     source = Path(commit_module.__file__).read_text()
-    named = {part.split('"')[0] for part in source.split('hit("')[1:]}
+    named = {part.split('"')[0] for part in source.split('fail_point("')[1:]}
     assert named == {*POINTS, "checkpoint.after_rename", "checkpoint.before_prune", "checkpoint.mid_prune"}
 
 

@@ -16,14 +16,14 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import bfloat16, float32, float64
 from flame_train.models.common.t5 import T5Arch, T5Encoder
 from flame_train.models.flux.transformer import Flux, FluxArch
-from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.transformer import feed_forward
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from tests.engine.ops.test_fp8 import by_ml_dtypes
 
 NETWORKS: dict[str, Callable[[], Any]] = {
     "sdxl": lambda: UNet(UNetArch.tiny()),
-    "sd3": lambda: Mmdit(MmditArch.tiny(dual=(0, 1))),
+    "sd3": lambda: MMDiT(MMDiTArch.tiny(dual=(0, 1))),
     "flux": lambda: Flux(FluxArch.tiny()),
 }
 

@@ -9,7 +9,7 @@ import pytest
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
 from flame_train.models.sd3.files import SD3_FILES
-from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 
 FP8 = ml_dtypes.float8_e4m3fn
 
@@ -17,7 +17,7 @@ FP8 = ml_dtypes.float8_e4m3fn
 @pytest.fixture(scope="module")
 def arrays():
     """Random weights that fp8 can hold, in fp16."""
-    network = Mmdit(MmditArch.tiny())
+    network = MMDiT(MMDiTArch.tiny())
     network.init(np.random.default_rng(0), "float32")
     return {n: w.numpy().astype(FP8).astype(np.float16) for n, w in network.weights()}
 

@@ -12,7 +12,7 @@ from flame_train.engine import no_grad, tensor
 from flame_train.io.safetensors import save_file
 from flame_train.models.sd3.keys import lora_family
 from flame_train.models.sd3.keys_mmdit import mmdit_to_diffusers
-from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.recipes.sd3 import PRESETS
 from flame_train.tools.convert import convert
 from flame_train.tools.merge import merge
@@ -26,9 +26,9 @@ pytestmark = [
 ]
 
 ARCHS = {
-    "sd3-medium": MmditArch.tiny(qk_norm=False, dual=()),
-    "sd35-medium": MmditArch.tiny(),
-    "sd35-large": MmditArch.tiny(dual=()),
+    "sd3-medium": MMDiTArch.tiny(qk_norm=False, dual=()),
+    "sd35-medium": MMDiTArch.tiny(),
+    "sd35-large": MMDiTArch.tiny(dual=()),
 }
 OUTSIDE = ("final_layer.*", "context_embedder", "t_embedder.*", "x_embedder.proj", "y_embedder.*")
 # diffusers reads no kohya file of SD3: such a file goes through `convert`
@@ -44,14 +44,14 @@ WRITTEN = [
 @pytest.fixture
 def batch():
     rng = np.random.default_rng(1)
-    arch = MmditArch.tiny()
+    arch = MMDiTArch.tiny()
     shapes = {"latents": (2, 12, 8, 16), "context": (2, 7, arch.context_dim), "pooled": (2, arch.pooled_dim)}
     found = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     return found | {"timesteps": np.array([125.0, 750.0], np.float32)}
 
 
 def model_of(name):
-    model = Mmdit(ARCHS[name])
+    model = MMDiT(ARCHS[name])
     model.init(np.random.default_rng(0))
     return model
 

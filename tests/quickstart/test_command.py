@@ -262,7 +262,7 @@ def _settings(text):
             yield section, setting.strip(), comment
 
 
-@pytest.mark.parametrize("family", ["sd3", "flux"])
+@pytest.mark.parametrize("family", ["sd3", "flux", "krea2"])
 def test_a_family_without_a_small_base_draws_nothing_and_says_that_it_is_a_smoke_run(tmp_path, monkeypatch, family):
     found = FAMILIES[family]
     monkeypatch.setattr(type(found), "lesson", replace(found.lesson, steps=8))

@@ -136,5 +136,11 @@ def test_radiance_is_refused(
     assert "this is: Chroma1 Radiance, which works on pixels" in capsys.readouterr().err
 
 
+def test_flash_is_no_base_for_training(train: Callable[..., int], base: Path, tmp_path: Path, capsys: Capture) -> None:
+    shutil.copy(base, tmp_path / "Chroma1-Flash.safetensors")
+    assert train("--set", f"model.checkpoint={tmp_path / 'Chroma1-Flash.safetensors'}") != 0
+    assert "is called Flash, so it is distilled" in capsys.readouterr().err
+
+
 def test_the_base_is_recognised(base: Path) -> None:
     assert family_of(base).name == "chroma"

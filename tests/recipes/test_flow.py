@@ -32,7 +32,7 @@ from flame_train.engine.mode import mode
 from flame_train.io.weights import open_weights
 from flame_train.models.common.blocks import BlockNetwork
 from flame_train.models.flux.transformer import Flux, FluxArch
-from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.recipes import FAMILIES, NOTHING_NAMED
 from flame_train.recipes.flux import FluxModel
 from flame_train.recipes.sd3 import Sd3Model
@@ -202,9 +202,9 @@ def test_the_blocks_that_a_config_chooses_are_checkpointed(
 @pytest.mark.parametrize(
     ("family", "transformer", "steps", "guidance", "classifier_free"),
     [
-        ("sd3", lambda: Mmdit(MmditArch.tiny(qk_norm=False, dual=())), 28, 7.0, 7.0),
-        ("sd3", lambda: Mmdit(MmditArch.tiny(dual=())), 28, 3.5, 3.5),
-        ("sd3", lambda: Mmdit(MmditArch.tiny()), 28, 4.5, 4.5),
+        ("sd3", lambda: MMDiT(MMDiTArch.tiny(qk_norm=False, dual=())), 28, 7.0, 7.0),
+        ("sd3", lambda: MMDiT(MMDiTArch.tiny(dual=())), 28, 3.5, 3.5),
+        ("sd3", lambda: MMDiT(MMDiTArch.tiny()), 28, 4.5, 4.5),
         ("flux", lambda: Flux(FluxArch.tiny()), 28, 3.5, 1.0),
         ("flux", lambda: Flux(FluxArch.tiny(guidance=False)), 4, 1.0, 1.0),
     ],

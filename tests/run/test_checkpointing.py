@@ -14,7 +14,7 @@ from flame_train.engine.memory_report import saved_by_op
 from flame_train.errors import ConfigError
 from flame_train.models.common.blocks import Checkpointing
 from flame_train.run.checkpointing import blocks_named
-from flame_train.tools.bench import Prepared, Trial, prepare
+from flame_train.tools.bench import BenchCase, Prepared, prepare
 from flame_train.tools.bench_models import find
 from flame_train.training.step import batch_losses
 
@@ -28,7 +28,7 @@ MIDDLE = {
 
 
 def prepared(model: str, checkpointing: Checkpointing, only: Sequence[str] = ()) -> Prepared:
-    return prepare(Trial(model, 64, 2, 2, "fp32", checkpointing, "cpu", checkpoint_blocks=only))
+    return prepare(BenchCase(model, 64, 2, 2, "fp32", checkpointing, "cpu", checkpoint_blocks=only))
 
 
 def loss_of(p: Prepared) -> Any:

@@ -28,7 +28,7 @@ from flame_train.run.checkpointing import blocks_named
 from flame_train.run.memory import PredictedMemory, predicted_memory
 from flame_train.run.plan import Plan
 from flame_train.run.sampling import with_defaults
-from flame_train.tools.bench import Trial, predicted
+from flame_train.tools.bench import BenchCase, predicted
 
 GIB = 2**30
 WITHIN = 0.03
@@ -51,7 +51,7 @@ BF16_STEPS = [
 
 @pytest.mark.parametrize(("model", "batch", "exact", "took"), BF16_STEPS)
 def test_a_step_takes_what_it_took_on_the_card(model: str, batch: int, exact: bool, took: float) -> None:
-    found = predicted(Trial(model, batch=batch, deterministic=exact)).peak
+    found = predicted(BenchCase(model, batch=batch, deterministic=exact)).peak
     assert found / GIB == pytest.approx(took, rel=WITHIN)
 
 
@@ -72,21 +72,23 @@ IN_8_BITS = [
 def test_so_does_one_with_its_base_in_8_bits(
     model: str, batch: int, arithmetic: Any, checkpointing: Any, took: float
 ) -> None:
-    trial = Trial(
+    case = BenchCase(
         model, batch=batch, deterministic=False, quantize="fp8", arithmetic=arithmetic, checkpointing=checkpointing
     )
-    assert predicted(trial).peak / GIB == pytest.approx(took, rel=WITHIN)
+    assert predicted(case).peak / GIB == pytest.approx(took, rel=WITHIN)
 
 
 @pytest.mark.parametrize("model", ["sdxl", "flux-dev"])
 def test_each_way_of_checkpointing_takes_less_than_the_one_before(model: str) -> None:
-    peaks = [predicted(Trial(model, checkpointing=how)).peak for how in ("off", "mlp", "full", "offload")]
+    peaks = [predicted(BenchCase(model, checkpointing=how)).peak for how in ("off", "mlp", "full", "offload")]
     assert peaks == sorted(set(peaks), reverse=True)
 
 
 def test_checkpointing_some_blocks_lies_between() -> None:
-    some = predicted(Trial("sd35-large", checkpointing="full", checkpoint_blocks=("joint_blocks.1?",))).peak
-    assert predicted(Trial("sd35-large", checkpointing="full")).peak < some < predicted(Trial("sd35-large")).peak
+    some = predicted(BenchCase("sd35-large", checkpointing="full", checkpoint_blocks=("joint_blocks.1?",))).peak
+    assert (
+        predicted(BenchCase("sd35-large", checkpointing="full")).peak < some < predicted(BenchCase("sd35-large")).peak
+    )
 
 
 # ---- whole runs -----------------------------------------------------------------------------------------

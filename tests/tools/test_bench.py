@@ -23,16 +23,17 @@ from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.tools import (
     bench,
     bench_ceilings,
-    bench_clock,
     bench_memory,
     bench_ops,
     bench_sizes,
+    bench_timing,
     bench_torch,
 )
 from flame_train.tools.bench_ceilings import Ceilings, ceilings
 from flame_train.tools.bench_flops import op_flops
 from flame_train.tools.bench_models import find
 from flame_train.tools.bench_ready import ready, wanted_of
+from flame_train.training.step import micro
 
 
 @pytest.mark.parametrize(
@@ -53,10 +54,26 @@ def test_step_reports_a_finite_whole_step(model: str, adapted: int, capsys: pyte
     assert "captured_ms" not in result
 
 
+def test_a_step_trains_text_encoders_too() -> None:
+    """Their adapters join, the token ids take the place of their arrays, and every one of them gets a gradient."""
+    plain = bench.BenchCase("sdxl-tiny", 64, precision="fp32", device="cpu")
+    both = replace(plain, settings=('text_encoders.train=["clip_l", "clip_g"]', "text_encoders.rank=2"))
+    alone, joined = bench.prepare(plain), bench.prepare(both)
+    clips = find("sdxl-tiny")[1].encoders(("clip_l", "clip_g"))
+    layers = sum(".self_attn." in name for clip in clips for name in clip.adaptable())
+    assert joined.adapted == alone.adapted + layers
+    micro(joined.state, joined.batch)
+    arena = joined.state.optimizer.arena
+    encoders = [segment for segment in arena.segments if segment.name.startswith(("clip_l.", "clip_g."))]
+    assert len(encoders) == 2 * layers
+    assert all(np.any(arena.grads[segment.start : segment.stop]) for segment in encoders)
+    assert joined.state.optimizer.arena.count > alone.state.optimizer.arena.count
+
+
 @pytest.mark.parametrize("model", ["sdxl-tiny", "sd3-tiny", "flux-tiny"])
 def test_a_batch_of_another_bucket_has_other_latents_alone(model: str) -> None:
-    trial, (_, declared) = bench.Trial(model, 64, batch=2, device="cpu"), find(model)
-    square, wide = (bench.random_batch(declared, trial, bucket).arrays for bucket in (None, (48, 96)))
+    case, (_, declared) = bench.BenchCase(model, 64, batch=2, device="cpu"), find(model)
+    square, wide = (bench.random_batch(declared, case, bucket).arrays for bucket in (None, (48, 96)))
     channels = {"sdxl-tiny": 4}.get(model, 16)
     assert {n: wide[n].shape for n in wide if wide[n].shape != square[n].shape} == {
         "mean": (2, 6, 12, channels),
@@ -67,7 +84,7 @@ def test_a_batch_of_another_bucket_has_other_latents_alone(model: str) -> None:
 
 def test_step_refuses_an_unknown_model() -> None:
     with pytest.raises(ConfigError, match="expected a model among sdxl"):
-        bench.prepare(bench.Trial("sd1", device="cpu"))
+        bench.prepare(bench.BenchCase("sd1", device="cpu"))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +144,7 @@ def test_ops_that_memory_bounds_are_held_against_a_copy_of_their_own_size(monkey
         return 1e9
 
     limits = Ceilings(1e12, 2e9, copy)
-    monkeypatch.setattr(bench_clock, "_TARGET_S", 0.0)
+    monkeypatch.setattr(bench_timing, "_TARGET_S", 0.0)
     softmax, linear = (
         [
             *bench_ops.timed(
@@ -209,7 +226,7 @@ def test_arithmetic_is_counted_as_two_for_each_multiply_add(name: str, s: object
 
 def test_memory_adds_up_and_checkpointing_keeps_less() -> None:
     plain, some, less = (
-        bench_memory.run(bench.Trial("sdxl-tiny", 64, 1, 2, "fp32", checkpointing, "cpu"))
+        bench_memory.run(bench.BenchCase("sdxl-tiny", 64, 1, 2, "fp32", checkpointing, "cpu"))
         for checkpointing in ("off", "mlp", "full")
     )
     assert plain["weights"] == 4 * UNet(UNetArch.tiny()).num_weights()
@@ -269,7 +286,7 @@ def test_every_op_has_sizes() -> None:
 @pytest.mark.parametrize("name", ALL_OPS)
 def test_ops_are_timed_against_what_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(bench_clock, "_TARGET_S", 0.0)
+    monkeypatch.setattr(bench_timing, "_TARGET_S", 0.0)
     monkeypatch.setattr(bench_torch, "_REPEATS", 1)
     op, cpu, limits = REGISTRY[name], get_backend("cpu"), Ceilings(1e12, 1e12, lambda _: 1e12)
     theirs_there = bench_torch.function(torch, op)
@@ -296,7 +313,7 @@ def test_products_of_fp32_are_timed_in_the_precision_of_their_row(
     name: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(bench_clock, "_TARGET_S", 0.0)
+    monkeypatch.setattr(bench_timing, "_TARGET_S", 0.0)
     monkeypatch.setattr(bench_torch, "_REPEATS", 1)
     small = [_small(s) for s in bench_sizes.STEP[name]]
     monkeypatch.setattr(bench_sizes, "STEP", {name: small})

@@ -17,13 +17,13 @@ SWEEP = ["bench", "step", "--model", "sdxl-tiny", "--sweep", "batch", "--device"
 
 
 def test_sweep_doubles_until_memory_runs_out_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stand_in(trial: bench.Trial) -> dict[str, float]:
-        if trial.batch > 4:
+    def stand_in(case: bench.BenchCase) -> dict[str, float]:
+        if case.batch > 4:
             raise MemoryError
-        return {"eager_ms": 100.0 + 10.0 * trial.batch, "peak_gib": 2.0 + trial.batch}
+        return {"eager_ms": 100.0 + 10.0 * case.batch, "peak_gib": 2.0 + case.batch}
 
     monkeypatch.setattr(bench_sweep, "step", stand_in)
-    found, failed = bench_sweep.run(bench.Trial("sdxl-tiny", device="cpu"), tmp_path / "plot.png")
+    found, failed = bench_sweep.run(bench.BenchCase("sdxl-tiny", device="cpu"), tmp_path / "plot.png")
     assert [r["batch"] for r in found["sweep"]] == [1, 2, 4]
     assert found["sweep"][2]["images_per_s"] == round(4000 / 140, 3)
     assert found["stopped at"] == "out of memory at batch 8"
@@ -35,11 +35,11 @@ def test_sweep_doubles_until_memory_runs_out_and_draws(tmp_path: Path, monkeypat
 
 def test_what_was_the_same_at_every_batch_is_told_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     titles = []
-    monkeypatch.setattr(bench_sweep, "step", lambda trial: {"eager_ms": 100.0, "peak_gib": None})
+    monkeypatch.setattr(bench_sweep, "step", lambda case: {"eager_ms": 100.0, "peak_gib": None})
     monkeypatch.setattr(ImageDraw.ImageDraw, "text", lambda _, place, text, *more: titles.append(text))
-    trial = bench.Trial("flux-tiny", 512, 3, 7, "fp16", "full", "cpu", False, "fp8")
-    found, _ = bench_sweep.run(trial, tmp_path / "plot.png")
-    what = {name: value for name, value in asdict(trial).items() if name != "batch"}
+    case = bench.BenchCase("flux-tiny", 512, 3, 7, "fp16", "full", "cpu", False, "fp8")
+    found, _ = bench_sweep.run(case, tmp_path / "plot.png")
+    what = {name: value for name, value in asdict(case).items() if name != "batch"}
     assert {name: found[name] for name in what} == what
     assert all(word in titles[0] for word in ("flux-tiny", "512", "7", "fp16", "full", "cpu", "not det", "fp8"))
 
@@ -60,8 +60,8 @@ def test_what_was_measured_is_shown_whatever_comes_after(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def stand_in(trial: bench.Trial) -> dict[str, float]:
-        if trial.batch == 4:
+    def stand_in(case: bench.BenchCase) -> dict[str, float]:
+        if case.batch == 4:
             raise error
         return {"eager_ms": 100.0, "peak_gib": 2.0}
 
@@ -79,7 +79,7 @@ def test_an_image_that_cannot_be_written_takes_no_rows_along(
     def full(*_: object) -> None:
         raise OutputError("the disk is full")
 
-    monkeypatch.setattr(bench_sweep, "step", lambda trial: {"eager_ms": 100.0, "peak_gib": 2.0})
+    monkeypatch.setattr(bench_sweep, "step", lambda case: {"eager_ms": 100.0, "peak_gib": 2.0})
     monkeypatch.setattr(bench_sweep, "write_png", full)
     assert cli.run([*SWEEP, "--plot", str(tmp_path / "plot.png"), "--json"]) == 6
     out, err = capsys.readouterr()
@@ -89,7 +89,7 @@ def test_an_image_that_cannot_be_written_takes_no_rows_along(
 
 
 def test_nothing_measured_is_an_error_and_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stand_in(trial: bench.Trial) -> dict[str, float]:
+    def stand_in(case: bench.BenchCase) -> dict[str, float]:
         raise MemoryError
 
     monkeypatch.setattr(bench_sweep, "step", stand_in)

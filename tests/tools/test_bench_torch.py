@@ -20,7 +20,7 @@ from flame_train.engine.shape_run import shape_run
 from flame_train.errors import EnvironmentFault
 from flame_train.models.common.qwen3 import Qwen3, Qwen3Arch
 from flame_train.models.common.vae import Vae, VaeArch
-from flame_train.models.sd3.mmdit import Mmdit
+from flame_train.models.sd3.mmdit import MMDiT
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
 from flame_train.recipes import FAMILIES, NOTHING_NAMED, Family
 from flame_train.tools import bench, bench_torch_step
@@ -54,7 +54,7 @@ def nothing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_against_torch_says_what_is_missing_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_torch_step, "_NEEDED", ("no_such_package",))
     with pytest.raises(EnvironmentFault, match="no_such_package not installed; leave the option out"):
-        bench.step(bench.Trial("sdxl-tiny", 64, rank=2, precision="fp32", device="cpu"), "torch")
+        bench.step(bench.BenchCase("sdxl-tiny", 64, rank=2, precision="fp32", device="cpu"), "torch")
 
 
 @pytest.mark.parity
@@ -83,7 +83,7 @@ def forward_flops(model: Model, resolution: int) -> int:
     with shape_run() as run, no_grad():
         nn.allocate(model.network, dtype="fp32", device="cuda")
         denoiser = Denoiser.of(model, model.network, "cuda", 1.0)
-        host = bench.random_batch(model, bench.Trial(resolution=resolution))
+        host = bench.random_batch(model, bench.BenchCase(resolution=resolution))
         batch = Batch(host, run.backend, "fp32")
         mean, _ = batch.latents()
         made = run.multiplied(lambda: denoiser.denoise(mean, zeros(1).to("cuda"), batch.conditioning()))
@@ -96,7 +96,7 @@ def zeros(*shape: int) -> Tensor:
 
 def _positions(network: object) -> int:
     """SD3's table of positions, which diffusers keeps among its buffers."""
-    return math.prod(network.shapes()["pos_embed"]) if isinstance(network, Mmdit) else 0
+    return math.prod(network.shapes()["pos_embed"]) if isinstance(network, MMDiT) else 0
 
 
 def _at_text(network: object) -> int:
@@ -149,7 +149,7 @@ def test_checkpointed_blocks_are_checkpointed_by_pytorch_too(monkeypatch: pytest
     pytest.importorskip("diffusers")
     calls = []
     monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", lambda fn, *args, **_: calls.append(fn) or fn(*args))
-    bench.step(bench.Trial("sdxl-tiny", 64, rank=2, precision="fp32", checkpointing="full", device="cpu"), "torch")
+    bench.step(bench.BenchCase("sdxl-tiny", 64, rank=2, precision="fp32", checkpointing="full", device="cpu"), "torch")
     assert calls
 
 

@@ -14,7 +14,7 @@ import safetensors.numpy
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.sd3.keys_mmdit import mmdit_to_diffusers
-from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.tools.convert import convert
 from flame_train.tools.inspect import inspect_file
 from flame_train.tools.merge import merge
@@ -41,7 +41,7 @@ FAMILIES = {
 
 @pytest.fixture(scope="module")
 def base():
-    model = Mmdit(MmditArch.tiny())
+    model = MMDiT(MMDiTArch.tiny())
     model.init(np.random.default_rng(0))
     return {name: weight.numpy() for name, weight in model.weights()}
 

@@ -11,6 +11,7 @@ import pytest
 import safetensors.numpy
 
 from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
+from flame_train.families import FAMILY_TITLES
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.tools.convert import convert
 from flame_train.tools.merge import merge
@@ -190,7 +191,7 @@ class TestMergeRefusals:
 
     def test_a_base_that_nothing_is_known_of(self, files, tmp_path):
         base = write(tmp_path / "base.safetensors", {"odd.weight": np.zeros(1)})
-        words = "not a model that is known here.*merged into SDXL, SD3 or SD3.5, Flux.1, Z-Image, FLUX.2 klein only"
+        words = f"not a model that is known here.*merged into {', '.join(FAMILY_TITLES.values())} only"
         self.check(base, files / "lora.safetensors", tmp_path / "out.safetensors", words)
 
     def test_modules_without_a_place_are_listed(self, files, tmp_path):

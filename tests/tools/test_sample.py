@@ -17,6 +17,7 @@ from flame_train.adapters.kinds import ADAPTERS
 from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.engine import nn, tensor
 from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
+from flame_train.families import FAMILY_TITLES
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.sdxl.keys import lora_family
 from flame_train.tools.merge import merge
@@ -229,7 +230,7 @@ def test_a_base_model_is_no_lora_and_a_lora_no_base_model(drawn_with, kohya, sma
         drawn_with(lora=small_base)
     with pytest.raises(
         ModelFileError,
-        match=r"expected a base model of SDXL, SD3 or SD3.5, Flux.1, Z-Image, FLUX.2 klein, but this is: LoRA",
+        match=f"expected a base model of {', '.join(FAMILY_TITLES.values())}, but this is: LoRA",
     ):
         drawn_with(base=kohya)
 

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flame_train.engine import nn
 from flame_train.errors import Interrupted, NonFiniteError
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.safetensors import SafetensorsFile
+from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.training import loop
 from flame_train.training.callbacks import Callbacks
+from flame_train.training.gradient_norms import block_names
 from flame_train.training.stop import StopRequest
 from tests.training.toy import Feed, log_of, steps_of
 
@@ -186,6 +189,12 @@ def test_the_result_is_made_again_when_all_steps_are_done(trained, tmp_path):
     assert path.read_bytes() == whole
     assert len(log) == 8
     assert run.first == 8
+
+
+def test_the_blocks_of_a_network_are_those_that_can_be_checkpointed():
+    """And what has none, such as the toy, is named by the parts of its layers."""
+    assert block_names(Flux(FluxArch.tiny())) == [f"{kind}_blocks.{i}" for kind in ("double", "single") for i in (0, 1)]
+    assert block_names(nn.Linear(2, 2)) == []
 
 
 def test_the_log_has_the_gradient_norm_of_each_block_where_it_is_due(trained):

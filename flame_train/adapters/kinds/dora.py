@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -225,6 +225,10 @@ class DoraAdapter:
         y = y + self.lora.low_rank(layer, x, drop)
         y = F.addcmul(y, y, gain)
         return y if bias is None else y + bias
+
+    def on(self, layer: Layer) -> DoraAdapter:
+        with no_grad():
+            return replace(self, weight=layer.weight, squares=_squares(layer.weight, self.axis))
 
     def limit(self, max_norm: float) -> None:
         """As LyCORIS has it: of what is added before the norm is taken away."""

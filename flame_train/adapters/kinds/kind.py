@@ -64,6 +64,9 @@ class Adapter(LayerAdapter, Protocol):
     def dropped(self, layer: Layer, x: Tensor, drop: Drop) -> Tensor:
         """The layer's output with the parts of the update that `drop` leaves in."""
 
+    def on(self, layer: Layer) -> Adapter:
+        """The same trained matrices as the adapter of a layer of another network, whose weight may differ."""
+
     def limit(self, max_norm: float) -> None:
         """Makes the update smaller, in place, where its Frobenius norm is above `max_norm`; on the device."""
 

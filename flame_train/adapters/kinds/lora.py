@@ -162,6 +162,9 @@ class LoraAdapter:
             square = ((up.T @ up) * (down @ down.T)).sum()
             return square.clamp(0.0).sqrt() * abs(self.scale)
 
+    def on(self, layer: Layer) -> LoraAdapter:
+        return self
+
     def limit(self, max_norm: float) -> None:
         shrink(self.norm(), max_norm, (self.up, self.down))
 

@@ -10,6 +10,7 @@ from flame_train.errors import ConfigError
 from .conversions import (
     MIN_SNR,
     SAMPLED,
+    STREAMED,
     checkpoint,
     ending,
     min_snr,
@@ -55,8 +56,10 @@ _ARCHES: Final = {
     "zimage": "zimage",
     "flux2_klein_4b": "flux2",
     "flux2_klein_9b": "flux2",
+    "krea2": "krea2",
+    "anima": "anima",
 }
-_FLOW: Final = ("sd3", "flux", "zimage", "flux2")
+_FLOW: Final = tuple(dict.fromkeys(family for family in _ARCHES.values() if family != "sdxl"))
 _SWITCHES: Final = {"is_xl": "sdxl", "is_v3": "sd3", "is_sd3": "sd3", "is_flux": "flux"}
 _OTHERS: Final = ("is_v2", "is_pixart", "is_pixart_sigma", "is_auraflow", "is_lumina2", "is_ssd", "is_vega")
 
@@ -212,6 +215,16 @@ def _quantized(value: Any, source: Source) -> Any:
     return "fp8" if "8" in kind else Changed("fp8", f"8 bits is the least here, {kind} there")
 
 
+def _offloaded(value: Any, source: Source) -> Any:
+    share = float(source.get("model.layer_offloading_transformer_percent", 1.0))
+    if not value or not share:
+        return NOTHING
+    found: dict[str, Any] = {"model.offload": share}
+    if not source.get("train.gradient_checkpointing", True):
+        found["gradient.checkpointing"] = "full"
+    return Changed(found, "whole blocks, spread over the network")
+
+
 def _resolutions(value: Any, source: Source) -> Any:
     sides = sides_of(value)
     if len(sides) < 2 or not isinstance(value, list):
@@ -223,7 +236,7 @@ def _encoders(value: Any, source: Source) -> Any:
     """One switch for all text encoders; which of Flux's and SD3's it means is not told there."""
     if is_off(value):
         return NOTHING
-    if source.family in ("zimage", "flux2"):
+    if source.family not in ("sdxl", "sd3", "flux"):
         return Lost("this family's text encoder gets no adapters here")
     if source.family != "sdxl":
         return Lost("one switch for all of them there; text_encoders.train names those that are trained")
@@ -349,7 +362,14 @@ _ROWS: Final = [
         "model.lora_path",
         "lora.from begins with a LoRA and trains it; merge this one into the base with `flame-train merge`",
     ),
-    never("model.layer_offloading*", "weights stay on the GPU; model.quantize and gradient.checkpointing save memory"),
+    turned(
+        "model.layer_offloading",
+        ("model.offload", "gradient.checkpointing"),
+        _offloaded,
+        say=STREAMED,
+    ),
+    *part_of("model.layer_offloading_transformer_percent"),
+    never("model.layer_offloading_text_encoder_percent", "text encoders are loaded whole, before the denoiser"),
     turned("sample.sample_every", "sample.every", _every, absent=100),
     turned("sample.sampler", "sample.sampler", sampler),
     same("sample.width", "sample.width"),

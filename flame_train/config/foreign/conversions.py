@@ -277,3 +277,23 @@ def prompts(items: list[dict[str, Any]]) -> Any:
         return [item if len(item) > 1 else item["text"] for item in given]
     texts = [item["text"] for item in given]
     return Changed(texts, "their texts alone") if any(len(item) > 1 for item in given) else texts
+
+
+STREAMED: Final = "model.offload takes a share of the blocks, globs or auto"
+"""What model.offload is, for somebody who writes another trainer's switch."""
+
+
+def swapped(key: str, checkpointing: str) -> Row:
+    """The row of a count of blocks that wait in host memory.
+
+    `checkpointing` is the other program's switch for recomputation, which streamed blocks need here.
+    """
+
+    def convert(value: Any, source: Source) -> Any:
+        if is_off(value):
+            return NOTHING
+        found = {"model.offload": "auto"}
+        found |= {} if source.get(checkpointing) else {"gradient.checkpointing": "full"}
+        return Changed(found, "as many as the GPU's memory asks for, all of them recomputed")
+
+    return Row(key, ("model.offload", "gradient.checkpointing"), convert, say=STREAMED)

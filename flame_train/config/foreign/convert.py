@@ -240,7 +240,7 @@ def _to_data(name: str, carried: Carried, found: Conversion) -> None:
 
 def fitting(value: Any, key: Key) -> Any:
     """`value` as the type of `key` where nothing is lost by it: 4.0 as 4, "1e-4" as 0.0001, text in a list."""
-    if key.is_list and not key.is_tables and isinstance(value, str):
+    if key.is_list and not key.is_tables and isinstance(value, str) and value not in key.choices:
         return [value]
     return _fit(value, key.annotation)
 

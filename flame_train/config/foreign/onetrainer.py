@@ -7,6 +7,7 @@ from typing import Final
 from . import onetrainer_values as own
 from .conversions import (
     SAMPLED,
+    STREAMED,
     WARMUP,
     checkpoint,
     number_format,
@@ -105,6 +106,7 @@ _ROWS: Final = [
             "expected ON, OFF or CPU_OFFLOADED",
         ),
     ),
+    turned("layer_offload_fraction", "model.offload", own.streamed, say=STREAMED),
     *(
         turned(
             f"{part}.gradient_checkpointing", "gradient.checkpointing", switched("full"), families=those, absent=True

@@ -36,6 +36,8 @@ _FAMILIES: Final = MappingProxyType(
         "FLUX_DEV_1": "flux",
         "FLUX_2": "flux2",
         "Z_IMAGE": "zimage",
+        "KREA_2": "krea2",
+        "ANIMA": "anima",
     }
 )
 TRANSFORMERS: Final = tuple(dict.fromkeys(family for family in _FAMILIES.values() if family != "sdxl"))
@@ -356,3 +358,10 @@ def beta(name: str) -> Any:
         return {f"optimizer.{name}": value}
 
     return convert
+
+
+def streamed(value: Any, source: Source) -> Any:
+    """The share of layers that wait in host memory, which OneTrainer has with checkpointing on the CPU alone."""
+    if is_off(value) or source.get("gradient_checkpointing") != "CPU_OFFLOADED":
+        return NOTHING
+    return Changed(float(value), "whole blocks, spread over the network")

@@ -14,6 +14,7 @@ from .conversions import (
     number_format,
     optimizer,
     schedule,
+    swapped,
     switched,
     to_float,
     to_number,
@@ -145,7 +146,7 @@ _ROWS: Final = [
     turned("validation_disable_unconditional", (), lambda v, s: NOTHING),
     never("tread_config", "all tokens go through all blocks"),
     never("masked_loss_probability", "data.masks has masks for all images of a folder"),
-    never("musubi_blocks_to_swap", "weights stay on the GPU; model.quantize and gradient.checkpointing save memory"),
+    swapped("musubi_blocks_to_swap", "gradient_checkpointing"),
     never("caption_strategy", "captions stand in text files or metadata.jsonl here"),
     *(never(name, "uploads to the hub are not here") for name in ("push_to_hub", "push_checkpoints_to_hub")),
     *(

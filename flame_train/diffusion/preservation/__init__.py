@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flame_train.settings import Table, entries_in
 
-from .kind import Asked, Preservation
+from .kind import Predictions, Preservation
 
 PRESERVATIONS: Table[Preservation] = Table(
     "kind",
@@ -14,4 +14,4 @@ PRESERVATIONS: Table[Preservation] = Table(
     "off",
 )
 
-__all__ = ["PRESERVATIONS", "Asked", "Preservation"]
+__all__ = ["PRESERVATIONS", "Predictions", "Preservation"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flame_train.engine import Tensor
 
-from .kind import Asked, Preservation, mean_square
+from .kind import Predictions, Preservation, mean_square
 
 
 class Blank(Preservation):
@@ -19,5 +19,5 @@ class Blank(Preservation):
     def texts(self, caption: str, trigger: str) -> dict[str, str]:
         return {"blank": ""}
 
-    def losses(self, asked: Asked) -> Tensor:
-        return mean_square(asked.trained("blank"), asked.base("blank"))
+    def losses(self, predictions: Predictions) -> Tensor:
+        return mean_square(predictions.trained("blank"), predictions.base("blank"))

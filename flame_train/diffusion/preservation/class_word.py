@@ -8,7 +8,7 @@ from typing import Any
 from flame_train.engine import Tensor
 from flame_train.settings import field
 
-from .kind import Asked, Preservation, mean_square
+from .kind import Predictions, Preservation, mean_square
 
 
 class ClassWord(Preservation):
@@ -36,5 +36,5 @@ class ClassWord(Preservation):
     def texts(self, caption: str, trigger: str) -> dict[str, str]:
         return {"class": caption.replace(trigger, self.class_word) if trigger else caption}
 
-    def losses(self, asked: Asked) -> Tensor:
-        return mean_square(asked.trained("class"), asked.base("class"))
+    def losses(self, predictions: Predictions) -> Tensor:
+        return mean_square(predictions.trained("class"), predictions.base("class"))

@@ -9,7 +9,7 @@ from flame_train.engine import Tensor
 from flame_train.settings import Entry
 
 
-class Asked(Protocol):
+class Predictions(Protocol):
     """The predictions of a micro-batch, for its latents, noise and timesteps."""
 
     @property
@@ -47,7 +47,7 @@ class Preservation(Entry):
         """
         raise NotImplementedError
 
-    def losses(self, asked: Asked) -> Tensor:
+    def losses(self, predictions: Predictions) -> Tensor:
         """Each sample's loss (B,), fp32."""
         raise NotImplementedError
 

@@ -8,7 +8,7 @@ from typing import Any
 from flame_train.engine import Tensor
 from flame_train.settings import field
 
-from .kind import Asked, Preservation, mean_square
+from .kind import Predictions, Preservation, mean_square
 
 
 class Slider(Preservation):
@@ -36,6 +36,6 @@ class Slider(Preservation):
     def texts(self, caption: str, trigger: str) -> dict[str, str]:
         return {"target": self.target, "positive": self.positive, "negative": self.negative}
 
-    def losses(self, asked: Asked) -> Tensor:
-        moved = (asked.base("positive") - asked.base("negative")) * (asked.strength * self.guidance)
-        return mean_square(asked.trained("target"), asked.base("target") + moved)
+    def losses(self, predictions: Predictions) -> Tensor:
+        moved = (predictions.base("positive") - predictions.base("negative")) * (predictions.strength * self.guidance)
+        return mean_square(predictions.trained("target"), predictions.base("target") + moved)

@@ -65,6 +65,19 @@ class Upload(Protocol):
         """Declares that no work queued from now on reads them, so that their memory may be used again."""
 
 
+class Offloaded(Protocol):
+    """An array that waits in host memory."""
+
+    def reload(self) -> Array:
+        """A copy in a new array on the device, in order with other work."""
+
+    def fetch(self, out: Array) -> Callable[[], None]:
+        """Starts copying into `out`, of the same shape and dtype, once all work queued so far is done.
+
+        Work queued from now on runs meanwhile. After a call of the result, further work waits for the copy.
+        """
+
+
 class Uploader(Protocol):
     """Sends arrays to a device while other work runs. One thread may submit while another waits."""
 
@@ -118,9 +131,23 @@ class Backend(Protocol):
     def get_async(self, array: Array) -> Callable[[], np.ndarray[Any, Any]]:
         """Starts copying the array to the host. Calling the result waits for that copy, not for later work."""
 
-    def offload(self, array: Array) -> Callable[[], Array]:
-        """Copies the array to host memory, in order with other work. Each call of the result copies it back, to a new
-        array on this device. A captured step may do both."""
+    def offload(self, array: Array, *, keep: bool = False) -> Offloaded:
+        """Copies the array to host memory, in order with other work. A captured step may do this, and copy it back.
+
+        Raises DeviceFault if the system refuses the memory. With `keep` that is of exactly the array's size, for an
+        array that waits for good, and counts in `host_bytes`.
+        """
+
+    @property
+    def host_bytes(self) -> int:
+        """The bytes of arrays that `offload` keeps in host memory for good."""
+
+    @property
+    def program(self) -> int:
+        """A number that changes wherever a captured step begins or ends.
+
+        What the host knows of the contents of device memory holds for one number alone: a replay finds others.
+        """
 
     def write(self, target: Array, host: np.ndarray[Any, Any]) -> None:
         """Copies host values into an existing array of the same shape and dtype, in order with other work."""
@@ -137,6 +164,12 @@ class Backend(Protocol):
     def memory(self) -> Memory:
         """Bytes in use, peak and total."""
 
+    def free_memory(self) -> int:
+        """Bytes of the device that neither this process nor another has."""
+
+    def limit_memory(self, size: int) -> None:
+        """Lets arrays, captured steps and uploads take no more than so many bytes together; 0: all there are."""
+
     def reset_peak(self) -> None:
         """Makes the memory in use now the peak."""
 
@@ -147,6 +180,9 @@ class Backend(Protocol):
 
     def empty_cache(self) -> None:
         """Gives the memory of freed arrays back to the device: one kind of work is over, and another begins."""
+
+    def run_once(self, fn: Callable[[], None]) -> None:
+        """Runs `fn`, of whose arrays none stays. Under a limit it works in the memory that captured steps keep."""
 
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
         """`fn` as one replayable device program, or `fn` itself where there is none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -53,6 +54,22 @@ class _HostUploader:
         return _HostUpload({name: a.copy() for name, a in arrays.items()})
 
 
+class _HostCopy:
+    """An array that waits beside the memory of tensors, which is host memory as well."""
+
+    def __init__(self, held: Array, kept: weakref.WeakSet[_HostCopy] | None) -> None:
+        self._held, self.nbytes = held, int(held.nbytes)
+        if kept is not None:
+            kept.add(self)
+
+    def reload(self) -> Array:
+        return self._held.copy()
+
+    def fetch(self, out: Array) -> Callable[[], None]:
+        out[...] = self._held
+        return lambda: None
+
+
 class CpuBackend:
     """NumPy arrays in host memory."""
 
@@ -62,9 +79,11 @@ class CpuBackend:
     kernels = None
     described = False
     asynchronous = False
+    program = 0
 
     def __init__(self) -> None:
         self._peak, self._allocations = Peak(), Allocations()
+        self._kept = weakref.WeakSet[_HostCopy]()
         _keep_freed_memory()
 
     def enter_thread(self) -> None:
@@ -86,9 +105,12 @@ class CpuBackend:
         held = self.to_host(array).copy()
         return lambda: held
 
-    def offload(self, array: Array) -> Callable[[], Array]:
-        held = np.array(array, copy=True, order="K")
-        return held.copy
+    def offload(self, array: Array, *, keep: bool = False) -> _HostCopy:
+        return _HostCopy(np.array(array, copy=True, order="K"), self._kept if keep else None)
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(copy.nbytes for copy in self._kept)
 
     def write(self, target: Array, host: np.ndarray[Any, Any]) -> None:
         target[...] = host
@@ -107,6 +129,14 @@ class CpuBackend:
         live, peak = resident(), self._peak.read()
         return Memory(live, None if peak is None else max(peak, live), int(psutil.virtual_memory().total))
 
+    def free_memory(self) -> int:
+        return int(psutil.virtual_memory().available)
+
+    def limit_memory(self, size: int) -> None:
+        """Raises ValueError for a limit: NumPy takes its memory from the system."""
+        if size:
+            raise ValueError("limit_memory: expected a GPU, got the CPU, whose arrays are the system's to give")
+
     def reset_peak(self) -> None:
         self._peak.reset()
 
@@ -115,6 +145,9 @@ class CpuBackend:
 
     def empty_cache(self) -> None:
         pass
+
+    def run_once(self, fn: Callable[[], None]) -> None:
+        fn()
 
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
         return fn

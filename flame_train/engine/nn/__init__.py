@@ -18,11 +18,13 @@ from .layers import (
     grouped_linear,
 )
 from .module import Module, ModuleList, Sequential, WeightSource, allocate, compute_copy, load
+from .parts import Completion, Mover
 from .spec import ParamSpec, buffer, param
 
 __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
+    "Completion",
     "Conv2d",
     "ConvTranspose2d",
     "Embedding",
@@ -34,6 +36,7 @@ __all__ = [
     "Linear",
     "Module",
     "ModuleList",
+    "Mover",
     "MultiheadAttention",
     "ParamSpec",
     "RMSNorm",

@@ -18,6 +18,7 @@ from ..ops.reduction.finite import NonFiniteFlags
 from ..tensor import Frozen, Parameter, Tensor
 from .fit import check_shapes
 from .fp8 import Fp8, Fp8Weight, check_fp8
+from .parts import Completion, Mover
 from .spec import ParamSpec, kernel_order
 from .state import ModuleState
 
@@ -91,16 +92,20 @@ class Module(ModuleState):
         """Groups of `Linear` layers of one shape that always see the same input, such as queries, keys and values."""
         return ()
 
+    def bring(self, layer: str) -> None:
+        """Sees to it that the weights of a layer of this name can be read, where a network keeps them elsewhere."""
+
     def quantizable(self) -> Mapping[Any, bool]:
         """The `Linear` layers that may be stored in 8 bits, and whether their inputs may be rounded to 8 bits too."""
         return {}
 
-    def pack_contiguous(self) -> None:
+    def pack_contiguous(self, groups: Sequence[Sequence[Any]] | None = None) -> None:
         """Moves the weights of layers that share an input next to each other, so that one product can read them all.
 
-        Groups in which only some weights are stored in 8 bits stay as they are.
+        `groups` are some of the fusable groups; None: all. Those in which only some weights are stored in 8 bits stay
+        as they are.
         """
-        for layers in self.fusable_groups():
+        for layers in self.fusable_groups() if groups is None else groups:
             weights = [layer.weight for layer in layers]
             packed = [isinstance(weight, Fp8Weight) for weight in weights]
             if all(packed):
@@ -231,6 +236,7 @@ def load(
     what: str,
     check_finite: bool = True,
     fp8: Fp8 = "off",
+    mover: Mover | None = None,
 ) -> None:
     """Streams every declared weight from `source` to `device` in `dtype`; `quantizable` layers as `fp8` says.
 
@@ -246,6 +252,7 @@ def load(
         what: the component's name in messages.
         check_finite: whether NaN and infinity are refused.
         fp8: how quantizable layers are stored.
+        mover: takes parts of the module as soon as they are loaded; None: all stays on the device.
 
     Raises:
         ModelFileError: tensors are missing, unexpected, of another shape, or not finite.
@@ -258,6 +265,7 @@ def load(
     specs = list(module.named_specs())
     check_fp8(fp8, device, dtype)
     packed = module.quantizable() if fp8 != "off" else {}
+    completion = Completion(module, backend, mover)
     broken = NonFiniteFlags(backend, len(specs))  # read at the end, so that reading, copying and checking overlap
     for place, (name, part, attr, spec) in enumerate(specs):
         target = spec.dtype or wanted
@@ -271,8 +279,8 @@ def load(
         if packs:  # from the file's own values, so that these are rounded only once
             _place(part, attr, given)
             part.quantize(fp8 == "dynamic" and packed[part])
-    if backend.kernels is not None:
-        module.pack_contiguous()
+        completion.after(place)
+    completion.end()
     names = [specs[place][0] for place in broken.places()]
     if names:
         beyond = f", or numbers beyond the {np.finfo(wanted).max:g} of fp16" if wanted == float16 else ""
@@ -282,11 +290,16 @@ def load(
         )
 
 
-def allocate(module: Module, *, dtype: DType | str, device: str, fp8: Fp8 = "off") -> None:
-    """Gives every declared weight the memory that `load` would, whatever it holds."""
-    backend = get_backend(device)
+def allocate(module: Module, *, dtype: DType | str, device: str, fp8: Fp8 = "off", mover: Mover | None = None) -> None:
+    """Gives every declared weight the memory that `load` would, whatever it holds.
+
+    Args:
+        module, dtype, device, fp8, mover: as in `load`.
+    """
+    backend, specs = get_backend(device), list(module.named_specs())
     packed = module.quantizable() if fp8 != "off" else {}
-    for _, part, attr, spec in list(module.named_specs()):
+    completion = Completion(module, backend, mover)
+    for place, (_, part, attr, spec) in enumerate(specs):
         four = len(spec.shape) == 4
         made = backend.empty(
             [spec.shape[i] for i in (0, 2, 3, 1)] if four else spec.shape, spec.dtype or as_dtype(dtype)
@@ -294,8 +307,8 @@ def allocate(module: Module, *, dtype: DType | str, device: str, fp8: Fp8 = "off
         _place(part, attr, made.transpose(0, 3, 1, 2) if four else made)
         if attr == "weight" and part in packed:
             part.quantize(fp8 == "dynamic" and packed[part])
-    if backend.kernels is not None:
-        module.pack_contiguous()
+        completion.after(place)
+    completion.end()
 
 
 def _read(source: WeightSource, name: str, what: str, spec: ParamSpec) -> np.ndarray[Any, Any]:

@@ -5,16 +5,16 @@ The native names are those of the published single file, which are Flux.1's but 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Rule, lines, scaled_fp8_rules, table
+from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
-from flame_train.io.resolve import Layout, Resolved
+from flame_train.io.resolve import Resolved
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.common import keys_t5 as t5
-from flame_train.models.common.keys_transformer import transformer_component
+from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
 from flame_train.models.flux.keys import blocks_to_diffusers
 from flame_train.models.sdxl import keys as sdxl
 
@@ -39,22 +39,10 @@ def transformer_to_diffusers() -> KeyMap:
     return KeyMap((*ends, *blocks_to_diffusers(modulated=False)))
 
 
-def _native(names: Collection[str]) -> KeyMap:
-    """From a single file, which may store a factor for each fp8 weight."""
-    return KeyMap(
-        scaled_fp8_rules(names, (Rule(rule.source, rule.source) for rule in transformer_to_diffusers().rules))
-    )
-
-
-def _from_diffusers(_: Collection[str]) -> KeyMap:
-    return transformer_to_diffusers().inverse
-
-
 _SDXL: Final = {component.name: component for component in sdxl.COMPONENTS}
 COMPONENTS: Final = (
     transformer_component(
-        Layout("single-file", "double_blocks.", _native),
-        Layout("diffusers", "single_transformer_blocks.", _from_diffusers),
+        *transformer_layouts("double_blocks.", "single_transformer_blocks.", lambda _: transformer_to_diffusers()),
     ),
     _SDXL["vae"],
     t5.component("text_encoder", (t5.SINGLE_FILE_PREFIX, "text_encoder/")),

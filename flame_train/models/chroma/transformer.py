@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Self
 
 import numpy as np
@@ -17,21 +18,22 @@ from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, float32
 from flame_train.errors import ModelFileError
-from flame_train.models.common.arch import blocks_in, shape_of
 from flame_train.models.common.blocks import BlockNetwork
 from flame_train.models.common.latents import check_latents
+from flame_train.models.common.rope import RopeTables
+from flame_train.models.common.shapes import block_count, shape_of
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.flux.blocks import (
     EPS,
     OneStream,
     Projections,
-    RmsScale,
+    RMSNorm,
     TwoStreams,
     gelu_feed_forward,
     gelu_mlp,
 )
-from flame_train.models.flux.positions import Positions, axes_of
-from flame_train.models.flux.transformer import PATCH, Embedder
+from flame_train.models.flux.positions import axes_of, position_angles
+from flame_train.models.flux.transformer import PATCH, MLPEmbedder
 from flame_train.models.sdxl.transformer import linears_in
 
 _TIME, _GUIDANCE, _PLACE = 16, 16, 32
@@ -39,7 +41,7 @@ _FEATURES: Final = _TIME + _GUIDANCE + _PLACE
 """What the approximator is told of each modulation: the time, a guidance of 0, and which modulation it is."""
 _DOUBLE, _SINGLE, _FINAL = 12, 3, 2
 """Rows of modulation of a block of two streams, of one, and of the last layer."""
-_TITLE: Final = "Chroma"
+_shape: Final = partial(shape_of, "Chroma", "a Chroma transformer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,19 +79,19 @@ class ChromaArch:
 
         Raises ModelFileError naming a missing tensor, or what is stated otherwise.
         """
-        width, features = shape_of(shapes, "img_in.weight", _TITLE)
-        hidden, told = shape_of(shapes, "distilled_guidance_layer.in_proj.weight", _TITLE)
+        width, features = _shape(shapes, "img_in.weight")
+        hidden, told = _shape(shapes, "distilled_guidance_layer.in_proj.weight")
         if told != _FEATURES:
             raise ModelFileError(f"Chroma: expected an approximator of {_FEATURES} features, found {told}")
         arch = cls(
             width=width,
-            depth=blocks_in(shapes, "double_blocks"),
-            single_depth=blocks_in(shapes, "single_blocks"),
-            head_dim=shape_of(shapes, "double_blocks.0.img_attn.norm.query_norm.scale", _TITLE)[0],
+            depth=block_count(shapes, "double_blocks"),
+            single_depth=block_count(shapes, "single_blocks"),
+            head_dim=_shape(shapes, "double_blocks.0.img_attn.norm.query_norm.scale")[0],
             channels=features // PATCH**2,
-            context_dim=shape_of(shapes, "txt_in.weight", _TITLE)[1],
+            context_dim=_shape(shapes, "txt_in.weight")[1],
             hidden=hidden,
-            layers=blocks_in(shapes, "distilled_guidance_layer.layers"),
+            layers=block_count(shapes, "distilled_guidance_layer.layers"),
         )
         stated.must(
             attention_head_dim=arch.head_dim,
@@ -111,8 +113,8 @@ class Approximator(nn.Module):
 
     def __init__(self, arch: ChromaArch) -> None:
         self.in_proj = nn.Linear(_FEATURES, arch.hidden)
-        self.layers = nn.ModuleList([Embedder(arch.hidden, arch.hidden) for _ in range(arch.layers)])
-        self.norms = nn.ModuleList([RmsScale(arch.hidden) for _ in range(arch.layers)])
+        self.layers = nn.ModuleList([MLPEmbedder(arch.hidden, arch.hidden) for _ in range(arch.layers)])
+        self.norms = nn.ModuleList([RMSNorm(arch.hidden) for _ in range(arch.layers)])
         self.out_proj = nn.Linear(arch.hidden, arch.width)
 
     def forward(self, told_BMF: Tensor) -> Tensor:
@@ -122,7 +124,7 @@ class Approximator(nn.Module):
         return self.out_proj(x_BMH)
 
 
-class DoubleBlock(TwoStreams):
+class DoubleStreamBlock(TwoStreams):
     """Image and text, with separate weights, in one joint attention."""
 
     def __init__(self, arch: ChromaArch) -> None:
@@ -157,7 +159,7 @@ class DoubleBlock(TwoStreams):
         return self.streams(gelu_feed_forward, img_BLD, txt_BTD, *rows, cos_S1E, sin_S1E, mask)
 
 
-class SingleBlock(OneStream):
+class SingleStreamBlock(OneStream):
     """Text and image as one sequence."""
 
     def __init__(self, arch: ChromaArch) -> None:
@@ -188,15 +190,15 @@ class Chroma(BlockNetwork):
 
     def __init__(self, arch: ChromaArch) -> None:
         self.arch = arch
-        self.positions = Positions(arch.head_dim)
+        self.rope = RopeTables(partial(position_angles, arch.head_dim))
         # for as long as the model lives: captured steps read them at their addresses
         self._places: dict[tuple[DType, str], Tensor] = {}
         self._numbers: dict[tuple[int, str], Tensor] = {}
         self.img_in = nn.Linear(PATCH**2 * arch.channels, arch.width)
         self.txt_in = nn.Linear(arch.context_dim, arch.width)
         self.distilled_guidance_layer = Approximator(arch)
-        self.double_blocks = nn.ModuleList([DoubleBlock(arch) for _ in range(arch.depth)])
-        self.single_blocks = nn.ModuleList([SingleBlock(arch) for _ in range(arch.single_depth)])
+        self.double_blocks = nn.ModuleList([DoubleStreamBlock(arch) for _ in range(arch.depth)])
+        self.single_blocks = nn.ModuleList([SingleStreamBlock(arch) for _ in range(arch.single_depth)])
         self.final_layer = FinalLayer(arch)
 
     def forward(self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, rows_B: Tensor) -> Tensor:
@@ -220,7 +222,7 @@ class Chroma(BlockNetwork):
         B, H, W, C = x_BHWC.shape
         h, w, T = H // PATCH, W // PATCH, context_BTC.shape[1]
         like = nn.compute_copy(self.img_in.weight)
-        turns, mask = self.positions.turns(T, h, w, like), self._seen(rows_B, T, h * w)
+        turns, mask = self.rope.of(T, h, w, like), self._seen(rows_B, T, h * w)
         rows_BMD = self.distilled_guidance_layer(self._told(timesteps_B, x_BHWC.dtype))
         singles, img, txt, final = F.split(rows_BMD, self._kinds, dim=1)
         tokens = x_BHWC.reshape(B, h, PATCH, w, PATCH, C).permute(0, 1, 3, 5, 2, 4).reshape(B, h * w, -1)

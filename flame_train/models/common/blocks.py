@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from typing import Any, ClassVar, Literal, Protocol
 
-from flame_train.engine import Tensor, checkpoint, nn
+from flame_train.engine import Tensor, checkpoint, nn, no_grad
 
 Checkpointing = Literal["off", "full", "offload", "mlp"]
 """What the backward pass recomputes: nothing, blocks, blocks with inputs on the host, or MLPs."""
@@ -81,3 +81,13 @@ class BlockNetwork(nn.Module):
         """Has every block ask `policy` for its weights."""
         for block in self.named_blocks().values():
             block.weight_policy = policy
+
+    def bring(self, layer: str) -> None:
+        for name, block in self.named_blocks().items():
+            if layer.startswith(f"{name}."):
+                with no_grad():
+                    block.weight_policy.ready(block)
+
+    def run_outside(self) -> Collection[nn.Module]:
+        """The layers of blocks that run before their block does: a policy keeps these on the device."""
+        return ()

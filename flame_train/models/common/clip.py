@@ -9,14 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from functools import partial
+from typing import Final, Literal, Self
 
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
-from flame_train.errors import ModelFileError
 from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.common.shapes import shape_of
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import attend
+
+_shape: Final = partial(shape_of, "text encoder", "a CLIP text encoder")
+
 
 Activation = Literal["quick_gelu", "gelu"]
 
@@ -76,14 +80,6 @@ class ClipArch:
 def _heads(width: int) -> int:
     """Heads are 64 wide, or half the width of an encoder narrower than 128, where its folder does not state them."""
     return width // min(64, width // 2)
-
-
-def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
-    if name not in shapes:
-        raise ModelFileError(
-            f"text encoder: expected a tensor {name}, which is missing: this is not a CLIP text encoder"
-        )
-    return shapes[name]
 
 
 class Embeddings(nn.Module):

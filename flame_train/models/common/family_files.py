@@ -15,7 +15,7 @@ from flame_train.engine import nn
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 from flame_train.io.resolve import Component, Resolved
-from flame_train.io.together import Weights
+from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
 from flame_train.models.common.identify import FAMILY_NAMES, Identity, could_be, identify
 from flame_train.models.common.part import Part, part_of
@@ -131,8 +131,8 @@ class FamilyFiles:
     def _opened(self, weights: Weights, resolved: Resolved, components: Collection[str]) -> dict[str, Part]:
         wanted = [next(c for c in self.components if c.name == name) for name in components]
         stated = {c.name: Stated.beside(weights.path, c.prefixes) for c in wanted}
-        if len(resolved.sources) == 1 and not any(name.startswith(wanted[0].prefixes) for name in weights.names):
-            wanted = [replace(wanted[0], prefixes=("",))]  # alone in its file: what has no place there is unexpected
+        if not any(name.startswith(wanted[0].prefixes) for name in weights.names):
+            wanted[0] = replace(wanted[0], prefixes=("",))  # alone in its file: what has no place there is unexpected
         made = parts(weights, weights.shapes, resolved, wanted, self.build)
         return {
             name: part_of(weights, name, built, partial(self.build, name, built[1].shapes, stated[name]))

@@ -26,7 +26,7 @@ _QUANTISED: Final = (
     (".comfy_quant", "ComfyUI's quantised format"),
 )
 """Parts of tensor names that indicate packed weights, with the packing's name."""
-_NETWORK_PREFIXES: Final = ("model.diffusion_model.", "diffusion_model.", "unet/", "transformer/")
+_NETWORK_PREFIXES: Final = ("model.diffusion_model.", "diffusion_model.", "net.", "unet/", "transformer/")
 _VAE_PREFIXES: Final = ("first_stage_model.", "vae/", "vae.")
 
 
@@ -55,6 +55,8 @@ FAMILY_NAMES: Final[Mapping[str, str]] = {
     "qwen3-0.6b": "Qwen3-0.6B",
     "qwen3-4b": "Qwen3-4B",
     "qwen3-8b": "Qwen3-8B",
+    "qwen3-vl-4b": "Qwen3-VL-4B",
+    "qwen3-vl-8b": "Qwen3-VL-8B",
 }
 """Each identifiable model and text encoder -> its usual name."""
 
@@ -191,7 +193,10 @@ def _text_encoder(shapes: Shapes) -> tuple[str, str] | None:
 
 
 def _qwen3(shapes: Shapes) -> str:
+    """By its width, and by what Qwen3-VL has for images, or calls its text half."""
     width = next((shape[-1] for name, shape in shapes.items() if name.endswith("embed_tokens.weight")), 0)
+    if any("visual." in name or "language_model." in name for name in shapes):
+        return {2560: "qwen3-vl-4b", 4096: "qwen3-vl-8b"}.get(width, "unknown")
     return {1024: "qwen3-0.6b", 2560: "qwen3-4b", 4096: "qwen3-8b"}.get(width, "unknown")
 
 
@@ -207,7 +212,7 @@ def _parts(shapes: Shapes, found_network: tuple[Network, Signs] | None) -> tuple
     signs = {
         "text_encoder": (
             *("text_encoder/", "conditioner.embedders.0.", "cond_stage_model."),
-            *("text_encoders.clip_l.", "text_encoders.qwen3_"),
+            *("text_encoders.clip_l.", "text_encoders.qwen3"),
         ),
         "text_encoder_2": ("text_encoder_2/", "conditioner.embedders.1.", "text_encoders.clip_g."),
         "text_encoder_3": ("text_encoder_3/", "text_encoders.t5xxl."),

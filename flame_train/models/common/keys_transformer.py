@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection
 
+from flame_train.io.keymap import KeyMap, Rule, scaled_fp8_rules
 from flame_train.io.resolve import Component, Layout
 
 
@@ -14,3 +16,23 @@ def transformer_component(*layouts: Layout, unused: str = r"(?!)") -> Component:
     """
     prefixes = ("model.diffusion_model.", "transformer/", "diffusion_model.")
     return Component("transformer", prefixes, layouts, re.compile(rf"scaled_fp8|.*\.scale_input|{unused}"))
+
+
+def transformer_layouts(
+    single_file: str, diffusers: str, table: Callable[[Collection[str]], KeyMap]
+) -> tuple[Layout, Layout]:
+    """The layouts of a single file, which may store a factor for each fp8 weight, and of a diffusers folder.
+
+    Args:
+        single_file: part of a name that only the single file's layout has.
+        diffusers: part of a name that only diffusers' layout has.
+        table: from a file's names to the table from the single file's names to diffusers'.
+    """
+
+    def native(names: Collection[str]) -> KeyMap:
+        return KeyMap(scaled_fp8_rules(names, (Rule(rule.source, rule.source) for rule in table(names).rules)))
+
+    def from_diffusers(names: Collection[str]) -> KeyMap:
+        return table(names).inverse
+
+    return Layout("single-file", single_file, native), Layout("diffusers", diffusers, from_diffusers)

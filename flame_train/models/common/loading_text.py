@@ -11,7 +11,7 @@ from flame_train.engine import nn
 from flame_train.errors import ModelFileError
 from flame_train.io.keymap import Shape
 from flame_train.io.resolve import Component, Resolved, resolve
-from flame_train.io.together import Weights
+from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
 from flame_train.models.common.identify import identify
 from flame_train.models.common.part import Part, part_of

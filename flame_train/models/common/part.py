@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 from flame_train.io.digests import Digests
 from flame_train.io.keymap import Shape, Source
-from flame_train.io.together import Weights
+from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
 from flame_train.models.common.parts import Native, digest
+from flame_train.models.common.streamed import StreamedWeights
 from flame_train.progress import progress
 
 
@@ -46,25 +47,67 @@ class Part:
     def __repr__(self) -> str:
         return f"Part({self.component!r}, {str(self.path)!r})"
 
-    def load(self, *, device: str, dtype: DType | str, fp8: nn.Fp8 = "off", check_finite: bool = True) -> Any:
+    def load(
+        self,
+        *,
+        device: str,
+        dtype: DType | str,
+        fp8: nn.Fp8 = "off",
+        check_finite: bool = True,
+        streamed: Collection[str] = (),
+    ) -> Any:
         """A network with its weights, of the class that `build` makes. Tensors go to the device one by one.
 
         On a described GPU it reads no file.
 
+        Args:
+            device: the device of the weights.
+            dtype: their dtype.
+            fp8: how quantizable layers are stored.
+            check_finite: whether NaN and infinity are refused.
+            streamed: the names of blocks that wait in host memory, from which each goes as soon as it is loaded.
+
+        Returns:
+            The network.
+
         Raises:
             ModelFileError: a tensor holds NaN or infinity, or the file was changed since it was opened.
+            DeviceFault: the host has no memory for the blocks.
         """
         network = self.build()
+        blocks = StreamedWeights(network, streamed) if streamed else None
+        self._fill(network, device, dtype, fp8, check_finite, blocks)
+        if blocks is not None:
+            blocks.begin(get_backend(device))
+        return network
+
+    def _fill(
+        self,
+        network: nn.Module,
+        device: str,
+        dtype: DType | str,
+        fp8: nn.Fp8,
+        check_finite: bool,
+        mover: StreamedWeights | None,
+    ) -> None:
         if get_backend(device).described:
-            nn.allocate(network, dtype=dtype, device=device, fp8=fp8)
-            return network
+            nn.allocate(network, dtype=dtype, device=device, fp8=fp8, mover=mover)
+            return
         with open_weights(self.path) as weights:
             name = self.component.replace("_", " ")
             what, tensors = f"{self.path}: {name}", len(list(network.named_specs()))
             with progress(f"loading {name}", tensors) as advance:
                 source = self.source(weights, advance)
-                nn.load(network, source, dtype=dtype, device=device, what=what, check_finite=check_finite, fp8=fp8)
-        return network
+                nn.load(
+                    network,
+                    source,
+                    dtype=dtype,
+                    device=device,
+                    what=what,
+                    check_finite=check_finite,
+                    fp8=fp8,
+                    mover=mover,
+                )
 
     def source(self, weights: Weights, advance: Callable[[float], None]) -> Native:
         """What the weights are read from, of its opened file; `advance` hears of each tensor."""

@@ -16,7 +16,7 @@ from flame_train.engine import nn
 from flame_train.errors import ModelFileError
 from flame_train.io.keymap import Shape, Source
 from flame_train.io.resolve import Component, Resolved, fit, native_shapes
-from flame_train.io.together import Weights
+from flame_train.io.weight_files import Weights
 from flame_train.models.common.stated import Stated
 from flame_train.progress import progress
 

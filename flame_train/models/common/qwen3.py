@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Self
 
 import numpy as np
@@ -17,12 +18,17 @@ import numpy as np
 from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import compute_dtype, float16, float32
-from flame_train.errors import ModelFileError
 from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.common.shapes import shape_of_encoder
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import linears_in
 
 _LAYER: Final = "layers.0"
+_shape: Final = partial(shape_of_encoder, "a Qwen3")
+THETA: Final = 1e6
+"""The base of Qwen3's rotary frequencies."""
+VL_THETA: Final = 5e6
+"""And of Qwen3-VL's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,7 @@ class Qwen3Arch:
     hidden: int
     vocabulary: int = 151936
     head_dim: int = 128
-    theta: float = 1e6
+    theta: float = THETA
     """The base of the rotary frequencies."""
     eps: float = 1e-6
 
@@ -51,6 +57,11 @@ class Qwen3Arch:
         return cls(2560, 36, 32, 8, 9728)
 
     @classmethod
+    def vl_b4(cls) -> Self:
+        """The text half of Qwen3-VL-4B."""
+        return replace(cls.b4(), theta=VL_THETA)
+
+    @classmethod
     def b8(cls) -> Self:
         """Qwen3-8B."""
         return cls(4096, 36, 32, 8, 12288)
@@ -61,16 +72,21 @@ class Qwen3Arch:
         return cls(width, layers, 4, 2, 2 * width, vocabulary, 8)
 
     @classmethod
-    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], config: Stated = NOTHING) -> Self:
+    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], config: Stated = NOTHING, theta: float = THETA) -> Self:
         """The architecture of a file's decoder, from its native names and shapes, and what its folder states.
 
-        Raises ModelFileError naming a missing tensor, or what the folder states and this code cannot do.
+        `theta` is what holds where the folder states none. Qwen3-VL states its text half as `text_config`. Its
+        positions on three axes are one for text. Raises ModelFileError naming a missing tensor, or what the folder
+        states and this code cannot do.
         """
+        config = config.within("text_config") if "text_config" in config.values else config
         vocabulary, width = _shape(shapes, "embed_tokens.weight", 2)
         layers = {int(found[1]) for name in shapes if (found := re.match(r"layers\.(\d+)\.", name))}
         (head_dim,) = _shape(shapes, f"{_LAYER}.self_attn.q_norm.weight", 1)
         rotary = config.within("rope_parameters")
-        rotary.must(rope_type="default")
+        scaling = config.within("rope_scaling")
+        for part in (rotary, scaling):
+            part.must(rope_type="default")
         arch = cls(
             width=width,
             layers=len(layers),
@@ -79,7 +95,7 @@ class Qwen3Arch:
             hidden=_shape(shapes, f"{_LAYER}.mlp.gate_proj.weight", 2)[0],
             vocabulary=vocabulary,
             head_dim=head_dim,
-            theta=rotary.number("rope_theta", config.number("rope_theta", 1e6)),
+            theta=rotary.number("rope_theta", config.number("rope_theta", theta)),
             eps=config.number("rms_norm_eps", 1e-6),
         )
         config.must(
@@ -87,19 +103,11 @@ class Qwen3Arch:
             num_key_value_heads=arch.kv_heads,
             hidden_act="silu",
             attention_bias=False,
-            rope_scaling=None,
             use_sliding_window=False,
         )
+        if "mrope_section" not in scaling.values:
+            config.must(rope_scaling=None)
         return arch
-
-
-def _shape(shapes: Mapping[str, tuple[int, ...]], name: str, dims: int) -> tuple[int, ...]:
-    if len(shapes.get(name, ())) != dims:
-        raise ModelFileError(
-            f"text encoder: expected a tensor {name} of {dims} dimensions, found {shapes.get(name, 'none')}: "
-            "this is not a Qwen3"
-        )
-    return shapes[name]
 
 
 class SelfAttention(nn.Module):

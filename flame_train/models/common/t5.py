@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Self
 
 import numpy as np
@@ -18,8 +19,8 @@ import numpy as np
 from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import compute_dtype, float16, float32
-from flame_train.errors import ModelFileError
 from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.common.shapes import shape_of_encoder
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import attend, linears_in
 
@@ -27,6 +28,7 @@ MAX_DISTANCE: Final = 128  # tokens further apart than this share one bucket; in
 EPS: Final = 1e-6
 
 _BLOCK: Final = "encoder.block.0.layer"
+_shape: Final = partial(shape_of_encoder, "the encoder of a T5 v1.1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +78,6 @@ class T5Arch:
             vocabulary=vocabulary,
             buckets=buckets,
         )
-
-
-def _shape(shapes: Mapping[str, tuple[int, ...]], name: str, dims: int) -> tuple[int, ...]:
-    if len(shapes.get(name, ())) != dims:
-        raise ModelFileError(
-            f"text encoder: expected a tensor {name} of {dims} dimensions, found {shapes.get(name, 'none')}: "
-            "this is not the encoder of a T5 v1.1"
-        )
-    return shapes[name]
 
 
 class SelfAttention(nn.Module):

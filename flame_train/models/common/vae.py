@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Self
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
-from flame_train.errors import ModelFileError
+from flame_train.models.common.shapes import shape_of
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.common.vae_latents import (
     QWEN_MEAN,
@@ -32,6 +33,7 @@ from flame_train.models.common.vae_latents import (
 
 _EPS: Final = 1e-6
 _LEAST_NORM: Final = 1e-12  # to which the length of a pixel's channels is raised
+_shape: Final = partial(shape_of, "VAE", "an AutoencoderKL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +155,6 @@ class VaeArch:
 def _groups(channels: int) -> int:
     """The family's 32 groups, less in narrower networks, where the folder does not state them."""
     return min(32, channels // 4)
-
-
-def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
-    if name not in shapes:
-        raise ModelFileError(f"VAE: expected a tensor {name}, which is missing: this is not an AutoencoderKL")
-    return shapes[name]
 
 
 class RmsNormSilu(nn.RMSNorm):

@@ -20,8 +20,8 @@ EPS: Final = 1e-6
 _MLP_RATIO: Final = 4
 
 
-class RmsScale(nn.Module):
-    """The scale of a head's values after RMS normalization."""
+class RMSNorm(nn.Module):
+    """The scale of RMS normalization over a head's values, under the published name; `attend` applies it."""
 
     scale: Tensor
 
@@ -29,16 +29,16 @@ class RmsScale(nn.Module):
         self.scale = param(dim, init="ones")
 
 
-class QueryKeyNorm(nn.Module):
-    """The scales that normalise queries and keys, by head."""
+class QKNorm(nn.Module):
+    """RMS normalization of each head's queries and keys."""
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
-        self.query_norm = RmsScale(dim)
-        self.key_norm = RmsScale(dim)
+        self.query_norm = RMSNorm(dim)
+        self.key_norm = RMSNorm(dim)
 
 
-Stream = tuple[QueryKeyNorm, Sequence[Tensor]]
+Stream = tuple[QKNorm, Sequence[Tensor]]
 """A stream's queries, keys and values, (B, L, D) each, and their norms."""
 
 
@@ -47,7 +47,7 @@ FeedForward = Callable[[nn.ModuleList, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def attend(streams: Sequence[Stream], cos_S1E: Tensor, sin_S1E: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attention of all streams' tokens to those of the mask, (B, S, D). Positions turn queries and keys.
+    """Attention of all streams' tokens to those of the mask, (B, S, D). Queries and keys are turned by positions.
 
     `mask` is bool (B, 1, 1, S); None: all are looked at.
     """
@@ -65,7 +65,7 @@ class Projections(nn.Module):
 
     def __init__(self, width: int, head_dim: int) -> None:
         self.qkv = nn.Linear(width, 3 * width)
-        self.norm = QueryKeyNorm(head_dim)
+        self.norm = QKNorm(head_dim)
         self.proj = nn.Linear(width, width)
 
     def forward(self, x_BLD: Tensor) -> Stream:
@@ -151,7 +151,7 @@ class OneStream(Block):
         self.parts = (width, width, width, hidden)
         self.linear1 = nn.Linear(width, sum(self.parts))
         self.linear2 = nn.Linear(width + hidden, width)
-        self.norm = QueryKeyNorm(head_dim)
+        self.norm = QKNorm(head_dim)
 
     def stream(
         self, x_BSD: Tensor, modulation: Sequence[Tensor], cos_S1E: Tensor, sin_S1E: Tensor, mask: Tensor | None = None

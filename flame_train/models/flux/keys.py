@@ -8,17 +8,17 @@ then shift there.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Op, Rule, lines, scaled_fp8_rules, table
+from flame_train.io.keymap import KeyMap, Op, Rule, lines, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
-from flame_train.io.resolve import Layout, Resolved
+from flame_train.io.resolve import Resolved
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.common import keys_t5 as t5
-from flame_train.models.common.keys_transformer import transformer_component
+from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
 from flame_train.models.sdxl import keys as sdxl
 from flame_train.models.sdxl.keys_modules import clip_modules
 
@@ -88,23 +88,11 @@ def transformer_to_diffusers() -> KeyMap:
     return KeyMap((*table(_ENDS), *blocks_to_diffusers(modulated=True)))
 
 
-def _native(names: Collection[str]) -> KeyMap:
-    """From a single file, which may store a factor for each fp8 weight."""
-    return KeyMap(
-        scaled_fp8_rules(names, (Rule(rule.source, rule.source) for rule in transformer_to_diffusers().rules))
-    )
-
-
-def _from_diffusers(_: Collection[str]) -> KeyMap:
-    return transformer_to_diffusers().inverse
-
-
 _SDXL: Final = {component.name: component for component in sdxl.COMPONENTS}
 _ELSEWHERE: Final = re.compile(r"text_encoders\.\w+\.(logit_scale|transformer\.text_projection\.weight)|model_ema\..*")
 COMPONENTS: Final = (
     transformer_component(
-        Layout("single-file", "double_blocks.", _native),
-        Layout("diffusers", "single_transformer_blocks.", _from_diffusers),
+        *transformer_layouts("double_blocks.", "single_transformer_blocks.", lambda _: transformer_to_diffusers()),
     ),
     _SDXL["vae"],
     replace(_SDXL["text_encoder"], prefixes=("text_encoders.clip_l.transformer.", "text_encoder/")),

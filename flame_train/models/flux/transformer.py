@@ -12,29 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Self
 
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.errors import ModelFileError
-from flame_train.models.common.arch import TransformerArch, blocks_in, shape_of
+from flame_train.models.common.arch import TransformerArch
 from flame_train.models.common.blocks import BlockNetwork
 from flame_train.models.common.latents import check_latents
+from flame_train.models.common.rope import RopeTables
+from flame_train.models.common.shapes import block_count, shape_of
 from flame_train.models.common.stated import NOTHING, Stated
-from flame_train.models.flux.blocks import (
-    EPS,
-    OneStream,
-    Projections,
-    TwoStreams,
-    gelu_feed_forward,
-    gelu_mlp,
-)
-from flame_train.models.flux.positions import Positions, axes_of
+from flame_train.models.flux.blocks import EPS, OneStream, Projections, TwoStreams, gelu_feed_forward, gelu_mlp
+from flame_train.models.flux.positions import axes_of, position_angles
 from flame_train.models.sdxl.transformer import linears_in
 
 PATCH: Final = 2  # the side of a token in latent pixels
-_TITLE: Final = "Flux.1"
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times and guidance
+_shape: Final = partial(shape_of, "Flux", "a Flux.1 transformer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +71,8 @@ class FluxArch(TransformerArch):
         Raises ModelFileError naming a missing tensor, what is stated otherwise, or for inpainting and control variants
         (extra input channels).
         """
-        width, features = shape_of(shapes, "img_in.weight", _TITLE)
-        made = shape_of(shapes, "final_layer.linear.weight", _TITLE)[0]
+        width, features = _shape(shapes, "img_in.weight")
+        made = _shape(shapes, "final_layer.linear.weight")[0]
         if features != made:
             raise ModelFileError(
                 f"Flux: expected as many features into a token as out of it, found {features} and {made}: this is a "
@@ -84,12 +80,12 @@ class FluxArch(TransformerArch):
             )
         arch = cls(
             width=width,
-            depth=blocks_in(shapes, "double_blocks"),
-            single_depth=blocks_in(shapes, "single_blocks"),
-            head_dim=shape_of(shapes, "double_blocks.0.img_attn.norm.query_norm.scale", _TITLE)[0],
+            depth=block_count(shapes, "double_blocks"),
+            single_depth=block_count(shapes, "single_blocks"),
+            head_dim=_shape(shapes, "double_blocks.0.img_attn.norm.query_norm.scale")[0],
             channels=made // PATCH**2,
-            context_dim=shape_of(shapes, "txt_in.weight", _TITLE)[1],
-            pooled_dim=shape_of(shapes, "vector_in.in_layer.weight", _TITLE)[1],
+            context_dim=_shape(shapes, "txt_in.weight")[1],
+            pooled_dim=_shape(shapes, "vector_in.in_layer.weight")[1],
             guidance="guidance_in.in_layer.weight" in shapes,
         )
         stated.must(attention_head_dim=arch.head_dim, axes_dims_rope=arch.axes, patch_size=1)
@@ -101,7 +97,7 @@ class FluxArch(TransformerArch):
         return axes_of(self.head_dim)
 
 
-class Embedder(nn.Module):
+class MLPEmbedder(nn.Module):
     """A vector to the model's width: linear, silu, linear."""
 
     def __init__(self, dim: int, width: int) -> None:
@@ -124,7 +120,7 @@ class Modulation(nn.Module):
         return F.chunk(made, self.rows, dim=-1)
 
 
-class DoubleBlock(TwoStreams):
+class DoubleStreamBlock(TwoStreams):
     """Image and text, with separate weights, in one joint attention."""
 
     def __init__(self, arch: FluxArch) -> None:
@@ -153,7 +149,7 @@ class DoubleBlock(TwoStreams):
         return self.streams(gelu_feed_forward, img_BLD, txt_BTD, of_img, of_txt, cos_S1E, sin_S1E)
 
 
-class SingleBlock(OneStream):
+class SingleStreamBlock(OneStream):
     """Text and image as one sequence; attention and MLP side by side, each a part of two wide layers."""
 
     def __init__(self, arch: FluxArch) -> None:
@@ -182,15 +178,15 @@ class Flux(BlockNetwork):
 
     def __init__(self, arch: FluxArch) -> None:
         self.arch = arch
-        self.positions = Positions(arch.head_dim)
+        self.rope = RopeTables(partial(position_angles, arch.head_dim))
         self.img_in = nn.Linear(PATCH**2 * arch.channels, arch.width)
-        self.time_in = Embedder(_FREQUENCIES, arch.width)
-        self.vector_in = Embedder(arch.pooled_dim, arch.width)
+        self.time_in = MLPEmbedder(_FREQUENCIES, arch.width)
+        self.vector_in = MLPEmbedder(arch.pooled_dim, arch.width)
         if arch.guidance:
-            self.guidance_in = Embedder(_FREQUENCIES, arch.width)
+            self.guidance_in = MLPEmbedder(_FREQUENCIES, arch.width)
         self.txt_in = nn.Linear(arch.context_dim, arch.width)
-        self.double_blocks = nn.ModuleList([DoubleBlock(arch) for _ in range(arch.depth)])
-        self.single_blocks = nn.ModuleList([SingleBlock(arch) for _ in range(arch.single_depth)])
+        self.double_blocks = nn.ModuleList([DoubleStreamBlock(arch) for _ in range(arch.depth)])
+        self.single_blocks = nn.ModuleList([SingleStreamBlock(arch) for _ in range(arch.single_depth)])
         self.final_layer = FinalLayer(arch)
 
     def forward(
@@ -223,7 +219,7 @@ class Flux(BlockNetwork):
         silu_vec_BD = F.silu(self._vector(timesteps_B, pooled_BP, guidance_B))
         B, H, W, C = x_BHWC.shape
         h, w, T = H // PATCH, W // PATCH, context_BTC.shape[1]
-        turns = self.positions.turns(T, h, w, nn.compute_copy(self.img_in.weight))
+        turns = self.rope.of(T, h, w, nn.compute_copy(self.img_in.weight))
         tokens = x_BHWC.reshape(B, h, PATCH, w, PATCH, C).permute(0, 1, 3, 5, 2, 4).reshape(B, h * w, -1)
         img_BLD, txt_BTD = self.img_in(tokens), self.txt_in(context_BTC)
         for block in self.double_blocks:

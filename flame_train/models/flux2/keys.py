@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Rule, lines, scaled_fp8_rules, table
+from flame_train.io.keymap import KeyMap, Rule, lines, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_by_table
 from flame_train.io.resolve import Component, Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.common import keys_qwen3 as qwen3
-from flame_train.models.common.keys_transformer import transformer_component
+from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
 from flame_train.models.sdxl import keys as sdxl
 
 _ENDS: Final = lines("""
@@ -63,17 +63,6 @@ def transformer_to_diffusers() -> KeyMap:
     return KeyMap(table(_ENDS, blocks, {"double": _DOUBLE, "single": _SINGLE}))
 
 
-def _native(names: Collection[str]) -> KeyMap:
-    """From a single file, which may store a factor for each fp8 weight."""
-    return KeyMap(
-        scaled_fp8_rules(names, (Rule(rule.source, rule.source) for rule in transformer_to_diffusers().rules))
-    )
-
-
-def _from_diffusers(_: Collection[str]) -> KeyMap:
-    return transformer_to_diffusers().inverse
-
-
 def _native_vae(names: Collection[str]) -> KeyMap:
     """From a single file, whose convolutions around the latents are parts of encoder and decoder in some."""
     return KeyMap(tuple(Rule((name,), (re.sub(r"^(en|de)coder\.(post_)?quant", r"\2quant", name),)) for name in names))
@@ -91,8 +80,7 @@ _VAE: Final = Component(
 )
 COMPONENTS: Final = (
     transformer_component(
-        Layout("single-file", "double_blocks.", _native),
-        Layout("diffusers", "single_transformer_blocks.", _from_diffusers),
+        *transformer_layouts("double_blocks.", "single_transformer_blocks.", lambda _: transformer_to_diffusers()),
     ),
     _VAE,
     qwen3.component(

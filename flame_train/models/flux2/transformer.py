@@ -11,26 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from functools import partial
+from typing import Final, Self
 
 import numpy as np
 
-from flame_train.engine import Tensor, nn, rematerialize, tensor
+from flame_train.engine import Tensor, nn, rematerialize
 from flame_train.engine import functional as F
-from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.errors import ModelFileError
-from flame_train.models.common.arch import blocks_in, shape_of
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
+from flame_train.models.common.rope import Angles, RopeTables, rope_angles
+from flame_train.models.common.shapes import block_count, shape_of
 from flame_train.models.common.stated import NOTHING, Stated
-from flame_train.models.flux.blocks import QueryKeyNorm, Stream, TwoStreams, attend, modulated
+from flame_train.models.flux.blocks import QKNorm, Stream, TwoStreams, attend, modulated
 from flame_train.models.sdxl.transformer import linears_in
 
-_TITLE: Final = "FLUX.2"
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times
 _THETA: Final = 2000.0
 _EPS: Final = 1e-6
+_shape: Final = partial(shape_of, "FLUX.2", "a FLUX.2 transformer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +77,15 @@ class Flux2Arch:
                 "FLUX.2: expected klein, found a guidance input: this is FLUX.2 dev, whose text encoder is not "
                 "supported here; use klein base 4B or 9B"
             )
-        width, channels = shape_of(shapes, "img_in.weight", _TITLE)
+        width, channels = _shape(shapes, "img_in.weight")
         arch = cls(
             width=width,
-            depth=blocks_in(shapes, "double_blocks"),
-            single_depth=blocks_in(shapes, "single_blocks"),
-            head_dim=shape_of(shapes, "double_blocks.0.img_attn.norm.query_norm.scale", _TITLE)[0],
-            mlp=shape_of(shapes, "double_blocks.0.img_mlp.2.weight", _TITLE)[1],
+            depth=block_count(shapes, "double_blocks"),
+            single_depth=block_count(shapes, "single_blocks"),
+            head_dim=_shape(shapes, "double_blocks.0.img_attn.norm.query_norm.scale")[0],
+            mlp=_shape(shapes, "double_blocks.0.img_mlp.2.weight")[1],
             channels=channels,
-            context_dim=shape_of(shapes, "txt_in.weight", _TITLE)[1],
+            context_dim=_shape(shapes, "txt_in.weight")[1],
         )
         stated.must(
             attention_head_dim=arch.head_dim,
@@ -105,17 +106,16 @@ class Flux2Arch:
         return each, each, each, each
 
 
-def position_angles(arch: Flux2Arch, text: int, rows: int, columns: int) -> np.ndarray[Any, Any]:
-    """The angle by which each number of a head is turned at each token, fp64 (S, E); two neighbours share one."""
+def position_angles(arch: Flux2Arch, text: int, rows: int, columns: int) -> Angles:
+    """The angle by which each value of a head is rotated at each token, fp64 (S, E)."""
     ids = np.zeros((text + rows * columns, 4))
     ids[:text, 3] = np.arange(text)
     ids[text:, 1] = np.repeat(np.arange(rows), columns)
     ids[text:, 2] = np.tile(np.arange(columns), rows)
-    turns = [np.outer(ids[:, i], _THETA ** (-np.arange(0, n, 2) / n)) for i, n in enumerate(arch.axes)]
-    return np.repeat(np.concatenate(turns, axis=1), 2, axis=1)
+    return rope_angles(ids, arch.axes, _THETA)
 
 
-class Embedder(nn.Module):
+class MLPEmbedder(nn.Module):
     """A time's sinusoid to the model's width: linear, silu, linear."""
 
     def __init__(self, width: int) -> None:
@@ -142,7 +142,7 @@ class Projections(nn.Module):
 
     def __init__(self, arch: Flux2Arch) -> None:
         self.qkv = nn.Linear(arch.width, 3 * arch.width, bias=False)
-        self.norm = QueryKeyNorm(arch.head_dim)
+        self.norm = QKNorm(arch.head_dim)
         self.proj = nn.Linear(arch.width, arch.width, bias=False)
 
     def forward(self, x_BLD: Tensor) -> Stream:
@@ -173,7 +173,7 @@ def _feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: Tenso
     return F.gated_add(x_BLD, gate, made)
 
 
-class DoubleBlock(TwoStreams):
+class DoubleStreamBlock(TwoStreams):
     """Image and text, with separate weights, in one joint attention."""
 
     def __init__(self, arch: Flux2Arch) -> None:
@@ -197,7 +197,7 @@ class DoubleBlock(TwoStreams):
         return self.streams(_feed_forward, img_BLD, txt_BTD, modulation[:6], modulation[6:], cos_S1E, sin_S1E)
 
 
-class SingleBlock(Block):
+class SingleStreamBlock(Block):
     """Text and image as one sequence; attention and MLP side by side, each a part of two wide layers."""
 
     has_feed_forward = False  # its MLP begins in one layer with the attention: there is nothing to gain by it alone
@@ -206,7 +206,7 @@ class SingleBlock(Block):
         self.parts = (arch.width, arch.width, arch.width, 2 * arch.mlp)
         self.linear1 = nn.Linear(arch.width, sum(self.parts), bias=False)
         self.linear2 = nn.Linear(arch.width + arch.mlp, arch.width, bias=False)
-        self.norm = QueryKeyNorm(arch.head_dim)
+        self.norm = QKNorm(arch.head_dim)
 
     def forward(
         self, x_BSD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, shift: Tensor, scale: Tensor, gate: Tensor
@@ -243,16 +243,15 @@ class Flux2(BlockNetwork):
 
     def __init__(self, arch: Flux2Arch) -> None:
         self.arch = arch
-        # one entry a shape, for as long as the model lives: captured steps read them at their addresses
-        self._turns: dict[tuple[int, int, int, DType, str], tuple[Tensor, Tensor]] = {}
+        self.rope = RopeTables(partial(position_angles, arch))
         self.img_in = nn.Linear(arch.channels, arch.width, bias=False)
         self.txt_in = nn.Linear(arch.context_dim, arch.width, bias=False)
-        self.time_in = Embedder(arch.width)
+        self.time_in = MLPEmbedder(arch.width)
         self.double_stream_modulation_img = Modulation(arch.width, 2)
         self.double_stream_modulation_txt = Modulation(arch.width, 2)
         self.single_stream_modulation = Modulation(arch.width, 1)
-        self.double_blocks = nn.ModuleList([DoubleBlock(arch) for _ in range(arch.depth)])
-        self.single_blocks = nn.ModuleList([SingleBlock(arch) for _ in range(arch.single_depth)])
+        self.double_blocks = nn.ModuleList([DoubleStreamBlock(arch) for _ in range(arch.depth)])
+        self.single_blocks = nn.ModuleList([SingleStreamBlock(arch) for _ in range(arch.single_depth)])
         self.final_layer = FinalLayer(arch)
 
     def forward(self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor) -> Tensor:
@@ -276,7 +275,7 @@ class Flux2(BlockNetwork):
         T = context_BTC.shape[1]
         silu_vec_BD = F.silu(self.time_in(F.timestep_embedding(timesteps_B, _FREQUENCIES, dtype=x_BHWC.dtype)))
         both = (*self.double_stream_modulation_img(silu_vec_BD), *self.double_stream_modulation_txt(silu_vec_BD))
-        turns = self._turn(T, H, W)
+        turns = self.rope.of(T, H, W, nn.compute_copy(self.img_in.weight))
         img_BLD, txt_BTD = self.img_in(x_BHWC.reshape(B, H * W, C)), self.txt_in(context_BTC)
         for block in self.double_blocks:
             img_BLD, txt_BTD = block(img_BLD, txt_BTD, *turns, *both)
@@ -288,14 +287,3 @@ class Flux2(BlockNetwork):
     def quantizable(self) -> dict[nn.Linear, bool]:
         """The blocks' linear layers."""
         return linears_in([*self.double_blocks, *self.single_blocks])
-
-    def _turn(self, text: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of `position_angles`, (S, 1, E), in fp32 at least."""
-        like = nn.compute_copy(self.img_in.weight)
-        assert isinstance(like, Tensor)
-        key = text, rows, columns, like.dtype, like.device
-        if key not in self._turns:
-            angles = position_angles(self.arch, text, rows, columns)[:, None]
-            dtype = compute_dtype(like.dtype)
-            self._turns[key] = tensor(np.cos(angles), dtype, like.device), tensor(np.sin(angles), dtype, like.device)
-        return self._turns[key]

@@ -13,12 +13,12 @@ from flame_train.models.common.stated import Stated
 from flame_train.models.common.t5 import T5Arch, T5Encoder
 from flame_train.models.common.vae import Vae, VaeArch
 from flame_train.models.sd3 import keys as sd3
-from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 
 
 def _build(component: str, native: Mapping[str, Shape], stated: Stated) -> nn.Module:
     if component == "transformer":
-        return Mmdit(MmditArch.from_shapes(native, stated))
+        return MMDiT(MMDiTArch.from_shapes(native, stated))
     if component == "vae":
         return Vae(VaeArch.from_shapes(native, VaeArch.sd3(), stated))
     if component == "text_encoder_3":

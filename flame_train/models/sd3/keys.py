@@ -11,12 +11,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Rule, Shape, scaled_fp8_rules
+from flame_train.io.keymap import Shape
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
-from flame_train.io.resolve import Layout, Resolved
+from flame_train.io.resolve import Resolved
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.common import keys_t5 as t5
-from flame_train.models.common.keys_transformer import transformer_component
+from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
 from flame_train.models.sd3.keys_mmdit import depth_of, mmdit_to_diffusers
 from flame_train.models.sdxl import keys as sdxl
 from flame_train.models.sdxl.keys_modules import base_modules
@@ -32,21 +32,11 @@ _MODULATION: Final = re.compile(
 )
 
 
-def _native(names: Collection[str]) -> KeyMap:
-    """From a single file, which may store a factor for each fp8 weight."""
-    native = (rule.source for rule in mmdit_to_diffusers(depth_of(names)).rules)
-    return KeyMap(scaled_fp8_rules(names, (Rule(name, name) for name in native)))
-
-
-def _from_diffusers(names: Collection[str]) -> KeyMap:
-    return mmdit_to_diffusers(depth_of(names)).inverse
-
-
 _SDXL: Final = {component.name: component for component in sdxl.COMPONENTS}
 _ELSEWHERE: Final = re.compile(r"text_encoders\.clip_[lg]\.(logit_scale|transformer\.logit_scale)|model_ema\..*")
 COMPONENTS: Final = (
     transformer_component(
-        Layout("single-file", "joint_blocks.", _native), Layout("diffusers", "transformer_blocks.", _from_diffusers)
+        *transformer_layouts("joint_blocks.", "transformer_blocks.", lambda names: mmdit_to_diffusers(depth_of(names))),
     ),
     _SDXL["vae"],
     replace(_SDXL["text_encoder"], prefixes=("text_encoders.clip_l.transformer.", "text_encoder/")),

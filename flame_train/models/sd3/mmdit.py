@@ -12,7 +12,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from functools import partial
+from typing import Final, Self
 
 from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
@@ -21,16 +22,18 @@ from flame_train.errors import ModelFileError
 from flame_train.models.common.arch import TransformerArch
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.latents import check_latents
+from flame_train.models.common.shapes import shape_of
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import feed_forward, linears_in
 
 _PATCH = 2
 _FREQUENCIES = 256  # the width of the timestep's sinusoid
 _EPS = 1e-6
+_shape: Final = partial(shape_of, "MMDiT", "an SD3 transformer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MmditArch(TransformerArch):
+class MMDiTArch(TransformerArch):
     """Everything that decides the network's shapes, and the width of a head, which SD3 medium's do not tell."""
 
     positions: int = 192
@@ -85,12 +88,6 @@ class MmditArch(TransformerArch):
         )
 
 
-def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
-    if name not in shapes:
-        raise ModelFileError(f"MMDiT: expected a tensor {name}, which is missing: this is not an SD3 transformer")
-    return shapes[name]
-
-
 # The inputs of linear layers are rematerialized: their own inputs are saved anyway.
 
 
@@ -110,16 +107,16 @@ class Mlp(nn.Module):
 
 
 class Projections(nn.Module):
-    """One stream's side of an attention: queries, keys, values, and the way out unless the stream ends there."""
+    """One stream's layers of an attention: queries, keys and values, and the output unless `pre_only`."""
 
-    def __init__(self, arch: MmditArch, goes_on: bool) -> None:
+    def __init__(self, arch: MMDiTArch, pre_only: bool = False) -> None:
         self.heads = arch.width // arch.head_dim
         self.qkv = nn.Linear(arch.width, 3 * arch.width)
         self.qk_norm = arch.qk_norm
         if arch.qk_norm:
             self.ln_q = nn.RMSNorm(arch.head_dim, _EPS)
             self.ln_k = nn.RMSNorm(arch.head_dim, _EPS)
-        if goes_on:
+        if not pre_only:
             self.proj = nn.Linear(arch.width, arch.width)
 
     def project(self, x_BLD: Tensor) -> Projected:
@@ -152,16 +149,19 @@ def _joined(parts: list[Tensor], norms: list[Tensor] | None) -> Tensor:
 
 
 class Stream(nn.Module):
-    """One stream's half of a joint block. Its modulation is (shift, scale, gate) for each thing it does."""
+    """One stream's half of a joint block; with `pre_only` it ends in the attention.
 
-    def __init__(self, arch: MmditArch, *, goes_on: bool = True, dual: bool = False) -> None:
-        self.goes_on, self.dual = goes_on, dual
-        self.attn = Projections(arch, goes_on)
+    The modulation has shift, scale and gate for attention and MLP, and for the stream's own attention if it is `dual`.
+    """
+
+    def __init__(self, arch: MMDiTArch, *, pre_only: bool = False, dual: bool = False) -> None:
+        self.pre_only, self.dual = pre_only, dual
+        self.attn = Projections(arch, pre_only)
         if dual:
-            self.attn2 = Projections(arch, True)
-        if goes_on:
+            self.attn2 = Projections(arch)
+        if not pre_only:
             self.mlp = Mlp(arch.width)
-        rows = 9 if dual else 6 if goes_on else 2
+        rows = 9 if dual else 2 if pre_only else 6
         self.adaLN_modulation = nn.ModuleList([None, nn.Linear(arch.width, rows * arch.width)])
 
     def modulation(self, silu_c_BD: Tensor) -> list[Tensor]:
@@ -174,12 +174,12 @@ class Stream(nn.Module):
         """The stream's queries, keys and values for the joint attention."""
         return self.attn.project(_modulated(x_BLD, m[0], m[1]))
 
-    def proceed(self, x_BLD: Tensor, found_BLD: Tensor, m: Sequence[Tensor], lean: bool) -> Tensor:
+    def post_attention(self, x_BLD: Tensor, attended_BLD: Tensor, m: Sequence[Tensor], lean: bool) -> Tensor:
         """Adds the residuals of the joint attention, the stream's own attention and the MLP.
 
-        With `lean` the feed-forward is run again for its gradient instead of being kept.
+        With `lean` the backward pass recomputes the MLP instead of saving its activations.
         """
-        y_BLD = F.gated_add(x_BLD, m[2], self.attn.proj(found_BLD))
+        y_BLD = F.gated_add(x_BLD, m[2], self.attn.proj(attended_BLD))
         if self.dual:
             (own_BLD,) = _attend([self.attn2.project(_modulated(x_BLD, m[6], m[7]))])
             y_BLD = F.gated_add(y_BLD, m[8], self.attn2.proj(own_BLD))
@@ -193,19 +193,21 @@ class Stream(nn.Module):
 class JointBlock(Block):
     """Both streams through one attention. The last block drops the text."""
 
-    def __init__(self, arch: MmditArch, index: int) -> None:
-        self.context_block = Stream(arch, goes_on=index + 1 < arch.depth)
+    def __init__(self, arch: MMDiTArch, index: int) -> None:
+        self.context_block = Stream(arch, pre_only=index + 1 == arch.depth)
         self.x_block = Stream(arch, dual=index in arch.dual)
 
     def forward(self, x_BLD: Tensor, c_BTD: Tensor, silu_c_BD: Tensor) -> tuple[Tensor, Tensor]:
         lean = self.checkpointing == "mlp"
         image, text = self.x_block.modulation(silu_c_BD), self.context_block.modulation(silu_c_BD)
         for_x, for_c = _attend([self.x_block.project(x_BLD, image), self.context_block.project(c_BTD, text)])
-        x_BLD = self.x_block.proceed(x_BLD, for_x, image, lean)
-        return x_BLD, self.context_block.proceed(c_BTD, for_c, text, lean) if self.context_block.goes_on else c_BTD
+        x_BLD = self.x_block.post_attention(x_BLD, for_x, image, lean)
+        if not self.context_block.pre_only:
+            c_BTD = self.context_block.post_attention(c_BTD, for_c, text, lean)
+        return x_BLD, c_BTD
 
 
-class Embedder(nn.Module):
+class VectorEmbedder(nn.Module):
     """A vector to the model's width: linear, silu, linear."""
 
     def __init__(self, dim: int, width: int) -> None:
@@ -215,10 +217,10 @@ class Embedder(nn.Module):
         return self.mlp[2](F.silu(self.mlp[0](x)))
 
 
-class PatchEmbedder(nn.Module):
+class PatchEmbed(nn.Module):
     """Each 2 x 2 latent pixels to one token."""
 
-    def __init__(self, arch: MmditArch) -> None:
+    def __init__(self, arch: MMDiTArch) -> None:
         self.proj = nn.Conv2d(arch.channels, arch.width, _PATCH, _PATCH)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
@@ -228,7 +230,7 @@ class PatchEmbedder(nn.Module):
 class FinalLayer(nn.Module):
     """Modulation, and the way back to patches: (row, column, channel) of each token."""
 
-    def __init__(self, arch: MmditArch) -> None:
+    def __init__(self, arch: MMDiTArch) -> None:
         self.linear = nn.Linear(arch.width, _PATCH * _PATCH * arch.channels)
         self.adaLN_modulation = nn.ModuleList([None, nn.Linear(arch.width, 2 * arch.width)])
 
@@ -238,15 +240,15 @@ class FinalLayer(nn.Module):
         return self.linear(F.layer_norm_modulate(x_BLD, m[:, 1:2], m[:, 0:1], _EPS))
 
 
-class Mmdit(BlockNetwork):
+class MMDiT(BlockNetwork):
     """Predicts the velocity of the flow in noised latents. Its blocks are the joint blocks."""
 
-    def __init__(self, arch: MmditArch) -> None:
+    def __init__(self, arch: MMDiTArch) -> None:
         self.arch = arch
         self.pos_embed = param(1, arch.positions**2, arch.width, init="normal")
-        self.x_embedder = PatchEmbedder(arch)
-        self.t_embedder = Embedder(_FREQUENCIES, arch.width)
-        self.y_embedder = Embedder(arch.pooled_dim, arch.width)
+        self.x_embedder = PatchEmbed(arch)
+        self.t_embedder = VectorEmbedder(_FREQUENCIES, arch.width)
+        self.y_embedder = VectorEmbedder(arch.pooled_dim, arch.width)
         self.context_embedder = nn.Linear(arch.context_dim, arch.width)
         self.joint_blocks = nn.ModuleList([JointBlock(arch, i) for i in range(arch.depth)])
         self.final_layer = FinalLayer(arch)

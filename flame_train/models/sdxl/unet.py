@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from functools import partial
+from typing import Final, Self
 
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
@@ -18,8 +19,12 @@ from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.latents import check_latents
+from flame_train.models.common.shapes import shape_of
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import SpatialTransformer, TextKeys, TransformerBlock, linears_in
+
+_shape: Final = partial(shape_of, "UNet", "an SDXL UNet")
+
 
 SIZE_EMBEDDING = 256  # the sinusoid's width for each of the six sizes
 SIZES = 6
@@ -122,12 +127,6 @@ def _head_dim(model_channels: int) -> int:
 def _groups(model_channels: int) -> int:
     """The family's 32, less in narrower networks, where the folder does not state it."""
     return min(32, model_channels // 4)
-
-
-def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
-    if name not in shapes:
-        raise ModelFileError(f"UNet: expected a tensor {name}, which is missing: this is not an SDXL UNet")
-    return shapes[name]
 
 
 def _matches(pattern: str, names: Iterable[str]) -> list[re.Match[str]]:
@@ -337,6 +336,10 @@ class UNet(BlockNetwork):
     def quantizable(self) -> dict[nn.Linear, bool]:
         """The transformers' linear layers; the others are convolutions and embeddings."""
         return linears_in([part for _, part in self.named_modules() if isinstance(part, SpatialTransformer)])
+
+    def run_outside(self) -> list[nn.Linear]:
+        """The projections of the text."""
+        return [layer for b in self._blocks for layer in (b.attn2.to_k, b.attn2.to_v)]
 
     def _text_layers(self, width: int) -> list[nn.Linear]:
         """Keys' and values' projections of all blocks of a width, by turns."""

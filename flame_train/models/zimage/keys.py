@@ -6,16 +6,16 @@ has one for each. diffusers names the embedder and the final layer after the siz
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Rule, lines, scaled_fp8_rules, table
+from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_by_table
-from flame_train.io.resolve import Layout, Resolved
+from flame_train.io.resolve import Resolved
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.common import keys_qwen3 as qwen3
-from flame_train.models.common.keys_transformer import transformer_component
+from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
 from flame_train.models.sdxl import keys as sdxl
 
 _ENDS: Final = lines("""
@@ -52,22 +52,10 @@ def transformer_to_diffusers() -> KeyMap:
     return KeyMap(table(_ENDS, blocks, {"block": _BLOCK}))
 
 
-def _native(names: Collection[str]) -> KeyMap:
-    """From a single file, which may store a factor for each fp8 weight."""
-    return KeyMap(
-        scaled_fp8_rules(names, (Rule(rule.source, rule.source) for rule in transformer_to_diffusers().rules))
-    )
-
-
-def _from_diffusers(_: Collection[str]) -> KeyMap:
-    return transformer_to_diffusers().inverse
-
-
 _SDXL: Final = {component.name: component for component in sdxl.COMPONENTS}
 COMPONENTS: Final = (
     transformer_component(
-        Layout("single-file", ".attention.qkv.", _native),
-        Layout("diffusers", ".attention.to_q.", _from_diffusers),
+        *transformer_layouts(".attention.qkv.", ".attention.to_q.", lambda _: transformer_to_diffusers()),
         unused=r"norm_final\.weight",  # of the code that Z-Image's began from
     ),
     _SDXL["vae"],

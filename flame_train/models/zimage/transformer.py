@@ -11,25 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Self
 
 from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
-from flame_train.models.common.arch import blocks_in, shape_of
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
+from flame_train.models.common.shapes import block_count, shape_of
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import linears_in
 from flame_train.models.zimage.positions import UNIT, Positions
 
 PATCH: Final = 2  # the side of a token in latent pixels
-_TITLE: Final = "Z-Image"
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times
 _EPS: Final = 1e-5
 _FINAL_EPS: Final = 1e-6
+_shape: Final = partial(shape_of, "Z-Image", "a Z-Image transformer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,19 +81,19 @@ class ZImageArch:
 
         Raises ModelFileError naming a missing tensor, what is stated otherwise, or for the variants that take images.
         """
-        width, features = shape_of(shapes, "x_embedder.weight", _TITLE)
-        (head_dim,) = shape_of(shapes, "layers.0.attention.q_norm.weight", _TITLE)
+        width, features = _shape(shapes, "x_embedder.weight")
+        (head_dim,) = _shape(shapes, "layers.0.attention.q_norm.weight")
         axes = stated.values.get("axes_dims", list(_axes(head_dim)))
         arch = cls(
             width=width,
-            depth=blocks_in(shapes, "layers"),
-            refiners=blocks_in(shapes, "noise_refiner"),
+            depth=block_count(shapes, "layers"),
+            refiners=block_count(shapes, "noise_refiner"),
             head_dim=head_dim,
-            hidden=shape_of(shapes, "layers.0.feed_forward.w1.weight", _TITLE)[0],
+            hidden=_shape(shapes, "layers.0.feed_forward.w1.weight")[0],
             channels=features // PATCH**2,
-            context_dim=shape_of(shapes, "cap_embedder.1.weight", _TITLE)[1],
-            time_dim=shape_of(shapes, "t_embedder.mlp.2.weight", _TITLE)[0],
-            time_hidden=shape_of(shapes, "t_embedder.mlp.0.weight", _TITLE)[0],
+            context_dim=_shape(shapes, "cap_embedder.1.weight")[1],
+            time_dim=_shape(shapes, "t_embedder.mlp.2.weight")[0],
+            time_hidden=_shape(shapes, "t_embedder.mlp.0.weight")[0],
             axes=(axes[0], axes[1], axes[2]) if _are_axes(axes, head_dim) else _axes(head_dim),
             theta=stated.number("rope_theta", 256.0),
         )
@@ -125,7 +126,7 @@ def _are_axes(found: object, head_dim: int) -> bool:
     )
 
 
-class TimeEmbedder(nn.Module):
+class TimestepEmbedder(nn.Module):
     """A time's sinusoid to the vector that modulates: linear, silu, linear."""
 
     def __init__(self, arch: ZImageArch) -> None:
@@ -252,7 +253,7 @@ class ZImage(BlockNetwork):
         self.arch = arch
         self.positions = Positions(arch.axes, arch.theta)
         self.x_embedder = nn.Linear(PATCH**2 * arch.channels, arch.width)
-        self.t_embedder = TimeEmbedder(arch)
+        self.t_embedder = TimestepEmbedder(arch)
         norm, linear = nn.RMSNorm(arch.context_dim, _EPS), nn.Linear(arch.context_dim, arch.width)
         self.cap_embedder = nn.ModuleList([norm, linear])
         self.x_pad_token, self.cap_pad_token = (param(1, arch.width) for _ in range(2))

@@ -91,7 +91,8 @@ accelerate launch --num_cpu_threads_per_process 1 flux_train_network.py \\
   --network_args "train_blocks=single" --learning_rate 1e-4 --optimizer_type adafactor \\
   --optimizer_args "relative_step=False" "scale_parameter=False" "warmup_init=False" \\
   --timestep_sampling shift --discrete_flow_shift 3.1582 --model_prediction_type raw --guidance_scale 1.0 \\
-  --fp8_base --gradient_checkpointing --mixed_precision bf16 --save_precision bf16 --max_train_epochs 4
+  --fp8_base --blocks_to_swap 18 --gradient_checkpointing --mixed_precision bf16 --save_precision bf16 \\
+  --max_train_epochs 4
 """
 
 AI_TOOLKIT = """\
@@ -127,7 +128,8 @@ config:
         ema_config: {use_ema: true, ema_decay: 0.99}
         diff_output_preservation: true
         dtype: bf16
-      model: {name_or_path: "black-forest-labs/FLUX.1-dev", is_flux: true, quantize: true, attn_masking: true}
+      model: {name_or_path: "black-forest-labs/FLUX.1-dev", is_flux: true, quantize: true,
+        attn_masking: true, layer_offloading: true}
       sample:
         sampler: "flowmatch"
         sample_every: 200
@@ -201,7 +203,7 @@ ONETRAINER_CONFIG = """\
     "batch_size": 4,
     "resolution": "1024",
     "train_dtype": "BFLOAT_16",
-    "gradient_checkpointing": "CPU_OFFLOADED",
+    "gradient_checkpointing": "CPU_OFFLOADED", "layer_offload_fraction": 0.7,
     "ema": "GPU", "ema_decay": 0.995,
     "loss_weight_fn": "MIN_SNR_GAMMA", "loss_weight_strength": 3.0,
     "max_noising_strength": 0.9,

@@ -11,7 +11,7 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.tools.bench_kernels import breakdown, census, kind_of
+from flame_train.tools.bench_kernels import breakdown, count_launches, kind_of
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_kinds_time_is_that_of_its_kernels_alone(gpu: Any, step: Callable[[], 
         step()
         step()
 
-    counted, before = census(twice, gpu), ran(gpu)
+    counted, before = count_launches(twice, gpu), ran(gpu)
 
     def milliseconds(replay: Any) -> float:
         nonlocal before
@@ -109,6 +109,6 @@ def test_a_kinds_time_is_that_of_its_kernels_alone(gpu: Any, step: Callable[[], 
 def test_a_census_counts_launches_and_bytes_once_each(gpu: Any) -> None:
     x = flame.tensor(np.ones((4, 16)), "float32", "cuda")
     y = flame.tensor(np.ones((1, 16)), "float32", "cuda")
-    found = census(lambda: F.mul(x, y), gpu)
+    found = count_launches(lambda: F.mul(x, y), gpu)
     assert found["elementwise"] == (1, 4 * (64 + 16 + 64))
     assert sum(launches for launches, _ in found.values()) == 1

@@ -14,54 +14,7 @@ from flame_train.engine.dtype import bfloat16
 from flame_train.engine.mode import capturing
 from flame_train.engine.optim import FlatParameters
 from flame_train.engine.tensor import Parameter
-
-
-class Line:
-    """A stream that keeps the order of what is queued on it."""
-
-    current: Line
-
-    def __init__(self, non_blocking: bool = False) -> None:
-        self.queued = list[Any]()
-
-    def use(self) -> None:
-        Line.current = self
-
-    def wait_event(self, event: Mark) -> None:
-        self.queued.append(event.recording)
-
-
-class Mark:
-    """An event; who waits for it waits for its last recording."""
-
-    def __init__(self, disable_timing: bool) -> None: ...
-
-    def record(self, line: Line) -> None:
-        self.recording = object()
-        line.queued.append(self.recording)
-
-
-class Cuda:
-    """The part of CuPy that is asked."""
-
-    Stream, Event = Line, Mark
-
-    @property
-    def cuda(self) -> Cuda:
-        return self
-
-
-def before(side_stream: SideStream, line: Line, what: str) -> set[str]:
-    """All that is certain to be done when `what` of a line begins."""
-    lines = [side_stream._main, side_stream._side]
-    done, ahead = set[Any](), [(line, line.queued.index(what))]
-    while ahead:
-        here, end = ahead.pop()
-        for item in here.queued[:end]:
-            if item not in done:
-                done.add(item)
-                ahead += [(other, other.queued.index(item)) for other in lines if item in other.queued]
-    return {item for item in done if isinstance(item, str)}
+from tests.engine.backend.lines import Cuda, Line, surely_done
 
 
 @pytest.fixture
@@ -69,6 +22,11 @@ def side_stream() -> SideStream:
     main = Line()
     main.use()
     return SideStream(Cuda(), main)
+
+
+def before(side_stream: SideStream, line: Line, what: str) -> set[str]:
+    """All that is certain to be done when `what` of a line begins."""
+    return surely_done([side_stream._main, side_stream._side], line, what)
 
 
 def launch(name: str) -> Any:

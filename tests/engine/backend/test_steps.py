@@ -24,7 +24,7 @@ def card() -> Any:
 )
 def test_a_step_on_an_rtx_3090(gpu: Any, model: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Products, "product", lambda *_, **__: None)
-    prepared = bench.prepare(bench.Trial(model, resolution=128, **how))
+    prepared = bench.prepare(bench.BenchCase(model, resolution=128, **how))
     launched: list[str] = []
     with gpu.kernels.launch_hooks.hooked(lambda name, _: launched.append(name) or True):
         prepared.step()

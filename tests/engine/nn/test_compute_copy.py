@@ -16,7 +16,7 @@ from flame_train.models.common.clip import ClipArch, ClipTextEncoder
 from flame_train.models.common.t5 import T5Arch, T5Encoder
 from flame_train.models.common.vae import Vae, VaeArch
 from flame_train.models.flux.transformer import Flux, FluxArch
-from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
 
 RNG = np.random.default_rng(0)
@@ -77,8 +77,8 @@ CASES: dict[str, tuple[Callable[[], Any], list[Tensor]]] = {
         denoised(4, UNetArch.tiny().context_dim, UNetArch.tiny().adm_in_channels),
     ),
     "mmdit": (
-        lambda: Mmdit(MmditArch.tiny(dual=(0, 1))),
-        denoised(16, MmditArch.tiny().context_dim, MmditArch.tiny().pooled_dim),
+        lambda: MMDiT(MMDiTArch.tiny(dual=(0, 1))),
+        denoised(16, MMDiTArch.tiny().context_dim, MMDiTArch.tiny().pooled_dim),
     ),
     "flux": (
         lambda: Flux(FluxArch.tiny()),

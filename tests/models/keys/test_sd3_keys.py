@@ -9,12 +9,12 @@ from flame_train.io.resolve import fit, native_shapes
 from flame_train.models.common.vae import Vae, VaeArch
 from flame_train.models.sd3 import keys as sd3
 from flame_train.models.sd3.keys_mmdit import mmdit_to_diffusers
-from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 
 MODELS = {
-    "sd3_medium": MmditArch.sd3_medium(),
-    "sd35_medium": MmditArch.sd35_medium(),
-    "sd35_large": MmditArch.sd35_large(),
+    "sd3_medium": MMDiTArch.sd3_medium(),
+    "sd35_medium": MMDiTArch.sd35_medium(),
+    "sd35_large": MMDiTArch.sd35_large(),
 }
 
 
@@ -34,8 +34,8 @@ def test_the_published_file_is_the_networks(published, model):
     shapes = published(f"{model}_single_file")
     found, parts = parts_of(shapes)
     arch = MODELS[model]
-    assert MmditArch.from_shapes(parts["transformer"]) == arch
-    assert parts["transformer"] == Mmdit(arch).shapes()
+    assert MMDiTArch.from_shapes(parts["transformer"]) == arch
+    assert parts["transformer"] == MMDiT(arch).shapes()
     vae = VaeArch.from_shapes(parts["vae"], VaeArch.sd3())
     assert vae == VaeArch.sd3()
     fitted = fit(found.sources["vae"], shapes, Vae(vae).shapes())
@@ -45,13 +45,13 @@ def test_the_published_file_is_the_networks(published, model):
 def test_a_diffusers_folder_is_the_same_network(published, model):
     folder = {f"transformer/{name}": shape for name, shape in published(f"{model}_diffusers_transformer").items()}
     _, parts = parts_of(folder)
-    assert parts["transformer"] == Mmdit(MODELS[model]).shapes()
+    assert parts["transformer"] == MMDiT(MODELS[model]).shapes()
 
 
 def test_the_table_goes_there_and_back_bit_for_bit(published, model):
     depth = MODELS[model].depth
     to_diffusers = mmdit_to_diffusers(depth)
-    native = Mmdit(MODELS[model]).shapes()
+    native = MMDiT(MODELS[model]).shapes()
     rng = np.random.default_rng(0)
     small = {
         n: rng.standard_normal([max(d // 64, 1) * 6 if i == 0 else 2 for i, d in enumerate(s)])

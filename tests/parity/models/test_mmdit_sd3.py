@@ -11,16 +11,16 @@ from flame_train.engine import functional as F
 from flame_train.engine import tensor
 from flame_train.engine.memory_report import saved_by_op
 from flame_train.models.sd3.keys_mmdit import mmdit_to_diffusers
-from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 pytestmark = pytest.mark.parity
 
 ARCHS = {
-    "sd3-medium": MmditArch.tiny(qk_norm=False, dual=()),
-    "sd35-medium": MmditArch.tiny(),
-    "sd35-large": MmditArch.tiny(dual=()),
+    "sd3-medium": MMDiTArch.tiny(qk_norm=False, dual=()),
+    "sd35-medium": MMDiTArch.tiny(),
+    "sd35-large": MMDiTArch.tiny(dual=()),
 }
 TO_DIFFUSERS = mmdit_to_diffusers(3)
 
@@ -81,7 +81,7 @@ def theirs(twin, batch, weights=None):
 
 @pytest.fixture
 def pair(dtype, arch, fill, scrambled):
-    model = scrambled(Mmdit(arch), dtype)
+    model = scrambled(MMDiT(arch), dtype)
     twin = fill(model, diffusers_transformer(arch), TO_DIFFUSERS)
     twin.requires_grad_(False)
     # both make the sinusoid in fp32, where a bit of a frequency is 1e-4 at t = 1000; it has a test of its own
@@ -98,7 +98,7 @@ def exact_rms_norm(part, x):
 
 
 def test_architecture_is_read_from_shapes(arch):
-    assert MmditArch.from_shapes(Mmdit(arch).shapes()) == arch
+    assert MMDiTArch.from_shapes(MMDiT(arch).shapes()) == arch
 
 
 def test_prediction(pair, batch, bound, off):

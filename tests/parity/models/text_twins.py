@@ -14,7 +14,7 @@ from flame_train.models.common.clip import ClipArch, ClipTextEncoder
 from flame_train.models.common.t5 import T5Arch, T5Encoder
 from flame_train.models.common.vae import Vae, VaeArch
 from flame_train.models.flux.transformer import Flux, FluxArch
-from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet
 from flame_train.recipes import FAMILIES, NOTHING_NAMED
 from flame_train.training.model import Denoiser
@@ -218,7 +218,7 @@ def _sdxl_networks():
 
 
 def _sd3_networks():
-    arch = MmditArch(
+    arch = MMDiTArch(
         width=64,
         depth=2,
         head_dim=32,
@@ -229,7 +229,7 @@ def _sd3_networks():
         dual=(0,),
     )
     return {
-        "transformer": Mmdit(arch),
+        "transformer": MMDiT(arch),
         "vae": Vae(VaeArch.tiny(latent_channels=16)),
         "text_encoder": ClipTextEncoder(PROJECTED_L),
         "text_encoder_2": ClipTextEncoder(BIGG),

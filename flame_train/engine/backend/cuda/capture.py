@@ -39,6 +39,9 @@ class CapturingDevice(Protocol):
     def free_unused(self) -> None: ...
     def recorded(self) -> Any: ...
     def synchronize(self) -> None: ...
+    def begin_program(self) -> None: ...
+    def wait_side_stream(self) -> None: ...
+    def forget_side_streams(self) -> None: ...
 
 
 def capture(backend: CapturingDevice, fn: Callable[[], None]) -> Callable[[], None]:
@@ -53,6 +56,13 @@ class _Captured:
         self._graph: Any = None
 
     def __call__(self) -> None:
+        self._backend.begin_program()
+        try:
+            self._run()
+        finally:
+            self._backend.begin_program()
+
+    def _run(self) -> None:
         if self._needs < 0:
             self._needs = self._warm_up()
             return
@@ -98,6 +108,7 @@ class _Captured:
             stream.begin_capture()
             try:
                 self._fn()
+                self._backend.wait_side_stream()  # a capture ends with all its branches joined
             except BaseException:
                 self._abandon(stream)
                 raise
@@ -118,7 +129,7 @@ class _Captured:
 
     def _abandon(self, stream: Any) -> None:
         """Ends a failed capture so that the stream can be used again; errors of this are hidden by the first one."""
-        self._backend.kernels.side_stream.forget()
+        self._backend.forget_side_streams()
         try:
             stream.end_capture()
         except self._backend.xp.cuda.runtime.CUDARuntimeError:

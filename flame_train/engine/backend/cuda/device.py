@@ -18,8 +18,10 @@ from ..capability import refuse_too_old
 from .capturable_namespace import CapturableNamespace
 from .capture import capture
 from .graph import Graph
+from .host_copies import HostCopies, PinnedCopy
 from .launcher import Launcher
 from .nccl import NcclCollectives, unique_identifier
+from .pools import Pools
 from .prefetch import CudaUploader
 
 _HINT = "use --device cpu, or run `flame-train doctor` to see what is missing"
@@ -41,10 +43,12 @@ class CudaBackend:
             cupy.cuda.Device(index).use()
         # A blocking stream: CuPy makes some copies on the null stream, and only with such a stream are they in order.
         self.stream = cupy.cuda.Stream()
-        self._pool = cupy.cuda.MemoryPool()
-        self.graph_pool = cupy.cuda.MemoryPool()
+        self._pools = Pools(cupy)
+        self._pool, self.graph_pool = self._pools.make(), self._pools.make()
         self.graphs = weakref.WeakSet[Any]()  # steps whose graphs are alive, and may write anywhere in `graph_pool`
         self._pinned, self._graph_pinned = cupy.cuda.PinnedMemoryPool(), cupy.cuda.PinnedMemoryPool()
+        self._host_copies = HostCopies(cupy, self.stream, self.empty)
+        self.program = 0
         self._apart = False
         self._peak = self._in_graphs = 0
         cupy.cuda.set_allocator(self._malloc)
@@ -128,28 +132,26 @@ class CudaBackend:
 
         return wait
 
-    def offload(self, array: Array) -> Callable[[], Array]:
+    def offload(self, array: Array, *, keep: bool = False) -> PinnedCopy:
+        if keep:
+            _refuse_in_capture("keeps no memory", "offload for good before the step")
         # A captured step's memory is kept apart as on the device: nothing else may lie where a replay writes.
-        pool = self._graph_pinned if self._apart else self._pinned
-        dense = self.kernels.contiguous(array)
-        shape, dtype, size = dense.shape, dense.dtype, int(dense.nbytes)
-        held, runtime = pool.malloc(max(size, 1)), self.xp.cuda.runtime
-        runtime.memcpyAsync(held.ptr, dense.data.ptr, size, runtime.memcpyDeviceToHost, self.stream.ptr)
+        pool = None if keep else self._graph_pinned if self._apart else self._pinned
+        return self._host_copies.of(self.kernels.contiguous(array), pool)
 
-        def reload() -> Array:
-            out = self.empty(shape, dtype)
-            runtime.memcpyAsync(out.data.ptr, held.ptr, size, runtime.memcpyHostToDevice, self.stream.ptr)
-            return out
-
-        return reload
+    @property
+    def host_bytes(self) -> int:
+        return self._host_copies.kept_bytes
 
     def write(self, target: Array, host: np.ndarray[Any, Any]) -> None:
         _refuse_in_capture("copies nothing in from the host", "write before the step")
         target.set(np.asarray(host, order="C"), stream=self.stream)
 
     def uploader(self) -> CudaUploader:
-        pool = self.xp.cuda.MemoryPool()  # its own, so that no kernel of the stream has used its memory
-        return CudaUploader(self.xp, self.stream, self.enter_thread, lambda size: self._taken(pool, size))
+        pool = self._pools.make()  # its own, so that no kernel of the stream has used its memory
+        made = CudaUploader(self.xp, self.stream, self.enter_thread, lambda size: self._taken(pool, size))
+        self._pools.keep_while(made, pool)
+        return made
 
     def synchronize(self) -> None:
         _refuse_in_capture("waits for nothing", "synchronize after the step")
@@ -157,6 +159,17 @@ class CudaBackend:
 
     def wait_side_stream(self) -> None:
         self.kernels.side_stream.join()
+        self._host_copies.join()
+
+    def forget_side_streams(self) -> None:
+        """Drops what a failed capture left."""
+        self.kernels.side_stream.forget()
+        self._host_copies.forget()
+
+    def begin_program(self) -> None:
+        """A captured step begins or ends: copies from the host that are under way belong to neither side."""
+        self._host_copies.join()
+        self.program += 1
 
     def memory(self) -> Memory:
         """What tensors take, and what captured graphs keep for themselves; `total` is the card's memory."""
@@ -165,6 +178,14 @@ class CudaBackend:
         live = int(self._pool.used_bytes() + self._in_graphs)
         self._peak = max(self._peak, live)
         return Memory(live, self._peak, int(total))
+
+    def free_memory(self) -> int:
+        """Bytes that nobody has, this process and others included; what pools keep unused is given back first."""
+        self.free_unused()
+        return int(self.xp.cuda.runtime.memGetInfo()[0])
+
+    def limit_memory(self, size: int) -> None:
+        self._pools.limit = size
 
     def reset_peak(self) -> None:
         self._peak = 0
@@ -198,7 +219,7 @@ class CudaBackend:
 
     @contextmanager
     def graph_memory(self) -> Iterator[None]:
-        """Inside, this thread allocates from the graphs' pools: device memory, and pinned memory for `park`."""
+        """Inside, this thread allocates from the graphs' pools: device memory, and pinned memory for `offload`."""
         with self.xp.cuda.using_allocator(self._graph_malloc):
             self._apart = True
             try:
@@ -209,6 +230,12 @@ class CudaBackend:
     def recorded(self) -> Any:
         """What the stream captured, as a graph to launch."""
         return Graph(self.xp, self.stream)
+
+    def run_once(self, fn: Callable[[], None]) -> None:
+        if self._pools.limit:
+            self.capture(fn)()  # a first call runs eagerly, in the graphs' pool where there are graphs
+        else:
+            fn()
 
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
         return capture(self, fn)

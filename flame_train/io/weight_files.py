@@ -43,7 +43,7 @@ class Weights(Protocol):
     def __exit__(self, *exception: object) -> None: ...
 
 
-class Together:
+class ShardedWeights:
     """Several files read as one: each name's file, and its name there."""
 
     def __init__(self, path: Path, parts: Sequence[Weights], home: Mapping[str, tuple[Weights, str]]) -> None:

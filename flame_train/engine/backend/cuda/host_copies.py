@@ -1,0 +1,93 @@
+"""Copies of arrays in pinned host memory, and the stream on which they come back while other work runs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ....errors import DeviceFault
+from ...dtype import Array, DType
+
+
+class HostCopies:
+    """Makes `PinnedCopy`s of arrays whose work is queued on the stream `main`."""
+
+    def __init__(self, cupy: Any, main: Any, empty: Callable[[Sequence[int], DType], Array]) -> None:
+        self.cuda, self.main, self.empty = cupy.cuda, main, empty
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._forked = False  # whether the stream has work that `main` does not wait for yet
+        self._kept = weakref.WeakSet[PinnedCopy]()
+
+    def of(self, dense: Array, pool: Any) -> PinnedCopy:
+        """A copy of a contiguous array, in memory of `pool`; of its own, which counts as kept, if that is None."""
+        size = max(int(dense.nbytes), 1)
+        held = self._pinned(size) if pool is None else pool.malloc(size)
+        made = PinnedCopy(self, dense, held)
+        if pool is None:
+            self._kept.add(made)
+        return made
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of all copies that are kept."""
+        return sum(copy.nbytes for copy in self._kept)
+
+    def _pinned(self, size: int) -> Any:
+        """Pinned memory of exactly this size; a pool of CuPy's would round it up to a power of two."""
+        try:
+            return self.cuda.PinnedMemory(size)
+        except (self.cuda.runtime.CUDARuntimeError, MemoryError) as error:
+            raise DeviceFault(
+                f"the system refused {size / 2**20:.0f} MiB of pinned host memory, after "
+                f"{self.kept_bytes / 2**30:.1f} GiB of it: {error}; free host memory, raise the limit of locked memory "
+                "(`ulimit -l`, or a container's memlock), or stream fewer blocks by model.offload"
+            ) from error
+
+    def begin(self, out: int, source: int, size: int) -> Callable[[], None]:
+        """Starts copying `size` bytes from the host address `source`, once the work queued so far is done.
+
+        Returns what orders later work after the copy. It must be called in the same captured step, if at all.
+        """
+        begun, arrived = (self.cuda.Event(disable_timing=True) for _ in range(2))
+        begun.record(self.main)
+        self._stream.wait_event(begun)
+        self._forked = True
+        runtime = self.cuda.runtime
+        runtime.memcpyAsync(out, source, size, runtime.memcpyHostToDevice, self._stream.ptr)
+        arrived.record(self._stream)
+        return lambda: self.main.wait_event(arrived)
+
+    def join(self) -> None:
+        """Orders work queued on `main` from now on after all copies that were begun."""
+        if self._forked:
+            done = self.cuda.Event(disable_timing=True)
+            done.record(self._stream)
+            self.main.wait_event(done)
+            self._forked = False
+
+    def forget(self) -> None:
+        """Drops what a failed capture left."""
+        self._forked = False
+
+
+class PinnedCopy:
+    """An array's copy in pinned memory; see `base.Offloaded`."""
+
+    __slots__ = ("__weakref__", "_copies", "_dtype", "_held", "_shape", "nbytes")
+
+    def __init__(self, copies: HostCopies, dense: Array, held: Any) -> None:
+        self._copies, self._held = copies, held
+        self._shape, self._dtype, self.nbytes = dense.shape, dense.dtype, int(dense.nbytes)
+        runtime = copies.cuda.runtime
+        runtime.memcpyAsync(held.ptr, dense.data.ptr, self.nbytes, runtime.memcpyDeviceToHost, copies.main.ptr)
+
+    def reload(self) -> Array:
+        out, runtime = self._copies.empty(self._shape, self._dtype), self._copies.cuda.runtime
+        runtime.memcpyAsync(
+            out.data.ptr, self._held.ptr, self.nbytes, runtime.memcpyHostToDevice, self._copies.main.ptr
+        )
+        return out
+
+    def fetch(self, out: Array) -> Callable[[], None]:
+        return self._copies.begin(out.data.ptr, self._held.ptr, self.nbytes)

@@ -1,0 +1,172 @@
+"""Anima's names: the transformer's two layouts, the components of its files, and how LoRA files call every module.
+
+The native names are those of the published single file, where the adapter of the text stands below `llm_adapter.` of
+the transformer. In a diffusers folder it is a part of its own, `text_conditioner`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+from flame_train.io.keymap import KeyMap, Rule, lines, scaled_fp8_rules, table
+from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
+from flame_train.io.resolve import Component, Layout, Resolved
+from flame_train.io.resolve import resolve as resolve_components
+from flame_train.models.anima.transformer import MODULATIONS
+from flame_train.models.common import keys_qwen3 as qwen3
+from flame_train.models.common.keys_transformer import transformer_component
+from flame_train.models.common.keys_vae_qwen import qwen_vae_component
+
+_ENDS: Final = lines("""
+    x_embedder.proj.1.weight -> patch_embed.proj.weight
+    t_embedder.1.linear_1.weight -> time_embed.t_embedder.linear_1.weight
+    t_embedder.1.linear_2.weight -> time_embed.t_embedder.linear_2.weight
+    t_embedding_norm.weight -> time_embed.norm.weight
+    final_layer.linear.weight -> proj_out.weight
+    final_layer.adaln_modulation.1.weight -> norm_out.linear_1.weight
+    final_layer.adaln_modulation.2.weight -> norm_out.linear_2.weight
+""")
+_BLOCK: Final = lines("""
+    self_attn.q_proj.weight -> attn1.to_q.weight
+    self_attn.k_proj.weight -> attn1.to_k.weight
+    self_attn.v_proj.weight -> attn1.to_v.weight
+    self_attn.output_proj.weight -> attn1.to_out.0.weight
+    self_attn.q_norm.weight -> attn1.norm_q.weight
+    self_attn.k_norm.weight -> attn1.norm_k.weight
+    cross_attn.q_proj.weight -> attn2.to_q.weight
+    cross_attn.k_proj.weight -> attn2.to_k.weight
+    cross_attn.v_proj.weight -> attn2.to_v.weight
+    cross_attn.output_proj.weight -> attn2.to_out.0.weight
+    cross_attn.q_norm.weight -> attn2.norm_q.weight
+    cross_attn.k_norm.weight -> attn2.norm_k.weight
+    mlp.layer1.weight -> ff.net.0.proj.weight
+    mlp.layer2.weight -> ff.net.2.weight
+    adaln_modulation_self_attn.1.weight -> norm1.linear_1.weight
+    adaln_modulation_self_attn.2.weight -> norm1.linear_2.weight
+    adaln_modulation_cross_attn.1.weight -> norm2.linear_1.weight
+    adaln_modulation_cross_attn.2.weight -> norm2.linear_2.weight
+    adaln_modulation_mlp.1.weight -> norm3.linear_1.weight
+    adaln_modulation_mlp.2.weight -> norm3.linear_2.weight
+""")
+
+
+def transformer_to_diffusers() -> KeyMap:
+    """The table from native to diffusers names, for any depth; its `inverse` goes back."""
+    return KeyMap(table(_ENDS, [("blocks.{i}.", "transformer_blocks.{i}.", "block")], {"block": _BLOCK}))
+
+
+def _native(names: Collection[str]) -> KeyMap:
+    """From a single file, which may store a factor for each fp8 weight."""
+    return KeyMap(
+        scaled_fp8_rules(names, (Rule(rule.source, rule.source) for rule in transformer_to_diffusers().rules))
+    )
+
+
+def _from_diffusers(_: Collection[str]) -> KeyMap:
+    return transformer_to_diffusers().inverse
+
+
+def _adapter(names: Collection[str]) -> KeyMap:
+    """The adapter's names, which all layouts share."""
+    stored = (name for name in names if not name.endswith(".scale_weight"))
+    return KeyMap(scaled_fp8_rules(names, (Rule((name,), (name,)) for name in stored)))
+
+
+# what training counted, and positions that are computed anew
+_COUNTED: Final = r"accum_\w+|pos_embedder\..*|.*_extra_state|.*rotary_emb\.inv_freq"
+_TRANSFORMER: Final = transformer_component(
+    Layout("single-file", ".self_attn.", _native),
+    Layout("diffusers", ".attn1.", _from_diffusers),
+    unused=_COUNTED,
+)
+_CONDITIONER: Final = Component(
+    "text_conditioner",
+    (
+        *(f"{prefix}llm_adapter." for prefix in ("model.diffusion_model.", "diffusion_model.", "net.", "")),
+        "text_conditioner/",
+    ),
+    (Layout("single-file", "blocks.0.cross_attn.", _adapter),),
+    re.compile(rf"scaled_fp8|.*\.scale_input|{_COUNTED}"),
+)
+COMPONENTS: Final = (
+    replace(_TRANSFORMER, prefixes=(*_TRANSFORMER.prefixes, "net.")),
+    _CONDITIONER,
+    qwen_vae_component(),
+    qwen3.component(
+        "text_encoder",
+        ("text_encoders.qwen3_06b.transformer.model.", "text_encoder/model.", "text_encoder/", "model."),
+    ),
+)
+_IN_TRANSFORMER: Final = re.compile(r"(model\.diffusion_model\.|diffusion_model\.|net\.)?llm_adapter\.")
+
+
+def resolve(names: Iterable[str], only: str | None = None) -> Resolved:
+    """Which tensor of a file, or of a diffusers folder, is which native tensor of which component.
+
+    `names` as `open_weights` gives them. `only` ("transformer", "text_conditioner", "vae", "text_encoder") says that
+    the file holds that component alone; the transformer's may have the adapter in it.
+    """
+    transformer, conditioner, *others = COMPONENTS
+    every = list(names)
+    if only == "transformer":
+        adapter = [name for name in every if _IN_TRANSFORMER.match(name)]
+        if adapter:
+            rest = resolve_components([transformer], sorted(set(every) - set(adapter)), only)
+            return _together(rest, resolve_components([conditioner], adapter))
+    return resolve_components([conditioner, transformer, *others], every, only)  # the narrower prefix first
+
+
+def _together(one: Resolved, other: Resolved) -> Resolved:
+    return Resolved(
+        one.sources | other.sources,
+        one.layouts | other.layouts,
+        (*one.ignored, *other.ignored),
+        (*one.unknown, *other.unknown),
+    )
+
+
+def base_modules(depth: int = 40) -> tuple[str, ...]:
+    """Native paths of the transformer's linear layers: 454 in Anima, 646 in Anima-2.9B."""
+    return tuple(_linears(depth))
+
+
+def _linears(depth: int) -> Iterator[str]:
+    yield from ("x_embedder.proj.1", "t_embedder.1.linear_1", "t_embedder.1.linear_2")
+    yield from ("final_layer.linear", "final_layer.adaln_modulation.1", "final_layer.adaln_modulation.2")
+    projections = ("q_proj", "k_proj", "v_proj", "output_proj")
+    for i in range(depth):
+        yield from (f"blocks.{i}.{attn}.{part}" for attn in ("self_attn", "cross_attn") for part in projections)
+        yield from (f"blocks.{i}.{part}.{n}" for part in MODULATIONS for n in (1, 2))
+        yield from (f"blocks.{i}.mlp.layer{n}" for n in (1, 2))
+
+
+def adapter_modules(layers: int = 6) -> tuple[str, ...]:
+    """Paths of the adapter's linear layers, in both layouts."""
+    parts = [f"{attn}.{part}_proj" for attn in ("self_attn", "cross_attn") for part in "qkvo"]
+    return (*(f"blocks.{i}.{part}" for i in range(layers) for part in (*parts, "mlp.0", "mlp.2")), "out_proj")
+
+
+@lru_cache(maxsize=1)
+def lora_family() -> LoraFamily:
+    """How LoRA files of Anima name their modules: those of Anima-2.9B, of which Anima has a part."""
+    modules = modules_by_table(base_modules(), transformer_to_diffusers())
+    native = ("diffusion_model.", "model.diffusion_model.", "")
+    adapter = LoraComponent(
+        "text_conditioner",
+        "lora_unet_llm_adapter",
+        modules_as_they_are(adapter_modules()),
+        tuple(f"{prefix}llm_adapter." for prefix in native),
+    )
+    return LoraFamily(
+        name="anima",
+        components=(LoraComponent("transformer", "lora_unet", modules, native, ("lycoris",)), adapter),
+        base_version="anima",
+        architecture="anima/lora",
+        implementation="https://github.com/circlestone-labs/anima",
+        resolution="1024x1024",
+        network_module="networks.lora_anima",
+    )

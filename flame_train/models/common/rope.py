@@ -1,0 +1,53 @@
+"""Rotary position embedding (arXiv 2104.09864) on several axes: angles, and tables of their cosines and sines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from flame_train.engine import Tensor, tensor
+from flame_train.engine.dtype import DType, compute_dtype
+
+Angles = np.ndarray[Any, Any]
+
+
+def rope_angles(positions: Angles, axes: Sequence[int], theta: float) -> Angles:
+    """The angle by which each value of a head is rotated at each token, fp64 (S, E); two neighbours share one.
+
+    Args:
+        positions: each token's position on each axis (S, A).
+        axes: how many values of a head each axis has; E is their sum. The frequencies are theta^(-2i / values).
+        theta: the base of the frequencies.
+    """
+    turns = [np.outer(positions[:, i], theta ** (-np.arange(0, n, 2) / n)) for i, n in enumerate(axes)]
+    return np.repeat(np.concatenate(turns, axis=1), 2, axis=1)
+
+
+def text_and_grid(text: int, rows: int, columns: int) -> Angles:
+    """Positions (text + rows * columns, 3): a text's tokens at the origin, then an image's at (0, row, column)."""
+    positions = np.zeros((text + rows * columns, 3))
+    positions[text:, 1] = np.repeat(np.arange(rows), columns)
+    positions[text:, 2] = np.tile(np.arange(columns), rows)
+    return positions
+
+
+class RopeTables:
+    """Cosines and sines of text and image tokens, one entry a shape for as long as the model lives.
+
+    Captured steps read them at their addresses. `angles` takes the numbers of text tokens, rows and columns.
+    """
+
+    def __init__(self, angles: Callable[[int, int, int], Angles]) -> None:
+        self._angles = angles
+        self._tables: dict[tuple[int, int, int, DType, str], tuple[Tensor, Tensor]] = {}
+
+    def of(self, text: int, rows: int, columns: int, like: object) -> tuple[Tensor, Tensor]:
+        """Cosine and sine, (S, 1, E) each, on the device of the tensor `like`, in its dtype but at least fp32."""
+        assert isinstance(like, Tensor)
+        key = text, rows, columns, like.dtype, like.device
+        if key not in self._tables:
+            angles, dtype = self._angles(text, rows, columns)[:, None], compute_dtype(like.dtype)
+            self._tables[key] = tensor(np.cos(angles), dtype, like.device), tensor(np.sin(angles), dtype, like.device)
+        return self._tables[key]

@@ -1,0 +1,123 @@
+"""Krea 2's names: the transformer's two layouts, the components of its files, and how LoRA files call every module.
+
+The native names are those of the published single file. There what a block adds to the modulation is one vector, in
+diffusers a matrix of six rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from functools import lru_cache
+from typing import Final
+
+from flame_train.io.keymap import KeyMap, Rule, lines, scaled_fp8_rules, table
+from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_by_table
+from flame_train.io.resolve import Layout, Resolved
+from flame_train.io.resolve import resolve as resolve_components
+from flame_train.models.common import keys_qwen3 as qwen3
+from flame_train.models.common.keys_transformer import transformer_component
+from flame_train.models.common.keys_vae_qwen import qwen_vae_component
+
+_ENDS: Final = lines("""
+    first.{p} -> img_in.{p}
+    tmlp.0.{p} -> time_embed.linear_1.{p}
+    tmlp.2.{p} -> time_embed.linear_2.{p}
+    tproj.1.{p} -> time_mod_proj.{p}
+    txtmlp.0.scale -> txt_in.norm.weight
+    txtmlp.1.{p} -> txt_in.linear_1.{p}
+    txtmlp.3.{p} -> txt_in.linear_2.{p}
+    txtfusion.projector.weight -> text_fusion.projector.weight
+    last.linear.{p} -> final_layer.linear.{p}
+    last.norm.scale -> final_layer.norm.weight
+    last.modulation.lin -> final_layer.scale_shift_table
+""")
+_TEXT_BLOCK: Final = lines("""
+    attn.wq.weight -> attn.to_q.weight
+    attn.wk.weight -> attn.to_k.weight
+    attn.wv.weight -> attn.to_v.weight
+    attn.gate.weight -> attn.to_gate.weight
+    attn.wo.weight -> attn.to_out.0.weight
+    attn.qknorm.qnorm.scale -> attn.norm_q.weight
+    attn.qknorm.knorm.scale -> attn.norm_k.weight
+    mlp.gate.weight -> ff.gate.weight
+    mlp.up.weight -> ff.up.weight
+    mlp.down.weight -> ff.down.weight
+    prenorm.scale -> norm1.weight
+    postnorm.scale -> norm2.weight
+""")
+_BLOCK: Final = (*_TEXT_BLOCK, *lines("mod.lin -> scale_shift_table [six_rows]"))
+_TEXT_STACKS: Final = ("layerwise_blocks", "refiner_blocks")
+
+
+def transformer_to_diffusers() -> KeyMap:
+    """The table from native to diffusers names, for any depth; its `inverse` goes back."""
+    text = [(f"txtfusion.{stack}.{{i}}.", f"text_fusion.{stack}.{{i}}.", "text") for stack in _TEXT_STACKS]
+    blocks = [*text, ("blocks.{i}.", "transformer_blocks.{i}.", "block")]
+    return KeyMap(table(_ENDS, blocks, {"text": _TEXT_BLOCK, "block": _BLOCK}))
+
+
+def _native(names: Collection[str]) -> KeyMap:
+    """From a single file, which may store a factor for each fp8 weight."""
+    same = (Rule(rule.source, rule.source) for rule in transformer_to_diffusers().rules)
+    return KeyMap(scaled_fp8_rules(names, same))
+
+
+def _from_diffusers(_: Collection[str]) -> KeyMap:
+    return transformer_to_diffusers().inverse
+
+
+# the text half of Qwen3-VL, whose half for images lies beside it and plays no part
+_TEXT_PREFIXES: Final = (
+    "text_encoders.qwen3vl_4b.transformer.model.",
+    "text_encoder/language_model.",
+    "text_encoder/model.language_model.",
+)
+COMPONENTS: Final = (
+    transformer_component(
+        Layout("single-file", "txtfusion.projector.", _native),
+        Layout("diffusers", "text_fusion.projector.", _from_diffusers),
+    ),
+    qwen_vae_component(),
+    qwen3.component("text_encoder", _TEXT_PREFIXES),
+)
+
+
+def resolve(names: Iterable[str], only: str | None = None) -> Resolved:
+    """Which tensor of a file, or of a diffusers folder, is which native tensor of which component.
+
+    `names` as `open_weights` gives them. `only` ("transformer", "vae", "text_encoder") says that the file holds that
+    component alone.
+    """
+    return resolve_components(COMPONENTS, names, only)
+
+
+def base_modules() -> tuple[str, ...]:
+    """Native paths of the transformer's linear layers: 264 in Krea 2."""
+    return tuple(_linears())
+
+
+def _linears(depth: int = 28, layerwise: int = 2, refiners: int = 2) -> Iterator[str]:
+    yield from ("first", "tmlp.0", "tmlp.2", "tproj.1", "txtmlp.1", "txtmlp.3", "txtfusion.projector", "last.linear")
+    stacks = ("txtfusion.layerwise_blocks", layerwise), ("txtfusion.refiner_blocks", refiners), ("blocks", depth)
+    parts = (*(f"attn.{name}" for name in ("wq", "wk", "wv", "gate", "wo")), "mlp.gate", "mlp.up", "mlp.down")
+    for stack, blocks in stacks:
+        yield from (f"{stack}.{i}.{part}" for i in range(blocks) for part in parts)
+
+
+@lru_cache(maxsize=1)
+def lora_family() -> LoraFamily:
+    """How LoRA files of Krea 2 name their modules.
+
+    ai-toolkit's first files have native paths below `base_model.model.`.
+    """
+    modules = modules_by_table(base_modules(), transformer_to_diffusers())
+    native = ("diffusion_model.", "model.diffusion_model.", "")
+    return LoraFamily(
+        name="krea2",
+        components=(LoraComponent("transformer", "lora_unet", modules, native, ("lycoris",)),),
+        base_version="krea2",
+        architecture="Krea-2/lora",
+        implementation="https://github.com/krea-ai/krea-2",
+        resolution="1024x1024",
+        network_module="networks.lora_krea2",
+    )

@@ -1,0 +1,181 @@
+"""Krea 2 against diffusers': predictions, and the gradient of every LoRA matrix, for captions of several lengths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flame_train.engine import Tensor, tensor
+from flame_train.engine import functional as F
+from flame_train.models.krea2.arch import Krea2Arch
+from flame_train.models.krea2.keys import transformer_to_diffusers
+from flame_train.models.krea2.transformer import Krea2
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+pytestmark = pytest.mark.parity
+
+TO_DIFFUSERS = transformer_to_diffusers()
+ARCH = Krea2Arch(
+    width=64,
+    depth=2,
+    heads=4,
+    kv_heads=2,
+    hidden=80,
+    channels=4,
+    frequencies=32,
+    text_dim=24,
+    text_layers=3,
+    text_heads=4,
+    text_kv_heads=2,
+    text_hidden=40,
+    layerwise=1,
+    refiners=1,
+    axes=(4, 6, 6),
+)
+SIZE = (8, 6)
+LENGTHS = (5, 9)  # of 9 rows
+LINEAR = 8 + 8 * 4  # what stands once, and eight layers a block
+
+
+def diffusers_krea2(arch):
+    return diffusers.Krea2Transformer2DModel(
+        in_channels=4 * arch.channels,
+        num_layers=arch.depth,
+        attention_head_dim=arch.width // arch.heads,
+        num_attention_heads=arch.heads,
+        num_key_value_heads=arch.kv_heads,
+        intermediate_size=arch.hidden,
+        timestep_embed_dim=arch.frequencies,
+        text_hidden_dim=arch.text_dim,
+        num_text_layers=arch.text_layers,
+        text_num_attention_heads=arch.text_heads,
+        text_num_key_value_heads=arch.text_kv_heads,
+        text_intermediate_size=arch.text_hidden,
+        num_layerwise_text_blocks=arch.layerwise,
+        num_refiner_text_blocks=arch.refiners,
+        axes_dims_rope=arch.axes,
+        rope_theta=arch.theta,
+        norm_eps=arch.eps,
+    )
+
+
+@pytest.fixture
+def dtype():
+    """fp32 alone: diffusers' norms are computed in it, so no smaller difference can be measured."""
+    return "float32"
+
+
+@pytest.fixture(autouse=True)
+def in_fp64(monkeypatch):
+    """diffusers normalises and turns in fp32 whatever is given, which would hide what is measured here."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+
+
+@pytest.fixture
+def batch(dtype):
+    rng = np.random.default_rng(1)
+    mask = np.arange(9)[None] < np.array(LENGTHS)[:, None]
+    return {
+        "latents": rng.standard_normal((2, *SIZE, 4)).astype(dtype),
+        "times": np.array([0.03, 0.875], np.float32),
+        "states": (rng.standard_normal((2, 9, 3 * 24)) * mask[..., None]).astype(dtype),
+        "rows": np.array(LENGTHS, np.int32),
+        "weight": rng.standard_normal((2, *SIZE, 4)).astype(dtype),
+    }
+
+
+def fp64(array):
+    return torch.from_numpy(array.astype(np.float64))
+
+
+def ours(model, batch, latents=None):
+    x = tensor(batch["latents"]) if latents is None else latents
+    return model(x, *(tensor(batch[name]) for name in ("times", "states", "rows")))
+
+
+def theirs(twin, batch, weights=None, latents=None):
+    """The pipeline packs squares of latents with the channels first."""
+    (height, width), (B, T, _) = SIZE, batch["states"].shape
+    x = fp64(batch["latents"]) if latents is None else latents
+    x = x.permute(0, 3, 1, 2).reshape(B, 4, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5)
+    call = {
+        "hidden_states": x.reshape(B, height * width // 4, 16),
+        "encoder_hidden_states": fp64(batch["states"]).reshape(B, T, 3, 24),
+        "timestep": fp64(batch["times"]),
+        "position_ids": diffusers.Krea2Pipeline.prepare_position_ids(T, height // 2, width // 2, "cpu"),
+        "encoder_attention_mask": torch.arange(T)[None] < torch.from_numpy(batch["rows"])[:, None],
+        "return_dict": False,
+    }
+    made = torch.func.functional_call(twin, weights or {}, kwargs=call)[0]
+    made = made.reshape(B, height // 2, width // 2, 4, 2, 2).permute(0, 1, 4, 2, 5, 3)
+    return made.reshape(B, height, width, 4)
+
+
+@pytest.fixture
+def pair(dtype, fill, scrambled):
+    model = scrambled(Krea2(ARCH), dtype)
+    twin = fill(model, diffusers_krea2(ARCH), TO_DIFFUSERS)
+    twin.requires_grad_(False)
+
+    def embedded(times, dtype):
+        """From our sinusoids: fp32 has a bit of 1e-4 at an angle of 1000; they are tested with the UNet."""
+        angles = F.timestep_embedding(tensor(times.numpy().astype(np.float32)) * 1000.0, ARCH.frequencies)
+        made = twin.time_embed.linear_1(fp64(angles.numpy())[:, None])
+        return twin.time_embed.linear_2(torch.nn.functional.gelu(made, approximate="tanh"))
+
+    twin.time_embed.forward = embedded
+    return model, twin
+
+
+def test_prediction(pair, batch, bound, off):
+    model, twin = pair
+    assert off(ours(model, batch), theirs(twin, batch)) < bound
+
+
+def test_a_batch_of_any_padding_predicts_the_same(pair, batch, bound, off):
+    """What stands at the padding, and how much of it there is, does not matter."""
+    model, _ = pair
+    found = ours(model, batch)
+    padding = np.arange(9)[None, :, None] >= np.array(LENGTHS)[:, None, None]
+    noise = np.random.default_rng(9).standard_normal(batch["states"].shape) * padding
+    longer = np.pad(batch["states"] + noise, ((0, 0), (0, 7), (0, 0))).astype(batch["states"].dtype)
+    assert off(ours(model, batch | {"states": longer}), found.numpy()) < bound
+
+
+def merged_in_torch(twin, attached):
+    """torch leaves for every LoRA matrix, and the twin's weights with the updates they make."""
+    leaves, weights, there = {}, {}, dict(twin.named_parameters())
+    for name, adapter in attached.adapters.items():
+        down, up = (fp64(p.numpy()).requires_grad_() for p in (adapter.down, adapter.up))
+        leaves[name] = (down, up)
+        (their_name,) = TO_DIFFUSERS.pull([f"{name}.weight"]).sources
+        weights[their_name] = there[their_name] + (adapter.alpha / adapter.rank) * (up @ down)
+    return leaves, weights
+
+
+@pytest.mark.parametrize("checkpointing", ["off", "mlp", "full"])
+def test_every_lora_gradient(pair, batch, bound, off, with_lora, checkpointing):
+    model, twin = pair
+    attached = with_lora(model)
+    model.checkpointing = checkpointing
+    leaves, weights = merged_in_torch(twin, attached)
+    out, expected = ours(model, batch), theirs(twin, batch, weights)
+    assert off(out, expected.detach()) < bound
+
+    (out * tensor(batch["weight"])).sum().backward()
+    (expected * fp64(batch["weight"])).sum().backward()
+    errors = {}
+    for name, (down, up) in leaves.items():
+        errors[f"{name} down"] = off(attached.adapters[name].down.grad, down.grad)
+        errors[f"{name} up"] = off(attached.adapters[name].up.grad, up.grad)
+    assert len(errors) == 2 * len(attached.adapters) == 2 * LINEAR
+    assert {name: e for name, e in errors.items() if not e < bound} == {}
+
+
+def test_gradient_of_the_latents(pair, batch, bound, off):
+    model, twin = pair
+    here, there = Tensor(batch["latents"], requires_grad=True), fp64(batch["latents"]).requires_grad_()
+    (ours(model, batch, here) * tensor(batch["weight"])).sum().backward()
+    (theirs(twin, batch, latents=there) * fp64(batch["weight"])).sum().backward()
+    assert off(here.grad, there.grad) < bound

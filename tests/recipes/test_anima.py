@@ -1,0 +1,163 @@
+"""Anima from a config to a LoRA, on a small base with random weights, from files of every published kind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flame_train import cli
+from flame_train.adapters.formats import from_file
+from flame_train.io.keymap import Op
+from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.models.anima.keys import lora_family
+from flame_train.models.common.keys_vae_qwen import qwen_vae_from_wan
+from flame_train.recipes import FAMILIES, family_of
+from flame_train.recipes.small import write_vocabulary
+
+FP8 = ml_dtypes.float8_e4m3fn
+Array = np.ndarray[Any, Any]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("anima")
+    FAMILIES["anima"].write_small_base(folder, 3)
+    return folder / "base.safetensors"
+
+
+@pytest.fixture(scope="module")
+def arrays(base: Path) -> dict[str, Array]:
+    with SafetensorsFile(base) as file:
+        return {name: np.array(file.read(name)) for name in file.names}
+
+
+@pytest.fixture
+def train(base: Path, drawn: Path, tmp_path: Path) -> Callable[..., int]:
+    texts = sorted(drawn.glob("*.txt"))
+    texts[0].write_text(texts[0].read_text() + ", with so many words behind it that it takes more rows than the others")
+    texts[1].write_text("")
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'[model]\ncheckpoint = "{base}"\n[data]\npath = "{drawn}"\nresolution = 64\nbucket_step = 32\n'
+        "batch_size = 2\n[text_encoders]\nqwen3_tokens = 128\n"
+        '[lora]\nrank = 2\nalpha = 2.0\ntargets = ["full"]\n[train]\nsteps = 4\nprecision = "fp32"\n'
+        '[checkpoint]\nevery = 2\n[sample]\nevery = 4\nprompts = ["a red circle"]\nsteps = 2\n[output]\n'
+        f'format = "both"\ndir = "{tmp_path / "run"}"\n'
+    )
+    return lambda *settings: cli.run(
+        ["train", str(config), "--device", "cpu", *(word for s in settings for word in ("--set", s))]
+    )
+
+
+def below(prefix: str, arrays: dict[str, Array]) -> dict[str, Array]:
+    """A component's tensors without their prefix."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def as_wan(vae: dict[str, Array]) -> dict[str, Array]:
+    """The VAE as published: Wan 2.1's names, kernels that last three frames, and convolutions between frames."""
+    made = {"encoder.downsamples.3.time_conv.bias": np.zeros(3, np.float16)}
+    for rule in qwen_vae_from_wan(4, 1).rules:
+        (name,) = rule.source
+        if rule.target[0] in vae:
+            here = np.concatenate([vae[target] for target in rule.target])
+            match rule.op:
+                case Op.FLAT:
+                    here = here.reshape(-1, 1, 1, 1)
+                case Op.LAST:
+                    here = np.stack([here * 3, here], axis=2)
+            made[name] = here
+    return made
+
+
+def first_loss(run: Path) -> float:
+    loss: float = json.loads((run / "log.jsonl").read_text().splitlines()[0])["loss"]
+    return loss
+
+
+def test_a_run_and_its_continuation_give_the_same_bytes(train: Callable[..., int], base: Path, tmp_path: Path) -> None:
+    """And both formats of its file are the same LoRA."""
+    assert family_of(base).name == "anima"
+    assert train() == 0
+    run = tmp_path / "run"
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in log] == [1, 2, 3, 4]
+    assert all(np.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in log)
+    assert (run / "samples" / "step-000004.png").exists()
+    whole = (run / "checkpoints" / "step-000004" / "lora.safetensors").read_bytes()
+    found = sorted(run.glob("lora*.safetensors"))
+    files = [from_file(path, lora_family()).state["transformer"] for path in found]
+    assert len(files) == 2
+    assert files[0].keys() == files[1].keys()
+    assert len(files[0]) == 32
+    shutil.rmtree(run / "checkpoints" / "step-000004")
+    for path in found:
+        path.unlink()
+    assert train() == 0
+    assert (run / "checkpoints" / "step-000004" / "lora.safetensors").read_bytes() == whole
+
+
+def test_separate_files_and_scaled_fp8_are_the_checkpoint(
+    train: Callable[..., int], arrays: dict[str, Array], tmp_path: Path
+) -> None:
+    """ComfyUI's three files, of which the transformer has factors for its fp8 weights, give the same first loss."""
+    transformer = below("model.diffusion_model.", arrays)
+    linear = [name for name in transformer if ".mlp.layer" in name or ".mlp.2.weight" in name]
+    stored = {name: (8 * transformer[name].astype(np.float32)).astype(FP8) for name in linear}
+    factors = {name.replace(".weight", ".scale_weight"): np.array(0.125, np.float32) for name in linear}
+    rounded = {name: (array.astype(np.float32) * 0.125).astype(np.float16) for name, array in stored.items()}
+    comfy = transformer | stored | factors | {"scaled_fp8": np.zeros(0, FP8)}
+    save_file(tmp_path / "anima.safetensors", {f"net.{name}": array for name, array in comfy.items()})
+    save_file(tmp_path / "qwen_3_06b_base.safetensors", below("text_encoders.qwen3_06b.transformer.", arrays))
+    save_file(tmp_path / "vae.safetensors", as_wan(below("first_stage_model.", arrays)))
+    save_file(tmp_path / "whole.safetensors", arrays | {f"model.diffusion_model.{n}": a for n, a in rounded.items()})
+    write_vocabulary(tmp_path, qwen=True)
+    named = [
+        f"model.vae={tmp_path / 'vae.safetensors'}",
+        f"text_encoders.qwen3={tmp_path / 'qwen_3_06b_base.safetensors'}",
+    ]
+    losses = []
+    for file, more in (("anima.safetensors", named), ("whole.safetensors", [])):
+        run = tmp_path / f"run-{file}"
+        given = [f"model.checkpoint={tmp_path / file}", f"output.dir={run}", "train.steps=1", "sample.every=0", *more]
+        assert train(*given) == 0
+        losses.append(first_loss(run))
+    assert losses[0] == losses[1]
+
+
+def test_what_a_file_lacks_is_told(
+    arrays: dict[str, Array], tmp_path: Path, train: Callable[..., int], capsys: Capture
+) -> None:
+    """The other parts of the model, the adapter of the text, and a tensor that nothing knows."""
+    transformer = below("model.diffusion_model.", arrays)
+    bare = {name: array for name, array in transformer.items() if not name.startswith("llm_adapter.")}
+    (whole := dict(arrays)).pop("model.diffusion_model.llm_adapter.norm.weight")
+    for made, words in (
+        (transformer, ["model.vae", "text_encoders.qwen3"]),
+        (bare, ["Cosmos-Predict2"]),
+        (transformer | {"spare.weight": np.zeros(3, np.float16)}, ["spare.weight"]),
+        (whole, ["norm.weight"]),
+    ):
+        save_file(tmp_path / "file.safetensors", made)
+        assert train(f"model.checkpoint={tmp_path / 'file.safetensors'}") != 0
+        told = capsys.readouterr().err
+        assert all(word in told for word in words), told
+
+
+def test_a_base_in_8_bits_trains_with_captions_encoded_in_the_step(train: Callable[..., int], tmp_path: Path) -> None:
+    """The text made in the step is what the cache would hold."""
+    losses = []
+    for cache in ("auto", "off"):
+        run = tmp_path / cache
+        asked = [f"output.dir={run}", "train.steps=1", "sample.every=0", "model.quantize=fp8"]
+        assert train(*asked, f"text_encoders.cache={cache}") == 0
+        losses.append(first_loss(run))
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)

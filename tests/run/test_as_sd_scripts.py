@@ -1,0 +1,77 @@
+"""A LoRA file's metadata beside sd-scripts': each key that its train_network.py writes is here, or has a reason."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flame_train.io.safetensors import SafetensorsFile
+from flame_train.run.check import check
+from flame_train.run.command import train_plan
+from flame_train.run.plan import make_plan
+from flame_train.training.stop import StopRequest
+
+WRITTEN = """
+    adaptive_noise_scale base_model_version batch_size_per_device bucket_info bucket_no_upscale cache_latents
+    caption_dropout_rate caption_tag_dropout_rate color_aug dataset_dirs debiased_estimation enable_bucket
+    flip_aug fp8_base gradient_accumulation_steps gradient_checkpointing huber_c huber_scale huber_schedule
+    ip_noise_gamma ip_noise_gamma_random_strength keep_tokens learning_rate loss_type lr_scheduler
+    lr_warmup_steps max_bucket_reso max_grad_norm max_token_length max_train_steps min_bucket_reso
+    min_snr_gamma mixed_precision multires_noise_discount multires_noise_iterations network_alpha network_args
+    network_dim network_dropout network_module noise_offset noise_offset_random_strength num_batches_per_epoch
+    num_epochs num_reg_images num_train_images optimizer output_name prior_loss_weight random_crop
+    reg_dataset_dirs resolution scale_weight_norms sd_model_name seed shuffle_caption steps tag_frequency
+    text_encoder_lr total_batch_size unet_lr v2 vae_name zero_terminal_snr
+""".split()
+"""Without ss_; as of November 2026."""
+
+NOT_HERE = {
+    "the hour or the host": "session_id training_started_at training_finished_at",
+    "sd-scripts' own switches": "sd_scripts_commit_hash lowram full_fp16 fp8_base_unet resize_interpolation",
+    "a comment": "training_comment",
+    "always the same here": "clip_skip face_crop_aug_range caption_dropout_every_n_epochs",
+    "hashes of whole files": "sd_model_hash new_sd_model_hash vae_hash new_vae_hash",
+    "no weight depends on it": "num_validation_images validation_seed validation_split max_validation_steps",
+    "nor on its interval": "validate_every_n_epochs validate_every_n_steps",
+    "ss_steps says it": "epoch",
+    "each folder's settings are in the config that the file carries": "datasets",
+}
+
+
+@pytest.fixture
+def metadata(small_config, small_base, drawn):
+    """Of a run with much switched on."""
+    config = small_config(
+        model={"checkpoint": str(small_base), "vae": str(small_base)},
+        data={"path": str(drawn), "resolution": 64, "flip": True, "repeats": 2},
+        captions={"shuffle": True, "keep_tokens": 1},
+        text_encoders={"train": ("clip_l",)},
+        loss={"kind": "huber", "weighting": "min_snr", "snr_gamma": 5.0, "offset_noise": 0.05},
+        train={"steps": 1},
+        sample={"every": 0},
+    )
+    stop = StopRequest()
+    done = train_plan(make_plan(check(config), stop), "cpu", stop)
+    with SafetensorsFile(done["lora"]) as file:
+        return dict(file.metadata)
+
+
+def test_each_key_is_here_or_has_a_reason(metadata, drawn):
+    ours = {key.removeprefix("ss_") for key in metadata if key.startswith("ss_")}
+    assert set(WRITTEN) <= ours
+    assert not ours & {key for keys in NOT_HERE.values() for key in keys.split()}
+    assert metadata["ss_loss_type"] == "huber"
+    assert (metadata["ss_min_snr_gamma"], metadata["ss_noise_offset"]) == ("5.0", "0.05")
+    assert (metadata["ss_flip_aug"], metadata["ss_random_crop"]) == ("True", "False")
+    assert metadata["ss_ip_noise_gamma"] == "None"
+
+
+def test_forge_can_count_images_and_sizes(metadata, drawn):
+    """As its page of a LoRA does: images by bucket, and by folder with repeats."""
+    images = len(list(drawn.glob("*.png")))
+    buckets = json.loads(metadata["ss_bucket_info"])["buckets"].values()
+    assert sum(bucket["count"] for bucket in buckets) == 2 * images
+    assert all(len(bucket["resolution"]) == 2 for bucket in buckets)
+    assert json.loads(metadata["ss_dataset_dirs"]) == {drawn.name: {"n_repeats": 2, "img_count": images}}
+    assert json.loads(metadata["ss_reg_dataset_dirs"]) == {}

@@ -1,0 +1,93 @@
+"""How many blocks "auto" streams, and how much memory the host says that it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flame_train.config.load import from_options
+from flame_train.data.samples import Samples
+from flame_train.engine.backend.host_memory import available
+from flame_train.engine.shape_run import H100, Gpu, KernelRequests
+from flame_train.run import offloading
+from flame_train.run.check import Checked
+from flame_train.run.memory import PredictedMemory
+from flame_train.run.plan import Plan
+from flame_train.run.streamed import block_sizes
+from flame_train.tools.bench_models import find
+
+FIXED = 1_000_000_000  # bytes that a run takes beside its blocks
+
+
+def plan(offload: str = "auto", only: int = 1000) -> Plan:
+    """A plan for Flux dev of which the first `only` blocks are recomputed."""
+    model = find("flux-dev")[1]
+    config = from_options(model={"offload": offload}, gradient={"checkpointing": "full"})
+    return Plan(
+        Checked(config, Path(), model, (), frozenset(list(model.network.named_blocks())[:only])), Samples((), ())
+    )
+
+
+@pytest.fixture
+def sizes() -> dict[str, int]:
+    return block_sizes(find("flux-dev")[1].network)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int]) -> list[int]:
+    """The predictions that were asked for: what is fixed, the resident blocks, and two buffers."""
+    found: list[int] = []
+
+    def predict(planned: Plan, *_: Any) -> PredictedMemory:
+        streamed = planned.checked.streamed
+        resident = sum(size for name, size in sizes.items() if name not in streamed)
+        found.append(FIXED + 2 * resident + (4 * max(sizes.values()) if streamed else 0))
+        return PredictedMemory(0, found[-1], KernelRequests((), (), ()))
+
+    monkeypatch.setattr(offloading, "predicted_memory", predict)
+    return found
+
+
+def of(memory: int) -> Gpu:
+    return H100._replace(memory=memory)
+
+
+@pytest.mark.parametrize("gib", [8, 12, 16, 20, 24])
+def test_as_few_blocks_are_streamed_as_fit(sizes: dict[str, int], asked: list[int], gib: int) -> None:
+    memory = gib << 30
+    streamed = offloading.settled(plan(), of(memory)).checked.streamed
+    if not streamed:
+        assert asked[0] <= memory - offloading._LEFT
+        return
+    assert asked[-1] <= memory - offloading._LEFT
+    assert len(asked) < 8
+    spare = memory - offloading._LEFT - asked[-1]
+    assert spare < 2 * (offloading._STEP * sum(sizes.values()) + 2 * max(sizes.values())), "no more than needed"
+
+
+def test_where_not_even_all_is_enough_all_are_streamed(sizes: dict[str, int], asked: list[int]) -> None:
+    assert offloading.settled(plan(), of(1 << 30)).checked.streamed == frozenset(sizes)
+
+
+def test_what_is_not_recomputed_stays(sizes: dict[str, int], asked: list[int]) -> None:
+    assert offloading.settled(plan(only=7), of(1 << 30)).checked.streamed == frozenset(list(sizes)[:7])
+
+
+def test_on_the_cpu_and_without_auto_nothing_is_decided(asked: list[int]) -> None:
+    for given, gpu in ((plan(), None), (plan("off"), H100)):
+        assert offloading.settled(given, gpu) is given
+    assert not asked
+
+
+def test_a_control_group_bounds_the_memory_and_its_file_cache_is_given_back(tmp_path: Path) -> None:
+    free = psutil.virtual_memory().total
+    assert 0 < available(tmp_path / "none") <= free
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("4000\n")
+    (tmp_path / "memory.stat").write_text("anon 100\ninactive_file 700\n")
+    assert available(tmp_path) == 1700
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available(tmp_path) > 5000
