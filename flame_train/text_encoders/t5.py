@@ -65,7 +65,7 @@ class T5(TextEncoder):
 
     With `padding` "seen" the denoiser attends to the states of the padding, which differ from caption to caption. With
     "zeros" and "masked" these are zeros, and the cache has none of them. With `behind` > 0 the denoiser looks at that
-    many tokens of the padding, and a batch has `t5_rows` (B,), the number of each caption's tokens with these.
+    many tokens of the padding. A batch then has `t5_rows` (B,), the number of each caption's tokens with these.
     """
 
     key = "t5"

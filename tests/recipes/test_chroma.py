@@ -138,6 +138,7 @@ def test_radiance_is_refused(
 
 def test_flash_is_no_base_for_training(train: Callable[..., int], base: Path, tmp_path: Path, capsys: Capture) -> None:
     shutil.copy(base, tmp_path / "Chroma1-Flash.safetensors")
+    write_vocabulary(tmp_path)
     assert train("--set", f"model.checkpoint={tmp_path / 'Chroma1-Flash.safetensors'}") != 0
     assert "is called Flash, so it is distilled" in capsys.readouterr().err
 

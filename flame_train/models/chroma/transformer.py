@@ -1,8 +1,10 @@
 """Chroma's denoiser: Flux.1's blocks, of which one small network makes all modulations, and a mask over the text.
 
 Attribute names are those of the published single file. The architecture was published as code only (lodestone-rock's
-flow). Activations are channels-last. Shape letters: B batch, H height and W width in latent pixels, C latent channels,
-L image tokens, T text tokens, S = T + L, D model width, E width of a head, M modulations.
+flow). Activations are channels-last.
+
+Shape letters of images: B batch, H height and W width in latent pixels, C latent channels.
+Shape letters of tokens: L image tokens, T text tokens, S = T + L, D model width, E width of a head, M modulations.
 """
 
 from __future__ import annotations

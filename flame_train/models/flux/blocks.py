@@ -78,6 +78,16 @@ def gelu_mlp(width: int) -> nn.ModuleList:
 
 
 def gelu_feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
+    """The tokens after a modulated MLP.
+
+    Args:
+        mlp: its layers, as `gelu_mlp` makes them.
+        x_BLD: tokens (B, L, D).
+        shift, scale, gate: its modulation, (B, 1, D) each.
+
+    Returns:
+        Tokens of the same shape.
+    """
     return F.gated_add(x_BLD, gate, feed_forward(mlp[0], mlp[2], modulated(x_BLD, shift, scale)))
 
 
@@ -156,7 +166,17 @@ class OneStream(Block):
     def stream(
         self, x_BSD: Tensor, modulation: Sequence[Tensor], cos_S1E: Tensor, sin_S1E: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """The tokens after attention and MLP; `modulation` is shift, scale and gate, (B, 1, D) each."""
+        """The tokens after attention and MLP.
+
+        Args:
+            x_BSD: tokens (B, S, D).
+            modulation: shift, scale and gate, (B, 1, D) each.
+            cos_S1E, sin_S1E: rotary angles of all positions, (S, 1, E).
+            mask: which are looked at, bool (B, 1, 1, S); None: all.
+
+        Returns:
+            Tokens of the same shape.
+        """
         shift, scale, gate = modulation
         made = self.linear1(modulated(x_BSD, shift, scale))
         *qkv, hidden = F.split(made, self.parts, dim=-1)
