@@ -8,7 +8,9 @@ from typing import Any
 import psutil
 import pytest
 
+from flame_train.config.checks import broken
 from flame_train.config.load import from_options
+from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
 from flame_train.engine.backend.host_memory import available
 from flame_train.engine.shape_run import H100, Gpu, KernelRequests
@@ -45,7 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int]) -> list[int]:
         streamed = planned.checked.streamed
         resident = sum(size for name, size in sizes.items() if name not in streamed)
         found.append(FIXED + 2 * resident + (4 * max(sizes.values()) if streamed else 0))
-        return PredictedMemory(0, found[-1], KernelRequests((), (), ()))
+        return PredictedMemory(0, found[-1], KernelRequests((), (), ()), 1.0)
 
     monkeypatch.setattr(offloading, "predicted_memory", predict)
     return found
@@ -74,6 +76,31 @@ def test_where_not_even_all_is_enough_all_are_streamed(sizes: dict[str, int], as
 
 def test_what_is_not_recomputed_stays(sizes: dict[str, int], asked: list[int]) -> None:
     assert offloading.settled(plan(only=7), of(1 << 30)).checked.streamed == frozenset(list(sizes)[:7])
+
+
+@pytest.mark.parametrize(
+    ("offload", "others", "message"),
+    [
+        (0.5, {}, 'expected gradient.checkpointing = "full" or "offload" with it, got "off"'),
+        (("single_blocks.*",), {"gradient": {"checkpointing": "mlp"}}, 'with it, got "mlp"'),
+        ("auto", {"gradient": {"checkpointing": "full"}, "memory": {"budget": "12 GiB"}}, "which does not choose it"),
+        (0.5, {"gradient": {"checkpointing": "offload"}, "memory": {"budget": "12 GiB"}}, ""),
+        ("off", {}, ""),
+    ],
+)
+def test_a_config_says_what_streaming_needs(offload: Any, others: dict[str, Any], message: str) -> None:
+    config = Config.model_validate({"model": {"offload": offload}, **others})
+    told = dict(broken(config)).get("model.offload", "")
+    assert message in told
+    assert bool(message) == bool(told)
+
+
+@pytest.mark.parametrize("gib", [4, 40])
+def test_text_encoders_are_streamed_where_they_find_no_room(monkeypatch: pytest.MonkeyPatch, gib: int) -> None:
+    taken = PredictedMemory(10 << 30, 1 << 30, KernelRequests((), (), ()), 1.0)
+    monkeypatch.setattr(offloading, "predicted_memory", lambda *_: taken)
+    decided = offloading.settled(plan(), of(gib << 30)).checked
+    assert (decided.streamed_text, decided.streamed) == (float(gib < 11), frozenset())
 
 
 def test_on_the_cpu_and_without_auto_nothing_is_decided(asked: list[int]) -> None:

@@ -34,7 +34,7 @@ class HostCopies:
         return sum(copy.nbytes for copy in self._kept)
 
     def _pinned(self, size: int) -> Any:
-        """Pinned memory of exactly this size; a pool of CuPy's would round it up to a power of two."""
+        """Pinned memory outside the pools, which goes back to the system with the array that waits in it."""
         try:
             return self.cuda.PinnedMemory(size)
         except (self.cuda.runtime.CUDARuntimeError, MemoryError) as error:
