@@ -34,6 +34,7 @@ from flame_train.show.report import reporter
 from flame_train.training.batch import sender
 from flame_train.training.callbacks import Callbacks
 from flame_train.training.exchange import Exchanged
+from flame_train.training.gpu_readings import reader, spilling
 from flame_train.training.image_losses import ImageLosses
 from flame_train.training.loader import Loader
 from flame_train.training.loop import Run, best_effort, train
@@ -41,6 +42,7 @@ from flame_train.training.model import Denoiser, Example
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.result import Sources, carry_over, earlier_updates, restore, standing_of, updates_done
 from flame_train.training.saving import IMAGES
+from flame_train.training.slow_steps import SlowSteps
 from flame_train.training.step import State
 from flame_train.training.stop import StopRequest
 from flame_train.training.text_in_step import RunningEncoder
@@ -117,6 +119,7 @@ def train_run(
             callbacks=callbacks,
             validation=_validation(plan, encoded, state, found, device, group),
             images=_images(c.log, found, group),
+            slow_steps=SlowSteps(reader(device), spilling(device)),
             report=reporter(folder),
         )
         return train(run)
