@@ -16,7 +16,7 @@ def offload(config: Config) -> str | None:
     """What is wrong with model.offload."""
     asked, checkpointing = config.model.offload, config.gradient.checkpointing
     if asked == "auto" and config.memory.budget:
-        return 'expected a share, globs or "off" with memory.budget, which does not choose it yet, got "auto"'
+        return 'expected a share, globs or "off" with memory.budget, which chooses a share by itself, got "auto"'
     if asked == "off" or checkpointing in ("full", "offload"):
         return None
     return (

@@ -2,7 +2,7 @@
 
 What each setting of the ladder (`levers.py`) saves and costs is measured on shapes, one setting at a time. Combinations
 come in the order of their estimated step time. The first whose whole run does not run out of memory, rehearsed on
-shapes with pools of the budget's size, is taken.
+shapes with pools of the budget's size, is taken. Where none fits, blocks wait in host memory, as few as do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flame_train.config.render import toml_value
 from flame_train.engine.shape_run import Gpu
 from flame_train.errors import ConfigError
 
-from .levers import LEVERS, Lever, Settings, Stage, allowed, given, value_of, with_settings
+from .levers import LEVERS, Lever, Settings, Stage, allowed, given, streaming, value_of, with_settings
 from .memory import (
     Alone,
     PredictedMemory,
@@ -106,7 +106,12 @@ def fitted(plan: Plan, where: Where, budget: int) -> Fitted:
             if found is not None:
                 return found
             room = min(room, estimate)  # gaps between blocks cost others as much
-    raise ConfigError(_refusal(plan, ladder, where, budget))
+    streamed = streaming(plan.config, _together(ladder.least))
+    for settings in streamed:
+        found = _rehearsed(plan, settings, where, budget)
+        if found is not None:
+            return found
+    raise ConfigError(_refusal(plan, streamed[-1] if streamed else _together(ladder.least), where, budget))
 
 
 def _rehearsed(plan: Plan, settings: Settings, where: Where, budget: int) -> Fitted | None:
@@ -154,9 +159,8 @@ def _needed(plan: Plan, where: Where) -> tuple[int, int]:
     return peak, 2 * peak + OUTSIDE
 
 
-def _refusal(plan: Plan, ladder: _Ladder, where: Where, budget: int) -> str:
-    """Why no settings fit, and what would."""
-    least = _together(ladder.least)
+def _refusal(plan: Plan, least: Settings, where: Where, budget: int) -> str:
+    """Why no settings fit, and what would: `least` takes the least memory."""
     peak, needed = _needed(with_settings(plan, least), where)
     changed = [f"{path} = {toml_value(v)}" for path, v in least.items() if v != value_of(plan.config, path)]
     with_them = f" with {', '.join(changed)}" if changed else ""

@@ -18,6 +18,7 @@ from flame_train.data.samples import Samples
 
 from .checkpointing import blocks_named
 from .plan import Plan
+from .streamed import blocks_streamed, text_share
 
 Settings = Mapping[str, Any]
 """Values of keys, by path."""
@@ -87,6 +88,27 @@ LEVERS: Final = (
 """In the order of messages. Of settings with the same step time the plan takes the one that changes the fewest keys."""
 
 
+_SHARES: Final = (0.25, 0.5, 0.75, 1.0)
+
+
+def streaming(config: Config, least: Settings) -> list[Settings]:
+    """The settings `least`, and with them more and more blocks whose weights wait in host memory.
+
+    These come after the ladder: copies over PCIe cost more than anything else that saves as much. Blocks that wait must
+    be recomputed. The last one takes the least memory. None where the config chooses otherwise.
+    """
+    checkpointing = "gradient.checkpointing"
+    modes = [value_of(config, checkpointing)] if given(config, checkpointing) else ["full", "offload"]
+    if given(config, "model.offload"):
+        return []
+    return [
+        {**least, checkpointing: mode, "model.offload": share}
+        for mode in modes
+        if mode in ("full", "offload")
+        for share in _SHARES
+    ]
+
+
 def given(config: Config, path: str) -> bool:
     """Whether the user wrote the key, be it with its default."""
     section, name = path.split(".")
@@ -108,6 +130,10 @@ def with_settings(plan: Plan, settings: Settings) -> Plan:
         config = config.model_copy(update={section: changed})
     blocks = blocks_named(plan.model.network, config.gradient.checkpointing, config.gradient.checkpoint_blocks)
     checked = replace(plan.checked, config=config, checkpointed=blocks)
+    if "model.offload" in settings:
+        offload = config.model.offload
+        names = blocks_streamed(plan.model.network, offload, config.gradient.checkpointing, blocks)
+        checked = replace(checked, streamed=names, streamed_text=text_share(offload))
     if config.data.batch_size == old.data.batch_size:
         return replace(plan, checked=checked)
     size = config.data.batch_size

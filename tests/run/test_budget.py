@@ -21,8 +21,8 @@ from flame_train.run import within
 from flame_train.run.budget import OUTSIDE, SPARE, Where, fitted
 from flame_train.run.check import check
 from flame_train.run.command import preflighted, run_folder, train_plan
-from flame_train.run.levers import LEVERS, given, value_of, with_settings
-from flame_train.run.memory import predicted_memory
+from flame_train.run.levers import LEVERS, given, streaming, value_of, with_settings
+from flame_train.run.memory import predicted_memory, steps_alone
 from flame_train.run.plan import Plan, make_plan
 from flame_train.run.within import RESERVE, Card, chosen_before, limited, tell, within_budget
 from flame_train.training.stop import StopRequest
@@ -274,3 +274,21 @@ def test_what_was_chosen_is_told_with_the_lines_that_fix_it(
         assert value_of(found.plan.config, path) == value
         assert f"{path} = " in caplog.text
     assert "the CUDA context included" in caplog.text
+
+
+def test_where_nothing_else_fits_blocks_wait_on_the_host(small_config: Configs) -> None:
+    """More and more of them, always recomputed, each time with less of the GPU; none where the config says "off"."""
+    plan = plan_of(small_config)
+    tried = streaming(plan.config, {"model.quantize": "fp8"})
+    assert [each["model.offload"] for each in tried] == [0.25, 0.5, 0.75, 1.0] * 2
+    assert {each["gradient.checkpointing"] for each in tried} == {"full", "offload"}
+    resident = with_settings(plan, {"model.quantize": "fp8", "gradient.checkpointing": "full"})
+    plans = [resident, *(with_settings(plan, each) for each in tried[:4])]
+    held = [steps_alone([each], H100)[0].held for each in plans]
+    assert held == sorted(held, reverse=True)
+    assert held[-1] < held[0]
+    assert predicted_memory(plans[-1], H100).host > 0
+    said = plan_of(small_config, model={"vae_precision": "fp32", "offload": "off"})
+    assert streaming(said.config, {}) == []
+    mode = plan_of(small_config, gradient={"accumulation": 1, "checkpointing": "mlp"})
+    assert streaming(mode.config, {}) == []
