@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flame_train.errors import ConfigError
+from flame_train.models.chroma.transformer import Chroma, ChromaArch
+from flame_train.models.flux.positions import axes_of
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
 from flame_train.models.krea2.arch import Krea2Arch
@@ -77,6 +79,10 @@ def torch_baseline(model: Model) -> TorchBaseline:
     if isinstance(network, Flux2):
         loss, blocks = _flux2(arch, length["qwen3"]), ("Flux2TransformerBlock", "Flux2SingleTransformerBlock")
         return TorchBaseline("Flux2Transformer2DModel", _flux2_arguments(arch), _FLUX2, blocks, loss)
+    if isinstance(network, Chroma):
+        loss, blocks = _chroma(arch, length["t5"]), ("ChromaTransformerBlock", "ChromaSingleTransformerBlock")
+        arguments = _chroma_arguments(arch)
+        return TorchBaseline("ChromaTransformer2DModel", arguments, _FLUX, blocks, loss, cudnn_attention=False)
     if isinstance(network, Krea2):
         loss, blocks = _krea2(arch, length["qwen3"]), ("Krea2TransformerBlock",)
         return TorchBaseline("Krea2Transformer2DModel", _krea2_arguments(arch), _KREA2, blocks, loss)
@@ -209,6 +215,43 @@ def _flux(arch: FluxArch, text: int) -> Callable[[Any, int, int, dict[str, Any]]
             "img_ids": torch.nn.functional.pad(places.reshape(-1, 2), (1, 0)).to(**like),
             "txt_ids": torch.zeros(text, 3, **like),
             "guidance": torch.ones(size, **like) if arch.guidance else None,
+            "return_dict": False,
+        }
+
+        def loss(torch: Any, transformer: Any) -> Any:
+            return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
+
+        return loss
+
+    return prepare
+
+
+def _chroma_arguments(arch: ChromaArch) -> dict[str, Any]:
+    return {
+        "in_channels": 4 * arch.channels,
+        "num_layers": arch.depth,
+        "num_single_layers": arch.single_depth,
+        "attention_head_dim": arch.head_dim,
+        "num_attention_heads": arch.width // arch.head_dim,
+        "joint_attention_dim": arch.context_dim,
+        "axes_dims_rope": axes_of(arch.head_dim),
+        "approximator_hidden_dim": arch.hidden,
+        "approximator_layers": arch.layers,
+    }
+
+
+def _chroma(arch: ChromaArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+    """Captions are as long as they may be, so the mask lets all tokens be seen; it is given, as with any caption."""
+
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        side = resolution // 16
+        latents = torch.randn(size, side * side, 4 * arch.channels, **like)
+        places = torch.cartesian_prod(torch.arange(1), torch.arange(side), torch.arange(side))
+        given = {
+            "encoder_hidden_states": torch.randn(size, text, arch.context_dim, **like),
+            "img_ids": places.to(**like),
+            "txt_ids": torch.zeros(text, 3, **like),
+            "attention_mask": torch.ones(size, text + side * side, dtype=torch.bool, device=like["device"]),
             "return_dict": False,
         }
 

@@ -24,7 +24,7 @@ from flame_train.models.common.latents import check_latents
 from flame_train.models.common.shapes import block_count, shape_of
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.common.vae_latents import patched
-from flame_train.models.flux.transformer import modulated
+from flame_train.models.flux.blocks import modulated
 from flame_train.models.sdxl.transformer import linears_in
 
 PATCH: Final = 2  # the side of a token in latent pixels
