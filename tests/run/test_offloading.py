@@ -134,9 +134,9 @@ def test_streamed_bytes_are_waited_for_only_where_they_take_longer_than_the_rest
 
 
 def test_a_step_counts_each_block_twice_but_for_what_is_still_there() -> None:
-    trial = bench.BenchCase("flux-tiny", 64, checkpointing="full", settings=("model.offload=1.0",))
+    case = bench.BenchCase("flux-tiny", 64, checkpointing="full", settings=("model.offload=1.0",))
     with shape_run(H100) as run:
-        p = bench.prepare(trial)
+        p = bench.prepare(case)
         before = StepWork.of(run)
         p.step()
         beside = StepWork.of(run).since(before).beside
@@ -146,6 +146,6 @@ def test_a_step_counts_each_block_twice_but_for_what_is_still_there() -> None:
         )
         last = run.host_bytes  # of the two single blocks, which are the last
     with shape_run(H100) as run:
-        kept = bench.prepare(trial)
+        kept = bench.prepare(case)
         assert beside == 2 * run.host_bytes - last
     assert kept.adapted
