@@ -2,7 +2,7 @@
 
 What each setting of the ladder (`levers.py`) saves and costs is measured on shapes, one setting at a time. Combinations
 come in the order of their estimated step time. The first whose whole run does not run out of memory, rehearsed on
-shapes with pools of the budget's size, is taken. Where none fits, blocks wait in host memory, as few as do.
+shapes with pools of the budget's size, is taken.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flame_train.config.render import toml_value
 from flame_train.engine.shape_run import Gpu
 from flame_train.errors import ConfigError
 
-from .levers import LEVERS, Lever, Settings, Stage, allowed, given, streaming, value_of, with_settings
+from .levers import LEVERS, Lever, Settings, Stage, allowed, given, value_of, with_settings
 from .memory import (
     Alone,
     PredictedMemory,
@@ -48,6 +48,9 @@ _ALONE: Final[Mapping[Stage, Callable[[Plan, Gpu, int], Alone]]] = {
 
 _ENDLESS: Final = 1 << 60
 """Bytes that no card has: a limit that is never met, under which a run draws its grids as it does under one."""
+
+_TELLS: Final = 0.03
+"""Step times that differ by a smaller share count as the same: then the setting that changes less is taken."""
 
 _GAPS: Final = (0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.5)
 """Shares of the tensors' peak that gaps may take, tried in turn for the message of a refusal."""
@@ -106,12 +109,7 @@ def fitted(plan: Plan, where: Where, budget: int) -> Fitted:
             if found is not None:
                 return found
             room = min(room, estimate)  # gaps between blocks cost others as much
-    streamed = streaming(plan.config, _together(ladder.least))
-    for settings in streamed:
-        found = _rehearsed(plan, settings, where, budget)
-        if found is not None:
-            return found
-    raise ConfigError(_refusal(plan, streamed[-1] if streamed else _together(ladder.least), where, budget))
+    raise ConfigError(_refusal(plan, _together(ladder.least), where, budget))
 
 
 def _rehearsed(plan: Plan, settings: Settings, where: Where, budget: int) -> Fitted | None:
@@ -182,16 +180,26 @@ class _Ladder:
         self._known: dict[tuple[Stage, frozenset[tuple[str, object]]], Alone] = {}
         self.levers = [lever for lever in LEVERS if lever.is_open(plan.config)]
         """The settings that the config leaves open."""
+        for lever in self.levers:
+            if lever.live:
+                self._measure(lever.values(plan.config))
 
     @cached_property
     def candidates(self) -> list[Combination]:
-        """A value of each lever: the fastest first, and of those as fast the one with the fewest changes."""
+        """A value of each lever: the fastest first, and of those as fast the one that changes least."""
         found = [
             each
             for each in itertools.product(*(self._useful(lever) for lever in self.levers))
             if allowed(self._plan, _together(each))
         ]
-        return sorted(found, key=lambda each: (self._estimate(Stage.STEP, each)[1], len(self._changed(each))))
+        return sorted(found, key=self._rank)
+
+    def _rank(self, each: Combination) -> tuple[int, int, float]:
+        """By step time, of which predictions tell no less than `_TELLS`; then by how far the ladder was climbed."""
+        seconds = self._estimate(Stage.STEP, each)[1]
+        values = (lever.values(self._plan.config) for lever in self.levers)
+        climbed = sum(own.index(settings) for own, settings in zip(values, each, strict=True))
+        return round(math.log(seconds) / math.log(1 + _TELLS)), climbed, seconds
 
     @cached_property
     def least(self) -> Combination:
@@ -205,24 +213,34 @@ class _Ladder:
     def _useful(self, lever: Lever) -> list[Settings]:
         """The values of a lever of which each saves something in a stage, beside the config's own."""
         first, *others = lever.values(self._plan.config)
-        if lever.live:
-            self._measure(lever, others)
-        own = {stage: self._alone(stage, {}).peak for stage in lever.stages}
-        return [first, *(v for v in others if any(self._alone(stage, v).peak < own[stage] for stage in lever.stages))]
+        if not allowed(self._plan, lever.needs):
+            return [first]
+        own = {stage: self._alone(stage, lever.needs).peak for stage in lever.stages}
+        saving = [v for v in others if any(self._with(stage, lever, v).peak < own[stage] for stage in lever.stages)]
+        return [first, *saving]
 
     def _estimate(self, stage: Stage, each: Combination) -> tuple[float, float]:
-        """Peak and seconds of a stage: what is held adds up, what works in it is by so many times more or less."""
+        """Peak and seconds of a stage: each setting changes what is held, what works and the time by a factor."""
         own = self._alone(stage, {})
-        held, works, seconds = float(own.held), float(own.peak - own.held), own.seconds
+        held, works, seconds, copying = float(own.held), float(own.peak - own.held), own.seconds, own.copying
         for lever, settings in zip(self.levers, each, strict=True):
-            if stage in lever.stages:
-                one = self._alone(stage, settings)
-                held += one.held - own.held
-                works *= (one.peak - one.held) / max(own.peak - own.held, 1)
-                seconds *= one.seconds / own.seconds if own.seconds else 1.0
-            elif stage is Stage.GRID and own.peak and Stage.STEP in lever.stages:
-                held += self._alone(Stage.STEP, settings).held - self._alone(Stage.STEP, {}).held
-        return held + works, seconds
+            measured = Stage.STEP if stage is Stage.GRID and stage not in lever.stages else stage
+            if measured not in lever.stages or not own.peak or settings == lever.values(self._plan.config)[0]:
+                continue
+            before, one = self._alone(measured, lever.needs), self._with(measured, lever, settings)
+            if before.held:
+                held *= one.held / before.held
+                copying = (
+                    one.copying * held / one.held if one.copying > before.copying else copying * one.held / before.held
+                )
+            if measured is stage:
+                works *= (one.peak - one.held) / max(before.peak - before.held, 1)
+                seconds *= one.seconds / before.seconds if before.seconds else 1.0
+        return held + works, max(seconds, copying)
+
+    def _with(self, stage: Stage, lever: Lever, settings: Settings) -> Alone:
+        """A stage with one value of a lever, and what that needs."""
+        return self._alone(stage, {**lever.needs, **settings})
 
     def _alone(self, stage: Stage, settings: Settings) -> Alone:
         """A stage with one setting changed."""
@@ -232,11 +250,11 @@ class _Ladder:
             self._known[key] = _ALONE[stage](plan, *self._where)
         return self._known[key]
 
-    def _measure(self, lever: Lever, values: Sequence[Settings]) -> None:
-        """A step with the config's own value of a lever and with each other one."""
-        each = [{}, *values]
-        found = steps_alone([with_settings(self._plan, one) for one in each], *self._where)
-        for settings, alone in zip(each, found, strict=True):
+    def _measure(self, values: Sequence[Settings]) -> None:
+        """A step with each value of a setting that a loaded network can change."""
+        fitting = [one for one in values if allowed(self._plan, one)]
+        found = steps_alone([with_settings(self._plan, one) for one in fitting], *self._where)
+        for settings, alone in zip(fitting, found, strict=True):
             self._known[Stage.STEP, frozenset(self._changed([settings]).items())] = alone
 
     def _changed(self, each: Sequence[Settings]) -> dict[str, object]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, Final
 
 from flame_train.config.checks import broken
 from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
+from flame_train.errors import ConfigError
 
 from .checkpointing import blocks_named
 from .plan import Plan
@@ -48,6 +49,8 @@ class Lever:
     stages: frozenset[Stage]
     values: Callable[[Config], Sequence[Settings]]
     asked: tuple[str, ...] = ()
+    needs: Settings = field(default_factory=dict)
+    """What must be set for its values to be measured: they mean nothing alone."""
     live: bool = False
     """Whether a loaded network can change it, so that its values are measured in one go."""
 
@@ -81,32 +84,17 @@ LEVERS: Final = (
         asked=("gradient.accumulation",),
     ),
     _one_of("gradient.checkpointing", "off", "mlp", "full", "offload", stages={Stage.STEP}, live=True),
-    _one_of("model.quantize", "off", "fp8", stages={Stage.STEP}),
+    _one_of("model.quantize", "off", "fp8", "nf4", stages={Stage.STEP}),
+    Lever(
+        ("model.offload",),
+        frozenset({Stage.STEP, Stage.CAPTIONS}),
+        lambda _: [{"model.offload": value} for value in ("off", 0.5, 1.0)],
+        needs={"gradient.checkpointing": "full"},
+    ),
     _one_of("text_encoders.precision", "auto", "fp8", stages={Stage.CAPTIONS}),
     _one_of("model.vae_precision", "fp32", "bf16", stages={Stage.IMAGES, Stage.GRID}),
 )
 """In the order of messages. Of settings with the same step time the plan takes the one that changes the fewest keys."""
-
-
-_SHARES: Final = (0.25, 0.5, 0.75, 1.0)
-
-
-def streaming(config: Config, least: Settings) -> list[Settings]:
-    """The settings `least`, and with them more and more blocks whose weights wait in host memory.
-
-    These come after the ladder: copies over PCIe cost more than anything else that saves as much. Blocks that wait must
-    be recomputed. The last one takes the least memory. None where the config chooses otherwise.
-    """
-    checkpointing = "gradient.checkpointing"
-    modes = [value_of(config, checkpointing)] if given(config, checkpointing) else ["full", "offload"]
-    if given(config, "model.offload"):
-        return []
-    return [
-        {**least, checkpointing: mode, "model.offload": share}
-        for mode in modes
-        if mode in ("full", "offload")
-        for share in _SHARES
-    ]
 
 
 def given(config: Config, path: str) -> bool:
@@ -122,7 +110,7 @@ def value_of(config: Config, path: str) -> Any:
 
 
 def with_settings(plan: Plan, settings: Settings) -> Plan:
-    """The plan with these settings."""
+    """The plan with these settings. Raises ConfigError where one of them does not fit another."""
     old, config = plan.config, plan.config
     for path, value in settings.items():
         section, name = path.split(".")
@@ -158,5 +146,9 @@ def encodings(plan: Plan) -> Iterator[Plan]:
 
 
 def allowed(plan: Plan, settings: Settings) -> bool:
-    """Whether these settings break no rule between keys that the config does not break already."""
-    return set(broken(with_settings(plan, settings).config)) <= set(broken(plan.config))
+    """Whether these settings fit each other, and break no rule between keys that the config does not break already."""
+    try:
+        changed = with_settings(plan, settings)
+    except ConfigError:
+        return False
+    return set(broken(changed.config)) <= set(broken(plan.config))

@@ -82,11 +82,15 @@ def predicted_memory(plan: Plan, gpu: Gpu, processes: int = 1, limit: int = 0) -
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """One stage of a run by itself: bytes that it holds from its beginning, its peak, and a step's seconds."""
+    """One stage of a run by itself: bytes that it holds from its beginning, its peak, and seconds.
+
+    Those are a step's, and of the copies between host and device that go on beside it.
+    """
 
     held: int
     peak: int
     seconds: float = 0.0
+    copying: float = 0.0
 
 
 def steps_alone(plans: Sequence[Plan], gpu: Gpu, processes: int = 1) -> list[Alone]:
@@ -101,7 +105,7 @@ def steps_alone(plans: Sequence[Plan], gpu: Gpu, processes: int = 1) -> list[Alo
             run.backend.empty_cache()
             run.backend.reset_peak()
             work = _work_of(plan, run, lambda: micro(state, batch), lambda: update(state))
-            found.append(Alone(held, run.peak_bytes, work.seconds(gpu)))
+            found.append(Alone(held, run.peak_bytes, *work.parts(gpu)))
     return found
 
 

@@ -87,9 +87,13 @@ class StepWork:
         )
 
     def seconds(self, gpu: Gpu) -> float:
-        """How long it takes on a card. Products in 8 bits take half as long; copies to the host wait for the rest.
+        """How long it takes on a card. Streamed weights are waited for where they take longer than the rest."""
+        return max(self.parts(gpu))
 
-        Weights that are streamed come meanwhile, and are waited for where they take longer.
+    def parts(self, gpu: Gpu) -> tuple[float, float]:
+        """How long all but what is streamed takes, and all that is copied. The two go on at the same time.
+
+        Products in 8 bits take half as long as others; copies that are not streamed wait for the rest.
         """
         known = sorted(_SHEETS)
         sheet = _SHEETS[known[max(bisect_right(known, int(gpu.capability)) - 1, 0)]]
@@ -104,4 +108,4 @@ class StepWork:
             + self.launches * _LAUNCH_S
         )
         link = sheet.host * 1e9
-        return max(computed, self.beside / link) + (self.copied - self.beside) / link
+        return computed + (self.copied - self.beside) / link, self.copied / link

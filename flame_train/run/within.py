@@ -18,15 +18,13 @@ from flame_train.engine.shape_run import Gpu, gpu_of
 from flame_train.errors import ConfigError, EnvironmentFault, OutOfMemory, is_out_of_memory
 
 from .budget import GIB, OUTSIDE, Fitted, Where, fitted, refuse_if_beyond
-from .levers import LEVERS, Settings, given
+from .levers import LEVERS, Settings
 from .plan import Plan
 
 _LOG = logging.getLogger(__name__)
 
 RESERVE: Final = 512 << 20
 """Bytes that "auto" leaves free: for a display, and for what other programs take later."""
-
-_OFFLOAD: Final = "model.offload"
 
 _NOTED: Final = 256 << 20
 """Bytes that others have of a card, from which on it counts as shared."""
@@ -115,9 +113,6 @@ def chosen_before(plan: Plan) -> Settings | None:
         if lever.is_open(plan.config):
             same = [v for v in lever.values(plan.config) if all(_written(before, p) == value for p, value in v.items())]
             found |= same[0] if same else {}
-    offload = _written(before, _OFFLOAD)
-    if isinstance(offload, float) and not given(plan.config, _OFFLOAD):
-        found[_OFFLOAD] = offload
     return found
 
 

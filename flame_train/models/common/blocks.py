@@ -54,6 +54,7 @@ class BlockNetwork(nn.Module):
     """A network made of blocks. Checkpointing and the place of weights may be set at any time."""
 
     _checkpointing: Checkpointing = "off"
+    _placed = False
 
     def named_blocks(self, checkpointing: Checkpointing = "full") -> dict[str, Block]:
         """By name, in the network's order, the blocks of which `checkpointing` recomputes something."""
@@ -79,10 +80,13 @@ class BlockNetwork(nn.Module):
 
     def place_weights(self, policy: WeightPolicy) -> None:
         """Has every block ask `policy` for its weights."""
+        self._placed = True
         for block in self.named_blocks().values():
             block.weight_policy = policy
 
     def bring(self, layer: str) -> None:
+        if not self._placed:  # nothing is kept elsewhere, and looking for a layer's block takes long
+            return
         for name, block in self.named_blocks().items():
             if layer.startswith(f"{name}."):
                 with no_grad():
