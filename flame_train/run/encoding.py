@@ -173,7 +173,7 @@ class Encoding:
 
 
 class CaptionEncoders:
-    """Loaded text encoders; `networks` by the names that LoRA files have for them."""
+    """Loaded text encoders; `networks` are they or their parts, by the names that LoRA files have for them."""
 
     def __init__(
         self,
@@ -182,7 +182,8 @@ class CaptionEncoders:
         dtypes: Mapping[str, DType],
         device: str,
     ) -> None:
-        self.networks = networks
+        parts = [encoder.components(networks[encoder.part.component]) for encoder in encoders]
+        self.networks = {name: network for found in parts for name, network in found.items()}
         self._encoders = tuple(encoders)
         self._batches = {e.key: _batches(e, networks[e.part.component], dtypes[e.key], device) for e in self._encoders}
         self._at_once = {e.key: e.at_once if get_backend(device).asynchronous else 1 for e in self._encoders}
