@@ -85,6 +85,9 @@ Overrides = Annotated[
 Steps = Annotated[str | None, typer.Option("--steps", metavar="N", help="Short for --set train.steps=N.")]
 LearningRate = Annotated[str | None, typer.Option("--lr", metavar="LR", help="Short for --set optimizer.lr=LR.")]
 LoraRank = Annotated[str | None, typer.Option("--rank", metavar="N", help="Short for --set lora.rank=N.")]
+MemoryBudget = Annotated[
+    str | None, typer.Option("--memory", metavar="GIB", help="Short for --set memory.budget='GIB GiB', or auto.")
+]
 RunFolderPath = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="DIR", help="Short for --set output.dir=DIR.")
 ]
@@ -109,6 +112,7 @@ Error = Annotated[
     typer.Option("--error", help="Share of each layer's update that may go, such as 0.1; not with --rank."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, of models the headers; print the plan.")]
+LoraOutput = Annotated[Path, typer.Option("--output", "-o", help="LoRA file to write.")]
 LoraPath = Annotated[Path, typer.Argument(metavar="FILE", help="LoRA file to read.")]
 Gpus = Annotated[int, typer.Option("--gpus", min=1, help="Start so many processes here by mpirun.")]
 Transport = Annotated[
@@ -142,6 +146,13 @@ def with_shorthands(overrides: Iterable[str] | None, shorthands: Mapping[str, ob
                 raise typer.BadParameter(f"{key} was given twice: by --set, and by the option that is short for it")
             found.append(f"{key}={value}")
     return found
+
+
+def memory_budget(given: str | None) -> str | None:
+    """`memory.budget` as `--memory` gives it: a bare number counts GiB."""
+    if given is None:
+        return None
+    return f"{given} GiB" if given.strip().lstrip("+-").replace(".", "", 1).isdigit() else given
 
 
 class Command(TyperCommand):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from flame_train.arguments import AsJson, Debug, Error, Force, LoraPath, Rank
+from flame_train.arguments import AsJson, Debug, Error, Force, LoraOutput, LoraPath, Rank
 from flame_train.output import show
 
 lora_app = typer.Typer()
@@ -100,7 +100,7 @@ def merge(
 @lora_app.command(epilog="Example: flame-train resize lora.safetensors --rank 8 -o small.safetensors")
 def resize(
     file: LoraPath,
-    output: Annotated[Path, typer.Option("--output", "-o", help="LoRA file to write.")],
+    output: LoraOutput,
     rank: Rank = None,
     error: Error = None,
     force: Force = False,
@@ -120,7 +120,7 @@ def resize(
 def extract(
     base: Annotated[Path, typer.Argument(metavar="BASE", help="The model before.")],
     tuned: Annotated[Path, typer.Argument(metavar="TUNED", help="The model after.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="LoRA file to write.")],
+    output: LoraOutput,
     rank: Rank = None,
     error: Error = None,
     precision: Annotated[

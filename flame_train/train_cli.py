@@ -21,10 +21,12 @@ from flame_train.arguments import (
     Gpus,
     LearningRate,
     LoraRank,
+    MemoryBudget,
     Overrides,
     RunFolderPath,
     Steps,
     Transport,
+    memory_budget,
     one_config,
     with_shorthands,
 )
@@ -46,6 +48,7 @@ def _training(family: str | None) -> Callable[..., None]:
         lr: LearningRate = None,
         rank: LoraRank = None,
         output: RunFolderPath = None,
+        memory: MemoryBudget = None,
         continue_from: Annotated[
             Path | None,
             typer.Option("--continue-from", metavar="RUN", help="As train.continue_from in a config."),
@@ -67,6 +70,7 @@ def _training(family: str | None) -> Callable[..., None]:
             "lora.rank": rank,
             "output.dir": output,
             "train.continue_from": continue_from,
+            "memory.budget": memory_budget(memory),
         }
         changed = with_shorthands(overrides, keys)
         if gpus > 1 and not dry_run:
@@ -127,20 +131,22 @@ def cache(
     ] = None,
     device: Device = "cuda",
     overrides: Overrides = None,
+    memory: MemoryBudget = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Encode the images and captions of a config ahead of training."""
     source = one_config(file, config)
+    changed = with_shorthands(overrides, {"memory.budget": memory_budget(memory)})
     if prune is not None:
         from flame_train.run.prune import prune_cache
 
-        show(prune_cache(source, overrides or [], prune, dry_run), as_json)
+        show(prune_cache(source, changed, prune, dry_run), as_json)
         return
     from flame_train.run.command import fill_cache
 
-    show(fill_cache(source, overrides or [], device, dry_run), as_json)
+    show(fill_cache(source, changed, device, dry_run), as_json)
 
 
 @train_app.command(epilog="Example: flame-train dataset my.toml -o report")

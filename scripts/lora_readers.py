@@ -56,9 +56,10 @@ PIPELINES = {
     "flux": "FluxPipeline",
     "zimage": "ZImagePipeline",
     "flux2": "Flux2KleinPipeline",
+    "krea2": "Krea2Pipeline",
     "anima": "AnimaModularPipeline",
 }
-PUBLISHED = {"zimage": "zimage", "flux2": "klein-9b", "anima": "anima-2.9b"}
+PUBLISHED = {"zimage": "zimage", "flux2": "klein-9b", "krea2": "krea2", "anima": "anima-2.9b"}
 """Families without a list of names: the published size whose network has them."""
 SIZE = 4
 UPS = (".lora_up.weight", ".lora_B.weight", "lora_B.default.weight", ".up.weight")

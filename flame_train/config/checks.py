@@ -10,6 +10,7 @@ from flame_train.adapters.kinds import ADAPTERS
 from flame_train.addresses import is_address, problem_of
 from flame_train.config import recomputed
 from flame_train.config.keys import keys
+from flame_train.config.memory import budget_problem
 from flame_train.config.prompts import Prompt
 from flame_train.config.schema import REPEATED, Config
 from flame_train.data.buckets import BucketRule
@@ -95,8 +96,7 @@ def _averaging(config: Config) -> str | None:
     """A schedule-free optimizer averages the weights, which replaces a decay and a moving average."""
     if not OPTIMIZERS.chosen(config.optimizer).averages:
         return None
-    name = OPTIMIZERS.chosen(config.optimizer).name
-    schedule = SCHEDULES.chosen(config.schedule)
+    name, schedule = OPTIMIZERS.chosen(config.optimizer).name, SCHEDULES.chosen(config.schedule)
     if schedule.decays:
         return f'expected schedule.name = "constant" with "{name}", which needs no decay, got "{schedule.name}"'
     if config.train.ema_decay:
@@ -175,8 +175,7 @@ def _arithmetic(config: Config) -> str | None:
 
 
 def _noise_decay(config: Config) -> str | None:
-    usual = keys()["gradient.noise_decay"].default
-    if config.gradient.noise_decay == usual or config.gradient.noise_std > 0:
+    if config.gradient.noise_decay == keys()["gradient.noise_decay"].default or config.gradient.noise_std > 0:
         return None
     return "expected gradient.noise_std above 0 with it"
 
@@ -385,6 +384,7 @@ def checks() -> Iterator[Check]:
     yield Check(("gradient.checkpoint_blocks", "gradient.checkpointing"), recomputed.checkpoint_blocks)
     yield Check(("model.offload", "gradient.checkpointing"), recomputed.offload)
     yield Check(("model.arithmetic", "model.quantize"), _arithmetic)
+    yield Check(("memory.budget",), lambda config: budget_problem(config.memory.budget))
     yield Check(("sample.guidance_scale",), _guidance)
     yield Check(("loss.zero_terminal_snr", "model.prediction"), _zero_terminal_snr)
     yield Check(("loss.min_timestep", "loss.max_timestep", "loss.timestep_sampling"), _timestep_span)

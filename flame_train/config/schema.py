@@ -12,6 +12,7 @@ from pydantic import Field
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.rules import Rule
+from flame_train.config.memory import MemorySection
 from flame_train.config.repeated import CheckpointSection, Repeated, SampleSection, ValidationSection
 from flame_train.data.caption_tools import CaptionKeys
 from flame_train.data.sets import DataSet, SetKeys
@@ -454,6 +455,7 @@ class Config(Section):
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
     gradient: GradientSection = GradientSection()
+    memory: MemorySection = MemorySection()
     train: TrainSection = TrainSection()
     loss: LossSection = LossSection()
     preservation: PreservationSection = PreservationSection()

@@ -19,7 +19,7 @@ from ..errors import ConfigError
 from .losses import LossKind, NoiseLevel
 from .losses.mse import Mse
 from .noise import Noise
-from .objectives import WHOLE, Span, mean_errors
+from .objectives import WHOLE, Span, TrainingObjective
 from .samplers.kind import Denoise
 from .timestep_sampling import TimestepSampling
 from .timestep_sampling.logit_normal import LogitNormal
@@ -50,7 +50,7 @@ def shifted(sigma: Any, shift: float) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class FlowObjective:
+class FlowObjective(TrainingObjective):
     """The error of the velocity.
 
     `sampling` samples s before the shift; the shifted levels are scaled to `span`, in thousandths. `kind` is the
@@ -108,32 +108,11 @@ class FlowObjective:
         """The target of the prediction, fp32: the same for every s."""
         return noise.float() - latents.float()
 
-    def losses(
-        self,
-        prediction: Tensor,
-        latents: Tensor,
-        noise: Tensor,
-        t: Tensor,
-        factors: Tensor | None = None,
-        target: Tensor | None = None,
-    ) -> Tensor:
-        """Each sample's mean error, times its weight.
+    def noise_level(self, t: Tensor) -> NoiseLevel:
+        return NoiseLevel(lambda: t, lambda: t / (1.0 - t))
 
-        Args:
-            prediction: the denoiser's prediction (B, H, W, C).
-            latents: the latents without noise (B, H, W, C).
-            noise: the noise of the target (B, H, W, C).
-            t: (B,) positions in the schedule.
-            factors: fp32 (B, H, W, 1) or (B, 1, 1, 1), by which errors are multiplied: of masks, and of whole samples.
-            target: fp32 (B, H, W, C), what the prediction should be; None: `target`.
-
-        Returns:
-            (B,) fp32.
-        """
-        wanted = self.target(latents, noise, t) if target is None else target
-        level = NoiseLevel(lambda: t, lambda: t / (1.0 - t))
-        each = mean_errors(self.kind, prediction, wanted, level, factors)
-        return each if self.weighting.uniform else each * Tensor(self.weighting.of_flow(t.data))
+    def weight(self, t: Tensor) -> Tensor | None:
+        return None if self.weighting.uniform else Tensor(self.weighting.of_flow(t.data))
 
 
 def _beside(t: Tensor, like: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ tables live on the device. No function here reads a value back, so a step can be
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -54,7 +55,79 @@ def mean_errors(
     return errors.mean(tuple(range(1, errors.ndim)))
 
 
-class Objective:
+class TrainingObjective(ABC):
+    """How latents are noised, and the loss of a prediction. All on the device."""
+
+    __slots__ = ()
+
+    kind: LossKind
+    """The distance to the target."""
+
+    @abstractmethod
+    def timesteps(self, rng: Rng, shape: Sequence[int]) -> Tensor:
+        """(B,) positions in the schedule, for latents of `shape` (H, W, C), as the denoiser gets them."""
+
+    @abstractmethod
+    def at_levels(self, levels: Tensor) -> Tensor:
+        """(B,) positions in the schedule of noise levels in (0, 1), fp32; 1 is pure noise."""
+
+    @abstractmethod
+    def levels(self, t: Tensor) -> Tensor:
+        """(B,) fp32, the noise levels of positions in the schedule."""
+
+    @abstractmethod
+    def noise(self, rng: Rng, latents: Tensor) -> Tensor:
+        """(B, H, W, C) fp32, the noise of the target, for latents of this shape."""
+
+    @abstractmethod
+    def mixed(self, rng: Rng, noise: Tensor) -> Tensor:
+        """The noise that is mixed into the latents; with input perturbation it differs from the target's."""
+
+    @abstractmethod
+    def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """The denoiser's input, computed in fp32 and given in the latents' dtype."""
+
+    @abstractmethod
+    def target(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """What a prediction should be (B, H, W, C), fp32."""
+
+    @abstractmethod
+    def noise_level(self, t: Tensor) -> NoiseLevel:
+        """How noisy the samples are, for losses that depend on it."""
+
+    @abstractmethod
+    def weight(self, t: Tensor) -> Tensor | None:
+        """Each sample's weight (B,), fp32; None: 1."""
+
+    def losses(
+        self,
+        prediction: Tensor,
+        latents: Tensor,
+        noise: Tensor,
+        t: Tensor,
+        factors: Tensor | None = None,
+        target: Tensor | None = None,
+    ) -> Tensor:
+        """Each sample's mean error, times its weight.
+
+        Args:
+            prediction: the denoiser's prediction (B, H, W, C).
+            latents: the latents without noise (B, H, W, C).
+            noise: the noise of the target (B, H, W, C).
+            t: (B,) positions in the schedule.
+            factors: fp32 (B, H, W, 1) or (B, 1, 1, 1), by which errors are multiplied: of masks, and of whole samples.
+            target: fp32 (B, H, W, C), what the prediction should be; None: `target`.
+
+        Returns:
+            (B,) fp32.
+        """
+        wanted = self.target(latents, noise, t) if target is None else target
+        each = mean_errors(self.kind, prediction, wanted, self.noise_level(t), factors)
+        weight = self.weight(t)
+        return each if weight is None else each * weight
+
+
+class Objective(TrainingObjective):
     """Diffusion loss on the noise ("epsilon") or on v = sqrt(abar) noise - sqrt(1 - abar) x_0 (arXiv 2202.00512)."""
 
     def __init__(
@@ -89,7 +162,7 @@ class Objective:
         self.schedule, self.prediction, self._drawn = schedule, prediction, noise or Noise()
         self._signal = _table(np.sqrt(schedule.alphas_cumprod), device)
         self._noise = _table(np.sqrt(1.0 - schedule.alphas_cumprod), device)
-        self._kind, weighting = kind or Mse(), weighting or NoWeighting()
+        self.kind, weighting = kind or Mse(), weighting or NoWeighting()
         self._sampling, self._span = sampling or Uniform(), span
         self._draw = self._sampling.on(device)
         self._sigma = _table(schedule.sigmas, device)
@@ -135,34 +208,11 @@ class Objective:
             return noise.float()
         return _at(self._signal, t, latents) * noise - _at(self._noise, t, latents) * latents
 
-    def losses(
-        self,
-        prediction: Tensor,
-        latents: Tensor,
-        noise: Tensor,
-        t: Tensor,
-        factors: Tensor | None = None,
-        target: Tensor | None = None,
-    ) -> Tensor:
-        """Each sample's mean error, times its weight.
+    def noise_level(self, t: Tensor) -> NoiseLevel:
+        return NoiseLevel(lambda: t.float() * (1.0 / self.schedule.steps), lambda: F.embedding(t, self._sigma))
 
-        Args:
-            prediction: the denoiser's prediction (B, H, W, C).
-            latents: the latents without noise (B, H, W, C).
-            noise: the noise of the target (B, H, W, C).
-            t: (B,) positions in the schedule.
-            factors: fp32 (B, H, W, 1) or (B, 1, 1, 1), by which errors are multiplied: of masks, and of whole samples.
-            target: fp32 (B, H, W, C), what the prediction should be; None: `target`.
-
-        Returns:
-            (B,) fp32.
-        """
-        wanted = self.target(latents, noise, t) if target is None else target
-        level = NoiseLevel(lambda: t.float() * (1.0 / self.schedule.steps), lambda: F.embedding(t, self._sigma))
-        each = mean_errors(self._kind, prediction, wanted, level, factors)
-        if self._weight is not None:
-            each = each * F.embedding(t, self._weight)
-        return each
+    def weight(self, t: Tensor) -> Tensor | None:
+        return None if self._weight is None else F.embedding(t, self._weight)
 
 
 def _table(values: np.ndarray[Any, Any], device: str) -> Tensor:

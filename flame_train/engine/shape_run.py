@@ -18,11 +18,23 @@ from ..errors import EnvironmentFault
 from .backend import get_backend
 from .backend.cuda import standing_in
 from .backend.cuda.described import ShapeBackend
+from .backend.cuda.described_libraries import Traffic
 from .backend.cuda.kernel_requests import KernelRequests
 from .backend.cuda.launch_hooks import Flops
 from .backend.shapes.gpu import H100, RTX_3090, Gpu
 
-__all__ = ["H100", "RTX_3090", "Flops", "Gpu", "KernelRequests", "ShapeRun", "compile_ahead", "gpu_of", "shape_run"]
+__all__ = [
+    "H100",
+    "RTX_3090",
+    "Flops",
+    "Gpu",
+    "KernelRequests",
+    "ShapeRun",
+    "Traffic",
+    "compile_ahead",
+    "gpu_of",
+    "shape_run",
+]
 
 
 class ShapeRun:
@@ -54,6 +66,11 @@ class ShapeRun:
         found = self.backend.kernels.launch_hooks.flops
         assert found is not None
         return found
+
+    @property
+    def traffic(self) -> Traffic:
+        """What was launched and moved so far."""
+        return self.backend.traffic
 
     @property
     def kernel_requests(self) -> KernelRequests:

@@ -17,7 +17,7 @@ from flame_train.diffusion.flow import NO_SHIFT, FlowObjective, FlowPath, consta
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import Noise
 from flame_train.diffusion.noise_path import NoisePath
-from flame_train.diffusion.objectives import Objective
+from flame_train.diffusion.objectives import Objective, TrainingObjective
 from flame_train.diffusion.samplers import Path as SamplingPath
 from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS, TimestepSampling
@@ -33,7 +33,6 @@ from flame_train.models.sdxl import keys
 from flame_train.models.sdxl.files import SDXL_FILES, stated_prediction
 from flame_train.models.sdxl.unet import UNet, UNetArch, vector_conditioning
 from flame_train.text_encoders.clip import ClipG, ClipGKeys, ClipL, ClipLKeys
-from flame_train.training import step as training
 from flame_train.training.model import Autoencoder, Example, Model, SamplingDefaults
 
 from .family import Family, Networks, Opening
@@ -69,7 +68,7 @@ class SdxlModel(Model):
         out: Tensor = network(x, t, context, vector_conditioning(cond["pooled"], cond["time_ids"]))
         return out
 
-    def objective(self, model: ModelSection, loss: LossSection, device: str) -> training.Objective:
+    def objective(self, model: ModelSection, loss: LossSection, device: str) -> TrainingObjective:
         assert model.prediction != "flow"
         return Objective(
             noise_schedule(loss),
@@ -115,7 +114,7 @@ class SdxlFlowModel(SdxlModel):
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
         return super(SdxlFlowModel, self).predict(network, x, t * 1000.0, cond, guidance)
 
-    def objective(self, model: ModelSection, loss: LossSection, device: str) -> training.Objective:
+    def objective(self, model: ModelSection, loss: LossSection, device: str) -> TrainingObjective:
         return FlowObjective(
             TIMESTEP_SAMPLINGS.chosen(loss),
             constant_shift(loss.shift) if loss.shift else NO_SHIFT,

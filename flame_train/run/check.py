@@ -14,7 +14,7 @@ from typing import Final
 
 from flame_train.adapters.kinds import Factors
 from flame_train.adapters.rules import Own
-from flame_train.config.located import Gathered, Located
+from flame_train.config.located import ConfigWithSource, ErrorCollector
 from flame_train.config.schema import Config, DataSection, LossSection
 from flame_train.data.caption_tools import CaptionKeys
 from flame_train.data.sets import image_sets
@@ -82,14 +82,14 @@ class Checked:
         return self.model.text if text.cache == "off" else self.model.encoders(text.train)
 
 
-def check(asked: Config | Located, family: Family | None = None) -> Checked:
+def check(asked: Config | ConfigWithSource, family: Family | None = None) -> Checked:
     """Opens the model and checks everything that needs no image.
 
     `family` is the one that the user named, None: whichever the checkpoint is of. Raises ConfigError with all that does
     not fit, each where it was written, ModelFileError for files that cannot be used.
     """
-    located = asked if isinstance(asked, Located) else Located(asked)
-    config, wrong = located.config, Gathered(located)
+    located = asked if isinstance(asked, ConfigWithSource) else ConfigWithSource(asked)
+    config, wrong = located.config, ErrorCollector(located)
     with wrong:
         _check_places(config)
     with wrong:
@@ -110,7 +110,7 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
             for encoder in model.text:
                 _ = encoder.vocabulary  # raises if a vocabulary is missing or damaged
     if model is None:
-        wrong.tell()
+        wrong.raise_all()
     assert model is not None
     assert family is not None
     with wrong:
@@ -143,7 +143,7 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
     with wrong:
         blocks = blocks_named(model.network, recomputes, config.gradient.checkpoint_blocks)
         streamed = blocks_streamed(model.network, config.model.offload, recomputes, blocks)
-    wrong.tell()
+    wrong.raise_all()
     adapted = MappingProxyType(layers), MappingProxyType(begun)
     return Checked(config, base, model, tuple(layers), blocks, *adapted, streamed, drawn)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flame_train.config.load import load_located
-from flame_train.config.located import Located, told_with_keys
+from flame_train.config.located import ConfigWithSource, told_with_keys
 from flame_train.config.render import resolved
 from flame_train.config.resume import differences
 from flame_train.config.schema import Config
@@ -55,6 +55,7 @@ from .offloading import refuse_small_host, settled
 from .plan import Plan, planned
 from .shares import refuse_other_checkpoint, refuse_unlike, shared_out
 from .train import train_run
+from .within import limited, tell, within_budget
 
 _LOG = logging.getLogger(__name__)
 _REPORT = "dataset.json"
@@ -106,7 +107,7 @@ def train(
 
 
 def _trained(
-    asked: Located,
+    asked: ConfigWithSource,
     device: str,
     dry_run: bool,
     family: str | None,
@@ -120,15 +121,21 @@ def _trained(
                 check_device(asked.config, device)
             fetch_inputs(asked.config, not dry_run, lambda: stop.check("while files were fetched"))
             plan = planned(asked, FAMILIES[family] if family else None, stop, group.world)
+        with group.together():
+            budget = within_budget(plan, device, group)
+        plan = plan if budget is None else budget.plan
+        with group.together():
             gpu = None if device == "cpu" and not dry_run else gpu_of(device)
             plan = settled(plan, gpu, group.world)
             refuse_small_host(plan)
         if dry_run:
             if preflighted(plan, run_folder(plan, group)) is None:
                 continued(plan)
-            memory = predicted_memory(plan, gpu_of(device), group.world)
-            return describe(plan, memory, group.world) | {"files": _files(plan)}
-        with mirrored(plan, group, stop, callbacks, remote_wait) as heard:
+            memory = predicted_memory(plan, gpu_of(device), group.world) if budget is None else budget.memory
+            return describe(plan, memory, group.world, budget) | {"files": _files(plan)}
+        if budget is not None and group.leads:
+            tell(budget)
+        with mirrored(plan, group, stop, callbacks, remote_wait) as heard, limited(device, budget):
             return train_plan(plan, device, stop, heard, group)
 
 
@@ -147,13 +154,16 @@ def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) ->
             check_formats(device, encoding_formats(asked.config))
         fetch_inputs(asked.config, not dry_run, lambda: stop.check("while files were fetched"))
         plan = planned(asked, None, stop)
+        budget = within_budget(plan, device)
+        plan = plan if budget is None else budget.plan
         could_cache(plan.encoding.folder)
         keys = plan.encoding.keys(plan.everything, plan.prompts)
         counts = {"images": sum(map(len, keys.images)), "captions": len(keys.captions)}
         counts["bytes"] = plan.encoding.bytes_of(plan.everything, plan.prompts)
         if dry_run:
             return counts
-        cache = encode(plan.encoding, plan.everything, keys, plan.model.size_conditioning, device, stop).cache
+        with limited(device, budget):
+            cache = encode(plan.encoding, plan.everything, keys, plan.model.size_conditioning, device, stop).cache
         return counts | {"encoded": cache.misses, "kept": cache.hits, "cache": str(cache.folder)}
 
 

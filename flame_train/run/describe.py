@@ -8,12 +8,13 @@ from flame_train.adapters.kinds import ADAPTERS
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.schedules import SCHEDULES
 
+from .budget import GIB, OUTSIDE, Fitted
 from .memory import PredictedMemory
 from .plan import Plan
 
 
-def describe(plan: Plan, memory: PredictedMemory, processes: int = 1) -> dict[str, Any]:
-    """The plan as a user reads it, for so many processes; the memory is that of each."""
+def describe(plan: Plan, memory: PredictedMemory, processes: int = 1, budget: Fitted | None = None) -> dict[str, Any]:
+    """The plan as a user reads it, for so many processes; the memory is that of each, and what the budget chose."""
     c, order = plan.config, plan.order
     return {
         "family": plan.model.name,
@@ -40,6 +41,8 @@ def describe(plan: Plan, memory: PredictedMemory, processes: int = 1) -> dict[st
         **({"processes, each with the predicted memory": processes} if processes > 1 else {}),
         "predicted memory GiB": round(memory.peak / 2**30, 2),
         "predicted memory GiB in training": round(memory.training / 2**30, 2),
+        "predicted ms a step": round(memory.seconds * 1e3, 1),
+        **({} if budget is None else _of_budget(budget)),
         "texts": len({text for row in plan.samples.rows for text in row.texts}),
         "cached views of images": sum(len(row.views) for row in plan.samples.rows),
         "cache GiB": round(plan.encoding.bytes_of(plan.everything, plan.prompts) / 2**30, 3),
@@ -54,4 +57,13 @@ def _streamed(plan: Plan, memory: PredictedMemory) -> dict[str, Any]:
     return {
         "streamed blocks": f"{len(plan.checked.streamed)} of {len(plan.model.network.named_blocks())}",
         "predicted host memory GiB": round(memory.host / 2**30, 2),
+    }
+
+
+def _of_budget(budget: Fitted) -> dict[str, Any]:
+    """The budget, its use, and the lines of a config that fix what was chosen."""
+    return {
+        "memory budget GiB": round(budget.budget / GIB, 2),
+        f"predicted GiB of it, {OUTSIDE / GIB:.2f} of the CUDA context included": round(budget.peak / GIB, 2),
+        "chosen for the budget": budget.lines or "nothing: the config fits as it is",
     }

@@ -6,11 +6,13 @@ import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import numpy as np
 
 from flame_train.adapters.attach import Attached
 from flame_train.distributed.group import ALONE, ProcessGroup
+from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.engine.nn import Module
 from flame_train.errors import is_device_failure
@@ -124,10 +126,17 @@ def grid_of(
         with at_strength(request.strength):
             return draw_request(request, how, captions, denoiser, vae, stop)
 
+    mine: dict[int, Pixels] = {}
+
+    def sampled(i: int) -> None:
+        mine[i] = one(*wanted[i])
+
     def drawn() -> Pixels:
+        mine.clear()
         # Choices are measured for what recurs thousands of times, and what training may vary in must not show here.
         with group.together(alone=is_device_failure), deterministic(True):
-            mine = {i: one(*wanted[i]) for i in group.share(len(wanted))}
+            for i in group.share(len(wanted)):
+                get_backend(wanted[i][1].device).run_once(partial(sampled, i))
         return grid(_of_all(mine, len(wanted), group))
 
     return drawn

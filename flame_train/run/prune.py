@@ -15,6 +15,7 @@ from flame_train.training.stop import StopRequest
 
 from .check import check
 from .encoding import Keys
+from .levers import encodings
 from .plan import Plan, make_plan
 
 _ENDINGS = (".toml", ".yaml", ".yml")
@@ -69,8 +70,9 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _entries(plan: Plan) -> Iterator[str]:
-    """The keys that a config's runs read."""
-    keys: Keys = plan.encoding.keys(plan.everything, plan.prompts)
-    yield from keys.captions.values()
-    for each in (*keys.images, *keys.masks):
-        yield from each
+    """The keys that a config's runs read, whatever their memory budget chooses."""
+    for way in encodings(plan):
+        keys: Keys = way.encoding.keys(way.everything, way.prompts)
+        yield from keys.captions.values()
+        for each in (*keys.images, *keys.masks):
+            yield from each

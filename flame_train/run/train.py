@@ -25,6 +25,7 @@ from flame_train.config.schema import (
     TrainSection,
 )
 from flame_train.data.choices import Choices
+from flame_train.diffusion.objectives import TrainingObjective
 from flame_train.disk.files import reading
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import Tensor
@@ -45,7 +46,7 @@ from flame_train.training.model import Denoiser, Example
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.result import Sources, carry_over, earlier_updates, restore, standing_of, updates_done
 from flame_train.training.saving import IMAGES
-from flame_train.training.step import Objective, State
+from flame_train.training.step import State
 from flame_train.training.stop import StopRequest
 from flame_train.training.text_in_step import RunningEncoder
 from flame_train.training.validate import HeldOut, Measured, Validator
@@ -282,18 +283,25 @@ def load_denoiser(plan: Plan, device: str) -> Denoiser:
         guidance_scale=c.loss.guidance_scale,
         streamed=plan.checked.streamed,
     )
-    denoiser.network.checkpoint_blocks(c.gradient.checkpointing, plan.checked.checkpointed)
     precision = {"dtype": c.train.precision, "precision": c.text_encoders.precision}
     running = tuple(RunningEncoder(e, e.load(device=device, **precision)) for e in plan.checked.running)
-    for each in running:
-        each.network.checkpointing = c.gradient.checkpointing
-    return replace(denoiser, text=running)
+    denoiser = replace(denoiser, text=running)
+    set_checkpointing(plan, denoiser)
+    return denoiser
+
+
+def set_checkpointing(plan: Plan, denoiser: Denoiser) -> None:
+    """Has the networks of a step recompute what the config says."""
+    checkpointing = plan.config.gradient.checkpointing
+    denoiser.network.checkpoint_blocks(checkpointing, plan.checked.checkpointed)
+    for each in denoiser.text:
+        each.network.checkpointing = checkpointing
 
 
 def make_state(
     denoiser: Denoiser,
     attached: Attached,
-    objective: Objective,
+    objective: TrainingObjective,
     train: TrainSection,
     optimizer: OptimizerSection,
     schedule: ScheduleSection,

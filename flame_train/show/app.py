@@ -35,7 +35,7 @@ _ROWS: Final = 100  # images of the dataset on a page
 _LONGEST: Final = 200  # characters of what is looked for
 _CHUNK: Final = 1 << 20
 _KINDS: Final = {"css": "text/css", "js": "text/javascript"}
-_TEMPLATES: Final = ("layout.html", "run.html", "runs.html", "compare.html")
+_TEMPLATES: Final = ("layout.html", "run.html", "runs.html", "compare.html", "curves.html")
 
 
 class NotThere(Exception):

@@ -11,6 +11,8 @@ from flame_train.errors import ConfigError
 from flame_train.models.anima.transformer import Anima, AnimaArch
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
+from flame_train.models.krea2.arch import Krea2Arch
+from flame_train.models.krea2.transformer import Krea2
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
@@ -31,6 +33,7 @@ _FLUX2 = (
 )
 _ZIMAGE = rf"layers\.\d+\.(attention\.({'|'.join(_ATTENTION)})|feed_forward\.w[123])"
 _ANIMA = rf"transformer_blocks\.\d+\.(attn[12]\.({'|'.join(_ATTENTION)})|ff\.net\.(0\.proj|2))"
+_KREA2 = rf"transformer_blocks\.\d+\.(attn\.({'|'.join(_ATTENTION)}|to_gate)|ff\.(gate|up|down))"
 
 Loss = Callable[[Any, Any], Any]
 """(torch, network) -> the loss of one batch, with new random inputs."""
@@ -79,6 +82,9 @@ def torch_baseline(model: Model) -> TorchBaseline:
     if isinstance(network, Anima):
         loss, blocks = _anima(arch, length["anima"]), ("CosmosTransformerBlock",)
         return TorchBaseline("CosmosTransformer3DModel", _anima_arguments(arch), _ANIMA, blocks, loss)
+    if isinstance(network, Krea2):
+        loss, blocks = _krea2(arch, length["qwen3"]), ("Krea2TransformerBlock",)
+        return TorchBaseline("Krea2Transformer2DModel", _krea2_arguments(arch), _KREA2, blocks, loss)
     if not isinstance(network, Flux):
         raise ConfigError(f"bench: {model.title} is not compared with PyTorch yet; leave --against out")
     blocks = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
@@ -327,6 +333,46 @@ def _zimage(arch: ZImageArch, text: int) -> Callable[[Any, int, int, dict[str, A
 
         def loss(torch: Any, transformer: Any) -> Any:
             return _flow_loss(torch, latents, lambda x, t: predict(transformer, x, t))
+
+        return loss
+
+    return prepare
+
+
+def _krea2_arguments(arch: Krea2Arch) -> dict[str, Any]:
+    return {
+        "in_channels": 4 * arch.channels,
+        "num_layers": arch.depth,
+        "attention_head_dim": arch.width // arch.heads,
+        "num_attention_heads": arch.heads,
+        "num_key_value_heads": arch.kv_heads,
+        "intermediate_size": arch.hidden,
+        "timestep_embed_dim": arch.frequencies,
+        "text_hidden_dim": arch.text_dim,
+        "num_text_layers": arch.text_layers,
+        "text_num_attention_heads": arch.text_heads,
+        "text_num_key_value_heads": arch.text_kv_heads,
+        "text_intermediate_size": arch.text_hidden,
+        "num_layerwise_text_blocks": arch.layerwise,
+        "num_refiner_text_blocks": arch.refiners,
+        "axes_dims_rope": arch.axes,
+    }
+
+
+def _krea2(arch: Krea2Arch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        side = resolution // 16
+        latents = torch.randn(size, side * side, 4 * arch.channels, **like)
+        places = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"), dim=-1)
+        given = {
+            "encoder_hidden_states": torch.randn(size, text, arch.text_layers, arch.text_dim, **like),
+            "position_ids": torch.nn.functional.pad(places.reshape(-1, 2), (1, 0, text, 0)).to(like["device"]),
+            "encoder_attention_mask": torch.ones(size, text, dtype=torch.bool, device=like["device"]),
+            "return_dict": False,
+        }
+
+        def loss(torch: Any, transformer: Any) -> Any:
+            return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
 
         return loss
 

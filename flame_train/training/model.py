@@ -13,6 +13,7 @@ from flame_train.adapters.targets import Presets
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Placement, Size
 from flame_train.data.padding import Paddings
+from flame_train.diffusion.objectives import TrainingObjective
 from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.diffusion.samplers import Path as SamplingPath
 from flame_train.diffusion.timestep_sampling import TimestepSampling
@@ -27,7 +28,6 @@ from flame_train.models.common.vae import Vae, VaeArch, sample_latents
 from flame_train.text_encoders import TextEncoder
 
 from .fixed_batch import FixedBatches, HostArrays, Layout
-from .step import Objective
 from .text_in_step import RunningEncoder, together
 
 Example = HostArrays
@@ -179,7 +179,7 @@ class Model(ABC):
         """
 
     @abstractmethod
-    def objective(self, model: ModelSection, loss: LossSection, device: str) -> Objective:
+    def objective(self, model: ModelSection, loss: LossSection, device: str) -> TrainingObjective:
         """The training objective."""
 
     @abstractmethod

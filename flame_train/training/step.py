@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from flame_train.adapters.dropping import Drops
+from flame_train.diffusion.objectives import TrainingObjective
 from flame_train.diffusion.preservation import Preservation
 from flame_train.diffusion.preservation.off import Off
 from flame_train.diffusion.streams import Stream
@@ -43,54 +44,6 @@ class Denoiser(Protocol):
         """Latents in the scale that the denoiser sees, of mean and log variance, and noise; all fp32 (B, H, W, Z)."""
 
 
-class Objective(Protocol):
-    """The objective: how latents are noised, and the loss of a prediction. All on the device."""
-
-    def timesteps(self, rng: Rng, shape: Sequence[int]) -> Tensor:
-        """(B,) positions in the schedule, for latents of `shape` (H, W, Z), as the denoiser gets them."""
-
-    def noise(self, rng: Rng, latents: Tensor) -> Tensor:
-        """(B, H, W, Z) fp32, the noise of the target, for latents of this shape."""
-
-    def mixed(self, rng: Rng, noise: Tensor) -> Tensor:
-        """The noise that is mixed into the latents."""
-
-    def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """The denoiser's input."""
-
-    def target(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """What a prediction should be (B, H, W, Z), fp32."""
-
-    def losses(
-        self,
-        prediction: Tensor,
-        latents: Tensor,
-        noise: Tensor,
-        t: Tensor,
-        factors: Tensor | None = None,
-        target: Tensor | None = None,
-    ) -> Tensor:
-        """Each sample's loss; a step's loss is their mean.
-
-        Args:
-            prediction: the denoiser's prediction (B, H, W, Z).
-            latents: the latents without noise (B, H, W, Z).
-            noise: the noise of the target (B, H, W, Z).
-            t: (B,) positions in the schedule.
-            factors: fp32 (B, H, W, 1) or (B, 1, 1, 1), by which errors are multiplied; None: 1.
-            target: what the prediction should be (B, H, W, Z), fp32; None: that of the latents and the noise.
-
-        Returns:
-            (B,) fp32.
-        """
-
-    def at_levels(self, levels: Tensor) -> Tensor:
-        """(B,) positions in the schedule of noise levels in (0, 1), fp32; 1 is pure noise."""
-
-    def levels(self, t: Tensor) -> Tensor:
-        """(B,) fp32, the noise levels of positions in the schedule."""
-
-
 @dataclass(frozen=True, slots=True)
 class State:
     """Everything a step works on. `loss` sums the micro-batches' losses; the log reads `figures`.
@@ -99,7 +52,7 @@ class State:
     """
 
     denoiser: Denoiser
-    objective: Objective
+    objective: TrainingObjective
     optimizer: Optimizer
     dtype: DType
     seed: int
@@ -144,7 +97,7 @@ class Noised:
     def of(
         cls,
         denoiser: Denoiser,
-        objective: Objective,
+        objective: TrainingObjective,
         dtype: DType,
         seed: int,
         batch: Batch,
@@ -234,7 +187,7 @@ def _add(s: State, loss: Tensor) -> None:
 
 
 def losses_of(
-    noised: Noised, objective: Objective, off: Callable[[], AbstractContextManager[None]] = nullcontext
+    noised: Noised, objective: TrainingObjective, off: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> Tensor:
     """Each sample's loss (B,), fp32; `off` is a context without adapters, for samples whose target the base gives."""
     taught, target = noised.batch.taught(), None
@@ -246,7 +199,7 @@ def losses_of(
 
 
 def batch_losses(
-    denoiser: Denoiser, objective: Objective, dtype: DType, seed: int, batch: Batch, times: Tensor | None = None
+    denoiser: Denoiser, objective: TrainingObjective, dtype: DType, seed: int, batch: Batch, times: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The losses of a batch.
 

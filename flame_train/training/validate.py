@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from flame_train.data.padding import NO_PADDINGS, Paddings, collate
+from flame_train.diffusion.objectives import TrainingObjective
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import Tensor, capture, no_grad
 from flame_train.engine.backend import get_backend
@@ -21,7 +22,7 @@ from flame_train.engine.mode import deterministic
 
 from .batch import Batch, HostBatch, Signature
 from .model import Example
-from .step import Denoiser, Objective, batch_losses
+from .step import Denoiser, batch_losses
 
 SEED: Final = 0x5A11DA7E
 """Of the noise: the same in every run, so that their values compare."""
@@ -79,7 +80,7 @@ class Validator:
     def __init__(
         self,
         denoiser: Denoiser,
-        objective: Objective,
+        objective: TrainingObjective,
         images: HeldOut,
         *,
         timesteps: int,

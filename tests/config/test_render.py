@@ -100,6 +100,7 @@ def test_settings_that_cannot_change_the_weights_are_left_out_of_the_decisive() 
         "data",
         "gradient",
         "log",
+        "memory",
         "model",
         "train",
         "validation",

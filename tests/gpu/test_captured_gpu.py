@@ -115,7 +115,7 @@ def test_blocks_streamed_from_the_host_train_to_the_bits_of_resident_ones(
     model: str, share: str, how: dict[str, Any]
 ) -> None:
     settings = how.get("settings", ())
-    resident = bench.Trial(model, 128, batch=2, rank=16, checkpointing="full", **how)
+    resident = bench.BenchCase(model, 128, batch=2, rank=16, checkpointing="full", **how)
     streamed = replace(resident, settings=(*settings, f"model.offload={share}"))
     one, other = (bits(trained(trial, captured)) for trial in (resident, streamed))
     for name, value in one.items():

@@ -51,7 +51,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 
 def prepared(model: str, *settings: str, **how: Any) -> bench.Prepared:
     given = {"precision": "fp32", "checkpointing": "full", "device": "cpu"} | how
-    return bench.prepare(bench.Trial(model, 64, 2, 2, settings=settings, **given))
+    return bench.prepare(bench.BenchCase(model, 64, 2, 2, settings=settings, **given))
 
 
 def trained(p: bench.Prepared) -> bytes:

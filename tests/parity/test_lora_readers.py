@@ -18,11 +18,13 @@ pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 CASES = {
     "zimage": ("ZImagePipeline", "zimage-tiny"),
     "flux2": ("Flux2KleinPipeline", "flux2-tiny"),
+    "krea2": ("Krea2Pipeline", "krea2-tiny"),
     "anima": ("AnimaModularPipeline", "anima-tiny"),
 }
 """Family -> its pipeline, and a small model of it."""
-UNREAD = {("zimage", "native"), ("anima", "kohya")}
 INSIDE = ("layers.", "double_blocks.", "single_blocks.", "blocks.")
+UNREAD = {("zimage", "native"), ("krea2", "kohya"), ("anima", "kohya")}
+"""What the loader of a family knows nothing of."""
 
 
 @pytest.fixture(params=CASES)
@@ -42,7 +44,7 @@ def case(request):
 
 @pytest.mark.parametrize("form", ["kohya", "diffusers", "native"])
 def test_what_the_loader_takes_is_what_the_table_says(case, form, tmp_path):
-    """A yes, if the loader gives PEFT a pair for every path in diffusers. Some names it does not know."""
+    """A yes, if the loader gives PEFT a pair for every path in diffusers."""
     pipeline, state, names = case
     if form == "diffusers":
         tensors = to_diffusers(state, names)[0]

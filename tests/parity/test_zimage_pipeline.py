@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from flame_train.config.schema import LossSection, ModelSection
-from flame_train.data.tokenizers.qwen import bytes_alone
 from flame_train.engine import no_grad, tensor
-from flame_train.engine.random import Rng
-from flame_train.errors import ModelFileError
-from flame_train.recipes import FAMILIES, NOTHING_NAMED, family_of
-from flame_train.tools.sample import sample
-from flame_train.training.preview import PREVIEW_NOISE
+from flame_train.recipes import FAMILIES, family_of
+from tests.parity.pipelines import PROMPT, check_refused_config, check_sample, opening, qwen_tokenizer, random
 from tests.scripts.accepting import accept
 from tests.tools.test_sample import PLAIN
 
@@ -29,23 +23,11 @@ TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{{ '<|im_start|>assistant\n' }}"
 )
-PROMPT = "a red circle"
-
-
-def random(module, seed):
-    torch.manual_seed(seed)
-    for p in module.parameters():
-        p.data = torch.randn_like(p) * (0.05 if p.ndim > 1 else 0.2) + (1.0 if p.ndim == 1 else 0.0)
-    return module.eval()
 
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("qwen")
-    (folder / "tokenizer.json").write_text(bytes_alone())
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json"), pad_token="<|endoftext|>", chat_template=TEMPLATE
-    )
+    tokenizer = qwen_tokenizer(tmp_path_factory.mktemp("qwen"), TEMPLATE)
     text = transformers.Qwen3Config(
         vocab_size=288, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=48, head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 5e4},
@@ -70,10 +52,6 @@ def pipeline(tmp_path_factory):
     return made
 
 
-def opening(folder):
-    return replace(NOTHING_NAMED, base=folder)
-
-
 @pytest.fixture(scope="module")
 def folder(pipeline, tmp_path_factory):
     path = tmp_path_factory.mktemp("zimage")
@@ -86,23 +64,8 @@ def test_the_folder_is_z_image(folder):
 
 
 def test_sample_draws_what_the_pipeline_draws(pipeline, folder, tmp_path):
-    """From the same noise, guided, in fp32: within rounding of 8 bits."""
-    noise = Rng(np, PLAIN["seed"], 0, np.zeros(1, np.int64)).normal(PREVIEW_NOISE, (8, 12, 16))
-    expected = pipeline(
-        PROMPT,
-        negative_prompt="",
-        num_inference_steps=PLAIN["steps"],
-        guidance_scale=PLAIN["guidance_scale"] - 1.0,  # diffusers counts what is added to the conditional prediction
-        height=PLAIN["height"],
-        width=PLAIN["width"],
-        latents=torch.from_numpy(np.array(noise, np.float32)).permute(0, 3, 1, 2),
-    ).images[0]
-    expected = np.asarray(expected).astype(float)
-    sample(str(folder), [PROMPT], tmp_path / "image.png", **PLAIN)
-    with Image.open(tmp_path / "image.png") as drawn:
-        found = np.asarray(drawn).astype(float)
-    assert expected.std() > 5
-    assert np.abs(found - expected).max() <= 1
+    added = PLAIN["guidance_scale"] - 1.0  # diffusers counts what is added to the conditional prediction
+    check_sample(folder, tmp_path / "image.png", (8, 12, 16), partial(pipeline, negative_prompt=""), added)
 
 
 def test_the_training_loss_is_that_of_diffusers_script(pipeline, folder, off):
@@ -165,11 +128,4 @@ def test_the_folder_is_accepted(folder, tmp_path, monkeypatch):
     ],
 )
 def test_a_config_that_says_something_else_is_refused(folder, part, change, words):
-    path = folder / part / "config.json"
-    whole = path.read_text()
-    path.write_text(json.dumps(json.loads(whole) | change))
-    try:
-        with pytest.raises(ModelFileError, match=words):
-            FAMILIES["zimage"].open(opening(folder))
-    finally:
-        path.write_text(whole)
+    check_refused_config("zimage", folder, part, change, words)

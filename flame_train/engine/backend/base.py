@@ -164,6 +164,12 @@ class Backend(Protocol):
     def memory(self) -> Memory:
         """Bytes in use, peak and total."""
 
+    def free_memory(self) -> int:
+        """Bytes of the device that neither this process nor another has."""
+
+    def limit_memory(self, size: int) -> None:
+        """Lets arrays, captured steps and uploads take no more than so many bytes together; 0: all there are."""
+
     def reset_peak(self) -> None:
         """Makes the memory in use now the peak."""
 
@@ -174,6 +180,9 @@ class Backend(Protocol):
 
     def empty_cache(self) -> None:
         """Gives the memory of freed arrays back to the device: one kind of work is over, and another begins."""
+
+    def run_once(self, fn: Callable[[], None]) -> None:
+        """Runs `fn`, of whose arrays none stays. Under a limit it works in the memory that captured steps keep."""
 
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
         """`fn` as one replayable device program, or `fn` itself where there is none."""

@@ -129,6 +129,14 @@ class CpuBackend:
         live, peak = resident(), self._peak.read()
         return Memory(live, None if peak is None else max(peak, live), int(psutil.virtual_memory().total))
 
+    def free_memory(self) -> int:
+        return int(psutil.virtual_memory().available)
+
+    def limit_memory(self, size: int) -> None:
+        """Raises ValueError for a limit: NumPy takes its memory from the system."""
+        if size:
+            raise ValueError("limit_memory: expected a GPU, got the CPU, whose arrays are the system's to give")
+
     def reset_peak(self) -> None:
         self._peak.reset()
 
@@ -137,6 +145,9 @@ class CpuBackend:
 
     def empty_cache(self) -> None:
         pass
+
+    def run_once(self, fn: Callable[[], None]) -> None:
+        fn()
 
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
         return fn

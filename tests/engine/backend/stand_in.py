@@ -345,7 +345,7 @@ class StandIn:
         )
         self.cuda = SimpleNamespace(
             Stream=lambda non_blocking=False: Stream() if non_blocking else stream,
-            MemoryPool=lambda: pool,
+            MemoryPool=lambda allocator: pool,
             set_allocator=lambda _: None,
             using_allocator=lambda _: nullcontext(),
             Event=Event,

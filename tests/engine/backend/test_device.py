@@ -325,7 +325,7 @@ def test_no_upload_gets_memory_that_the_streams_pool_gives_away(gpu: Any, monkey
         yield
 
     monkeypatch.setattr(gpu.xp.cuda, "using_allocator", using)
-    monkeypatch.setattr(gpu.xp.cuda, "MemoryPool", object)  # the stand-in's are all one
+    monkeypatch.setattr(gpu.xp.cuda, "MemoryPool", lambda allocator: object())  # the stand-in's are all one
     monkeypatch.setattr(type(gpu), "_taken", lambda self, pool, size: pools.append(pool))
     for _ in range(2):
         uploader = gpu.uploader()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flame_train.engine import Tensor, tensor
 from flame_train.engine import functional as F
+from flame_train.engine import tensor
 from flame_train.models.common.keys_vae import vae_from_diffusers
 from flame_train.models.common.vae import Vae, VaeArch
 from flame_train.models.flux2.keys import transformer_to_diffusers
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
 from flame_train.recipes.flux2 import sampling_shift
+from tests.parity.models.lora_gradients import fp64, latents_gradient_error, lora_gradient_errors, merged_in_torch
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -49,10 +50,6 @@ def batch(dtype):
         "context": rng.standard_normal((2, 5, 24)).astype(dtype),
         "weight": rng.standard_normal((2, 4, 3, 16)).astype(dtype),
     }
-
-
-def fp64(array):
-    return torch.from_numpy(array.astype(np.float64))
 
 
 def ours(model, batch, latents=None):
@@ -94,44 +91,22 @@ def test_prediction(pair, batch, bound, off):
     assert off(ours(model, batch), theirs(twin, batch)) < bound
 
 
-def merged_in_torch(twin, attached):
-    """torch leaves for every LoRA matrix, and the twin's weights with the updates they make."""
-    leaves, weights, there = {}, {}, dict(twin.named_parameters())
-    for name, adapter in attached.adapters.items():
-        down, up = (fp64(p.numpy()).requires_grad_() for p in (adapter.down, adapter.up))
-        leaves[name] = (down, up)
-        update = (adapter.alpha / adapter.rank) * (up @ down)
-        for their_name, source in TO_DIFFUSERS.pull([f"{name}.weight"]).sources.items():
-            rows = np.arange(len(update))
-            weights[their_name] = there[their_name] + update[source.apply([rows])]
-    return leaves, weights
-
-
 @pytest.mark.parametrize("checkpointing", ["off", "mlp", "full"])
 def test_every_lora_gradient(pair, batch, bound, off, with_lora, checkpointing):
     model, twin = pair
     attached = with_lora(model)
     model.checkpointing = checkpointing
-    leaves, weights = merged_in_torch(twin, attached)
+    leaves, weights = merged_in_torch(twin, attached, TO_DIFFUSERS)
     out, expected = ours(model, batch), theirs(twin, batch, weights)
     assert off(out, expected.detach()) < bound
 
-    (out * tensor(batch["weight"])).sum().backward()
-    (expected * fp64(batch["weight"])).sum().backward()
-    errors = {}
-    for name, (down, up) in leaves.items():
-        errors[f"{name} down"] = off(attached.adapters[name].down.grad, down.grad)
-        errors[f"{name} up"] = off(attached.adapters[name].up.grad, up.grad)
-    assert len(errors) == 2 * len(attached.adapters) == 2 * 29
+    errors = lora_gradient_errors(attached, leaves, out, expected, batch["weight"], off)
+    assert len(errors) == 2 * 29
     assert {name: e for name, e in errors.items() if not e < bound} == {}
 
 
 def test_gradient_of_the_latents(pair, batch, bound, off):
-    model, twin = pair
-    here, there = Tensor(batch["latents"], requires_grad=True), fp64(batch["latents"]).requires_grad_()
-    (ours(model, batch, here) * tensor(batch["weight"])).sum().backward()
-    (theirs(twin, batch, latents=there) * fp64(batch["weight"])).sum().backward()
-    assert off(here.grad, there.grad) < bound
+    assert latents_gradient_error(pair, batch, ours, theirs, off) < bound
 
 
 @pytest.mark.parametrize("tokens", [256, 1024, 4096, 4301, 9216])

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from flame_train.adapters.targets import UNET_PRESETS, resolve
-from flame_train.engine import Tensor, tensor
 from flame_train.engine import functional as F
+from flame_train.engine import tensor
 from flame_train.models.sdxl.keys_unet import UNetLevels, unet_from_diffusers
 from flame_train.models.sdxl.unet import UNet, UNetArch, vector_conditioning
 from flame_train.tools.bench_torch_models import unet_arguments
+from tests.parity.models.lora_gradients import fp64, latents_gradient_error, lora_gradient_errors
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -38,10 +39,6 @@ def batch(dtype):
         "time_ids": np.array([[1024, 768, 0, 64, 1024, 1024], [333, 500, 12, 0, 896, 1152]], np.float32),
         "weight": rng.standard_normal((2, 12, 8, 4)).astype(dtype),
     }
-
-
-def fp64(array):
-    return torch.from_numpy(array.astype(np.float64))
 
 
 def ours(model, batch, latents=None):
@@ -123,22 +120,10 @@ def test_every_lora_gradient(pair, batch, bound, off, with_lora):
     out, expected = ours(model, batch), theirs(twin, batch, weights)
     assert off(out, expected.detach()) < bound
 
-    (out * tensor(batch["weight"])).sum().backward()
-    (expected * fp64(batch["weight"])).sum().backward()
-    errors = {}
-    for name, (down, up) in leaves.items():
-        errors[f"{name} down"] = off(attached.adapters[name].down.grad, down.grad)
-        errors[f"{name} up"] = off(attached.adapters[name].up.grad, up.grad)
+    errors = lora_gradient_errors(attached, leaves, out, expected, batch["weight"], off)
     assert len(errors) == 2 * len(resolve(model, ["full"], UNET_PRESETS))
     assert {name: e for name, e in errors.items() if not e < bound} == {}
 
 
 def test_gradient_of_the_latents(pair, batch, bound, off):
-    model, twin = pair
-    here, there = (
-        Tensor(batch["latents"], requires_grad=True),
-        fp64(batch["latents"]).requires_grad_(),
-    )
-    (ours(model, batch, here) * tensor(batch["weight"])).sum().backward()
-    (theirs(twin, batch, latents=there) * fp64(batch["weight"])).sum().backward()
-    assert off(here.grad, there.grad) < bound
+    assert latents_gradient_error(pair, batch, ours, theirs, off) < bound

@@ -8,7 +8,7 @@ from typing import Any
 from ..shapes.gpu import Gpu
 from ..shapes.namespace import ShapeNamespace
 from .autotune_cache import AutotuneCache
-from .described_libraries import Modules, Pairs, Plans, Products
+from .described_libraries import Modules, Pairs, Plans, Products, Traffic
 from .device import CudaBackend
 from .kernel_requests import KernelRequests
 from .launch_hooks import Flops
@@ -19,13 +19,14 @@ class ShapeLauncher(Launcher):
     """`Launcher` whose launches do nothing, but for what they say that they multiply."""
 
     def __init__(self, cupy: Any, stream: Any) -> None:
-        self._made = Modules()
+        self.traffic = Traffic()
+        self._made = Modules(self.traffic)
         super().__init__(cupy, stream, self._made)
         self.launch_hooks.flops = Flops()
 
     @cached_property
     def cublaslt(self) -> Any:
-        return Products(self.xp, self.launch_hooks)
+        return Products(self.xp, self.launch_hooks, self.traffic)
 
     @cached_property
     def cudnn(self) -> Any:
@@ -46,7 +47,7 @@ class ShapeLauncher(Launcher):
 
     @cached_property
     def _cubins(self) -> Any:
-        return Modules()
+        return Modules(self.traffic)
 
     @property
     def kernel_requests(self) -> KernelRequests:
@@ -70,6 +71,17 @@ class ShapeBackend(CudaBackend):
         cupy: Any = ShapeNamespace(gpu)
         super().__init__(cupy, ShapeLauncher)
         cupy.backend = self
+        cupy.cuda.runtime.memcpyAsync = self._copied
+
+    def _copied(self, target: int, source: int, size: int, *_: int) -> None:
+        """A copy between device and host."""
+        self.traffic.copied += size
+
+    @property
+    def traffic(self) -> Traffic:
+        """What was moved so far."""
+        assert isinstance(self.kernels, ShapeLauncher)
+        return self.kernels.traffic
 
     @property
     def kernel_requests(self) -> KernelRequests:

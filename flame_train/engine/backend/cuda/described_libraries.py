@@ -13,11 +13,12 @@ How much a plan of cuDNN's works in is known on the card alone. What was seen th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...dtype import Array, DType, float32
 from ...mode import mode
+from ..shapes.array import ShapeArray
 from .cublaslt import _WORKSPACE_BYTES as PRODUCTS_BYTES
 from .cublaslt import Gelu
 from .cudnn import CuDnn
@@ -28,31 +29,46 @@ from .workspace import Workspace
 PRODUCTS = "matrix products"
 
 
-class Modules:
-    """Kernels that do nothing: none is compiled or even read. They record the requests."""
+class Traffic:
+    """What a run on shapes moves: launches of kernels and products, bytes of their operands, and bytes to or from the
+    host. Of the products' operations, `narrow` are in 8 bits.
+    """
 
     def __init__(self) -> None:
+        self.launches = self.operands = self.copied = self.narrow = 0
+
+    def launched(self, args: Sequence[Any] = ()) -> None:
+        """Notes a launch with its arguments, of which arrays are read or written whole."""
+        self.launches += 1
+        self.operands += sum(int(a.nbytes) for a in args if isinstance(a, ShapeArray))
+
+
+class Modules:
+    """Kernels that do nothing: none is compiled or even read. They record the requests, and what they would move."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
         self.files = dict[tuple[str, str, DType, int], None]()
         self.texts = dict[tuple[str, str], None]()
 
     def get(self, file: str, kernel: str, dtype: DType, shared_bytes: int = 0) -> Callable[..., None]:
         self.files[file, kernel, dtype, shared_bytes] = None
-        return _nothing
+        return self._launch
 
     def generated(self, text: str, kernel: str) -> Callable[..., None]:
         self.texts[text, kernel] = None
-        return _nothing
+        return self._launch
 
-
-def _nothing(*_: Any, **__: Any) -> None:
-    pass
+    def _launch(self, grid: Any, block: Any, args: Sequence[Any] = (), **_: Any) -> None:
+        self._traffic.launched(args)
 
 
 class Products:
     """In cuBLASLt's place: one workspace for all products."""
 
-    def __init__(self, cupy: Any, launch_hooks: LaunchHooks) -> None:
+    def __init__(self, cupy: Any, launch_hooks: LaunchHooks, traffic: Traffic) -> None:
         self._launch_hooks, self._workspace = launch_hooks, cupy.cuda.alloc(PRODUCTS_BYTES)
+        self._traffic = traffic
 
     def product(
         self,
@@ -72,7 +88,10 @@ class Products:
             a, b, out: the factors and the result, (..., M, K), (..., K, N) and (..., M, N).
             bias, alpha, plus, gelu, scales: as in `CublasLt.product`; they change no count.
         """
-        self._launch_hooks.multiplied(PRODUCTS, 2 * out.size * a.shape[-1])
+        flops = 2 * out.size * a.shape[-1]
+        self._launch_hooks.multiplied(PRODUCTS, flops)
+        self._traffic.launched()
+        self._traffic.narrow += 0 if scales is None else flops
 
 
 class Pairs(DualGemm):

@@ -21,6 +21,7 @@ from .graph import Graph
 from .host_copies import HostCopies, PinnedCopy
 from .launcher import Launcher
 from .nccl import NcclCollectives, unique_identifier
+from .pools import Pools
 from .prefetch import CudaUploader
 
 _HINT = "use --device cpu, or run `flame-train doctor` to see what is missing"
@@ -42,8 +43,8 @@ class CudaBackend:
             cupy.cuda.Device(index).use()
         # A blocking stream: CuPy makes some copies on the null stream, and only with such a stream are they in order.
         self.stream = cupy.cuda.Stream()
-        self._pool = cupy.cuda.MemoryPool()
-        self.graph_pool = cupy.cuda.MemoryPool()
+        self._pools = Pools(cupy)
+        self._pool, self.graph_pool = self._pools.make(), self._pools.make()
         self.graphs = weakref.WeakSet[Any]()  # steps whose graphs are alive, and may write anywhere in `graph_pool`
         self._pinned, self._graph_pinned = cupy.cuda.PinnedMemoryPool(), cupy.cuda.PinnedMemoryPool()
         self._host_copies = HostCopies(cupy, self.stream, self.empty)
@@ -147,8 +148,10 @@ class CudaBackend:
         target.set(np.asarray(host, order="C"), stream=self.stream)
 
     def uploader(self) -> CudaUploader:
-        pool = self.xp.cuda.MemoryPool()  # its own, so that no kernel of the stream has used its memory
-        return CudaUploader(self.xp, self.stream, self.enter_thread, lambda size: self._taken(pool, size))
+        pool = self._pools.make()  # its own, so that no kernel of the stream has used its memory
+        made = CudaUploader(self.xp, self.stream, self.enter_thread, lambda size: self._taken(pool, size))
+        self._pools.keep_while(made, pool)
+        return made
 
     def synchronize(self) -> None:
         _refuse_in_capture("waits for nothing", "synchronize after the step")
@@ -175,6 +178,14 @@ class CudaBackend:
         live = int(self._pool.used_bytes() + self._in_graphs)
         self._peak = max(self._peak, live)
         return Memory(live, self._peak, int(total))
+
+    def free_memory(self) -> int:
+        """Bytes that nobody has, this process and others included; what pools keep unused is given back first."""
+        self.free_unused()
+        return int(self.xp.cuda.runtime.memGetInfo()[0])
+
+    def limit_memory(self, size: int) -> None:
+        self._pools.limit = size
 
     def reset_peak(self) -> None:
         self._peak = 0
@@ -219,6 +230,12 @@ class CudaBackend:
     def recorded(self) -> Any:
         """What the stream captured, as a graph to launch."""
         return Graph(self.xp, self.stream)
+
+    def run_once(self, fn: Callable[[], None]) -> None:
+        if self._pools.limit:
+            self.capture(fn)()  # a first call runs eagerly, in the graphs' pool where there are graphs
+        else:
+            fn()
 
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
         return capture(self, fn)

@@ -36,6 +36,15 @@ class Event:
     def synchronize(self) -> None: ...
 
 
+class OutOfMemoryError(MemoryError):
+    """As CuPy's: the device has no more, or a limit was reached."""
+
+    def __init__(self, size: int, total: int, limit: int = 0) -> None:
+        super().__init__(
+            f"out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes, limit set to: {limit:,})"
+        )
+
+
 class Cuda:
     """`cupy.cuda` for a described GPU."""
 
@@ -46,7 +55,7 @@ class Cuda:
         self._allocator: Callable[[int], Pointer] = Pool().malloc
         attributes = {"MultiProcessorCount": gpu.multiprocessors, "MaxSharedMemoryPerBlockOptin": gpu.shared_bytes}
         self._device = SimpleNamespace(attributes=attributes, compute_capability=gpu.capability, id=0)
-        self.memory = SimpleNamespace(OutOfMemoryError=MemoryError)
+        self.memory = SimpleNamespace(OutOfMemoryError=OutOfMemoryError)
         self.runtime = SimpleNamespace(
             getDeviceProperties=lambda index: {"name": f"a GPU of compute capability {gpu.capability}"},
             memGetInfo=lambda: (gpu.memory, gpu.memory),
@@ -61,6 +70,12 @@ class Cuda:
 
     def Device(self) -> Any:  # noqa: N802
         return self._device
+
+    def Memory(self, size: int) -> None:  # noqa: N802
+        """Nothing: a pool counts what it requested."""
+
+    def MemoryPointer(self, memory: None, offset: int) -> None:  # noqa: N802
+        """Nothing."""
 
     def PinnedMemoryPool(self) -> Any:  # noqa: N802
         return SimpleNamespace(malloc=lambda size: Pointer(None, 0))

@@ -8,6 +8,7 @@ become one chunk again. So a pool of this kind has the gaps that the real one wo
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 
 _UNIT = 512  # bytes
 _ASIDE = 1 << 20  # bytes between what was requested of the device at different times, so that it never merges
@@ -54,7 +55,9 @@ class Pool:
 
     _next = 1 << 40  # the next address that the device gives to a pool: no address is ever given twice
 
-    def __init__(self) -> None:
+    def __init__(self, allocator: Callable[[int], object] | None = None) -> None:
+        """`allocator` is called for what is requested of the device, and raises where it gives no more."""
+        self._allocator = allocator
         self._used = self._total = 0
         self._sizes: list[int] = []  # of free chunks, ascending, each size once
         self._free: dict[int, dict[Chunk, None]] = {}
@@ -74,9 +77,9 @@ class Pool:
         size = -(-size // _UNIT) * _UNIT
         place = bisect_left(self._sizes, size)
         if place == len(self._sizes):
+            self._request(size)
             chunk = Chunk(Pool._next, size)
             Pool._next += size + _ASIDE
-            self._total += size
         else:
             chunk = next(reversed(self._free[self._sizes[place]]))
             self._take(chunk)
@@ -84,6 +87,16 @@ class Pool:
                 self._split(chunk, size)
         self._used += size
         return Pointer(Block(self, chunk), chunk.ptr)
+
+    def _request(self, size: int) -> None:
+        """Counts what is requested of the device before that is asked, as CuPy does; not if it refuses."""
+        self._total += size
+        if self._allocator is not None:
+            try:
+                self._allocator(size)
+            except MemoryError:
+                self._total -= size
+                raise
 
     def free_all_blocks(self) -> None:
         """Gives back to the device what was requested and is free as a whole."""

@@ -1,0 +1,77 @@
+"""Small pipelines of diffusers, saved as folders: their parts, and checks of what a family makes of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flame_train.data.tokenizers.qwen import bytes_alone
+from flame_train.engine.random import Rng
+from flame_train.errors import ModelFileError
+from flame_train.recipes import FAMILIES, NOTHING_NAMED
+from flame_train.tools.sample import sample
+from flame_train.training.preview import PREVIEW_NOISE
+from tests.tools.test_sample import PLAIN
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+PROMPT = "a red circle"
+
+
+def random(module, seed):
+    """Fills a module of torch with random weights."""
+    torch.manual_seed(seed)
+    for p in module.parameters():
+        p.data = torch.randn_like(p) * (0.05 if p.ndim > 1 else 0.2) + (1.0 if p.ndim == 1 else 0.0)
+    return module.eval()
+
+
+def qwen_tokenizer(folder, template):
+    """A tokenizer of bytes with a chat template, read from a file in `folder`."""
+    (folder / "tokenizer.json").write_text(bytes_alone())
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), pad_token="<|endoftext|>", chat_template=template
+    )
+
+
+def opening(folder):
+    return replace(NOTHING_NAMED, base=folder)
+
+
+def check_sample(folder, path, shape, drawn_by, guidance_scale=PLAIN["guidance_scale"]):
+    """From the same noise, guided, in fp32, `sample` generates the pipeline's image within rounding of 8 bits.
+
+    `shape` is that of the latents, (H, W, C). `drawn_by` calls the pipeline.
+    """
+    noise = Rng(np, PLAIN["seed"], 0, np.zeros(1, np.int64)).normal(PREVIEW_NOISE, shape)
+    images = drawn_by(
+        prompt=PROMPT,
+        num_inference_steps=PLAIN["steps"],
+        guidance_scale=guidance_scale,
+        height=PLAIN["height"],
+        width=PLAIN["width"],
+        latents=torch.from_numpy(np.array(noise, np.float32)).permute(0, 3, 1, 2),
+    ).images
+    expected = np.asarray(images[0]).astype(float)
+    sample(str(folder), [PROMPT], path, **PLAIN)
+    with Image.open(path) as image:
+        found = np.asarray(image).astype(float)
+    assert expected.std() > 5
+    assert np.abs(found - expected).max() <= 1
+
+
+def check_refused_config(family, folder, part, change, words):
+    """A folder whose `config.json` of a part says something else is refused."""
+    path = folder / part / "config.json"
+    whole = path.read_text()
+    path.write_text(json.dumps(json.loads(whole) | change))
+    try:
+        with pytest.raises(ModelFileError, match=words):
+            FAMILIES[family].open(opening(folder))
+    finally:
+        path.write_text(whole)

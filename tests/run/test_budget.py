@@ -1,0 +1,276 @@
+"""A memory budget: what is chosen for it, held to every combination, and what is refused.
+
+On the small SDXL, rehearsed on shapes: a GPU that is described, with pools of the budget's size.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from flame_train.config.memory import bytes_of
+from flame_train.config.schema import Config
+from flame_train.engine.backend import get_backend
+from flame_train.engine.shape_run import H100, RTX_3090, shape_run
+from flame_train.errors import ConfigError, OutOfMemory
+from flame_train.run import within
+from flame_train.run.budget import OUTSIDE, SPARE, Where, fitted
+from flame_train.run.check import check
+from flame_train.run.command import preflighted, run_folder, train_plan
+from flame_train.run.levers import LEVERS, given, value_of, with_settings
+from flame_train.run.memory import predicted_memory
+from flame_train.run.plan import Plan, make_plan
+from flame_train.run.within import RESERVE, Card, chosen_before, limited, tell, within_budget
+from flame_train.training.stop import StopRequest
+
+MIB = 2**20
+Configs = Callable[..., Config]
+
+
+def plan_of(small_config: Configs, **sections: dict[str, Any]) -> Plan:
+    """Sixteen-bit training of the small model in batches of four; a keyword replaces a section's keys.
+
+    Open are checkpointing and the base's format: the more is, the longer it takes to measure.
+    """
+    usual: dict[str, dict[str, Any]] = {
+        "train": {"precision": "bf16", "steps": 2},
+        "data": {"batch_size": 4},
+        "gradient": {"accumulation": 1},
+        "text_encoders": {"precision": "auto"},
+        "model": {"vae_precision": "fp32"},
+    }
+    merged = {name: usual.get(name, {}) | sections.get(name, {}) for name in {**usual, **sections}}
+    return make_plan(check(small_config(**merged)), StopRequest())
+
+
+def open_plan(small_config: Configs) -> Plan:
+    """The same with everything open, and with a grid."""
+    sections: dict[str, Any] = {"train": {"precision": "bf16"}, "data": {"batch_size": 4}}
+    return make_plan(check(small_config(**sections, sample={"prompts": ("a circle",), "steps": 2})), StopRequest())
+
+
+def peak_of(plan: Plan) -> int:
+    """Bytes of pools as large as the card."""
+    return predicted_memory(plan, H100, limit=1 << 60).peak
+
+
+def budget_for(pools: int) -> int:
+    """The budget that leaves pools of so many bytes."""
+    return int(pools / (1 - SPARE)) + OUTSIDE + MIB
+
+
+def test_a_budget_that_is_large_enough_changes_nothing(small_config: Configs) -> None:
+    plan = plan_of(small_config)
+    found = fitted(plan, Where(H100), 1 << 33)
+    assert not found.settings
+    assert found.plan.config == plan.config
+    assert found.memory.seconds > 0
+
+
+def test_the_choice_is_the_fastest_of_all_that_fit(small_config: Configs) -> None:
+    """Every combination is rehearsed as a whole; the ladder measures one setting at a time."""
+    plan = plan_of(small_config)
+    levers = [lever for lever in LEVERS if lever.is_open(plan.config)]
+    assert [lever.keys[0] for lever in levers] == ["gradient.checkpointing", "model.quantize"]
+    every = {}
+    for each in itertools.product(*(lever.values(plan.config) for lever in levers)):
+        settings = {path: value for one in each for path, value in one.items()}
+        memory = predicted_memory(with_settings(plan, settings), H100, limit=1 << 60)
+        every[tuple(settings.items())] = memory.peak, memory.seconds
+    peaks = sorted({peak for peak, _ in every.values()})
+    for pools in (peaks[len(peaks) // 2], peaks[0]):
+        budget = budget_for(pools + MIB)
+        found = fitted(plan, Where(H100), budget)
+        assert found.peak <= budget
+        allowed = (budget - OUTSIDE) * (1 - SPARE)
+        fastest = min(seconds for peak, seconds in every.values() if peak <= allowed)
+        assert found.memory.seconds == pytest.approx(fastest, rel=0.02)
+
+
+def test_what_the_config_says_is_not_chosen(small_config: Configs) -> None:
+    """A default that is written counts as said."""
+    keys = {"gradient": {"checkpointing": "off", "accumulation": 1}, "model": {"quantize": "off"}}
+    plan = plan_of(small_config, **keys)
+    free = fitted(plan_of(small_config), Where(H100), budget_for(peak_of(plan) - 2 * MIB))
+    assert free.settings
+    with pytest.raises(
+        ConfigError, match=r"or remove gradient\.accumulation, gradient\.checkpointing, model\.quantize"
+    ):
+        fitted(plan, Where(H100), OUTSIDE + 8 * MIB)
+    assert all(given(plan.config, f"{section}.{key}") for section, own in keys.items() for key in own)
+
+
+def test_a_refusal_names_the_least_that_would_do(small_config: Configs) -> None:
+    plan = open_plan(small_config)
+    with pytest.raises(ConfigError, match=r"no settings keep this run within 0\.6[0-9] GiB") as error:
+        fitted(plan, Where(H100), OUTSIDE + 8 * MIB)
+    said = str(error.value)
+    assert "gradient.checkpointing = " in said
+    assert "sample.width" in said
+    least = float(re.findall(r"the least is ([0-9.]+) GiB", said)[0])
+    assert fitted(plan, Where(H100), int((least + 0.01) * 2**30)).peak < (least + 0.01) * 2**30
+
+
+def test_less_than_the_cuda_context_is_refused(small_config: Configs) -> None:
+    with pytest.raises(ConfigError, match=r"more than the 0\.62 GiB that the CUDA context alone takes, got 0\.50 GiB"):
+        fitted(plan_of(small_config), Where(H100), 1 << 29)
+
+
+def test_micro_batches_keep_the_images_of_an_update(small_config: Configs) -> None:
+    plan = open_plan(small_config)
+    parts = [(4, 1), (2, 2), (1, 4)]
+    assert [tuple(values.values()) for values in LEVERS[0].values(plan.config)] == parts
+    peaks = []
+    for size, accumulation in parts:
+        changed = with_settings(plan, {"data.batch_size": size, "gradient.accumulation": accumulation})
+        assert {row.set.batch_size for row in changed.samples.rows} == {size}
+        assert changed.order.samples_per_epoch >= plan.order.samples_per_epoch - plan.order.filled_per_epoch
+        peaks.append(predicted_memory(changed, H100).training)
+    assert peaks == sorted(peaks, reverse=True)
+    assert not LEVERS[0].is_open(plan_of(small_config).config)
+
+
+# ---- a run keeps to it ----------------------------------------------------------------------------------
+
+
+def test_a_rehearsed_run_never_takes_more_than_its_limit(small_config: Configs) -> None:
+    plan = plan_of(small_config)
+    peak = peak_of(plan)
+    with pytest.raises(MemoryError, match="limit set to"):
+        predicted_memory(plan, H100, limit=peak // 2)
+    assert predicted_memory(plan, H100, limit=peak + peak // 20).peak <= peak + peak // 20
+
+
+def test_pools_share_one_limit() -> None:
+    with shape_run(H100) as run:
+        backend = run.backend
+        before = backend._pools.total_bytes()
+        backend.limit_memory(before + 4 * MIB)
+        kept = [backend.malloc(MIB), backend._graph_malloc(2 * MIB)]
+        with pytest.raises(MemoryError, match="limit set to"):
+            backend.malloc(2 * MIB)
+        assert backend._pools.total_bytes() == before + 3 * MIB
+        kept.append(backend._graph_malloc(MIB))
+        kept.clear()
+        kept.append(backend.malloc(4 * MIB))  # what the other pool keeps unused is given back for it
+        backend.limit_memory(0)
+        kept.append(backend.malloc(64 * MIB))
+
+
+def test_an_uploads_memory_counts_until_its_uploader_is_gone() -> None:
+    with shape_run(H100) as run:
+        pools = run.backend._pools
+        before = len(pools._made)
+        uploader = run.backend.uploader()
+        assert len(pools._made) == before + 1
+        del uploader
+        assert len(pools._made) == before
+
+
+def test_the_limit_holds_inside_and_what_reaches_it_is_told(small_config: Configs) -> None:
+    with shape_run(H100) as run:
+        found = fitted(plan_of(small_config), Where(H100), 1 << 30)
+        limits = []
+
+        def work() -> None:
+            with limited("cuda", found):
+                limits.append(run.backend._pools.limit)
+                run.backend.malloc(1 << 30)
+
+        with pytest.raises(OutOfMemory, match=r"reached its memory\.budget of 1\.00 GiB, of which 0\.6[0-9] were pred"):
+            work()
+        assert limits == [(1 << 30) - OUTSIDE]
+        assert run.backend._pools.limit == 0
+        with limited("cuda", None):
+            assert run.backend._pools.limit == 0
+
+
+def test_the_cpu_takes_no_limit() -> None:
+    get_backend("cpu").limit_memory(0)
+    with pytest.raises(ValueError, match="expected a GPU, got the CPU"):
+        get_backend("cpu").limit_memory(1)
+
+
+# ---- continued ------------------------------------------------------------------------------------------
+
+
+def test_a_continued_run_keeps_what_was_chosen(small_config: Configs) -> None:
+    """Trained here on the CPU; planned for a GPU. Of the first start and of one with more memory."""
+    first = plan_of(small_config, memory={"budget": "1 GiB"})
+    assert chosen_before(first) is None
+    pools = peak_of(first) - 2 * MIB
+    chosen = fitted(first, Where(H100), budget_for(pools))
+    assert chosen.settings
+    with StopRequest() as stop:
+        train_plan(chosen.plan, "cpu", stop)
+    again = within_budget(plan_of(small_config, memory={"budget": "40 GiB"}), "cuda")
+    assert again is not None
+    assert again.settings == chosen.settings
+    assert again.budget == 40 << 30
+    kept = preflighted(again.plan, run_folder(again.plan))
+    assert kept is not None
+    assert kept.step == 2
+
+
+def test_a_continued_run_that_fits_no_more_is_refused(small_config: Configs) -> None:
+    plan = plan_of(small_config, memory={"budget": "1 GiB"})
+    with StopRequest() as stop:
+        train_plan(plan, "cpu", stop)
+    small = plan_of(small_config, memory={"budget": "650 MiB"})
+    with pytest.raises(ConfigError, match=r"was begun with .*, and these decide its result\. With them") as error:
+        within_budget(small, "cuda")
+    needed = re.findall(r'Set memory\.budget to "([0-9]+ MiB)" or more', str(error.value))[0]
+    assert within_budget(plan_of(small_config, memory={"budget": needed}), "cuda") is not None
+
+
+def test_a_run_without_a_budget_leaves_the_choice_open(small_config: Configs) -> None:
+    plan = plan_of(small_config)
+    with StopRequest() as stop:
+        train_plan(plan, "cpu", stop)
+    assert chosen_before(plan_of(small_config, memory={"budget": "2 GiB"})) is None
+
+
+# ---- cards ----------------------------------------------------------------------------------------------
+
+
+def test_no_budget_is_no_choice_and_the_cpu_has_none(small_config: Configs) -> None:
+    assert within_budget(plan_of(small_config), "cuda") is None
+    with pytest.raises(ConfigError, match=r"memory\.budget: it limits a GPU's memory, and --device is cpu; remove it"):
+        within_budget(plan_of(small_config, memory={"budget": "auto"}), "cpu")
+
+
+def test_auto_takes_what_is_free_and_says_that_others_have_some(caplog: pytest.LogCaptureFixture) -> None:
+    alone = Card(RTX_3090, RTX_3090.memory - OUTSIDE)
+    assert alone.budget("auto") == RTX_3090.memory - RESERVE
+    assert not caplog.records
+    shared = Card(RTX_3090, 9 << 30)
+    assert shared.budget("auto") == (9 << 30) + OUTSIDE - RESERVE
+    assert "other processes have 14.4 of the card's 24.0 GiB; this run takes at most 9.1" in caplog.text
+
+
+def test_more_than_the_card_has_or_than_is_free_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r'at most the 24\.00 GiB of the card, got 32 GiB; "auto" takes what is free'):
+        Card(RTX_3090, RTX_3090.memory - OUTSIDE).budget("32 GiB")
+    with pytest.raises(ConfigError, match=r"12 GiB are not free: other processes have 14\.38 of the card's 24\.00 GiB"):
+        Card(RTX_3090, 9 << 30).budget("12 GiB")
+    assert Card(RTX_3090, 9 << 30).budget("9 GiB") == bytes_of("9 GiB")
+
+
+def test_what_was_chosen_is_told_with_the_lines_that_fix_it(
+    small_config: Configs, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(small_config, memory={"budget": "700 MiB"})
+    pools = peak_of(plan) - 2 * MIB
+    monkeypatch.setattr(within, "bytes_of", lambda size: budget_for(pools))
+    found = within_budget(plan, "cuda")
+    assert found is not None
+    with caplog.at_level("INFO"):
+        tell(found)
+    for path, value in found.settings.items():
+        assert value_of(found.plan.config, path) == value
+        assert f"{path} = " in caplog.text
+    assert "the CUDA context included" in caplog.text
