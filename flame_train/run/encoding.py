@@ -68,6 +68,7 @@ class Encoding:
         text_precision: `text_encoders.precision`.
         folder: where the cache lies.
         running: the text encoders that run in each step; nothing of theirs is cached.
+        vae_tile: `model.vae_tile`.
     """
 
     vae: Autoencoder
@@ -77,6 +78,7 @@ class Encoding:
     text_precision: str
     folder: Path
     running: tuple[TextEncoder, ...] = ()
+    vae_tile: int = 0
 
     def keys(self, samples: Samples, prompts: Sequence[str]) -> Keys:
         """The keys of every array that training and sampling will read, over all that the array depends on."""
@@ -85,7 +87,7 @@ class Encoding:
             cached = _text_digest(self.text, digests, hashing)
             every = _text_digest((*self.text, *self.running), digests, hashing) if self.running else cached
             networks = {"caption": every, "image": image.result()}
-        vae = {"precision": self.vae_precision}
+        vae = {"precision": self.vae_precision} | ({"tile": self.vae_tile} if self.vae_tile else {})
         text = {"precision": self.precision, "text_precision": self.text_precision, "rounding": _ROUNDING}
 
         @functools.cache  # large datasets have few views, but for their hashes

@@ -95,6 +95,7 @@ class Plan:
             c.text_encoders.precision,
             cache_folder(c.data),
             running,
+            c.model.vae_tile,
         )
 
     @property

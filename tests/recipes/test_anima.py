@@ -164,6 +164,18 @@ def test_a_base_in_8_bits_trains_with_captions_encoded_in_the_step(train: Callab
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
+def test_images_encoded_by_tiles_are_kept_apart_from_whole_ones(train: Callable[..., int], tmp_path: Path) -> None:
+    """Tiles that images fit into change nothing; smaller ones are encoded anew, to almost the same loss."""
+    losses = []
+    for tile in (0, 1024, 64):
+        run = tmp_path / str(tile)
+        asked = [f"output.dir={run}", "train.steps=1", "sample.every=0", "data.resolution=128"]
+        assert train(*asked, f"model.vae_tile={tile}") == 0
+        losses.append(first_loss(run))
+    assert losses[0] == losses[1] != losses[2]
+    np.testing.assert_allclose(losses[0], losses[2], rtol=0.05)
+
+
 def test_a_lora_with_layers_of_the_adapter_draws_as_merged(
     base: Path, arrays: dict[str, Array], tmp_path: Path
 ) -> None:
