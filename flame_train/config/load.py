@@ -17,8 +17,9 @@ from flame_train.config.checks import checks
 from flame_train.config.keys import Key, keys, sections
 from flame_train.config.located import ConfigWithSource, place_of
 from flame_train.config.read import Layered, given_layer, read_layers
-from flame_train.config.schema import LONGEST_RUN, REPEATED, Config
+from flame_train.config.schema import REPEATED, Config
 from flame_train.config.suggest import answer, did_you_mean, nearest_section
+from flame_train.config.updates import LONGEST_RUN
 from flame_train.errors import ConfigError
 
 _OVERRIDE = "--set"

@@ -33,7 +33,7 @@ from .begin import beginning
 from .checkpointing import blocks_named
 from .sample_model import opened_for_samples
 from .sampling import check_sampling, requests, with_defaults, with_prompts_of_file
-from .streamed import blocks_streamed
+from .streamed import blocks_streamed, text_share
 
 _FILE_NAME: Final = re.compile(r'(?![. ])(?!.*\.safetensors$)[^\x00-\x1f/\\:*?"<>|]*[^\x00-\x1f/\\:*?"<>|. ]')
 _LONGEST_NAME: Final = 200
@@ -53,6 +53,7 @@ class Checked:
         begun: the finished adapter that a fresh run begins with, by layer.
         streamed: the names of the blocks whose weights wait in host memory.
         drawn: the model that sample images are drawn with; None: the base.
+        streamed_text: the share of the text encoders' blocks that waits in host memory while they encode.
     """
 
     config: Config
@@ -64,6 +65,7 @@ class Checked:
     begun: Mapping[str, Factors] = field(default_factory=dict)
     streamed: frozenset[str] = frozenset()
     drawn: Model | None = None
+    streamed_text: float = 0.0
 
     @property
     def sample_model(self) -> Model:
@@ -145,20 +147,24 @@ def check(asked: Config | ConfigWithSource, family: Family | None = None) -> Che
         streamed = blocks_streamed(model.network, config.model.offload, recomputes, blocks)
     wrong.raise_all()
     adapted = MappingProxyType(layers), MappingProxyType(begun)
-    return Checked(config, base, model, tuple(layers), blocks, *adapted, streamed, drawn)
+    return Checked(
+        config, base, model, tuple(layers), blocks, *adapted, streamed, drawn, text_share(config.model.offload)
+    )
 
 
-def fp8_of(quantize: str, arithmetic: str) -> nn.Fp8:
-    """The engine's name for a base in 8 bits: "weights", or "dynamic" with products in 8 bits too."""
-    if quantize == "off":
-        return "off"
-    return "dynamic" if arithmetic == "fp8" else "weights"
+def storage_of(quantize: str, arithmetic: str) -> nn.Storage | None:
+    """How the engine stores a base: as `model.quantize` says, with products as `model.arithmetic` says."""
+    return None if quantize == "off" else nn.Storage(quantize, dynamic=arithmetic == quantize)
 
 
 def encoding_formats(config: Config) -> dict[str, str]:
     """The number formats in which images and captions are encoded, by the keys that ask for them."""
     text = config.text_encoders.precision
-    own = {"train.precision": config.train.precision} if text in ("auto", "fp8") else {"text_encoders.precision": text}
+    own = (
+        {"train.precision": config.train.precision}
+        if text in ("auto", *nn.FORMATS)
+        else {"text_encoders.precision": text}
+    )
     return own | {"model.vae_precision": config.model.vae_precision}
 
 

@@ -10,7 +10,8 @@ from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import layer_shapes
 from flame_train.config.checks import broken
 from flame_train.config.located import ConfigWithSource
-from flame_train.config.schema import LONGEST_RUN, Config, DataSection, OptimizerSection
+from flame_train.config.schema import Config, DataSection
+from flame_train.config.updates import LONGEST_RUN, OptimizerSection
 from flame_train.data.buckets import BucketRule
 from flame_train.data.dataset import Dataset, DatasetError, Item
 from flame_train.data.held_out import refuse_common, split
@@ -95,6 +96,7 @@ class Plan:
             c.text_encoders.precision,
             cache_folder(c.data),
             running,
+            self.checked.streamed_text,
             c.model.vae_tile,
         )
 

@@ -16,14 +16,9 @@ from flame_train.adapters.beginning import begin_with
 from flame_train.adapters.dropping import Chances
 from flame_train.adapters.kinds import ADAPTERS, Factors
 from flame_train.adapters.rules import rates
-from flame_train.config.schema import (
-    GradientSection,
-    LogSection,
-    LossSection,
-    OptimizerSection,
-    ScheduleSection,
-    TrainSection,
-)
+from flame_train.config.outputs import LogSection
+from flame_train.config.schema import LossSection
+from flame_train.config.updates import GradientSection, OptimizerSection, ScheduleSection, TrainSection
 from flame_train.data.choices import Choices
 from flame_train.diffusion.objectives import TrainingObjective
 from flame_train.disk.files import reading
@@ -52,7 +47,7 @@ from flame_train.training.text_in_step import RunningEncoder
 from flame_train.training.validate import HeldOut, Measured, Validator
 from flame_train.training.validation import Standing, Validation
 
-from .check import fp8_of
+from .check import storage_of
 from .encode import Encoded
 from .finish import lora_writer
 from .grids import preview
@@ -279,7 +274,7 @@ def load_denoiser(plan: Plan, device: str) -> Denoiser:
     denoiser = plan.model.load_denoiser(
         device=device,
         dtype=c.train.precision,
-        fp8=fp8_of(c.model.quantize, c.model.arithmetic),
+        storage=storage_of(c.model.quantize, c.model.arithmetic),
         guidance_scale=c.loss.guidance_scale,
         streamed=plan.checked.streamed,
     )

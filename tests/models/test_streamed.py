@@ -3,50 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from flame_train.config.load import from_options
-from flame_train.engine.backend.cpu import CpuBackend
+from flame_train.engine import nn, no_grad
 from flame_train.engine.shape_run import H100, shape_run
 from flame_train.errors import ConfigError, DeviceFault
-from flame_train.run.check import fp8_of
+from flame_train.recipes import FAMILIES, NOTHING_NAMED
+from flame_train.run.check import storage_of
+from flame_train.run.encoding import Encoding
 from flame_train.run.second import load_second
 from flame_train.run.streamed import block_sizes, blocks_streamed, of_share
 from flame_train.tools import bench
-from flame_train.tools.bench_models import find
+from flame_train.tools.bench_models import find, names
 from flame_train.training.step import batch_losses
+from tests.late_copies import late_copies
 
-MODELS = ("sdxl-tiny", "sd3-tiny", "flux-tiny", "zimage-tiny", "flux2-tiny")
-
-
-class Late:
-    """A copy on the host that arrives when it is awaited, and spoils at once what its place held."""
-
-    def __init__(self, held: Any, copied: Counter[int]) -> None:
-        self._held, self._copied, self.nbytes = held, copied, held.nbytes
-
-    def fetch(self, out: Any) -> Callable[[], None]:
-        assert out.shape == (self.nbytes,)
-        self._copied[id(self)] += 1
-        out[...] = 0xAA
-        return lambda: self._held.fetch(out) and None
+MODELS = tuple(name for name in names() if name.endswith("-tiny"))
 
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """How often each block was copied to the device. Its copies arrive late."""
-    offload, found = CpuBackend.offload, Counter[int]()
-
-    def offloaded(backend: CpuBackend, array: Any, *, keep: bool = False) -> Any:
-        held = offload(backend, array, keep=keep)
-        return Late(held, found) if keep else held
-
-    monkeypatch.setattr(CpuBackend, "offload", offloaded)
-    return found
+    return late_copies(monkeypatch)
 
 
 def prepared(model: str, *settings: str, **how: Any) -> bench.Prepared:
@@ -62,7 +46,7 @@ def trained(p: bench.Prepared) -> bytes:
     return values
 
 
-@pytest.mark.parametrize("offload", ["1.0", "0.4"])
+@pytest.mark.parametrize("offload", ["1.0", pytest.param("0.4", marks=pytest.mark.proof)])
 @pytest.mark.parametrize("model", MODELS)
 def test_streamed_blocks_train_to_the_bits_of_resident_ones(model: str, offload: str, copied: Counter[int]) -> None:
     """Whatever runs finds its weights arrived, and none is overwritten before it has run."""
@@ -73,7 +57,14 @@ def test_streamed_blocks_train_to_the_bits_of_resident_ones(model: str, offload:
 
 @pytest.mark.parametrize(
     "how",
-    [{"quantize": "fp8"}, {"checkpointing": "offload"}, {"settings": "lora.kind=dora"}, {"settings": "lora.kind=lokr"}],
+    [
+        {"quantize": "fp8"},
+        {"quantize": "int8"},
+        {"quantize": "nf4"},
+        {"settings": "lora.kind=dora"},
+        pytest.param({"checkpointing": "offload"}, marks=pytest.mark.proof),
+        pytest.param({"settings": "lora.kind=lokr"}, marks=pytest.mark.proof),
+    ],
     ids=str,
 )
 def test_whatever_the_weights_are_stored_in_and_adapted_by(how: dict[str, Any], copied: Counter[int]) -> None:
@@ -82,6 +73,22 @@ def test_whatever_the_weights_are_stored_in_and_adapted_by(how: dict[str, Any], 
     resident = trained(prepared("flux-tiny", *settings, **given))
     assert trained(prepared("flux-tiny", *settings, "model.offload=1.0", **given)) == resident
     assert copied
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_captions_are_encoded_to_the_bits_of_resident_encoders(
+    family: str, copied: Counter[int], tmp_path: Path
+) -> None:
+    FAMILIES[family].write_small_base(tmp_path, 3)
+    model = FAMILIES[family].open(replace(NOTHING_NAMED, base=tmp_path / "base.safetensors"))
+    found = []
+    for share in (0.0, 1.0):
+        encoding = Encoding(model.vae, model.text, "fp32", "fp32", "auto", Path(), streamed=share)
+        with no_grad():
+            found.append(encoding.encoders("cpu").caption("a red circle on a blue ground"))
+    assert copied
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(found[1][name], array)
 
 
 def test_a_block_is_copied_once_forward_and_once_backward(copied: Counter[int]) -> None:
@@ -113,7 +120,9 @@ def test_a_network_is_loaded_block_by_block() -> None:
     """Of Flux at full size, in 8 bits: the whole is never on the GPU."""
     part = find("flux-dev")[1].denoiser
     with shape_run(H100) as run:
-        network = part.load(device="cuda", dtype="bf16", fp8="weights", streamed=part.network.named_blocks())
+        network = part.load(
+            device="cuda", dtype="bf16", storage=nn.Storage("fp8"), streamed=part.network.named_blocks()
+        )
         sizes = [sum(w.nbytes for _, w in block.weights()) for block in network.named_blocks().values()]
         rest = sum(w.nbytes for _, w in network.weights()) - sum(sizes)
         assert sum(sizes) <= run.host_bytes < 1.001 * sum(sizes)
@@ -127,7 +136,7 @@ def test_a_second_network_takes_two_blocks_of_the_gpu(model: str, quantize: str)
     """Its other weights lie where the first network's do."""
     config = from_options(model={"quantize": quantize})
     with shape_run(H100) as run:
-        first = find(model)[1].load_denoiser(device="cuda", dtype="bf16", fp8=fp8_of(quantize, "bf16"))
+        first = find(model)[1].load_denoiser(device="cuda", dtype="bf16", storage=storage_of(quantize, "bf16"))
         before = run.live_bytes
         second, borrowed = load_second(find(model)[1], config, first, "cuda")
         blocks = second.network.named_blocks().values()
@@ -138,6 +147,7 @@ def test_a_second_network_takes_two_blocks_of_the_gpu(model: str, quantize: str)
             assert run.peak_bytes == run.live_bytes
 
 
+@pytest.mark.proof
 def test_a_step_takes_less_memory_by_all_blocks_but_two() -> None:
     how = {"device": "cuda", "precision": "bf16", "quantize": "fp8"}
     peaks = []
