@@ -98,8 +98,12 @@ Checkpointing = Annotated[
 CheckpointBlocks = Annotated[
     list[str] | None, typer.Option("--checkpoint-blocks", help="As gradient.checkpoint_blocks; repeatable.")
 ]
-Quantize = Annotated[Literal["off", "fp8"], typer.Option("--quantize", help="As model.quantize in a config.")]
-Arithmetic = Annotated[Literal["bf16", "fp8"], typer.Option("--arithmetic", help="As model.arithmetic in a config.")]
+Quantize = Annotated[
+    Literal["off", "fp8", "int8", "nf4"], typer.Option("--quantize", help="As model.quantize in a config.")
+]
+Arithmetic = Annotated[
+    Literal["bf16", "fp8", "int8"], typer.Option("--arithmetic", help="As model.arithmetic in a config.")
+]
 BenchModel = Annotated[
     str, typer.Option("--model", help="A published size, such as sdxl or flux-dev, or a tiny one, such as sdxl-tiny.")
 ]

@@ -241,7 +241,7 @@ def sample(
     t5: Annotated[str, typer.Option("--t5", help="T5-XXL for a base model without (SD3, Flux).")] = "",
     t5_vocabulary: Annotated[str, typer.Option("--t5-vocabulary", help="Its spiece.model or tokenizer.json.")] = "",
     text_precision: Annotated[
-        Literal["auto", "fp32", "bf16", "fp16", "fp8"],
+        Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "nf4"],
         typer.Option("--text-precision", help="As text_encoders.precision in a config."),
     ] = "auto",
     qwen3: Annotated[str, typer.Option("--qwen3", help="Qwen3 for a base model without one.")] = "",

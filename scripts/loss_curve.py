@@ -34,7 +34,7 @@ from flame_train.models.sdxl.keys_unet import UNetLevels, unet_from_diffusers
 from flame_train.models.sdxl.unet import UNet
 from flame_train.recipes import FAMILIES, NOTHING_NAMED
 from flame_train.recipes.small import SMALL_SDXL
-from flame_train.run.check import fp8_of
+from flame_train.run.check import storage_of
 from flame_train.run.train import make_state
 from flame_train.tools.bench_torch_models import unet_arguments
 from flame_train.training.batch import Batch, HostBatch
@@ -201,15 +201,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--precision", default="bf16", choices=[*DTYPES])
-    parser.add_argument("--quantize", default="off", choices=["off", "fp8"], help="as model.quantize; ours alone")
-    parser.add_argument("--arithmetic", default="bf16", choices=["bf16", "fp8"], help="as model.arithmetic; ours alone")
+    parser.add_argument(
+        "--quantize", default="off", choices=["off", "fp8", "int8", "nf4"], help="as model.quantize; ours alone"
+    )
+    parser.add_argument(
+        "--arithmetic", default="bf16", choices=["bf16", "fp8", "int8"], help="as model.arithmetic; ours alone"
+    )
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     config = settings(args.precision, args.steps)
     model = FAMILIES["sdxl"].open(replace(NOTHING_NAMED, base=SMALL_SDXL))
     on = {"device": args.device, "dtype": args.precision}
-    denoiser = model.load_denoiser(**on, fp8=fp8_of(args.quantize, args.arithmetic))
+    denoiser = model.load_denoiser(**on, storage=storage_of(args.quantize, args.arithmetic))
     unet = denoiser.network
     attached = attach(unet, resolve(unet, ("attention",), model.presets), rank=RANK, alpha=float(RANK), seed=SEED)
     objective, host_objective = (model.objective(config.model, config.loss, on) for on in (args.device, "cpu"))

@@ -58,6 +58,11 @@ STEPS: dict[str, dict[str, Any]] = {
         **_8_BITS,
     },
     "sdxl, half of the blocks streamed": {"checkpointing": "full", "settings": ("model.offload=0.5",)},
+    "flux, int8": {"model": "flux-dev", **_8_BITS, "quantize": "int8", "arithmetic": "int8"},
+    "flux, base in 4 bits": {"model": "flux-dev", **_8_BITS, "quantize": "nf4"},
+    "flux, base in 4 bits, checkpointing": {"model": "flux-dev", "checkpointing": "full", **_8_BITS, "quantize": "nf4"},
+    "sdxl, int8": {**_8_BITS, "quantize": "int8", "arithmetic": "int8"},
+    "sdxl, base in 4 bits, checkpointing": {"checkpointing": "full", **_8_BITS, "quantize": "nf4"},
     # Of rank 128, checkpointed: so that state is a good part of it.
     **{
         f"sdxl, {name}": {"optimizer": name, "rank": 128, "checkpointing": "full", "resolution": 512}

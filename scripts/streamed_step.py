@@ -23,7 +23,7 @@ import numpy as np
 
 from flame_train.engine.backend import Backend, get_backend
 from flame_train.engine.mode import deterministic
-from flame_train.tools.bench import Trial, gib, predicted, prepare
+from flame_train.tools.bench import BenchCase, gib, predicted, prepare
 
 WARM, TIMED, COPIED = 3, 10, 256 << 20
 
@@ -47,12 +47,12 @@ def link_rate(backend: Backend) -> float:
     return COPIED / milliseconds(lambda: held.fetch(there)(), backend) * 1e3
 
 
-def row(trial: Trial, share: float, rate: float) -> tuple[dict[str, Any], bytes]:
+def row(case: BenchCase, share: float, rate: float) -> tuple[dict[str, Any], bytes]:
     """The measurements of a share, and the trained values after its steps."""
     settings = (f"model.offload={share}",) if share else ()
-    trial = replace(trial, settings=settings)
-    foretold = predicted(trial) if trial.device != "cpu" else None
-    p = prepare(trial)
+    case = replace(case, settings=settings)
+    foretold = predicted(case) if case.device != "cpu" else None
+    p = prepare(case)
     p.backend.reset_peak()
     step = p.captured()
     taken = {"share": share, "ms": round(milliseconds(step, p.backend), 3), "host_gib": gib(p.backend.host_bytes)}
@@ -74,7 +74,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     backend = get_backend(args.device)
-    trial = Trial(
+    case = BenchCase(
         args.model,
         args.resolution,
         checkpointing="full",
@@ -85,7 +85,7 @@ def main() -> int:
     rate, rows, values = link_rate(backend), [], set()
     with deterministic(True):
         for share in (0.0, *args.shares):
-            taken, trained = row(trial, share, rate)
+            taken, trained = row(case, share, rate)
             rows.append(taken | {"ratio": round(taken["ms"] / rows[0]["ms"], 4) if rows else 1.0})
             values.add(trained)
             gc.collect()

@@ -78,9 +78,9 @@ class Attached:
         """Each adapted weight's name with W + delta, added in fp32 or better and rounded once to W's dtype."""
         layers = layers_of(self.model)
         for name, adapter in self.adapters.items():
-            weight = layers[name].weight
+            stored = layers[name].weight
             with no_grad():
-                weight = weight.dequantize(float32) if isinstance(weight, nn.Fp8Weight) else weight
+                weight = stored.dequantize(float32) if isinstance(stored, nn.QuantizedWeight) else stored
                 total = weight.to(compute_dtype(weight.dtype)) + adapter.delta()
                 yield f"{name}.weight", total.to(weight.dtype)
 

@@ -95,7 +95,7 @@ def plain(layer: nn.Linear | nn.Conv2d, x: Tensor, weight: Tensor, residual: Ten
 
 def dense(weight: Any, dtype: DType) -> Tensor:
     """A layer's frozen weight as numbers of `dtype`, whatever it is stored in."""
-    made: Tensor = weight.dequantize(dtype) if isinstance(weight, nn.Fp8Weight) else weight.to(dtype)
+    made: Tensor = weight.dequantize(dtype) if isinstance(weight, nn.QuantizedWeight) else weight.to(dtype)
     return made
 
 

@@ -171,7 +171,9 @@ def _decay(config: Config) -> str | None:
 def _arithmetic(config: Config) -> str | None:
     if config.model.arithmetic == "bf16" or config.model.quantize == config.model.arithmetic:
         return None
-    return f'expected model.quantize = "{config.model.arithmetic}" with it, got "{config.model.quantize}"'
+    wanted = f'expected model.quantize = "{config.model.arithmetic}" with it, got "{config.model.quantize}"'
+    why = ", whose weights are decoded to train.precision for each product" if config.model.quantize == "nf4" else ""
+    return wanted + why
 
 
 def _noise_decay(config: Config) -> str | None:

@@ -58,14 +58,19 @@ class ModelSection(Section):
         "the model's target; flow: the velocity of a rectified flow, as bigASP 2.5 and NoobAI RF do",
         aka=("prediction_type", "v_parameterization", "flow_matching", "flow_model"),
     )
-    quantize: Literal["off", "fp8"] = field(
+    quantize: Literal["off", "fp8", "int8", "nf4"] = field(
         "off",
-        "the base model's transformer layers in 8 bits, half the memory",
-        aka=("fp8", "fp8_base", "fp8_weights", "qtype", "weight_dtype", "base_model_precision"),
+        "the base model's transformer layers in fewer bits: fp8 and int8 take half of bf16's memory, nf4, which is "
+        "bitsandbytes', a good quarter",
+        aka=(
+            *("fp8", "fp8_base", "fp8_weights", "qtype", "weight_dtype", "base_model_precision"),
+            *("int8", "nf4", "load_in_8bit", "load_in_4bit", "transformer_dtype", "quantize_base"),
+        ),
     )
-    arithmetic: Literal["bf16", "fp8"] = field(
+    arithmetic: Literal["bf16", "fp8", "int8"] = field(
         "bf16",
-        "number format of their products; fp8: faster and less exact, on compute capability 8.9 and later. "
+        "number format of their products, that of model.quantize; fp8: faster and less exact, on compute capability "
+        "9.0 (H100, H200); int8: the same on 8.0 and later (A100, RTX 3090). "
         "bf16: that of train.precision",
     )
     offload: Literal["off", "auto"] | Annotated[float, Field(gt=0, le=1)] | tuple[str, ...] = field(
@@ -87,9 +92,10 @@ class ModelSection(Section):
 class TextEncodersSection(Section):
     """The text encoders, where the checkpoint holds none, and how they are used."""
 
-    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = field(
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "nf4"] = field(
         "auto",
-        "number format while captions are encoded; auto: train.precision; fp8: T5 in 8 bits, 5 GiB instead of 10",
+        "number format while captions are encoded; auto: train.precision; fp8, int8: T5 or Qwen3 in 8 bits, "
+        "T5 in 5 GiB instead of 10; nf4: in 4 bits",
         aka=("t5_fp8", "quantize_te", "t5xxl_dtype", "fp8_te", "text_encoder_3_precision"),
     )
     train: tuple[str, ...] = field(

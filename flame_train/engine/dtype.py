@@ -25,6 +25,7 @@ float8_e4m3fn = np.dtype(ml_dtypes.float8_e4m3fn)
 float8_e5m2 = np.dtype(ml_dtypes.float8_e5m2)
 int64 = np.dtype(np.int64)
 int32 = np.dtype(np.int32)
+int8 = np.dtype(np.int8)
 uint32 = np.dtype(np.uint32)
 uint8 = np.dtype(np.uint8)
 bool_ = np.dtype(np.bool_)
@@ -33,7 +34,7 @@ FLOATS = frozenset((float64, float32, float16, bfloat16, float8_e4m3fn, float8_e
 """Every floating dtype."""
 
 _RAISED = {d: float32 for d in FLOATS if d.itemsize < 4}
-_NAMED = {d.name: d for d in (*FLOATS, int64, int32, uint32, uint8, bool_)}
+_NAMED = {d.name: d for d in (*FLOATS, int64, int32, uint32, int8, uint8, bool_)}
 _NAMED |= {"fp64": float64, "fp32": float32, "fp16": float16, "bf16": bfloat16}
 
 

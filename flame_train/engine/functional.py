@@ -11,8 +11,8 @@ from .ops.conv.resize import interpolate, upsample_nearest
 from .ops.conv.unfold import fold, unfold
 from .ops.fused.diffusion import gated_add, geglu, timestep_embedding
 from .ops.fused.feed_forward import feed_forward
-from .ops.fused.fp8_feed_forward import fp8_feed_forward
 from .ops.fused.qk_norm_rope import cat_rms_norm
+from .ops.fused.scaled_feed_forward import scaled_feed_forward
 from .ops.fused.sequences import cat_gelu, layer_norm_modulate
 from .ops.indexing.embedding import embedding, index_select, masked_fill, one_hot
 from .ops.indexing.gather import gather, scatter, scatter_add, take_along_dim
@@ -20,12 +20,13 @@ from .ops.indexing.getitem import getitem, narrow
 from .ops.indexing.order import sort, topk
 from .ops.linear.dora import dora_gain
 from .ops.linear.einsum import einsum
-from .ops.linear.fp8 import fp8_dequantize, fp8_linear, fp8_quantize
-from .ops.linear.fp8_lora import fp8_lora_linears
 from .ops.linear.hadamard import hadamard_add
 from .ops.linear.kron import kron_add
 from .ops.linear.lora import lora_conv2d, lora_linear, lora_linears
 from .ops.linear.matmul import bmm, linear, linear_add, matmul, outer
+from .ops.linear.nf4 import nf4_dequantize, nf4_quantize
+from .ops.linear.scaled import fp8_quantize, int8_quantize, scaled_dequantize, scaled_linear
+from .ops.linear.scaled_lora import scaled_lora_linears
 from .ops.loss.classification import binary_cross_entropy, binary_cross_entropy_with_logits, kl_div
 from .ops.loss.cross_entropy import cross_entropy, nll_loss
 from .ops.loss.regression import cosine_similarity, huber_loss, l1_loss, mse_loss, smooth_l1_loss
@@ -133,10 +134,6 @@ __all__ = [
     "flip",
     "floor",
     "fold",
-    "fp8_dequantize",
-    "fp8_feed_forward",
-    "fp8_linear",
-    "fp8_lora_linears",
     "fp8_quantize",
     "gated_add",
     "gather",
@@ -155,6 +152,7 @@ __all__ = [
     "huber_loss",
     "index_select",
     "instance_norm",
+    "int8_quantize",
     "interpolate",
     "isfinite",
     "kl_div",
@@ -198,6 +196,8 @@ __all__ = [
     "narrow",
     "ne",
     "neg",
+    "nf4_dequantize",
+    "nf4_quantize",
     "nll_loss",
     "norm",
     "normalize",
@@ -224,7 +224,11 @@ __all__ = [
     "round",
     "rsqrt",
     "rsub",
+    "scaled_dequantize",
     "scaled_dot_product_attention",
+    "scaled_feed_forward",
+    "scaled_linear",
+    "scaled_lora_linears",
     "scatter",
     "scatter_add",
     "selu",

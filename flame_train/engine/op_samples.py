@@ -25,13 +25,17 @@ class Values:
     kind: str = "float"
 
     def draw(self, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-        """fp64, int64 or bool values in the range; or numbers of 8 bits, or scales, as `fp8_quantize` gives them."""
+        """fp64, int64 or bool values in the range; or numbers of 8 bits, scales or bytes, as quantized weights have."""
         if self.kind == "int":
             return rng.integers(int(self.low), int(self.high), self.shape)
         if self.kind == "bool":
             return rng.random(self.shape) < 0.6
         if self.kind == "e4m3":
             return rng.integers(0, 0x7F, self.shape, np.uint8)
+        if self.kind == "int8":
+            return rng.integers(-127, 128, self.shape, np.int8)
+        if self.kind == "bytes":
+            return rng.integers(0, 256, self.shape, np.uint8)
         if self.kind == "scales":
             return rng.uniform(0.5, 1.0, self.shape).astype(np.float32).view(np.uint32)
         x = rng.uniform(self.low, self.high, self.shape)
@@ -58,9 +62,16 @@ def booleans(*shape: int) -> Values:
     return Values(shape, kind="bool")
 
 
-def stored(*shape: int) -> tuple[Values, Values]:
-    """A matrix in 8 bits, no value negative or NaN, and its rows' scales."""
-    return Values(shape, kind="e4m3"), Values(shape[:-1], kind="scales")
+def stored(*shape: int, kind: str = "e4m3") -> tuple[Values, Values]:
+    """A matrix in 8 bits, "e4m3" with no value negative or NaN, or "int8", and its rows' scales."""
+    return Values(shape, kind=kind), Values(shape[:-1], kind="scales")
+
+
+def stored_in_4_bits(count: int) -> tuple[Values, ...]:
+    """A tensor of this many elements in NF4."""
+    blocks = -(-count // 64)
+    magnitudes = Values((blocks,), kind="bytes"), Values((-(-blocks // 256),), kind="scales")
+    return Values((-(-count // 2),), kind="bytes"), *magnitudes, Values((1,), kind="scales")
 
 
 def of_one(make: Callable[..., Any] = lambda *shape: shape) -> list[Sample]:

@@ -10,7 +10,7 @@ from .mode import mode
 from .tensor import Tensor
 
 
-def rematerialize(fn: Callable[..., Tensor], *args: Any, min_bytes: int = 0) -> Tensor:
+def rematerialize(fn: Callable[..., Tensor], *args: Any, min_bytes: int = 0, within_checkpoint: bool = False) -> Tensor:
     """fn(*args), which no later op saves: an op whose gradient needs the result runs fn again.
 
     A result of fewer than `min_bytes` bytes is saved as usual: launching a kernel costs time however little it saves.
@@ -21,11 +21,13 @@ def rematerialize(fn: Callable[..., Tensor], *args: Any, min_bytes: int = 0) -> 
     needs the result runs it once. An argument that is itself rematerialized is not saved either: it is recomputed in
     turn.
 
-    Nothing is rematerialized inside a checkpoint that runs again, since its values are needed at once. Neither is a
-    result that an op inside `fn` saves for its own gradient, since it is then there anyway.
+    Nothing is rematerialized inside a checkpoint that runs again, since its values are needed at once. With
+    `within_checkpoint` it is, which suits what is large beside all that the checkpoint computes. Neither is a result
+    that an op inside `fn` saves for its own gradient, since it is then there anyway.
     """
     out = fn(*args)
-    if out.data.nbytes >= min_bytes and mode().grad and not mode().recomputing and not _saved_inside(out, args):
+    kept = mode().recomputing and not within_checkpoint
+    if out.data.nbytes >= min_bytes and mode().grad and not kept and not _saved_inside(out, args):
         out._remat = Remat(fn, [_kept(a) for a in args], out.shape)
     return out
 

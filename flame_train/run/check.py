@@ -152,17 +152,19 @@ def check(asked: Config | ConfigWithSource, family: Family | None = None) -> Che
     )
 
 
-def fp8_of(quantize: str, arithmetic: str) -> nn.Fp8:
-    """The engine's name for a base in 8 bits: "weights", or "dynamic" with products in 8 bits too."""
-    if quantize == "off":
-        return "off"
-    return "dynamic" if arithmetic == "fp8" else "weights"
+def storage_of(quantize: str, arithmetic: str) -> nn.Storage | None:
+    """How the engine stores a base: as `model.quantize` says, with products as `model.arithmetic` says."""
+    return None if quantize == "off" else nn.Storage(quantize, dynamic=arithmetic == quantize)
 
 
 def encoding_formats(config: Config) -> dict[str, str]:
     """The number formats in which images and captions are encoded, by the keys that ask for them."""
     text = config.text_encoders.precision
-    own = {"train.precision": config.train.precision} if text in ("auto", "fp8") else {"text_encoders.precision": text}
+    own = (
+        {"train.precision": config.train.precision}
+        if text in ("auto", *nn.FORMATS)
+        else {"text_encoders.precision": text}
+    )
     return own | {"model.vae_precision": config.model.vae_precision}
 
 

@@ -24,7 +24,6 @@ from flame_train.disk.files import preflight
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.distributed.join import join
 from flame_train.distributed.watch import Watch, ending_together
-from flame_train.engine import nn
 from flame_train.engine.backend import check_formats, get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.engine.shape_run import compile_ahead, gpu_of
@@ -42,7 +41,7 @@ from flame_train.training.stop import StopRequest
 from flame_train.user_cache import user_cache
 
 from .changed import changed
-from .check import encoding_formats, fp8_of
+from .check import encoding_formats, storage_of
 from .continued import continued
 from .describe import describe
 from .encode import encode
@@ -143,7 +142,8 @@ def check_device(config: Config, device: str) -> None:
     """A missing GPU, or one without a number format that is asked for, is an error before any file is read."""
     base = config.model
     check_formats(device, {"train.precision": config.train.precision, **encoding_formats(config)})
-    nn.check_fp8(fp8_of(base.quantize, base.arithmetic), device, config.train.precision)
+    if storage := storage_of(base.quantize, base.arithmetic):
+        storage.check(device, config.train.precision)
 
 
 def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from flame_train.models.common.borrowed import Borrowed
 from flame_train.models.common.streamed import StreamedWeights
 from flame_train.training.model import Denoiser, Model
 
-from .check import fp8_of
+from .check import storage_of
 
 
 def load_second(model: Model, config: Config, denoiser: Denoiser, device: str) -> tuple[Denoiser, Borrowed]:
@@ -35,7 +35,7 @@ def load_second(model: Model, config: Config, denoiser: Denoiser, device: str) -
     made = model.load_denoiser(
         device=device,
         dtype=config.train.precision,
-        fp8=fp8_of(config.model.quantize, config.model.arithmetic),
+        storage=storage_of(config.model.quantize, config.model.arithmetic),
         guidance_scale=config.loss.guidance_scale,
         streamed=model.network.named_blocks(),
     )

@@ -34,6 +34,7 @@ from flame_train.show.report import reporter
 from flame_train.training.batch import sender
 from flame_train.training.callbacks import Callbacks
 from flame_train.training.exchange import Exchanged
+from flame_train.training.gpu_readings import reader, spilling
 from flame_train.training.image_losses import ImageLosses
 from flame_train.training.loader import Loader
 from flame_train.training.loop import Run, best_effort, train
@@ -41,13 +42,14 @@ from flame_train.training.model import Denoiser, Example
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.result import Sources, carry_over, earlier_updates, restore, standing_of, updates_done
 from flame_train.training.saving import IMAGES
+from flame_train.training.slow_steps import SlowSteps
 from flame_train.training.step import State
 from flame_train.training.stop import StopRequest
 from flame_train.training.text_in_step import RunningEncoder
 from flame_train.training.validate import HeldOut, Measured, Validator
 from flame_train.training.validation import Standing, Validation
 
-from .check import fp8_of
+from .check import storage_of
 from .encode import Encoded
 from .finish import lora_writer
 from .grids import preview
@@ -117,6 +119,7 @@ def train_run(
             callbacks=callbacks,
             validation=_validation(plan, encoded, state, found, device, group),
             images=_images(c.log, found, group),
+            slow_steps=SlowSteps(reader(device), spilling(device)),
             report=reporter(folder),
         )
         return train(run)
@@ -274,7 +277,7 @@ def load_denoiser(plan: Plan, device: str) -> Denoiser:
     denoiser = plan.model.load_denoiser(
         device=device,
         dtype=c.train.precision,
-        fp8=fp8_of(c.model.quantize, c.model.arithmetic),
+        storage=storage_of(c.model.quantize, c.model.arithmetic),
         guidance_scale=c.loss.guidance_scale,
         streamed=plan.checked.streamed,
     )

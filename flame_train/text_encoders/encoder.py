@@ -43,7 +43,7 @@ class TextEncoder(ABC):
     key: ClassVar[str]
     """The key under `[text_encoders]` that names its file."""
     quantizable: ClassVar[bool] = False
-    """Whether `text_encoders.precision = "fp8"` stores its weights in 8 bits."""
+    """Whether `text_encoders.precision` may store its weights in 8 bits, as "fp8" or "int8"."""
     presets: ClassVar[Presets] = MappingProxyType({})
     """The globs that `text_encoders.targets` means by a preset; none for one that no LoRA file speaks of."""
 
@@ -125,20 +125,22 @@ class TextEncoder(ABC):
         `precision` is `text_encoders.precision`, `dtype` that of training.
         """
         network: BlockNetwork = self.part.load(
-            device=device, dtype=self.dtype(dtype, precision), fp8=self._fp8(precision), streamed=streamed
+            device=device, dtype=self.dtype(dtype, precision), storage=self._storage(precision), streamed=streamed
         )
         return network
 
     def dtype(self, dtype: DType | str, precision: str) -> DType:
         """Of its arrays, where training's is `dtype` and `text_encoders.precision` is `precision`."""
-        return as_dtype(dtype if precision in ("auto", "fp8") else precision)
+        return as_dtype(dtype if precision in ("auto", *nn.FORMATS) else precision)
 
     def kept_dtype(self, dtype: DType | str, precision: str) -> DType:
         """Of its arrays in the cache, where `dtype` would have them otherwise."""
         return self.dtype(dtype, precision)
 
-    def _fp8(self, precision: str) -> nn.Fp8:
-        return "weights" if precision == "fp8" and self.quantizable else "off"
+    def _storage(self, precision: str) -> nn.Storage | None:
+        if self.quantizable and precision in nn.FORMATS:
+            return nn.Storage(precision)
+        return None
 
 
 def too_long(encoders: Sequence[TextEncoder], texts: Sequence[str]) -> tuple[int, TextEncoder | None]:

@@ -25,7 +25,7 @@ from flame_train.errors import ConfigError, out_of_memory
 from flame_train.models.common.blocks import BlockNetwork, Checkpointing, whole_blocks
 from flame_train.models.common.streamed import StreamedWeights
 from flame_train.run.adapted import adapted_layers
-from flame_train.run.check import fp8_of
+from flame_train.run.check import storage_of
 from flame_train.run.checkpointing import blocks_named
 from flame_train.run.streamed import blocks_streamed
 from flame_train.run.train import make_state
@@ -58,21 +58,17 @@ class BenchCase:
     checkpointing: Checkpointing = "off"
     device: str = "cuda"
     deterministic: bool = True
-    quantize: Literal["off", "fp8"] = "off"
-    arithmetic: Literal["bf16", "fp8"] = "bf16"
+    quantize: Literal["off", "fp8", "int8", "nf4"] = "off"
+    arithmetic: Literal["bf16", "fp8", "int8"] = "bf16"
     checkpoint_blocks: Sequence[str] = ()
     optimizer: str = "adamw"
     settings: Sequence[str] = ()
     """Keys of a config, as `--set` has them: what no option is for, such as the kind of adapter."""
 
     @property
-    def fp8(self) -> nn.Fp8:
+    def storage(self) -> nn.Storage | None:
         """How the engine stores the base."""
-        return fp8_of(self.quantize, self.arithmetic)
-
-
-Trial = BenchCase
-"""The former name; goes with its last caller."""
+        return storage_of(self.quantize, self.arithmetic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +126,10 @@ def prepare(case: BenchCase, group: ProcessGroup = ALONE) -> Prepared:
     network.checkpoint_blocks(case.checkpointing, recomputed)
     streamed = blocks_streamed(network, config.model.offload, case.checkpointing, recomputed)
     check_formats(case.device, {"--precision": dtype})
-    nn.check_fp8(case.fp8, case.device, dtype)
+    if case.storage is not None:
+        case.storage.check(case.device, dtype)
     waiting = StreamedWeights(network, streamed) if streamed else None
-    randomise(network, dtype, backend, case.fp8, waiting)
+    randomise(network, dtype, backend, case.storage, waiting)
     if waiting is not None:
         waiting.begin(backend)
     trained = config.text_encoders.train
@@ -340,7 +337,7 @@ def _time(fn: Callable[[], None], backend: Backend, warm: int = _WARM, timed: in
 
 
 def randomise(
-    module: nn.Module, dtype: DType, backend: Backend, fp8: nn.Fp8 = "off", mover: nn.Mover | None = None
+    module: nn.Module, dtype: DType, backend: Backend, storage: nn.Storage | None = None, mover: nn.Mover | None = None
 ) -> None:
     """Fills every weight with uniform values of a sensible size, made on the device.
 
@@ -348,10 +345,10 @@ def randomise(
         module: the network.
         dtype: the dtype of the weights.
         backend: the device.
-        fp8, mover: as in `nn.load`.
+        storage, mover: as in `nn.load`.
     """
     completion = nn.Completion(module, backend, mover)
-    packed = module.quantizable() if fp8 != "off" else {}
+    packed = {} if storage is None else module.quantizable()
     for number, (_, part, attr, slot) in enumerate(module.named_specs()):
         if slot.init in ("ones", "zeros"):
             values = backend.xp.full(slot.shape, float(slot.init == "ones"), dtype)
@@ -362,7 +359,7 @@ def randomise(
             values = backend.xp.ascontiguousarray(values.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
         object.__setattr__(part, attr, Frozen(values))
         if attr == "weight" and part in packed:
-            part.quantize(fp8 == "dynamic" and packed[part])
+            part.quantize(storage, packed[part])
         completion.after(number)
     completion.end()
 

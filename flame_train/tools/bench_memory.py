@@ -24,7 +24,7 @@ def run(case: BenchCase) -> dict[str, Any]:
     p = prepare(case)
     s, arena = p.state, p.state.optimizer.arena
     loss = batch_losses(s.denoiser, s.objective, s.dtype, s.seed, p.batch)[0].mean()
-    frozen = [part for _, w in p.network.weights() for part in ([w] if isinstance(w, Tensor) else [w.data, w.scales])]
+    frozen = [part for _, w in p.network.weights() for part in ([w] if isinstance(w, Tensor) else w.stored)]
     kept = saved_by_op(loss, besides=[*frozen, arena.compute_values])
     del loss
     with memory_report() as report:

@@ -21,7 +21,7 @@ FROZEN: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("linear", "linear_add", "conv2d", "lora_linear", "lora_conv2d"), ("weight", "bias")),
     "lora_linears": ("weights",),
     "feed_forward": ("weight1", "bias1", "weight2", "bias2"),
-    **dict.fromkeys(("fp8_linear", "fp8_lora_linears", "fp8_feed_forward"), ("bias", "bias1", "bias2")),
+    **dict.fromkeys(("scaled_linear", "scaled_lora_linears", "scaled_feed_forward"), ("bias", "bias1", "bias2")),
 }
 """The base weights, which a LoRA step does not differentiate, by op."""
 _THREADS, _AHEAD = 6, 16  # calls that are ready or being made so: at most 2 GiB each on the host

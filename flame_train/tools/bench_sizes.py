@@ -17,7 +17,7 @@ import numpy as np
 from flame_train.engine.dtype import bfloat16, float32
 from flame_train.engine.namespace import NUMPY
 from flame_train.engine.op import Sample, sample
-from flame_train.engine.op_samples import Values, booleans, integers, positive, stored
+from flame_train.engine.op_samples import Values, booleans, integers, positive, stored, stored_in_4_bits
 from flame_train.engine.random import Rng
 
 
@@ -26,9 +26,13 @@ def _attention(batch: int, heads: int, queries: int, width: int, keys: int | Non
     return sample((batch, heads, queries, width), key, key)
 
 
-def _lists(count: int, *shape: int) -> tuple[list[Values], list[Values]]:
+_WAYS = (("e4m3", False), ("e4m3", True), ("int8", True))
+"""Formats of 8 bits, and whether products are of them too."""
+
+
+def _lists(count: int, *shape: int, kind: str) -> tuple[list[Values], list[Values]]:
     """As many matrices in 8 bits, and their scales."""
-    data, scales = stored(*shape)
+    data, scales = stored(*shape, kind=kind)
     return [data] * count, [scales] * count
 
 
@@ -165,16 +169,26 @@ MORE: Mapping[str, list[Sample]] = {
     "lora_conv2d": [
         sample((4, 64, 64, 640), (640, 640, 3, 3), (640,), (16, 640, 3, 3), (640, 16, 1, 1), 1.0, 1, 1, "NHWC")
     ],
-    "fp8_quantize": [sample((4608, 3072))],
-    "fp8_dequantize": [sample(*stored(12288, 3072), float32), sample(*stored(12288, 3072), bfloat16)],
-    "fp8_linear": [sample((4608, 3072), *stored(3072, 3072), (3072,), dynamic=way) for way in (False, True)],
-    "fp8_lora_linears": [
-        sample((4608, 3072), *_lists(3, 3072, 3072), [(16, 3072)] * 3, [(3072, 16)] * 3, 1.0, dynamic=way)
-        for way in (False, True)
+    **{key: [sample((4608, 3072))] for key in ("fp8_quantize", "int8_quantize", "nf4_quantize")},
+    "nf4_dequantize": [sample(*stored_in_4_bits(12288 * 3072), (12288, 3072), bfloat16)],
+    "scaled_dequantize": [sample(*stored(12288, 3072), float32), sample(*stored(12288, 3072), bfloat16)],
+    "scaled_linear": [
+        sample((4608, 3072), *stored(3072, 3072, kind=kind), (3072,), dynamic=way) for kind, way in _WAYS
     ],
-    "fp8_feed_forward": [
-        sample((4608, 3072), *stored(12288, 3072), (12288,), *stored(3072, 12288), (3072,), dynamic=way)
-        for way in (False, True)
+    "scaled_lora_linears": [
+        sample((4608, 3072), *_lists(3, 3072, 3072, kind=kind), [(16, 3072)] * 3, [(3072, 16)] * 3, 1.0, dynamic=way)
+        for kind, way in _WAYS
+    ],
+    "scaled_feed_forward": [
+        sample(
+            (4608, 3072),
+            *stored(12288, 3072, kind=kind),
+            (12288,),
+            *stored(3072, 12288, kind=kind),
+            (3072,),
+            dynamic=way,
+        )
+        for kind, way in _WAYS
     ],
     "bmm": [sample((40, 1024, 64), (40, 64, 1024))],
     "outer": [sample((4608,), (3072,))],

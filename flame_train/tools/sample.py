@@ -20,7 +20,7 @@ from flame_train.errors import ConfigError, ModelFileError, out_of_memory
 from flame_train.io.hub import fetching, resolve_checkpoint
 from flame_train.models.common.identify import lora_could_be
 from flame_train.recipes import Opening, family_of
-from flame_train.run.check import fp8_of
+from flame_train.run.check import storage_of
 from flame_train.run.encoding import Encoding
 from flame_train.run.sampling import (
     Request,
@@ -131,8 +131,8 @@ def sample(
     )
     # a missing GPU, or one without the number format, is an error before any file is read
     check_formats(device, {"--precision": precision, "--text-precision": config.text_encoders.precision})
-    fp8 = fp8_of(quantize, arithmetic)
-    nn.check_fp8(fp8, device, precision)
+    if storage := storage_of(quantize, arithmetic):
+        storage.check(device, precision)
     with told_by_option():
         section = with_prompts_of_file(config.sample)
     if not section.prompts:
@@ -154,7 +154,7 @@ def sample(
     )
     with StopRequest() as stop:
         examples = _conditioning(text, wanted, device, files, stop)
-        denoiser = model.load_denoiser(device=device, dtype=precision, fp8=fp8)
+        denoiser = model.load_denoiser(device=device, dtype=precision, storage=storage)
         decoder = model.vae.load(config.model.vae_precision, device)
         images = []
         for request in wanted:

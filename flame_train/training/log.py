@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -11,7 +12,9 @@ from typing import Any, Self
 from flame_train.progress import Bar, clock, elapsed_and_left, say
 
 from .meter import Meter
+from .slow_steps import SlowSteps
 
+_LOG = logging.getLogger(__name__)
 _PLAIN_EVERY_S = 10.0
 _MUCH = 0.1  # of a step's time, spent waiting for data
 _GIB = 2**30
@@ -21,7 +24,13 @@ class Console:
     """A bar on a terminal; elsewhere a line now and then. All of it goes to standard error."""
 
     def __init__(
-        self, total: int, start: int, epochs: float = 0.0, silent: bool = False, meter: Meter | None = None
+        self,
+        total: int,
+        start: int,
+        epochs: float = 0.0,
+        silent: bool = False,
+        meter: Meter | None = None,
+        slow_steps: SlowSteps | None = None,
     ) -> None:
         """A display of steps `start` to `total`.
 
@@ -31,6 +40,7 @@ class Console:
             epochs: of the whole run; 0: epochs are not shown.
             silent: whether nothing is shown, because another process shows it.
             meter: has the means, and gets the steps from here.
+            slow_steps: gets the times of steps, and says what is wrong with them; None: nobody watches.
         """
         self._total, self._start, self._epochs, self._silent = total, start, epochs, silent
         self._begin: float | None = None  # of the first step; a sample grid before it does not count
@@ -40,6 +50,7 @@ class Console:
         self._seconds = 0.0
         self._bar: Bar | None = None
         self.meter = Meter() if meter is None else meter
+        self._slow_steps = slow_steps
 
     def __enter__(self) -> Self:
         if not self._silent:
@@ -56,6 +67,9 @@ class Console:
     def show(self, record: Mapping[str, Any], seconds: float) -> None:
         """The figures of one step, which took so long."""
         self.meter.add(float(record["loss"]), seconds)
+        if self._slow_steps is not None:
+            for message in self._slow_steps.add(seconds, record["data_wait_ms"] / 1e3):
+                _LOG.warning("step %d: %s", record["step"], message)
         if self._silent:
             return
         if "gradients" in record:

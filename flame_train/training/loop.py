@@ -31,6 +31,7 @@ from .log import Console
 from .meter import REMEMBERED, Meter
 from .result import LoraWriter, Sources
 from .saving import save, write_result
+from .slow_steps import SlowSteps
 from .step import State, micro, reduce, update
 from .stop import StopRequest
 from .tensorboard import TensorBoard
@@ -65,6 +66,7 @@ class Run:
     validation: Validation = field(default_factory=Validation)
     images: ImageLosses | None = None
     """The running losses of images; None: they are not kept."""
+    slow_steps: SlowSteps | None = None
     report: Callable[[], None] = lambda: None
     """Writes the report about the run as its folder is now; it never raises but for a lost folder."""
 
@@ -111,7 +113,7 @@ def train(run: Run) -> dict[str, Any]:
     step_once = _Stepper(run)
     with (
         Trackers(_trackers(run) if run.leads else {}) as trackers,
-        Console(steps, run.first, run.epoch(steps), not run.leads, _meter(run)) as console,
+        Console(steps, run.first, run.epoch(steps), not run.leads, _meter(run), run.slow_steps) as console,
     ):
         figures = _Figures(run, console, trackers)
         _catch_up(run, figures)

@@ -242,7 +242,7 @@ class Model(ABC):
         *,
         device: str,
         dtype: DType | str,
-        fp8: nn.Fp8 = "off",
+        storage: nn.Storage | None = None,
         guidance_scale: float = 1.0,
         streamed: Collection[str] = (),
     ) -> Denoiser:
@@ -251,14 +251,14 @@ class Model(ABC):
         Args:
             device: the device of the weights.
             dtype: their dtype.
-            fp8: how quantizable layers are stored.
+            storage: how quantizable layers are stored; None: as all else.
             guidance_scale: the input of a guidance-distilled network.
             streamed: the names of blocks that wait in host memory.
 
         Returns:
             The network, and how a step calls it.
         """
-        network: BlockNetwork = self.denoiser.load(device=device, dtype=dtype, fp8=fp8, streamed=streamed)
+        network: BlockNetwork = self.denoiser.load(device=device, dtype=dtype, storage=storage, streamed=streamed)
         return Denoiser.of(self, network, device, guidance_scale)
 
     def caption_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -387,6 +387,14 @@ def write(text: str, name: str = "x.toml") -> str:
     return name
 
 
+def test_products_are_of_the_format_that_weights_are_stored_in() -> None:
+    write(GOOD)
+    for stored, more in (("fp8", ""), ("nf4", ", whose weights are decoded to train.precision for each product")):
+        told = report("x.toml", (f"model.quantize={stored}", "model.arithmetic=int8"))
+        assert told.endswith(f'model.arithmetic: expected model.quantize = "int8" with it, got "{stored}"{more}')
+    load("x.toml", ("model.quantize=int8", "model.arithmetic=int8"))
+
+
 def test_a_kind_of_adapter_that_the_format_cannot_hold_is_refused() -> None:
     for lora, form, said in (
         ("kind = 'loha'", "both", 'expected "kohya" with LoHa, which diffusers does not read, got "both"'),

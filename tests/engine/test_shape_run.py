@@ -151,8 +151,10 @@ def test_an_image_without_a_batch_is_explained_as_a_batch_of_one(layout: str) ->
 
 
 @pytest.mark.parametrize("gpu", [H100, RTX_3090], ids=["H100", "RTX 3090"])
-@pytest.mark.parametrize("fp8", ["off", "weights", "dynamic"])
-def test_weights_take_what_loading_them_takes(gpu: Gpu, fp8: nn.Fp8) -> None:
+@pytest.mark.parametrize(
+    "storage", [None, nn.Storage("fp8"), nn.Storage("fp8", dynamic=True), nn.Storage("int8", dynamic=True)]
+)
+def test_weights_take_what_loading_them_takes(gpu: Gpu, storage: nn.Storage | None) -> None:
     class Layers(nn.Module):
         def __init__(self) -> None:
             self.wide = nn.Linear(512, 1024, bias=False)
@@ -163,8 +165,8 @@ def test_weights_take_what_loading_them_takes(gpu: Gpu, fp8: nn.Fp8) -> None:
 
     with shape_run(gpu) as run:
         begun, layers = run.live_bytes, Layers()
-        nn.allocate(layers, dtype="bf16", device="cuda", fp8=fp8)
-        wide = 2 * 512 * 1024 if fp8 == "off" else 512 * 1024 + 4 * 1024
+        nn.allocate(layers, dtype="bf16", device="cuda", storage=storage)
+        wide = 2 * 512 * 1024 if storage is None else 512 * 1024 + 4 * 1024
         assert run.live_bytes - begun == wide + 2 * 16 * 32 * 9 + 512  # as memory is given out: a bias takes 512
         assert layers.image.weight.data.transpose(0, 2, 3, 1).flags.c_contiguous
 

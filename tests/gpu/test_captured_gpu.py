@@ -72,6 +72,8 @@ def check(case: bench.BenchCase, **how: Any) -> dict[str, np.ndarray]:
         {"checkpointing": "offload", "settings": ("model.offload=0.5",), "quantize": "fp8"},
         {"quantize": "fp8"},
         {"quantize": "fp8", "arithmetic": "fp8"},
+        {"quantize": "int8", "arithmetic": "int8"},
+        {"quantize": "nf4"},
         *({"settings": ("lora.kind=" + kind,)} for kind in ("loha", "lokr", "dora")),
         {"settings": ("lora.kind=locon", "lora.conv_rank=4", "lora.targets=*")},
         {"settings": ("lora.kind=dora", "lora.wd_on_output=true"), "checkpointing": "full"},

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from flame_train.config.load import from_options
-from flame_train.engine import no_grad
+from flame_train.engine import nn, no_grad
 from flame_train.engine.shape_run import H100, shape_run
 from flame_train.errors import ConfigError, DeviceFault
 from flame_train.recipes import FAMILIES, NOTHING_NAMED
-from flame_train.run.check import fp8_of
+from flame_train.run.check import storage_of
 from flame_train.run.encoding import Encoding
 from flame_train.run.second import load_second
 from flame_train.run.streamed import block_sizes, blocks_streamed, of_share
@@ -59,6 +59,8 @@ def test_streamed_blocks_train_to_the_bits_of_resident_ones(model: str, offload:
     "how",
     [
         {"quantize": "fp8"},
+        {"quantize": "int8"},
+        {"quantize": "nf4"},
         {"settings": "lora.kind=dora"},
         pytest.param({"checkpointing": "offload"}, marks=pytest.mark.proof),
         pytest.param({"settings": "lora.kind=lokr"}, marks=pytest.mark.proof),
@@ -118,7 +120,9 @@ def test_a_network_is_loaded_block_by_block() -> None:
     """Of Flux at full size, in 8 bits: the whole is never on the GPU."""
     part = find("flux-dev")[1].denoiser
     with shape_run(H100) as run:
-        network = part.load(device="cuda", dtype="bf16", fp8="weights", streamed=part.network.named_blocks())
+        network = part.load(
+            device="cuda", dtype="bf16", storage=nn.Storage("fp8"), streamed=part.network.named_blocks()
+        )
         sizes = [sum(w.nbytes for _, w in block.weights()) for block in network.named_blocks().values()]
         rest = sum(w.nbytes for _, w in network.weights()) - sum(sizes)
         assert sum(sizes) <= run.host_bytes < 1.001 * sum(sizes)
@@ -132,7 +136,7 @@ def test_a_second_network_takes_two_blocks_of_the_gpu(model: str, quantize: str)
     """Its other weights lie where the first network's do."""
     config = from_options(model={"quantize": quantize})
     with shape_run(H100) as run:
-        first = find(model)[1].load_denoiser(device="cuda", dtype="bf16", fp8=fp8_of(quantize, "bf16"))
+        first = find(model)[1].load_denoiser(device="cuda", dtype="bf16", storage=storage_of(quantize, "bf16"))
         before = run.live_bytes
         second, borrowed = load_second(find(model)[1], config, first, "cuda")
         blocks = second.network.named_blocks().values()

@@ -78,6 +78,23 @@ def test_so_does_one_with_its_base_in_8_bits(
     assert predicted(case).peak / GIB == pytest.approx(took, rel=WITHIN)
 
 
+BLOCKS = {"sdxl": 2_207_744_000, "flux-dev": 11_834_228_736}
+"""Weights in the transformers' linear layers."""
+
+
+@pytest.mark.parametrize("model", BLOCKS)
+def test_fewer_bits_take_what_they_say(model: str) -> None:
+    """Checkpointed, so that weights are most; no decoded weight of 4 bits is there for longer than its layer runs."""
+
+    def peak(quantize: Any) -> float:
+        return predicted(BenchCase(model, checkpointing="full", deterministic=False, quantize=quantize)).peak
+
+    fp8, int8, nf4 = (peak(quantize) for quantize in ("fp8", "int8", "nf4"))
+    assert int8 == fp8
+    saved = BLOCKS[model] * (8 - 4.13) / 8
+    assert fp8 - nf4 > 0.97 * saved
+
+
 @pytest.mark.parametrize("model", ["sdxl", "flux-dev"])
 def test_each_way_of_checkpointing_takes_less_than_the_one_before(model: str) -> None:
     peaks = [predicted(BenchCase(model, checkpointing=how)).peak for how in ("off", "mlp", "full", "offload")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from flame_train.config.load import from_options
 from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
 from flame_train.engine.backend.host_memory import available
-from flame_train.engine.shape_run import H100, Gpu, KernelRequests
+from flame_train.engine.shape_run import H100, Gpu, KernelRequests, shape_run
 from flame_train.run import offloading
 from flame_train.run.check import Checked
 from flame_train.run.memory import PredictedMemory
 from flame_train.run.plan import Plan
+from flame_train.run.step_time import StepWork
 from flame_train.run.streamed import block_sizes
+from flame_train.tools import bench
 from flame_train.tools.bench_models import find
 
 FIXED = 1_000_000_000  # bytes that a run takes beside its blocks
@@ -118,3 +121,31 @@ def test_a_control_group_bounds_the_memory_and_its_file_cache_is_given_back(tmp_
     assert available(tmp_path) == 1700
     (tmp_path / "memory.max").write_text("max\n")
     assert available(tmp_path) > 5000
+
+
+def test_streamed_bytes_are_waited_for_only_where_they_take_longer_than_the_rest() -> None:
+    def seconds(copied: int, beside: int) -> float:
+        return StepWork(Counter(), 0, 0, 10**9, copied, beside).seconds(H100)
+
+    alone, link = seconds(0, 0), seconds(10**9, 0) - seconds(0, 0)
+    assert seconds(10**3, 10**3) == alone
+    assert seconds(10**12, 10**12) == pytest.approx(1000 * link)
+    assert seconds(2 * 10**9, 10**3) == pytest.approx(alone + 2 * link, rel=1e-3)
+
+
+def test_a_step_counts_each_block_twice_but_for_what_is_still_there() -> None:
+    trial = bench.BenchCase("flux-tiny", 64, checkpointing="full", settings=("model.offload=1.0",))
+    with shape_run(H100) as run:
+        p = bench.prepare(trial)
+        before = StepWork.of(run)
+        p.step()
+        beside = StepWork.of(run).since(before).beside
+    with shape_run(H100) as run:
+        kept = bench.prepare(
+            bench.BenchCase("flux-tiny", 64, checkpointing="full", settings=("model.offload=['single*']",))
+        )
+        last = run.host_bytes  # of the two single blocks, which are the last
+    with shape_run(H100) as run:
+        kept = bench.prepare(trial)
+        assert beside == 2 * run.host_bytes - last
+    assert kept.adapted

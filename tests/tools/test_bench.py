@@ -17,7 +17,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import float32, float64
 from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY, Sample, sample
-from flame_train.engine.op_samples import Values, integers, materialise
+from flame_train.engine.op_samples import Values, integers, materialise, stored_in_4_bits
 from flame_train.errors import ConfigError
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.tools import (
@@ -245,6 +245,7 @@ def test_memory_adds_up_and_checkpointing_keeps_less() -> None:
 SMALL = {
     "kron_add": sample((32, 32), (4, 4), (8, 8), 1.0),
     "hadamard_add": sample((32, 32), (32, 4), (4, 32), (32, 4), (4, 32), 1.0),
+    "nf4_dequantize": sample(*stored_in_4_bits(32 * 32), (32, 32), float64),
     "narrow": sample((1, 16, 24), 2, 8, 8),
     "split": sample((1, 16, 24), 8, -1),
     "getitem": sample((1, 16, 24), (slice(None), slice(4, None))),
@@ -290,7 +291,7 @@ def test_ops_are_timed_against_what_computes_the_same(name: str, monkeypatch: py
     monkeypatch.setattr(bench_torch, "_REPEATS", 1)
     op, cpu, limits = REGISTRY[name], get_backend("cpu"), Ceilings(1e12, 1e12, lambda _: 1e12)
     theirs_there = bench_torch.function(torch, op)
-    assert (theirs_there is None) == name.startswith("fp8_")
+    assert (theirs_there is None) == ("quantize" in name or name.startswith(("scaled_l", "scaled_f")))
     for s in [SMALL[name]] if name in SMALL else map(_small, bench_sizes.MORE.get(name) or bench_sizes.STEP[name]):
         call = ready(op, s, cpu, float64)
         rows = [*bench_ops.timed(call, "fp32", cpu, limits, "torch")]

@@ -133,9 +133,9 @@ class LoraAdapter:
 
     def apply(self, layer: Layer, x: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
         """The same with another bias than the layer's."""
-        weight = nn.compute_copy(layer.weight)
+        weight = nn.operand(layer.weight, x.dtype)
         if isinstance(layer, nn.Linear):
-            if isinstance(weight, nn.Fp8Weight):
+            if isinstance(weight, nn.ScaledWeight):
                 (y,) = self._packed([weight], [self], x, bias, residual)
                 return y
             return F.lora_linear(x, weight, bias, *self.compute(x), self.scale, residual)
@@ -176,23 +176,26 @@ class LoraAdapter:
         return self.down.compute_copy.to(x.dtype), self.up.compute_copy.to(x.dtype)
 
     def apply_grouped(self, layers: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...] | None:
-        """All layers' outputs for `x` at once, where all have a LoRA of one scale and none a bias."""
+        """All layers' outputs for `x` at once, where all have a LoRA of one scale and none a bias.
+
+        Not of weights in 4 bits: decoded, they lie apart, and copying them together would cost more.
+        """
         adapters = [layer.adapter for layer in layers]
         loras = [a for a in adapters if isinstance(a, LoraAdapter) and a.scale == self.scale]
         if len(loras) < len(layers) or any(layer.bias is not None for layer in layers):
             return None
         weights = [nn.compute_copy(layer.weight) for layer in layers]
-        packed = [w for w in weights if isinstance(w, nn.Fp8Weight)]
+        packed = [w for w in weights if isinstance(w, nn.QuantizedWeight)]
         if packed:
-            alike = len(packed) == len(weights) and len({w.dynamic for w in packed}) == 1
-            return self._packed(packed, loras, x) if alike else None
+            scaled = [w for w in packed if isinstance(w, nn.ScaledWeight)]
+            return self._packed(scaled, loras, x) if scaled and all(map(scaled[0].alike, weights)) else None
         downs, ups = zip(*[a.compute(x) for a in loras], strict=True)
         outputs: tuple[Tensor, ...] = F.lora_linears(x, weights, downs, ups, self.scale)
         return outputs
 
     def _packed(
         self,
-        weights: Sequence[nn.Fp8Weight],
+        weights: Sequence[nn.ScaledWeight],
         loras: Sequence[LoraAdapter],
         x: Tensor,
         bias: Tensor | None = None,
@@ -212,7 +215,7 @@ class LoraAdapter:
         """
         stored = [w.data for w in weights], [w.scales for w in weights]
         downs, ups = zip(*[a.compute(x) for a in loras], strict=True)
-        outputs: tuple[Tensor, ...] = F.fp8_lora_linears(
+        outputs: tuple[Tensor, ...] = F.scaled_lora_linears(
             x, *stored, downs, ups, self.scale, bias, residual, dynamic=weights[0].dynamic
         )
         return outputs

@@ -212,7 +212,9 @@ def _quantized(value: Any, source: Source) -> Any:
     if not value:
         return NOTHING
     kind = str(source.get("model.qtype", "qfloat8"))
-    return "fp8" if "8" in kind else Changed("fp8", f"8 bits is the least here, {kind} there")
+    if "8" in kind:
+        return "int8" if "int8" in kind else "fp8"
+    return Changed("nf4", f"fewer than 8 bits are nf4 here, {kind} there")
 
 
 def _offloaded(value: Any, source: Source) -> Any:

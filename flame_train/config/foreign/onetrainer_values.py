@@ -115,9 +115,14 @@ def _family(settings: Mapping[str, Setting]) -> str:
 
 def weights(value: Any, source: Source) -> Any:
     if value in _EIGHT_BITS:
-        return "fp8"
-    if str(value).startswith(("NFLOAT", "GGUF")):
-        return Changed("fp8", f"8 bits is the least here, {value} there")
+        kind = "int8" if str(value).startswith("INT") else "fp8"
+        if "W8A8" not in str(value):
+            return kind
+        return Changed(kind, f'products in 8 bits, as there, are model.arithmetic = "{kind}"')
+    if value == "NFLOAT_4":
+        return "nf4"
+    if str(value).startswith("GGUF"):
+        return Changed("nf4", f"a GGUF file is unpacked when it is read, and kept in nf4; {value} there")
     return NOTHING
 
 

@@ -38,11 +38,7 @@ _ROWS: Final = [
     turned("pretrained_vae_model_name_or_path", "model.vae", checkpoint),
     turned("base_model_precision", "model.quantize", own.quantized),
     never("base_model_default_dtype", "the base model has train.precision"),
-    turned(
-        "text_encoder_3_precision",
-        "text_encoders.precision",
-        lambda v, s: NOTHING if v in ("no_change", None) else "fp8",
-    ),
+    turned("text_encoder_3_precision", "text_encoders.precision", own.quantized),
     turned("prediction_type", "model.prediction", own.prediction),
     turned("mixed_precision", "train.precision", number_format, absent="bf16"),
     turned("lora_type", "lora.kind", own.kind, absent="standard"),

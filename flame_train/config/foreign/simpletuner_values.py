@@ -152,7 +152,10 @@ def quantized(value: Any, source: Source) -> Any:
     if value in ("no_change", None, ""):
         return NOTHING
     kind = str(value)
-    return "fp8" if kind.startswith(("int8", "fp8")) else Changed("fp8", f"8 bits is the least here, {kind} there")
+    for ours in ("int8", "fp8", "nf4"):
+        if kind.startswith(ours):
+            return ours
+    return Changed("nf4", f"fewer than 8 bits are nf4 here, {kind} there")
 
 
 def guidance(value: Any, source: Source) -> Any:

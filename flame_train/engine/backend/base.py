@@ -97,6 +97,10 @@ class Backend(Protocol):
         """The device as messages name it: "cuda:0 (Tesla T4)"."""
 
     @property
+    def pci_bus_id(self) -> str:
+        """The GPU's place in the machine, by which the driver knows it; "" for what is no GPU of this machine."""
+
+    @property
     def xp(self) -> ModuleType:
         """The array namespace: numpy or cupy."""
 

@@ -74,6 +74,7 @@ class CpuBackend:
     """NumPy arrays in host memory."""
 
     name = card = "cpu"
+    pci_bus_id = ""
     xp: ModuleType = np
     references: ModuleType = np
     kernels = None

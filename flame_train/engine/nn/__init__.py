@@ -5,7 +5,6 @@ from __future__ import annotations
 from .attention import MultiheadAttention
 from .batch_norm import BatchNorm1d, BatchNorm2d
 from .fit import check_shapes
-from .fp8 import Fp8, Fp8Weight, check_fp8
 from .layers import (
     Conv2d,
     ConvTranspose2d,
@@ -17,19 +16,19 @@ from .layers import (
     RMSNorm,
     grouped_linear,
 )
-from .module import Module, ModuleList, Sequential, WeightSource, allocate, compute_copy, load
+from .module import Module, ModuleList, Sequential, WeightSource, allocate, compute_copy, load, operand
 from .parts import Completion, Mover
+from .quantized import FORMATS, Nf4Weight, QuantizedWeight, ScaledWeight, Storage
 from .spec import ParamSpec, buffer, param
 
 __all__ = [
+    "FORMATS",
     "BatchNorm1d",
     "BatchNorm2d",
     "Completion",
     "Conv2d",
     "ConvTranspose2d",
     "Embedding",
-    "Fp8",
-    "Fp8Weight",
     "GroupNorm",
     "LayerAdapter",
     "LayerNorm",
@@ -38,16 +37,20 @@ __all__ = [
     "ModuleList",
     "Mover",
     "MultiheadAttention",
+    "Nf4Weight",
     "ParamSpec",
+    "QuantizedWeight",
     "RMSNorm",
+    "ScaledWeight",
     "Sequential",
+    "Storage",
     "WeightSource",
     "allocate",
     "buffer",
-    "check_fp8",
     "check_shapes",
     "compute_copy",
     "grouped_linear",
     "load",
+    "operand",
     "param",
 ]

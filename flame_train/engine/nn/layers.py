@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, Protocol
 
@@ -11,8 +12,8 @@ from .. import functional as F
 from ..op import LAYOUTS
 from ..ops.conv.geometry import Padding, Pair
 from ..tensor import Parameter, Tensor
-from .fp8 import Fp8Weight
-from .module import Module, compute_copy
+from .module import Module, compute_copy, operand
+from .quantized import QuantizedWeight, ScaledWeight, Storage
 from .spec import param
 
 
@@ -27,9 +28,9 @@ class LayerAdapter(Protocol):
 
 
 class Linear(Module):
-    """x @ weight^T + bias; weight is (out_features, in_features), stored in 8 bits after `quantize`."""
+    """x @ weight^T + bias; weight is (out_features, in_features), stored in fewer bits after `quantize`."""
 
-    weight: Tensor | Fp8Weight
+    weight: Tensor | QuantizedWeight
     bias: Tensor | None
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
@@ -45,25 +46,25 @@ class Linear(Module):
 
     def bare(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The same without the adapter."""
-        w, b = compute_copy(self.weight), compute_copy(self.bias)
-        if isinstance(w, Fp8Weight):
+        w, b = operand(self.weight, x.dtype), compute_copy(self.bias)
+        if isinstance(w, ScaledWeight):
             alike = residual if residual is not None and residual.dtype == x.dtype else None
-            y: Tensor = F.fp8_linear(x, w.data, w.scales, b, alike, dynamic=w.dynamic)
+            y: Tensor = F.scaled_linear(x, w.data, w.scales, b, alike, dynamic=w.dynamic)
             return y if residual is alike else y + residual
         if residual is not None:
             return F.linear_add(x, w, b, residual)
         return F.linear(x, w, b)
 
-    def quantize(self, dynamic: bool) -> None:
-        """Stores the loaded weight in 8 bits; with `dynamic` products are of 8 bits, too. See `Fp8Weight`.
+    def quantize(self, storage: Storage, rounds_input: bool = True) -> None:
+        """Stores the loaded weight as `storage` says, whose `dynamic` holds where the layer `rounds_input`.
 
-        Raises TypeError for a weight that is trained, or stored in 8 bits already.
+        Raises TypeError for a weight that is trained, or stored in fewer bits already.
         """
         w = self.weight
-        if isinstance(w, Fp8Weight) or (isinstance(w, Parameter) and w.requires_grad):
-            what = "is trained" if isinstance(w, Parameter) else "is stored in 8 bits already"
+        if isinstance(w, QuantizedWeight) or (isinstance(w, Parameter) and w.requires_grad):
+            what = "is trained" if isinstance(w, Parameter) else "is stored in fewer bits already"
             raise TypeError(f"quantize: expected a frozen weight, this one {what}")
-        self.weight = Fp8Weight.of(w, dynamic)
+        self.weight = QuantizedWeight.of(w, replace(storage, dynamic=storage.dynamic and rounds_input))
 
 
 def grouped_linear(layers: Sequence[Linear], x: Tensor) -> tuple[Tensor, ...]:

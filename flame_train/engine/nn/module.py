@@ -17,8 +17,8 @@ from ..dtype import Array, DType, as_dtype, float16, float32, is_float
 from ..ops.reduction.finite import NonFiniteFlags
 from ..tensor import Frozen, Parameter, Tensor
 from .fit import check_shapes
-from .fp8 import Fp8, Fp8Weight, check_fp8
 from .parts import Completion, Mover
+from .quantized import Nf4Weight, QuantizedWeight, ScaledWeight, Storage
 from .spec import ParamSpec, kernel_order
 from .state import ModuleState
 
@@ -26,6 +26,11 @@ from .state import ModuleState
 def compute_copy(weight: Any) -> Any:
     """A loaded weight as networks compute with it: its low-precision copy if an arena keeps one, else itself."""
     return weight.compute_copy if isinstance(weight, Parameter) else weight
+
+
+def operand(weight: Any, dtype: DType) -> Any:
+    """A linear layer's weight as ops take it: decoded to `dtype` if it has 4 bits, else its `compute_copy`."""
+    return weight.operand(dtype) if isinstance(weight, Nf4Weight) else compute_copy(weight)
 
 
 class Module(ModuleState):
@@ -96,29 +101,29 @@ class Module(ModuleState):
         """Sees to it that the weights of a layer of this name can be read, where a network keeps them elsewhere."""
 
     def quantizable(self) -> Mapping[Any, bool]:
-        """The `Linear` layers that may be stored in 8 bits, and whether their inputs may be rounded to 8 bits too."""
+        """The `Linear` layers that may be stored in fewer bits, and whether their inputs may be rounded so, too."""
         return {}
 
     def pack_contiguous(self, groups: Sequence[Sequence[Any]] | None = None) -> None:
         """Moves the weights of layers that share an input next to each other, so that one product can read them all.
 
-        `groups` are some of the fusable groups; None: all. Those in which only some weights are stored in 8 bits stay
-        as they are.
+        `groups` are some of the fusable groups; None: all. Those whose weights are stored in several ways,
+        or in 4 bits, stay as they are.
         """
         for layers in self.fusable_groups() if groups is None else groups:
             weights = [layer.weight for layer in layers]
-            packed = [isinstance(weight, Fp8Weight) for weight in weights]
-            if all(packed):
-                for layer, made in zip(layers, Fp8Weight.joined(weights), strict=True):
+            first = weights[0]
+            if isinstance(first, ScaledWeight) and all(map(first.alike, weights)):
+                for layer, made in zip(layers, ScaledWeight.joined(weights), strict=True):
                     layer.weight = made
-            elif not any(packed):
+            elif not any(isinstance(weight, QuantizedWeight) for weight in weights):
                 block = weights[0].backend.empty((len(layers), *weights[0].shape), weights[0].dtype)
                 for layer, place in zip(layers, block, strict=True):
                     place[...] = layer.weight.data
                     layer.weight = Frozen(place)
 
     def weights(self) -> Iterator[tuple[str, Any]]:
-        """Every loaded weight by checkpoint name, a Tensor or an `Fp8Weight`."""
+        """Every loaded weight by checkpoint name, a Tensor or a `QuantizedWeight`."""
         for name, module, attr, _ in self.named_specs():
             yield name, getattr(module, attr)
 
@@ -136,10 +141,10 @@ class Module(ModuleState):
         """Makes every loaded weight a trainable `Parameter` (fp32), or stops it from being trained. As torch.nn.Module.
 
         A `Parameter` stays the same object, so that an optimizer that has it still trains it after it was frozen for a
-        while. A tensor that is the weight of several names stays one. Raises TypeError for weights stored in 8 bits.
+        while. A tensor that is the weight of several names stays one. Raises TypeError for quantized weights.
         """
-        if value and any(isinstance(weight, Fp8Weight) for _, weight in self.weights()):
-            raise TypeError("requires_grad_: weights stored in 8 bits are never trained; load them with fp8='off'")
+        if value and any(isinstance(weight, QuantizedWeight) for _, weight in self.weights()):
+            raise TypeError("requires_grad_: quantized weights are never trained; load them with storage=None")
         made: dict[int, tuple[Tensor, Tensor]] = {}  # holds the old tensors as well, so that their ids stay unique
         for name, module, attr, spec in self.named_specs():
             before = getattr(module, attr)
@@ -147,7 +152,7 @@ class Module(ModuleState):
                 continue
             if isinstance(before, Parameter):
                 before.requires_grad_(value)
-            elif not isinstance(before, Fp8Weight):
+            elif not isinstance(before, QuantizedWeight):
                 if id(before) not in made:
                     made[id(before)] = before, _trainable(before, name) if value else Frozen(before.data)
                 object.__setattr__(module, attr, made[id(before)][1])
@@ -235,14 +240,14 @@ def load(
     device: str,
     what: str,
     check_finite: bool = True,
-    fp8: Fp8 = "off",
+    storage: Storage | None = None,
     mover: Mover | None = None,
 ) -> None:
-    """Streams every declared weight from `source` to `device` in `dtype`; `quantizable` layers as `fp8` says.
+    """Streams every declared weight from `source` to `device` in `dtype`; `quantizable` layers as `storage` says.
 
     Raises `ModelFileError` listing every missing, unexpected and mis-shaped tensor of the component `what` before
     anything is read, and for one that holds whole numbers. Afterwards, with `check_finite`, naming those that hold NaN
-    or infinity, in `dtype`. Raises what `check_fp8` does, and TypeError for a source that is none.
+    or infinity, in `dtype`. Raises what `Storage.check` does, and TypeError for a source that is none.
 
     Args:
         module: the declared weights.
@@ -251,7 +256,7 @@ def load(
         device: the device they go to.
         what: the component's name in messages.
         check_finite: whether NaN and infinity are refused.
-        fp8: how quantizable layers are stored.
+        storage: how quantizable layers are stored; None: as all else.
         mover: takes parts of the module as soon as they are loaded; None: all stays on the device.
 
     Raises:
@@ -263,8 +268,9 @@ def load(
     check_shapes(module.shapes(), source.shapes, what)
     backend, wanted = get_backend(device), as_dtype(dtype)
     specs = list(module.named_specs())
-    check_fp8(fp8, device, dtype)
-    packed = module.quantizable() if fp8 != "off" else {}
+    if storage is not None:
+        storage.check(device, dtype)
+    packed = {} if storage is None else module.quantizable()
     completion = Completion(module, backend, mover)
     broken = NonFiniteFlags(backend, len(specs))  # read at the end, so that reading, copying and checking overlap
     for place, (name, part, attr, spec) in enumerate(specs):
@@ -278,7 +284,7 @@ def load(
             broken.look(place, array)
         if packs:  # from the file's own values, so that these are rounded only once
             _place(part, attr, given)
-            part.quantize(fp8 == "dynamic" and packed[part])
+            part.quantize(storage, packed[part])
         completion.after(place)
     completion.end()
     names = [specs[place][0] for place in broken.places()]
@@ -290,14 +296,16 @@ def load(
         )
 
 
-def allocate(module: Module, *, dtype: DType | str, device: str, fp8: Fp8 = "off", mover: Mover | None = None) -> None:
+def allocate(
+    module: Module, *, dtype: DType | str, device: str, storage: Storage | None = None, mover: Mover | None = None
+) -> None:
     """Gives every declared weight the memory that `load` would, whatever it holds.
 
     Args:
-        module, dtype, device, fp8, mover: as in `load`.
+        module, dtype, device, storage, mover: as in `load`.
     """
     backend, specs = get_backend(device), list(module.named_specs())
-    packed = module.quantizable() if fp8 != "off" else {}
+    packed = {} if storage is None else module.quantizable()
     completion = Completion(module, backend, mover)
     for place, (_, part, attr, spec) in enumerate(specs):
         four = len(spec.shape) == 4
@@ -306,7 +314,7 @@ def allocate(module: Module, *, dtype: DType | str, device: str, fp8: Fp8 = "off
         )
         _place(part, attr, made.transpose(0, 3, 1, 2) if four else made)
         if attr == "weight" and part in packed:
-            part.quantize(fp8 == "dynamic" and packed[part])
+            part.quantize(storage, packed[part])
         completion.after(place)
     completion.end()
 

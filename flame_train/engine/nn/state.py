@@ -11,10 +11,10 @@ from ...errors import kind_of
 from ..backend import get_backend, owner
 from ..dtype import DType, as_dtype, is_float
 from ..mode import mode
-from ..tensor import Frozen, Parameter, Tensor
+from ..tensor import Parameter, Tensor
 from ..versions import VERSIONS
 from .fit import check_shapes
-from .fp8 import Fp8Weight
+from .quantized import QuantizedWeight
 from .spec import ParamSpec, kernel_order
 
 
@@ -121,8 +121,8 @@ def _host(name: str, value: Any) -> np.ndarray[Any, Any]:
 
 def _write(module: Any, attr: str, spec: ParamSpec, host: np.ndarray[Any, Any], name: str) -> None:
     there = vars(module).get(attr)
-    if isinstance(there, Fp8Weight):
-        raise TypeError(f"load_state_dict: {name} is stored in 8 bits; load the model from a file")
+    if isinstance(there, QuantizedWeight):
+        raise TypeError(f"load_state_dict: {name} is stored in fewer bits; load the model from a file")
     if there is None:
         made = get_backend(mode().device).to_device(kernel_order(host.astype(spec.dtype or host.dtype)))
         object.__setattr__(module, attr, spec.placed(made))
@@ -148,9 +148,8 @@ def _check_movable(name: str, weight: Any, device: str | None, dtype: DType | No
 
 def _moved(weight: Any, device: str | None, dtype: DType | None) -> Any:
     """The weight elsewhere or in another dtype: trained ones the same object, others new where anything changes."""
-    if isinstance(weight, Fp8Weight):
-        data, scales = (Frozen(t.to(device or t.device).data) for t in (weight.data, weight.scales))
-        return Fp8Weight(data, scales, weight.dynamic)
+    if isinstance(weight, QuantizedWeight):
+        return weight.to(device or weight.device)
     device = device or weight.device
     moved = weight.detach().to(device, dtype if dtype is not None else weight.dtype)
     if isinstance(weight, Parameter):

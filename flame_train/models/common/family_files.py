@@ -72,7 +72,7 @@ class FamilyFiles:
         device: str,
         dtype: DType | str,
         check_finite: bool = True,
-        fp8: nn.Fp8 = "off",
+        storage: nn.Storage | None = None,
     ) -> Any:
         """Loads one network with its weights.
 
@@ -82,7 +82,7 @@ class FamilyFiles:
             device: "cuda" or "cpu".
             dtype: dtype of the weights.
             check_finite: whether NaN and infinity are refused.
-            fp8: whether, and how, linear layers are stored in 8 bits.
+            storage: how quantizable layers are stored; None: as all else.
 
         Returns:
             The network, of the class that `build` makes.
@@ -91,7 +91,7 @@ class FamilyFiles:
             ModelFileError: as `parts` and `Part.load`.
         """
         part = self.parts(path, [component])[component]
-        return part.load(device=device, dtype=dtype, check_finite=check_finite, fp8=fp8)
+        return part.load(device=device, dtype=dtype, check_finite=check_finite, storage=storage)
 
     def _resolved(self, weights: Weights, components: Collection[str]) -> Resolved:
         """The file's tensors sorted into components, after a check of its family and components."""

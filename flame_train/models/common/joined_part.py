@@ -39,12 +39,12 @@ class JoinedPart(Part):
         network: nn.Module,
         device: str,
         dtype: DType | str,
-        fp8: nn.Fp8,
+        storage: nn.Storage | None,
         check_finite: bool,
         mover: StreamedWeights | None,
     ) -> None:
         for name, part in self.parts.items():
-            part._fill(getattr(network, name), device, dtype, fp8, check_finite, mover)
+            part._fill(getattr(network, name), device, dtype, storage, check_finite, mover)
 
     def digest(self, digests: Digests | None = None) -> str:
         summed = [f"{name} {part.digest(digests)}" for name, part in sorted(self.parts.items())]

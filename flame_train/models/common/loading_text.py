@@ -42,7 +42,7 @@ class TextNetwork:
 
         Its `load` takes weights of any float type, fp8 (plain or scaled) included. Tensors go to the device one by
         one, so the host needs memory for the largest alone. A plain fp8 file keeps its exact values with
-        `fp8="weights"`.
+        `storage=nn.Storage("fp8")`.
 
         Raises:
             ModelFileError: there is no such encoder, or tensors are missing, unexpected or mis-shaped.

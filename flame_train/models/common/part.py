@@ -52,7 +52,7 @@ class Part:
         *,
         device: str,
         dtype: DType | str,
-        fp8: nn.Fp8 = "off",
+        storage: nn.Storage | None = None,
         check_finite: bool = True,
         streamed: Collection[str] = (),
     ) -> Any:
@@ -63,7 +63,7 @@ class Part:
         Args:
             device: the device of the weights.
             dtype: their dtype.
-            fp8: how quantizable layers are stored.
+            storage: how quantizable layers are stored; None: as all else.
             check_finite: whether NaN and infinity are refused.
             streamed: the names of blocks that wait in host memory, from which each goes as soon as it is loaded.
 
@@ -76,7 +76,7 @@ class Part:
         """
         network = self.build()
         blocks = StreamedWeights(network, streamed) if streamed else None
-        self._fill(network, device, dtype, fp8, check_finite, blocks)
+        self._fill(network, device, dtype, storage, check_finite, blocks)
         if blocks is not None:
             blocks.begin(get_backend(device))
         return network
@@ -86,12 +86,12 @@ class Part:
         network: nn.Module,
         device: str,
         dtype: DType | str,
-        fp8: nn.Fp8,
+        storage: nn.Storage | None,
         check_finite: bool,
         mover: StreamedWeights | None,
     ) -> None:
         if get_backend(device).described:
-            nn.allocate(network, dtype=dtype, device=device, fp8=fp8, mover=mover)
+            nn.allocate(network, dtype=dtype, device=device, storage=storage, mover=mover)
             return
         with open_weights(self.path) as weights:
             name = self.component.replace("_", " ")
@@ -105,7 +105,7 @@ class Part:
                     device=device,
                     what=what,
                     check_finite=check_finite,
-                    fp8=fp8,
+                    storage=storage,
                     mover=mover,
                 )
 

@@ -80,12 +80,15 @@ def feed_forward(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
     Otherwise the input of the second, which its gradient needs, is rematerialized from the output of the first.
     """
     plain = first.adapter is second.adapter is None
-    a, a_bias, b, b_bias = (nn.compute_copy(w) for w in (first.weight, first.bias, second.weight, second.bias))
-    if plain and isinstance(a, Tensor) and isinstance(b, Tensor):
+    if not plain:
+        return second(rematerialize(_gelu, first(x)))
+    a, b = (nn.operand(layer.weight, x.dtype) for layer in (first, second))
+    a_bias, b_bias = nn.compute_copy(first.bias), nn.compute_copy(second.bias)
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
         return F.feed_forward(x, a, a_bias, b, b_bias)
-    if plain and isinstance(a, nn.Fp8Weight) and isinstance(b, nn.Fp8Weight) and a.dynamic == b.dynamic:
+    if isinstance(a, nn.ScaledWeight) and isinstance(b, nn.ScaledWeight) and a.alike(b):
         layers = a.data, a.scales, a_bias, b.data, b.scales, b_bias
-        return F.fp8_feed_forward(x, *layers, dynamic=a.dynamic)
+        return F.scaled_feed_forward(x, *layers, dynamic=a.dynamic)
     return second(rematerialize(_gelu, first(x)))
 
 

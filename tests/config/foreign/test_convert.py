@@ -159,7 +159,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     },
     "preset.json": {
         "model.checkpoint": "hf:stabilityai/stable-diffusion-3.5-medium",
-        "model.quantize": "fp8",
+        "model.quantize": "nf4",
         "lora.alpha": 1.0,
         "optimizer.lr": 3e-4,
         "schedule.name": "constant",

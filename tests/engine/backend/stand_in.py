@@ -37,6 +37,7 @@ ELEMENTS = {
     "unsigned": np.dtype(np.uint32),
     "unsigned char": np.dtype(np.uint8),
     "e4m3": np.dtype(np.uint8),
+    "int8": np.dtype(np.int8),
 }
 
 
@@ -211,10 +212,14 @@ class Products:
         assert is_plain(b)
         assert a.dtype == b.dtype
         assert (a.dtype == np.uint8) == (scales is not None)
-        if scales is not None:
+        assert (a.dtype == np.int8) == (out.dtype == np.int32)
+        if a.itemsize == 1:
             assert a.strides[-1] == b.strides[-2] == 1, "products of 8 bits are along rows"
             assert not a.shape[-1] % 16
             assert not b.shape[-1] % 16
+        if a.dtype == np.int8:
+            assert (alpha, bias, plus, gelu) == (1.0, None, None, None), "sums in int32 are the product alone"
+        if scales is not None:
             by = [s.view(np.float32).astype(np.float64) for s in scales]
             a, b = (np.asarray(x).view(ml_dtypes.float8_e4m3fn).astype(np.float64) for x in (a, b))
             a, b = a * by[0][:, None], b * by[1]

@@ -19,7 +19,7 @@ from flame_train.engine.dtype import is_float
 from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY, Op, Sample, sample
 from flame_train.engine.op_samples import materialise, tensor_arguments
-from flame_train.engine.ops.linear.fp8 import transposed
+from flame_train.engine.ops.linear.scaled import transposed
 from flame_train.engine.ops.norm import group_norm_launch
 from flame_train.engine.ops.reduction.finite import NonFiniteFlags
 
@@ -27,10 +27,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiler")]
 
 OPS = """
 adaptive_avg_pool2d add amax avg_pool2d batch_norm batch_norm_inference batch_norm_train cast celu clamp cross_entropy
-dora_gain embedding fp8_dequantize fp8_quantize gated_add gather geglu gelu hadamard_add hardsigmoid hardtanh
-index_select kron_add layer_norm layer_norm_modulate lerp log_softmax logsigmoid logsumexp masked_fill max_pool2d mean
-mish mse_loss mul nll_loss norm one_hot prelu quick_gelu relu6 rms_norm rms_norm_rope rope scatter_add selu silu
-softmax softsign std sub sum swiglu take_along_dim var where
+dora_gain embedding fp8_quantize gated_add gather geglu gelu hadamard_add hardsigmoid hardtanh index_select
+int8_quantize kron_add layer_norm layer_norm_modulate lerp log_softmax logsigmoid logsumexp masked_fill max_pool2d
+mean mish mse_loss mul nf4_dequantize nf4_quantize nll_loss norm one_hot prelu quick_gelu relu6 rms_norm rms_norm_rope
+rope scaled_dequantize scatter_add selu silu softmax softsign std sub sum swiglu take_along_dim var where
 """.split()
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
 

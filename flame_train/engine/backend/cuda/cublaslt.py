@@ -17,7 +17,7 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from ....errors import DeviceFault, EnvironmentFault
-from ...dtype import Array, DType, bfloat16, float16, float32, float64, uint8
+from ...dtype import Array, DType, bfloat16, float16, float32, float64, int8, int32, uint8
 from ...mode import mode
 from .autotune_cache import AutotuneCache
 from .autotuner import Autotuner
@@ -26,8 +26,10 @@ from .libraries import load
 from .tuning import tuning_for
 
 _LOG = logging.getLogger(__name__)
-_TYPE = {float32: 0, float64: 1, float16: 2, bfloat16: 14, uint8: 28}  # cudaDataType_t; uint8 holds e4m3
+_TYPE = {float32: 0, float64: 1, float16: 2, int8: 3, int32: 10, bfloat16: 14, uint8: 28}  # cudaDataType_t
+"""uint8 holds e4m3."""
 _COMPUTE_32F, _COMPUTE_64F, _COMPUTE_TF32 = 68, 70, 77  # cublasComputeType_t; all accumulate in full precision
+_COMPUTE_32I = 72  # of the same, exact
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER, _BIAS_TYPE = 3, 4, 7, 8, 26  # cublasLtMatmulDescAttributes_t
 _AUX_POINTER, _AUX_ROW = 11, 12  # of the same: the auxiliary array that an epilogue reads or writes
 _A_SCALES, _B_SCALES, _QUICK_SUMS, _A_SCALED, _B_SCALED = 17, 18, 25, 31, 32  # of the same: for 8-bit operands
@@ -41,9 +43,10 @@ _BIAS, _GELU, _GELU_SLOPE = 4, 160, 192  # cublasLtEpilogue_t; a bias may be com
 _WORKSPACE_BYTES = 32 << 20  # NVIDIA's advice for Hopper
 _CANDIDATES = 12  # algorithms that are timed
 
-_Floats, _Doubles = ctypes.c_float * 2, ctypes.c_double * 2  # (alpha, beta) of D = alpha A B + beta C
+_SCALES: dict[DType, Any] = {float32: ctypes.c_float * 2, float64: ctypes.c_double * 2, int32: ctypes.c_int32 * 2}
+"""(alpha, beta) of D = alpha A B + beta C, by their dtype."""
 
-SUPPORTED = frozenset(_TYPE) - {uint8}
+SUPPORTED = frozenset({float32, float64, float16, bfloat16})
 
 
 class Gelu(NamedTuple):
@@ -163,6 +166,9 @@ class CublasLt:
         With `scales`, fp32 (M,) and (N,), `a` and `b` are e4m3 numbers in uint8, both dense along K, a multiple of
         16. Each element of the product is scaled by its row's and its column's factor.
 
+        Where `a` and `b` are int8, they are dense along K in the same way. `out` is int32 and the product is exact.
+        `alpha` is 1, and there is no other operand.
+
         Raises NoAlgorithm for problems that cuBLASLt has none for, EnvironmentFault if it is too old for `scales`,
         DeviceFault if it fails.
 
@@ -193,7 +199,7 @@ class CublasLt:
             not mode().deterministic,
             a.dtype == float32 and mode().float32_precision == "high",
         )
-        scale = (_Doubles if a.dtype == float64 else _Floats)(alpha, 0.0 if plus is None else 1.0)
+        scale = _scales(a.dtype, alpha, plus is not None)
         with self._lock:
             plan = self._plans.get(problem) or self._make(problem, out.shape)
             self._point(plan.description, bias, gelu, scales)
@@ -242,12 +248,9 @@ class CublasLt:
     def _make(self, p: _Problem, out_shape: tuple[int, ...]) -> _Plan:
         """A new plan, without an algorithm; it is kept for later calls."""
         lib = self._lib
-        fp64 = p.dtype == float64
-        description = self._new(
-            lib.cublasLtMatmulDescCreate,
-            _COMPUTE_64F if fp64 else _COMPUTE_TF32 if p.tf32 else _COMPUTE_32F,
-            _TYPE[float64 if fp64 else float32],
-        )
+        wide = _scale_dtype(p.dtype)
+        computed = {float64: _COMPUTE_64F, int32: _COMPUTE_32I, float32: _COMPUTE_TF32 if p.tf32 else _COMPUTE_32F}
+        description = self._new(lib.cublasLtMatmulDescCreate, computed[wide], _TYPE[wide])
         # cuBLASLt's A is our b and its B is our a: the product is requested transposed.
         self._set(description, _TRANSA, ctypes.c_int32(p.b.transposed))
         self._set(description, _TRANSB, ctypes.c_int32(p.a.transposed))
@@ -273,7 +276,8 @@ class CublasLt:
         """
         if self._version < _SCALED_SINCE:
             raise EnvironmentFault(
-                f"products of 8 bits need cuBLAS 12.9 or newer, found {self._version}; install it, or use fp8 'weights'"
+                f"products in fp8 need cuBLAS 12.9 or newer, found {self._version}; install it, "
+                'or use model.arithmetic = "bf16"'
             )
         self._set(description, _A_SCALED, ctypes.c_int32(_A_FACTOR_A_ROW))
         self._set(description, _B_SCALED, ctypes.c_int32(_A_FACTOR_A_ROW))
@@ -371,6 +375,19 @@ class CublasLt:
     def _check(status: int, what: str) -> None:
         if status:
             raise DeviceFault(f"cuBLASLt failed with status {status}: {what}")
+
+
+def _scale_dtype(dtype: DType) -> DType:
+    """That of alpha and beta, for operands of `dtype`."""
+    return float64 if dtype == float64 else int32 if dtype == int8 else float32
+
+
+def _scales(dtype: DType, alpha: float, adds: bool) -> ctypes.Array[Any]:
+    """(alpha, beta) for operands of `dtype`."""
+    wide = _scale_dtype(dtype)
+    kind = int if wide == int32 else float
+    made: ctypes.Array[Any] = _SCALES[wide](kind(alpha), kind(adds))
+    return made
 
 
 def _epilogue(bias: Array | None, gelu: Gelu | None) -> tuple[int, int]:

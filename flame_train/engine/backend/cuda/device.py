@@ -60,6 +60,10 @@ class CudaBackend:
     def card(self) -> str:
         return _name(self.xp, self.index)
 
+    @property
+    def pci_bus_id(self) -> str:
+        return str(self.xp.cuda.runtime.deviceGetPCIBusId(self.index))
+
     def enter_thread(self) -> None:
         """Makes the stream current in this thread if it is not.
 

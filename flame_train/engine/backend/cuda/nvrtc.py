@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ...dtype import DType, bfloat16, bool_, float16, float32, int32, int64, uint8
+from ...dtype import DType, bfloat16, bool_, float16, float32, int8, int32, int64, uint8
 from .launch_hooks import LaunchHooks
 from .libraries import header_directory
 from .made_once import MadeOnce
@@ -18,7 +18,7 @@ ELEMENT_TYPES = frozenset(_TYPES)
 _SHARED_BYTES = 48 << 10  # shared memory that every kernel may use without asking
 _INCLUDE = re.compile(r'#include "([\w/]+\.cuh)"')
 _GENERATED = {float32: "float", float16: "fp16", bfloat16: "bf16", bool_: "bool", int32: "int", int64: "long long"}
-_GENERATED |= {uint8: "e4m3"}
+_GENERATED |= {uint8: "e4m3", int8: "int8"}
 
 
 def options(dtype: DType) -> tuple[str, ...]:

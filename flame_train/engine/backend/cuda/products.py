@@ -6,7 +6,7 @@ import math
 from functools import cached_property, partial
 from typing import Any
 
-from ...dtype import Array, DType, float64
+from ...dtype import Array, DType, float32, float64, int8, int32
 from .arrays import Arrays
 from .autotune_cache import AutotuneCache, default_folder
 from .cubin import Cubins
@@ -15,8 +15,13 @@ from .dual_gemm import DualGemm, Operands
 from .launch_hooks import LaunchHooks
 from .libraries import driver_version
 
-Fp8Rows = tuple[Array, Array]
-"""Rows (R, C) in e4m3, and the factor of each (R,)."""
+ScaledRows = tuple[Array, Array]
+"""Rows (R, C) in e4m3 or int8, and the factor of each (R,)."""
+
+_SUMS_BYTES = 32 << 20
+"""Of a product's sums in int32 that lie in memory at once: what the cache of a large card keeps until they are read."""
+_ROWS_OF_SUMS = 256
+"""Their rows come in multiples of this, as many as a few tiles of a product have."""
 
 
 class Products(Arrays):
@@ -111,11 +116,11 @@ class Products(Arrays):
         return out
 
     def scaled_product(
-        self, a: Fp8Rows, b: Fp8Rows, *, out: Array, bias: Array | None = None, plus: Array | None = None
+        self, a: ScaledRows, b: ScaledRows, *, out: Array, bias: Array | None = None, plus: Array | None = None
     ) -> None:
         """out (..., N) = a @ b^T (+ bias) (+ plus), for a (M, K) and b (N, K).
 
-        See ops/linear/fp8.py. M is the number of rows of `out`, which is dense; `plus` may be `out`.
+        See ops/linear/scaled.py. M is the number of rows of `out`, which is dense; `plus` may be `out`.
 
         Args:
             a: (M, K).
@@ -127,6 +132,8 @@ class Products(Arrays):
         (rows, row_scales), (columns, column_scales) = a, b
         flat = out.reshape(-1, len(columns))
         added = flat if plus is out else None if plus is None else self.contiguous(plus).reshape(flat.shape)
+        if rows.dtype == int8:
+            return self._int8_product(a, b, flat, bias, added)
         product = partial(self.cublaslt.product, rows, columns.T, flat, plus=added, scales=(row_scales, column_scales))
         shape = *rows.shape, len(columns)
         if bias is not None and shape not in self._biased_apart:
@@ -137,6 +144,29 @@ class Products(Arrays):
         product()
         if bias is not None:
             self.elementwise(("x + bias",), {"x": flat, "bias": bias}, (flat.dtype,), out=(flat,))
+
+    def _int8_product(self, a: ScaledRows, b: ScaledRows, out: Array, bias: Array | None, plus: Array | None) -> None:
+        """`scaled_product` of int8 by parts of the rows: sums in int32, then factors, bias and `plus` in one pass.
+
+        Args:
+            a: (M, K).
+            b: (N, K).
+            out: (M, N).
+            bias: (N,), or None.
+            plus: (M, N), or None; it may be `out`.
+        """
+        (rows, row_scales), (columns, column_scales) = a, b
+        factors = row_scales.view(float32)[:, None], column_scales.view(float32)
+        further = {} if bias is None else {"bias": bias}
+        value = " + ".join(["(float)sums * by * across", *further, *([] if plus is None else ["plus"])])
+        step = max(_ROWS_OF_SUMS, _SUMS_BYTES // (4 * len(columns)) // _ROWS_OF_SUMS * _ROWS_OF_SUMS)
+        for first in range(0, len(rows), step):
+            part = slice(first, first + step)
+            sums = self.empty(out[part].shape, int32)
+            self.cublaslt.product(rows[part], columns.T, sums)
+            operands = {"sums": sums, "by": factors[0][part], "across": factors[1], **further}
+            operands |= {} if plus is None else {"plus": plus[part]}
+            self.elementwise((value,), operands, (out.dtype,), out=(out[part],))
 
     def dual_gemm(
         self,

@@ -9,6 +9,7 @@
 #define INFINITE __int_as_float(0x7f800000)
 
 #include "backend/cuda/codegen/e4m3.cuh"
+#include "backend/cuda/codegen/int8.cuh"
 
 template <typename S, int N> struct alignas(sizeof(S) * N < 16 ? sizeof(S) * N : 16) Packet { S e[N]; };
 

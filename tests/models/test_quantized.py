@@ -1,4 +1,4 @@
-"""Networks whose transformers are stored in 8 bits: they compute what the rounded weights would."""
+"""Networks whose transformers are stored in fewer bits: they compute what the rounded weights would."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.transformer import feed_forward
 from flame_train.models.sdxl.unet import UNet, UNetArch
-from tests.engine.ops.test_fp8 import by_ml_dtypes
+from tests.engine.ops.test_scaled import ROUNDED, by_ml_dtypes
+
+FP8 = nn.Storage("fp8")
 
 NETWORKS: dict[str, Callable[[], Any]] = {
     "sdxl": lambda: UNet(UNetArch.tiny()),
@@ -51,9 +53,9 @@ def source(name: str) -> Host:
     return Host(network)
 
 
-def loaded(name: str, fp8: nn.Fp8, device: str = "cpu", dtype: Any = float64) -> Any:
+def loaded(name: str, storage: nn.Storage | None, device: str = "cpu", dtype: Any = float64) -> Any:
     network = NETWORKS[name]()
-    nn.load(network, source(name), dtype=dtype, device=device, what=name, fp8=fp8)
+    nn.load(network, source(name), dtype=dtype, device=device, what=name, storage=storage)
     return network
 
 
@@ -80,40 +82,54 @@ def made(network: Any, dtype: Any = float64) -> tuple[np.ndarray, dict[str, np.n
     return y.numpy(), {p.name: p.grad.numpy() for p in attached.parameters()}
 
 
-def test_weights_of_8_bits_are_the_rounded_weights(name: str) -> None:
+@pytest.mark.parametrize("stored", ROUNDED)
+def test_weights_of_8_bits_are_the_rounded_weights(name: str, stored: str) -> None:
     """The output and all gradients of a LoRA, against the network that has rounded weights as they are."""
-    plain = loaded(name, "off")
+    plain = loaded(name, None)
     for layer in plain.quantizable():
-        layer.weight = Frozen(by_ml_dtypes(layer.weight.numpy()))
+        layer.weight = Frozen(ROUNDED[stored](layer.weight.numpy().astype(np.float32)))
     want, gradients = made(plain)
-    got, found = made(loaded(name, "weights"))
+    got, found = made(loaded(name, nn.Storage(stored)))
     np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
     assert found.keys() == gradients.keys()
     for parameter, g in gradients.items():
         np.testing.assert_allclose(found[parameter], g, rtol=1e-7, atol=1e-12, err_msg=parameter)
 
 
-def test_products_of_8_bits_point_where_the_exact_ones_do(name: str) -> None:
-    exact, rounded = made(loaded(name, "weights")), made(loaded(name, "dynamic"))
-    assert 0 < np.linalg.norm(rounded[0] - exact[0]) < 0.1 * np.linalg.norm(exact[0])
+@pytest.mark.parametrize(("stored", "near", "along"), [("fp8", 0.1, 0.98), ("int8", 0.05, 0.99)])
+def test_products_of_8_bits_point_where_the_exact_ones_do(name: str, stored: str, near: float, along: float) -> None:
+    exact, rounded = (made(loaded(name, nn.Storage(stored, dynamic))) for dynamic in (False, True))
+    assert 0 < np.linalg.norm(rounded[0] - exact[0]) < near * np.linalg.norm(exact[0])
     g, h = (np.concatenate([v.ravel() for v in found.values()]) for _, found in (exact, rounded))
-    assert g @ h > 0.98 * np.linalg.norm(g) * np.linalg.norm(h)
+    assert g @ h > along * np.linalg.norm(g) * np.linalg.norm(h)
+
+
+def test_weights_of_4_bits_are_what_they_decode_to(name: str) -> None:
+    """The output and all gradients of a LoRA, against the network that has decoded weights as they are."""
+    packed, plain = loaded(name, nn.Storage("nf4")), loaded(name, None)
+    for layer, stored in zip(plain.quantizable(), packed.quantizable(), strict=True):
+        layer.weight = Frozen(stored.weight.dequantize(float64).data)
+    want, gradients = made(plain)
+    got, found = made(packed)
+    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-14)
+    for parameter, g in gradients.items():
+        np.testing.assert_allclose(found[parameter], g, rtol=1e-9, atol=1e-14, err_msg=parameter)
 
 
 def test_half_the_bytes_and_only_the_blocks(name: str) -> None:
     """Embeddings, convolutions, norms and what modulates a stream are given as they are."""
-    plain, packed = loaded(name, "off", dtype=float32), loaded(name, "dynamic", dtype=float32)
+    plain, packed = loaded(name, None, dtype=float32), loaded(name, nn.Storage("fp8", dynamic=True), dtype=float32)
     layers = packed.quantizable()
     whole = dict(plain.weights())
     for weight_name, w in packed.weights():
-        if isinstance(w, nn.Fp8Weight):
+        if isinstance(w, nn.ScaledWeight):
             assert w.nbytes == whole[weight_name].size + 4 * w.shape[0]
             assert w.shape == whole[weight_name].shape
             assert w.dynamic == (not any(part in weight_name for part in ("_mod.", "modulation")))
         else:
             assert isinstance(w, Tensor)
             np.testing.assert_array_equal(w.numpy(), whole[weight_name].numpy())
-    assert {m for m in layers if isinstance(m.weight, nn.Fp8Weight)} == set(layers)
+    assert {m for m in layers if isinstance(m.weight, nn.ScaledWeight)} == set(layers)
     names = [n for n, m in packed.named_modules() if m in layers]
     inside = re.compile(r".*(transformer_blocks\.\d+\.|proj_(in|out)$)|(joint|double|single)_blocks\.\d+\.")
     assert names
@@ -121,17 +137,17 @@ def test_half_the_bytes_and_only_the_blocks(name: str) -> None:
 
 
 def test_they_are_never_trained(name: str) -> None:
-    with pytest.raises(TypeError, match="stored in 8 bits are never trained"):
-        loaded(name, "weights").requires_grad_()
+    with pytest.raises(TypeError, match="quantized weights are never trained"):
+        loaded(name, FP8).requires_grad_()
 
 
 def test_a_loras_merged_weights_are_those_given_back_and_its_update(name: str) -> None:
-    network = loaded(name, "weights", dtype=float32)
+    network = loaded(name, FP8, dtype=float32)
     layer_name, _ = next((n, m) for n, m in network.named_modules() if m in network.quantizable())
     attached = attach(network, [layer_name], rank=2, alpha=2.0, seed=0)
     attached.adapters[layer_name].up.data[...] = 0.1
     [(merged_name, merged)] = attached.merged()
-    plain = loaded(name, "off", dtype=float32)
+    plain = loaded(name, None, dtype=float32)
     original = dict(plain.weights())[merged_name].numpy()
     want = by_ml_dtypes(original) + attached.adapters[layer_name].delta().numpy()
     np.testing.assert_allclose(merged.numpy(), want, rtol=1e-6)
@@ -141,7 +157,7 @@ def test_a_t5_in_8_bits_is_that_of_rounded_weights() -> None:
     """Its residual stream is wider than what the layers make, so they cannot take it along."""
     plain, packed = (T5Encoder(T5Arch.tiny()) for _ in range(2))
     plain.init(np.random.default_rng(0))
-    nn.load(packed, Host(plain), dtype="bfloat16", device="cpu", what="T5", fp8="weights")
+    nn.load(packed, Host(plain), dtype="bfloat16", device="cpu", what="T5", storage=FP8)
     for name, module, attr, _ in plain.named_specs():
         values = getattr(module, attr).numpy()
         values = (by_ml_dtypes(values) if module in plain.quantizable() else values).astype(bfloat16)
@@ -168,24 +184,24 @@ def test_the_files_own_values_are_rounded_and_once() -> None:
     origin.layer.weight = Frozen(row)
     for dtype in ("float32", "bfloat16", "float16"):
         lone = Lone()
-        nn.load(lone, Host(origin), dtype=dtype, device="cpu", what="a layer", fp8="weights")
+        nn.load(lone, Host(origin), dtype=dtype, device="cpu", what="a layer", storage=FP8)
         np.testing.assert_array_equal(lone.layer.weight.dequantize(float64).numpy(), by_ml_dtypes(row))
-    with pytest.raises(ValueError, match="fp8: expected one of off, weights, dynamic, got 'yes'"):
-        nn.load(Lone(), Host(origin), dtype="float32", device="cpu", what="a layer", fp8="yes")
-    with pytest.raises(TypeError, match="this one is stored in 8 bits already"):
-        lone.layer.quantize(dynamic=False)
+    with pytest.raises(ValueError, match=r"Storage: expected one of fp8, int8.*, got 'yes'"):
+        nn.Storage("yes")
+    with pytest.raises(TypeError, match="this one is stored in fewer bits already"):
+        lone.layer.quantize(FP8)
     lone.requires_grad_(False)
-    assert isinstance(lone.layer.weight, nn.Fp8Weight)
+    assert isinstance(lone.layer.weight, nn.ScaledWeight)
     origin.requires_grad_()
     with pytest.raises(TypeError, match="this one is trained"):
-        origin.layer.quantize(dynamic=False)
+        origin.layer.quantize(FP8)
 
 
 def test_what_is_stored_in_two_ways_is_not_joined() -> None:
-    unet = loaded("sdxl", "weights", dtype=float32)
+    unet = loaded("sdxl", FP8, dtype=float32)
     q, k, v = next(group for group in unet.fusable_groups() if len(group) == 3)
     k.weight = Frozen(k.weight.dequantize(float32).data)
-    v.weight = nn.Fp8Weight(v.weight.data, v.weight.scales, dynamic=True)
+    v.weight = nn.ScaledWeight(v.weight.data, v.weight.scales, dynamic=True)
     unet.pack_contiguous()
     names = [n for n, m in unet.named_modules() if m in (q, k, v)]
     attach(unet, names, rank=2, alpha=2.0, seed=0)
@@ -199,9 +215,9 @@ def test_a_feed_forward_network_stored_in_two_ways_is_its_two_layers() -> None:
     for layer in layers:
         layer.init(rng, float64)
     x = flame.tensor(rng.standard_normal((3, 8)))
-    layers[1].quantize(dynamic=False)
+    layers[1].quantize(FP8)
     want = layers[1](F.gelu(layers[0](x), approximate="tanh")).numpy()
     np.testing.assert_array_equal(feed_forward(*layers, x).numpy(), want)
-    layers[0].quantize(dynamic=True)
+    layers[0].quantize(nn.Storage("fp8", dynamic=True))
     want = layers[1](F.gelu(layers[0](x), approximate="tanh")).numpy()
     np.testing.assert_array_equal(feed_forward(*layers, x).numpy(), want)

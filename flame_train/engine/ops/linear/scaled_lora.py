@@ -1,4 +1,4 @@
-"""Layers of one input, stored in 8 bits, each with a low-rank update that is not: see `fp8.py` and `lora.py`."""
+"""Layers of one input, stored in 8 bits, each with a low-rank update that is not: see `scaled.py` and `lora.py`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ import numpy as np
 from ....errors import ShapeError
 from ...arguments import Arguments
 from ...backend.cuda.launcher import Launcher
-from ...dtype import Array, DType
+from ...dtype import Array, DType, int8, uint8
 from ...grad_target import GradTargets
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common import conditions
-from .e4m3 import rounded
-from .fp8 import broadcast_grad, check_layer, decode, encode, fp8_product_to, products, storage, stored, weight_of
 from .lora import (
     AppliedLowRanks,
     Gradients,
@@ -28,12 +26,23 @@ from .lora import (
 )
 from .lora_gradients import factor_gradients, listed, side_by_side
 from .matmul import rows_product
+from .scaled import (
+    broadcast_grad,
+    check_layer,
+    decode,
+    encode,
+    products,
+    scaled_product_to,
+    storage,
+    stored,
+    stored_product,
+)
 from .skinny_gemm import SkinnyOperands
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Weights(Arguments):
-    """The weights of n layers, each as `fp8_quantize` stores it: e4m3 data (out, in) and scales (out,)."""
+class ScaledWeights(Arguments):
+    """The weights of n layers, each as data (out, in), e4m3 in uint8 or int8, and scales (out,)."""
 
     data: Sequence[Array]
     scales: Sequence[Array]
@@ -44,7 +53,7 @@ class Fp8Weights(Arguments):
 
 
 @primitive(aux=("lora_hidden",), multiple=True)
-def fp8_lora_linears(
+def scaled_lora_linears(
     xp: Namespace,
     input: Array,
     data: Sequence[Array],
@@ -56,14 +65,14 @@ def fp8_lora_linears(
     residual: Array | None = None,
     dynamic: bool = False,
 ) -> tuple[list[Array], Array]:
-    """fp8_linear(input, data[i], scales[i], bias, residual) + (scale * input @ downs[i]^T) @ ups[i]^T for each i
+    """scaled_linear(input, data[i], scales[i], bias, residual) + (scale * input @ downs[i]^T) @ ups[i]^T for each i
 
     bias and residual are for one layer alone. With `dynamic` the update still sees the input as it is.
 
     Args:
         xp: the array namespace.
         input: (..., in).
-        data: n of e4m3, uint8 (out, in).
+        data: n of e4m3 in uint8, or of int8 (out, in).
         scales: n of uint32 (out,).
         downs: n of (rank, in).
         ups: n of (out, rank).
@@ -75,11 +84,10 @@ def fp8_lora_linears(
     Returns:
         n outputs (..., out), and the low-rank activations (rows, n rank).
     """
-    _check(input, Fp8Weights(data, scales), LowRanks(downs, ups, scale), bias, residual)
-    x = rounded(xp, input) if dynamic else input
+    _check(input, ScaledWeights(data, scales), LowRanks(downs, ups, scale), bias, residual)
     made, hiddens = [], []
     for c, s, down, up in zip(data, scales, downs, ups, strict=True):
-        y = rows_product(xp, x, weight_of(xp, c, s, input.dtype).T)
+        y = stored_product(xp, input, c, s, dynamic)
         for term in (bias, residual):
             y = y if term is None else y + term
         hiddens.append(rows_product(xp, input, down.T) * scale)
@@ -87,10 +95,10 @@ def fp8_lora_linears(
     return made, xp.concatenate(hiddens, axis=-1).reshape(-1, sum(len(d) for d in downs))
 
 
-fp8_lora_linears.non_differentiable("data", "scales")
+scaled_lora_linears.non_differentiable("data", "scales")
 
 
-def _check(input: Array, weights: Fp8Weights, lora: LowRanks, bias: Array | None, residual: Array | None) -> None:
+def _check(input: Array, weights: ScaledWeights, lora: LowRanks, bias: Array | None, residual: Array | None) -> None:
     """Raises ShapeError or TypeError unless all these go together.
 
     Args:
@@ -106,20 +114,22 @@ def _check(input: Array, weights: Fp8Weights, lora: LowRanks, bias: Array | None
     counts = [len(what) for what in (weights.data, weights.scales, lora.downs, lora.ups)]
     if len(set(counts)) > 1 or not counts[0]:
         words = "{} weights, {} scales, {} downs and {} ups".format(*counts)
-        raise ShapeError(f"fp8_lora_linears: {words} do not pair up")
+        raise ShapeError(f"scaled_lora_linears: {words} do not pair up")
     if counts[0] > 1 and not bias is residual is None:
-        raise ShapeError(f"fp8_lora_linears: expected no bias and no residual for {counts[0]} layers")
+        raise ShapeError(f"scaled_lora_linears: expected no bias and no residual for {counts[0]} layers")
+    if len({w.dtype for w in weights.data}) > 1:
+        raise TypeError("scaled_lora_linears: expected data of one format, got uint8 and int8")
     for w, s, down, up in zip(weights.data, weights.scales, lora.downs, lora.ups, strict=True):
-        check_layer(input, w, s, residual, "fp8_lora_linears")
-        check_factors("fp8_lora_linears", w, down, up)
+        check_layer(input, w, s, residual, "scaled_lora_linears")
+        check_factors("scaled_lora_linears", w, down, up)
 
 
-@fp8_lora_linears.vjp("input", "downs", "ups")
+@scaled_lora_linears.vjp("input", "downs", "ups")
 def _(
     xp: Namespace,
     g: Sequence[Array],
     input: Array,
-    weights: Fp8Weights,
+    weights: ScaledWeights,
     lora: AppliedLowRanks,
     dynamic: bool,
     needs: frozenset[str],
@@ -138,29 +148,32 @@ def _(
     return dx, d_downs, [xp.matmul(r.T, h) for r, h in zip(rows, hiddens, strict=True)] if "ups" in needs else None
 
 
-fp8_lora_linears.vjp("bias")(lambda xp, g: g[0])
-fp8_lora_linears.vjp("residual")(lambda xp, g: g[0])
+scaled_lora_linears.vjp("bias")(lambda xp, g: g[0])
+scaled_lora_linears.vjp("residual")(lambda xp, g: g[0])
 
 
-def _stored(n: int, *shape: int) -> tuple[list[Array], list[Array]]:
-    made = [stored(*shape) for _ in range(n)]
+def _stored(n: int, *shape: int, dtype: DType = uint8) -> tuple[list[Array], list[Array]]:
+    made = [stored(*shape, dtype=dtype) for _ in range(n)]
     return [data for data, _ in made], [scales for _, scales in made]
 
 
-fp8_lora_linears.samples(
+scaled_lora_linears.samples(
     sample((2, 3, 8), *_stored(2, 6, 8), [(2, 8), (2, 8)], [(6, 2), (6, 2)], 0.5),
     sample((4, 8), *_stored(1, 6, 8), [(1, 8)], [(6, 1)], 2.0, (6,), (4, 6)),
     sample((2, 8), *_stored(1, 6, 8), [(2, 8)], [(6, 2)], 0.5),
+    sample((2, 3, 8), *_stored(2, 6, 8, dtype=int8), [(2, 8), (2, 8)], [(6, 2), (6, 2)], 0.5),
 )
-fp8_lora_linears.perf_samples(
+scaled_lora_linears.perf_samples(
     sample((2, 77, 320), *_stored(3, 640, 320), [(16, 320)] * 3, [(640, 16)] * 3, 0.5),
     sample((1, 521, 144), *_stored(1, 80, 144), [(16, 144)], [(80, 16)], 0.5, (80,), (1, 521, 80)),
     sample((2, 77, 320), *_stored(3, 640, 320), [(16, 320)] * 3, [(640, 16)] * 3, 0.5, dynamic=True),
     sample((1, 521, 144), *_stored(1, 80, 144), [(16, 144)], [(80, 16)], 0.5, (80,), (1, 521, 80), dynamic=True),
+    sample((1, 521, 144), *_stored(1, 80, 144, dtype=int8), [(16, 144)], [(80, 16)], 0.5, (80,), dynamic=True),
+    sample((2, 77, 320), *_stored(3, 640, 320, dtype=int8), [(16, 320)] * 3, [(640, 16)] * 3, 0.5, dynamic=True),
 )
 
 
-def _fp8_lora_linears_errors() -> Iterator[ErrorSample]:
+def _scaled_lora_linears_errors() -> Iterator[ErrorSample]:
     one, two = _stored(1, 6, 8), _stored(2, 6, 8)
     yield ErrorSample(
         sample((2, 8), *two, [(2, 8)], [(6, 2)], 0.5), ShapeError, "2 weights, 2 scales, 1 downs and 1 ups"
@@ -170,20 +183,20 @@ def _fp8_lora_linears_errors() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 7), *one, [(2, 7)], [(6, 2)], 0.5), ShapeError, r"last dim 7 but weight is \(6, 8\)")
 
 
-fp8_lora_linears.errors(*_fp8_lora_linears_errors())
+scaled_lora_linears.errors(*_scaled_lora_linears_errors())
 
 
 # ---- kernels -----------------------------------------------------------------------------------------------
 
 
-def _alike(input: Array, weights: Fp8Weights, lora: LowRanks, bias: Array | None, residual: Array | None) -> str:
+def _alike(input: Array, weights: ScaledWeights, lora: LowRanks, bias: Array | None, residual: Array | None) -> str:
     try:
         _check(input, weights, lora, bias, residual)
     except (ShapeError, TypeError):
         return "arguments that are refused"
     for what in (weights.data, lora.downs, lora.ups):
-        if len({w.shape for w in what}) > 1:
-            return "layers of several shapes"
+        if len({(w.shape, w.dtype) for w in what}) > 1:
+            return "layers of several shapes or formats"
     return conditions.same(conditions.AT_MOST_FP32, input, *lora.downs, *lora.ups, bias, residual)
 
 
@@ -195,24 +208,24 @@ def _products(input: Array, data: Sequence[Array], dynamic: bool) -> str:
     return products(input, data[0], dynamic)
 
 
-@fp8_lora_linears.cuda("cublaslt", when=(_alike, _storage))
+@scaled_lora_linears.cuda("cublaslt", when=(_alike, _storage))
 def _(
-    k: Launcher, input: Array, weights: Fp8Weights, lora: LowRanks, bias: Array | None, residual: Array | None
+    k: Launcher, input: Array, weights: ScaledWeights, lora: LowRanks, bias: Array | None, residual: Array | None
 ) -> tuple[list[Array], Array]:
     return stacked_products(k, input, weights.decoded(k, input.dtype), lora, bias, residual)
 
 
-@fp8_lora_linears.cuda_vjp("cublaslt", "input", "downs", "ups", when=(_alike, _storage))
+@scaled_lora_linears.cuda_vjp("cublaslt", "input", "downs", "ups", when=(_alike, _storage))
 def _(
-    k: Launcher, g: Sequence[Array], input: Array, weights: Fp8Weights, lora: AppliedLowRanks, targets: GradTargets
+    k: Launcher, g: Sequence[Array], input: Array, weights: ScaledWeights, lora: AppliedLowRanks, targets: GradTargets
 ) -> Gradients:
     weight = weights.decoded(k, input.dtype) if "input" in targets else k.stacked(weights.data)
     return stacked_gradients(k, g, input, weight, lora, targets)
 
 
-@fp8_lora_linears.cuda("fp8", when=(_alike, _products))
+@scaled_lora_linears.cuda("scaled", when=(_alike, _products))
 def _(
-    k: Launcher, input: Array, weights: Fp8Weights, lora: LowRanks, bias: Array | None, residual: Array | None
+    k: Launcher, input: Array, weights: ScaledWeights, lora: LowRanks, bias: Array | None, residual: Array | None
 ) -> tuple[list[Array], Array]:
     stack, factors = k.contiguous(k.stacked(weights.data)), k.contiguous(k.stacked(weights.scales))
     down, up = k.contiguous(k.stacked(lora.downs)), k.contiguous(k.stacked(lora.ups))
@@ -224,14 +237,14 @@ def _(
     added = None if residual is None else residual.reshape(1, -1, out)
     k.matmul(hidden_parts, up.transpose(0, 2, 1), out=y_parts, plus=added)
     weight = stack.reshape(-1, width), factors.reshape(-1)
-    k.scaled_product(encode(k, x), weight, out=y, bias=bias, plus=y)
+    k.scaled_product(encode(k, x, stack.dtype), weight, out=y, bias=bias, plus=y)
     shape = (*input.shape[:-1], out)
     return [y[:, i * out : (i + 1) * out].reshape(shape) for i in range(n)], lora_hidden
 
 
-@fp8_lora_linears.cuda_vjp("fp8", "input", "downs", "ups", when=(_alike, _products))
+@scaled_lora_linears.cuda_vjp("scaled", "input", "downs", "ups", when=(_alike, _products))
 def _(
-    k: Launcher, g: Sequence[Array], input: Array, weights: Fp8Weights, lora: AppliedLowRanks, targets: GradTargets
+    k: Launcher, g: Sequence[Array], input: Array, weights: ScaledWeights, lora: AppliedLowRanks, targets: GradTargets
 ) -> Gradients:
     stack, factors, down, up = (k.stacked(what) for what in (weights.data, weights.scales, lora.downs, lora.ups))
     (n, out, width), rank = stack.shape, down.shape[1]
@@ -240,7 +253,7 @@ def _(
     if "input" in targets:
         flat = k.contiguous(rows).reshape(*input.shape[:-1], n * out)
         weight = stack.reshape(-1, width), factors.reshape(-1)
-        dx = fp8_product_to(k, flat, *weight, targets["input"])
+        dx = scaled_product_to(k, flat, *weight, targets["input"])
         k.matmul(grad_hidden, down.reshape(-1, width), out=dx.reshape(-1, width), plus=dx.reshape(-1, width))
     made = factor_gradients(k, SkinnyOperands(x, rows, grad_hidden, lora.lora_hidden, rank), listed(targets, n))
     return dx, made.get("down"), made.get("up")

@@ -1,4 +1,4 @@
-// Columns of e4m3 as rows.
+// Columns of 8-bit numbers as rows, whatever format their bytes are of.
 //
 // Contract: operands are dense and 16-byte aligned.
 #pragma once

@@ -1,0 +1,172 @@
+"""A linear layer's weight stored in fewer bits: 8 with a factor for each row, or 4 with one for each 64."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+from ...errors import ConfigError, EnvironmentFault
+from .. import functional as F
+from ..backend import get_backend
+from ..dtype import DType, as_dtype, uint8
+from ..rematerialize import rematerialize
+from ..tensor import Frozen, Tensor
+
+FORMATS: Final = ("fp8", "int8", "nf4")
+"""What a weight may be stored in: e4m3, whole numbers of 8 bits, or bitsandbytes' 4 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How a network's quantizable layers are stored. With `dynamic` products are of that format, too.
+
+    Raises ValueError for an unknown format.
+    """
+
+    format: str
+    dynamic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise ValueError(f"Storage: expected one of {', '.join(FORMATS)}, got {self.format!r}")
+        if self.dynamic and self.format == "nf4":
+            raise ValueError("Storage: there are no products in nf4")
+
+    def check(self, device: str, dtype: DType | str) -> None:
+        """Raises unless `device` multiplies in this format for activations of `dtype`.
+
+        ConfigError if activations are wider than 16 bits on a GPU. EnvironmentFault if its compute capability is not
+        9.0 for e4m3, which alone has products of it with a factor for each row, or below 8.0 for int8.
+        """
+        k = get_backend(device).kernels if self.dynamic else None
+        if k is None:
+            return
+        if as_dtype(dtype).itemsize > 2:
+            raise ConfigError(
+                f'products in {self.format} on a GPU need precision "bf16" or "fp16", got "{as_dtype(dtype).name}"'
+            )
+        found = f"{k.compute_capability // 10}.{k.compute_capability % 10}"
+        if self.format == "fp8" and k.compute_capability != 90:
+            raise EnvironmentFault(
+                "products in fp8 need a GPU of compute capability 9.0, such as H100 and H200, "
+                f'found {found}; use model.arithmetic = "int8" with model.quantize = "int8", or "bf16"'
+            )
+        if self.format == "int8" and k.compute_capability < 80:
+            raise EnvironmentFault(
+                "products in int8 need a GPU of compute capability 8.0 or later, such as A100 and RTX 3090, "
+                f'found {found}; use model.arithmetic = "bf16"'
+            )
+
+
+class QuantizedWeight(ABC):
+    """A weight that is no Tensor, so that no op takes the stored data for numbers."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    @abstractmethod
+    def stored(self) -> tuple[Tensor, ...]:
+        """The tensors that it is kept as."""
+
+    @abstractmethod
+    def dequantize(self, dtype: DType) -> Tensor:
+        """The decoded weight (out, in), in `dtype`."""
+
+    @abstractmethod
+    def to(self, device: str) -> Self:
+        """The same on `device`."""
+
+    @classmethod
+    def of(cls, weight: Tensor, storage: Storage) -> QuantizedWeight:
+        """`weight`, stored so."""
+        if storage.format == "nf4":
+            return Nf4Weight(weight.shape, *(Frozen(part.data) for part in F.nf4_quantize(weight)))
+        data, scales = (F.fp8_quantize if storage.format == "fp8" else F.int8_quantize)(weight)
+        return ScaledWeight(Frozen(data.data), Frozen(scales.data), storage.dynamic)
+
+    @property
+    def device(self) -> str:
+        return self.stored[0].device
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(part.data.nbytes) for part in self.stored)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledWeight(QuantizedWeight):
+    """`data` (out, in), e4m3 in uint8 or int8, and `scales` (out,). See `ops/linear/scaled.py`.
+
+    With `dynamic` the layer's inputs and gradients are rounded to the same format for its products, too.
+    """
+
+    data: Tensor
+    scales: Tensor
+    dynamic: bool
+
+    @classmethod
+    def joined(cls, weights: Sequence[ScaledWeight]) -> list[Self]:
+        """Weights of one shape and format, moved next to each other in memory, so that one product can read them."""
+        blocks = [F.stack([getattr(w, part) for w in weights]).data for part in ("data", "scales")]
+        return [cls(Frozen(c), Frozen(s), w.dynamic) for c, s, w in zip(*blocks, weights, strict=True)]
+
+    def alike(self, other: object) -> bool:
+        """Whether one op can take both."""
+        return isinstance(other, ScaledWeight) and (self.data.dtype, self.dynamic) == (other.data.dtype, other.dynamic)
+
+    @property
+    def format(self) -> str:
+        return "fp8" if self.data.dtype == uint8 else "int8"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    @property
+    def stored(self) -> tuple[Tensor, ...]:
+        return self.data, self.scales
+
+    def dequantize(self, dtype: DType) -> Tensor:
+        made: Tensor = F.scaled_dequantize(self.data, self.scales, dtype)
+        return made
+
+    def to(self, device: str) -> Self:
+        data, scales = (Frozen(t.to(device).data) for t in self.stored)
+        return type(self)(data, scales, self.dynamic)
+
+
+@dataclass(frozen=True, slots=True)
+class Nf4Weight(QuantizedWeight):
+    """A weight of these sizes in the parts that `nf4_quantize` makes. See `ops/linear/nf4.py`.
+
+    It is decoded wherever an op needs it, and not kept: see `operand`.
+    """
+
+    sizes: tuple[int, ...]
+    data: Tensor
+    absmax: Tensor
+    nested: Tensor
+    offset: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.sizes
+
+    @property
+    def stored(self) -> tuple[Tensor, ...]:
+        return self.data, self.absmax, self.nested, self.offset
+
+    def dequantize(self, dtype: DType) -> Tensor:
+        made: Tensor = F.nf4_dequantize(*self.stored, self.shape, dtype)
+        return made
+
+    def operand(self, dtype: DType) -> Tensor:
+        """The decoded weight for an op, which decodes it again for its gradient, even inside a checkpoint."""
+        return rematerialize(F.nf4_dequantize, *self.stored, self.shape, dtype, within_checkpoint=True)
+
+    def to(self, device: str) -> Self:
+        return type(self)(self.sizes, *(Frozen(part.to(device).data) for part in self.stored))

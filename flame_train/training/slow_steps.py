@@ -1,0 +1,109 @@
+"""Watches the time of steps: one that suddenly takes twice its usual time, for 20 steps, and memory that spilled.
+
+Each is said once, with what changed since the steps were as usual. It looks only; no trained bit depends on it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from .gpu_readings import Reading
+
+STREAK: Final = 20
+"""Slow steps in a row, after which it is said."""
+
+SLOW: Final = 2.0
+"""A step is slow from so many times the usual time on."""
+
+_WARM: Final = 5  # first steps of a process: they compile and capture
+_USUAL: Final = 100  # steps whose median is the usual time
+_READ_S: Final = 10.0  # seconds of steps between two readings
+_LESS_CLOCK: Final = 0.9
+_GIB: Final = 2**30
+
+
+class SlowSteps:
+    """Takes the time of each step.
+
+    Args:
+        read: the state of the GPU.
+        live: bytes that the run's tensors and captured steps have now, where the driver can put some of them into the
+            host's memory; None: it cannot.
+    """
+
+    def __init__(self, read: Callable[[], Reading], live: Callable[[], int] | None = None) -> None:
+        self._read, self._live = read, live
+        self._seconds: deque[float] = deque(maxlen=_USUAL)
+        self._waits: deque[float] = deque(maxlen=_USUAL)
+        self._slow: list[tuple[float, float]] = []  # seconds, and of these the wait for data
+        self._usual_reading: Reading | None = None
+        self._steps, self._since, self._told, self._told_spill = 0, 0.0, False, False
+
+    def add(self, seconds: float, wait: float) -> list[str]:
+        """A step's seconds, and those for which it waited for data. Returns what there is to say."""
+        self._steps += 1
+        self._since += seconds
+        if self._steps <= _WARM:
+            return []
+        said = self._spilled()
+        usual = statistics.median(self._seconds) if len(self._seconds) >= STREAK else None
+        if usual is None or seconds < SLOW * usual:
+            self._usual(seconds, wait)
+        else:
+            self._slow.append((seconds, wait))
+            if len(self._slow) == STREAK and not self._told:
+                self._told = True
+                said.append(self._message(usual))
+        return said
+
+    def _usual(self, seconds: float, wait: float) -> None:
+        """A step as usual: the streak is over. Now and then the GPU is read, for a comparison later."""
+        self._slow.clear()
+        self._told = False
+        self._seconds.append(seconds)
+        self._waits.append(wait)
+        if self._usual_reading is None or self._since >= _READ_S:
+            self._since, self._usual_reading = 0.0, self._read()
+
+    def _message(self, usual: float) -> str:
+        now = statistics.median(seconds for seconds, _ in self._slow)
+        changes = [*self._data(usual, now), *_changes(self._usual_reading or Reading(), self._read())]
+        changed = ", ".join(changes) or "neither clock, temperature, memory nor waits for data, as far as is known"
+        return (
+            f"the last {STREAK} steps took {now:.3g} s each, {now / usual:.1f} times the usual {usual:.3g} s; what "
+            f"changed: {changed}"
+        )
+
+    def _data(self, usual: float, now: float) -> list[str]:
+        """The wait for data, where it is half of the difference or more."""
+        before, after = statistics.median(self._waits), statistics.median(wait for _, wait in self._slow)
+        return [f"waits for data {before:.3g} to {after:.3g} s"] if after - before >= (now - usual) / 2 else []
+
+    def _spilled(self) -> list[str]:
+        """The run has more than all processes together have of the card: the rest lies in the host's memory."""
+        if self._live is None or self._told_spill or self._steps % STREAK:
+            return []
+        used, live = self._read().used, self._live()
+        if used is None or used >= live:
+            return []
+        self._told_spill = True
+        return [
+            f"the driver put at least {(live - used) / _GIB:.1f} GiB of this run into the host's memory, which makes "
+            'steps many times slower: set memory.budget = "auto", or turn off "CUDA sysmem fallback" in the driver'
+        ]
+
+
+def _changes(before: Reading, now: Reading) -> list[str]:
+    """How the GPU differs."""
+    found = []
+    if before.clock and now.clock and now.clock < _LESS_CLOCK * before.clock:
+        held = f", held by {' and '.join(now.held_by)}" if now.held_by else ""
+        found.append(f"clock {before.clock} to {now.clock} MHz{held}")
+    if before.temperature is not None and now.temperature is not None and now.temperature - before.temperature >= 5:
+        found.append(f"temperature {before.temperature} to {now.temperature} degrees Celsius")
+    if before.used is not None and now.used is not None and now.used - before.used >= _GIB // 4:
+        found.append(f"memory of the card in use {before.used / _GIB:.1f} to {now.used / _GIB:.1f} GiB")
+    return found

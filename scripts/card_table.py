@@ -1,0 +1,199 @@
+"""The README's table of cards: what a memory budget chooses for each family, its peak and the time of a step.
+
+    python scripts/card_table.py                      prints the table of docs/card_table.json
+    python scripts/card_table.py --write              writes it into README.md
+    python scripts/card_table.py --predict FOLDER     predicts all rows again, without a GPU, into that file
+    python scripts/card_table.py --measure FOLDER     runs them on this machine's GPU, and adds what they took
+
+Each row is a whole command on an empty checkpoint of published size in FOLDER (`random_checkpoint.py`): encode, train,
+sample, save, at 1024 x 1024, batch 1 and rank 16. `--only "flux-dev *"` takes a glob over "MODEL GIB". `--measure` asks
+NVML five times a second what the process has of the card, the CUDA context included, and takes the median of the steps.
+A test holds the README to the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import fnmatch
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[1]
+FILE, README = ROOT / "docs" / "card_table.json", ROOT / "README.md"
+BEGIN, END = "<!-- cards: scripts/card_table.py --write -->", "<!-- end of cards -->"
+MODELS: Final = {
+    "sdxl": ("SDXL", (8, 6, 4)),
+    "sd35-large": ("SD3.5 large", (12, 8)),
+    "flux-dev": ("Flux.1 dev", (24, 16, 12, 8)),
+    "zimage": ("Z-Image", (24, 16, 12, 8)),
+    "klein-4b": ("FLUX.2 klein 4B", (24, 16, 12, 8)),
+}
+STEPS: Final = 12
+"""Of a measured run; the first half compiles and captures."""
+
+CASES: Final = [(model, gib) for model, (_, sizes) in MODELS.items() for gib in sizes]
+_SHORT: Final = {
+    "gradient.checkpointing": "checkpointing {}",
+    "model.quantize": "base {}",
+    "text_encoders.precision": "text {}",
+    "model.vae_precision": "VAE {}",
+}
+
+HEAD = """\
+What `memory.budget` chooses for a card, with sample images, at 1024 x 1024, batch 1 and rank 16. {said} The peak
+includes the CUDA context. The time is that of an H200 with its memory limited. "none" means that nothing keeps the run
+within so much; behind it stands the least that would do.
+"""
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The table in Markdown: cards down, families across."""
+    measured = any(row.get("measured") for row in rows)
+    said = "In bold what was measured; the rest is predicted." if measured else "All of it is predicted, not measured."
+    titles = [title for title, _ in MODELS.values()]
+    lines = [HEAD.format(said=said), f"| card | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
+    by_case = {(row["model"], row["gib"]): row for row in rows}
+    for gib in sorted({row["gib"] for row in rows}, reverse=True):
+        cells = [_cell(by_case.get((model, gib))) for model in MODELS]
+        lines.append(f"| {gib} GiB | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    if row["peak_gib"] is None:
+        return f"none ({row['least_gib']:.1f} GiB)"
+    chosen = ", ".join(_short(line) for line in row["chosen"]) or "nothing changed"
+    figures = f"{row['peak_gib']:.1f} GiB, {row['ms']:.0f} ms"
+    found = row.get("measured")
+    if found:
+        figures += f" (**{found['peak_gib']:.1f} GiB, {found['ms']:.0f} ms**)"
+    return f"{figures}: {chosen}"
+
+
+def _short(line: str) -> str:
+    """A line of a config in few words."""
+    key, _, value = line.partition(" = ")
+    return _SHORT.get(key, f"{key} {{}}").format(value.strip('"'))
+
+
+def readme(rows: list[dict[str, Any]]) -> str:
+    """The README with this table."""
+    text = README.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{table(rows)}\n{END}{after}"
+
+
+def prepared(folder: Path, model: str) -> Path:
+    """A config for an empty checkpoint of the model and four drawn images."""
+    from full_run import config, draw
+    from random_checkpoint import parts_of, tensors, write_empty
+
+    from flame_train.recipes.small import write_vocabulary
+
+    base = folder / model
+    if not (base / "base.safetensors").exists():
+        base.mkdir(parents=True, exist_ok=True)
+        made = tensors(parts_of(model, t5=True), "")
+        write_empty(base / "base.safetensors", made)
+        if not any(name.startswith("text_encoders.qwen3") for name in made):
+            write_vocabulary(base)
+    draw(folder / "images", 4)
+    file = base / "run.toml"
+    file.write_text(config(base / "base.safetensors", folder / "images", base / "run", STEPS))
+    return file
+
+
+def command(file: Path, gib: int, *more: str) -> list[str]:
+    """`train` under the budget."""
+    return [sys.executable, "-m", "flame_train", "train", str(file), "--memory", str(gib), *more]
+
+
+def predicted(folder: Path, model: str, gib: int) -> dict[str, Any]:
+    """A row: what a dry run says."""
+    file = prepared(folder, model)
+    shutil.rmtree(file.parent / "run", ignore_errors=True)
+    done = subprocess.run(command(file, gib, "--dry-run", "--json"), capture_output=True, text=True)
+    row: dict[str, Any] = {"model": model, "gib": gib, "peak_gib": None, "ms": None, "chosen": [], "least_gib": None}
+    if done.returncode == 2 and "the least is " in done.stderr:
+        return row | {"least_gib": float(done.stderr.partition("the least is ")[2].split()[0])}
+    if done.returncode:
+        sys.exit(done.stderr)
+    plan = json.loads(done.stdout)
+    peak = next(value for name, value in plan.items() if name.startswith("predicted GiB of it"))
+    chosen = plan["chosen for the budget"]
+    return row | {
+        "peak_gib": peak,
+        "ms": plan["predicted ms a step"],
+        "chosen": chosen if isinstance(chosen, list) else [],
+    }
+
+
+def measured(folder: Path, row: dict[str, Any]) -> dict[str, Any]:
+    """What the row's run took on this machine's GPU."""
+    import pynvml
+
+    file = prepared(folder, row["model"])
+    run = file.parent / "run"
+    for old in (run, folder / "images" / ".flame-cache"):
+        shutil.rmtree(old, ignore_errors=True)
+    pynvml.nvmlInit()
+    card = pynvml.nvmlDeviceGetHandleByIndex(0)
+    before = peak = pynvml.nvmlDeviceGetMemoryInfo(card).used
+    begin = time.monotonic()
+    with subprocess.Popen(command(file, row["gib"])) as process:
+        while process.poll() is None:
+            with contextlib.suppress(pynvml.NVMLError):
+                peak = max(peak, pynvml.nvmlDeviceGetMemoryInfo(card).used)
+            time.sleep(0.2)
+    if process.returncode:
+        sys.exit(f"{row['model']} in {row['gib']} GiB ended with {process.returncode}")
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    plain = lines[STEPS // 2 : -1]
+    return {
+        "peak_gib": round((peak - before) / 2**30, 2),
+        "tensors_gib": round(lines[-1]["memory"] / 2**30, 2),
+        "ms": round(1e3 / statistics.median(line["images_per_s"] for line in plain), 1),
+        "whole_s": round(time.monotonic() - begin, 1),
+        "card": pynvml.nvmlDeviceGetName(card),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--predict", type=Path, metavar="FOLDER")
+    parser.add_argument("--measure", type=Path, metavar="FOLDER")
+    parser.add_argument("--only", default="*")
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else []
+    found = {(row["model"], row["gib"]): row for row in rows}
+    folder = args.predict or args.measure
+    for case in [case for case in CASES if folder and fnmatch.fnmatch(f"{case[0]} {case[1]}", args.only)]:
+        if args.predict:
+            found[case] = predicted(folder.resolve(), *case)
+        elif found[case]["peak_gib"] is not None:
+            found[case]["measured"] = measured(folder.resolve(), found[case])
+        print(json.dumps(found[case]), flush=True)
+        kept = [found[known] for known in CASES if known in found]
+        FILE.write_text("[\n" + ",\n".join(f" {json.dumps(row)}" for row in kept) + "\n]\n", encoding="utf-8")
+    rows = [found[case] for case in CASES if case in found]
+    if args.write:
+        README.write_text(readme(rows), encoding="utf-8")
+    elif not folder:
+        print(table(rows), end="")
+
+
+if __name__ == "__main__":
+    main()
