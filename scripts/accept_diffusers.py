@@ -23,9 +23,9 @@ from flame_train.recipes import NOTHING_NAMED, family_of
 from flame_train.training.preview import PREVIEW_NOISE
 
 NEEDED = ("torch", "diffusers", "transformers", "peft")
-PACKED = ("flux", "chroma")
+PACKED = ("flux", "chroma", "krea2")
 """Families whose pipelines take latents as tokens."""
-ADDED = {"zimage": -1.0}
+ADDED = {"zimage": -1.0, "krea2": -1.0}
 """What is added to the usual guidance scale, where a pipeline counts otherwise."""
 
 

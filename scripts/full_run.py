@@ -27,6 +27,7 @@ COMMANDS = {
     "zimage": "zimage-lora",
     "klein-4b": "flux2-lora",
     "klein-9b": "flux2-lora",
+    "chroma": "chroma-lora",
     "krea2": "krea2-lora",
     "anima": "anima-lora",
     "anima-2.9b": "anima-lora",

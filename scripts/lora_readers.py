@@ -56,8 +56,10 @@ PIPELINES = {
     "flux": "FluxPipeline",
     "zimage": "ZImagePipeline",
     "flux2": "Flux2KleinPipeline",
+    "krea2": "Krea2Pipeline",
+    "chroma": "ChromaPipeline",
 }
-PUBLISHED = {"zimage": "zimage", "flux2": "klein-9b"}
+PUBLISHED = {"zimage": "zimage", "flux2": "klein-9b", "krea2": "krea2", "chroma": "chroma"}
 """Families without a list of names: the published size whose network has them."""
 SIZE = 4
 UPS = (".lora_up.weight", ".lora_B.weight", "lora_B.default.weight", ".up.weight")

@@ -24,7 +24,8 @@ from PIL import Image, ImageDraw
 
 from flame_train.adapters.attach import Attached, attach
 from flame_train.adapters.targets import resolve
-from flame_train.config.schema import Config, DataSection, LoraSection, OptimizerSection, ScheduleSection, TrainSection
+from flame_train.config.schema import Config, DataSection, LoraSection
+from flame_train.config.updates import OptimizerSection, ScheduleSection, TrainSection
 from flame_train.engine import Tensor, capture
 from flame_train.engine.backend import get_backend
 from flame_train.engine.random import Rng

@@ -51,6 +51,13 @@ STEPS: dict[str, dict[str, Any]] = {
     "flux, offloading": {"model": "flux-dev", "checkpointing": "offload"},
     "flux, 8 bits": {"model": "flux-dev", "arithmetic": "fp8", **_8_BITS},
     "flux, base in 8 bits, checkpointing": {"model": "flux-dev", "checkpointing": "full", **_8_BITS},
+    "flux, base in 8 bits, all blocks streamed": {
+        "model": "flux-dev",
+        "checkpointing": "full",
+        "settings": ("model.offload=1.0",),
+        **_8_BITS,
+    },
+    "sdxl, half of the blocks streamed": {"checkpointing": "full", "settings": ("model.offload=0.5",)},
     "flux, int8": {"model": "flux-dev", **_8_BITS, "quantize": "int8", "arithmetic": "int8"},
     "flux, base in 4 bits": {"model": "flux-dev", **_8_BITS, "quantize": "nf4"},
     "flux, base in 4 bits, checkpointing": {"model": "flux-dev", "checkpointing": "full", **_8_BITS, "quantize": "nf4"},

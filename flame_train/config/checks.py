@@ -243,7 +243,7 @@ def _targets(config: Config) -> str | None:
 def _trained_text(config: Config) -> str | None:
     text, known = config.text_encoders, [entry.name for entry in ENCODER_KEYS]
     if wrong := [name for name in text.train if name not in known]:
-        return f'expected names among {", ".join(known)}, got "{wrong[0]}"'
+        return f'expected names among {", ".join(sorted(known))}, got "{wrong[0]}"'
     if len(set(text.train)) < len(text.train):
         return f"expected each name once, got {list(text.train)}"
     if text.train and text.cache == "on":
@@ -384,7 +384,7 @@ def checks() -> Iterator[Check]:
     for name in ("loss_scale", "loss_scale_init", "loss_scale_interval"):
         yield Check((f"train.{name}", "train.precision", "train.loss_scale"), partial(_loss_scale, name=name))
     yield Check(("gradient.checkpoint_blocks", "gradient.checkpointing"), recomputed.checkpoint_blocks)
-    yield Check(("model.offload", "gradient.checkpointing"), recomputed.offload)
+    yield Check(("model.offload", "gradient.checkpointing", "memory.budget"), recomputed.offload)
     yield Check(("model.arithmetic", "model.quantize"), _arithmetic)
     yield Check(("memory.budget",), lambda config: budget_problem(config.memory.budget))
     yield Check(("sample.guidance_scale",), _guidance)

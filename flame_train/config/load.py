@@ -15,10 +15,11 @@ from pydantic import ValidationError
 
 from flame_train.config.checks import checks
 from flame_train.config.keys import Key, keys, sections
-from flame_train.config.located import Located, place_of
+from flame_train.config.located import ConfigWithSource, place_of
 from flame_train.config.read import Layered, given_layer, read_layers
-from flame_train.config.schema import LONGEST_RUN, REPEATED, Config
+from flame_train.config.schema import REPEATED, Config
 from flame_train.config.suggest import answer, did_you_mean, nearest_section
+from flame_train.config.updates import LONGEST_RUN
 from flame_train.errors import ConfigError
 
 _OVERRIDE = "--set"
@@ -43,7 +44,7 @@ def load(source: str, overrides: Sequence[str] = ()) -> Config:
 
 def load_located(
     source: str | Mapping[str, Any], overrides: Sequence[str] = (), lacking: Collection[str] = ()
-) -> Located:
+) -> ConfigWithSource:
     """The configuration in `source` with each `section.key=value` of `overrides` on top.
 
     `source` is a path, `-` for standard input, or the sections as a mapping.
@@ -55,7 +56,7 @@ def load_located(
     config, problems = _checked(layered, overrides, lacking)
     if problems:
         raise ConfigError(_report(problems, layered))
-    return Located(config, layered)
+    return ConfigWithSource(config, layered)
 
 
 def problems_in(tree: Mapping[str, Any]) -> list[Problem]:

@@ -19,7 +19,7 @@ def place_of(layered: Layered, path: KeyPath) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class ConfigWithSource:
     """A configuration that knows where its keys were written; by itself it was written nowhere."""
 
     config: Config
@@ -62,7 +62,7 @@ class Located:
 
 
 @contextmanager
-def told_with_keys(located: Located) -> Iterator[None]:
+def told_with_keys(located: ConfigWithSource) -> Iterator[None]:
     """Within, an error about a file or folder that the config names says which key names it, and where."""
     try:
         yield
@@ -73,10 +73,10 @@ def told_with_keys(located: Located) -> Iterator[None]:
         raise
 
 
-class Gathered:
+class ErrorCollector:
     """Collects ConfigErrors from several `with` blocks and raises them together."""
 
-    def __init__(self, located: Located) -> None:
+    def __init__(self, located: ConfigWithSource) -> None:
         self._located = located
         self._found: list[str] = []
 
@@ -88,7 +88,7 @@ class Gathered:
             self._found.append(self._located.located(str(error)))
         return isinstance(error, ConfigError)
 
-    def tell(self) -> None:
+    def raise_all(self) -> None:
         """Raises ConfigError if anything was wrong."""
         if self._found:
             raise ConfigError("\n".join(self._found))

@@ -35,7 +35,7 @@ def has_flags(text: str) -> bool:
 def read_flags(line: str) -> dict[str, Any]:
     """The keys of a prompt that a line writes. Raises ValueError for a flag that is unknown, twice there or no number.
 
-    `--l` is the scale of classifier-free guidance and `--g` the one that Flux is told. Here they are one key. So
+    `--l` is the scale of classifier-free guidance and `--g` an input of Flux. Here they are one key. So
     `--l 1` beside `--g`, which is without classifier-free guidance, says nothing.
     """
     text, *parts = _FLAG.split(line)

@@ -15,6 +15,8 @@ def checkpoint_blocks(config: Config) -> str | None:
 def offload(config: Config) -> str | None:
     """What is wrong with model.offload."""
     asked, checkpointing = config.model.offload, config.gradient.checkpointing
+    if asked == "auto" and config.memory.budget:
+        return 'expected a share, globs or "off" with memory.budget, which does not choose it yet, got "auto"'
     if asked == "off" or checkpointing in ("full", "offload"):
         return None
     return (

@@ -148,7 +148,7 @@ class Dataset:
         return cls(path, tuple(items), repeats, by_folder, (*listing.notices, *scan.notices, *skipped))
 
     @property
-    def comings(self) -> tuple[int, ...]:
+    def repeats_per_image(self) -> tuple[int, ...]:
         """How often each image comes in one epoch."""
         named = [_named_repeats(item.key) if self.by_folder else None for item in self.items]
         return tuple(self.repeats * (1 if n is None else n) for n in named)

@@ -16,13 +16,13 @@ import numpy as np
 
 Bucket = tuple[int, int]
 Group = tuple[Bucket, int]  # a bucket, and the size of its batches
-Comings = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
-"""Items, and for each its how many-th coming in the epoch, from 0."""
+Repeats = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+"""Items, and the number of each repeat of an item in the epoch, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Samples of one bucket. `draws[i]` numbers, from 0, the comings of item `indices[i]` in an epoch."""
+    """Samples of one bucket. `draws[i]` numbers, from 0, the repeats of item `indices[i]` in an epoch."""
 
     indices: tuple[int, ...]
     draws: tuple[int, ...]
@@ -30,7 +30,7 @@ class Batch:
     filled: int = 0  # of its samples, how many at the end repeat others to make it full
 
 
-class Order:
+class BatchSchedule:
     """The batches of every epoch, by step.
 
     Batches never mix buckets or batch sizes. An epoch holds each item as often as its repeats say, times its weight;
@@ -77,7 +77,7 @@ class Order:
             if share:
                 members.setdefault((bucket, size), {}).setdefault(share, []).append(index)
         self._turns = {
-            group: [_Turns(_comings(inside, [each[i] for i in inside]), share) for share, inside in by_share.items()]
+            group: [_Turns(_repeats_of(inside, [each[i] for i in inside]), share) for share, inside in by_share.items()]
             for group, by_share in members.items()
         }
         self._mixed = len({size for _, size in self._turns}) > 1
@@ -148,15 +148,15 @@ class Order:
 
 
 class _Turns:
-    """The comings of the items of one group and weight, of which an epoch takes as many as the weight says."""
+    """The repeats of the items of one group and weight, of which an epoch takes as many as the weight says."""
 
-    def __init__(self, comings: Comings, weight: float) -> None:
-        self._items, self._draws = comings
+    def __init__(self, repeats: Repeats, weight: float) -> None:
+        self._items, self._draws = repeats
         self._weight = weight
         self.per_epoch = max(1, round(len(self._items) * weight))
 
-    def of(self, epoch: int, seed: int, where: tuple[int, ...]) -> Comings:
-        """Items and their comings in an epoch: of weight 1 all, else the next of an endless row of shuffled passes."""
+    def of(self, epoch: int, seed: int, where: tuple[int, ...]) -> Repeats:
+        """Items and their repeats in an epoch: of weight 1 all, else the next of an endless row of shuffled passes."""
         if self._weight == 1.0:
             return self._items, self._draws
         count, first = len(self._items), epoch * self.per_epoch
@@ -170,8 +170,8 @@ class _Turns:
         return np.concatenate(items), np.concatenate(draws)
 
 
-def _comings(items: Sequence[int], repeats: Sequence[int]) -> Comings:
-    """All comings of some items in an epoch, item by item: which it is, and its how many-th, from 0."""
+def _repeats_of(items: Sequence[int], repeats: Sequence[int]) -> Repeats:
+    """All repeats of some items in an epoch, item by item: the item, and the number of the repeat, from 0."""
     counts = np.array(repeats)
     whose = np.repeat(items, counts)
     return whose, np.arange(len(whose)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -186,16 +186,16 @@ def epoch_batches(
     *,
     fill: bool = True,
 ) -> list[Batch]:
-    """The batches of one epoch: `Order(...).epoch(epoch)` as a list.
+    """The batches of one epoch: `BatchSchedule(...).epoch(epoch)` as a list.
 
     Args:
-        bucket_of, repeats, batch_size, seed, fill: as in `Order`.
+        bucket_of, repeats, batch_size, seed, fill: as in `BatchSchedule`.
         epoch: the number of the epoch, from 0.
 
     Returns:
         The batches in order.
     """
-    return list(Order(bucket_of, repeats, batch_size, seed, fill=fill).epoch(epoch))
+    return list(BatchSchedule(bucket_of, repeats, batch_size, seed, fill=fill).epoch(epoch))
 
 
 def caption_dropped(probability: float, seed: int, epoch: int, index: int, draw: int = 0, part: str = "") -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from flame_train.data.buckets import Placement, Size
 from flame_train.data.dataset import DatasetError, Item
-from flame_train.data.order import Order
+from flame_train.data.order import BatchSchedule
 from flame_train.data.placed import Placed, bucket_rows
 from flame_train.data.sets import DataSet
 from flame_train.data.views import View
@@ -26,14 +26,14 @@ class Sample:
         item: the image.
         placement: its bucket, and the crop in the centre.
         set: its set.
-        comings: how often it comes in one epoch, before the set's weight.
+        repeats: how often it comes in one epoch, before the set's weight.
         texts: its texts, of which a step sees one.
     """
 
     item: Item
     placement: Placement
     set: DataSet
-    comings: int
+    repeats: int
     texts: tuple[str, ...]
 
     @property
@@ -89,12 +89,12 @@ class Samples:
             return *latent[:2], 1
         return (1, 1, 1) if self.weighted else None
 
-    def order(self, seed: int) -> Order:
+    def order(self, seed: int) -> BatchSchedule:
         """Which sample comes when."""
         rows = self.rows
-        return Order(
+        return BatchSchedule(
             [placement.bucket for placement in self.placements],
-            [row.comings for row in rows],
+            [row.repeats for row in rows],
             [row.set.batch_size for row in rows],
             seed,
             weights=[row.set.weight for row in rows],
@@ -148,7 +148,7 @@ def samples_of(parts: Sequence[tuple[DataSet, Placed]]) -> Samples:
     placed_before: set[tuple[int, str, Placement]] = set()
     for own, placed in parts:
         twice = 0
-        for (item, placement), comings in zip(placed, placed.dataset.comings, strict=True):
+        for (item, placement), repeats in zip(placed, placed.dataset.repeats_per_image, strict=True):
             if (id(own), item.key, placement) in placed_before:
                 twice += 1
                 continue
@@ -159,7 +159,7 @@ def samples_of(parts: Sequence[tuple[DataSet, Placed]]) -> Samples:
             except DataError as error:
                 problems.setdefault(id(own), (placed, []))[1].append(f"{shown(item.key)}: its caption: {error}")
                 continue
-            rows.append(Sample(item, placement, own, comings, pool))
+            rows.append(Sample(item, placement, own, repeats, pool))
         notices += [f"{own.folder.name}: {n}" if len(sets) > 1 else n for n in placed.dataset.notices]
         if twice:
             notices.append(

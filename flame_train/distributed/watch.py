@@ -79,7 +79,7 @@ class Watch:
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """An error that ends this process alone is told to the others, who would wait for it."""
+        """Within, an error that ends this process alone reaches the others, which would wait for it."""
         try:
             yield
         except Exception as error:

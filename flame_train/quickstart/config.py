@@ -7,19 +7,12 @@ from pathlib import Path
 from typing import Final, Literal
 
 from flame_train.config.keys import keys
+from flame_train.config.outputs import OutputSection
 from flame_train.config.prompts import Prompt
 from flame_train.config.render import commented, flat, toml_value
 from flame_train.config.repeated import CheckpointSection, SampleSection
-from flame_train.config.schema import (
-    Config,
-    DataSection,
-    LoraSection,
-    ModelSection,
-    OptimizerSection,
-    OutputSection,
-    ScheduleSection,
-    TrainSection,
-)
+from flame_train.config.schema import Config, DataSection, LoraSection, ModelSection
+from flame_train.config.updates import OptimizerSection, ScheduleSection, TrainSection
 from flame_train.recipes.lesson import Lesson
 
 _DRAWN_IN: Final = 20  # steps from noise to an image

@@ -46,7 +46,7 @@ PRESETS: Final[Presets] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnimaModel(FlowModel):
-    """Times are noise levels in (0, 1), which the network is told as they are."""
+    """Times are noise levels in (0, 1), which the network gets unchanged."""
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:

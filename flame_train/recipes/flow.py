@@ -62,11 +62,22 @@ class FlowModel(Model):
         return FlowPath(self.sigmas(steps, h * w // self.patch**2))
 
 
-def opened_t5(part: Part, opening: Opening, usual_length: int) -> T5:
-    """T5, with its vocabulary from the folder of its file or of the checkpoint."""
+def opened_t5(part: Part, opening: Opening, usual_length: int, behind: int = 0) -> T5:
+    """T5, with its vocabulary from the folder of its file or of the checkpoint.
+
+    Args:
+        part: its network.
+        opening: the settings.
+        usual_length: a caption's tokens, where the settings say nothing.
+        behind: how many tokens of padding the denoiser looks at; above 0 it is told, and T5 looks at none.
+
+    Returns:
+        The text encoder.
+    """
     own = T5Keys.of(opening.text)
     places = (_folder_of(part, opening.base), opening.base)
-    return T5(part, own.t5_dropout, own.t5_tokens or usual_length, places, own.t5_vocabulary, own.t5_padding)
+    padding = "masked" if behind else own.t5_padding
+    return T5(part, own.t5_dropout, own.t5_tokens or usual_length, places, own.t5_vocabulary, padding, behind)
 
 
 def opened_qwen3(

@@ -45,7 +45,7 @@ PRESETS: Final[Presets] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Krea2Model(FlowModel):
-    """Times are noise levels in (0, 1), which the network is told as they are."""
+    """Times are noise levels in (0, 1), which the network gets unchanged."""
 
     turbo: bool = False
 

@@ -101,8 +101,8 @@ class SdxlModel(Model):
 class SdxlFlowModel(SdxlModel):
     """SDXL's network trained as a rectified flow (bigASP 2.5, NoobAI RF).
 
-    It predicts noise - x_0. The network is told 1000 s, as ComfyUI's ModelSamplingSD3 tells it, by which the authors
-    run these models; s needs not be a whole thousandth. What it sees is x_s itself, not scaled.
+    It predicts noise - x_0. The network gets 1000 s, as from ComfyUI's ModelSamplingSD3, with which the authors
+    run these models; s needs not be a whole thousandth. It sees x_s itself, not scaled.
     """
 
     flow = True

@@ -46,7 +46,7 @@ PRESETS: Final[Presets] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ZImageModel(FlowModel):
-    """Times are noise levels in (0, 1). The network is told one minus them, and predicts the negative velocity."""
+    """Times are noise levels in (0, 1). The network gets one minus them, and predicts the negative velocity."""
 
     turbo: bool = False
 

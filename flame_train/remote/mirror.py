@@ -46,7 +46,7 @@ _REPORTS: Final = (CONFIG, "dataset.json", "dataset.jpg", "images.json", "report
 
 
 class Mirror:
-    """The copy of `folder` in `store`. A context manager: within, what `notice` was told of is sent.
+    """The copy of `folder` in `store`. A context manager: within, it sends what `notice` announces.
 
     `keep` says how many of the newest checkpoints stay there, beside those that are here.
     """

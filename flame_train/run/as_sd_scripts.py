@@ -42,7 +42,7 @@ def _training(config: Config, samples: Samples, batches: int, title: str) -> dic
     train, optimizer, text = config.train, config.optimizer, config.text_encoders
     epochs = train.epochs or math.ceil(train.steps * config.gradient.accumulation / batches)
     regular = [row for row in samples.rows if row.set.regularization]
-    comings = sum(row.comings for row in regular)
+    regularizing = sum(row.repeats for row in regular)
     return {
         "output_name": config.output.name or title,
         "seed": train.seed,
@@ -54,8 +54,8 @@ def _training(config: Config, samples: Samples, batches: int, title: str) -> dic
         "lr_warmup_steps": config.schedule.warmup_of(train.steps),
         "max_train_steps": train.steps,
         "num_epochs": epochs,
-        "num_train_images": sum(row.comings for row in samples.rows) - comings,
-        "num_reg_images": comings,
+        "num_train_images": sum(row.repeats for row in samples.rows) - regularizing,
+        "num_reg_images": regularizing,
         "num_batches_per_epoch": batches,
         "batch_size_per_device": config.data.batch_size,
         "total_batch_size": config.data.batch_size * config.gradient.accumulation,
@@ -131,7 +131,7 @@ def _buckets(rows: Sequence[Sample]) -> dict[str, dict[str, Any]]:
     """Each bucket as [width, height], and how many images it has with their repeats."""
     counts = Counter[tuple[int, int]]()
     for row in rows:
-        counts[row.placement.bucket] += row.comings
+        counts[row.placement.bucket] += row.repeats
     return {
         str(number): {"resolution": [width, height], "count": counts[height, width]}
         for number, (height, width) in enumerate(sorted(counts))

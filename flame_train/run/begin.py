@@ -13,7 +13,7 @@ from flame_train.config.schema import LoraSection
 from flame_train.errors import ConfigError, ModelFileError
 from flame_train.io.kept import local_place
 from flame_train.io.weights import open_weights
-from flame_train.models.common.identify import could_be, identify
+from flame_train.models.common.identify import identify, lora_could_be
 from flame_train.training.model import Model
 
 
@@ -41,7 +41,7 @@ def beginning(
     try:
         with open_weights(path) as weights:
             identity = identify(weights.shapes, weights.metadata)
-        if identity.kind != "lora" or not could_be(identity.family, model.name):
+        if identity.kind != "lora" or not lora_could_be(identity.family, model.name):
             raise ConfigError(f"lora.from: expected a LoRA for {model.title}, but {path} is: {identity.detail}")
         state = from_file(path, model.lora_names).state
     except ModelFileError as fault:

@@ -14,7 +14,7 @@ from typing import Final
 
 from flame_train.adapters.kinds import Factors
 from flame_train.adapters.rules import Own
-from flame_train.config.located import Gathered, Located
+from flame_train.config.located import ConfigWithSource, ErrorCollector
 from flame_train.config.schema import Config, DataSection, LossSection
 from flame_train.data.caption_tools import CaptionKeys
 from flame_train.data.sets import image_sets
@@ -33,7 +33,7 @@ from .begin import beginning
 from .checkpointing import blocks_named
 from .sample_model import opened_for_samples
 from .sampling import check_sampling, requests, with_defaults, with_prompts_of_file
-from .streamed import blocks_streamed
+from .streamed import blocks_streamed, text_share
 
 _FILE_NAME: Final = re.compile(r'(?![. ])(?!.*\.safetensors$)[^\x00-\x1f/\\:*?"<>|]*[^\x00-\x1f/\\:*?"<>|. ]')
 _LONGEST_NAME: Final = 200
@@ -53,6 +53,7 @@ class Checked:
         begun: the finished adapter that a fresh run begins with, by layer.
         streamed: the names of the blocks whose weights wait in host memory.
         drawn: the model that sample images are drawn with; None: the base.
+        streamed_text: the share of the text encoders' blocks that waits in host memory while they encode.
     """
 
     config: Config
@@ -64,6 +65,7 @@ class Checked:
     begun: Mapping[str, Factors] = field(default_factory=dict)
     streamed: frozenset[str] = frozenset()
     drawn: Model | None = None
+    streamed_text: float = 0.0
 
     @property
     def sample_model(self) -> Model:
@@ -82,14 +84,14 @@ class Checked:
         return self.model.text if text.cache == "off" else self.model.encoders(text.train)
 
 
-def check(asked: Config | Located, family: Family | None = None) -> Checked:
+def check(asked: Config | ConfigWithSource, family: Family | None = None) -> Checked:
     """Opens the model and checks everything that needs no image.
 
     `family` is the one that the user named, None: whichever the checkpoint is of. Raises ConfigError with all that does
     not fit, each where it was written, ModelFileError for files that cannot be used.
     """
-    located = asked if isinstance(asked, Located) else Located(asked)
-    config, wrong = located.config, Gathered(located)
+    located = asked if isinstance(asked, ConfigWithSource) else ConfigWithSource(asked)
+    config, wrong = located.config, ErrorCollector(located)
     with wrong:
         _check_places(config)
     with wrong:
@@ -110,7 +112,7 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
             for encoder in model.text:
                 _ = encoder.vocabulary  # raises if a vocabulary is missing or damaged
     if model is None:
-        wrong.tell()
+        wrong.raise_all()
     assert model is not None
     assert family is not None
     with wrong:
@@ -143,9 +145,11 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
     with wrong:
         blocks = blocks_named(model.network, recomputes, config.gradient.checkpoint_blocks)
         streamed = blocks_streamed(model.network, config.model.offload, recomputes, blocks)
-    wrong.tell()
+    wrong.raise_all()
     adapted = MappingProxyType(layers), MappingProxyType(begun)
-    return Checked(config, base, model, tuple(layers), blocks, *adapted, streamed, drawn)
+    return Checked(
+        config, base, model, tuple(layers), blocks, *adapted, streamed, drawn, text_share(config.model.offload)
+    )
 
 
 def storage_of(quantize: str, arithmetic: str) -> nn.Storage | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flame_train.config.load import load_located
-from flame_train.config.located import Located, told_with_keys
+from flame_train.config.located import ConfigWithSource, told_with_keys
 from flame_train.config.render import resolved
 from flame_train.config.resume import differences
 from flame_train.config.schema import Config
@@ -106,7 +106,7 @@ def train(
 
 
 def _trained(
-    asked: Located,
+    asked: ConfigWithSource,
     device: str,
     dry_run: bool,
     family: str | None,

@@ -34,6 +34,8 @@ from flame_train.training.model import Autoencoder, Example
 from flame_train.training.text_in_step import tokens_of
 from flame_train.user_cache import user_cache
 
+from .streamed import text_blocks
+
 CACHE_FOLDER = ".flame-cache"
 _ROUNDING = 2  # raised where networks are run in another way, so that what they make differs in its last bits
 _T = TypeVar("_T")
@@ -68,6 +70,7 @@ class Encoding:
         text_precision: `text_encoders.precision`.
         folder: where the cache lies.
         running: the text encoders that run in each step; nothing of theirs is cached.
+        streamed: the share of the blocks of `text` that waits in host memory.
     """
 
     vae: Autoencoder
@@ -77,6 +80,7 @@ class Encoding:
     text_precision: str
     folder: Path
     running: tuple[TextEncoder, ...] = ()
+    streamed: float = 0.0
 
     def keys(self, samples: Samples, prompts: Sequence[str]) -> Keys:
         """The keys of every array that training and sampling will read, over all that the array depends on."""
@@ -164,8 +168,9 @@ class Encoding:
 
     def encoders(self, device: str) -> CaptionEncoders:
         """The text encoders, loaded."""
+        how = {"device": device, "dtype": self.precision, "precision": self.text_precision}
         networks = {
-            encoder.part.component: encoder.load(device=device, dtype=self.precision, precision=self.text_precision)
+            encoder.part.component: encoder.load(**how, streamed=text_blocks(encoder.part.network, self.streamed))
             for encoder in self.text
         }
         dtypes = {encoder.key: encoder.dtype(self.precision, self.text_precision) for encoder in self.text}

@@ -68,14 +68,16 @@ def predicted_memory(plan: Plan, gpu: Gpu, processes: int = 1, limit: int = 0) -
     with shape_run(gpu) as run:
         run.backend.limit_memory(limit)
         largest = _largest(plan.samples)
-        encode_captions(plan)
+        host = encode_captions(plan)
         encode_images(plan)
         run.backend.empty_cache()
         encoding = run.peak_bytes
         run.backend.reset_peak()
         with deterministic(plan.config.train.deterministic):
             work = _train(plan, largest, processes, run)
-        return PredictedMemory(encoding, run.peak_bytes, run.kernel_requests, work.seconds(gpu), run.host_bytes)
+        return PredictedMemory(
+            encoding, run.peak_bytes, run.kernel_requests, work.seconds(gpu), max(host, run.host_bytes)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ def grid_alone(plan: Plan, gpu: Gpu, processes: int = 1) -> Alone:
         return Alone(held, run.peak_bytes)
 
 
-def encoding_alone(encode: Callable[[Plan], None], plan: Plan, gpu: Gpu, processes: int = 1) -> Alone:
+def encoding_alone(encode: Callable[[Plan], object], plan: Plan, gpu: Gpu, processes: int = 1) -> Alone:
     """Encoding captions or images."""
     with shape_run(gpu) as run:
         encode(plan)
@@ -128,17 +130,22 @@ def _pixels(sample: Sample) -> tuple[int, Size]:
     return math.prod(bucket) * sample.set.batch_size, bucket
 
 
-def encode_captions(plan: Plan) -> None:
-    """As `encode` does: two batches of captions, the first of which runs eagerly, and the second is captured."""
-    encoding = plan.encoding
+def encode_captions(plan: Plan) -> int:
+    """As `encode` does: two batches of captions, the first of which runs eagerly, and the second is captured.
+
+    Returns the bytes of weights that wait in host memory.
+    """
+    encoding, backend = plan.encoding, get_backend(_DEVICE)
     if not encoding.text:
-        return
+        return 0
     with no_grad():
         captions = encoding.encoders(_DEVICE)
         for _ in range(2):
             captions.caption("")
+    host = backend.host_bytes
     del captions
-    get_backend(_DEVICE).empty_cache()
+    backend.empty_cache()
+    return host
 
 
 def encode_images(plan: Plan) -> None:

@@ -8,7 +8,7 @@ from flame_train.engine.backend.host_memory import available
 from flame_train.engine.shape_run import H100, Gpu, shape_run
 from flame_train.errors import OutOfMemory
 
-from .memory import predicted_memory
+from .memory import PredictedMemory, predicted_memory
 from .plan import Plan
 from .second import load_second
 from .streamed import block_sizes, of_share
@@ -25,32 +25,35 @@ def settled(plan: Plan, gpu: Gpu | None, processes: int = 1) -> Plan:
 
     def streaming(share: float) -> Plan:
         names = of_share({n: s for n, s in sizes.items() if n in plan.checked.checkpointed}, share)
-        return replace(plan, checked=replace(plan.checked, streamed=frozenset(names)))
+        return replace(plan, checked=replace(plan.checked, streamed=frozenset(names), streamed_text=text))
 
-    def peak(share: float) -> int:
-        return predicted_memory(streaming(share), gpu, processes).training
+    def predicted(share: float) -> PredictedMemory:
+        return predicted_memory(streaming(share), gpu, processes)
 
-    sizes, room = block_sizes(plan.model.network), gpu.memory - _LEFT
-    resident = peak(0.0)
-    if resident <= room:
-        return plan
-    least = peak(1.0)
-    share = min((resident - room) / max(resident - least, 1), 1.0)
-    while share < 1.0 and peak(share) > room:
+    sizes, room, text = block_sizes(plan.model.network), gpu.memory - _LEFT, 0.0
+    resident = predicted(0.0)
+    text = float(resident.encoding > room)
+    if resident.training <= room:
+        return streaming(0.0)
+    share = min((resident.training - room) / max(resident.training - predicted(1.0).training, 1), 1.0)
+    while share < 1.0 and predicted(share).training > room:
         share = min(share + _STEP, 1.0)
     return streaming(share)
 
 
 def refuse_small_host(plan: Plan) -> None:
     """Raises OutOfMemory if the host has too little memory for the weights that wait there; nothing is loaded yet."""
-    second = plan.checked.sample_model
-    if not plan.checked.streamed and second is plan.model:
+    second, text = plan.checked.sample_model, plan.checked.streamed_text and plan.encoding.text
+    if not plan.checked.streamed and not text and second is plan.model:
         return
     with shape_run(H100) as run:
-        kept: list[object] = [denoiser := load_denoiser(plan, "cuda")]
+        kept: list[object] = [plan.encoding.encoders("cuda")] if text else []
+        encoders = run.host_bytes
+        kept.clear()
+        kept.append(denoiser := load_denoiser(plan, "cuda"))
         if second is not plan.model:
             kept.append(load_second(second, plan.config, denoiser, "cuda"))
-        needed = run.host_bytes
+        needed = max(encoders, run.host_bytes)
     room = available()
     if needed > room:
         wanted, free = (f"{n / 2**30:.2f} GiB" for n in (needed, room))

@@ -48,7 +48,7 @@ class Pipeline(Generic[_Item, _Ready]):
         self._unkept = deque[Future[None]]()
 
     def run(self, batches: Sequence[Sequence[_Item]], after: Callable[[int], None]) -> None:
-        """All batches in their order. After each, `after` is told how many items are done; it may raise to end it.
+        """All batches in their order. After each, `after` gets the number of finished items. It may raise.
 
         Whatever ends it, what the device has given by then is kept. Raises what one of the functions does.
         """

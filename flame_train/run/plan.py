@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import layer_shapes
 from flame_train.config.checks import broken
-from flame_train.config.located import Located
-from flame_train.config.schema import LONGEST_RUN, Config, DataSection, OptimizerSection
+from flame_train.config.located import ConfigWithSource
+from flame_train.config.schema import Config, DataSection
+from flame_train.config.updates import LONGEST_RUN, OptimizerSection
 from flame_train.data.buckets import BucketRule
 from flame_train.data.dataset import Dataset, DatasetError, Item
 from flame_train.data.held_out import refuse_common, split
-from flame_train.data.order import Order
+from flame_train.data.order import BatchSchedule
 from flame_train.data.placed import Placed, place
 from flame_train.data.samples import Samples, samples_of
 from flame_train.data.seen import seen_images
@@ -63,7 +64,7 @@ class Plan:
         return self.samples.joined(self.held_out)
 
     @property
-    def order(self) -> Order:
+    def order(self) -> BatchSchedule:
         """Which sample comes when."""
         return self.samples.order(self.config.train.seed)
 
@@ -95,6 +96,7 @@ class Plan:
             c.text_encoders.precision,
             cache_folder(c.data),
             running,
+            self.checked.streamed_text,
         )
 
     @property
@@ -109,7 +111,7 @@ class Plan:
         )
 
 
-def planned(asked: Located, family: Family | None, stop: StopRequest, processes: int = 1) -> Plan:
+def planned(asked: ConfigWithSource, family: Family | None, stop: StopRequest, processes: int = 1) -> Plan:
     """`check`, then `make_plan`. Where the check fails the images are read too, and one report has all that is wrong.
 
     Raises what these raise.
@@ -238,7 +240,7 @@ def _notice_long_texts(model: Model, what: str, texts: list[str]) -> None:
 
 def _check_epoch(samples: Samples) -> None:
     """An epoch's order is made as a whole."""
-    count = sum(row.comings * row.set.weight for row in samples.rows)
+    count = sum(row.repeats * row.set.weight for row in samples.rows)
     if count > _LONGEST_EPOCH:
         raise ConfigError(
             f"data.repeats: expected an epoch of at most {_LONGEST_EPOCH:,} samples, got {count:,.0f}; lower it: "

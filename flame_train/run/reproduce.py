@@ -14,7 +14,7 @@ import numpy as np
 from flame_train.adapters.attach import Attached
 from flame_train.adapters.metadata import model_spec
 from flame_train.config.load import load_located
-from flame_train.config.located import Located
+from flame_train.config.located import ConfigWithSource
 from flame_train.config.resume import table
 from flame_train.errors import ConfigError, DataError, ModelFileError, OutputError
 from flame_train.io.hub import fetching
@@ -100,7 +100,7 @@ def reproduce(
     written, asked = Written.read(file), load_located(source, overrides)
     folder = output / Path(asked.config.output.dir).name
     moved = asked.config.output.model_copy(update={"dir": str(folder)})
-    asked = Located(asked.config.model_copy(update={"output": moved}), asked.layered)
+    asked = ConfigWithSource(asked.config.model_copy(update={"output": moved}), asked.layered)
     with StopRequest() as stop, fetching(not dry_run):
         if not dry_run:
             check_device(asked.config, device)

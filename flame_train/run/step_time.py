@@ -43,19 +43,25 @@ _SHEETS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What was done: operations of products by kind, those in 8 bits, launches, bytes of operands and to the host."""
+    """What was done: operations of products by kind, those in 8 bits, launches, bytes of operands and to the host.
+
+    Of the last, `beside` come while other work runs.
+    """
 
     flops: Counter[str]
     narrow: int
     launches: int
     operands: int
     copied: int
+    beside: int = 0
 
     @classmethod
     def of(cls, run: ShapeRun) -> StepWork:
         """All that a run on shapes has done so far."""
         t = run.traffic
-        return cls(run.flops.once + run.flops.again, t.narrow, t.launches, t.operands, t.copied)
+        return cls(
+            run.flops.once + run.flops.again, t.narrow, t.launches, t.operands, t.copied, run.backend.copied_beside
+        )
 
     def since(self, before: StepWork) -> StepWork:
         """What was done after `before`."""
@@ -65,6 +71,7 @@ class StepWork:
             self.launches - before.launches,
             self.operands - before.operands,
             self.copied - before.copied,
+            self.beside - before.beside,
         )
 
     def plus(self, more: StepWork, times: int) -> StepWork:
@@ -76,20 +83,25 @@ class StepWork:
             self.launches + times * more.launches,
             self.operands + times * more.operands,
             self.copied + times * more.copied,
+            self.beside + times * more.beside,
         )
 
     def seconds(self, gpu: Gpu) -> float:
-        """How long it takes on a card. Products in 8 bits take half as long; copies to the host wait for the rest."""
+        """How long it takes on a card. Products in 8 bits take half as long; copies to the host wait for the rest.
+
+        Weights that are streamed come meanwhile, and are waited for where they take longer.
+        """
         known = sorted(_SHEETS)
         sheet = _SHEETS[known[max(bisect_right(known, int(gpu.capability)) - 1, 0)]]
         peak, moved = sheet.tflops * gpu.multiprocessors * 1e12, sheet.memory * gpu.multiprocessors * 1e9
         attention, convolutions = self.flops["attention"], self.flops["convolution"]
         products = self.flops.total() - attention - convolutions - self.narrow / 2
-        return (
+        computed = (
             products / (_PRODUCTS * peak)
             + convolutions / (_CONVOLUTIONS * peak)
             + attention / (_ATTENTION * peak)
             + self.operands / (_MEMORY * moved)
-            + self.copied / (sheet.host * 1e9)
             + self.launches * _LAUNCH_S
         )
+        link = sheet.host * 1e9
+        return max(computed, self.beside / link) + (self.copied - self.beside) / link

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
+from flame_train.engine import nn
 from flame_train.errors import ConfigError
 from flame_train.globs import choose
 from flame_train.models.common.blocks import BlockNetwork, Checkpointing, whole_blocks
@@ -65,6 +66,17 @@ def of_share(sizes: Mapping[str, int], share: float) -> list[str]:
             chosen.append(name)
             taken += size
     return chosen
+
+
+def text_share(offload: str | float | Sequence[str]) -> float:
+    """The share of the text encoders' blocks that waits on the host while captions are encoded; globs name none."""
+    return float(offload) if isinstance(offload, float | int) else 0.0
+
+
+def text_blocks(network: nn.Module, share: float) -> list[str]:
+    """The names of a text encoder's blocks that wait on the host."""
+    assert isinstance(network, BlockNetwork)
+    return of_share(block_sizes(network), share)
 
 
 def _named(names: Sequence[str], globs: Sequence[str]) -> list[str]:

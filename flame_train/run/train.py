@@ -16,14 +16,9 @@ from flame_train.adapters.beginning import begin_with
 from flame_train.adapters.dropping import Chances
 from flame_train.adapters.kinds import ADAPTERS, Factors
 from flame_train.adapters.rules import rates
-from flame_train.config.schema import (
-    GradientSection,
-    LogSection,
-    LossSection,
-    OptimizerSection,
-    ScheduleSection,
-    TrainSection,
-)
+from flame_train.config.outputs import LogSection
+from flame_train.config.schema import LossSection
+from flame_train.config.updates import GradientSection, OptimizerSection, ScheduleSection, TrainSection
 from flame_train.data.choices import Choices
 from flame_train.diffusion.objectives import TrainingObjective
 from flame_train.disk.files import reading

@@ -22,7 +22,7 @@ def show(folders: Sequence[Path], port: int, browser: bool, told: Callable[[str]
         folders: runs, or folders with runs in them.
         port: where to listen; 0: any that is free.
         browser: whether to open the page.
-        told: is told the page's address.
+        told: gets the page's address.
 
     Raises:
         ConfigError: no run is there, or the port is taken.

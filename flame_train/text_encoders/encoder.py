@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -119,10 +119,13 @@ class TextEncoder(ABC):
         """`inputs` of a caption by the names that they have in a batch, for an encoder that runs in the step."""
         return {f"{self.key}.{name}": array for name, array in self.inputs(text).items()}
 
-    def load(self, *, device: str, dtype: DType | str, precision: str) -> BlockNetwork:
-        """The network with its weights. `precision` is `text_encoders.precision`, `dtype` that of training."""
+    def load(self, *, device: str, dtype: DType | str, precision: str, streamed: Collection[str] = ()) -> BlockNetwork:
+        """The network with its weights; the blocks named in `streamed` wait in host memory.
+
+        `precision` is `text_encoders.precision`, `dtype` that of training.
+        """
         network: BlockNetwork = self.part.load(
-            device=device, dtype=self.dtype(dtype, precision), storage=self._storage(precision)
+            device=device, dtype=self.dtype(dtype, precision), storage=self._storage(precision), streamed=streamed
         )
         return network
 

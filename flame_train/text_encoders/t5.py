@@ -16,6 +16,7 @@ from flame_train.data.padding import Padding, Paddings
 from flame_train.data.tokenizers.t5 import T5Tokenizer, find_vocabulary, named_vocabulary
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
+from flame_train.engine.dtype import int32
 from flame_train.models.common.family_files import FamilyFiles
 from flame_train.models.common.loading_t5 import t5_part
 from flame_train.models.common.part import Part
@@ -27,6 +28,7 @@ from .encoder import EncoderKeys, TextEncoder
 _ATTENTION: Final = ("*.SelfAttention.[qkvo]",)
 _MLP: Final = ("*.DenseReluDense.wi_[01]", "*.DenseReluDense.wo")
 _TOKENS = 4096  # of all captions that are encoded at once
+_UNIT = 32  # tokens, of which the longest caption of a batch has a multiple, where a model is told how many are seen
 
 
 class T5Keys(EncoderKeys):
@@ -62,7 +64,8 @@ class T5(TextEncoder):
     """T5. It makes the hidden states `t5` (T, C) of `length` tokens, padding included.
 
     With `padding` "seen" the denoiser attends to the states of the padding, which differ from caption to caption. With
-    "zeros" and "masked" these are zeros, and the cache has none of them.
+    "zeros" and "masked" these are zeros, and the cache has none of them. With `behind` > 0 the denoiser looks at that
+    many tokens of the padding. A batch then has `t5_rows` (B,), the number of each caption's tokens with these.
     """
 
     key = "t5"
@@ -75,6 +78,7 @@ class T5(TextEncoder):
     places: tuple[Path, ...] = ()
     vocabulary_file: str = ""
     padding: str = "seen"
+    behind: int = 0
 
     @cached_property
     def tokenizer(self) -> T5Tokenizer:
@@ -94,6 +98,8 @@ class T5(TextEncoder):
 
     @property
     def paddings(self) -> Paddings:
+        if self.behind:
+            return {"t5": Padding(self.length, _UNIT, "t5_rows")}
         return {} if self.padding == "seen" else {"t5": Padding(self.length, self.length)}
 
     @property
@@ -110,19 +116,23 @@ class T5(TextEncoder):
         return {"ids": ids} if self.padding == "seen" else {"ids": ids, "mask": row.mask}
 
     def rows(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> int:
-        return int(np.count_nonzero(inputs["mask"]))
+        return min(self.length, int(np.count_nonzero(inputs["mask"])) + self.behind)
 
     def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         assert isinstance(network, T5Encoder)
         if self.padding == "seen":
             return {"t5": network(inputs["ids"])}
         states = network(inputs["ids"], inputs["mask"] if self.padding == "masked" else None)
-        return {"t5": states.masked_fill(F.logical_not(inputs["mask"]).unsqueeze(-1), 0.0)}
+        kept = inputs["mask"]
+        if self.behind:
+            kept = F.pad(kept[:, : self.length - self.behind], (self.behind, 0), value=True)
+        made = {"t5": states.masked_fill(F.logical_not(kept).unsqueeze(-1), 0.0)}
+        return made | ({"t5_rows": kept.to(int32).sum(dim=-1)} if self.behind else {})
 
     def overlong(self, text: str) -> bool:
         return self.tokenizer.row(text, self.length).truncated > 0
 
     @property
     def vocabulary(self) -> str:
-        padding = "" if self.padding == "seen" else f" {self.padding}"
+        padding = "" if self.padding == "seen" else f" {self.padding}" + (f" {self.behind}" if self.behind else "")
         return hashlib.sha256(f"{self.tokenizer.fingerprint} {self.length}{padding}".encode()).hexdigest()

@@ -71,10 +71,6 @@ class BenchCase:
         return storage_of(self.quantize, self.arithmetic)
 
 
-Trial = BenchCase
-"""The former name; goes with its last caller."""
-
-
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A model with adapters, an optimizer and a batch on the device, ready to step.

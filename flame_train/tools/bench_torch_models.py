@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from flame_train.errors import ConfigError
+from flame_train.models.chroma.transformer import Chroma, ChromaArch
+from flame_train.models.flux.positions import axes_of
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
+from flame_train.models.krea2.arch import Krea2Arch
+from flame_train.models.krea2.transformer import Krea2
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
@@ -29,6 +33,7 @@ _FLUX2 = (
     r"|single_transformer_blocks\.\d+\.attn\.(to_qkv_mlp_proj|to_out)"
 )
 _ZIMAGE = rf"layers\.\d+\.(attention\.({'|'.join(_ATTENTION)})|feed_forward\.w[123])"
+_KREA2 = rf"transformer_blocks\.\d+\.(attn\.({'|'.join(_ATTENTION)}|to_gate)|ff\.(gate|up|down))"
 
 Loss = Callable[[Any, Any], Any]
 """(torch, network) -> the loss of one batch, with new random inputs."""
@@ -74,6 +79,13 @@ def torch_baseline(model: Model) -> TorchBaseline:
     if isinstance(network, Flux2):
         loss, blocks = _flux2(arch, length["qwen3"]), ("Flux2TransformerBlock", "Flux2SingleTransformerBlock")
         return TorchBaseline("Flux2Transformer2DModel", _flux2_arguments(arch), _FLUX2, blocks, loss)
+    if isinstance(network, Chroma):
+        loss, blocks = _chroma(arch, length["t5"]), ("ChromaTransformerBlock", "ChromaSingleTransformerBlock")
+        arguments = _chroma_arguments(arch)
+        return TorchBaseline("ChromaTransformer2DModel", arguments, _FLUX, blocks, loss, cudnn_attention=False)
+    if isinstance(network, Krea2):
+        loss, blocks = _krea2(arch, length["qwen3"]), ("Krea2TransformerBlock",)
+        return TorchBaseline("Krea2Transformer2DModel", _krea2_arguments(arch), _KREA2, blocks, loss)
     if not isinstance(network, Flux):
         raise ConfigError(f"bench: {model.title} is not compared with PyTorch yet; leave --against out")
     blocks = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
@@ -214,6 +226,43 @@ def _flux(arch: FluxArch, text: int) -> Callable[[Any, int, int, dict[str, Any]]
     return prepare
 
 
+def _chroma_arguments(arch: ChromaArch) -> dict[str, Any]:
+    return {
+        "in_channels": 4 * arch.channels,
+        "num_layers": arch.depth,
+        "num_single_layers": arch.single_depth,
+        "attention_head_dim": arch.head_dim,
+        "num_attention_heads": arch.width // arch.head_dim,
+        "joint_attention_dim": arch.context_dim,
+        "axes_dims_rope": axes_of(arch.head_dim),
+        "approximator_hidden_dim": arch.hidden,
+        "approximator_layers": arch.layers,
+    }
+
+
+def _chroma(arch: ChromaArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+    """Captions are as long as they may be, so the mask lets all tokens be seen; it is given, as with any caption."""
+
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        side = resolution // 16
+        latents = torch.randn(size, side * side, 4 * arch.channels, **like)
+        places = torch.cartesian_prod(torch.arange(1), torch.arange(side), torch.arange(side))
+        given = {
+            "encoder_hidden_states": torch.randn(size, text, arch.context_dim, **like),
+            "img_ids": places.to(**like),
+            "txt_ids": torch.zeros(text, 3, **like),
+            "attention_mask": torch.ones(size, text + side * side, dtype=torch.bool, device=like["device"]),
+            "return_dict": False,
+        }
+
+        def loss(torch: Any, transformer: Any) -> Any:
+            return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
+
+        return loss
+
+    return prepare
+
+
 # ---- FLUX.2 and Z-Image ---------------------------------------------------------------------------------------------
 
 
@@ -282,6 +331,46 @@ def _zimage(arch: ZImageArch, text: int) -> Callable[[Any, int, int, dict[str, A
 
         def loss(torch: Any, transformer: Any) -> Any:
             return _flow_loss(torch, latents, lambda x, t: predict(transformer, x, t))
+
+        return loss
+
+    return prepare
+
+
+def _krea2_arguments(arch: Krea2Arch) -> dict[str, Any]:
+    return {
+        "in_channels": 4 * arch.channels,
+        "num_layers": arch.depth,
+        "attention_head_dim": arch.width // arch.heads,
+        "num_attention_heads": arch.heads,
+        "num_key_value_heads": arch.kv_heads,
+        "intermediate_size": arch.hidden,
+        "timestep_embed_dim": arch.frequencies,
+        "text_hidden_dim": arch.text_dim,
+        "num_text_layers": arch.text_layers,
+        "text_num_attention_heads": arch.text_heads,
+        "text_num_key_value_heads": arch.text_kv_heads,
+        "text_intermediate_size": arch.text_hidden,
+        "num_layerwise_text_blocks": arch.layerwise,
+        "num_refiner_text_blocks": arch.refiners,
+        "axes_dims_rope": arch.axes,
+    }
+
+
+def _krea2(arch: Krea2Arch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        side = resolution // 16
+        latents = torch.randn(size, side * side, 4 * arch.channels, **like)
+        places = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"), dim=-1)
+        given = {
+            "encoder_hidden_states": torch.randn(size, text, arch.text_layers, arch.text_dim, **like),
+            "position_ids": torch.nn.functional.pad(places.reshape(-1, 2), (1, 0, text, 0)).to(like["device"]),
+            "encoder_attention_mask": torch.ones(size, text, dtype=torch.bool, device=like["device"]),
+            "return_dict": False,
+        }
+
+        def loss(torch: Any, transformer: Any) -> Any:
+            return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
 
         return loss
 

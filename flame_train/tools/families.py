@@ -15,7 +15,7 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.io.resolve import Resolved
 from flame_train.io.safetensors import MAX_METADATA_VALUE
 from flame_train.io.weights import open_weights
-from flame_train.models.common.identify import Identity, could_be, identify
+from flame_train.models.common.identify import Identity, could_be, identify, lora_could_be
 from flame_train.recipes import FAMILIES
 
 
@@ -50,7 +50,7 @@ def lora_family(path: Path, identity: Identity, base: Identity | None = None) ->
 
     Raises ModelFileError for one that is not supported.
     """
-    fitting = [family for family in FAMILIES.values() if could_be(identity.family, family.name)]
+    fitting = [family for family in FAMILIES.values() if lora_could_be(identity.family, family.name)]
     if not fitting:
         raise ModelFileError(f"{path}: {identity.detail}; LoRAs can be converted and merged for {_known()} only")
     own = [family for family in fitting if base is not None and could_be(base.family, family.name)]

@@ -18,7 +18,7 @@ from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import check_formats
 from flame_train.errors import ConfigError, ModelFileError, out_of_memory
 from flame_train.io.hub import fetching, resolve_checkpoint
-from flame_train.models.common.identify import could_be
+from flame_train.models.common.identify import lora_could_be
 from flame_train.recipes import Opening, family_of
 from flame_train.run.check import storage_of
 from flame_train.run.encoding import Encoding
@@ -191,7 +191,7 @@ def _single_files(output: Path, count: int) -> list[Path]:
 def _factors(lora: Path, model: Model) -> LoraState:
     """The LoRA's matrices by component. Raises ModelFileError for a file that is no LoRA of this family."""
     identity = require_lora(lora)
-    if not could_be(identity.family, model.name):
+    if not lora_could_be(identity.family, model.name):
         raise ModelFileError(f"{lora}: expected a LoRA for {model.title}, but this is: {identity.detail}")
     state = from_file(lora, model.lora_names).state
     refuse_non_finite(lora, state)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 _BANDS: Final = 20
-_KEPT: Final = 0.9  # of an image's sums, each time that it comes: some ten comings count
+_KEPT: Final = 0.9  # of an image's sums, each time that it is trained: some ten times count
 _SLOWEST: Final = 0.01  # share of a new loss in the mean of its band
 _LISTED: Final = 5
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from flame_train.data.order import Order
+from flame_train.data.order import BatchSchedule
 from flame_train.data.padding import NO_PADDINGS, Paddings, collate
 from flame_train.distributed.group import ALONE, ProcessGroup
 
@@ -30,7 +30,7 @@ class Loader:
 
     Args:
         order: the batches by step.
-        example: gives the arrays of a sample at one of its comings.
+        example: gives the arrays of a sample at one of its repeats.
         names: the names of the items, for messages.
         first: number of the first micro-batch.
         accumulation: micro-batches in one update.
@@ -41,7 +41,7 @@ class Loader:
 
     def __init__(
         self,
-        order: Order,
+        order: BatchSchedule,
         example: MakeExample,
         names: Sequence[str],
         *,

@@ -12,13 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from flame_train.config.outputs import LogSection, OutputSection
 from flame_train.config.repeated import CheckpointSection, SampleSection
-from flame_train.config.schema import (
-    GradientSection,
-    LogSection,
-    OutputSection,
-    TrainSection,
-)
+from flame_train.config.updates import GradientSection, TrainSection
 from flame_train.disk.failpoint import fail_point, inject_nan
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from flame_train.config.schema import GradientSection, OptimizerSection, ScheduleSection, TrainSection
+from flame_train.config.updates import GradientSection, OptimizerSection, ScheduleSection, TrainSection
 from flame_train.engine import Parameter
 from flame_train.engine.backend import Backend
 from flame_train.engine.dtype import as_dtype

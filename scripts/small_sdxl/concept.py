@@ -18,6 +18,7 @@ from typing import Any
 
 from flame_train.adapters.attach import attach_factors
 from flame_train.adapters.formats import from_file
+from flame_train.config.outputs import OutputSection
 from flame_train.config.schema import (
     CheckpointSection,
     Config,
@@ -25,12 +26,9 @@ from flame_train.config.schema import (
     LoraSection,
     LossSection,
     ModelSection,
-    OptimizerSection,
-    OutputSection,
     SampleSection,
-    ScheduleSection,
-    TrainSection,
 )
+from flame_train.config.updates import OptimizerSection, ScheduleSection, TrainSection
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.quickstart.drawings import Maker, scenes, tiles, write_images

@@ -253,13 +253,13 @@ KOHYA = {"10_my cat/a.png": (16, 16), "3_d/2_e/b.png": (16, 16), "c.png": (16, 1
 def test_folders_named_for_repeats(folder: Folder) -> None:
     dataset = Dataset.scan(folder(KOHYA), repeats=2, by_folder=True)
     assert [item.key for item in dataset.items] == [*KOHYA]
-    assert dataset.comings == (20, 6, 2, 2)
+    assert dataset.repeats_per_image == (20, 6, 2, 2)
     assert dataset.notices == ()
 
 
 def test_folders_named_for_repeats_are_not_passed_over_in_silence(folder: Folder) -> None:
     dataset = Dataset.scan(folder(KOHYA), repeats=2)
-    assert dataset.comings == (2, 2, 2, 2)
+    assert dataset.repeats_per_image == (2, 2, 2, 2)
     (notice,) = dataset.notices
     assert notice.startswith("2 folder(s) are named as kohya's trainers want them for repeats, e.g. 10_my cat: set")
 
@@ -270,7 +270,7 @@ def test_numbers_that_are_no_repeats_are_a_mistake(folder: Folder, name: str) ->
     with pytest.raises(DatasetError, match=rf"{name}: expected repeats from 1 to 1000 before the _") as e:
         Dataset.scan(root, by_folder=True)
     assert len(e.value.problems) == 1
-    assert Dataset.scan(root).comings == (1, 1, 1)
+    assert Dataset.scan(root).repeats_per_image == (1, 1, 1)
 
 
 def test_digest_sees_every_part(folder: Folder) -> None:

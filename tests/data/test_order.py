@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_train.data.order import Batch, Order, caption_dropped, epoch_batches, permutation
+from flame_train.data.order import Batch, BatchSchedule, caption_dropped, epoch_batches, permutation
 
 BUCKETS = [(64, 64), (64, 128), (128, 64)]
 BUCKET_LISTS = st.lists(st.sampled_from(BUCKETS), min_size=1, max_size=40)
@@ -37,7 +37,7 @@ def test_every_item_comes_exactly_repeats_times(
         assert kept >= 1
         real.update(zip(batch.indices[:kept], batch.draws[:kept], strict=True))
     assert real == {(i, draw): 1 for i in range(len(bucket_of)) for draw in range(repeats[i])}
-    order = Order(bucket_of, repeats, size, seed, fill=fill)
+    order = BatchSchedule(bucket_of, repeats, size, seed, fill=fill)
     assert order.batches_per_epoch == len(batches)
     assert order.filled_per_epoch == sum(batch.filled for batch in batches)
 
@@ -52,7 +52,7 @@ def test_one_number_for_all_numbers_the_comings_in_turn(items: int, repeats: int
 
 def test_each_item_has_its_repeats() -> None:
     with pytest.raises(ValueError, match="repeats for each of 2 items, got 1"):
-        Order([(64, 64)] * 2, [3], 1, 0)
+        BatchSchedule([(64, 64)] * 2, [3], 1, 0)
 
 
 @given(BUCKET_LISTS, st.integers(1, 3), st.integers(1, 5), SEEDS, st.lists(st.integers(0, 300), max_size=20))
@@ -60,7 +60,7 @@ def test_each_item_has_its_repeats() -> None:
 def test_any_step_without_those_before_it(
     bucket_of: list[tuple[int, int]], repeats: int, size: int, seed: int, steps: list[int]
 ) -> None:
-    order = Order(bucket_of, repeats, size, seed)
+    order = BatchSchedule(bucket_of, repeats, size, seed)
     per_epoch = order.batches_per_epoch
     for step in steps:
         epoch = step // per_epoch
@@ -149,12 +149,12 @@ def test_same_in_another_process() -> None:
 @pytest.mark.parametrize("bad", [([], 1, 1), ([(64, 64)], 0, 1), ([(64, 64)], 1, 0)])
 def test_nothing_to_order(bad: tuple[list[tuple[int, int]], int, int]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        Order(*bad, seed=0)
+        BatchSchedule(*bad, seed=0)
 
 
 def test_steps_count_from_zero() -> None:
     with pytest.raises(ValueError, match="from 0"):
-        Order([(64, 64)], 1, 1, 0).batch_at(-1)
+        BatchSchedule([(64, 64)], 1, 1, 0).batch_at(-1)
 
 
 def test_caption_dropout_rate_and_ends() -> None:
@@ -176,7 +176,7 @@ def test_caption_dropout_is_pure_and_grows_with_its_probability(
 
 
 def test_a_weight_says_how_often_items_come_and_none_is_forgotten() -> None:
-    order = Order([(64, 64)] * 30, 1, 1, 5, weights=[1.0] * 10 + [0.25] * 12 + [2.0] * 5 + [0.0] * 3)
+    order = BatchSchedule([(64, 64)] * 30, 1, 1, 5, weights=[1.0] * 10 + [0.25] * 12 + [2.0] * 5 + [0.0] * 3)
     epochs = [Counter(i for batch in order.epoch(e) for i in batch.indices) for e in range(4)]
     for epoch in epochs:
         assert [epoch[i] for i in range(10)] == [1] * 10
@@ -188,7 +188,7 @@ def test_a_weight_says_how_often_items_come_and_none_is_forgotten() -> None:
 
 
 def test_samples_of_an_item_in_an_epoch_have_numbers_of_their_own() -> None:
-    order = Order([(64, 64)] * 3, [2, 1, 1], 2, 5, weights=[2.5] * 3)
+    order = BatchSchedule([(64, 64)] * 3, [2, 1, 1], 2, 5, weights=[2.5] * 3)
     for e in range(5):
         seen = [pair for batch in order.epoch(e) for pair in zip(batch.indices, batch.draws, strict=True)]
         assert len(seen) == len(set(seen)) == 10
@@ -196,7 +196,7 @@ def test_samples_of_an_item_in_an_epoch_have_numbers_of_their_own() -> None:
 
 def test_batches_mix_no_batch_sizes() -> None:
     sizes = [1, 1, 1, 3, 3, 3, 3]
-    order = Order([(64, 64)] * 7, 1, sizes, 5)
+    order = BatchSchedule([(64, 64)] * 7, 1, sizes, 5)
     assert Counter(len(batch.indices) for batch in order.epoch(0)) == {1: 3, 3: 2}
     for batch in order.epoch(0):
         assert {sizes[i] for i in batch.indices} == {len(batch.indices)}
@@ -204,4 +204,4 @@ def test_batches_mix_no_batch_sizes() -> None:
 
 def test_all_weights_zero_is_no_order() -> None:
     with pytest.raises(ValueError, match="a weight above 0"):
-        Order([(64, 64)] * 2, 1, 1, 5, weights=[0.0, 0.0])
+        BatchSchedule([(64, 64)] * 2, 1, 1, 5, weights=[0.0, 0.0])

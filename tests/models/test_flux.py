@@ -15,7 +15,8 @@ from flame_train.engine.memory_report import saved_by_op
 from flame_train.errors import ModelFileError
 from flame_train.models.common.clip import ClipArch
 from flame_train.models.common.t5 import T5Arch
-from flame_train.models.flux.transformer import Flux, FluxArch, position_angles
+from flame_train.models.flux.positions import position_angles
+from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.recipes.flux import PRESETS
 
 ARCHS = [
@@ -62,7 +63,7 @@ def test_every_number_of_a_head_has_an_axis(head_dim):
 
 
 def test_text_stands_at_the_origin_and_a_token_at_its_row_and_column():
-    angles = position_angles(FluxArch.dev(), 2, 3, 4)
+    angles = position_angles(FluxArch.dev().head_dim, 2, 3, 4)
     assert angles.shape == (2 + 12, 128)
     assert not angles[:3].any()  # text, and the first token
     token = angles[2 + 4 * 2 + 3]  # row 2, column 3
@@ -133,7 +134,7 @@ def test_what_linear_layers_are_given_is_made_again(model, predict, monkeypatch)
         return total, gradients(model, predict, "off")
 
     less, bits = kept()
-    for module in ("flux.transformer", "sdxl.transformer"):
+    for module in ("flux.blocks", "sdxl.transformer"):
         monkeypatch.setattr(f"flame_train.models.{module}.rematerialize", lambda fn, *args: fn(*args))
     more, expected = kept()
     assert 0 < less < 0.8 * more

@@ -3,51 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from flame_train.config.load import from_options
-from flame_train.engine import nn
-from flame_train.engine.backend.cpu import CpuBackend
+from flame_train.engine import nn, no_grad
 from flame_train.engine.shape_run import H100, shape_run
 from flame_train.errors import ConfigError, DeviceFault
+from flame_train.recipes import FAMILIES, NOTHING_NAMED
 from flame_train.run.check import storage_of
+from flame_train.run.encoding import Encoding
 from flame_train.run.second import load_second
 from flame_train.run.streamed import block_sizes, blocks_streamed, of_share
 from flame_train.tools import bench
-from flame_train.tools.bench_models import find
+from flame_train.tools.bench_models import find, names
 from flame_train.training.step import batch_losses
+from tests.late_copies import late_copies
 
-MODELS = ("sdxl-tiny", "sd3-tiny", "flux-tiny", "zimage-tiny", "flux2-tiny")
-
-
-class Late:
-    """A copy on the host that arrives when it is awaited, and spoils at once what its place held."""
-
-    def __init__(self, held: Any, copied: Counter[int]) -> None:
-        self._held, self._copied, self.nbytes = held, copied, held.nbytes
-
-    def fetch(self, out: Any) -> Callable[[], None]:
-        assert out.shape == (self.nbytes,)
-        self._copied[id(self)] += 1
-        out[...] = 0xAA
-        return lambda: self._held.fetch(out) and None
+MODELS = tuple(name for name in names() if name.endswith("-tiny"))
 
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """How often each block was copied to the device. Its copies arrive late."""
-    offload, found = CpuBackend.offload, Counter[int]()
-
-    def offloaded(backend: CpuBackend, array: Any, *, keep: bool = False) -> Any:
-        held = offload(backend, array, keep=keep)
-        return Late(held, found) if keep else held
-
-    monkeypatch.setattr(CpuBackend, "offload", offloaded)
-    return found
+    return late_copies(monkeypatch)
 
 
 def prepared(model: str, *settings: str, **how: Any) -> bench.Prepared:
@@ -63,7 +46,7 @@ def trained(p: bench.Prepared) -> bytes:
     return values
 
 
-@pytest.mark.parametrize("offload", ["1.0", "0.4"])
+@pytest.mark.parametrize("offload", ["1.0", pytest.param("0.4", marks=pytest.mark.proof)])
 @pytest.mark.parametrize("model", MODELS)
 def test_streamed_blocks_train_to_the_bits_of_resident_ones(model: str, offload: str, copied: Counter[int]) -> None:
     """Whatever runs finds its weights arrived, and none is overwritten before it has run."""
@@ -78,9 +61,9 @@ def test_streamed_blocks_train_to_the_bits_of_resident_ones(model: str, offload:
         {"quantize": "fp8"},
         {"quantize": "int8"},
         {"quantize": "nf4"},
-        {"checkpointing": "offload"},
         {"settings": "lora.kind=dora"},
-        {"settings": "lora.kind=lokr"},
+        pytest.param({"checkpointing": "offload"}, marks=pytest.mark.proof),
+        pytest.param({"settings": "lora.kind=lokr"}, marks=pytest.mark.proof),
     ],
     ids=str,
 )
@@ -90,6 +73,22 @@ def test_whatever_the_weights_are_stored_in_and_adapted_by(how: dict[str, Any], 
     resident = trained(prepared("flux-tiny", *settings, **given))
     assert trained(prepared("flux-tiny", *settings, "model.offload=1.0", **given)) == resident
     assert copied
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_captions_are_encoded_to_the_bits_of_resident_encoders(
+    family: str, copied: Counter[int], tmp_path: Path
+) -> None:
+    FAMILIES[family].write_small_base(tmp_path, 3)
+    model = FAMILIES[family].open(replace(NOTHING_NAMED, base=tmp_path / "base.safetensors"))
+    found = []
+    for share in (0.0, 1.0):
+        encoding = Encoding(model.vae, model.text, "fp32", "fp32", "auto", Path(), streamed=share)
+        with no_grad():
+            found.append(encoding.encoders("cpu").caption("a red circle on a blue ground"))
+    assert copied
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(found[1][name], array)
 
 
 def test_a_block_is_copied_once_forward_and_once_backward(copied: Counter[int]) -> None:
@@ -148,6 +147,7 @@ def test_a_second_network_takes_two_blocks_of_the_gpu(model: str, quantize: str)
             assert run.peak_bytes == run.live_bytes
 
 
+@pytest.mark.proof
 def test_a_step_takes_less_memory_by_all_blocks_but_two() -> None:
     how = {"device": "cuda", "precision": "bf16", "quantize": "fp8"}
     peaks = []

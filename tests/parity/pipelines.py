@@ -66,8 +66,8 @@ def check_sample(folder, path, shape, drawn_by, guidance_scale=PLAIN["guidance_s
 
 
 def check_refused_config(family, folder, part, change, words):
-    """A folder whose `config.json` of a part says something else is refused."""
-    path = folder / part / "config.json"
+    """A folder is refused where the `config.json` of a part, or the JSON file of this name, says something else."""
+    path = folder / part if part.endswith(".json") else folder / part / "config.json"
     whole = path.read_text()
     path.write_text(json.dumps(json.loads(whole) | change))
     try:

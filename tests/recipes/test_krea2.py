@@ -139,6 +139,24 @@ def test_the_cache_keeps_states_in_bf16_without_padding(train: Callable[..., int
     np.testing.assert_allclose(kept, short(train, tmp_path / "not", "text_encoders.cache=off"), rtol=1e-3)
 
 
+def test_a_run_on_raw_is_looked_at_with_turbo(
+    train: Callable[..., int], arrays: dict[str, Array], tmp_path: Path
+) -> None:
+    """Its images come from the other denoiser, in eight steps without guidance; what is trained is the same."""
+    transformer = below("model.diffusion_model.", arrays)
+    turbo = {name: array * np.float16(1.25) for name, array in transformer.items()}
+    save_file(tmp_path / "krea2_turbo_bf16.safetensors", turbo)
+    grids, loras = [], []
+    for name, model in (("raw", ""), ("turbo", tmp_path / "krea2_turbo_bf16.safetensors")):
+        run = tmp_path / name
+        asked = [f"output.dir={run}", "train.steps=2", "sample.every=2", "sample.steps=0", f"sample.model={model}"]
+        assert train(*(word for setting in asked for word in ("--set", setting))) == 0
+        grids.append((run / "samples" / "step-000002.png").read_bytes())
+        loras.append((run / "checkpoints" / "step-000002" / "optimizer.safetensors").read_bytes())
+    assert grids[0] != grids[1]
+    assert loras[0] == loras[1]
+
+
 def test_turbo_is_refused_as_a_base(train: Callable[..., int], base: Path, tmp_path: Path, capsys: Capture) -> None:
     turbo = tmp_path / "krea2_turbo_bf16.safetensors"
     shutil.copy(base, turbo)

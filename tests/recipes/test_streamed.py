@@ -42,7 +42,8 @@ def test_a_streamed_base_trains_to_the_same_bytes_and_goes_on(train_small: Train
     each = (*FULL, "--set", "checkpoint.every=1", "--set", "lora.targets=full")
     sampled = ("--set", "sample.prompts=['a red circle']", "--set", "sample.every=3", "--set", "sample.steps=2")
     for name, run in runs.items():
-        offload = ("--set", "model.offload=1.0") if name == "streamed" else ()
+        offload = ("--set", f"data.cache={tmp_path / name}-cache")
+        offload = (*offload, "--set", "model.offload=1.0") if name == "streamed" else offload
         assert train_small(family, *each, *sampled, "--set", f"output.dir={run}", *offload) == 0
     assert lora_of(runs["streamed"]) == lora_of(runs["resident"])
     image = "samples/step-000003.png"

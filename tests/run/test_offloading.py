@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from flame_train.config.checks import broken
 from flame_train.config.load import from_options
+from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
 from flame_train.engine.backend.host_memory import available
-from flame_train.engine.shape_run import H100, Gpu, KernelRequests
+from flame_train.engine.shape_run import H100, Gpu, KernelRequests, shape_run
 from flame_train.run import offloading
 from flame_train.run.check import Checked
 from flame_train.run.memory import PredictedMemory
 from flame_train.run.plan import Plan
+from flame_train.run.step_time import StepWork
 from flame_train.run.streamed import block_sizes
+from flame_train.tools import bench
 from flame_train.tools.bench_models import find
 
 FIXED = 1_000_000_000  # bytes that a run takes beside its blocks
@@ -45,7 +50,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int]) -> list[int]:
         streamed = planned.checked.streamed
         resident = sum(size for name, size in sizes.items() if name not in streamed)
         found.append(FIXED + 2 * resident + (4 * max(sizes.values()) if streamed else 0))
-        return PredictedMemory(0, found[-1], KernelRequests((), (), ()))
+        return PredictedMemory(0, found[-1], KernelRequests((), (), ()), 1.0)
 
     monkeypatch.setattr(offloading, "predicted_memory", predict)
     return found
@@ -76,6 +81,31 @@ def test_what_is_not_recomputed_stays(sizes: dict[str, int], asked: list[int]) -
     assert offloading.settled(plan(only=7), of(1 << 30)).checked.streamed == frozenset(list(sizes)[:7])
 
 
+@pytest.mark.parametrize(
+    ("offload", "others", "message"),
+    [
+        (0.5, {}, 'expected gradient.checkpointing = "full" or "offload" with it, got "off"'),
+        (("single_blocks.*",), {"gradient": {"checkpointing": "mlp"}}, 'with it, got "mlp"'),
+        ("auto", {"gradient": {"checkpointing": "full"}, "memory": {"budget": "12 GiB"}}, "which does not choose it"),
+        (0.5, {"gradient": {"checkpointing": "offload"}, "memory": {"budget": "12 GiB"}}, ""),
+        ("off", {}, ""),
+    ],
+)
+def test_a_config_says_what_streaming_needs(offload: Any, others: dict[str, Any], message: str) -> None:
+    config = Config.model_validate({"model": {"offload": offload}, **others})
+    told = dict(broken(config)).get("model.offload", "")
+    assert message in told
+    assert bool(message) == bool(told)
+
+
+@pytest.mark.parametrize("gib", [4, 40])
+def test_text_encoders_are_streamed_where_they_find_no_room(monkeypatch: pytest.MonkeyPatch, gib: int) -> None:
+    taken = PredictedMemory(10 << 30, 1 << 30, KernelRequests((), (), ()), 1.0)
+    monkeypatch.setattr(offloading, "predicted_memory", lambda *_: taken)
+    decided = offloading.settled(plan(), of(gib << 30)).checked
+    assert (decided.streamed_text, decided.streamed) == (float(gib < 11), frozenset())
+
+
 def test_on_the_cpu_and_without_auto_nothing_is_decided(asked: list[int]) -> None:
     for given, gpu in ((plan(), None), (plan("off"), H100)):
         assert offloading.settled(given, gpu) is given
@@ -91,3 +121,31 @@ def test_a_control_group_bounds_the_memory_and_its_file_cache_is_given_back(tmp_
     assert available(tmp_path) == 1700
     (tmp_path / "memory.max").write_text("max\n")
     assert available(tmp_path) > 5000
+
+
+def test_streamed_bytes_are_waited_for_only_where_they_take_longer_than_the_rest() -> None:
+    def seconds(copied: int, beside: int) -> float:
+        return StepWork(Counter(), 0, 0, 10**9, copied, beside).seconds(H100)
+
+    alone, link = seconds(0, 0), seconds(10**9, 0) - seconds(0, 0)
+    assert seconds(10**3, 10**3) == alone
+    assert seconds(10**12, 10**12) == pytest.approx(1000 * link)
+    assert seconds(2 * 10**9, 10**3) == pytest.approx(alone + 2 * link, rel=1e-3)
+
+
+def test_a_step_counts_each_block_twice_but_for_what_is_still_there() -> None:
+    trial = bench.BenchCase("flux-tiny", 64, checkpointing="full", settings=("model.offload=1.0",))
+    with shape_run(H100) as run:
+        p = bench.prepare(trial)
+        before = StepWork.of(run)
+        p.step()
+        beside = StepWork.of(run).since(before).beside
+    with shape_run(H100) as run:
+        kept = bench.prepare(
+            bench.BenchCase("flux-tiny", 64, checkpointing="full", settings=("model.offload=['single*']",))
+        )
+        last = run.host_bytes  # of the two single blocks, which are the last
+    with shape_run(H100) as run:
+        kept = bench.prepare(trial)
+        assert beside == 2 * run.host_bytes - last
+    assert kept.adapted

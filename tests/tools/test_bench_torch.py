@@ -29,7 +29,7 @@ from flame_train.tools.bench_torch_models import TorchBaseline, torch_baseline
 from flame_train.training.batch import Batch
 from flame_train.training.model import Denoiser, Model
 
-SMALL = ["sdxl-tiny", "sd3-tiny", "flux-tiny", "flux2-tiny", "zimage-tiny"]
+SMALL = ["sdxl-tiny", "sd3-tiny", "flux-tiny", "flux2-tiny", "zimage-tiny", "chroma-tiny"]
 
 
 def small(name: str) -> tuple[Family, Model]:
@@ -58,6 +58,7 @@ def test_against_torch_says_what_is_missing_before_anything_is_measured(monkeypa
 
 
 @pytest.mark.parity
+@pytest.mark.filterwarnings("ignore:.*FluxPosEmbed:FutureWarning")
 @pytest.mark.parametrize("name", SMALL)
 def test_the_baseline_is_the_same_network_and_counts_the_same_arithmetic(name: str) -> None:
     pytest.importorskip("diffusers")
@@ -107,6 +108,7 @@ def _at_text(network: object) -> int:
 
 
 @pytest.mark.parity
+@pytest.mark.filterwarnings("ignore:.*FluxPosEmbed:FutureWarning")
 @pytest.mark.parametrize("name", SMALL)
 def test_the_baseline_adapts_the_same_layers(name: str) -> None:
     pytest.importorskip("diffusers")

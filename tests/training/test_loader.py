@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flame_train.data.choices import Choices
-from flame_train.data.order import Order, caption_dropped
+from flame_train.data.order import BatchSchedule, caption_dropped
 from flame_train.errors import DataError
 from flame_train.training.loader import Loader
 
@@ -21,7 +21,7 @@ def example(index, drop_caption, dropped=frozenset()):
 
 
 def loader(first=0, accumulation=1, dropout=0.0, make=example, batch_size=2, encoders=None):
-    order = Order(BUCKETS, 1, batch_size, 5)
+    order = BatchSchedule(BUCKETS, 1, batch_size, 5)
     return Loader(order, seen(make, dropout, encoders), NAMES, first=first, accumulation=accumulation)
 
 
@@ -42,7 +42,7 @@ def take(count, **settings):
 
 
 def test_batches_follow_the_order():
-    order = Order(BUCKETS, 1, 2, 5)
+    order = BatchSchedule(BUCKETS, 1, 2, 5)
     for micro, batch in enumerate(take(12)):
         wanted = order.batch_at(micro).indices
         assert batch.arrays["mean"][:, 0, 0, 0].tolist() == list(wanted)
@@ -50,7 +50,7 @@ def test_batches_follow_the_order():
 
 
 def test_an_epoch_has_every_item():
-    per_epoch = Order(BUCKETS, 1, 1, 5).batches_per_epoch
+    per_epoch = BatchSchedule(BUCKETS, 1, 1, 5).batches_per_epoch
     seen = [name for batch in take(per_epoch, batch_size=1) for name in batch.files]
     assert sorted(seen) == NAMES
 
@@ -74,7 +74,7 @@ def test_samples_of_an_update_have_numbers_of_their_own():
 
 
 def test_captions_are_dropped_as_the_seed_says():
-    order = Order(BUCKETS, 1, 2, 5)
+    order = BatchSchedule(BUCKETS, 1, 2, 5)
     for micro, batch in enumerate(take(40, dropout=0.5)):
         plan = order.batch_at(micro)
         drawn = zip(plan.indices, plan.draws, strict=True)
@@ -119,7 +119,7 @@ def test_batches_are_sent_on_the_loaders_thread_before_they_are_taken():
         sent.append((threading.current_thread(), batch.files))
         return batch
 
-    order = Order(BUCKETS, 1, 2, 5)
+    order = BatchSchedule(BUCKETS, 1, 2, 5)
     with Loader(order, seen(example), NAMES, first=0, accumulation=1, send=send) as source:
         taken = [source.take().files for _ in range(4)]
     assert [files for _, files in sent[:4]] == taken

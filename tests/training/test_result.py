@@ -38,10 +38,10 @@ PHOTOS = SimpleNamespace(
         SimpleNamespace(
             item=SimpleNamespace(caption=text, captions=(text,), sha256=str(i)),
             set=SET,
-            comings=comings,
+            repeats=repeats,
             placement=SimpleNamespace(bucket=(64, 96) if i else (64, 64)),
         )
-        for i, (text, comings) in enumerate(zip(CAPTIONS, (2, 2, 3), strict=True))
+        for i, (text, repeats) in enumerate(zip(CAPTIONS, (2, 2, 3), strict=True))
     ],
 )
 """What is asked of the samples."""
@@ -127,7 +127,7 @@ def test_a_name_is_the_title_where_none_is_given(write):
 def test_a_tag_list_that_is_too_long_keeps_the_most_frequent(monkeypatch, write):
     texts = [f"often, tag {i:05d} {'x' * 40}" for i in range(3000)]
     items = [SimpleNamespace(caption=tags, captions=(tags,), sha256="0") for tags in texts]
-    rows = [SimpleNamespace(item=item, set=SET, comings=1, placement=PHOTOS.rows[0].placement) for item in items]
+    rows = [SimpleNamespace(item=item, set=SET, repeats=1, placement=PHOTOS.rows[0].placement) for item in items]
     monkeypatch.setattr(PHOTOS, "rows", rows)
     with safetensors.safe_open(write("tags.safetensors"), "numpy") as file:
         text = file.metadata()["ss_tag_frequency"]

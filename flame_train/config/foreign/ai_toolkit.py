@@ -56,8 +56,10 @@ _ARCHES: Final = {
     "zimage": "zimage",
     "flux2_klein_4b": "flux2",
     "flux2_klein_9b": "flux2",
+    "krea2": "krea2",
+    "anima": "anima",
 }
-_FLOW: Final = ("sd3", "flux", "zimage", "flux2")
+_FLOW: Final = tuple(dict.fromkeys(family for family in _ARCHES.values() if family != "sdxl"))
 _SWITCHES: Final = {"is_xl": "sdxl", "is_v3": "sd3", "is_sd3": "sd3", "is_flux": "flux"}
 _OTHERS: Final = ("is_v2", "is_pixart", "is_pixart_sigma", "is_auraflow", "is_lumina2", "is_ssd", "is_vega")
 
@@ -236,7 +238,7 @@ def _encoders(value: Any, source: Source) -> Any:
     """One switch for all text encoders; which of Flux's and SD3's it means is not told there."""
     if is_off(value):
         return NOTHING
-    if source.family in ("zimage", "flux2"):
+    if source.family not in ("sdxl", "sd3", "flux"):
         return Lost("this family's text encoder gets no adapters here")
     if source.family != "sdxl":
         return Lost("one switch for all of them there; text_encoders.train names those that are trained")

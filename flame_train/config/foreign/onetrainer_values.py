@@ -36,6 +36,8 @@ _FAMILIES: Final = MappingProxyType(
         "FLUX_DEV_1": "flux",
         "FLUX_2": "flux2",
         "Z_IMAGE": "zimage",
+        "KREA_2": "krea2",
+        "ANIMA": "anima",
     }
 )
 TRANSFORMERS: Final = tuple(dict.fromkeys(family for family in _FAMILIES.values() if family != "sdxl"))

@@ -164,7 +164,7 @@ def named_vocabulary(place: Path, option: str) -> Path:
     """The vocabulary that a user named by its file, whatever it is called, or by its folder. Raises ModelFileError."""
     if os.path.isdir(place):  # False where that cannot be told
         return find_vocabulary([place], option)
-    read_vocabulary(place)  # what is wrong with it is told here
+    read_vocabulary(place)  # raises for a damaged file before anything uses it
     return place
 
 

@@ -18,7 +18,7 @@ from flame_train.io.resolve import Component, Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.anima.transformer import MODULATIONS
 from flame_train.models.common import keys_qwen3 as qwen3
-from flame_train.models.common.keys_transformer import transformer_component
+from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
 from flame_train.models.common.keys_vae_qwen import qwen_vae_component
 
 _ENDS: Final = lines("""
@@ -59,17 +59,6 @@ def transformer_to_diffusers() -> KeyMap:
     return KeyMap(table(_ENDS, [("blocks.{i}.", "transformer_blocks.{i}.", "block")], {"block": _BLOCK}))
 
 
-def _native(names: Collection[str]) -> KeyMap:
-    """From a single file, which may store a factor for each fp8 weight."""
-    return KeyMap(
-        scaled_fp8_rules(names, (Rule(rule.source, rule.source) for rule in transformer_to_diffusers().rules))
-    )
-
-
-def _from_diffusers(_: Collection[str]) -> KeyMap:
-    return transformer_to_diffusers().inverse
-
-
 def _adapter(names: Collection[str]) -> KeyMap:
     """The adapter's names, which all layouts share."""
     stored = (name for name in names if not name.endswith(".scale_weight"))
@@ -79,8 +68,7 @@ def _adapter(names: Collection[str]) -> KeyMap:
 # what training counted, and positions that are computed anew
 _COUNTED: Final = r"accum_\w+|pos_embedder\..*|.*_extra_state|.*rotary_emb\.inv_freq"
 _TRANSFORMER: Final = transformer_component(
-    Layout("single-file", ".self_attn.", _native),
-    Layout("diffusers", ".attn1.", _from_diffusers),
+    *transformer_layouts(".self_attn.", ".attn1.", lambda _: transformer_to_diffusers()),
     unused=_COUNTED,
 )
 _CONDITIONER: Final = Component(

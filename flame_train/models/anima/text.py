@@ -6,7 +6,6 @@ batch, S tokens of Qwen3, T tokens of T5, C channels, N heads, E width of a head
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
@@ -19,6 +18,7 @@ from flame_train.engine.dtype import compute_dtype
 from flame_train.errors import ModelFileError
 from flame_train.models.common.blocks import BlockNetwork
 from flame_train.models.common.qwen3 import Qwen3, rotary_angles
+from flame_train.models.common.shapes import block_count
 from flame_train.models.common.stated import NOTHING, Stated
 
 _EPS: Final = 1e-6
@@ -61,7 +61,7 @@ class AdapterArch:
         width, source = _shape(shapes, f"{first}.cross_attn.k_proj.weight")
         arch = cls(
             width=width,
-            layers=len({m[1] for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))}),
+            layers=block_count(shapes, "blocks"),
             head_dim=head_dim,
             hidden=_shape(shapes, f"{first}.mlp.0.weight")[0],
             source_dim=source,

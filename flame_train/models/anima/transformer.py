@@ -7,9 +7,9 @@ width, E width of a head.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Self
 
 import numpy as np
@@ -21,9 +21,10 @@ from flame_train.errors import ModelFileError
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
+from flame_train.models.common.shapes import block_count, shape_of
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.common.vae_latents import patched
-from flame_train.models.flux.transformer import modulated
+from flame_train.models.flux.blocks import modulated
 from flame_train.models.sdxl.transformer import linears_in
 
 PATCH: Final = 2  # the side of a token in latent pixels
@@ -32,6 +33,7 @@ _HEAD_EPS: Final = 1e-5  # of queries and keys
 _THETA: Final = 10000.0
 _STRETCH: Final = (1.0, 4.0, 4.0)  # of the axes of time, rows and columns, to sizes beyond those trained first
 MODULATIONS: Final = tuple(f"adaln_modulation_{part}" for part in ("self_attn", "cross_attn", "mlp"))
+_shape: Final = partial(shape_of, "Anima", "Anima's transformer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,7 @@ class AnimaArch:
         (head_dim,) = _shape(shapes, "blocks.0.self_attn.q_norm.weight")
         arch = cls(
             width=width,
-            depth=len({m[1] for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))}),
+            depth=block_count(shapes, "blocks"),
             head_dim=head_dim,
             hidden=_shape(shapes, "blocks.0.mlp.layer1.weight")[0],
             channels=made // PATCH**2,
@@ -119,12 +121,6 @@ def _stretch(stated: Stated) -> tuple[float, float, float]:
     return float(found[0]), float(found[1]), float(found[2])
 
 
-def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
-    if name not in shapes:
-        raise ModelFileError(f"Anima: expected a tensor {name}, which is missing: this is not Anima's transformer")
-    return shapes[name]
-
-
 def position_angles(arch: AnimaArch, rows: int, columns: int) -> np.ndarray[Any, Any]:
     """The angle by which each number of a head is turned at each token, fp64 (L, E); pairs lie half a head apart.
 
@@ -138,7 +134,7 @@ def position_angles(arch: AnimaArch, rows: int, columns: int) -> np.ndarray[Any,
     return np.tile(np.concatenate(turns, axis=1), 2)
 
 
-class PatchEmbedder(nn.Module):
+class PatchEmbed(nn.Module):
     """Squares of latent pixels, and of a mask of padding that an image has none of, to tokens."""
 
     def __init__(self, arch: AnimaArch) -> None:
@@ -149,7 +145,7 @@ class PatchEmbedder(nn.Module):
         return self.proj[1](tokens.reshape(tokens.shape[0], -1, tokens.shape[3]))
 
 
-class TimeEmbedder(nn.Module):
+class TimestepEmbedding(nn.Module):
     """A time's sinusoid to the modulation that all blocks share: linear, silu, linear."""
 
     def __init__(self, width: int) -> None:
@@ -268,8 +264,8 @@ class Anima(BlockNetwork):
         self.arch = arch
         # one entry a shape, for as long as the model lives: captured steps read them at their addresses
         self._turns: dict[tuple[int, int, DType, str], tuple[Tensor, Tensor]] = {}
-        self.x_embedder = PatchEmbedder(arch)
-        self.t_embedder = nn.ModuleList([None, TimeEmbedder(arch.width)])
+        self.x_embedder = PatchEmbed(arch)
+        self.t_embedder = nn.ModuleList([None, TimestepEmbedding(arch.width)])
         self.t_embedding_norm = nn.RMSNorm(arch.width, _EPS)
         self.blocks = nn.ModuleList([TransformerBlock(arch) for _ in range(arch.depth)])
         self.final_layer = FinalLayer(arch)

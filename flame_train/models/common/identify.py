@@ -122,6 +122,12 @@ def could_be(family: str, wanted: str) -> bool:
     return family == wanted or wanted in groups.get(family, ()) or family in groups.get(wanted, ())
 
 
+def lora_could_be(family: str, wanted: str) -> bool:
+    """Whether a LoRA of the identified family may be for `wanted`: as `could_be`, or its names are also that one's."""
+    others = [family in signs.also_reads.get(wanted, ()) for signs in SIGNS]
+    return could_be(family, wanted) or any(others)
+
+
 def _identity(kind: str, family: str, layout: str, note: str, parts: tuple[str, ...]) -> Identity:
     words = f"{FAMILY_NAMES.get(family, 'unknown')}{note}, {kind.replace('_', ' ')}, {layout} layout"
     if kind == "checkpoint":

@@ -33,6 +33,23 @@ def text_and_grid(text: int, rows: int, columns: int) -> Angles:
     return positions
 
 
+def published_axes(head_dim: int) -> tuple[int, int, int]:
+    """How many values of a head encode a token's place in the text, its row and its column: 32, 48 and 48 of 128."""
+    each = head_dim * 3 // 8 // 2 * 2
+    return head_dim - 2 * each, each, each
+
+
+def stated_axes(stated: object, head_dim: int) -> tuple[int, int, int]:
+    """The axes that a folder states, where they are three even numbers that make a head; else the published ones."""
+    if (
+        isinstance(stated, list)
+        and len(stated) == 3
+        and all(isinstance(n, int) and n > 0 and n % 2 == 0 for n in stated)
+    ):
+        return (stated[0], stated[1], stated[2]) if sum(stated) == head_dim else published_axes(head_dim)
+    return published_axes(head_dim)
+
+
 class RopeTables:
     """Cosines and sines of text and image tokens, one entry a shape for as long as the model lives.
 

@@ -28,6 +28,8 @@ class Signs(ABC):
     """Each identifiable model -> its usual name."""
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     """A name that stands for several models -> these, or those of them that are this family's."""
+    also_reads: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
+    """A model -> others whose LoRAs have the same names, so that a file may be for either."""
     written: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Signs in what trainers write down about the base model -> the model, the narrower before the wider."""
     t5: ClassVar[str] = "text_encoder_3"

@@ -182,6 +182,10 @@ class T5Encoder(BlockNetwork):
         """The blocks' linear layers."""
         return linears_in(self.encoder.block)
 
+    def run_outside(self) -> list[nn.Module]:
+        """The first block's table of position biases, which all blocks use."""
+        return [self.encoder.block[0].layer[0].SelfAttention.relative_attention_bias]
+
     def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None) -> Tensor:
         """(B, T, C) in the weights' dtype. `mask_BT` is True where there is a token to look at.
 

@@ -36,15 +36,17 @@ _ENDS: Final = lines("""
     final_layer.linear.{p} -> proj_out.{p}
     final_layer.adaLN_modulation.1.{p} -> norm_out.linear.{p} [swap]
 """)
+_MODULATION: Final = {
+    "double": lines("img_mod.lin.{p} -> norm1.linear.{p}\n txt_mod.lin.{p} -> norm1_context.linear.{p}"),
+    "single": lines("modulation.lin.{p} -> norm.linear.{p}"),
+}
 _DOUBLE: Final = lines("""
-    img_mod.lin.{p} -> norm1.linear.{p}
     img_attn.qkv.{p} -> attn.to_q.{p} attn.to_k.{p} attn.to_v.{p} [rows]
     img_attn.norm.query_norm.scale -> attn.norm_q.weight
     img_attn.norm.key_norm.scale -> attn.norm_k.weight
     img_attn.proj.{p} -> attn.to_out.0.{p}
     img_mlp.0.{p} -> ff.net.0.proj.{p}
     img_mlp.2.{p} -> ff.net.2.{p}
-    txt_mod.lin.{p} -> norm1_context.linear.{p}
     txt_attn.qkv.{p} -> attn.add_q_proj.{p} attn.add_k_proj.{p} attn.add_v_proj.{p} [rows]
     txt_attn.norm.query_norm.scale -> attn.norm_added_q.weight
     txt_attn.norm.key_norm.scale -> attn.norm_added_k.weight
@@ -53,7 +55,6 @@ _DOUBLE: Final = lines("""
     txt_mlp.2.{p} -> ff_context.net.2.{p}
 """)
 _SINGLE: Final = lines("""
-    modulation.lin.{p} -> norm.linear.{p}
     linear2.{p} -> proj_out.{p}
     norm.query_norm.scale -> attn.norm_q.weight
     norm.key_norm.scale -> attn.norm_k.weight
@@ -61,12 +62,15 @@ _SINGLE: Final = lines("""
 _FUSED: Final = ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")
 
 
-def transformer_to_diffusers() -> KeyMap:
-    """The table from native to diffusers names, for any depth; its `inverse` goes back."""
+def blocks_to_diffusers(modulated: bool) -> list[Rule]:
+    """The rules of both kinds of blocks, with their modulation or, for Chroma, without."""
     blocks = (
         ("double_blocks.{i}.", "transformer_blocks.{i}.", "double"),
         ("single_blocks.{i}.", "single_transformer_blocks.{i}.", "single"),
     )
+    inner = {"double": _DOUBLE, "single": _SINGLE}
+    if modulated:
+        inner = {kind: (*rules, *_MODULATION[kind]) for kind, rules in inner.items()}
     fused = [
         Rule(
             (f"single_blocks.{{i}}.linear1.{kind}",),
@@ -76,7 +80,12 @@ def transformer_to_diffusers() -> KeyMap:
         )
         for kind in ("weight", "bias")
     ]
-    return KeyMap((*table(_ENDS, blocks, {"double": _DOUBLE, "single": _SINGLE}), *fused))
+    return [*table((), blocks, inner), *fused]
+
+
+def transformer_to_diffusers() -> KeyMap:
+    """The table from native to diffusers names, for any depth; its `inverse` goes back."""
+    return KeyMap((*table(_ENDS), *blocks_to_diffusers(modulated=True)))
 
 
 _SDXL: Final = {component.name: component for component in sdxl.COMPONENTS}

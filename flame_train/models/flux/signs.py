@@ -1,4 +1,4 @@
-"""The signs of Flux.1, and of its relative Chroma."""
+"""The signs of Flux.1."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ class FluxSigns(Signs):
             "flux-fill": "Flux.1 Fill",
             "flux-control": "Flux.1 Canny or Depth",
             "flux": "Flux.1",
-            "chroma": "Chroma",
         }
     )
     groups = MappingProxyType({"flux": ("flux-dev", "flux-schnell", "flux-fill", "flux-control")})
+    # sd-scripts writes both down for Chroma
     written = (("chroma", "chroma"), ("flux", "flux"))
     t5 = "text_encoder_2"
 
     def network(self, shapes: Shapes) -> Network | None:
+        if any(name.startswith("distilled_guidance_layer.") for name in shapes):
+            return None  # Chroma
         return _flux(shapes) or _diffusers_flux(shapes)
 
     def lora(self, flat: Shapes) -> str | None:
         def has(part: str) -> bool:
             return any(part in name for name in flat)
 
-        if has("distilled_guidance_layer_"):
-            return "chroma"
         if has("double_blocks_") or has("single_blocks_") or has("single_transformer_blocks_"):
             return "flux"
         return "flux" if not has("_attn2_") and joint_width(flat) == 3072 else None
@@ -39,8 +39,6 @@ class FluxSigns(Signs):
 def _flux(shapes: Shapes) -> Network | None:
     if "double_blocks.0.img_attn.norm.key_norm.scale" not in shapes or "single_stream_modulation.lin.weight" in shapes:
         return None
-    if any(name.startswith("distilled_guidance_layer.") for name in shapes):
-        return Network("chroma", "single-file", "transformer", "")
     guided = "guidance_in.in_layer.weight" in shapes
     return Network(_flux_family(guided, dim(shapes, "img_in.weight", 1)), "single-file", "transformer", "")
 

@@ -10,29 +10,26 @@ Shape letters of tokens: L image tokens, T text tokens, S = T + L, D model width
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Self
+from typing import Final, Self
 
-from flame_train.engine import Tensor, checkpoint, nn, rematerialize
+from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
-from flame_train.engine.nn import param
 from flame_train.errors import ModelFileError
 from flame_train.models.common.arch import TransformerArch
-from flame_train.models.common.blocks import Block, BlockNetwork
-from flame_train.models.common.fp16 import bounded
+from flame_train.models.common.blocks import BlockNetwork
 from flame_train.models.common.latents import check_latents
-from flame_train.models.common.rope import Angles, RopeTables, rope_angles, text_and_grid
+from flame_train.models.common.rope import RopeTables
 from flame_train.models.common.shapes import block_count, shape_of
 from flame_train.models.common.stated import NOTHING, Stated
-from flame_train.models.sdxl.transformer import feed_forward, linears_in
+from flame_train.models.flux.blocks import EPS, OneStream, Projections, TwoStreams, gelu_feed_forward, gelu_mlp
+from flame_train.models.flux.positions import axes_of, position_angles
+from flame_train.models.sdxl.transformer import linears_in
 
 PATCH: Final = 2  # the side of a token in latent pixels
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times and guidance
-_MLP_RATIO: Final = 4
-_THETA: Final = 10000.0
-_EPS: Final = 1e-6
 _shape: Final = partial(shape_of, "Flux", "a Flux.1 transformer")
 
 
@@ -97,13 +94,7 @@ class FluxArch(TransformerArch):
     @property
     def axes(self) -> tuple[int, int, int]:
         """How many values of a head encode the image (always 0 here), the row and the column of a token."""
-        each = self.head_dim * 7 // 16 // 2 * 2  # 56 of 128
-        return self.head_dim - 2 * each, each, each
-
-
-def position_angles(arch: FluxArch, text: int, rows: int, columns: int) -> Angles:
-    """The angle by which each value of a head is rotated at each token, fp64 (S, E); text stands at the origin."""
-    return rope_angles(text_and_grid(text, rows, columns), arch.axes, _THETA)
+        return axes_of(self.head_dim)
 
 
 class MLPEmbedder(nn.Module):
@@ -129,132 +120,16 @@ class Modulation(nn.Module):
         return F.chunk(made, self.rows, dim=-1)
 
 
-class RMSNorm(nn.Module):
-    """The scale of RMS normalization over a head's values, under the published name; `attend` applies it."""
-
-    scale: Tensor
-
-    def __init__(self, dim: int) -> None:
-        self.scale = param(dim, init="ones")
-
-
-class QKNorm(nn.Module):
-    """RMS normalization of each head's queries and keys."""
-
-    def __init__(self, dim: int) -> None:
-        self.dim = dim
-        self.query_norm = RMSNorm(dim)
-        self.key_norm = RMSNorm(dim)
-
-
-Stream = tuple[QKNorm, Sequence[Tensor]]
-"""A stream's queries, keys and values, (B, L, D) each, and their norms."""
-
-
-FeedForward = Callable[[nn.ModuleList, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(mlp, tokens, shift, scale, gate) to the tokens after an MLP."""
-
-
-def attend(streams: Sequence[Stream], cos_S1E: Tensor, sin_S1E: Tensor) -> Tensor:
-    """Attention of all streams' tokens to all, (B, S, D). Queries and keys are turned by their tokens' positions."""
-    norms = [norm for norm, _ in streams]
-    queries, keys, values = zip(*([x.reshape(*x.shape[:2], -1, n.dim) for x in p] for n, p in streams), strict=True)
-    q = F.cat_rms_norm(queries, [nn.compute_copy(n.query_norm.scale) for n in norms], cos_S1E, sin_S1E, 1, _EPS)
-    k = F.cat_rms_norm(keys, [nn.compute_copy(n.key_norm.scale) for n in norms], cos_S1E, sin_S1E, 1, _EPS)
-    v = values[0] if len(values) == 1 else F.cat(values, dim=1)
-    found = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
-    return found.transpose(1, 2).reshape(*q.shape[:2], -1)
-
-
-class Projections(nn.Module):
-    """One stream's way into the joint attention and out of it."""
-
-    def __init__(self, arch: FluxArch) -> None:
-        self.qkv = nn.Linear(arch.width, 3 * arch.width)
-        self.norm = QKNorm(arch.head_dim)
-        self.proj = nn.Linear(arch.width, arch.width)
-
-    def forward(self, x_BLD: Tensor) -> Stream:
-        return self.norm, F.chunk(self.qkv(x_BLD), 3, dim=-1)
-
-
-def _mlp(width: int) -> nn.ModuleList:
-    """linear, gelu, linear; entry 1 is the activation, which holds no weights."""
-    return nn.ModuleList([nn.Linear(width, _MLP_RATIO * width), None, nn.Linear(_MLP_RATIO * width, width)])
-
-
-def _feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
-    return F.gated_add(x_BLD, gate, feed_forward(mlp[0], mlp[2], modulated(x_BLD, shift, scale)))
-
-
-# The inputs of linear layers are rematerialized: their own inputs have the same size and are saved anyway. In 16 bits
-# this frees a fifth of dev's activations, for two more passes over memory.
-
-
-def modulated(x_BLD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return rematerialize(F.layer_norm_modulate, x_BLD, scale, shift, _EPS)
-
-
-def _beside(found_BSD: Tensor, hidden_BSF: Tensor) -> Tensor:
-    return F.cat_gelu(found_BSD, hidden_BSF, approximate="tanh")
-
-
-class TwoStreams(Block):
-    """Image and text, with separate weights, in one joint attention; a subclass makes the parts and the modulation."""
-
-    img_attn: Any
-    txt_attn: Any
-    img_mlp: nn.ModuleList
-    txt_mlp: nn.ModuleList
-
-    def streams(
-        self,
-        feed_forward: FeedForward,
-        img_BLD: Tensor,
-        txt_BTD: Tensor,
-        of_img: Sequence[Tensor],
-        of_txt: Sequence[Tensor],
-        cos_S1E: Tensor,
-        sin_S1E: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Attends over text and image together, then applies each stream's own MLP.
-
-        Args:
-            feed_forward: the MLP with its modulation.
-            img_BLD: the image's tokens (B, L, D).
-            txt_BTD: the text's tokens (B, T, D).
-            of_img, of_txt: shift, scale and gate (B, 1, D) of attention and MLP, of each stream.
-            cos_S1E, sin_S1E: rotary angles of all S = T + L positions, (S, 1, E).
-
-        Returns:
-            The image's and the text's tokens, with the shapes of the inputs.
-        """
-        shift_i, scale_i, gate_i, *feed_i = of_img
-        shift_t, scale_t, gate_t, *feed_t = of_txt
-        img = modulated(img_BLD, shift_i, scale_i)
-        txt = modulated(txt_BTD, shift_t, scale_t)
-        found_BSD = attend([self.txt_attn(txt), self.img_attn(img)], cos_S1E, sin_S1E)
-        for_txt, for_img = F.split(found_BSD, [txt_BTD.shape[1], img_BLD.shape[1]], dim=1)
-        img_BLD = F.gated_add(img_BLD, gate_i, self.img_attn.proj(for_img))
-        txt_BTD = F.gated_add(txt_BTD, gate_t, self.txt_attn.proj(for_txt))
-        if self.checkpointing == "mlp":
-            return (
-                checkpoint(feed_forward, self.img_mlp, img_BLD, *feed_i),
-                bounded(checkpoint(feed_forward, self.txt_mlp, txt_BTD, *feed_t)),
-            )
-        return feed_forward(self.img_mlp, img_BLD, *feed_i), bounded(feed_forward(self.txt_mlp, txt_BTD, *feed_t))
-
-
 class DoubleStreamBlock(TwoStreams):
     """Image and text, with separate weights, in one joint attention."""
 
     def __init__(self, arch: FluxArch) -> None:
         self.img_mod = Modulation(arch.width, 2)
-        self.img_attn = Projections(arch)
-        self.img_mlp = _mlp(arch.width)
+        self.img_attn = Projections(arch.width, arch.head_dim)
+        self.img_mlp = gelu_mlp(arch.width)
         self.txt_mod = Modulation(arch.width, 2)
-        self.txt_attn = Projections(arch)
-        self.txt_mlp = _mlp(arch.width)
+        self.txt_attn = Projections(arch.width, arch.head_dim)
+        self.txt_mlp = gelu_mlp(arch.width)
 
     def forward(
         self, img_BLD: Tensor, txt_BTD: Tensor, silu_vec_BD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor
@@ -271,28 +146,18 @@ class DoubleStreamBlock(TwoStreams):
             The image's and the text's tokens, with the shapes of the inputs.
         """
         of_img, of_txt = self.img_mod(silu_vec_BD), self.txt_mod(silu_vec_BD)
-        return self.streams(_feed_forward, img_BLD, txt_BTD, of_img, of_txt, cos_S1E, sin_S1E)
+        return self.streams(gelu_feed_forward, img_BLD, txt_BTD, of_img, of_txt, cos_S1E, sin_S1E)
 
 
-class SingleStreamBlock(Block):
+class SingleStreamBlock(OneStream):
     """Text and image as one sequence; attention and MLP side by side, each a part of two wide layers."""
 
-    has_feed_forward = False  # its MLP begins in one layer with the attention: there is nothing to gain by it alone
-
     def __init__(self, arch: FluxArch) -> None:
-        hidden = _MLP_RATIO * arch.width
-        self.parts = (arch.width, arch.width, arch.width, hidden)
-        self.linear1 = nn.Linear(arch.width, sum(self.parts))
-        self.linear2 = nn.Linear(arch.width + hidden, arch.width)
-        self.norm = QKNorm(arch.head_dim)
+        super().__init__(arch.width, arch.head_dim)
         self.modulation = Modulation(arch.width, 1)
 
     def forward(self, x_BSD: Tensor, silu_vec_BD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor) -> Tensor:
-        shift, scale, gate = self.modulation(silu_vec_BD)
-        made = self.linear1(modulated(x_BSD, shift, scale))
-        *qkv, hidden = F.split(made, self.parts, dim=-1)
-        found_BSD = attend([(self.norm, qkv)], cos_S1E, sin_S1E)
-        return bounded(F.gated_add(x_BSD, gate, self.linear2(rematerialize(_beside, found_BSD, hidden))))
+        return self.stream(x_BSD, self.modulation(silu_vec_BD), cos_S1E, sin_S1E)
 
 
 class FinalLayer(nn.Module):
@@ -305,7 +170,7 @@ class FinalLayer(nn.Module):
     def forward(self, x_BLD: Tensor, silu_vec_BD: Tensor) -> Tensor:
         made = self.adaLN_modulation[1](silu_vec_BD).reshape(silu_vec_BD.shape[0], 1, -1)
         shift, scale = F.chunk(made, 2, dim=-1)
-        return self.linear(F.layer_norm_modulate(x_BLD, scale, shift, _EPS))
+        return self.linear(F.layer_norm_modulate(x_BLD, scale, shift, EPS))
 
 
 class Flux(BlockNetwork):
@@ -313,7 +178,7 @@ class Flux(BlockNetwork):
 
     def __init__(self, arch: FluxArch) -> None:
         self.arch = arch
-        self.rope = RopeTables(partial(position_angles, arch))
+        self.rope = RopeTables(partial(position_angles, arch.head_dim))
         self.img_in = nn.Linear(PATCH**2 * arch.channels, arch.width)
         self.time_in = MLPEmbedder(_FREQUENCIES, arch.width)
         self.vector_in = MLPEmbedder(arch.pooled_dim, arch.width)

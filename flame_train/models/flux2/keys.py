@@ -7,13 +7,13 @@ diffusers has one for each. The last modulation's rows are shift then scale here
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Collection, Iterator
+from functools import lru_cache, partial
 from typing import Final
 
 from flame_train.io.keymap import KeyMap, Rule, lines, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_by_table
-from flame_train.io.resolve import Component, Layout, Resolved
+from flame_train.io.resolve import Component, Layout
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.common import keys_qwen3 as qwen3
 from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
@@ -93,13 +93,8 @@ COMPONENTS: Final = (
 )
 
 
-def resolve(names: Iterable[str], only: str | None = None) -> Resolved:
-    """Which tensor of a file, or of a diffusers folder, is which native tensor of which component.
-
-    `names` as `open_weights` gives them. `only` ("transformer", "vae", "text_encoder") says that the file holds that
-    component alone.
-    """
-    return resolve_components(COMPONENTS, names, only)
+resolve: Final = partial(resolve_components, COMPONENTS)
+"""Which tensor of a file, or of a diffusers folder, is which native tensor of which component; see `io.resolve`."""
 
 
 def base_modules(depth: int, single_depth: int) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from flame_train.models.common.latents import check_latents
 from flame_train.models.common.rope import Angles, RopeTables, rope_angles
 from flame_train.models.common.shapes import block_count, shape_of
 from flame_train.models.common.stated import NOTHING, Stated
-from flame_train.models.flux.transformer import QKNorm, Stream, TwoStreams, attend, modulated
+from flame_train.models.flux.blocks import QKNorm, Stream, TwoStreams, attend, modulated
 from flame_train.models.sdxl.transformer import linears_in
 
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Self
 
-from flame_train.errors import ModelFileError
+from flame_train.models.common.rope import published_axes, stated_axes
+from flame_train.models.common.shapes import block_count, shape_of
 from flame_train.models.common.stated import NOTHING, Stated
 
 PATCH: Final = 2  # the side of a token in latent pixels
 _EPS: Final = 1e-5
 _THETA: Final = 1000.0
+_shape: Final = partial(shape_of, "Krea 2", "a Krea 2 transformer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ class Krea2Arch:
             text_hidden=64,
             layerwise=1,
             refiners=1,
-            axes=_axes(16),
+            axes=published_axes(16),
         )
 
     @classmethod
@@ -80,10 +82,9 @@ class Krea2Arch:
         width, features = _shape(shapes, "first.weight")
         (head_dim,) = _shape(shapes, "blocks.0.attn.qknorm.qnorm.scale")
         (text_head_dim,) = _shape(shapes, "txtfusion.refiner_blocks.0.attn.qknorm.qnorm.scale")
-        axes = stated.values.get("axes_dims_rope", list(_axes(head_dim)))
         arch = cls(
             width=width,
-            depth=_count(shapes, "blocks"),
+            depth=block_count(shapes, "blocks"),
             heads=_shape(shapes, "blocks.0.attn.wq.weight")[0] // head_dim,
             kv_heads=_shape(shapes, "blocks.0.attn.wk.weight")[0] // head_dim,
             hidden=_shape(shapes, "blocks.0.mlp.gate.weight")[0],
@@ -94,9 +95,9 @@ class Krea2Arch:
             text_heads=_shape(shapes, "txtfusion.refiner_blocks.0.attn.wq.weight")[0] // text_head_dim,
             text_kv_heads=_shape(shapes, "txtfusion.refiner_blocks.0.attn.wk.weight")[0] // text_head_dim,
             text_hidden=_shape(shapes, "txtfusion.refiner_blocks.0.mlp.gate.weight")[0],
-            layerwise=_count(shapes, r"txtfusion\.layerwise_blocks"),
-            refiners=_count(shapes, r"txtfusion\.refiner_blocks"),
-            axes=(axes[0], axes[1], axes[2]) if _are_axes(axes, head_dim) else _axes(head_dim),
+            layerwise=block_count(shapes, r"txtfusion\.layerwise_blocks"),
+            refiners=block_count(shapes, r"txtfusion\.refiner_blocks"),
+            axes=stated_axes(stated.values.get("axes_dims_rope"), head_dim),
             theta=stated.number("rope_theta", _THETA),
             eps=stated.number("norm_eps", _EPS),
         )
@@ -110,28 +111,3 @@ class Krea2Arch:
             axes_dims_rope=arch.axes,
         )
         return arch
-
-
-def _axes(head_dim: int) -> tuple[int, int, int]:
-    """The published proportions: 32, 48 and 48 of 128."""
-    each = head_dim * 3 // 8 // 2 * 2
-    return head_dim - 2 * each, each, each
-
-
-def _are_axes(found: object, head_dim: int) -> bool:
-    return (
-        isinstance(found, list)
-        and len(found) == 3
-        and all(isinstance(n, int) and n > 0 and n % 2 == 0 for n in found)
-        and sum(found) == head_dim
-    )
-
-
-def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
-    if name not in shapes:
-        raise ModelFileError(f"Krea 2: expected a tensor {name}, which is missing: this is not a Krea 2 transformer")
-    return shapes[name]
-
-
-def _count(shapes: Mapping[str, tuple[int, ...]], blocks: str) -> int:
-    return len({m[1] for name in shapes if (m := re.match(rf"{blocks}\.(\d+)\.", name))})

@@ -6,16 +6,15 @@ diffusers a matrix of six rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
+from functools import lru_cache, partial
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Rule, lines, scaled_fp8_rules, table
+from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_by_table
-from flame_train.io.resolve import Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.common import keys_qwen3 as qwen3
-from flame_train.models.common.keys_transformer import transformer_component
+from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
 from flame_train.models.common.keys_vae_qwen import qwen_vae_component
 
 _ENDS: Final = lines("""
@@ -56,16 +55,6 @@ def transformer_to_diffusers() -> KeyMap:
     return KeyMap(table(_ENDS, blocks, {"text": _TEXT_BLOCK, "block": _BLOCK}))
 
 
-def _native(names: Collection[str]) -> KeyMap:
-    """From a single file, which may store a factor for each fp8 weight."""
-    same = (Rule(rule.source, rule.source) for rule in transformer_to_diffusers().rules)
-    return KeyMap(scaled_fp8_rules(names, same))
-
-
-def _from_diffusers(_: Collection[str]) -> KeyMap:
-    return transformer_to_diffusers().inverse
-
-
 # the text half of Qwen3-VL, whose half for images lies beside it and plays no part
 _TEXT_PREFIXES: Final = (
     "text_encoders.qwen3vl_4b.transformer.model.",
@@ -74,21 +63,15 @@ _TEXT_PREFIXES: Final = (
 )
 COMPONENTS: Final = (
     transformer_component(
-        Layout("single-file", "txtfusion.projector.", _native),
-        Layout("diffusers", "text_fusion.projector.", _from_diffusers),
+        *transformer_layouts("txtfusion.projector.", "text_fusion.projector.", lambda _: transformer_to_diffusers()),
     ),
     qwen_vae_component(),
     qwen3.component("text_encoder", _TEXT_PREFIXES),
 )
 
 
-def resolve(names: Iterable[str], only: str | None = None) -> Resolved:
-    """Which tensor of a file, or of a diffusers folder, is which native tensor of which component.
-
-    `names` as `open_weights` gives them. `only` ("transformer", "vae", "text_encoder") says that the file holds that
-    component alone.
-    """
-    return resolve_components(COMPONENTS, names, only)
+resolve: Final = partial(resolve_components, COMPONENTS)
+"""Which tensor of a file, or of a diffusers folder, is which native tensor of which component; see `io.resolve`."""
 
 
 def base_modules() -> tuple[str, ...]:

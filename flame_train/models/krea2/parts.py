@@ -64,7 +64,7 @@ def _modulated(x_BSD: Tensor, weight_D: Tensor, scale_B1D: Tensor, shift_B1D: Te
     return found.to(x_BSD.dtype)
 
 
-class QueryKeyNorm(nn.Module):
+class QKNorm(nn.Module):
     """The norms of queries and keys, along each head."""
 
     def __init__(self, head_dim: int, eps: float) -> None:
@@ -79,7 +79,7 @@ class Attention(nn.Module):
         shared = self.head_dim * kv_heads
         self.wq, self.wo, self.gate = (nn.Linear(width, width, bias=False) for _ in range(3))
         self.wk, self.wv = (nn.Linear(width, shared, bias=False) for _ in range(2))
-        self.qknorm = QueryKeyNorm(self.head_dim, eps)
+        self.qknorm = QKNorm(self.head_dim, eps)
 
     def forward(
         self,

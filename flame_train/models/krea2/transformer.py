@@ -40,7 +40,7 @@ def _gelu(x: Tensor) -> Tensor:
     return found
 
 
-class SingleBlock(Block):
+class SingleStreamBlock(Block):
     """Attention and the gated network, each with a scale and a shift behind its norm, and a gate."""
 
     def __init__(self, arch: Krea2Arch) -> None:
@@ -100,7 +100,7 @@ class Krea2(BlockNetwork):
         self.txtfusion = TextFusion(arch)
         ends = nn.Linear(text, width), None, nn.Linear(width, width)
         self.txtmlp = nn.ModuleList([ZeroCentredNorm(text, arch.eps), *ends])
-        self.blocks = nn.ModuleList([SingleBlock(arch) for _ in range(arch.depth)])
+        self.blocks = nn.ModuleList([SingleStreamBlock(arch) for _ in range(arch.depth)])
         self.last = LastLayer(arch)
 
     def forward(self, x_BHWC: Tensor, times_B: Tensor, states_BTF: Tensor, rows_B: Tensor) -> Tensor:

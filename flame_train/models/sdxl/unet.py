@@ -185,8 +185,8 @@ class ResBlock(Block):
     def forward(self, x_BHWC: Tensor, silu_emb_BE: Tensor, skip_BHWC: Tensor | None = None) -> Tensor:
         """The block's result for x with what came past lower resolutions behind its channels, if anything did."""
         emb_BC = self.emb_layers[1](silu_emb_BE)
-        h_BHWC = self.in_layers[2](_opened(self.in_layers[0], x_BHWC, other=skip_BHWC))
-        h_BHWC = self.out_layers[3](_opened(self.out_layers[0], h_BHWC, shift=emb_BC))
+        h_BHWC = self.in_layers[2](_norm_silu(self.in_layers[0], x_BHWC, other=skip_BHWC))
+        h_BHWC = self.out_layers[3](_norm_silu(self.out_layers[0], h_BHWC, shift=emb_BC))
         return self._shortcut(x_BHWC, skip_BHWC, h_BHWC)
 
     def _shortcut(self, x_BHWC: Tensor, skip_BHWC: Tensor | None, h_BHWC: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ class ResBlock(Block):
         return F.linear_add(x_BHWC, weight[:, :own], bias, h_BHWC)
 
 
-def _opened(norm: nn.GroupNorm, x_BHWC: Tensor, other: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+def _norm_silu(norm: nn.GroupNorm, x_BHWC: Tensor, other: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
     """silu(norm([x, other] + shift)), which are not put together first."""
     made: Tensor = F.cat_group_norm_silu(
         x_BHWC,

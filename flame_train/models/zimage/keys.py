@@ -6,13 +6,12 @@ has one for each. diffusers names the embedder and the final layer after the siz
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
+from functools import lru_cache, partial
 from typing import Final
 
 from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_by_table
-from flame_train.io.resolve import Resolved
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.common import keys_qwen3 as qwen3
 from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
@@ -63,13 +62,8 @@ COMPONENTS: Final = (
 )
 
 
-def resolve(names: Iterable[str], only: str | None = None) -> Resolved:
-    """Which tensor of a file, or of a diffusers folder, is which native tensor of which component.
-
-    `names` as `open_weights` gives them. `only` ("transformer", "vae", "text_encoder") says that the file holds that
-    component alone.
-    """
-    return resolve_components(COMPONENTS, names, only)
+resolve: Final = partial(resolve_components, COMPONENTS)
+"""Which tensor of a file, or of a diffusers folder, is which native tensor of which component; see `io.resolve`."""
 
 
 def base_modules() -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from flame_train.engine.nn import param
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
+from flame_train.models.common.rope import published_axes, stated_axes
 from flame_train.models.common.shapes import block_count, shape_of
 from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.sdxl.transformer import linears_in
@@ -72,7 +73,7 @@ class ZImageArch:
             context_dim=context_dim,
             time_dim=32,
             time_hidden=64,
-            axes=_axes(32),
+            axes=published_axes(32),
         )
 
     @classmethod
@@ -83,7 +84,6 @@ class ZImageArch:
         """
         width, features = _shape(shapes, "x_embedder.weight")
         (head_dim,) = _shape(shapes, "layers.0.attention.q_norm.weight")
-        axes = stated.values.get("axes_dims", list(_axes(head_dim)))
         arch = cls(
             width=width,
             depth=block_count(shapes, "layers"),
@@ -94,7 +94,7 @@ class ZImageArch:
             context_dim=_shape(shapes, "cap_embedder.1.weight")[1],
             time_dim=_shape(shapes, "t_embedder.mlp.2.weight")[0],
             time_hidden=_shape(shapes, "t_embedder.mlp.0.weight")[0],
-            axes=(axes[0], axes[1], axes[2]) if _are_axes(axes, head_dim) else _axes(head_dim),
+            axes=stated_axes(stated.values.get("axes_dims"), head_dim),
             theta=stated.number("rope_theta", 256.0),
         )
         stated.must(
@@ -109,21 +109,6 @@ class ZImageArch:
             siglip_feat_dim=None,
         )
         return arch
-
-
-def _axes(head_dim: int) -> tuple[int, int, int]:
-    """The published proportions: 32, 48 and 48 of 128."""
-    each = head_dim * 3 // 8 // 2 * 2
-    return head_dim - 2 * each, each, each
-
-
-def _are_axes(found: object, head_dim: int) -> bool:
-    return (
-        isinstance(found, list)
-        and len(found) == 3
-        and all(isinstance(n, int) and n > 0 and n % 2 == 0 for n in found)
-        and sum(found) == head_dim
-    )
 
 
 class TimestepEmbedder(nn.Module):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flame_train.engine import Tensor, tensor
 from flame_train.engine import functional as F
+from flame_train.engine import tensor
 from flame_train.models.krea2.arch import Krea2Arch
 from flame_train.models.krea2.keys import transformer_to_diffusers
 from flame_train.models.krea2.transformer import Krea2
+from tests.parity.models.lora_gradients import fp64, latents_gradient_error, lora_gradient_errors, merged_in_torch
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -85,10 +86,6 @@ def batch(dtype):
     }
 
 
-def fp64(array):
-    return torch.from_numpy(array.astype(np.float64))
-
-
 def ours(model, batch, latents=None):
     x = tensor(batch["latents"]) if latents is None else latents
     return model(x, *(tensor(batch[name]) for name in ("times", "states", "rows")))
@@ -143,39 +140,19 @@ def test_a_batch_of_any_padding_predicts_the_same(pair, batch, bound, off):
     assert off(ours(model, batch | {"states": longer}), found.numpy()) < bound
 
 
-def merged_in_torch(twin, attached):
-    """torch leaves for every LoRA matrix, and the twin's weights with the updates they make."""
-    leaves, weights, there = {}, {}, dict(twin.named_parameters())
-    for name, adapter in attached.adapters.items():
-        down, up = (fp64(p.numpy()).requires_grad_() for p in (adapter.down, adapter.up))
-        leaves[name] = (down, up)
-        (their_name,) = TO_DIFFUSERS.pull([f"{name}.weight"]).sources
-        weights[their_name] = there[their_name] + (adapter.alpha / adapter.rank) * (up @ down)
-    return leaves, weights
-
-
 @pytest.mark.parametrize("checkpointing", ["off", "mlp", "full"])
 def test_every_lora_gradient(pair, batch, bound, off, with_lora, checkpointing):
     model, twin = pair
     attached = with_lora(model)
     model.checkpointing = checkpointing
-    leaves, weights = merged_in_torch(twin, attached)
+    leaves, weights = merged_in_torch(twin, attached, TO_DIFFUSERS)
     out, expected = ours(model, batch), theirs(twin, batch, weights)
     assert off(out, expected.detach()) < bound
 
-    (out * tensor(batch["weight"])).sum().backward()
-    (expected * fp64(batch["weight"])).sum().backward()
-    errors = {}
-    for name, (down, up) in leaves.items():
-        errors[f"{name} down"] = off(attached.adapters[name].down.grad, down.grad)
-        errors[f"{name} up"] = off(attached.adapters[name].up.grad, up.grad)
-    assert len(errors) == 2 * len(attached.adapters) == 2 * LINEAR
+    errors = lora_gradient_errors(attached, leaves, out, expected, batch["weight"], off)
+    assert len(errors) == 2 * LINEAR
     assert {name: e for name, e in errors.items() if not e < bound} == {}
 
 
 def test_gradient_of_the_latents(pair, batch, bound, off):
-    model, twin = pair
-    here, there = Tensor(batch["latents"], requires_grad=True), fp64(batch["latents"]).requires_grad_()
-    (ours(model, batch, here) * tensor(batch["weight"])).sum().backward()
-    (theirs(twin, batch, latents=there) * fp64(batch["weight"])).sum().backward()
-    assert off(here.grad, there.grad) < bound
+    assert latents_gradient_error(pair, batch, ours, theirs, off) < bound

@@ -78,6 +78,11 @@ class ShapeBackend(CudaBackend):
         self.traffic.copied += size
 
     @property
+    def copied_beside(self) -> int:
+        """Of the bytes that were copied so far, those that come from the host while other work runs."""
+        return self._host_copies.begun_bytes
+
+    @property
     def traffic(self) -> Traffic:
         """What was moved so far."""
         assert isinstance(self.kernels, ShapeLauncher)

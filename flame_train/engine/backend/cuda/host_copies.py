@@ -17,6 +17,8 @@ class HostCopies:
         self.cuda, self.main, self.empty = cupy.cuda, main, empty
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._forked = False  # whether the stream has work that `main` does not wait for yet
+        self.begun_bytes = 0
+        """Of all copies that `begin` began, beside other work."""
         self._kept = weakref.WeakSet[PinnedCopy]()
 
     def of(self, dense: Array, pool: Any) -> PinnedCopy:
@@ -34,7 +36,7 @@ class HostCopies:
         return sum(copy.nbytes for copy in self._kept)
 
     def _pinned(self, size: int) -> Any:
-        """Pinned memory of exactly this size; a pool of CuPy's would round it up to a power of two."""
+        """Pinned memory outside the pools, which goes back to the system with the array that waits in it."""
         try:
             return self.cuda.PinnedMemory(size)
         except (self.cuda.runtime.CUDARuntimeError, MemoryError) as error:
@@ -53,6 +55,7 @@ class HostCopies:
         begun.record(self.main)
         self._stream.wait_event(begun)
         self._forked = True
+        self.begun_bytes += size
         runtime = self.cuda.runtime
         runtime.memcpyAsync(out, source, size, runtime.memcpyHostToDevice, self._stream.ptr)
         arrived.record(self._stream)

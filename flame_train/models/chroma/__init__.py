@@ -1,0 +1,1 @@
+"""Chroma's network, its names in files, and how both are found."""

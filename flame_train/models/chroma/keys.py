@@ -1,0 +1,95 @@
+"""Chroma's names: the transformer's two layouts, the components of its files, and how LoRA files call every module.
+
+The native names are those of the published single file, which are Flux.1's but for the modulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Final
+
+from flame_train.io.keymap import KeyMap, lines, table
+from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
+from flame_train.io.resolve import Resolved
+from flame_train.io.resolve import resolve as resolve_components
+from flame_train.models.common import keys_t5 as t5
+from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
+from flame_train.models.flux.keys import blocks_to_diffusers
+from flame_train.models.sdxl import keys as sdxl
+
+_APPROXIMATOR: Final = "distilled_guidance_layer."
+_ENDS: Final = lines("""
+    img_in.{p} -> x_embedder.{p}
+    txt_in.{p} -> context_embedder.{p}
+    distilled_guidance_layer.in_proj.{p} -> distilled_guidance_layer.in_proj.{p}
+    distilled_guidance_layer.out_proj.{p} -> distilled_guidance_layer.out_proj.{p}
+    final_layer.linear.{p} -> proj_out.{p}
+""")
+_LAYERS: Final = lines("""
+    layers.{i}.in_layer.{p} -> layers.{i}.linear_1.{p}
+    layers.{i}.out_layer.{p} -> layers.{i}.linear_2.{p}
+    norms.{i}.scale -> norms.{i}.weight
+""")
+
+
+def transformer_to_diffusers() -> KeyMap:
+    """The table from native to diffusers names, for any depth; its `inverse` goes back."""
+    ends = table(_ENDS, [(_APPROXIMATOR, _APPROXIMATOR, "layer")], {"layer": _LAYERS})
+    return KeyMap((*ends, *blocks_to_diffusers(modulated=False)))
+
+
+_SDXL: Final = {component.name: component for component in sdxl.COMPONENTS}
+COMPONENTS: Final = (
+    transformer_component(
+        *transformer_layouts("double_blocks.", "single_transformer_blocks.", lambda _: transformer_to_diffusers()),
+    ),
+    _SDXL["vae"],
+    t5.component("text_encoder", (t5.SINGLE_FILE_PREFIX, "text_encoder/")),
+)
+
+
+def resolve(names: Iterable[str], only: str | None = None) -> Resolved:
+    """Which tensor of a file, or of a diffusers folder, is which native tensor of which component.
+
+    `names` as `open_weights` gives them. `only` ("transformer", "vae", "text_encoder") says that the file holds that
+    component alone.
+    """
+    return resolve_components(COMPONENTS, names, only)
+
+
+def base_modules() -> dict[str, tuple[str, ...]]:
+    """Component -> native paths of its linear layers: 281 in the transformer, 168 in T5-XXL."""
+    return {"transformer": tuple(_linears()), "text_encoder": t5.modules(24)}
+
+
+def _linears(double: int = 19, single: int = 38, layers: int = 5) -> Iterator[str]:
+    yield from ("img_in", "txt_in", "final_layer.linear")
+    yield from (f"{_APPROXIMATOR}{part}_proj" for part in ("in", "out"))
+    yield from (f"{_APPROXIMATOR}layers.{i}.{part}_layer" for i in range(layers) for part in ("in", "out"))
+    for i in range(double):
+        for stream in ("img", "txt"):
+            yield from (f"double_blocks.{i}.{stream}_{part}" for part in ("attn.qkv", "attn.proj", "mlp.0", "mlp.2"))
+    for i in range(single):
+        yield from (f"single_blocks.{i}.{part}" for part in ("linear1", "linear2"))
+
+
+@lru_cache(maxsize=1)
+def lora_family() -> LoraFamily:
+    """How LoRA files of Chroma name their modules: as Flux.1's do, and T5 as sd-scripts names it there."""
+    modules = base_modules()
+    transformer = modules_by_table(modules["transformer"], transformer_to_diffusers())
+    text = modules_as_they_are(modules["text_encoder"])
+    native = ("diffusion_model.", "model.diffusion_model.", "")
+    return LoraFamily(
+        name="chroma",
+        components=(
+            LoraComponent("transformer", "lora_unet", transformer, native, ("lora_transformer", "lycoris")),
+            LoraComponent("text_encoder", "lora_te3", text, (t5.SINGLE_FILE_PREFIX,), ("lora_te1",)),
+        ),
+        base_version="chroma",
+        architecture="chroma/lora",
+        implementation="https://github.com/lodestone-rock/flow",
+        resolution="1024x1024",
+        network_module="networks.lora_flux",
+    )

@@ -1,0 +1,147 @@
+"""Chroma from a config to a LoRA, on a small base with random weights, from files of every published kind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flame_train import cli
+from flame_train.adapters.formats import from_file
+from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.models.chroma.keys import lora_family
+from flame_train.recipes import FAMILIES, family_of
+from flame_train.recipes.small import write_vocabulary
+
+FP8 = ml_dtypes.float8_e4m3fn
+Array = np.ndarray[Any, Any]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chroma")
+    FAMILIES["chroma"].write_small_base(folder, 3)
+    return folder / "base.safetensors"
+
+
+@pytest.fixture(scope="module")
+def arrays(base: Path) -> dict[str, Array]:
+    with SafetensorsFile(base) as file:
+        return {name: np.array(file.read(name)) for name in file.names}
+
+
+@pytest.fixture
+def train(base: Path, drawn: Path, tmp_path: Path) -> Callable[..., int]:
+    texts = sorted(drawn.glob("*.txt"))
+    texts[0].write_text(texts[0].read_text() + ", with so many words behind it that it takes more rows than the others")
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'[model]\ncheckpoint = "{base}"\n[text_encoders]\nt5_tokens = 77\n[data]\npath = "{drawn}"\n'
+        "resolution = 64\nbucket_step = 32\nbatch_size = 2\n[lora]\nrank = 2\nalpha = 2.0\n"
+        'targets = ["full"]\n[train]\nsteps = 4\nprecision = "fp32"\n[checkpoint]\nevery = 2\n'
+        '[sample]\nevery = 4\nprompts = ["a red circle"]\nsteps = 2\n[output]\n'
+        f'format = "both"\ndir = "{tmp_path / "run"}"\n'
+    )
+    return lambda *settings: cli.run(["train", str(config), "--device", "cpu", *settings])
+
+
+def first_loss(run: Path) -> float:
+    return float(json.loads((run / "log.jsonl").read_text().splitlines()[0])["loss"])
+
+
+def test_a_run_and_its_continuation_give_the_same_bytes(train: Callable[..., int], tmp_path: Path) -> None:
+    """And both formats of its file are the same LoRA."""
+    assert train() == 0
+    run = tmp_path / "run"
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in log] == [1, 2, 3, 4]
+    assert all(np.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in log)
+    assert (run / "samples" / "step-000004.png").exists()
+    whole = (run / "checkpoints" / "step-000004" / "lora.safetensors").read_bytes()
+    files = [from_file(path, lora_family()).state["transformer"] for path in sorted(run.glob("lora*.safetensors"))]
+    assert len(files) == 2
+    assert files[0].keys() == files[1].keys()
+    assert len(files[0]) == 2 * 8 + 2 * 2
+    shutil.rmtree(run / "checkpoints" / "step-000004")
+    for path in run.glob("lora*.safetensors"):
+        path.unlink()
+    assert train() == 0
+    assert (run / "checkpoints" / "step-000004" / "lora.safetensors").read_bytes() == whole
+
+
+def test_separate_files_and_scaled_fp8_are_the_checkpoint(
+    train: Callable[..., int], arrays: dict[str, Array], tmp_path: Path
+) -> None:
+    """ComfyUI's three files, of which the transformer has factors for its fp8 weights, give the same first loss."""
+
+    def below(prefix: str) -> dict[str, Array]:
+        return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+    transformer = below("model.diffusion_model.")
+    linear = [name for name in transformer if name.endswith(("mlp.0.weight", "linear2.weight"))]
+    stored = {name: (8 * transformer[name].astype(np.float32)).astype(FP8) for name in linear}
+    factors = {name.replace(".weight", ".scale_weight"): np.array(0.125, np.float32) for name in linear}
+    rounded = {name: (array.astype(np.float32) * 0.125).astype(np.float16) for name, array in stored.items()}
+    save_file(tmp_path / "c.safetensors", transformer | stored | factors | {"scaled_fp8": np.zeros(0, FP8)})
+    save_file(tmp_path / "t5xxl_fp16.safetensors", below("text_encoders.t5xxl.transformer."))
+    save_file(tmp_path / "ae.safetensors", below("first_stage_model."))
+    save_file(tmp_path / "whole.safetensors", arrays | {f"model.diffusion_model.{n}": a for n, a in rounded.items()})
+    write_vocabulary(tmp_path)
+    named = [f"model.vae={tmp_path / 'ae.safetensors'}", f"text_encoders.t5={tmp_path / 't5xxl_fp16.safetensors'}"]
+    losses = []
+    for file, more in (("c.safetensors", named), ("whole.safetensors", [])):
+        run = tmp_path / f"run-{file}"
+        given = [f"model.checkpoint={tmp_path / file}", f"output.dir={run}", "train.steps=1", "sample.every=0", *more]
+        assert train(*(word for setting in given for word in ("--set", setting))) == 0
+        losses.append(first_loss(run))
+    assert losses[0] == losses[1]
+
+
+def test_captions_encoded_in_the_step_give_the_same_loss(train: Callable[..., int], tmp_path: Path) -> None:
+    """Of a base in fp8 too, whose T5 is as well."""
+    losses = []
+    for cache in ("auto", "off"):
+        given = [f"text_encoders.cache={cache}", f"output.dir={tmp_path / cache}", "train.steps=1", "sample.every=0"]
+        given += ["model.quantize=fp8", "text_encoders.precision=fp8"]
+        assert train(*(word for setting in given for word in ("--set", setting))) == 0
+        losses.append(first_loss(tmp_path / cache))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("text_encoders.t5_padding=zeros", "text_encoders.t5_padding: it has no effect on Chroma"),
+        ("loss.guidance_scale=3.5", "loss.guidance_scale: it has no effect on Chroma"),
+    ],
+)
+def test_what_has_no_effect_is_refused(train: Callable[..., int], capsys: Capture, setting: str, told: str) -> None:
+    assert train("--set", setting) != 0
+    assert told in capsys.readouterr().err
+
+
+def test_radiance_is_refused(
+    train: Callable[..., int], arrays: dict[str, Array], tmp_path: Path, capsys: Capture
+) -> None:
+    pixels = {f"model.diffusion_model.nerf_blocks.0.{n}": np.zeros(4, np.float16) for n in ("weight", "bias")}
+    save_file(tmp_path / "radiance.safetensors", arrays | pixels)
+    assert train("--set", f"model.checkpoint={tmp_path / 'radiance.safetensors'}") != 0
+    assert "this is: Chroma1 Radiance, which works on pixels" in capsys.readouterr().err
+
+
+def test_flash_is_no_base_for_training(train: Callable[..., int], base: Path, tmp_path: Path, capsys: Capture) -> None:
+    shutil.copy(base, tmp_path / "Chroma1-Flash.safetensors")
+    write_vocabulary(tmp_path)
+    assert train("--set", f"model.checkpoint={tmp_path / 'Chroma1-Flash.safetensors'}") != 0
+    assert "is called Flash, so it is distilled" in capsys.readouterr().err
+
+
+def test_the_base_is_recognised(base: Path) -> None:
+    assert family_of(base).name == "chroma"
