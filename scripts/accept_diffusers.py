@@ -58,6 +58,8 @@ def draw(args: argparse.Namespace) -> dict[str, Any]:
         told["layers with the LoRA"] = adapted(pipeline)
     if args.device != "cpu":
         pipeline.enable_model_cpu_offload(device=args.device)
+    if name == "chroma":
+        mask_by_booleans(pipeline)
     latents = torch.from_numpy(first).to(dtype)
     if name in PACKED:
         latents = pipeline._pack_latents(latents, *latents.shape)
@@ -73,6 +75,17 @@ def draw(args: argparse.Namespace) -> dict[str, Any]:
     ).images[0]
     image.save(args.output)
     return told
+
+
+def mask_by_booleans(pipeline: Any) -> None:
+    """Chroma's pipeline makes its mask of numbers, which attention adds: nothing is masked (diffusers issue 12116)."""
+    usual = pipeline._get_t5_prompt_embeds
+
+    def masked(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        states, mask = usual(*args, **kwargs)
+        return states, mask.bool()
+
+    pipeline._get_t5_prompt_embeds = masked
 
 
 def adapted(pipeline: Any) -> int:

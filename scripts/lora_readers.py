@@ -58,8 +58,15 @@ PIPELINES = {
     "flux2": "Flux2KleinPipeline",
     "krea2": "Krea2Pipeline",
     "chroma": "ChromaPipeline",
+    "anima": "AnimaModularPipeline",
 }
-PUBLISHED = {"zimage": "zimage", "flux2": "klein-9b", "krea2": "krea2", "chroma": "chroma"}
+PUBLISHED = {
+    "zimage": "zimage",
+    "flux2": "klein-9b",
+    "krea2": "krea2",
+    "chroma": "chroma",
+    "anima": "anima-2.9b",
+}
 """Families without a list of names: the published size whose network has them."""
 SIZE = 4
 UPS = (".lora_up.weight", ".lora_B.weight", "lora_B.default.weight", ".up.weight")

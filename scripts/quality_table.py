@@ -1,6 +1,6 @@
 """What a base in fewer bits costs in quality: small SDXL, SD3 and Flux beside the same base in bf16.
 
-    python scripts/quality_table.py [--device cuda] [--families sdxl,flux] [--formats int8,nf4] [--steps 500] [--json]
+    python scripts/quality_table.py [--device cuda] [--families sdxl,flux] [--formats int8,nf4] [--steps 500]
 
 Of one step, from the same LoRA, batch and noise: how far the loss and the LoRA's gradients are from bf16's. The row
 fp32 says how far bf16 itself is from fp32. With `--steps`, of runs from the same beginning: the last losses, the loss
@@ -38,7 +38,7 @@ from flame_train.training.model import Model
 from flame_train.training.step import State, micro, update
 from flame_train.training.validate import HeldOut, Validator
 
-RANK, SEED, PIXELS, BATCH, TRAINED, HELD_OUT = 8, 7, 128, 4, 12, 4
+RANK, SEED, BATCH, TRAINED, HELD_OUT = 8, 7, 4, 12, 4
 FORMATS = {
     "fp32": ("fp32", "off", "bf16"),
     "bf16": ("bf16", "off", "bf16"),
@@ -60,19 +60,22 @@ class Base:
     family: str
     model: Model
     device: str
+    pixels: int
 
     @classmethod
-    def written(cls, family: str, folder: Path, device: str) -> Base:
+    def written(cls, family: str, folder: Path, device: str, pixels: int) -> Base:
         FAMILIES[family].write_small_base(folder, SEED)
-        return cls(family, FAMILIES[family].open(replace(NOTHING_NAMED, base=folder / "base.safetensors")), device)
+        return cls(
+            family, FAMILIES[family].open(replace(NOTHING_NAMED, base=folder / "base.safetensors")), device, pixels
+        )
 
     @cached_property
     def images(self) -> dict[str, Host]:
         """Latent moments and conditioning: smooth, so that there is something to learn; the last are held out."""
-        count, (height, width, channels) = TRAINED + HELD_OUT, self.model.vae.latent_shape((PIXELS, PIXELS))
+        count, (height, width, channels) = TRAINED + HELD_OUT, self.model.vae.latent_shape((self.pixels, self.pixels))
         coarse = np.random.default_rng(0).standard_normal((count, 2, 2, channels)).astype(np.float32)
         mean = 2.0 * coarse.repeat(height // 2, axis=1).repeat(width // 2, axis=2)
-        return {"mean": mean, "logvar": np.full_like(mean, -8.0), **conditioning(self.model, PIXELS, count)}
+        return {"mean": mean, "logvar": np.full_like(mean, -8.0), **conditioning(self.model, self.pixels, count)}
 
     def batch(self, step: int) -> HostBatch:
         chosen = (np.arange(BATCH) + step * BATCH) % TRAINED
@@ -186,12 +189,13 @@ def main() -> None:
     parser.add_argument("--families", type=partial(chosen, among=families), default=[*families])
     parser.add_argument("--formats", type=partial(chosen, among=small), default=[*small])
     parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--pixels", type=int, default=128, help="side of the images")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     found = []
     for family in args.families:
         with tempfile.TemporaryDirectory() as folder:
-            found += rows(Base.written(family, Path(folder), args.device), args.formats, args.steps)
+            found += rows(Base.written(family, Path(folder), args.device, args.pixels), args.formats, args.steps)
     print(json.dumps(found, indent=1) if args.json else table(found))
 
 

@@ -86,6 +86,15 @@ class ModelSection(Section):
         "number format of the VAE; tf32: fp32 whose products round their operands to 10 bits, on a GPU; "
         "no fp16, in which SDXL's overflows",
     )
+    vae_tile: int = field(
+        0,
+        "side of the tiles in which the VAE works on larger images, for its memory; they overlap by a quarter. "
+        "0: images whole",
+        ge=0,
+        le=4096,
+        multiple_of=64,
+        unit="pixels",
+    )
 
 
 @keys_of(ENCODER_KEYS)

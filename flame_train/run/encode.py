@@ -249,7 +249,7 @@ def _encode_images(
     device: str,
     stop: StopRequest,
 ) -> None:
-    vae, rows = encoding.vae.load(encoding.vae_precision, device), samples.rows
+    vae, rows = encoding.vae.load(encoding.vae_precision, device, encoding.vae_tile), samples.rows
     overlapped, buckets = get_backend(device).asynchronous, dict[Size, list[str]]()
     for key, (index, _) in images.items():
         buckets.setdefault(rows[index].placement.bucket, []).append(key)

@@ -71,6 +71,7 @@ class Encoding:
         folder: where the cache lies.
         running: the text encoders that run in each step; nothing of theirs is cached.
         streamed: the share of the blocks of `text` that waits in host memory.
+        vae_tile: `model.vae_tile`.
     """
 
     vae: Autoencoder
@@ -81,6 +82,7 @@ class Encoding:
     folder: Path
     running: tuple[TextEncoder, ...] = ()
     streamed: float = 0.0
+    vae_tile: int = 0
 
     def keys(self, samples: Samples, prompts: Sequence[str]) -> Keys:
         """The keys of every array that training and sampling will read, over all that the array depends on."""
@@ -89,7 +91,7 @@ class Encoding:
             cached = _text_digest(self.text, digests, hashing)
             every = _text_digest((*self.text, *self.running), digests, hashing) if self.running else cached
             networks = {"caption": every, "image": image.result()}
-        vae = {"precision": self.vae_precision}
+        vae = {"precision": self.vae_precision} | ({"tile": self.vae_tile} if self.vae_tile else {})
         text = {"precision": self.precision, "text_precision": self.text_precision, "rounding": _ROUNDING}
 
         @functools.cache  # large datasets have few views, but for their hashes
@@ -178,7 +180,7 @@ class Encoding:
 
 
 class CaptionEncoders:
-    """Loaded text encoders; `networks` by the names that LoRA files have for them."""
+    """Loaded text encoders; `networks` are they or their parts, by the names that LoRA files have for them."""
 
     def __init__(
         self,
@@ -187,7 +189,8 @@ class CaptionEncoders:
         dtypes: Mapping[str, DType],
         device: str,
     ) -> None:
-        self.networks = networks
+        parts = [encoder.components(networks[encoder.part.component]) for encoder in encoders]
+        self.networks = {name: network for found in parts for name, network in found.items()}
         self._encoders = tuple(encoders)
         self._batches = {e.key: _batches(e, networks[e.part.component], dtypes[e.key], device) for e in self._encoders}
         self._at_once = {e.key: e.at_once if get_backend(device).asynchronous else 1 for e in self._encoders}

@@ -93,7 +93,7 @@ def grid_drawer(
     how = [drawing(each, c.model, c.loss, model, device=device, dtype=c.train.precision) for each in wanted]
     second = None if model is plan.model else load_second(model, c, denoiser, device)
     denoiser, acting = drawn_with(attached, denoiser, second, c.text_encoders.train)
-    vae = model.vae.load(c.model.vae_precision, device)
+    vae = model.vae.load(c.model.vae_precision, device, c.model.vae_tile)
     drawn = list(zip(wanted, how, strict=True))
     return grid_of(drawn, captions, denoiser, vae, acting, stop, group)
 

@@ -158,7 +158,7 @@ def encode_images(plan: Plan) -> None:
     """
     encoding = plan.encoding
     with no_grad():
-        vae, buckets = encoding.vae.load(encoding.vae_precision, _DEVICE), plan.everything.buckets
+        vae, buckets = encoding.vae.load(encoding.vae_precision, _DEVICE, encoding.vae_tile), plan.everything.buckets
         largest, encoder = max(buckets, key=lambda b: (math.prod(b), b)), vae.encoder()
         for _ in range(2):
             encoder.start([vae.inputs(np.zeros((*largest, 3), np.uint8))])()

@@ -97,6 +97,7 @@ class Plan:
             cache_folder(c.data),
             running,
             self.checked.streamed_text,
+            c.model.vae_tile,
         )
 
     @property

@@ -67,6 +67,10 @@ class AnimaEncoder(Qwen3Encoder):
         assert isinstance(network, AnimaText)
         return {"anima": network(*(inputs[name] for name in ("ids", "mask", "t5_ids", "t5_mask")))}
 
+    def components(self, network: nn.Module) -> dict[str, nn.Module]:
+        assert isinstance(network, AnimaText)
+        return {self.part.component: network.qwen3, "text_conditioner": network.llm_adapter}
+
     def overlong(self, text: str) -> bool:
         return super().overlong(text) or self.t5.row(text, self.length).truncated > 0
 

@@ -115,6 +115,10 @@ class TextEncoder(ABC):
         """The names of the layers that an adapter may sit on: all that its outputs depend on."""
         return tuple(layer_shapes(self.part.network))
 
+    def components(self, network: nn.Module) -> dict[str, nn.Module]:
+        """Its loaded network, or the parts of it, by the names that LoRA files have for them."""
+        return {self.part.component: network}
+
     def tokens(self, text: str) -> dict[str, np.ndarray[Any, Any]]:
         """`inputs` of a caption by the names that they have in a batch, for an encoder that runs in the step."""
         return {f"{self.key}.{name}": array for name, array in self.inputs(text).items()}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flame_train.errors import ConfigError
+from flame_train.models.anima.transformer import Anima, AnimaArch
 from flame_train.models.chroma.transformer import Chroma, ChromaArch
 from flame_train.models.flux.positions import axes_of
 from flame_train.models.flux.transformer import Flux, FluxArch
@@ -33,6 +34,7 @@ _FLUX2 = (
     r"|single_transformer_blocks\.\d+\.attn\.(to_qkv_mlp_proj|to_out)"
 )
 _ZIMAGE = rf"layers\.\d+\.(attention\.({'|'.join(_ATTENTION)})|feed_forward\.w[123])"
+_ANIMA = rf"transformer_blocks\.\d+\.(attn[12]\.({'|'.join(_ATTENTION)})|ff\.net\.(0\.proj|2))"
 _KREA2 = rf"transformer_blocks\.\d+\.(attn\.({'|'.join(_ATTENTION)}|to_gate)|ff\.(gate|up|down))"
 
 Loss = Callable[[Any, Any], Any]
@@ -83,6 +85,9 @@ def torch_baseline(model: Model) -> TorchBaseline:
         loss, blocks = _chroma(arch, length["t5"]), ("ChromaTransformerBlock", "ChromaSingleTransformerBlock")
         arguments = _chroma_arguments(arch)
         return TorchBaseline("ChromaTransformer2DModel", arguments, _FLUX, blocks, loss, cudnn_attention=False)
+    if isinstance(network, Anima):
+        loss, blocks = _anima(arch, length["anima"]), ("CosmosTransformerBlock",)
+        return TorchBaseline("CosmosTransformer3DModel", _anima_arguments(arch), _ANIMA, blocks, loss)
     if isinstance(network, Krea2):
         loss, blocks = _krea2(arch, length["qwen3"]), ("Krea2TransformerBlock",)
         return TorchBaseline("Krea2Transformer2DModel", _krea2_arguments(arch), _KREA2, blocks, loss)
@@ -257,6 +262,46 @@ def _chroma(arch: ChromaArch, text: int) -> Callable[[Any, int, int, dict[str, A
 
         def loss(torch: Any, transformer: Any) -> Any:
             return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
+
+        return loss
+
+    return prepare
+
+
+# ---- Anima ----------------------------------------------------------------------------------------------------------
+
+
+def _anima_arguments(arch: AnimaArch) -> dict[str, Any]:
+    """The mask of padding is a channel of the latents here: diffusers makes it smaller by torchvision."""
+    return {
+        "in_channels": arch.channels + 1,
+        "out_channels": arch.channels,
+        "num_attention_heads": arch.width // arch.head_dim,
+        "attention_head_dim": arch.head_dim,
+        "num_layers": arch.depth,
+        "mlp_ratio": arch.hidden / arch.width,
+        "text_embed_dim": arch.context_dim,
+        "adaln_lora_dim": arch.rank,
+        "rope_scale": arch.stretch,
+        "concat_padding_mask": False,
+        "extra_pos_embed_type": None,
+    }
+
+
+def _anima(arch: AnimaArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        side = resolution // 8
+        latents = torch.randn(size, arch.channels, 1, side, side, **like)
+        context = torch.randn(size, text, arch.context_dim, **like)
+
+        def loss(torch: Any, transformer: Any) -> Any:
+            return _flow_loss(
+                torch,
+                latents,
+                lambda x, t: transformer(
+                    torch.nn.functional.pad(x, (0, 0) * 3 + (0, 1)), t, context, return_dict=False
+                )[0],
+            )
 
         return loss
 

@@ -155,7 +155,7 @@ def sample(
     with StopRequest() as stop:
         examples = _conditioning(text, wanted, device, files, stop)
         denoiser = model.load_denoiser(device=device, dtype=precision, storage=storage)
-        decoder = model.vae.load(config.model.vae_precision, device)
+        decoder = model.vae.load(config.model.vae_precision, device, config.model.vae_tile)
         images = []
         for request in wanted:
             how = drawing(request, config.model, config.loss, model, device=device, dtype=precision)

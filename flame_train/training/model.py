@@ -25,6 +25,7 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.blocks import BlockNetwork
 from flame_train.models.common.part import Part
 from flame_train.models.common.vae import Vae, VaeArch, sample_latents
+from flame_train.models.common.vae_tiles import VaeTiles
 from flame_train.text_encoders import TextEncoder
 
 from .fixed_batch import FixedBatches, HostArrays, Layout
@@ -64,20 +65,21 @@ class Autoencoder:
         """(h, w, Z) of an image (H, W)."""
         return size[0] // self.downscale, size[1] // self.downscale, self.network.arch.seen_channels
 
-    def load(self, precision: str, device: str) -> LoadedVae:
-        """The VAE with its weights. `precision` is `model.vae_precision`."""
+    def load(self, precision: str, device: str, tile: int = 0) -> LoadedVae:
+        """The VAE with its weights. `precision` is `model.vae_precision`, `tile` is `model.vae_tile`."""
         tf32 = precision == "tf32"
         network: Vae = self.part.load(device=device, dtype="fp32" if tf32 else precision)
-        return LoadedVae(network, device, "high" if tf32 else "highest")
+        return LoadedVae(network, device, "high" if tf32 else "highest", tile)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedVae:
-    """Images to latent moments, latents to images; fp32 as exact as `precision` says."""
+    """Images to latent moments, latents to images; fp32 as exact as `precision` says, by tiles of `tile` pixels."""
 
     network: Vae
     device: str
     precision: Float32Precision = "highest"
+    tile: int = 0
 
     def inputs(self, pixels: np.ndarray[Any, Any]) -> HostArrays:
         """What `encoder` takes of uint8 RGB pixels (H, W, 3): they are scaled to [-1, 1]."""
@@ -89,11 +91,11 @@ class LoadedVae:
 
         In bf16 some of cuDNN's convolutions round an image otherwise at another place of a batch.
         """
-        arch = self.network.arch
+        arch, tiles = self.network.arch, VaeTiles(self.network, self.tile)
 
         def moments(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
             with set_float32_matmul_precision(self.precision):
-                mean, logvar = self.network.encode_moments(given["pixels"])
+                mean, logvar = tiles.encode_moments(given["pixels"])
             return {"mean": mean.float(), "logvar": logvar.float()}
 
         def results(item: HostArrays) -> Layout:
@@ -106,7 +108,7 @@ class LoadedVae:
     def decode(self, latents: Tensor) -> np.ndarray[Any, Any]:
         """Uint8 RGB pixels (B, H, W, 3) of latents (B, h, w, Z) as the denoiser sees them."""
         with set_float32_matmul_precision(self.precision):
-            pixels = self.network.decode(latents.to(self.network.dtype)).float().numpy()
+            pixels = VaeTiles(self.network, self.tile).decode(latents.to(self.network.dtype)).float().numpy()
         return np.rint((np.clip(pixels, -1.0, 1.0) + 1.0) * 127.5).astype(np.uint8)
 
 

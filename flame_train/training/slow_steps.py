@@ -30,8 +30,8 @@ class SlowSteps:
 
     Args:
         read: the state of the GPU.
-        live: bytes that the run's tensors and captured steps have now, where the driver can put some of them into the
-            host's memory; None: it cannot.
+        live: bytes that the run's tensors and captured steps have now. None where the driver cannot put some of them
+            into the host's memory.
     """
 
     def __init__(self, read: Callable[[], Reading], live: Callable[[], int] | None = None) -> None:

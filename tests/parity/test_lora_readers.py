@@ -20,10 +20,11 @@ CASES = {
     "flux2": ("Flux2KleinPipeline", "flux2-tiny"),
     "krea2": ("Krea2Pipeline", "krea2-tiny"),
     "chroma": ("ChromaPipeline", "chroma"),  # whose reader of kohya's names knows this width alone
+    "anima": ("AnimaModularPipeline", "anima-tiny"),
 }
 """Family -> its pipeline, and a model of it, small or so large that its first blocks are enough."""
 INSIDE = ("layers.", "double_blocks.", "single_blocks.", "blocks.")
-UNREAD = {("zimage", "native"), ("krea2", "kohya"), ("chroma", "native")}
+UNREAD = {("zimage", "native"), ("krea2", "kohya"), ("chroma", "native"), ("anima", "kohya")}
 """What the loader of a family knows nothing of."""
 
 

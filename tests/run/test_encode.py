@@ -101,6 +101,7 @@ def test_one_more_image_is_one_more(warm, made_anew, drawn):
         ({"data": {"resolution": 64}}, (IMAGES, 0)),
         ({"model": {"vae_precision": "bf16"}}, (IMAGES, 0)),
         ({"model": {"vae_precision": "tf32"}}, (IMAGES, 0)),
+        ({"model": {"vae_tile": 64}}, (IMAGES, 0)),
         ({"train": {"precision": "bf16"}}, (0, CAPTIONS)),
         ({"data": {"max_tokens": 150}}, (0, CAPTIONS)),
         ({"text_encoders": {"precision": "fp16"}}, (0, CAPTIONS)),

@@ -208,6 +208,8 @@ def test_training_averages_and_grids_take_what_they_hold(predict: Predict, plan_
     assert drawn - plain >= 4 * vae.num_weights() + image * 4 * wide, "what a layer reads and writes, and works in"
     half = predict("sdxl", model={"vae_precision": "bf16"}).training
     assert half - plain < 0.5 * (drawn - plain)
+    tiled = predict("sdxl", model={"vae_tile": 512}).training
+    assert tiled - plain < 0.5 * (drawn - plain)
 
 
 def test_encoding_is_most_where_text_encoders_are(predict: Predict, plan_of: Callable[..., Plan]) -> None:

@@ -29,7 +29,7 @@ from flame_train.tools.bench_torch_models import TorchBaseline, torch_baseline
 from flame_train.training.batch import Batch
 from flame_train.training.model import Denoiser, Model
 
-SMALL = ["sdxl-tiny", "sd3-tiny", "flux-tiny", "flux2-tiny", "zimage-tiny", "chroma-tiny"]
+SMALL = ["sdxl-tiny", "sd3-tiny", "flux-tiny", "flux2-tiny", "zimage-tiny", "chroma-tiny", "anima-tiny"]
 
 
 def small(name: str) -> tuple[Family, Model]:

@@ -58,6 +58,7 @@ _ARCHES: Final = {
     "flux2_klein_9b": "flux2",
     "krea2": "krea2",
     "anima": "anima",
+    "chroma": "chroma",
 }
 _FLOW: Final = tuple(dict.fromkeys(family for family in _ARCHES.values() if family != "sdxl"))
 _SWITCHES: Final = {"is_xl": "sdxl", "is_v3": "sd3", "is_sd3": "sd3", "is_flux": "flux"}

@@ -38,6 +38,7 @@ _FAMILIES: Final = MappingProxyType(
         "Z_IMAGE": "zimage",
         "KREA_2": "krea2",
         "ANIMA": "anima",
+        "CHROMA_1": "chroma",
     }
 )
 TRANSFORMERS: Final = tuple(dict.fromkeys(family for family in _FAMILIES.values() if family != "sdxl"))

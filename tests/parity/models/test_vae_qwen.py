@@ -15,7 +15,7 @@ from flame_train.models.common.identify import identify
 from flame_train.models.common.keys_vae_qwen import qwen_vae_component
 from flame_train.models.common.stated import Stated
 from flame_train.models.common.vae import Vae, VaeArch
-from flame_train.models.common.vae_tiles import decode_in_tiles, encode_in_tiles
+from flame_train.models.common.vae_tiles import VaeTiles
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -194,13 +194,13 @@ def test_by_tiles(pair, off):
             decoded = last(twin.decode(first(latents * spread + center)).sample)
     finally:
         twin.use_tiling = False
-    mean, logvar = encode_in_tiles(model, tensor(pixels), 32)
+    mean, logvar = VaeTiles(model, 32).encode_moments(tensor(pixels))
     assert off(mean, (last(posterior.mean) - center) / spread) < 1e-9
     assert off(logvar, last(posterior.logvar) - 2 * np.log(spread)) < 1e-9
-    found = decode_in_tiles(model, tensor(latents), 32)
+    found = VaeTiles(model, 32).decode(tensor(latents))
     assert off(np.clip(found.numpy(), -1, 1), np.clip(decoded, -1, 1)) < 1e-6
     small = tensor(latents[:, :3, :4])
-    np.testing.assert_array_equal(decode_in_tiles(model, small, 32).numpy(), model.decode(small).numpy())
+    np.testing.assert_array_equal(VaeTiles(model, 32).decode(small).numpy(), model.decode(small).numpy())
 
 
 def test_what_a_folder_states(tmp_path):
