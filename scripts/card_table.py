@@ -43,6 +43,7 @@ CASES: Final = [(model, gib) for model, (_, sizes) in MODELS.items() for gib in 
 _SHORT: Final = {
     "gradient.checkpointing": "checkpointing {}",
     "model.quantize": "base {}",
+    "model.offload": "blocks on the host {}",
     "text_encoders.precision": "text {}",
     "model.vae_precision": "VAE {}",
 }
@@ -50,7 +51,7 @@ _SHORT: Final = {
 HEAD = """\
 What `memory.budget` chooses for a card, with sample images, at 1024 x 1024, batch 1 and rank 16. {said} The peak
 includes the CUDA context. The time is that of an H200 with its memory limited. "none" means that nothing keeps the run
-within so much; behind it stands the least that would do.
+within so much; behind it stands the least that would do. `docs/memory.md` says more.
 """
 
 

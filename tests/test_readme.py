@@ -48,6 +48,14 @@ def test_the_page_of_figures_is_of_the_measurements() -> None:
         assert all(part in row for part in (f"{measurement['ms']}", measurement["date"], measurement["card"]))
 
 
+def test_the_table_of_cards_is_of_the_predictions() -> None:
+    script = _script("card_table")
+    rows = json.loads((ROOT / "docs" / "card_table.json").read_text(encoding="utf-8"))
+    assert [(row["model"], row["gib"]) for row in rows] == script.CASES
+    assert script.readme(rows) == README, "run scripts/card_table.py --write"
+    assert all(row["peak_gib"] is None or row["peak_gib"] <= row["gib"] for row in rows)
+
+
 def _script(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None

@@ -21,7 +21,7 @@ from flame_train.run import within
 from flame_train.run.budget import OUTSIDE, SPARE, Where, fitted
 from flame_train.run.check import check
 from flame_train.run.command import preflighted, run_folder, train_plan
-from flame_train.run.levers import LEVERS, given, streaming, value_of, with_settings
+from flame_train.run.levers import LEVERS, allowed, given, value_of, with_settings
 from flame_train.run.memory import predicted_memory, steps_alone
 from flame_train.run.plan import Plan, make_plan
 from flame_train.run.within import RESERVE, Card, chosen_before, limited, tell, within_budget
@@ -41,7 +41,7 @@ def plan_of(small_config: Configs, **sections: dict[str, Any]) -> Plan:
         "data": {"batch_size": 4},
         "gradient": {"accumulation": 1},
         "text_encoders": {"precision": "auto"},
-        "model": {"vae_precision": "fp32"},
+        "model": {"vae_precision": "fp32", "offload": "off"},
     }
     merged = {name: usual.get(name, {}) | sections.get(name, {}) for name in {**usual, **sections}}
     return make_plan(check(small_config(**merged)), StopRequest())
@@ -88,7 +88,7 @@ def test_the_choice_is_the_fastest_of_all_that_fit(small_config: Configs) -> Non
         assert found.peak <= budget
         allowed = (budget - OUTSIDE) * (1 - SPARE)
         fastest = min(seconds for peak, seconds in every.values() if peak <= allowed)
-        assert found.memory.seconds == pytest.approx(fastest, rel=0.02)
+        assert found.memory.seconds == pytest.approx(fastest, rel=0.05)
 
 
 def test_what_the_config_says_is_not_chosen(small_config: Configs) -> None:
@@ -276,19 +276,14 @@ def test_what_was_chosen_is_told_with_the_lines_that_fix_it(
     assert "the CUDA context included" in caplog.text
 
 
-def test_where_nothing_else_fits_blocks_wait_on_the_host(small_config: Configs) -> None:
-    """More and more of them, always recomputed, each time with less of the GPU; none where the config says "off"."""
-    plan = plan_of(small_config)
-    tried = streaming(plan.config, {"model.quantize": "fp8"})
-    assert [each["model.offload"] for each in tried] == [0.25, 0.5, 0.75, 1.0] * 2
-    assert {each["gradient.checkpointing"] for each in tried} == {"full", "offload"}
-    resident = with_settings(plan, {"model.quantize": "fp8", "gradient.checkpointing": "full"})
-    plans = [resident, *(with_settings(plan, each) for each in tried[:4])]
-    held = [steps_alone([each], H100)[0].held for each in plans]
-    assert held == sorted(held, reverse=True)
-    assert held[-1] < held[0]
-    assert predicted_memory(plans[-1], H100).host > 0
-    said = plan_of(small_config, model={"vae_precision": "fp32", "offload": "off"})
-    assert streaming(said.config, {}) == []
-    mode = plan_of(small_config, gradient={"accumulation": 1, "checkpointing": "mlp"})
-    assert streaming(mode.config, {}) == []
+def test_blocks_wait_on_the_host_where_the_config_leaves_it_open(small_config: Configs) -> None:
+    """Each share holds less of the GPU than the one before. They are measured with the checkpointing that they need."""
+    plan = open_plan(small_config)
+    lever = next(lever for lever in LEVERS if lever.keys == ("model.offload",))
+    assert lever.is_open(plan.config)
+    assert not lever.is_open(plan_of(small_config).config)
+    assert not allowed(plan, {"model.offload": 1.0})
+    shares = [with_settings(plan, {**lever.needs, **settings}) for settings in lever.values(plan.config)]
+    held = [steps_alone([each], H100)[0].held for each in shares]
+    assert held == sorted(set(held), reverse=True)
+    assert predicted_memory(shares[-1], H100).host > 0
