@@ -1,7 +1,8 @@
 """A run in the words of sd-scripts' metadata, by which web interfaces show and sort LoRA files.
 
-Keys and forms are those of its `train_network.py`. Nothing that depends on the hour or the host is written, so that
-equal runs give equal bytes. A setting that differs between sets of images has no key there, and none here.
+Keys and forms are those of its `train_network.py`. Nothing that depends on the hour or the host is written, and no
+setting that changes no weight, so that equal runs give equal bytes. A setting that differs between sets of images has
+no key there, and none here.
 """
 
 from __future__ import annotations
@@ -60,7 +61,6 @@ def _training(config: Config, samples: Samples, batches: int, title: str) -> dic
         "batch_size_per_device": config.data.batch_size,
         "total_batch_size": config.data.batch_size * config.gradient.accumulation,
         "gradient_accumulation_steps": config.gradient.accumulation,
-        "gradient_checkpointing": config.gradient.checkpointing != "off",
         "max_grad_norm": config.gradient.clip_norm,
         "mixed_precision": train.precision,
         "network_dropout": config.lora.dropout,

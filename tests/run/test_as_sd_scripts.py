@@ -15,7 +15,7 @@ from flame_train.training.stop import StopRequest
 WRITTEN = """
     adaptive_noise_scale base_model_version batch_size_per_device bucket_info bucket_no_upscale cache_latents
     caption_dropout_rate caption_tag_dropout_rate color_aug dataset_dirs debiased_estimation enable_bucket
-    flip_aug fp8_base gradient_accumulation_steps gradient_checkpointing huber_c huber_scale huber_schedule
+    flip_aug fp8_base gradient_accumulation_steps huber_c huber_scale huber_schedule
     ip_noise_gamma ip_noise_gamma_random_strength keep_tokens learning_rate loss_type lr_scheduler
     lr_warmup_steps max_bucket_reso max_grad_norm max_token_length max_train_steps min_bucket_reso
     min_snr_gamma mixed_precision multires_noise_discount multires_noise_iterations network_alpha network_args
@@ -33,7 +33,7 @@ NOT_HERE = {
     "always the same here": "clip_skip face_crop_aug_range caption_dropout_every_n_epochs",
     "hashes of whole files": "sd_model_hash new_sd_model_hash vae_hash new_vae_hash",
     "no weight depends on it": "num_validation_images validation_seed validation_split max_validation_steps",
-    "nor on its interval": "validate_every_n_epochs validate_every_n_steps",
+    "nor on these": "validate_every_n_epochs validate_every_n_steps gradient_checkpointing",
     "ss_steps says it": "epoch",
     "each folder's settings are in the config that the file carries": "datasets",
 }
