@@ -86,7 +86,11 @@ def test_what_is_not_recomputed_stays(sizes: dict[str, int], asked: list[int]) -
     [
         (0.5, {}, 'expected gradient.checkpointing = "full" or "offload" with it, got "off"'),
         (("single_blocks.*",), {"gradient": {"checkpointing": "mlp"}}, 'with it, got "mlp"'),
-        ("auto", {"gradient": {"checkpointing": "full"}, "memory": {"budget": "12 GiB"}}, "which chooses a share by itself"),
+        (
+            "auto",
+            {"gradient": {"checkpointing": "full"}, "memory": {"budget": "12 GiB"}},
+            "which chooses a share by itself",
+        ),
         (0.5, {"gradient": {"checkpointing": "offload"}, "memory": {"budget": "12 GiB"}}, ""),
         ("off", {}, ""),
     ],
