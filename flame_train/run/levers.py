@@ -84,7 +84,7 @@ LEVERS: Final = (
         asked=("gradient.accumulation",),
     ),
     _one_of("gradient.checkpointing", "off", "mlp", "full", "offload", stages={Stage.STEP}, live=True),
-    _one_of("model.quantize", "off", "fp8", "nf4", stages={Stage.STEP}),
+    _one_of("model.quantize", "off", "fp8", stages={Stage.STEP}),
     Lever(
         ("model.offload",),
         frozenset({Stage.STEP, Stage.CAPTIONS}),

@@ -152,6 +152,7 @@ def test_a_caption_that_is_cut_ends_as_the_pipelines(pipeline, folder):
     assert not short.overlong(PROMPT)
 
 
+@pytest.mark.proof
 def test_the_folder_is_accepted(folder, tmp_path, monkeypatch):
     """Its image, and that with the LoRA it trained, beside the pipeline's."""
     code, report = accept(monkeypatch, folder, tmp_path / "out", "--set", "data.bucket_step=32")
