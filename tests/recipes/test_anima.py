@@ -16,11 +16,12 @@ from PIL import Image
 from flame_train import cli
 from flame_train.adapters.formats import from_file
 from flame_train.io.keymap import Op
-from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.io.safetensors import save_file
 from flame_train.models.anima.keys import lora_family
 from flame_train.models.common.keys_vae_qwen import qwen_vae_from_wan
-from flame_train.recipes import FAMILIES, family_of
+from flame_train.recipes import family_of
 from flame_train.recipes.small import write_vocabulary
+from tests.recipes.bases import arrays_of, first_loss, small_base
 
 FP8 = ml_dtypes.float8_e4m3fn
 Array = np.ndarray[Any, Any]
@@ -29,15 +30,12 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("anima")
-    FAMILIES["anima"].write_small_base(folder, 3)
-    return folder / "base.safetensors"
+    return small_base(tmp_path_factory, "anima")
 
 
 @pytest.fixture(scope="module")
 def arrays(base: Path) -> dict[str, Array]:
-    with SafetensorsFile(base) as file:
-        return {name: np.array(file.read(name)) for name in file.names}
+    return arrays_of(base)
 
 
 @pytest.fixture
@@ -77,11 +75,6 @@ def as_wan(vae: dict[str, Array]) -> dict[str, Array]:
                     here = np.stack([here * 3, here], axis=2)
             made[name] = here
     return made
-
-
-def first_loss(run: Path) -> float:
-    loss: float = json.loads((run / "log.jsonl").read_text().splitlines()[0])["loss"]
-    return loss
 
 
 def test_a_run_and_its_continuation_give_the_same_bytes(train: Callable[..., int], base: Path, tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ import pytest
 
 from flame_train import cli
 from flame_train.adapters.formats import from_file
-from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.io.safetensors import save_file
 from flame_train.models.chroma.keys import lora_family
-from flame_train.recipes import FAMILIES, family_of
+from flame_train.recipes import family_of
 from flame_train.recipes.small import write_vocabulary
+from tests.recipes.bases import arrays_of, first_loss, small_base
 
 FP8 = ml_dtypes.float8_e4m3fn
 Array = np.ndarray[Any, Any]
@@ -26,15 +27,12 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("chroma")
-    FAMILIES["chroma"].write_small_base(folder, 3)
-    return folder / "base.safetensors"
+    return small_base(tmp_path_factory, "chroma")
 
 
 @pytest.fixture(scope="module")
 def arrays(base: Path) -> dict[str, Array]:
-    with SafetensorsFile(base) as file:
-        return {name: np.array(file.read(name)) for name in file.names}
+    return arrays_of(base)
 
 
 @pytest.fixture
@@ -50,10 +48,6 @@ def train(base: Path, drawn: Path, tmp_path: Path) -> Callable[..., int]:
         f'format = "both"\ndir = "{tmp_path / "run"}"\n'
     )
     return lambda *settings: cli.run(["train", str(config), "--device", "cpu", *settings])
-
-
-def first_loss(run: Path) -> float:
-    return float(json.loads((run / "log.jsonl").read_text().splitlines()[0])["loss"])
 
 
 def test_a_run_and_its_continuation_give_the_same_bytes(train: Callable[..., int], tmp_path: Path) -> None:

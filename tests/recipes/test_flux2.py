@@ -11,14 +11,13 @@ import pytest
 from flame_train import cli
 from flame_train.adapters.formats import from_file
 from flame_train.models.flux2.keys import lora_family
-from flame_train.recipes import FAMILIES, family_of
+from flame_train.recipes import family_of
+from tests.recipes.bases import small_base
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("flux2")
-    FAMILIES["flux2"].write_small_base(folder, 3)
-    return folder / "base.safetensors"
+    return small_base(tmp_path_factory, "flux2")
 
 
 def test_a_run_writes_the_same_lora_in_both_formats(base: Path, drawn: Path, tmp_path: Path) -> None:

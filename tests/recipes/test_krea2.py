@@ -16,8 +16,8 @@ from flame_train import cli
 from flame_train.adapters.formats import from_file
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.krea2.keys import lora_family
-from flame_train.recipes import FAMILIES
 from flame_train.recipes.small import write_vocabulary
+from tests.recipes.bases import arrays_of, small_base
 
 FP8 = ml_dtypes.float8_e4m3fn
 Array = np.ndarray[Any, Any]
@@ -27,15 +27,12 @@ TEXT = "text_encoders.qwen3vl_4b.transformer."
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("krea2")
-    FAMILIES["krea2"].write_small_base(folder, 3)
-    return folder / "base.safetensors"
+    return small_base(tmp_path_factory, "krea2")
 
 
 @pytest.fixture(scope="module")
 def arrays(base: Path) -> dict[str, Array]:
-    with SafetensorsFile(base) as file:
-        return {name: np.array(file.read(name)) for name in file.names}
+    return arrays_of(base)
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ import pytest
 
 from flame_train import cli
 from flame_train.adapters.formats import from_file
-from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.io.safetensors import save_file
 from flame_train.models.zimage.keys import lora_family
-from flame_train.recipes import FAMILIES, family_of
+from flame_train.recipes import family_of
 from flame_train.recipes.small import write_vocabulary
+from tests.recipes.bases import arrays_of, first_loss, small_base
 
 FP8 = ml_dtypes.float8_e4m3fn
 Array = np.ndarray[Any, Any]
@@ -26,15 +27,12 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("zimage")
-    FAMILIES["zimage"].write_small_base(folder, 3)
-    return folder / "base.safetensors"
+    return small_base(tmp_path_factory, "zimage")
 
 
 @pytest.fixture(scope="module")
 def arrays(base: Path) -> dict[str, Array]:
-    with SafetensorsFile(base) as file:
-        return {name: np.array(file.read(name)) for name in file.names}
+    return arrays_of(base)
 
 
 @pytest.fixture
@@ -99,7 +97,7 @@ def test_separate_files_and_scaled_fp8_are_the_checkpoint(
         run = tmp_path / f"run-{file}"
         given = [f"model.checkpoint={tmp_path / file}", f"output.dir={run}", "train.steps=1", "sample.every=0", *more]
         assert train(*(word for setting in given for word in ("--set", setting))) == 0
-        losses.append(json.loads((run / "log.jsonl").read_text().splitlines()[0])["loss"])
+        losses.append(first_loss(run))
     assert losses[0] == losses[1]
 
 
@@ -161,7 +159,7 @@ def test_turbo_is_a_base_with_a_training_adapter_alone(
     for name, checkpoint, more in (("a", exact, adapter), ("b", merged, []), ("c", base, [])):
         given = ["--set", f"model.checkpoint={checkpoint}", "--set", f"output.dir={tmp_path / name}"]
         assert train(*quiet, *given, *more) == 0
-        losses.append(json.loads((tmp_path / name / "log.jsonl").read_text().splitlines()[0])["loss"])
+        losses.append(first_loss(tmp_path / name))
     assert losses[0] == losses[1] != losses[2]
 
 
