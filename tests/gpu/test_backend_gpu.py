@@ -272,6 +272,22 @@ def test_a_gradient_comes_back_to_the_device_it_is_for() -> None:
     assert (x.grad.device, x.grad.tolist()) == ("cpu", [19.0, 37.0])
 
 
+def test_a_view_of_neighbours_keeps_their_memory() -> None:
+    """Two allocations at one distance can be seen as one array; neither may be given away while that is in use."""
+    backend = get_backend("cuda")
+    xp = backend.xp
+    pool = xp.cuda.MemoryPool()
+    with xp.cuda.using_allocator(pool.malloc):
+        parts = [xp.full(512, i, xp.float32) for i in range(3)]
+        seen = backend.kernels.as_stacked_view(sorted(parts, key=lambda a: a.data.ptr))
+        assert seen is not None
+        want = seen.get()
+        del parts
+        others = [xp.full(512, -1, xp.float32) for _ in range(8)]
+    np.testing.assert_array_equal(seen.get(), want)
+    del others
+
+
 def test_a_write_is_noticed_by_what_keeps_the_memory() -> None:
     x = flame.tensor([1.0, 2.0], device="cuda", requires_grad=True)
     c = flame.tensor([[3.0, 4.0], [5.0, 6.0]], device="cuda")

@@ -57,7 +57,11 @@ class Arrays:
             if (a.shape, a.strides, a.dtype) != (first.shape, first.strides, first.dtype):
                 return None
         shape, strides = (len(arrays), *first.shape), (step, *first.strides)
-        return self.xp.lib.stride_tricks.as_strided(first, shape, strides)
+        if all(a.data.mem is first.data.mem for a in arrays):
+            return self.xp.lib.stride_tricks.as_strided(first, shape, strides)
+        # Neighbours by chance: the view must hold each, or the next allocation overwrites those that are let go.
+        memory = self.xp.cuda.UnownedMemory(first.data.ptr, step * len(arrays), tuple(arrays))
+        return self.xp.ndarray(shape, first.dtype, self.xp.cuda.MemoryPointer(memory, 0), strides)
 
     def _plain(self, x: Array) -> Array:
         return x if is_plain(x) else self.contiguous(x)
