@@ -45,10 +45,13 @@ class Arrays:
 
     def mergeable_rows(self, x: Array) -> Array:
         """`x` with equal distances between its rows, so that it reshapes to a matrix: itself, or a dense copy."""
-        return x if _evenly(x) else self.contiguous(x)
+        return x if has_mergeable_rows(x) else self.contiguous(x)
 
     def as_stacked_view(self, arrays: Sequence[Array]) -> Array | None:
-        """A view of the arrays along a new first dim; None unless they lie at equal distances in memory."""
+        """A view of the arrays along a new first dim; None unless they lie at equal distances in memory.
+
+        The view holds the first one's memory alone, so the caller holds the others while it is used.
+        """
         first = arrays[0]
         step = arrays[1].data.ptr - first.data.ptr if len(arrays) > 1 else first.nbytes
         for i, a in enumerate(arrays):
@@ -57,11 +60,7 @@ class Arrays:
             if (a.shape, a.strides, a.dtype) != (first.shape, first.strides, first.dtype):
                 return None
         shape, strides = (len(arrays), *first.shape), (step, *first.strides)
-        if all(a.data.mem is first.data.mem for a in arrays):
-            return self.xp.lib.stride_tricks.as_strided(first, shape, strides)
-        # Neighbours by chance: the view must hold each, or the next allocation overwrites those that are let go.
-        memory = self.xp.cuda.UnownedMemory(first.data.ptr, step * len(arrays), tuple(arrays))
-        return self.xp.ndarray(shape, first.dtype, self.xp.cuda.MemoryPointer(memory, 0), strides)
+        return self.xp.lib.stride_tricks.as_strided(first, shape, strides)
 
     def _plain(self, x: Array) -> Array:
         return x if is_plain(x) else self.contiguous(x)
@@ -90,6 +89,6 @@ class Arrays:
         return found
 
 
-def _evenly(x: Array) -> bool:
+def has_mergeable_rows(x: Array) -> bool:
     """True if all dims but the last can be merged into one without a copy."""
     return all(x.shape[i] == 1 or x.strides[i] == x.shape[i + 1] * x.strides[i + 1] for i in range(x.ndim - 2))
