@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from .ops.attention.attention import scaled_dot_product_attention
 from .ops.common.convert import cast, clone
+from .ops.conv.adaptive_pool import adaptive_avg_pool2d
 from .ops.conv.conv import conv2d
 from .ops.conv.conv_transpose import conv1d, conv_transpose2d
-from .ops.conv.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d, max_pool2d_with_indices
+from .ops.conv.pool import avg_pool2d, max_pool2d, max_pool2d_with_indices
 from .ops.conv.resize import interpolate, upsample_nearest
 from .ops.conv.unfold import fold, unfold
 from .ops.fused.diffusion import gated_add, geglu, timestep_embedding

@@ -22,7 +22,7 @@ from typing import Any
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.errors import EnvironmentFault
 
-from .torch_models import Loss, TorchBaseline
+from .torch_baseline import Loss, TorchBaseline
 
 _LOG = logging.getLogger(__name__)
 _WARM, _TIMED = 4, 12

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ....errors import ShapeError
-from ...backend.cuda.codegen.kernel_ir import Reduction
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, int64
 from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...tensors.tensor import Tensor
-from ..common.conditions import AT_MOST_FP32, same
 from ..common.dims import Shape
-from ..common.row_kernels import reduce
-from .geometry import Pair, from_nhwc, image_size, to_nhwc
+from .geometry import Pair, from_nhwc, to_nhwc
+from .pool_launch import PoolKernels, no_kernel
 from .pool_window import Pooling, Window
 
 
@@ -56,10 +52,6 @@ class AvgPool(Pooling):
             stop = xp.minimum(start + window.kernel[i], window.size[i] + reach)
             counts.append(stop - xp.maximum(start, -reach))
         return (counts[0][:, None] * counts[1])[..., None].astype(dtype)
-
-
-Sizes = int | tuple[int | None, int | None]
-"""An adaptive pooling's output: one size for both dims, or one each; None keeps the image's."""
 
 
 @primitive(torch="nn.functional.max_pool2d_with_indices", multiple=True, aux=("index",))
@@ -208,195 +200,46 @@ avg_pool2d.errors(
 )
 
 
-@primitive(torch="nn.functional.adaptive_avg_pool2d")
-def adaptive_avg_pool2d(xp: Namespace, input: Array, output_size: Sizes, layout: str = "NCHW") -> Array:
-    """The means of output_size windows that cover the image evenly; None keeps a size"""
-    x = to_nhwc(_four(input), layout)
-    for axis, bins in zip((1, 2), _bins(x.shape[1:3], output_size), strict=True):
-        parts = [xp.mean(x[(slice(None),) * axis + (slice(a, b),)], axis=axis) for a, b in bins]
-        x = xp.stack(parts, axis=axis) if parts else x[(slice(None),) * axis + (slice(0, 0),)]
-    return from_nhwc(xp, x, layout)
-
-
-def _four(x: Array) -> Array:
-    if x.ndim != 4:
-        raise ShapeError(f"adaptive_avg_pool2d: expected a 4-D input, got {tuple(x.shape)}")
-    return x
-
-
-def _bins(size: tuple[int, ...], output_size: Sizes) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The pixels [start, stop) of each output row, and of each column."""
-    wanted = (output_size, output_size) if isinstance(output_size, int) else output_size
-    if (
-        not isinstance(wanted, (tuple, list))
-        or len(wanted) != 2
-        or any(k is not None and (not isinstance(k, int) or k < 0) for k in wanted)
-    ):
-        raise ShapeError(f"adaptive_avg_pool2d: expected one size of at least 0 or two, got {output_size!r}")
-    counts = [n if k is None else k for n, k in zip(size, wanted, strict=True)]
-    h, w = ([(i * n // k, -(-(i + 1) * n // k)) for i in range(k)] for n, k in zip(size, counts, strict=True))
-    return h, w
-
-
-@adaptive_avg_pool2d.vjp("input")
-def _(xp: Namespace, g: Array, input_shape: Shape, output_size: Sizes, layout: str) -> Array:
-    g = to_nhwc(g, layout)
-    size = image_size(input_shape, layout)
-    for axis, bins in zip((1, 2), _bins(size, output_size), strict=True):
-        before = (slice(None),) * axis
-        dx = xp.zeros((*g.shape[:axis], size[axis - 1], *g.shape[axis + 1 :]), g.dtype)
-        for i, (a, b) in enumerate(bins):
-            dx[(*before, slice(a, b))] += g[(*before, slice(i, i + 1))] / (b - a)
-        g = dx
-    return from_nhwc(xp, g, layout)
-
-
-adaptive_avg_pool2d.samples(
-    sample((2, 3, 4, 6), 1),
-    sample((1, 2, 5, 7), (3, 4)),
-    sample((1, 2, 3, 4), (5, None)),
-    sample((2, 5, 4, 3), (2, 3), layout="NHWC"),
-)
-
-
-def _adaptive_avg_pool2d_errors() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((4, 4), 2), ShapeError, "expected a 4-D input")
-    for refused in (-1, (2,), (1, 2, 3), 2.5):
-        yield ErrorSample(sample((1, 2, 4, 4), refused), ShapeError, "one size of at least 0 or two, got")
-
-
-adaptive_avg_pool2d.errors(*_adaptive_avg_pool2d_errors())
-
-
 # ---- kernels ------------------------------------------------------------------------------------------------------
 
-_THREADS = 256
+
+def _kernels(pool: MaxPool | AvgPool, shape: Shape) -> PoolKernels:
+    window = pool.window(shape)
+    reach = window.padding if isinstance(pool, AvgPool) and pool.count_include_pad else (0, 0)
+    return PoolKernels.sliding(window, shape, pool.layout, reach)
 
 
-def _no_kernel(input: Array) -> str:
-    """Why the kernels cannot take an input; "" if they can. Misfitting windows are refused by `Window` in any case."""
-    return same(AT_MOST_FP32, input) or ("" if 0 < input.size < 2**31 else "nothing to compute with, or too much")
-
-
-@dataclass(frozen=True, slots=True)
-class _Kernels:
-    """Windows over images of `shape`, as the kernels take them: constants to compile with, and sizes as arguments."""
-
-    shape: Shape
-    layout: str
-    out: tuple[int, int]
-    windows: dict[str, int]
-
-    @classmethod
-    def sliding(cls, pool: MaxPool | AvgPool, shape: Shape) -> _Kernels:
-        window = pool.window(shape)
-        parts = {"KERNEL": window.kernel, "STRIDE": window.stride, "PADDING": window.padding}
-        reach = window.padding if isinstance(pool, AvgPool) and pool.count_include_pad else (0, 0)
-        parts |= {"DILATION": window.dilation, "REACH": reach, "SIZE": (0, 0), "OUT": (0, 0)}
-        return cls(shape, pool.layout, window.out, _by_axis(parts) | {"INNER": 0})
-
-    @classmethod
-    def even(cls, output_size: Sizes, shape: Shape, layout: str) -> _Kernels:
-        size = image_size(shape, layout)
-        out = tuple(map(len, _bins(size, output_size)))
-        parts = {"KERNEL": (0, 0), "STRIDE": (1, 1), "PADDING": (0, 0), "DILATION": (1, 1), "REACH": (0, 0)}
-        inner = 1 if layout == "NCHW" else shape[3]
-        return cls(shape, layout, (out[0], out[1]), _by_axis(parts | {"SIZE": size, "OUT": out}) | {"INNER": inner})
-
-    @property
-    def pooled(self) -> Shape:
-        """The result's shape."""
-        n, c = self.shape[0], self.shape[1 if self.layout == "NCHW" else 3]
-        return (n, c, *self.out) if self.layout == "NCHW" else (n, *self.out, c)
-
-    def launch(self, k: Launcher, kernel: str, arrays: tuple[Array, ...], made: tuple[Array, ...], *more: Any) -> None:
-        """Runs `kernel`, which makes the first of `made`, of a dtype that all arrays but indices have."""
-        inner = 1 if self.layout == "NCHW" else self.shape[3]
-        dense = [k.contiguous(a) for a in arrays]
-        width = 1 if any(a.data.ptr % 16 for a in dense) else math.gcd(inner, 16 // made[0].itemsize)
-        packets = made[0].size // width
-        numbers = (packets, *image_size(self.shape, self.layout), *self.out, inner)
-        names = {"T": made[0].dtype, "WIDTH": width, **self.windows}
-        args = (*dense, *made, *map(np.int32, numbers), *more)
-        k.launch_header("ops/conv/pool.cuh", kernel, names, (-(-packets // _THREADS),), _THREADS, args)
-
-    def launch_whole(self, k: Launcher, g: Array, dx: Array) -> None:
-        """The gradient of the means of whole images in NCHW."""
-        width = math.gcd(dx.size, 16 // dx.itemsize)
-        names = {"T": dx.dtype, "WIDTH": width, **self.windows}
-        args, packets = (k.contiguous(g), dx, np.int32(dx.size // width)), dx.size // width
-        grid = (-(-packets // _THREADS),)
-        k.launch_header("ops/conv/pool.cuh", "image_mean_gradient", names, grid, _THREADS, args)
-
-
-def _by_axis(parts: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    return {f"{axis}_{name}": pair[i] for name, pair in parts.items() for i, axis in enumerate("HW")}
-
-
-@max_pool2d_with_indices.cuda("flame", when=_no_kernel)
+@max_pool2d_with_indices.cuda("flame", when=no_kernel)
 def _(k: Launcher, input: Array, pool: MaxPool) -> tuple[tuple[Array, Array], Array]:
-    kernels = _Kernels.sliding(pool, input.shape)
+    kernels = _kernels(pool, input.shape)
     made = k.empty(kernels.pooled, input.dtype), k.empty(kernels.pooled, int64)
     kernels.launch(k, "max_pool", (input,), made)
     return made, made[1]
 
 
-@max_pool2d_with_indices.cuda_vjp("flame", "input", when=_no_kernel)
+@max_pool2d_with_indices.cuda_vjp("flame", "input", when=no_kernel)
 def _(k: Launcher, g: tuple[Array, Array], input_shape: Shape, index: Array, pool: MaxPool) -> Array:
     dx = k.empty(input_shape, g[0].dtype)
-    _Kernels.sliding(pool, input_shape).launch(k, "max_pool_gradient", (g[0], index), (dx,))
+    _kernels(pool, input_shape).launch(k, "max_pool_gradient", (g[0], index), (dx,))
     return dx
 
 
-@avg_pool2d.cuda("flame", when=_no_kernel)
+@avg_pool2d.cuda("flame", when=no_kernel)
 def _(k: Launcher, input: Array, pool: AvgPool) -> Array:
-    kernels = _Kernels.sliding(pool, input.shape)
+    kernels = _kernels(pool, input.shape)
     y = k.empty(kernels.pooled, input.dtype)
     kernels.launch(k, "avg_pool", (input,), (y,), np.float32(pool.divisor_override or 0))
     return y
 
 
-@avg_pool2d.cuda_vjp("flame", "input", when=_no_kernel)
+@avg_pool2d.cuda_vjp("flame", "input", when=no_kernel)
 def _(k: Launcher, g: Array, input_shape: Shape, pool: AvgPool) -> Array:
     dx = k.empty(input_shape, g.dtype)
     divisor = np.float32(pool.divisor_override or 0)
-    _Kernels.sliding(pool, input_shape).launch(k, "avg_pool_gradient", (g,), (dx,), divisor)
-    return dx
-
-
-def _no_bins(input: Array, output_size: Sizes) -> str:
-    wanted = output_size if isinstance(output_size, (tuple, list)) else (output_size,)
-    return "an empty result" if 0 in wanted else _no_kernel(input)
-
-
-@adaptive_avg_pool2d.cuda("flame", when=_no_bins)
-def _(k: Launcher, input: Array, output_size: Sizes, layout: str) -> Array:
-    kernels = _Kernels.even(output_size, _four(input).shape, layout)
-    if kernels.out == (1, 1):
-        whole = (2, 3) if layout == "NCHW" else (1, 2)
-        return reduce(k, Reduction("sum", "input", "total / n"), {"input": input}, whole, input.dtype)
-    y = k.empty(kernels.pooled, input.dtype)
-    kernels.launch(k, "avg_pool", (input,), (y,), np.float32(0))
-    return y
-
-
-@adaptive_avg_pool2d.cuda_vjp("flame", "input", when=_no_bins)
-def _(k: Launcher, g: Array, input_shape: Shape, output_size: Sizes, layout: str) -> Array:
-    dx, kernels = k.empty(input_shape, g.dtype), _Kernels.even(output_size, input_shape, layout)
-    if kernels.out == (1, 1) and layout == "NCHW":
-        kernels.launch_whole(k, g, dx)
-        return dx
-    if kernels.out == (1, 1):
-        k.elementwise(("g / count",), {"g": g, "count": dx.size // g.size}, (g.dtype,), input_shape, (dx,))
-        return dx
-    kernels.launch(k, "avg_pool_gradient", (g,), (dx,), np.float32(0))
+    _kernels(pool, input_shape).launch(k, "avg_pool_gradient", (g,), (dx,), divisor)
     return dx
 
 
 for _op in (max_pool2d_with_indices, avg_pool2d):
     _op.perf_samples(sample((2, 9, 11, 24), 3, 2, 1, layout="NHWC"), sample((3, 5, 31, 40), 3, 2, 1))
-adaptive_avg_pool2d.perf_samples(
-    sample((2, 9, 11, 24), (4, 3), layout="NHWC"), sample((2, 3, 70, 50), 1), sample((9, 21, 7, 7), 1)
-)
-
-avg_pool2d.batched_dims = adaptive_avg_pool2d.batched_dims = 4
+avg_pool2d.batched_dims = 4
