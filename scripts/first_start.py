@@ -37,7 +37,8 @@ def watch(owner, name, what):
                 now = time.perf_counter()
                 spent[what] = count + 1, seconds + now - start, min(first, start - begin), now - begin
     setattr(owner, name, timed)
-from flame_train.engine.backend.cuda import cublaslt, cubin, cudnn, nvrtc
+from flame_train.engine.backend.cuda import cubin, nvrtc
+from flame_train.engine.backend.cuda.libraries import cublaslt, cudnn
 watch(nvrtc.KernelModules, "_of_text", "generated kernels, on all threads")
 watch(nvrtc.KernelModules, "_of_file", "kernels of files, on all threads")
 watch(nvrtc.MadeOnce, "of", "kernels, waited for or made, on all threads")

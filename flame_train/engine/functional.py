@@ -26,8 +26,9 @@ from .ops.linear.kron import kron_add
 from .ops.linear.lora import lora_conv2d, lora_linear, lora_linears
 from .ops.linear.matmul import bmm, linear, linear_add, matmul, outer
 from .ops.linear.nf4 import nf4_dequantize, nf4_quantize
-from .ops.linear.scaled import fp8_quantize, int8_quantize, scaled_dequantize, scaled_linear
+from .ops.linear.scaled import scaled_linear
 from .ops.linear.scaled_lora import scaled_lora_linears
+from .ops.linear.scaled_storage import fp8_quantize, int8_quantize, scaled_dequantize
 from .ops.loss.classification import binary_cross_entropy, binary_cross_entropy_with_logits, kl_div
 from .ops.loss.cross_entropy import cross_entropy, nll_loss
 from .ops.loss.regression import cosine_similarity, huber_loss, l1_loss, mse_loss, smooth_l1_loss

@@ -14,7 +14,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -27,17 +27,15 @@ from flame_train.disk.locks import lock
 from flame_train.disk.system import NONBLOCK
 from flame_train.errors import OutputError
 from flame_train.io import commit
+from flame_train.io.foundrun import LARGEST, UNNAMED, Differences, examine
 from flame_train.io.owned import is_sample, refuse_links
 from flame_train.io.runlog import LogFile, step_of
-from flame_train.io.runstatus import FORMAT, LOCK, STATUS, as_dead, ending, read_status, refresh_status, write_status
+from flame_train.io.runstatus import FORMAT, LOCK, as_dead, ending, read_status, refresh_status, write_status
 from flame_train.version import __version__
 
 _LOG = logging.getLogger(__name__)
 
-_OURS: Final = ("config.toml", "lora.safetensors", "checkpoints", "log.jsonl")
-_UNNAMED: Final = "lora"
 _LIVE_EVERY_S: Final = 1.0
-_LARGEST: Final = 1 << 28  # bytes of a file that is read whole: what waits in a checkpoint, a config
 
 
 class RunFolder:
@@ -47,9 +45,7 @@ class RunFolder:
     settings that forbid continuing it, or None. `name` is that of the LoRA's file, which a run may change.
     """
 
-    def __init__(
-        self, folder: Path, config: str, differences: Callable[[str, commit.Found | None], str | None], name: str = ""
-    ) -> None:
+    def __init__(self, folder: Path, config: str, differences: Differences, name: str = "") -> None:
         self.folder = folder
         self.name = name
         self.step = 0
@@ -139,7 +135,7 @@ class RunFolder:
     @property
     def lora(self) -> Path:
         """The result."""
-        return self.folder / f"{self.name or _UNNAMED}.safetensors"
+        return self.folder / f"{self.name or UNNAMED}.safetensors"
 
     def lora_beside(self, form: str) -> Path:
         """The result once more, in another format."""
@@ -201,8 +197,8 @@ class RunFolder:
                     self._held.folder("checkpoints") as checkpoints,
                     checkpoints.folder(self._found.path.name) as found,
                 ):
-                    waited = found.read("log.jsonl", _LARGEST) if found.look("log.jsonl") else b""
-                    self._grids = {n: found.read(n, _LARGEST) for n in found.names() if is_sample(n)}
+                    waited = found.read("log.jsonl", LARGEST) if found.look("log.jsonl") else b""
+                    self._grids = {n: found.read(n, LARGEST) for n in found.names() if is_sample(n)}
             self._opened_log().cut(self.step, waited)
         self._write_grids()
         return self._found
@@ -366,51 +362,5 @@ class RunFolder:
             with contextlib.suppress(OutputError):
                 write_status(self._held, as_dead(status))
 
-    def _examine(self, folder: Held) -> commit.Found | None:
-        """The checkpoint to continue from. Refuses what is no run, another run, and one that lost what it needs."""
-        present = [name for name in (*_OURS, self.lora.name) if folder.look(name) is not None]
-        if folder.look(STATUS) is None:
-            if present:
-                raise OutputError(
-                    f"{self.folder}: expected a new folder or one that holds a run, but found {present[0]} "
-                    "without status.json, and would overwrite it; set output.dir to another folder"
-                )
-            return None
-        self._refuse_format(read_status(folder))
-        found = commit.newest(folder / "checkpoints")
-        if "config.toml" in present:
-            self._refuse_differences(folder, found)
-        elif present:  # a run that was killed before its first line wrote neither
-            raise OutputError(
-                f"{self.folder}: its config.toml is gone, so nobody knows whether this config continues the run that "
-                "it holds; put it back, or set output.dir to another folder for a new run"
-            )
-        if found is None and self._has_saved(folder):
-            raise OutputError(
-                f"{self.folder}: its checkpoints are gone, and the run would start again over its files; put them "
-                "back, set output.dir to another folder, or remove this one"
-            )
-        return found
-
-    def _refuse_format(self, status: Mapping[str, Any]) -> None:
-        """A run that a version with another layout wrote. An invalid status is ignored."""
-        found, version = status.get("format"), status.get("version")
-        if found != FORMAT and version is not None:
-            raise OutputError(
-                f"{self.folder / STATUS}: expected a run of format {FORMAT}, got one of format {found or 0}, which "
-                f"flame-train {version} wrote; finish it with that version, or set output.dir to another folder"
-            )
-
-    def _refuse_differences(self, folder: Held, found: commit.Found | None) -> None:
-        table = self._differences(folder.read("config.toml", _LARGEST).decode(errors="replace"), found)
-        if table is not None:
-            raise OutputError(
-                f"{self.folder}: its config.toml is of a run with other settings, which change its result:\n{table}\n"
-                "set them back to continue that run, or set output.dir to another folder for a new one"
-            )
-
-    def _has_saved(self, folder: Held) -> bool:
-        """Whether the run was far enough to have a checkpoint."""
-        status = read_status(folder)
-        saved = status.get("saved", status.get("step") if status.get("state") == "done" else 0)
-        return bool(saved) or any(folder.look(name) is not None for name in (f"{_UNNAMED}.safetensors", self.lora.name))
+    def _examine(self, held: Held) -> commit.Found | None:
+        return examine(held, self.folder, self.lora.name, self._differences)

@@ -12,7 +12,7 @@ import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine import nn
 from flame_train.engine.backend import get_backend
-from flame_train.engine.backend.cuda.cublaslt import _WORKSPACE_BYTES as WORKSPACE
+from flame_train.engine.backend.cuda.libraries.cublaslt import _WORKSPACE_BYTES as WORKSPACE
 from flame_train.engine.mode import deterministic
 from flame_train.engine.shape_run import H100, RTX_3090, Gpu, gpu_of, shape_run
 from flame_train.errors import EnvironmentFault

@@ -14,8 +14,8 @@ from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
 from flame_train.engine.backend.cuda.autotune_cache import AutotuneCache
 from flame_train.engine.backend.cuda.autotuner import Autotuner
-from flame_train.engine.backend.cuda.cublaslt import CublasLt
-from flame_train.engine.backend.cuda.cudnn import CuDnn
+from flame_train.engine.backend.cuda.libraries.cublaslt import CublasLt
+from flame_train.engine.backend.cuda.libraries.cudnn import CuDnn
 from flame_train.engine.mode import deterministic
 
 pytestmark = pytest.mark.gpu

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flame_train.engine.backend.cuda import cudnn
 from flame_train.engine.backend.cuda.autotune_cache import AutotuneCache
 from flame_train.engine.backend.cuda.launch_hooks import LaunchHooks
+from flame_train.engine.backend.cuda.libraries import cudnn
 from flame_train.engine.backend.cuda.workspace import Workspace
 from flame_train.engine.mode import set_float32_matmul_precision
 

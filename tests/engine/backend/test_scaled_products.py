@@ -13,7 +13,7 @@ import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine import nn
 from flame_train.engine.backend.cuda import products
-from flame_train.engine.backend.cuda.cublaslt import NoAlgorithm
+from flame_train.engine.backend.cuda.libraries.cublaslt import NoAlgorithm
 from flame_train.engine.backend.cuda.tuning import SM_90
 from flame_train.engine.dispatch import explain
 from flame_train.engine.op import REGISTRY

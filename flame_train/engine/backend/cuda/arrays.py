@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from ...dtype import Array, DType
 from .codegen.elementwise import Elementwise
-from .cublaslt import is_plain
 from .nvrtc import ELEMENT_TYPES
 
 _COPIED = 8  # arrays that one launch copies
@@ -92,3 +92,17 @@ class Arrays:
 def has_mergeable_rows(x: Array) -> bool:
     """True if all dims but the last can be merged into one without a copy."""
     return all(x.shape[i] == 1 or x.strides[i] == x.shape[i + 1] * x.strides[i + 1] for i in range(x.ndim - 2))
+
+
+def is_plain(x: Array) -> bool:
+    """True if cuBLASLt can read `x` as it lies: unit stride along one of the last two dims, no overlap in the other."""
+    return _plain(x.shape, x.strides, x.itemsize)
+
+
+@lru_cache(maxsize=4096)
+def _plain(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> bool:
+    rows, cols = shape[-2:]
+    down, across = strides[-2] // item, strides[-1] // item
+    by_rows = (across == 1 or cols == 1) and (down >= cols or rows == 1)
+    by_cols = (down == 1 or rows == 1) and (across >= rows or cols == 1)
+    return bool(by_rows or by_cols)

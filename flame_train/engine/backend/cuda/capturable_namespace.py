@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...dtype import Array
-from .cublaslt import SUPPORTED
 from .launcher import Launcher
+from .libraries.cublaslt import SUPPORTED
 
 
 class CapturableNamespace:

@@ -19,11 +19,11 @@ from typing import Any
 from ...dtype import Array, DType, float32
 from ...mode import mode
 from ..shapes.array import ShapeArray
-from .cublaslt import _WORKSPACE_BYTES as PRODUCTS_BYTES
-from .cublaslt import Gelu
-from .cudnn import CuDnn
 from .dual_gemm import DualGemm, Operands, Tile
 from .launch_hooks import LaunchHooks
+from .libraries.cublaslt import _WORKSPACE_BYTES as PRODUCTS_BYTES
+from .libraries.cublaslt import Gelu
+from .libraries.cudnn import CuDnn
 from .workspace import Workspace
 
 PRODUCTS = "matrix products"

@@ -20,7 +20,7 @@ from .capture import capture
 from .graph import Graph
 from .host_copies import HostCopies, PinnedCopy
 from .launcher import Launcher
-from .nccl import NcclCollectives, unique_identifier
+from .libraries.nccl import NcclCollectives, unique_identifier
 from .pools import Pools
 from .prefetch import CudaUploader
 

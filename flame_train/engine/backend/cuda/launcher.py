@@ -17,9 +17,9 @@ from .codegen.moments import Moments
 from .codegen.row_sums import RowSums
 from .codegen.rows import Rows
 from .codegen.scalars import Scalars
-from .cudnn import CuDnn
 from .kernel_requests import KernelRequests
 from .launch_hooks import LaunchHooks
+from .libraries.cudnn import CuDnn
 from .nvrtc import KernelModules, begin, element_name
 from .products import Products
 from .side_stream import SideStream

@@ -10,10 +10,10 @@ from ...dtype import Array, DType, float32, float64, int8, int32
 from .arrays import Arrays
 from .autotune_cache import AutotuneCache, default_folder
 from .cubin import Cubins
-from .cublaslt import CublasLt, Gelu, NoAlgorithm
 from .dual_gemm import DualGemm, Operands
 from .launch_hooks import LaunchHooks
-from .libraries import driver_version
+from .libraries.cublaslt import CublasLt, Gelu, NoAlgorithm
+from .libraries.loading import driver_version
 
 ScaledRows = tuple[Array, Array]
 """Rows (R, C) in e4m3 or int8, and the factor of each (R,)."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ...backend.cuda.cudnn import Size
 from ...backend.cuda.launcher import Launcher
+from ...backend.cuda.libraries.cudnn_layouts import Size
 from ...dtype import Array
 from ..common.conditions import AT_MOST_FP32, same
 from ..common.dims import Shape

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ....errors import ShapeError
 from ...arguments import Arguments
-from ...backend.cuda.cudnn import Size
+from ...backend.cuda.libraries.cudnn_layouts import Size
 from ...dtype import Array
 from ...namespace import Namespace
 from ..common.dims import Shape

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ....errors import ShapeError
 from ...autograd.grad_target import GradTargets
-from ...backend.cuda.cublaslt import Gelu
 from ...backend.cuda.launcher import Launcher
+from ...backend.cuda.libraries.cublaslt import Gelu
 from ...backend.cuda.tuning import tuning_of
 from ...dtype import Array
 from ...op import ErrorSample, composite, sample

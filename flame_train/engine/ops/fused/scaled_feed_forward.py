@@ -13,7 +13,8 @@ from ...dtype import Array, DType, int8
 from ...op import ErrorSample, composite, sample
 from ...tensors.tensor import Tensor
 from ..common import conditions
-from ..linear.scaled import decode, encode, fits, products, scaled_linear, scaled_product_to, storage, stored
+from ..linear.scaled import fits, products, scaled_linear, scaled_product_to, storage
+from ..linear.scaled_storage import decode, encode, stored
 from ..pointwise.activations import gelu
 from . import feed_forward
 

@@ -8,93 +8,23 @@ of 8 bits by 8 bits, at about twice the rate; `docs/numerics.md` says how their 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from ....errors import ShapeError
 from ...autograd.grad_target import ALLOCATE, GradTarget, GradTargets
-from ...backend.cuda.codegen.kernel_ir import Operands, Program, Table
 from ...backend.cuda.launcher import Launcher
-from ...dtype import Array, DType, as_dtype, bfloat16, compute_dtype, float32, int8, uint8, uint32
-from ...namespace import NUMPY, Namespace
+from ...dtype import Array, float32, int8, uint8
+from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common import conditions
-from ..common.dims import at_least
 from . import e4m3
 from . import int8 as whole
 from .e4m3 import factors
 from .matmul import check_linear, check_residual, product_to, residual_fits, rows_product
+from .scaled_storage import LONGEST, belong, check_stored, decode, encode, stored, weight_of
 
 _HEADER, _BLOCK, _TILE = "ops/linear/scaled.cuh", 256, 64  # as in that header
-_STORED = frozenset({uint8, int8})
-_LONGEST = 1 << 16  # elements of a row, which one block keeps in registers; `Launcher.ones` has as many
-
-
-@primitive(multiple=True)
-def fp8_quantize(xp: Namespace, input: Array) -> tuple[Array, Array]:
-    """input (..., C) in e4m3, uint8, and each row's factor (...), the bits of a float32: data and scales"""
-    at_least(1, input.shape, "fp8_quantize")
-    return e4m3.encoded(xp, input)
-
-
-@primitive(multiple=True)
-def int8_quantize(xp: Namespace, input: Array) -> tuple[Array, Array]:
-    """input (..., C) as whole numbers, int8, and each row's factor (...), the bits of a float32: data and scales"""
-    at_least(1, input.shape, "int8_quantize")
-    return whole.encoded(xp, input)
-
-
-for _quantize in (fp8_quantize, int8_quantize):
-    _quantize.non_differentiable("input")
-    _quantize.samples(sample((3, 16)), sample((2, 3, 5)), sample((0, 4)))
-    _quantize.perf_samples(sample((3, 77, 640)), sample((5, 5120)), sample((70, 131)))
-    _quantize.errors(ErrorSample(sample(()), ShapeError, "at least 1 dim"))
-
-
-@primitive(data_movement=True)
-def scaled_dequantize(xp: Namespace, data: Array, scales: Array, dtype: DType) -> Array:
-    """The numbers (..., C) that `fp8_quantize` or `int8_quantize` stored, in dtype"""
-    _check_stored(data, scales, "scaled_dequantize")
-    dtype = as_dtype(dtype)
-    return weight_of(xp, data, scales, compute_dtype(dtype)).astype(dtype)
-
-
-scaled_dequantize.non_differentiable("data", "scales")
-
-
-def stored(*shape: int, dtype: DType = uint8) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Data, of `dtype`, and scales of a normally distributed matrix, for samples."""
-    matrix = np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
-    return (e4m3 if dtype == uint8 else whole).encoded(NUMPY, matrix)
-
-
-for _dtype in (uint8, int8):
-    scaled_dequantize.samples(*(sample(*stored(*n, dtype=_dtype), np.dtype(np.float64)) for n in ((5, 16), (2, 3, 5))))
-    scaled_dequantize.perf_samples(sample(*stored(77, 640, dtype=_dtype), bfloat16))
-
-
-def _scaled_dequantize_errors() -> Iterator[ErrorSample]:
-    data, scales = stored(5, 16)
-    yield ErrorSample(sample(data, scales[:4], float32), ShapeError, r"expected scales of shape \(5,\), got \(4,\)")
-
-
-scaled_dequantize.errors(*_scaled_dequantize_errors())
-
-
-def _belong(data: Array, scales: Array) -> bool:
-    """Whether these are data and their scales."""
-    known = data.dtype in _STORED and scales.dtype == uint32
-    return known and bool(data.ndim) and scales.shape == data.shape[:-1]
-
-
-def _check_stored(data: Array, scales: Array, op: str) -> None:
-    if data.dtype not in _STORED or scales.dtype != uint32:
-        raise TypeError(
-            f"{op}: expected data in uint8 or int8, and scales in uint32, got {data.dtype} and {scales.dtype}"
-        )
-    if not data.ndim or scales.shape != data.shape[:-1]:
-        raise ShapeError(f"{op}: expected scales of shape {tuple(data.shape[:-1])}, got {tuple(scales.shape)}")
 
 
 @primitive()
@@ -145,14 +75,9 @@ def check_layer(input: Array, data: Array, scales: Array, residual: Array | None
         ShapeError: sizes do not fit.
         TypeError: data or scales have another dtype.
     """
-    _check_stored(data, scales, op)
+    check_stored(data, scales, op)
     check_linear(input, data)
     check_residual(op, input, data, residual)
-
-
-def weight_of(xp: Namespace, data: Array, scales: Array, dtype: DType) -> Array:
-    """The decoded weight."""
-    return (e4m3 if data.dtype == uint8 else whole).decoded(xp, data, dtype) * factors(scales, dtype)[..., None]
 
 
 def stored_product(xp: Namespace, input: Array, data: Array, scales: Array, dynamic: bool) -> Array:
@@ -238,78 +163,6 @@ scaled_linear.errors(*_scaled_linear_errors())
 # ---- kernels -----------------------------------------------------------------------------------------------
 
 
-def _rows_to_encode(input: Array) -> str:
-    if input.ndim == 0 or input.size == 0 or input.size >= 2**31:
-        return "nothing to encode, or too much"
-    if input.shape[-1] > _LONGEST:
-        return f"rows of {input.shape[-1]} are longer than {_LONGEST}"
-    return conditions.same(conditions.AT_MOST_FP32, input)
-
-
-@fp8_quantize.cuda("flame", when=_rows_to_encode)
-def _(k: Launcher, input: Array) -> tuple[Array, Array]:
-    data, scales = encode(k, input, uint8)
-    return data.reshape(input.shape), scales.reshape(input.shape[:-1])
-
-
-@int8_quantize.cuda("flame", when=_rows_to_encode)
-def _(k: Launcher, input: Array) -> tuple[Array, Array]:
-    data, scales = encode(k, input, int8)
-    return data.reshape(input.shape), scales.reshape(input.shape[:-1])
-
-
-_FACTORS = {
-    uint8: ("let factor = factor_of(largest)", "let inverse = 1.f / factor"),
-    int8: ("let factor = int8_factor(largest)", "let inverse = int8_inverse(largest)"),
-}
-"""How a row's factor, and what its numbers are multiplied by, follow from its largest magnitude."""
-
-
-def encode(
-    k: Launcher, x: Array, dtype: DType, by: Array | None = None, value: str = "x", other: Array | None = None
-) -> tuple[Array, Array]:
-    """Data (M, C) and scales (M,) of the expression `value` over the elements of x (..., C) and of `other`.
-
-    With `by` (C,), stored factors, each column is first multiplied by its own.
-
-    Args:
-        k: launches kernels.
-        x: (..., C).
-        dtype: the data's: uint8 for e4m3, or int8.
-        by: stored factors of the columns, uint32 (C,), or None.
-        value: the expression in C, over `x` and `other`.
-        other: an array in the shape of x, or None.
-
-    Returns:
-        Data (M, C) and scales, uint32 (M,).
-    """
-    rows = {"x": x} if other is None else {"x": x, "other": other}
-    tables = {} if by is None else {"by": Table(by.view(float32))}
-    taken = f"row y = {value}{'' if by is None else ' * by'}"
-    steps = taken, "max largest = fabsf(y)", *_FACTORS[dtype]
-    data, factor = k.rows(Program(steps, ("y * inverse",), ("factor",)), Operands(rows, tables), (dtype, float32))
-    return data.reshape(-1, x.shape[-1]), factor.view(uint32)
-
-
-def _stored_to_decode(data: Array, scales: Array, dtype: DType) -> str:
-    if not _belong(data, scales):
-        return "arguments that are refused"
-    if as_dtype(dtype) not in conditions.AT_MOST_FP32:
-        return f"no kernel for {dtype}"
-    return "nothing to decode, or too much" if data.size == 0 or data.size >= 2**31 else ""
-
-
-@scaled_dequantize.cuda("flame", when=_stored_to_decode)
-def _(k: Launcher, data: Array, scales: Array, dtype: DType) -> Array:
-    return decode(k, data, scales, as_dtype(dtype))
-
-
-def decode(k: Launcher, data: Array, scales: Array, dtype: DType) -> Array:
-    """The numbers that data and scales store, in `dtype`."""
-    factor = scales.view(float32)[..., None]
-    return k.elementwise(("data * factor",), {"data": data, "factor": factor}, (dtype,))[0]
-
-
 def transposed(k: Launcher, data: Array) -> Array:
     """The transpose (C, R) of data (R, C), both multiples of 16, in memory: 8-bit products only go along rows."""
     rows, width = data.shape
@@ -333,8 +186,8 @@ def products(input: Array, data: Array, dynamic: bool, *others: Array | None) ->
     """Why cuBLASLt cannot make a product of 8 bits; "" if it can."""
     if not dynamic:
         return "only `dynamic` demands products of 8 bits"
-    if input.ndim < 2 or input.size == 0 or any(n % 16 or n > _LONGEST for n in data.shape):
-        return f"a weight of shape {tuple(data.shape)}: expected multiples of 16, up to {_LONGEST}"
+    if input.ndim < 2 or input.size == 0 or any(n % 16 or n > LONGEST for n in data.shape):
+        return f"a weight of shape {tuple(data.shape)}: expected multiples of 16, up to {LONGEST}"
     capability = int(input.device.compute_capability)
     if data.dtype == uint8 and capability != 90:
         return "a factor a row of e4m3 needs compute capability 9.0"
@@ -345,7 +198,7 @@ def products(input: Array, data: Array, dynamic: bool, *others: Array | None) ->
 
 def fits(input: Array, data: Array, scales: Array, residual: Array | None = None) -> bool:
     """Whether `check_layer` accepts these."""
-    stored = _belong(data, scales) and data.ndim == 2
+    stored = belong(data, scales) and data.ndim == 2
     stored = stored and bool(input.ndim) and input.shape[-1] == data.shape[-1]
     return stored and residual_fits(input, data, residual)
 

@@ -29,14 +29,12 @@ from .matmul import rows_product
 from .scaled import (
     broadcast_grad,
     check_layer,
-    decode,
-    encode,
     products,
     scaled_product_to,
     storage,
-    stored,
     stored_product,
 )
+from .scaled_storage import decode, encode, stored
 from .skinny_gemm import SkinnyOperands
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import DeviceFault, EnvironmentFault
-from ...dtype import Array, bfloat16
+from .....errors import DeviceFault, EnvironmentFault
+from ....dtype import Array, bfloat16
 
 
 class NcclCollectives:

@@ -16,35 +16,19 @@ import threading
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from ....errors import DeviceFault, EnvironmentFault
-from ...dtype import Array, DType, bfloat16, float16, float32, float64, int8, int32, uint8
-from ...mode import mode
-from .autotune_cache import AutotuneCache
-from .autotuner import Autotuner
-from .launch_hooks import LaunchHooks
-from .libraries import load
-from .tuning import tuning_for
+from .....errors import DeviceFault, EnvironmentFault
+from ....dtype import Array, DType, bfloat16, float16, float32, float64, int8, int32, uint8
+from ....mode import mode
+from ..autotune_cache import AutotuneCache
+from ..autotuner import Autotuner
+from ..launch_hooks import LaunchHooks
+from ..tuning import tuning_for
+from . import cublaslt_abi as abi
+from .loading import load
 
 _LOG = logging.getLogger(__name__)
-_TYPE = {float32: 0, float64: 1, float16: 2, int8: 3, int32: 10, bfloat16: 14, uint8: 28}  # cudaDataType_t
-"""uint8 holds e4m3."""
-_COMPUTE_32F, _COMPUTE_64F, _COMPUTE_TF32 = 68, 70, 77  # cublasComputeType_t; all accumulate in full precision
-_COMPUTE_32I = 72  # of the same, exact
-_TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER, _BIAS_TYPE = 3, 4, 7, 8, 26  # cublasLtMatmulDescAttributes_t
-_AUX_POINTER, _AUX_ROW = 11, 12  # of the same: the auxiliary array that an epilogue reads or writes
-_A_SCALES, _B_SCALES, _QUICK_SUMS, _A_SCALED, _B_SCALED = 17, 18, 25, 31, 32  # of the same: for 8-bit operands
-_A_FACTOR_A_ROW = 3  # cublasLtMatmulMatrixScale_t
-_SCALED_SINCE = 120900  # the first version of cuBLASLt with a scale for each row
-_NOT_SUPPORTED = 15  # cublasStatus_t
-_BATCH_COUNT, _BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
-_MAX_WORKSPACE, _REDUCTIONS, _MIN_ALIGNMENT = 1, 3, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t
-_IN_FULL = 2  # cublasLtReductionScheme_t: parts of a sum are added in the accumulator's precision
-_BIAS, _GELU, _GELU_SLOPE = 4, 160, 192  # cublasLtEpilogue_t; a bias may be combined with GELU
 _WORKSPACE_BYTES = 32 << 20  # NVIDIA's advice for Hopper
 _CANDIDATES = 12  # algorithms that are timed
-
-_SCALES: dict[DType, Any] = {float32: ctypes.c_float * 2, float64: ctypes.c_double * 2, int32: ctypes.c_int32 * 2}
-"""(alpha, beta) of D = alpha A B + beta C, by their dtype."""
 
 SUPPORTED = frozenset({float32, float64, float16, bfloat16})
 
@@ -115,29 +99,13 @@ class _Plan:
         self.algorithm: Any = None
 
 
-_Algorithm = ctypes.c_uint64 * 8
-"""cublasLtMatmulAlgo_t."""
-
-
-class _Result(ctypes.Structure):
-    """cublasLtMatmulHeuristicResult_t."""
-
-    _fields_ = (
-        ("algorithm", _Algorithm),
-        ("workspace", ctypes.c_size_t),
-        ("status", ctypes.c_int32),
-        ("waves", ctypes.c_float),
-        ("reserved", ctypes.c_int32 * 4),
-    )
-
-
 class CublasLt:
     """One handle, one workspace, and the plans made so far. `cache` keeps measured choices between runs."""
 
     def __init__(self, cupy: Any, stream: Any, cache: AutotuneCache, launch_hooks: LaunchHooks) -> None:
         self._cupy, self._stream, self._cache, self._launch_hooks = cupy, stream, cache, launch_hooks
         self._autotuner = Autotuner(cupy, stream, tuning_for(int(cupy.cuda.Device().compute_capability)))
-        self._lib = _declare(load("cublasLt"))
+        self._lib = abi.declare(load("cublasLt"))
         self._version = int(self._lib.cublasLtGetVersion())
         handle = ctypes.c_void_p()
         self._check(self._lib.cublasLtCreate(ctypes.byref(handle)), "create")
@@ -213,12 +181,12 @@ class CublasLt:
     ) -> None:
         """Writes the addresses of this call's further operands into a plan, which is shared by calls of its problem."""
         if bias is not None:
-            self._set(description, _BIAS_POINTER, ctypes.c_void_p(bias.data.ptr))
+            self._set(description, abi.BIAS_POINTER, ctypes.c_void_p(bias.data.ptr))
         if scales is not None:
-            self._set(description, _B_SCALES, ctypes.c_void_p(scales[0].data.ptr))
-            self._set(description, _A_SCALES, ctypes.c_void_p(scales[1].data.ptr))
+            self._set(description, abi.B_SCALES, ctypes.c_void_p(scales[0].data.ptr))
+            self._set(description, abi.A_SCALES, ctypes.c_void_p(scales[1].data.ptr))
         if gelu is not None:
-            self._set(description, _AUX_POINTER, ctypes.c_void_p(gelu.hidden.data.ptr))
+            self._set(description, abi.AUX_POINTER, ctypes.c_void_p(gelu.hidden.data.ptr))
 
     def _launch(self, plan: _Plan, algorithm: Any, pointers: tuple[int, ...], scale: ctypes.Array[Any]) -> None:
         a, b, out, added = pointers
@@ -249,19 +217,23 @@ class CublasLt:
         """A new plan, without an algorithm; it is kept for later calls."""
         lib = self._lib
         wide = _scale_dtype(p.dtype)
-        computed = {float64: _COMPUTE_64F, int32: _COMPUTE_32I, float32: _COMPUTE_TF32 if p.tf32 else _COMPUTE_32F}
-        description = self._new(lib.cublasLtMatmulDescCreate, computed[wide], _TYPE[wide])
+        computed = {
+            float64: abi.COMPUTE_64F,
+            int32: abi.COMPUTE_32I,
+            float32: abi.COMPUTE_TF32 if p.tf32 else abi.COMPUTE_32F,
+        }
+        description = self._new(lib.cublasLtMatmulDescCreate, computed[wide], abi.TYPE[wide])
         # cuBLASLt's A is our b and its B is our a: the product is requested transposed.
-        self._set(description, _TRANSA, ctypes.c_int32(p.b.transposed))
-        self._set(description, _TRANSB, ctypes.c_int32(p.a.transposed))
+        self._set(description, abi.TRANSA, ctypes.c_int32(p.b.transposed))
+        self._set(description, abi.TRANSB, ctypes.c_int32(p.a.transposed))
         if p.epilogue:
-            self._set(description, _EPILOGUE, ctypes.c_uint32(p.epilogue))
-        if p.epilogue & _BIAS:
-            self._set(description, _BIAS_TYPE, ctypes.c_int32(_TYPE[p.out_dtype]))
+            self._set(description, abi.EPILOGUE, ctypes.c_uint32(p.epilogue))
+        if p.epilogue & abi.BIAS:
+            self._set(description, abi.BIAS_TYPE, ctypes.c_int32(abi.TYPE[p.out_dtype]))
         if p.dtype == uint8:
             self._scaled(description, p.out_dtype)
         if p.hidden_row:
-            self._set(description, _AUX_ROW, ctypes.c_int64(p.hidden_row))
+            self._set(description, abi.AUX_ROW, ctypes.c_int64(p.hidden_row))
         a = self._layout(p.dtype, p.a.rows, p.a.cols, p.a.ld, p.batch, p.a.batch_stride)
         b = self._layout(p.dtype, p.b.rows, p.b.cols, p.b.ld, p.batch, p.b.batch_stride)
         rows, cols = out_shape[-2:]
@@ -274,22 +246,22 @@ class CublasLt:
 
         That keeps fewer bits of a sum, which matters less than the rounding to bf16.
         """
-        if self._version < _SCALED_SINCE:
+        if self._version < abi.SCALED_SINCE:
             raise EnvironmentFault(
                 f"products in fp8 need cuBLAS 12.9 or newer, found {self._version}; install it, "
                 'or use model.arithmetic = "bf16"'
             )
-        self._set(description, _A_SCALED, ctypes.c_int32(_A_FACTOR_A_ROW))
-        self._set(description, _B_SCALED, ctypes.c_int32(_A_FACTOR_A_ROW))
-        self._set(description, _QUICK_SUMS, ctypes.c_int8(out_dtype == bfloat16))
+        self._set(description, abi.A_SCALED, ctypes.c_int32(abi.A_FACTOR_A_ROW))
+        self._set(description, abi.B_SCALED, ctypes.c_int32(abi.A_FACTOR_A_ROW))
+        self._set(description, abi.QUICK_SUMS, ctypes.c_int8(out_dtype == bfloat16))
 
     def _layout(self, dtype: DType, rows: int, cols: int, ld: int, batch: int, stride: int) -> int:
-        layout = self._new(self._lib.cublasLtMatrixLayoutCreate, _TYPE[dtype], rows, cols, ld)
+        layout = self._new(self._lib.cublasLtMatrixLayoutCreate, abi.TYPE[dtype], rows, cols, ld)
         if batch > 1:
             count, step = ctypes.c_int32(batch), ctypes.c_int64(stride)
             setter = self._lib.cublasLtMatrixLayoutSetAttribute
-            self._check(setter(layout, _BATCH_COUNT, ctypes.byref(count), 4), "batch count")
-            self._check(setter(layout, _BATCH_STRIDE, ctypes.byref(step), 8), "batch stride")
+            self._check(setter(layout, abi.BATCH_COUNT, ctypes.byref(count), 4), "batch count")
+            self._check(setter(layout, abi.BATCH_STRIDE, ctypes.byref(step), 8), "batch stride")
         return layout
 
     # ---- the algorithm -------------------------------------------------------------------------------
@@ -319,13 +291,13 @@ class CublasLt:
         """The heuristic's choices, best first, at most `most`. Raises NoAlgorithm if there are none."""
         preference = self._new(self._lib.cublasLtMatmulPreferenceCreate)
         setter = self._lib.cublasLtMatmulPreferenceSetAttribute
-        limit, reductions = ctypes.c_uint64(_WORKSPACE_BYTES), ctypes.c_uint32(_IN_FULL)
+        limit, reductions = ctypes.c_uint64(_WORKSPACE_BYTES), ctypes.c_uint32(abi.IN_FULL)
         alignment = ctypes.c_uint32(plan.problem.alignment)
-        self._check(setter(preference, _MAX_WORKSPACE, ctypes.byref(limit), 8), "workspace")
-        self._check(setter(preference, _REDUCTIONS, ctypes.byref(reductions), 4), "reductions")
-        for attribute in _MIN_ALIGNMENT:
+        self._check(setter(preference, abi.MAX_WORKSPACE, ctypes.byref(limit), 8), "workspace")
+        self._check(setter(preference, abi.REDUCTIONS, ctypes.byref(reductions), 4), "reductions")
+        for attribute in abi.MIN_ALIGNMENT:
             self._check(setter(preference, attribute, ctypes.byref(alignment), 4), "alignment")
-        results = (_Result * most)()
+        results = (abi.Result * most)()
         count = ctypes.c_int()
         status = self._lib.cublasLtMatmulAlgoGetHeuristic(
             self._handle,
@@ -340,7 +312,7 @@ class CublasLt:
             ctypes.byref(count),
         )
         found = [r.algorithm for r in results[: count.value] if r.status == 0]
-        if status == _NOT_SUPPORTED or not (status or found):
+        if status == abi.NOT_SUPPORTED or not (status or found):
             raise NoAlgorithm(f"cuBLASLt has no algorithm for {plan.problem}")
         self._check(status, f"heuristic for {plan.problem}")
         return found
@@ -349,8 +321,8 @@ class CublasLt:
         """An algorithm kept on disk, if the library can still run it on this problem."""
         if kept is None:
             return None
-        if len(kept) == ctypes.sizeof(_Algorithm):
-            algorithm, result = _Algorithm.from_buffer_copy(kept), _Result()
+        if len(kept) == ctypes.sizeof(abi.Algorithm):
+            algorithm, result = abi.Algorithm.from_buffer_copy(kept), abi.Result()
             status = self._lib.cublasLtMatmulAlgoCheck(
                 self._handle, plan.description, plan.b, plan.a, plan.c, plan.d, algorithm, ctypes.byref(result)
             )
@@ -386,16 +358,16 @@ def _scales(dtype: DType, alpha: float, adds: bool) -> ctypes.Array[Any]:
     """(alpha, beta) for operands of `dtype`."""
     wide = _scale_dtype(dtype)
     kind = int if wide == int32 else float
-    made: ctypes.Array[Any] = _SCALES[wide](kind(alpha), kind(adds))
+    made: ctypes.Array[Any] = abi.SCALES[wide](kind(alpha), kind(adds))
     return made
 
 
 def _epilogue(bias: Array | None, gelu: Gelu | None) -> tuple[int, int]:
     """The code of the epilogue, and the distance between the rows of `gelu.hidden` in elements, 0 without one."""
     if gelu is None:
-        return (0 if bias is None else _BIAS), 0
-    kind = _GELU_SLOPE if gelu.derivative else _GELU
-    return kind | (0 if bias is None else _BIAS), gelu.hidden.strides[-2] // gelu.hidden.itemsize
+        return (0 if bias is None else abi.BIAS), 0
+    kind = abi.GELU_SLOPE if gelu.derivative else abi.GELU
+    return kind | (0 if bias is None else abi.BIAS), gelu.hidden.strides[-2] // gelu.hidden.itemsize
 
 
 def _operand(x: Array) -> _Operand:
@@ -421,34 +393,3 @@ def _rows(x: Array) -> _Strides:
 def _extent(x: Array) -> int:
     """Elements from the first of `x` to its last."""
     return 1 + sum((n - 1) * (s // x.itemsize) for n, s in zip(x.shape, x.strides, strict=True))
-
-
-def is_plain(x: Array) -> bool:
-    """True if cuBLASLt can read `x` as it lies: unit stride along one of the last two dims, no overlap in the other."""
-    return _plain(x.shape, x.strides, x.itemsize)
-
-
-@lru_cache(maxsize=4096)
-def _plain(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> bool:
-    rows, cols = shape[-2:]
-    down, across = strides[-2] // item, strides[-1] // item
-    by_rows = (across == 1 or cols == 1) and (down >= cols or rows == 1)
-    by_cols = (down == 1 or rows == 1) and (across >= rows or cols == 1)
-    return bool(by_rows or by_cols)
-
-
-def _declare(lib: ctypes.CDLL) -> Any:
-    pointer, integer, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
-    u64, i64 = ctypes.c_uint64, ctypes.c_int64
-    lib.cublasLtGetVersion.restype = size
-    lib.cublasLtCreate.argtypes = [pointer]
-    lib.cublasLtMatmulDescCreate.argtypes = [pointer, integer, integer]
-    lib.cublasLtMatmulDescSetAttribute.argtypes = [pointer, integer, pointer, size]
-    lib.cublasLtMatrixLayoutCreate.argtypes = [pointer, integer, u64, u64, i64]
-    lib.cublasLtMatrixLayoutSetAttribute.argtypes = [pointer, integer, pointer, size]
-    lib.cublasLtMatmulPreferenceCreate.argtypes = [pointer]
-    lib.cublasLtMatmulPreferenceSetAttribute.argtypes = [pointer, integer, pointer, size]
-    lib.cublasLtMatmulAlgoGetHeuristic.argtypes = [*[pointer] * 7, integer, pointer, pointer]
-    lib.cublasLtMatmulAlgoCheck.argtypes = [pointer] * 8
-    lib.cublasLtMatmul.argtypes = [*[pointer] * 14, size, pointer]
-    return lib

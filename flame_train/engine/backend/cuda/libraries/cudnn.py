@@ -10,43 +10,26 @@ import gc
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from ....errors import DeviceFault, EnvironmentFault
-from ...dtype import Array, DType, bfloat16, float16, float32
-from ...mode import mode
-from .autotune_cache import AutotuneCache
-from .autotuner import Autotuner
-from .codegen.broadcast_plan import dense_strides
-from .launch_hooks import LaunchHooks
-from .libraries import load
-from .tuning import tuning_for
-from .workspace import Workspace
+from .....errors import DeviceFault, EnvironmentFault
+from ....dtype import Array, DType, bfloat16, float16, float32
+from ....mode import mode
+from ..autotune_cache import AutotuneCache
+from ..autotuner import Autotuner
+from ..codegen.broadcast_plan import dense_strides
+from ..launch_hooks import LaunchHooks
+from ..tuning import tuning_for
+from ..workspace import Workspace
+from .cudnn_layouts import Layout, Steps, flat, nhwc, sdpa_layouts, strided
+from .loading import load
 
 _LOG = logging.getLogger(__name__)
 _CANDIDATES = 8  # plans that are timed
 _WORKSPACE_BYTES = 1 << 28  # plans that need more are not timed
-
-Layout = tuple[list[int], list[int]]
-"""An array's dims and strides, in elements."""
-
-Size = tuple[int, int]
-"""Height and width."""
-
-
-class Steps(NamedTuple):
-    """How a convolution's kernel moves over an image, in pixels down and across."""
-
-    stride: Size
-    padding: Size
-    dilation: Size
-
-    def lists(self) -> dict[str, list[int]]:
-        """The same as cuDNN's graph takes it."""
-        return {name: list(size) for name, size in self._asdict().items()}
 
 
 class CuDnn:
@@ -105,7 +88,7 @@ class CuDnn:
             steps: how the kernel moves.
         """
         lx, lw, lo = nhwc(x), strided(w), nhwc(out)
-        key = ("fprop", x.dtype, *_flat(lx, lw, lo), *steps, bias is not None)
+        key = ("fprop", x.dtype, *flat(lx, lw, lo), *steps, bias is not None)
 
         def build(g: Any, t: Callable[..., Any]) -> None:
             y = g.conv_fprop(image=t("x", lx), weight=t("w", lw), **steps.lists())
@@ -121,7 +104,7 @@ class CuDnn:
     def conv_input_gradient(self, g_out: Array, w: Array, dx: Array, steps: Steps) -> None:
         """dx of a convolution, from the gradient of its output (both NHWC)."""
         lg, lw, lx = nhwc(g_out), strided(w), nhwc(dx)
-        key = ("dgrad", dx.dtype, *_flat(lg, lw, lx), *steps)
+        key = ("dgrad", dx.dtype, *flat(lg, lw, lx), *steps)
 
         def build(g: Any, t: Callable[..., Any]) -> None:
             t("dx", lx, output=g.conv_dgrad(loss=t("g", lg), filter=t("w", lw), **steps.lists()))
@@ -131,7 +114,7 @@ class CuDnn:
     def conv_weight_gradient(self, x: Array, g_out: Array, dw: Array, steps: Steps) -> None:
         """dw of a convolution, from its NHWC input and the gradient of its output."""
         lx, lg, lw = nhwc(x), nhwc(g_out), strided(dw)
-        key = ("wgrad", x.dtype, *_flat(lx, lg, lw), *steps)
+        key = ("wgrad", x.dtype, *flat(lx, lg, lw), *steps)
 
         def build(g: Any, t: Callable[..., Any]) -> None:
             t("dw", lw, output=g.conv_wgrad(image=t("x", lx), loss=t("g", lg), **steps.lists()))
@@ -158,8 +141,8 @@ class CuDnn:
         """
         mask = {} if bias is None else {"b": bias}
         arrays = {"q": q, "k": k, "v": v, "o": out, "s": stats, **mask}
-        layouts = _sdpa_layouts(arrays, q)
-        key = ("sdpa", q.dtype, *_flat(*layouts.values()), scale, causal, *mask)
+        layouts = sdpa_layouts(arrays, q)
+        key = ("sdpa", q.dtype, *flat(*layouts.values()), scale, causal, *mask)
 
         def build(g: Any, t: Callable[..., Any]) -> None:
             o, s = g.sdpa(
@@ -208,10 +191,10 @@ class CuDnn:
         inputs = {"q": q, "k": k, "v": v, "o": out, "g": g_out}
         results = {"dq": dq, "dk": dk, "dv": dv}
         masks = {n: x for n, x in (("b", bias), ("db", g_bias)) if x is not None}
-        layouts = _sdpa_layouts({**inputs, **results, **masks}, q)
+        layouts = sdpa_layouts({**inputs, **results, **masks}, q)
         layouts["s"] = list(stats.shape), list(dense_strides(stats.shape))  # those of dims of 1 too: cuDNN compares
         exact = mode().deterministic
-        key = ("sdpa_backward", q.dtype, *_flat(*layouts.values()), scale, causal, exact, *masks)
+        key = ("sdpa_backward", q.dtype, *flat(*layouts.values()), scale, causal, exact, *masks)
 
         def build(g: Any, t: Callable[..., Any]) -> None:
             made = g.sdpa_backward(
@@ -385,30 +368,3 @@ class _Plan:
         """The plan as it is written to disk: the tensors' numbers, a newline, and the serialised graph."""
         numbers = {name: tensor.get_uid() for name, tensor in self.tensors.items()}
         return json.dumps(numbers).encode() + b"\n" + bytes(self.graph.serialize())
-
-
-def nhwc(x: Array) -> Layout:
-    """An array (B, H, W, C) in cuDNN's order of dims, N C H W."""
-    b, h, w, c = x.shape
-    sb, sh, sw, sc = (s // x.itemsize for s in x.strides)
-    return [b, c, h, w], [sb, sc, sh, sw]
-
-
-def strided(x: Array) -> Layout:
-    """An array's own dims and strides."""
-    return list(x.shape), [s // x.itemsize for s in x.strides]
-
-
-def _sdpa_layouts(arrays: Mapping[str, Array], queries: Array) -> dict[str, Layout]:
-    """By name. A bias, "b", has a row for each query, all at one place where it is the same for all."""
-    layouts = {name: strided(x) for name, x in arrays.items()}
-    if "b" in layouts:
-        (b, h, rows, keys), strides = layouts["b"]
-        of_batch, of_head, of_row = (s or keys for s in strides[:3])  # a dim of 1 may lie at any distance but none
-        length = queries.shape[2]
-        layouts["b"] = [b, h, length, keys], [of_batch, of_head, of_row if rows == length else 0, strides[3]]
-    return layouts
-
-
-def _flat(*layouts: Layout) -> tuple[int, ...]:
-    return tuple(n for dims, strides in layouts for n in (*dims, *strides))

@@ -1,0 +1,171 @@
+"""Matrices stored in 8 bits with a factor for each row: e4m3 in uint8 (`e4m3.py`), or int8 (`int8.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ....errors import ShapeError
+from ...backend.cuda.codegen.kernel_ir import Operands, Program, Table
+from ...backend.cuda.launcher import Launcher
+from ...dtype import Array, DType, as_dtype, bfloat16, compute_dtype, float32, int8, uint8, uint32
+from ...namespace import NUMPY, Namespace
+from ...op import ErrorSample, primitive, sample
+from ..common import conditions
+from ..common.dims import at_least
+from . import e4m3
+from . import int8 as whole
+from .e4m3 import factors
+
+_STORED = frozenset({uint8, int8})
+LONGEST = 1 << 16
+"""Elements of a row, which one block keeps in registers; `Launcher.ones` has as many."""
+
+
+@primitive(multiple=True)
+def fp8_quantize(xp: Namespace, input: Array) -> tuple[Array, Array]:
+    """input (..., C) in e4m3, uint8, and each row's factor (...), the bits of a float32: data and scales"""
+    at_least(1, input.shape, "fp8_quantize")
+    return e4m3.encoded(xp, input)
+
+
+@primitive(multiple=True)
+def int8_quantize(xp: Namespace, input: Array) -> tuple[Array, Array]:
+    """input (..., C) as whole numbers, int8, and each row's factor (...), the bits of a float32: data and scales"""
+    at_least(1, input.shape, "int8_quantize")
+    return whole.encoded(xp, input)
+
+
+for _quantize in (fp8_quantize, int8_quantize):
+    _quantize.non_differentiable("input")
+    _quantize.samples(sample((3, 16)), sample((2, 3, 5)), sample((0, 4)))
+    _quantize.perf_samples(sample((3, 77, 640)), sample((5, 5120)), sample((70, 131)))
+    _quantize.errors(ErrorSample(sample(()), ShapeError, "at least 1 dim"))
+
+
+@primitive(data_movement=True)
+def scaled_dequantize(xp: Namespace, data: Array, scales: Array, dtype: DType) -> Array:
+    """The numbers (..., C) that `fp8_quantize` or `int8_quantize` stored, in dtype"""
+    check_stored(data, scales, "scaled_dequantize")
+    dtype = as_dtype(dtype)
+    return weight_of(xp, data, scales, compute_dtype(dtype)).astype(dtype)
+
+
+scaled_dequantize.non_differentiable("data", "scales")
+
+
+def stored(*shape: int, dtype: DType = uint8) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Data, of `dtype`, and scales of a normally distributed matrix, for samples."""
+    matrix = np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
+    return (e4m3 if dtype == uint8 else whole).encoded(NUMPY, matrix)
+
+
+for _dtype in (uint8, int8):
+    scaled_dequantize.samples(*(sample(*stored(*n, dtype=_dtype), np.dtype(np.float64)) for n in ((5, 16), (2, 3, 5))))
+    scaled_dequantize.perf_samples(sample(*stored(77, 640, dtype=_dtype), bfloat16))
+
+
+def _scaled_dequantize_errors() -> Iterator[ErrorSample]:
+    data, scales = stored(5, 16)
+    yield ErrorSample(sample(data, scales[:4], float32), ShapeError, r"expected scales of shape \(5,\), got \(4,\)")
+
+
+scaled_dequantize.errors(*_scaled_dequantize_errors())
+
+
+def belong(data: Array, scales: Array) -> bool:
+    """Whether these are data and their scales."""
+    known = data.dtype in _STORED and scales.dtype == uint32
+    return known and bool(data.ndim) and scales.shape == data.shape[:-1]
+
+
+def check_stored(data: Array, scales: Array, op: str) -> None:
+    """Raises TypeError or ShapeError unless these are data and their scales; `op` is the name in messages."""
+    if data.dtype not in _STORED or scales.dtype != uint32:
+        raise TypeError(
+            f"{op}: expected data in uint8 or int8, and scales in uint32, got {data.dtype} and {scales.dtype}"
+        )
+    if not data.ndim or scales.shape != data.shape[:-1]:
+        raise ShapeError(f"{op}: expected scales of shape {tuple(data.shape[:-1])}, got {tuple(scales.shape)}")
+
+
+def weight_of(xp: Namespace, data: Array, scales: Array, dtype: DType) -> Array:
+    """The decoded weight."""
+    return (e4m3 if data.dtype == uint8 else whole).decoded(xp, data, dtype) * factors(scales, dtype)[..., None]
+
+
+# ---- kernels -----------------------------------------------------------------------------------------------
+
+
+def _rows_to_encode(input: Array) -> str:
+    if input.ndim == 0 or input.size == 0 or input.size >= 2**31:
+        return "nothing to encode, or too much"
+    if input.shape[-1] > LONGEST:
+        return f"rows of {input.shape[-1]} are longer than {LONGEST}"
+    return conditions.same(conditions.AT_MOST_FP32, input)
+
+
+@fp8_quantize.cuda("flame", when=_rows_to_encode)
+def _(k: Launcher, input: Array) -> tuple[Array, Array]:
+    data, scales = encode(k, input, uint8)
+    return data.reshape(input.shape), scales.reshape(input.shape[:-1])
+
+
+@int8_quantize.cuda("flame", when=_rows_to_encode)
+def _(k: Launcher, input: Array) -> tuple[Array, Array]:
+    data, scales = encode(k, input, int8)
+    return data.reshape(input.shape), scales.reshape(input.shape[:-1])
+
+
+_FACTORS = {
+    uint8: ("let factor = factor_of(largest)", "let inverse = 1.f / factor"),
+    int8: ("let factor = int8_factor(largest)", "let inverse = int8_inverse(largest)"),
+}
+"""How a row's factor, and what its numbers are multiplied by, follow from its largest magnitude."""
+
+
+def encode(
+    k: Launcher, x: Array, dtype: DType, by: Array | None = None, value: str = "x", other: Array | None = None
+) -> tuple[Array, Array]:
+    """Data (M, C) and scales (M,) of the expression `value` over the elements of x (..., C) and of `other`.
+
+    With `by` (C,), stored factors, each column is first multiplied by its own.
+
+    Args:
+        k: launches kernels.
+        x: (..., C).
+        dtype: the data's: uint8 for e4m3, or int8.
+        by: stored factors of the columns, uint32 (C,), or None.
+        value: the expression in C, over `x` and `other`.
+        other: an array in the shape of x, or None.
+
+    Returns:
+        Data (M, C) and scales, uint32 (M,).
+    """
+    rows = {"x": x} if other is None else {"x": x, "other": other}
+    tables = {} if by is None else {"by": Table(by.view(float32))}
+    taken = f"row y = {value}{'' if by is None else ' * by'}"
+    steps = taken, "max largest = fabsf(y)", *_FACTORS[dtype]
+    data, factor = k.rows(Program(steps, ("y * inverse",), ("factor",)), Operands(rows, tables), (dtype, float32))
+    return data.reshape(-1, x.shape[-1]), factor.view(uint32)
+
+
+def _stored_to_decode(data: Array, scales: Array, dtype: DType) -> str:
+    if not belong(data, scales):
+        return "arguments that are refused"
+    if as_dtype(dtype) not in conditions.AT_MOST_FP32:
+        return f"no kernel for {dtype}"
+    return "nothing to decode, or too much" if data.size == 0 or data.size >= 2**31 else ""
+
+
+@scaled_dequantize.cuda("flame", when=_stored_to_decode)
+def _(k: Launcher, data: Array, scales: Array, dtype: DType) -> Array:
+    return decode(k, data, scales, as_dtype(dtype))
+
+
+def decode(k: Launcher, data: Array, scales: Array, dtype: DType) -> Array:
+    """The numbers that data and scales store, in `dtype`."""
+    factor = scales.view(float32)[..., None]
+    return k.elementwise(("data * factor",), {"data": data, "factor": factor}, (dtype,))[0]
