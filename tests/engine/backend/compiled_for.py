@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from flame_train.engine.backend.cuda import nvrtc
-from flame_train.engine.backend.cuda.libraries.loading import header_directory, load
+from flame_train.engine.backend.cuda.loading import header_directory, load
 from flame_train.tools.bench.sizes import MORE, STEP
 from tests.engine.backend.stand_in import RTX_3090, T4, Card, Function, Products, RawModule
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...dtype import DType, bfloat16, bool_, float16, float32, int8, int32, int64, uint8
 from .launch_hooks import LaunchHooks
-from .libraries.loading import header_directory
+from .loading import header_directory
 from .made_once import MadeOnce
 
 _ENGINE = Path(__file__).parents[2]

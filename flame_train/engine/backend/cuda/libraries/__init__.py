@@ -1,1 +1,1 @@
-"""NVIDIA's libraries as the kernels call them, and how they are found."""
+"""NVIDIA's libraries as kernel launchers call them: cuBLASLt, cuDNN and NCCL."""

@@ -22,9 +22,9 @@ from ....mode import mode
 from ..autotune_cache import AutotuneCache
 from ..autotuner import Autotuner
 from ..launch_hooks import LaunchHooks
+from ..loading import load
 from ..tuning import tuning_for
 from . import cublaslt_abi as abi
-from .loading import load
 
 _LOG = logging.getLogger(__name__)
 _WORKSPACE_BYTES = 32 << 20  # NVIDIA's advice for Hopper

@@ -22,10 +22,10 @@ from ..autotune_cache import AutotuneCache
 from ..autotuner import Autotuner
 from ..codegen.broadcast_plan import dense_strides
 from ..launch_hooks import LaunchHooks
+from ..loading import load
 from ..tuning import tuning_for
 from ..workspace import Workspace
 from .cudnn_layouts import Layout, Steps, flat, nhwc, sdpa_layouts, strided
-from .loading import load
 
 _LOG = logging.getLogger(__name__)
 _CANDIDATES = 8  # plans that are timed

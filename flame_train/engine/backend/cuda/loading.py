@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
-from .....errors import EnvironmentFault
+from ....errors import EnvironmentFault
 
 
 @cache
