@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from flame_train.disk.durable import sweep_path
+from flame_train.disk.atomic_write import remove_stale_at
 from flame_train.disk.system import BINARY, NONBLOCK
 from flame_train.errors import EnvironmentFault, ModelFileError, OutputError, of_environment
 from flame_train.io.digests import Digests
@@ -159,12 +159,12 @@ class DiskCache:
         """The key of an entry's file."""
         return entry.stem
 
-    def sweep(self) -> None:
+    def remove_stale(self) -> None:
         """Remove what killed processes left half-written."""
         with contextlib.suppress(OSError):
             for entry in sorted(os.scandir(self.folder), key=lambda entry: entry.name):
                 if _PART.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-                    sweep_path(Path(entry.path))
+                    remove_stale_at(Path(entry.path))
 
     def get_or_make(self, key: str, make: Callable[[], Mapping[str, np.ndarray[Any, Any]]]) -> Arrays:
         """The entry's arrays; if it is missing or damaged, `make()` is called once and its result kept."""

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 
 _LARGEST: Final = 200 << 20
 
@@ -27,4 +27,4 @@ def write_checked(path: Path, content: Any) -> None:
     """Writes what JSON can hold, whole or not at all. Raises OutputError where the disk cannot take it."""
     body = json.dumps(content, separators=(",", ":")).encode()
     parts = [hashlib.sha256(body).hexdigest().encode(), b"\n", body]
-    write_durably(path, parts, sum(map(len, parts)))
+    write_atomically(path, parts, sum(map(len, parts)))

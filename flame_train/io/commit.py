@@ -187,7 +187,7 @@ def _discard(root: Held, name: str) -> None:
         root.remove(name, missing_ok=True)
 
 
-def sweep(root: Place) -> None:
+def remove_stale(root: Place) -> None:
     """Remove what killed processes left half-written or half-deleted. The caller must hold the run's lock."""
     path = path_of(root)
     with reading(path):

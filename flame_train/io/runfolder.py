@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from flame_train.disk.durable import sweep, write_durably
+from flame_train.disk.atomic_write import remove_stale, write_atomically
 from flame_train.disk.failpoint import fail_point
 from flame_train.disk.files import could_make_folder, disk_errors, make_folder, reading
 from flame_train.disk.held import FolderLost, Held, Spot
@@ -87,10 +87,10 @@ class RunFolder:
         """The first file in a new run's folder."""
         self.write_status("running")
         raw = self._config.encode()
-        write_durably(self._held / "config.toml", [raw], len(raw))
-        commit.sweep(self._held / "checkpoints")
+        write_atomically(self._held / "config.toml", [raw], len(raw))
+        commit.remove_stale(self._held / "checkpoints")
         with contextlib.suppress(OSError), self._held.folder("samples") as samples:
-            sweep(samples)
+            remove_stale(samples)
         with self._held.errors(self.folder / "log.jsonl"):
             self._log = LogFile(self._held / "log.jsonl")
 
@@ -176,7 +176,7 @@ class RunFolder:
             try:
                 fail_point("sample.before_write")
                 with self._held.errors(self.samples / name), self._held.folder("samples", make=True) as samples:
-                    write_durably(samples / name, [grid], len(grid))
+                    write_atomically(samples / name, [grid], len(grid))
             except FolderLost:
                 raise
             except (OutputError, OSError) as error:
@@ -278,7 +278,7 @@ class RunFolder:
     def write_report(self, name: str, raw: bytes) -> None:
         """Write a report about the run, whole or not at all. It only informs: no room for it costs a warning."""
         try:
-            write_durably(self.place(self.folder / name), [raw], len(raw))
+            write_atomically(self.place(self.folder / name), [raw], len(raw))
         except FolderLost:
             raise
         except OutputError as error:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from flame_train.disk.durable import create_temporary, write_durably
+from flame_train.disk.atomic_write import create_temporary, write_atomically
 from flame_train.disk.files import reading
 from flame_train.disk.held import Held
 from flame_train.disk.locks import lock
@@ -34,7 +34,7 @@ def write_status(folder: Held, status: Mapping[str, Any]) -> None:
     """Raises OutputError; on a disk without room the file that is there is written over: its size is the same."""
     raw = _padded(status)
     try:
-        write_durably(folder / STATUS, [raw], len(raw))
+        write_atomically(folder / STATUS, [raw], len(raw))
     except OutputError:
         folder.check()
         if not _written_over(folder, raw):

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.held import Place
 from flame_train.errors import EnvironmentFault, ModelFileError, OutputError, of_environment
 from flame_train.io.dtypes import DTYPE_OF_TAG, Array, tag_of
@@ -135,7 +135,7 @@ def save_stream(
     if len(header) > MAX_HEADER_BYTES:
         raise OutputError(f"{path}: the header would take {len(header)} bytes; at most {MAX_HEADER_BYTES} allowed")
     total = len(header) + sum(info.nbytes for info in placed)
-    write_durably(Path(path) if isinstance(path, str) else path, _chunks(header, placed, read), total)
+    write_atomically(Path(path) if isinstance(path, str) else path, _chunks(header, placed, read), total)
 
 
 def serialize(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> Iterator[bytes | memoryview]:

@@ -18,7 +18,7 @@ from flame_train.adapters.attach import attach_factors
 from flame_train.adapters.formats import from_file
 from flame_train.config.load import load
 from flame_train.config.schema import Config, LossSection
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.files import disk_errors, make_folder
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
@@ -262,4 +262,4 @@ def _examples(plan: Plan, folder: Path, make: Maker, count: int, device: str, st
 
 def _write_text(path: Path, text: str) -> None:
     raw = text.encode()
-    write_durably(path, [raw], len(raw))
+    write_atomically(path, [raw], len(raw))

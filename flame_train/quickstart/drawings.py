@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 from flame_train.training.preview import write_png
 
 Array = Any
@@ -190,7 +190,7 @@ def write_images(folder: Path, count: int, seed: int, make: Maker = scenes) -> i
         for i, (scene, pixels) in enumerate(zip(made, render(np, made, size), strict=True)):
             name, caption = folder / f"{size[0]}x{size[1]}-{i + 1:02}", scene.caption.encode()
             write_png(name.with_suffix(".png"), pixels)
-            write_durably(name.with_suffix(".txt"), [caption], len(caption))
+            write_atomically(name.with_suffix(".txt"), [caption], len(caption))
     return count
 
 

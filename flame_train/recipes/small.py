@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from flame_train.data.tokenizers.qwen import bytes_alone
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 from flame_train.engine import nn
 from flame_train.io.safetensors import save_file
 from flame_train.models.common.text.qwen3 import Qwen3
@@ -58,7 +58,7 @@ def write_small(networks: Mapping[str, nn.Module], folder: Path, seed: int) -> P
 def write_vocabulary(folder: Path, qwen: bool = False) -> None:
     """Writes a `tokenizer.json` of T5's kind that knows letters and a few words, or one of Qwen's that knows bytes."""
     raw = bytes_alone().encode() if qwen else json.dumps(_vocabulary()).encode()
-    write_durably(folder / "tokenizer.json", [raw], len(raw))
+    write_atomically(folder / "tokenizer.json", [raw], len(raw))
 
 
 def _vocabulary() -> dict[str, Any]:
@@ -72,4 +72,4 @@ def _vocabulary() -> dict[str, Any]:
 def copy_small_sdxl(path: Path) -> None:
     """Copies the trained small SDXL to `path`, whole or not at all. Raises OutputError."""
     raw = SMALL_SDXL.read_bytes()
-    write_durably(path, [raw], len(raw))
+    write_atomically(path, [raw], len(raw))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.files import disk_errors, make_folder, preflight
 from flame_train.disk.held import Held
 from flame_train.disk.locks import lock
@@ -158,7 +158,7 @@ class _Fetch:
             sha256 = whole.hexdigest()
 
         whole = hashlib.sha256()
-        write_durably(self._path(name), chunks(), entry.size)
+        write_atomically(self._path(name), chunks(), entry.size)
         return size, md5.hexdigest(), sha256
 
 

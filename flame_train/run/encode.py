@@ -145,7 +145,7 @@ def encode(
         cache = DiskCache(encoding.folder, digests)
         with group.together():
             if group.leads:
-                cache.sweep()
+                cache.remove_stale()
         with group.together():
             _fill(encoding, samples, keys, cache, device, stop, group)
     if group.leads:

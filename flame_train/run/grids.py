@@ -18,7 +18,7 @@ from flame_train.engine.nn import Module
 from flame_train.errors import is_device_failure
 from flame_train.io.runfolder import RunFolder
 from flame_train.training.model import Denoiser, Example, LoadedVae
-from flame_train.training.preview import Drawing, Pixels, grid, png
+from flame_train.training.preview import Pixels, SamplerSpec, grid, png
 from flame_train.training.stop import StopRequest
 
 from .encode import Encoded
@@ -99,7 +99,7 @@ def grid_drawer(
 
 
 def grid_of(
-    wanted: Sequence[tuple[Request, Drawing]],
+    wanted: Sequence[tuple[Request, SamplerSpec]],
     captions: Callable[[str], Example],
     denoiser: Denoiser,
     vae: LoadedVae,
@@ -122,7 +122,7 @@ def grid_of(
         The function.
     """
 
-    def one(request: Request, how: Drawing) -> Pixels:
+    def one(request: Request, how: SamplerSpec) -> Pixels:
         with at_strength(request.strength):
             return draw_request(request, how, captions, denoiser, vae, stop)
 

@@ -15,7 +15,7 @@ from flame_train.engine import Tensor
 from flame_train.engine.dtype import as_dtype
 from flame_train.errors import ConfigError
 from flame_train.training.model import Denoiser, Example, LoadedVae, Model
-from flame_train.training.preview import Drawing, Pixels, draw
+from flame_train.training.preview import Pixels, SamplerSpec, draw
 from flame_train.training.stop import StopRequest
 
 
@@ -140,7 +140,7 @@ def uncropped(model: Model, size: Size) -> Example:
 
 def drawing(
     request: Request, base: ModelSection, loss: LossSection, model: Model, *, device: str, dtype: str
-) -> Drawing:
+) -> SamplerSpec:
     """The settings of the sampler for an image.
 
     Args:
@@ -152,7 +152,7 @@ def drawing(
     Returns:
         Everything that sampling needs but the arrays of the prompts.
     """
-    return Drawing(
+    return SamplerSpec(
         SAMPLERS[request.sampler](),
         model.path(base, loss, request.steps, request.size),
         model.classifier_free_guidance(request.guidance_scale),
@@ -166,7 +166,7 @@ def drawing(
 
 def draw_request(
     request: Request,
-    how: Drawing,
+    how: SamplerSpec,
     captions: Callable[[str], Example],
     denoiser: Denoiser,
     vae: LoadedVae,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flame_train.config.render import flat
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.files import make_folder
 from flame_train.errors import ConfigError
 from flame_train.training.stop import StopRequest
@@ -49,7 +49,7 @@ def sweep(file: Path, where: Where, devices: Sequence[str], status: bool) -> tup
     if where == "slurm":
         path = all_runs.folder / SCRIPT
         raw = script(all_runs, devices[0]).encode()
-        write_durably(path, [raw], len(raw))
+        write_atomically(path, [raw], len(raw))
         return {"script": str(path), "start": f"sbatch {path}", "runs": len(all_runs.runs)}, 0
     open_runs = [run for run in all_runs.runs if not is_done(run)]
     with StopRequest() as stop:

@@ -11,7 +11,7 @@ from flame_train.config.foreign.recognize import read_foreign
 from flame_train.config.keys import keys, sections
 from flame_train.config.render import toml_value
 from flame_train.config.schema import FORMAT
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.files import refuse_place
 from flame_train.errors import ConfigError
 from flame_train.recipes import FAMILIES
@@ -37,7 +37,7 @@ def import_config(source: str, output: Path | None, family: str = "", force: boo
     if output is not None:
         raw = text.encode()
         refuse_place(output, ".toml", force)
-        write_durably(output, [raw], len(raw))
+        write_atomically(output, [raw], len(raw))
     return {
         "from": program.name,
         "family": read.family,

@@ -10,7 +10,7 @@ from flame_train.config.load import from_options
 from flame_train.config.render import commented, short
 from flame_train.config.schema import Config
 from flame_train.config.suggest import did_you_mean
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.files import refuse_place
 from flame_train.errors import ConfigError
 from flame_train.tools.presets import preset
@@ -69,4 +69,4 @@ def write_template(
     """
     raw = template(family, name, card, full).encode()
     refuse_place(path, ".toml", force)
-    write_durably(path, [raw], len(raw))
+    write_atomically(path, [raw], len(raw))

@@ -14,7 +14,7 @@ import numpy as np
 from flame_train.data.padding import Paddings, collate
 from flame_train.diffusion.guidance import guided
 from flame_train.diffusion.samplers import Path, Sampler
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.failpoint import fail_point
 from flame_train.engine import Tensor, no_grad, tensor
 from flame_train.engine.backend import get_backend
@@ -34,7 +34,7 @@ Pixels = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class SamplerSpec:
     """The settings of an image's sampling: everything but the arrays of the prompts."""
 
     sampler: Sampler
@@ -48,7 +48,7 @@ class Drawing:
 
 
 def draw(
-    d: Drawing,
+    d: SamplerSpec,
     denoise: Callable[[Tensor, Tensor, Mapping[str, Tensor]], Tensor],
     decode: Callable[[Tensor], Pixels],
     prompt: Example,
@@ -102,7 +102,7 @@ def draw(
         return decode(latents)[0]
 
 
-def _conditioning(examples: Sequence[Example], d: Drawing) -> dict[str, Tensor]:
+def _conditioning(examples: Sequence[Example], d: SamplerSpec) -> dict[str, Tensor]:
     """The examples as a batch on the device, floats in the model's dtype."""
     stacked = collate(examples, d.paddings)
     return {n: tensor(a, d.dtype if is_float(a.dtype) else None, d.device) for n, a in stacked.items()}
@@ -158,4 +158,4 @@ def png(pixels: Pixels, parameters: str = "") -> bytes:
 def write_png(path: FilePath, pixels: Pixels, parameters: str = "") -> None:
     """A PNG, whole or not at all. Raises `OutputError` when the disk cannot take it."""
     raw = png(pixels, parameters)
-    write_durably(path, [raw], len(raw))
+    write_atomically(path, [raw], len(raw))

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from flame_train.adapters.formats import FORMATS
-from flame_train.disk.durable import remove
+from flame_train.disk.atomic_write import remove
 from flame_train.disk.failpoint import fail_point
 from flame_train.disk.held import Place
 

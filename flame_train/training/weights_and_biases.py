@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flame_train.config.keys import keys
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 
 from .trackers import Tracker, curves
 
@@ -99,5 +99,5 @@ def _run_id(file: Path) -> str:
     """The name by which the service knows the run: made once, and kept in its folder."""
     if not file.exists():
         raw = secrets.token_hex(8).encode()
-        write_durably(file, [raw], len(raw))
+        write_atomically(file, [raw], len(raw))
     return file.read_text(encoding="ascii").strip()

@@ -113,6 +113,6 @@ def test_datasets_that_share_a_cache_add_to_it(tmp_path: Path, monkeypatch: pyte
 def test_without_a_folder_or_room_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remember(tmp_path / "absent", {"a": (8, 8)})
     assert not (tmp_path / "absent").exists()
-    monkeypatch.setattr("flame_train.disk.durable.free_bytes", lambda path: 0)
+    monkeypatch.setattr("flame_train.disk.atomic_write.free_bytes", lambda path: 0)
     remember(tmp_path, {"a": (8, 8)})
     assert json.dumps(seen_images(tmp_path)) == "{}"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flame_train.disk import held
-from flame_train.disk.durable import create_temporary, sweep, write_durably
+from flame_train.disk.atomic_write import create_temporary, remove_stale, write_atomically
 from flame_train.disk.folder_handle import FolderHandle, PathHandle, open_handle
 from flame_train.disk.held import FolderLost, Held
 from flame_train.errors import OutputError
@@ -38,10 +38,10 @@ def by_path(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_files_and_folders_are_made_read_renamed_and_removed(folder: Callable[[], Held], tmp_path: Path) -> None:
     here = tmp_path / "here"
     with folder() as opened:
-        write_durably(opened / "one", [b"first"], 5)
-        write_durably(opened / "one", [b"second"], 6)
+        write_atomically(opened / "one", [b"first"], 5)
+        write_atomically(opened / "one", [b"second"], 6)
         with opened.folder("inside", make=True) as inside, opened.folder("inside", make=True) as again:
-            write_durably(inside / "two", [b"2"], 1)
+            write_atomically(inside / "two", [b"2"], 1)
             assert again.read("two", 9) == b"2"
         assert opened.names() == ["inside", "one"]
         assert opened.read("one", 3) == b"sec"
@@ -88,7 +88,7 @@ def test_a_folder_may_be_reached_by_a_link(folder: Callable[[], Held], tmp_path:
     folder()
     (tmp_path / "link").symlink_to(tmp_path / "here")
     with Held.open(tmp_path / "link") as opened:
-        write_durably(opened / "one", [b"1"], 1)
+        write_atomically(opened / "one", [b"1"], 1)
         opened.check()
     assert (tmp_path / "here" / "one").read_bytes() == b"1"
 
@@ -129,7 +129,7 @@ def test_by_path_nothing_is_written_where_another_folder_is(
             with pytest.raises(OSError, match=r"replaced by another|No such file|levels of symbolic"):
                 held_folder.file("new", MAKE)
             with pytest.raises(FolderLost, match="cannot tell where the folder is now"):
-                write_durably(held_folder / "new", [b"new"], 3)
+                write_atomically(held_folder / "new", [b"new"], 3)
     assert sorted(tmp_path.rglob("*")) == there
 
 
@@ -158,10 +158,10 @@ def test_a_sweep_spares_what_somebody_writes(folder: Callable[[], Held]) -> None
     with folder() as opened:
         name, descriptor = create_temporary(opened, "file")
         os.utime(descriptor, (0, 0))
-        sweep(opened)
+        remove_stale(opened)
         assert opened.names() == [name]
         os.close(descriptor)
-        sweep(opened)
+        remove_stale(opened)
         assert opened.names() == []
 
 
@@ -169,16 +169,16 @@ def test_by_path_a_sweep_spares_what_may_be_about_to_get_its_name(by_path: None,
     with Held.open(tmp_path) as opened:
         name, descriptor = create_temporary(opened, "file")
         os.close(descriptor)
-        sweep(opened)
+        remove_stale(opened)
         assert opened.names() == [name]
         hour_ago = time.time() - 3600
         os.utime(tmp_path / name, (hour_ago, hour_ago))
-        sweep(opened)
+        remove_stale(opened)
         assert opened.names() == []
 
 
 def test_by_path_a_failed_write_leaves_what_was_there(by_path: None, tmp_path: Path) -> None:
     (tmp_path / "file").mkdir()
     with pytest.raises(OutputError), Held.open(tmp_path) as opened:
-        write_durably(opened / "file", [b"new"], 3)
+        write_atomically(opened / "file", [b"new"], 3)
     assert os.listdir(tmp_path) == ["file"]

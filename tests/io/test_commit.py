@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from flame_train.disk import failpoint
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.held import Spot
 from flame_train.errors import OutputError
 from flame_train.io import commit as commit_module
-from flame_train.io.commit import commit, newest, sweep
+from flame_train.io.commit import commit, newest, remove_stale
 
 FILES = {"lora.safetensors": b"lora" * 1000, "state.json": b"{}"}
 
@@ -171,7 +171,7 @@ def test_a_link_to_a_checkpoint_kept_elsewhere_goes_and_what_lies_there_stays(tm
     (root / "step-000001").symlink_to(elsewhere)
     (root / f".del-0-{'0' * 16}").symlink_to(elsewhere)
     commit(root, 2, FILES, keep=1)
-    sweep(root)
+    remove_stale(root)
     assert steps(root) == ["step-000002"]
     assert (elsewhere / "state.json").read_bytes() == FILES["state.json"]
 
@@ -192,7 +192,7 @@ def test_an_old_checkpoint_that_is_in_use_does_not_stop_the_run(
     found = newest(tmp_path)
     assert found is not None
     assert found.step == 2
-    sweep(tmp_path)
+    remove_stale(tmp_path)
     assert steps(tmp_path) == ["step-000002"]
 
 
@@ -211,8 +211,8 @@ def test_sweep_removes_leftovers_and_nothing_else(tmp_path: Path) -> None:
     mine = [".del-1", ".tmp-2-99", ".tmp-notes", ".tmp-x-0123456789abcdef", "notes"]
     for name in mine:
         (tmp_path / name).mkdir()
-    sweep(tmp_path)
-    sweep(tmp_path / "absent")
+    remove_stale(tmp_path)
+    remove_stale(tmp_path / "absent")
     assert steps(tmp_path) == [*mine, "step-000001"]
 
 
@@ -270,7 +270,7 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_says_what_is_needed(
 
 def test_an_error_of_a_writer_passes_through_and_leaves_no_trace(tmp_path: Path) -> None:
     def broken(place: Spot) -> None:
-        write_durably(place, [b"half"], 4)
+        write_atomically(place, [b"half"], 4)
         raise KeyError("a bug")
 
     with pytest.raises(KeyError):
@@ -298,7 +298,7 @@ def test_a_folder_that_may_not_be_read_is_an_output_error(tmp_path: Path, monkey
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(os, "open", refuse)
-    for look in (newest, sweep):
+    for look in (newest, remove_stale):
         with pytest.raises(OutputError, match="Permission denied"):
             look(tmp_path)
 

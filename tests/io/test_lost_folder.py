@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.held import FolderLost, Spot
 from flame_train.errors import OutputError
 from flame_train.io.runfolder import RunFolder
@@ -62,7 +62,7 @@ WRITES: dict[str, Write] = {
     "a checkpoint": lambda run: run.checkpoint(300, FILES, keep=1),
     "a grid": lambda run: run.write_sample(300, b"png"),
     "the status": lambda run: run.write_status("running"),
-    "the result": lambda run: write_durably(run.place(run.lora), [b"lora"], 4),
+    "the result": lambda run: write_atomically(run.place(run.lora), [b"lora"], 4),
     "events": lambda run: run.owned("tensorboard"),
 }
 
@@ -122,7 +122,7 @@ def test_it_stops_while_a_checkpoint_is_being_written(tmp_path: Path, way: Calla
     def content(place: Spot) -> None:
         way(path)
         there.update(contents(path))
-        write_durably(place, [b"optimizer"], 9)
+        write_atomically(place, [b"optimizer"], 9)
 
     files = {**FILES, "optimizer.safetensors": content, "more": b"x"}
     with pytest.raises(FolderLost):
@@ -138,7 +138,7 @@ def test_it_stops_between_the_files_of_a_checkpoint_and_its_place(tmp_path: Path
     there: dict[str, bytes | str] = {}
 
     def content(place: Spot) -> None:
-        write_durably(place, [b"optimizer"], 9)
+        write_atomically(place, [b"optimizer"], 9)
         way(path)
         there.update(contents(path))
 

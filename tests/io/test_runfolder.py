@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from flame_train.disk import failpoint
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.files import is_temporary, make_folder, temporary_name
 from flame_train.disk.held import Held
 from flame_train.errors import ConfigError, FlameError, Interrupted, NonFiniteError, OutputError
@@ -206,7 +206,7 @@ def test_the_status_says_how_a_run_ended(tmp_path: Path, error: BaseException | 
 def test_the_status_of_a_run_that_found_no_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill_the_disk() -> None:
         with folder(tmp_path / "run"):
-            monkeypatch.setattr("flame_train.disk.durable.free_bytes", lambda path: 0)
+            monkeypatch.setattr("flame_train.disk.atomic_write.free_bytes", lambda path: 0)
             raise OutputError("the disk is full")
 
     with pytest.raises(OutputError, match="the disk is full"):
@@ -496,13 +496,13 @@ def test_the_log_is_cut_where_a_line_is_none_of_ours(tmp_path: Path, line: str) 
 WRITER = """
 import sys
 from pathlib import Path
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 def chunks():
     yield b"half"
     print("writing", flush=True)
     sys.stdin.read()
     yield b"half"
-write_durably(Path(sys.argv[1]), chunks(), 8)
+write_atomically(Path(sys.argv[1]), chunks(), 8)
 """
 
 
@@ -531,14 +531,14 @@ def test_what_a_killed_process_left_half_written_is_swept(tmp_path: Path, writer
     writer.kill()
     writer.wait()
     assert len(hidden(tmp_path / "run")) == 1
-    write_durably(tmp_path / "run" / "another file", [b"x"], 1)
+    write_atomically(tmp_path / "run" / "another file", [b"x"], 1)
     assert hidden(tmp_path / "run") == []
 
 
 def test_what_another_process_is_writing_is_not(tmp_path: Path, writer: subprocess.Popen[str]) -> None:
     with folder(tmp_path / "run"):
         pass
-    write_durably(tmp_path / "run" / "another file", [b"x"], 1)
+    write_atomically(tmp_path / "run" / "another file", [b"x"], 1)
     assert len(hidden(tmp_path / "run")) == 1
     writer.communicate("")
     assert writer.returncode == 0
@@ -585,7 +585,7 @@ def test_temporary_names_cannot_be_guessed_and_are_never_followed(
     target = tmp_path / "target"
     (tmp_path / f".target.flame-{'0' * 16}.tmp").symlink_to(victim)
     with pytest.raises(OutputError, match="target: cannot be written"):
-        write_durably(target, [b"overwritten"], 11)
+        write_atomically(target, [b"overwritten"], 11)
     (tmp_path / f".write-probe.flame-{'0' * 16}.tmp").symlink_to(victim)
     with pytest.raises(OutputError, match="cannot be written"):
         make_folder(tmp_path)

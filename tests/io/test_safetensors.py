@@ -20,7 +20,7 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 from flame_train.errors import ModelFileError, OutputError
 from flame_train.io.safetensors import SafetensorsFile, hash_data, save_file, serialize
 
@@ -233,9 +233,9 @@ class TestDisk:
             "import resource, sys\n"
             "from pathlib import Path\n"
             "from flame_train.errors import OutputError\n"
-            "from flame_train.disk.durable import write_durably\n"
+            "from flame_train.disk.atomic_write import write_atomically\n"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n"
-            "try:\n    write_durably(Path(sys.argv[1]), [b'x' * 100] * 1000, 100_000)\n"
+            "try:\n    write_atomically(Path(sys.argv[1]), [b'x' * 100] * 1000, 100_000)\n"
             "except OutputError as error:\n    assert 'a file of 97.7 KiB is larger' in str(error), error\n"
             "else:\n    raise SystemExit('was written')\n"
         )
@@ -259,7 +259,7 @@ class TestDisk:
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            write_durably(target, chunks(), 16)
+            write_atomically(target, chunks(), 16)
         self.check_untouched(target, before)
 
     def test_a_folder_is_no_target_and_a_missing_parent_is_made(self, tmp_path):

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from flame_train.disk import failpoint
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 from flame_train.io.runfolder import RunFolder
 
 STEPS = 10
@@ -24,7 +24,7 @@ def advance(state: bytes, step: int) -> bytes:
 def files(state: bytes, step: int) -> dict[str, object]:
     return {
         "lora.safetensors": state,
-        "optimizer.safetensors": lambda place: write_durably(place, [state[::-1]], len(state)),
+        "optimizer.safetensors": lambda place: write_atomically(place, [state[::-1]], len(state)),
         "state.json": json.dumps({"step": step}).encode(),
     }
 

@@ -81,14 +81,14 @@ def test_one_for_which_the_disk_has_no_room_costs_a_warning(asked, tmp_path, mon
     from flame_train.errors import OutputError
     from flame_train.io import runfolder
 
-    write = runfolder.write_durably
+    write = runfolder.write_atomically
 
     def refuse(place, chunks, total):
         if str(place).endswith(("report.html", "loss.png")):
             raise OutputError(f"{place}: the disk is full")
         write(place, chunks, total)
 
-    monkeypatch.setattr(runfolder, "write_durably", refuse)
+    monkeypatch.setattr(runfolder, "write_atomically", refuse)
     assert train(asked(), [], "cpu", False)["steps"] == 4
     assert (tmp_path / "run" / "report.html").read_bytes() == whole
 

@@ -27,10 +27,10 @@ from flame_train.models.common.latents import check_latents
 from flame_train.models.common.rope import RopeTables
 from flame_train.models.flux.blocks import (
     EPS,
-    OneStream,
+    DoubleStreamBase,
     Projections,
     RMSNorm,
-    TwoStreams,
+    SingleStreamBase,
     gelu_feed_forward,
     gelu_mlp,
 )
@@ -125,7 +125,7 @@ class Approximator(nn.Module):
         return self.out_proj(x_BMH)
 
 
-class DoubleStreamBlock(TwoStreams):
+class DoubleStreamBlock(DoubleStreamBase):
     """Image and text, with separate weights, in one joint attention."""
 
     def __init__(self, arch: ChromaArch) -> None:
@@ -160,7 +160,7 @@ class DoubleStreamBlock(TwoStreams):
         return self.streams(gelu_feed_forward, img_BLD, txt_BTD, *rows, cos_S1E, sin_S1E, mask)
 
 
-class SingleStreamBlock(OneStream):
+class SingleStreamBlock(SingleStreamBase):
     """Text and image as one sequence."""
 
     def __init__(self, arch: ChromaArch) -> None:

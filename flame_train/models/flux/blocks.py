@@ -103,7 +103,7 @@ def _beside(found_BSD: Tensor, hidden_BSF: Tensor) -> Tensor:
     return F.cat_gelu(found_BSD, hidden_BSF, approximate="tanh")
 
 
-class TwoStreams(Block):
+class DoubleStreamBase(Block):
     """Image and text, with separate weights, in one joint attention; a subclass makes the parts and the modulation."""
 
     img_attn: Any
@@ -151,7 +151,7 @@ class TwoStreams(Block):
         return feed_forward(self.img_mlp, img_BLD, *feed_i), bounded(feed_forward(self.txt_mlp, txt_BTD, *feed_t))
 
 
-class OneStream(Block):
+class SingleStreamBase(Block):
     """Text and image as one sequence; attention and MLP side by side, each a part of two wide layers."""
 
     has_feed_forward = False  # its MLP begins in one layer with the attention: there is nothing to gain by it alone

@@ -24,7 +24,14 @@ from flame_train.models.common.files.shapes import block_count, shape_of
 from flame_train.models.common.files.stated import NOTHING, Stated
 from flame_train.models.common.latents import check_latents
 from flame_train.models.common.rope import RopeTables
-from flame_train.models.flux.blocks import EPS, OneStream, Projections, TwoStreams, gelu_feed_forward, gelu_mlp
+from flame_train.models.flux.blocks import (
+    EPS,
+    DoubleStreamBase,
+    Projections,
+    SingleStreamBase,
+    gelu_feed_forward,
+    gelu_mlp,
+)
 from flame_train.models.flux.positions import axes_of, position_angles
 
 PATCH: Final = 2  # the side of a token in latent pixels
@@ -119,7 +126,7 @@ class Modulation(nn.Module):
         return F.chunk(made, self.rows, dim=-1)
 
 
-class DoubleStreamBlock(TwoStreams):
+class DoubleStreamBlock(DoubleStreamBase):
     """Image and text, with separate weights, in one joint attention."""
 
     def __init__(self, arch: FluxArch) -> None:
@@ -148,7 +155,7 @@ class DoubleStreamBlock(TwoStreams):
         return self.streams(gelu_feed_forward, img_BLD, txt_BTD, of_img, of_txt, cos_S1E, sin_S1E)
 
 
-class SingleStreamBlock(OneStream):
+class SingleStreamBlock(SingleStreamBase):
     """Text and image as one sequence; attention and MLP side by side, each a part of two wide layers."""
 
     def __init__(self, arch: FluxArch) -> None:

@@ -25,7 +25,7 @@ from flame_train.models.common.files.stated import NOTHING, Stated
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
 from flame_train.models.common.rope import Angles, RopeTables, rope_angles
-from flame_train.models.flux.blocks import QKNorm, Stream, TwoStreams, attend, modulated
+from flame_train.models.flux.blocks import DoubleStreamBase, QKNorm, Stream, attend, modulated
 
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times
 _THETA: Final = 2000.0
@@ -172,7 +172,7 @@ def _feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: Tenso
     return F.gated_add(x_BLD, gate, made)
 
 
-class DoubleStreamBlock(TwoStreams):
+class DoubleStreamBlock(DoubleStreamBase):
     """Image and text, with separate weights, in one joint attention."""
 
     def __init__(self, arch: Flux2Arch) -> None:

@@ -15,7 +15,7 @@ from flame_train.data.images import load_image
 from flame_train.data.looks import Pixels, contact_sheet, fingerprint, groups, sharpness, thumbnail
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.sets import DataSet
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.files import make_folder, refuse_folder
 from flame_train.errors import OutputError, shown
 from flame_train.io.hub import fetching
@@ -136,4 +136,4 @@ def _set(own: DataSet, samples: Samples) -> dict[str, Any]:
 
 def _write(path: Path, parts: Sequence[bytes]) -> None:
     refuse_folder(path)
-    write_durably(path, parts, sum(map(len, parts)))
+    write_atomically(path, parts, sum(map(len, parts)))

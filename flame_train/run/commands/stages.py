@@ -19,7 +19,7 @@ from flame_train.config.render import resolved
 from flame_train.config.resume import differences
 from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.files import preflight
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.distributed.join import join
@@ -338,5 +338,5 @@ def _write_report(plan: Plan, keys: Keys, folder: RunFolder) -> None:
     """Writes each sample's captions, bucket, crop and mask into the run folder, one a line, and small images."""
     lines = ",\n ".join(json.dumps(row, ensure_ascii=False) for row in _cached(plan, keys))
     raw = f"[\n {lines}\n]\n".encode("utf-8", "backslashreplace")
-    write_durably(folder.place(folder.folder / _REPORT), [raw], len(raw))
+    write_atomically(folder.place(folder.folder / _REPORT), [raw], len(raw))
     write_sheet(folder, plan.everything.rows)

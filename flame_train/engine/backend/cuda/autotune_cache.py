@@ -2,8 +2,8 @@
 
 Each value has a file of its own, named by a hash of its key, so writers never wait for each other. The last rename
 wins, with a value that is as good. A file holds its key and a checksum before the value. A file that is damaged, or of
-another key, is reported, and its value is found again. Files are written as all others are (`disk/durable.py`): what
-another user of the folder plants there is not followed. What a killed process left half-written is swept.
+another key, is reported, and its value is found again. Files are written as all others are (`disk/atomic_write.py`):
+what another user plants there is not followed, and what a killed process left half-written is removed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import logging
 from pathlib import Path
 
-from flame_train.disk.durable import write_durably
+from flame_train.disk.atomic_write import write_atomically
 from flame_train.errors import OutputError
 
 from ....user_cache import user_cache
@@ -70,7 +70,7 @@ class AutotuneCache:
             return
         content = self._head(key, value) + b"\n" + value
         try:
-            write_durably(path, [content], len(content))
+            write_atomically(path, [content], len(content))
         except OutputError as error:
             if path.is_dir():  # concerns this entry alone, so others are still written
                 self._blocked.add(path)

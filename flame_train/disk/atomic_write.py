@@ -4,7 +4,7 @@ Order: temporary sibling, flush, fsync, rename over the target, fsync of the fol
 old file is untouched; after any failure the temporary one is removed. Its name has a random part, and it is created
 exclusively, so that no planted link is followed. Its writer holds a lock on it, by the kernel. A file without a lock
 comes from a dead process, and the next write in that folder removes it. Windows cannot rename an open file. So a
-writer there releases its lock just before the rename, and a sweep leaves files younger than a minute.
+writer there releases its lock just before the rename, and `remove_stale` leaves files younger than a minute.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flame_train.disk.system import NONBLOCK
 _YOUNG: Final = 60.0  # seconds: a file this young may be one that its writer has closed to rename it
 
 
-def write_durably(place: Place, chunks: Iterable[bytes | memoryview], total: int) -> None:
+def write_atomically(place: Place, chunks: Iterable[bytes | memoryview], total: int) -> None:
     """Write `chunks`, `total` bytes in all, to `place`; missing parent folders of a path are made.
 
     Raises OutputError when the disk refuses (full, read-only, no permission, size limit); the old file then stays. An
@@ -39,7 +39,7 @@ def write_durably(place: Place, chunks: Iterable[bytes | memoryview], total: int
             place.parent.mkdir(parents=True, exist_ok=True)
     with spot(place) as target:
         target.folder.check()
-        sweep(target.folder)
+        remove_stale(target.folder)
         with target.folder.errors(target.path, needed=total):
             if free_bytes(target.path.parent) < total:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -85,11 +85,11 @@ def create_temporary(folder: Held, name: str) -> tuple[str, int]:
         descriptor = folder.file(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         if _locked(descriptor) and os.fstat(descriptor).st_nlink:
             return temporary, descriptor
-        os.close(descriptor)  # a sweep came between its making and its lock
+        os.close(descriptor)  # removed as stale between its making and its lock
 
 
 def _locked(descriptor: int) -> bool:
-    """Whether a file that was just made is its maker's: no sweep has a lock on it. Without locks there are none."""
+    """Whether a file that was just made is its maker's: no other process has locked it, to remove it."""
     try:
         lock(descriptor)
     except BlockingIOError:
@@ -99,7 +99,7 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
-def sweep(folder: Held) -> None:
+def remove_stale(folder: Held) -> None:
     """Remove what dead processes left half-written in `folder`: files of such names that nobody has a lock on."""
     with contextlib.suppress(OSError):
         for name in filter(is_temporary, folder.names()):
@@ -122,10 +122,10 @@ def _remove_if_dead(folder: Held, name: str) -> None:
         folder.remove(name)
 
 
-def sweep_path(folder: Path) -> None:
-    """As `sweep`, of a path; does nothing without a readable folder."""
+def remove_stale_at(folder: Path) -> None:
+    """As `remove_stale`, of a path; does nothing without a readable folder."""
     with contextlib.suppress(OSError), Held.open(folder) as held:
-        sweep(held)
+        remove_stale(held)
 
 
 def remove(place: Place) -> bool:
