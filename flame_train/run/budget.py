@@ -156,7 +156,18 @@ def _needed(plan: Plan, where: Where, tried: PredictedMemory) -> int:
 
 
 def _refusal(plan: Plan, least: Settings, where: Where, budget: int, tried: PredictedMemory | None) -> str:
-    """Why no settings fit, and what would: `least` takes the least memory, by a rehearsal if it was `tried`."""
+    """Why no settings fit, and what would.
+
+    Args:
+        plan: the plan of the run.
+        least: the settings that take the least memory.
+        where: the cards.
+        budget: bytes that the run may take.
+        tried: what a rehearsal with `least` took; None: there was none yet.
+
+    Returns:
+        The message.
+    """
     cheapest = with_settings(plan, least)
     memory = tried or predicted_memory(cheapest, where.gpu, where.processes, pool_bytes(budget), grows=True)
     needed = _needed(cheapest, where, memory)
