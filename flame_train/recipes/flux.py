@@ -14,6 +14,7 @@ from flame_train.adapters.targets import Presets
 from flame_train.data.buckets import Placement, Size
 from flame_train.diffusion.flow import NO_SHIFT, Shift, dynamic_sigmas, resolution_shift
 from flame_train.engine import Tensor, nn
+from flame_train.errors import DataError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.clip import ClipArch, ClipTextEncoder
 from flame_train.models.common.part import Part
@@ -60,9 +61,12 @@ _GRID: Final = 16  # pixels: the side of a token
 def control_placement(size: Size, resolution: int) -> Placement:
     """A control image as FluxKontextPipeline has it: stretched to the nearest shape that Kontext was trained on.
 
-    At a resolution other than 1024 that shape is scaled.
+    Its ratio is that of whole tokens. At a resolution other than 1024 that shape is scaled.
     """
-    ratio = size[1] / size[0]
+    tall, wide = (side // _GRID for side in size)
+    if not tall or not wide:
+        raise DataError(f"{size[1]}x{size[0]} pixels are too small for a control image: each side must have {_GRID}")
+    ratio = wide / tall
     width, height = min(_SIDES, key=lambda sides: (abs(ratio - sides[0] / sides[1]), sides))
     rows, columns = (max(side * resolution // (1024 * _GRID), 1) for side in (height, width))
     bucket = rows * _GRID, columns * _GRID
