@@ -291,8 +291,16 @@ def _files(plan: Plan) -> list[dict[str, Any]]:
 
 def _cached(plan: Plan, keys: Keys) -> list[dict[str, Any]]:
     """`_files`, with the names of each image's entries in the cache, which follow from its content."""
-    rows = zip(_files(plan), keys.images, strict=True)
-    return [row | {"cache": list(entries)} for row, entries in rows]
+    rows = zip(_files(plan), keys.images, keys.controls, strict=True)
+    return [row | _controls_cached(row, beside) | {"cache": list(entries)} for row, entries, beside in rows]
+
+
+def _controls_cached(row: dict[str, Any], views: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """What a row says of control images, with the names of their entries in the cache, one a view."""
+    if not views:
+        return {}
+    each = zip(*views, strict=True)
+    return {"controls": [own | {"cache": list(keys)} for own, keys in zip(row["controls"], each, strict=True)]}
 
 
 def _changed(plan: Plan, keys: Keys, folder: RunFolder) -> str:
