@@ -114,7 +114,7 @@ class QwenImageFamily(Family):
     )
     bench_targets = "attention+mlp"
     small = "qwen-image-tiny"
-    lesson = Lesson("a small Qwen-Image with random weights, whose images are noise")
+    lesson = Lesson("a small Qwen-Image with random weights, whose images are noise", bucket_step=32)
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> QwenImageModel:
         text = opened_qwen3(parts["text_encoder"], opening, COMPREHENDING, (_TAP,), masked=True, normalised=False)
