@@ -114,6 +114,7 @@ class QwenImageFamily(Family):
     )
     bench_targets = "attention+mlp"
     small = "qwen-image-tiny"
+    licence = "The Qwen Research Licence allows no commercial use of the published Qwen-Image 2.1."
     lesson = Lesson("a small Qwen-Image with random weights, whose images are noise", bucket_step=32)
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> QwenImageModel:
