@@ -15,7 +15,7 @@ from flame_train.engine.dtype import bfloat16, float16, float32, float64
 from flame_train.engine.mode import deterministic
 from flame_train.engine.ops.reduction.finite import NonFiniteFlags
 from flame_train.engine.optim import AdamW, FlatParameters
-from flame_train.engine.tensor import Parameter
+from flame_train.engine.tensors.tensor import Parameter
 
 pytestmark = pytest.mark.gpu
 

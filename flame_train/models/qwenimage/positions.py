@@ -40,7 +40,7 @@ class Positions:
         """Which of T text tokens are a caption's own, bool (B, T), and cosine and sine (B, S, 1, E) of all tokens."""
         cos, sin, places_1T = self._table(T, grid, dtype, rows_B.device)
         own_BT = places_1T < rows_B.to(float32).reshape(rows_B.shape[0], 1)
-        return own_BT, *(_joined(table, rows_B).unsqueeze(2) for table in (cos, sin))
+        return own_BT, _joined(cos, rows_B).unsqueeze(2), _joined(sin, rows_B).unsqueeze(2)
 
     def _table(self, text: int, grid: tuple[int, int], dtype: DType, device: str) -> tuple[_Table, _Table, Tensor]:
         """Cosines and sines of places, and the text's places (1, T), fp32, from 0 on."""

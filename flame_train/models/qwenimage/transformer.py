@@ -14,12 +14,11 @@ from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
-from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
 from flame_train.models.qwenimage.arch import FREQUENCIES, QwenImageArch
 from flame_train.models.qwenimage.positions import Positions
-from flame_train.models.sdxl.transformer import linears_in
 
 _PARTS: Final = 4  # scale and gate, of the attention and of the gated network
 
