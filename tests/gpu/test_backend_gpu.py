@@ -13,6 +13,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import bfloat16, float16, float32, float64
 from flame_train.engine.mode import deterministic
+from flame_train.engine.ops.linear.lora_gradients import side_by_side
 from flame_train.engine.ops.reduction.finite import NonFiniteFlags
 from flame_train.engine.optim import AdamW, FlatParameters
 from flame_train.engine.tensors.tensor import Parameter
@@ -270,6 +271,17 @@ def test_a_gradient_comes_back_to_the_device_it_is_for() -> None:
     ((there * there).to("cpu") + x).sum().backward()
     assert x.grad is not None
     assert (x.grad.device, x.grad.tolist()) == ("cpu", [19.0, 37.0])
+
+
+def test_gradients_side_by_side_outlive_the_copies_that_they_need() -> None:
+    """Rows that do not merge are copied; what is allocated next must not take the place of the copies."""
+    k = get_backend("cuda").kernels
+    xp = k.xp
+    gradients = [xp.asarray(np.random.default_rng(i).standard_normal((2, 8, 3))).transpose(0, 2, 1) for i in range(2)]
+    rows = side_by_side(k, gradients)
+    others = [xp.full((6, 8), -1.0) for _ in range(8)]
+    np.testing.assert_array_equal(rows.get(), np.stack([g.get().reshape(6, 8) for g in gradients], 1))
+    del others
 
 
 def test_a_write_is_noticed_by_what_keeps_the_memory() -> None:

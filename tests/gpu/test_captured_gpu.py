@@ -61,6 +61,9 @@ def check(case: bench.BenchCase, **how: Any) -> dict[str, np.ndarray]:
     return one
 
 
+_LOCON = {"settings": ("lora.kind=locon", "lora.conv_rank=4", "lora.targets=*")}
+
+
 @pytest.mark.parametrize(
     "how",
     [
@@ -75,7 +78,7 @@ def check(case: bench.BenchCase, **how: Any) -> dict[str, np.ndarray]:
         {"quantize": "int8", "arithmetic": "int8"},
         {"quantize": "nf4"},
         *({"settings": ("lora.kind=" + kind,)} for kind in ("loha", "lokr", "dora")),
-        {"settings": ("lora.kind=locon", "lora.conv_rank=4", "lora.targets=*")},
+        _LOCON,
         {"settings": ("lora.kind=dora", "lora.wd_on_output=true"), "checkpointing": "full"},
         {"settings": ("lora.kind=loha", "lora.targets=*"), "quantize": "fp8"},
     ],
@@ -83,6 +86,8 @@ def check(case: bench.BenchCase, **how: Any) -> dict[str, np.ndarray]:
 )
 @pytest.mark.parametrize("model", MODELS)
 def test_ten_captured_steps_equal_ten_eager_ones(model: str, how: dict[str, Any]) -> None:
+    if how is _LOCON and model == "flux-tiny":
+        pytest.skip("LoCon wants convolutions, and Flux has none")
     found = check(bench.BenchCase(model, 128, batch=2, rank=16, **how))
     assert all(np.isfinite(v).all() for v in found.values() if v.dtype.kind == "f")
 

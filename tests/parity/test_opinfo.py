@@ -258,11 +258,20 @@ def in_dtypes(s: Any, *dtypes: str) -> Any:
     return s.transform(cast)
 
 
+def on_device(s: Any, device: str) -> Any:
+    """The sample with its tensors on a device."""
+
+    def move(v: Any) -> Any:
+        return v.detach().to(device).requires_grad_(v.requires_grad) if isinstance(v, torch.Tensor) else v
+
+    return s if device == "cpu" else s.transform(move)
+
+
 def check_narrow(name: str, info: Any, s: Any, dtype: Any, device: str) -> None:
     """In fp32, bf16 or fp16, on a device, by the tolerance rule of tests/gpu/test_every_op_gpu.py.
 
-    The truth is PyTorch's, in fp64 on the CPU. The yardstick is the larger error of the engine's reference on the CPU
-    and of PyTorch on the CPU, each in `dtype`.
+    The truth is PyTorch's, in fp64 on the CPU. The yardstick is the larger error of the engine's reference and of
+    PyTorch, each in `dtype`, on the CPU and on `device`: a GPU's own exp and rsqrt are not a CPU's.
     """
     s = in_dtypes(s, dtype.name, "float64")
     truth = pytorch(name, info, s)
@@ -277,10 +286,13 @@ def check_narrow(name: str, info: Any, s: Any, dtype: Any, device: str) -> None:
     errors = [error(g, t) for g, t in zip(got.on_host(), wanted, strict=False)]
     if max(errors, default=0.0) <= unit:
         return  # within one unit in the last place: no yardstick is needed
-    with use(**({} if REGISTRY[name].composite else {name: "reference"})):
-        yards = [engine(name, s, truth, dtype)]
-    with contextlib.suppress(RuntimeError, NotImplementedError):  # PyTorch lacks some ops in some dtypes
-        yards.append(pytorch(name, info, in_dtypes(s, dtype.name)))
+    yards = []
+    for place in {"cpu", device}:
+        if place == "cpu" or not REGISTRY[name].composite:  # a composite's reference on the device is what is tested
+            with use(**({} if REGISTRY[name].composite else {name: "reference"})):
+                yards.append(engine(name, s, truth, dtype, place))
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # PyTorch lacks some ops in some dtypes
+            yards.append(pytorch(name, info, on_device(in_dtypes(s, dtype.name), place)))
     for i, (found, t) in enumerate(zip(errors, wanted, strict=True)):
         allowed = 2.0 * max(error(y.on_host()[i], t) for y in yards) + unit
         assert found <= allowed, f"result {i}: an error of {found:.3g}, {allowed:.3g} allowed"

@@ -45,10 +45,13 @@ class Arrays:
 
     def mergeable_rows(self, x: Array) -> Array:
         """`x` with equal distances between its rows, so that it reshapes to a matrix: itself, or a dense copy."""
-        return x if _evenly(x) else self.contiguous(x)
+        return x if has_mergeable_rows(x) else self.contiguous(x)
 
     def as_stacked_view(self, arrays: Sequence[Array]) -> Array | None:
-        """A view of the arrays along a new first dim; None unless they lie at equal distances in memory."""
+        """A view of the arrays along a new first dim; None unless they lie at equal distances in memory.
+
+        The view holds the first one's memory alone, so the caller holds the others while it is used.
+        """
         first = arrays[0]
         step = arrays[1].data.ptr - first.data.ptr if len(arrays) > 1 else first.nbytes
         for i, a in enumerate(arrays):
@@ -86,6 +89,6 @@ class Arrays:
         return found
 
 
-def _evenly(x: Array) -> bool:
+def has_mergeable_rows(x: Array) -> bool:
     """True if all dims but the last can be merged into one without a copy."""
     return all(x.shape[i] == 1 or x.strides[i] == x.shape[i + 1] * x.strides[i + 1] for i in range(x.ndim - 2))

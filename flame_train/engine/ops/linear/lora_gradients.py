@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...autograd.grad_target import ALLOCATE, GradTarget, GradTargets
+from ...backend.cuda.arrays import has_mergeable_rows
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, compute_dtype, float32
 from . import skinny_gemm
@@ -14,8 +16,13 @@ from .skinny_gemm import SkinnyOperands
 
 def side_by_side(k: Launcher, arrays: Sequence[Array]) -> Array:
     """n arrays (..., C) as (rows, n, C): no copy where they are slices of one buffer."""
-    flat = k.stacked([a.reshape(-1, a.shape[-1]) for a in arrays])
-    return flat.transpose(1, 0, 2)
+    first = arrays[0]
+    shape = len(arrays), math.prod(first.shape[:-1]), first.shape[-1]
+    if all(has_mergeable_rows(a) for a in arrays):
+        return k.stacked([a.reshape(shape[1:]) for a in arrays]).transpose(1, 0, 2)
+    joined = k.empty(shape, first.dtype)  # reshaping would copy each, and a view of the copies would not hold them
+    k.copy([part.reshape(first.shape) for part in joined], arrays)
+    return joined.transpose(1, 0, 2)
 
 
 Wanted = Mapping[str, Sequence[GradTarget]]
