@@ -1,10 +1,11 @@
 """The whole program at full size on a GPU, on random weights: every command a user gives, and the memory it foretold.
 
-    python scripts/full_run.py FOLDER [--model flux-dev] [--steps 12] [--set KEY=VALUE ...]
+    python scripts/full_run.py FOLDER [--model flux-dev] [--steps 12] [--kill] [--set KEY=VALUE ...]
 
 Writes a checkpoint (`random_checkpoint.py`) and twelve drawn images into FOLDER, trains on them with a preview at the
 beginning, half way and at the end, and prints what `--dry-run` predicted beside what the run took. With random weights
-the previews show nothing.
+the previews show nothing. `--kill` trains once more, with a SIGKILL after the first checkpoint and the same command
+again, and compares the two LoRAs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+from kill_and_continue import IGNORED
 from PIL import Image
+from same_bits import differences
 
 COMMANDS = {
     "sdxl": "sdxl-lora",
@@ -59,6 +62,8 @@ path = "{images}"
 targets = ["attention"]
 [train]
 steps = {steps}
+[checkpoint]
+every = {max(1, steps // 2)}
 [sample]
 every = {max(1, steps // 2)}
 prompts = ["a disc"]
@@ -78,12 +83,28 @@ def flame(*argv: str) -> str:
     return done.stdout
 
 
+def compared(command: list[str], folder: Path) -> str:
+    """Trains in another run folder, killed after its first checkpoint and continued. Says how the LoRAs differ."""
+    cut = folder / "cut"
+    again = [*command, f"--set=output.dir={cut}"]
+    with (folder / "cut.log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "flame_train", *again], stdout=log, stderr=log)
+        while process.poll() is None and not any(cut.glob("checkpoints/step-*")):
+            time.sleep(0.05)
+        process.kill()
+        process.wait()
+    flame(*again)
+    found = differences(folder / "run" / "lora.safetensors", cut / "lora.safetensors", IGNORED)
+    return f"{len(found)} differences: {found[0]}" if found else "same"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="flux-dev", choices=[*COMMANDS])
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--kill", action="store_true", help="train again, killed and continued, and compare")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     args = parser.parse_args()
     folder = args.folder.resolve()
@@ -108,7 +129,11 @@ def main() -> None:
     lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
     before, took = (round(lines[i]["memory"] / 2**30, 2) for i in (args.steps // 2 - 1, -1))
     found = {"last step": lines[-1], "predicted GiB": predicted, "took GiB": took, "before half way GiB": before}
-    print(json.dumps(found, indent=1))
+    print(json.dumps(found, indent=1), flush=True)
+    if args.kill:
+        came = compared(command, folder)
+        print(f"killed and continued: {came}")
+        sys.exit(came != "same")
 
 
 if __name__ == "__main__":
