@@ -28,8 +28,8 @@ class _Table(NamedTuple):
 class Positions:
     """The places of tokens, and what follows from them; one entry a shape, for as long as the model lives.
 
-    A text's token i stands at i on all axes. An image's stand at its text's length on the first, and at their rows and
-    columns on the others, counted from the middle of the image.
+    A text's token i stands at i on all axes. An image's tokens stand at the length of its text on the first axis. On the
+    others they stand at their rows and columns, counted from the middle of the image.
     """
 
     def __init__(self, axes: tuple[int, int, int], theta: float) -> None:
