@@ -28,7 +28,7 @@ class _Table(NamedTuple):
 class Positions:
     """The places of tokens, and what follows from them; one entry a shape, for as long as the model lives.
 
-    A text's token i stands at i on all axes. An image's tokens stand at the length of its text on the first axis. On the
+    A text's token i stands at i on all axes. An image's tokens stand at the length of its text on the first. On the
     others they stand at their rows and columns, counted from the middle of the image.
     """
 
