@@ -108,7 +108,7 @@ _ROWS: Final = [
         "train.skip_first_sample train.disable_sampling train.xformers train.sdp "
         "train.attention_backend train.unload_text_encoder train.cache_text_embeddings "
         "train.switch_boundary_every train.force_first_sample performance_log_every device "
-        "sqlite_db_path log_dir logging.* model.low_vram model.is_* model.arch model.compile "
+        "sqlite_db_path log_dir logging.* model.low_vram model.is_* model.compile "
         "model.qtype model.model_kwargs network.transformer_only "
         "network.old_lokr_format sample.format sample.fps sample.num_frames "
         "train.bypass_guidance_embedding",
@@ -128,6 +128,7 @@ _ROWS: Final = [
             "differential_guidance_scale",
         )
     ),
+    turned("model.arch", "model.kontext", lambda v, s: True if v == "flux_kontext" else NOTHING),
     turned("model.name_or_path", "model.checkpoint", checkpoint),
     turned("model.vae_path", "model.vae", unless_off),
     turned("model.attn_masking", "text_encoders.t5_padding", switched("zeros"), families=["flux"]),
@@ -194,7 +195,7 @@ _SET_ROWS: Final = [
         ("set.regularization", "set.regularization_target"),
         lambda v, s: NOTHING if is_off(v) else {"set.regularization": True, "set.regularization_target": "base"},
     ),
-    never("control_path*", "models that edit images are not here"),
+    turned("control_path", "set.control", unless_off),
     same("folder_path", "set.path"),
     same("dataset_path", "set.path"),
     turned("caption_ext", "set.caption_extension", ending),

@@ -16,7 +16,8 @@ class TorchBaseline:
     """diffusers' class with its arguments, the layers PEFT adapts, the blocks compiled one by one, and a step's loss.
 
     `loss` is (torch, size, pixels a side, tensor options) -> `Loss`. `channels_last` is how convolutions are fastest.
-    Without `cudnn_attention` PyTorch takes the next of its attention kernels.
+    Without `cudnn_attention` PyTorch takes the next of its attention kernels. `tables` gives values to what the network
+    keeps beside parameters and buffers, since it is made on the meta device.
     """
 
     network: str
@@ -26,6 +27,7 @@ class TorchBaseline:
     loss: Callable[[Any, int, int, dict[str, Any]], Loss]
     channels_last: bool = False
     cudnn_attention: bool = True
+    tables: Callable[[Any], None] | None = None
 
     def build(self) -> Any:
         """The network, in PyTorch's default dtype and device."""

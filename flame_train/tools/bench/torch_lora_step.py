@@ -218,6 +218,8 @@ def build(
     finally:
         torch.set_default_dtype(before)
     network.to_empty(device=device)
+    if model.tables:
+        model.tables(network)
     with torch.no_grad():
         for t in itertools.chain(network.parameters(), network.buffers()):
             t.normal_(0.0, 0.02) if t.ndim > 1 else t.fill_(1.0)

@@ -13,6 +13,7 @@ from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
 from flame_train.models.krea2.arch import Krea2Arch
 from flame_train.models.krea2.transformer import Krea2
+from flame_train.models.qwenimage.transformer import QwenImage
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
@@ -20,6 +21,7 @@ from flame_train.training.model import Model
 
 from .models import SIZE_CONDITIONING
 from .torch_baseline import Loss, TorchBaseline, flow_loss
+from .torch_qwenimage import qwenimage
 
 _UNET_TEXT = 77  # positions of the text
 _ATTENTION = ["to_q", "to_k", "to_v", "to_out.0"]
@@ -66,6 +68,8 @@ def torch_baseline(model: Model) -> TorchBaseline:
     if isinstance(network, Krea2):
         loss, blocks = _krea2(arch, length["qwen3"]), ("Krea2TransformerBlock",)
         return TorchBaseline("Krea2Transformer2DModel", _krea2_arguments(arch), _KREA2, blocks, loss)
+    if isinstance(network, QwenImage):
+        return qwenimage(arch, length["qwen3"])
     if not isinstance(network, Flux):
         raise ConfigError(f"bench: {model.title} is not compared with PyTorch yet; leave --against out")
     blocks = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
