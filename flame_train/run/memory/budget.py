@@ -1,0 +1,323 @@
+"""A memory budget: the fastest settings whose run fits under it, among those that the config leaves to the plan.
+
+What each setting of the ladder (`levers.py`) saves and costs is measured on shapes, one setting at a time. Combinations
+come in the order of their estimated step time. The first whose whole run does not run out of memory, rehearsed on
+shapes with pools of the budget's size, is taken.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Final, NamedTuple
+
+from flame_train.config.render import toml_value
+from flame_train.engine.shape_run import Gpu
+from flame_train.errors import ConfigError
+
+from ..plan import Plan
+from .levers import LEVERS, Lever, Settings, Stage, allowed, given, value_of, with_settings
+from .prediction import (
+    Alone,
+    PredictedMemory,
+    decoding_alone,
+    encode_captions,
+    encode_images,
+    encoding_alone,
+    predicted_memory,
+    steps_alone,
+)
+
+GIB: Final = 2**30
+
+OUTSIDE: Final = 640 << 20
+"""Bytes of the GPU that a run takes beside its pools: the CUDA context and the code of kernels and libraries."""
+
+SPARE: Final = 0.03
+"""The share of the pools that the plan leaves unused: predictions err by so much, and other buckets take a little."""
+
+_ALONE: Final[Mapping[Stage, Callable[[Plan, Gpu, int], Alone]]] = {
+    Stage.CAPTIONS: partial(encoding_alone, encode_captions),
+    Stage.IMAGES: partial(encoding_alone, encode_images),
+    Stage.STEP: lambda plan, gpu, processes: steps_alone([plan], gpu, processes)[0],
+    Stage.DECODING: decoding_alone,
+}
+
+_TELLS: Final = 0.03
+"""Step times that differ by a smaller share count as the same: then the setting that changes less is taken."""
+
+_MORE: Final = (0.0, 0.03, 0.1, 0.3)
+"""By what share a limit that a rehearsal reached is raised, tried in turn for the message of a refusal."""
+
+_STEP: Final = 10 << 20
+"""Bytes to which the budget of such a message is rounded up."""
+
+Combination = Sequence[Settings]
+"""A value of each open lever."""
+
+
+class Where(NamedTuple):
+    """The card of each of so many processes that train together."""
+
+    gpu: Gpu
+    processes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A plan that fits its budget.
+
+    Attributes:
+        plan: the plan with the settings that were chosen.
+        settings: what was chosen and differs from the config.
+        memory: what the run will take.
+        budget: bytes of the GPU that it may take.
+    """
+
+    plan: Plan
+    settings: Settings
+    memory: PredictedMemory
+    budget: int
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the GPU that the run will take, the CUDA context included."""
+        return self.memory.peak + OUTSIDE
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of a config that fix the choice."""
+        return [f"{path} = {toml_value(value)}" for path, value in self.settings.items()]
+
+
+def fitted(plan: Plan, where: Where, budget: int) -> Fitted:
+    """The fastest settings that the config leaves open and whose run takes at most `budget` bytes.
+
+    Raises ConfigError where none does, with the smallest peak that was found.
+    """
+    ladder = _Ladder(plan, where)
+    pools = room = float(pool_bytes(budget))
+    tried: PredictedMemory | None = None
+    for each in [*ladder.candidates, ladder.least]:
+        estimate = ladder.peak(each)
+        if estimate < room or (each is ladder.least and tried is None and estimate <= pools):
+            found = _rehearsed(plan, _together(each), where, budget)
+            if isinstance(found, Fitted):
+                return found
+            room = min(room, estimate)  # gaps between blocks cost others as much
+            tried = found if each is ladder.least else None
+    raise ConfigError(_refusal(plan, _together(ladder.least), where, budget, tried))
+
+
+def _rehearsed(plan: Plan, settings: Settings, where: Where, budget: int) -> Fitted | PredictedMemory:
+    """The plan with these settings if its whole run has enough in the pools of this budget, else what it would need."""
+    tried, pools = with_settings(plan, settings), pool_bytes(budget)
+    memory = predicted_memory(tried, where.gpu, where.processes, pools, grows=True)
+    if memory.pools > pools:
+        return memory
+    return Fitted(tried, {path: v for path, v in settings.items() if v != value_of(plan.config, path)}, memory, budget)
+
+
+def refuse_if_beyond(plan: Plan, settings: Settings, where: Where, budget: int) -> Fitted:
+    """A continued run, with the `settings` that were chosen when it began. Raises ConfigError if it is too much."""
+    found = _rehearsed(plan, settings, where, budget)
+    if isinstance(found, Fitted):
+        return found
+    needed = _needed(with_settings(plan, settings), where, found)
+    chosen = ", ".join(f"{path} = {toml_value(value)}" for path, value in settings.items()) or "no setting changed"
+    raise ConfigError(
+        f"memory.budget: the run in {plan.config.output.dir} was begun with {chosen}, and these decide its result. "
+        f"With them it takes {needed / GIB:.2f} GiB, and {budget / GIB:.2f} are allowed now. Set memory.budget to "
+        f'"{math.ceil(needed / 2**20)} MiB" or more, or output.dir to another folder for a new run'
+    )
+
+
+def pool_bytes(budget: int) -> int:
+    """Bytes of a budget that the plan gives to pools. Raises ConfigError if none are left."""
+    pools = int((budget - OUTSIDE) * (1 - SPARE))
+    if pools <= 0:
+        raise ConfigError(
+            f"memory.budget: expected more than the {OUTSIDE / GIB:.2f} GiB that the CUDA context alone takes, got "
+            f"{budget / GIB:.2f} GiB"
+        )
+    return pools
+
+
+def _needed(plan: Plan, where: Where, tried: PredictedMemory) -> int:
+    """A budget under which a plan runs that took the pools of `tried`: with another limit its gaps lie elsewhere."""
+    for more in _MORE:
+        budget = math.ceil((tried.pools * (1 + more) / (1 - SPARE) + OUTSIDE) / _STEP) * _STEP
+        if isinstance(_rehearsed(plan, {}, where, budget), Fitted):
+            return budget
+    return 2 * tried.pools + OUTSIDE
+
+
+def _refusal(plan: Plan, least: Settings, where: Where, budget: int, tried: PredictedMemory | None) -> str:
+    """Why no settings fit, and what would.
+
+    Args:
+        plan: the plan of the run.
+        least: the settings that take the least memory.
+        where: the cards.
+        budget: bytes that the run may take.
+        tried: what a rehearsal with `least` took; None: there was none yet.
+
+    Returns:
+        The message.
+    """
+    cheapest = with_settings(plan, least)
+    memory = tried or predicted_memory(cheapest, where.gpu, where.processes, pool_bytes(budget), grows=True)
+    needed = _needed(cheapest, where, memory)
+    changed = [f"{path} = {toml_value(v)}" for path, v in least.items() if v != value_of(plan.config, path)]
+    with_them = f" with {', '.join(changed)}" if changed else ""
+    fixed = [key for lever in LEVERS for key in lever.asked or lever.keys if given(plan.config, key)]
+    grids = " or sample.width and sample.height" if plan.requests else ""
+    remove = f"; or remove {', '.join(fixed)} from the config, so that the plan may choose them" if fixed else ""
+    return (
+        f"memory.budget: no settings keep this run within {budget / GIB:.2f} GiB: the least is {needed / GIB:.2f} GiB"
+        f"{with_them}, of which {memory.peak / GIB:.2f} are tensors and {OUTSIDE / GIB:.2f} the CUDA context. "
+        f"Raise the budget, or lower data.resolution, data.batch_size, lora.rank{grids}{remove}"
+    )
+
+
+class _Ladder:
+    """What the open settings save and cost, each measured alone and only when it is asked for."""
+
+    def __init__(self, plan: Plan, where: Where) -> None:
+        self.levers = [lever for lever in LEVERS if lever.is_open(plan.config)]
+        """The settings that the config leaves open."""
+        self._values = {lever: lever.values(plan.config) for lever in self.levers}
+        self._plan = with_settings(plan, _together([values[0] for values in self._values.values()]))
+        self._where = where
+        self._known: dict[tuple[Stage, frozenset[tuple[str, object]]], Alone] = {}
+        self._estimates: dict[tuple[Stage, frozenset[tuple[str, object]]], _Estimate] = {}
+        for lever in self.levers:
+            if lever.live:
+                self._measure(self._values[lever])
+
+    @cached_property
+    def candidates(self) -> list[Combination]:
+        """A value of each lever: the fastest first, and of those as fast the one that changes least."""
+        useful = [self._useful(lever) for lever in self.levers]
+        barred = self._barred(useful)
+        found = [each for each in itertools.product(*useful) if not any(pair <= _items(each) for pair in barred)]
+        return sorted(found, key=self._rank)
+
+    def _barred(self, useful: Sequence[Sequence[Settings]]) -> list[frozenset[tuple[str, object]]]:
+        """Pairs of values that break a rule: of a lever, and of one of which it needs a value."""
+        found = []
+        for lever, values in zip(self.levers, useful, strict=True):
+            for other, others in zip(self.levers, useful, strict=True):
+                if set(other.keys) & set(lever.needs):
+                    pairs = itertools.product(values, others)
+                    found += [_items(pair) for pair in pairs if not allowed(self._plan, _together(pair))]
+        return found
+
+    def _rank(self, each: Combination) -> tuple[int, int, float]:
+        """By step time, of which predictions tell no less than `_TELLS`; then by how far the ladder was climbed."""
+        seconds = self._estimate(Stage.STEP, each).seconds
+        climbed = sum(self._values[lever].index(own) for lever, own in zip(self.levers, each, strict=True))
+        return round(math.log(seconds) / math.log(1 + _TELLS)), climbed, seconds
+
+    @cached_property
+    def least(self) -> Combination:
+        """The candidate that should take the least."""
+        return min(self.candidates, key=lambda each: (self.peak(each), len(self._changed(each))))
+
+    def peak(self, each: Combination) -> float:
+        """Bytes that the pools should need. Sample images are decoded beside what a step holds."""
+        captions, images, step, decoding = (self._estimate(stage, each) for stage in Stage)
+        training = step.held + decoding.held + max(step.works, self._alone(Stage.STEP, {}).sampling, decoding.works)
+        return max(captions.held + captions.works, images.held + images.works, training)
+
+    def _useful(self, lever: Lever) -> list[Settings]:
+        """The values of a lever of which each saves something in a stage, beside the config's own."""
+        first, *others = self._values[lever]
+        others = [value for value in others if allowed(self._plan, {**self._needs(lever), **value})]
+        if not others or not allowed(self._plan, self._needs(lever)):
+            return [first]
+        own = {stage: self._alone(stage, self._needs(lever)).peak for stage in lever.stages}
+        saving = [v for v in others if any(self._with(stage, lever, v).peak < own[stage] for stage in lever.stages)]
+        return [first, *saving]
+
+    def _needs(self, lever: Lever) -> Settings:
+        """What the lever needs, as far as the config leaves it open."""
+        is_open = {key for one in self.levers for key in one.keys}
+        return {key: value for key, value in lever.needs.items() if key in is_open}
+
+    def _estimate(self, stage: Stage, each: Combination) -> _Estimate:
+        """A stage: each setting of those that change it changes what is held, what works and the time by a factor."""
+        chosen = [(lever, own) for lever, own in zip(self.levers, each, strict=True) if stage in lever.stages]
+        key = stage, _items([own for _, own in chosen])
+        if key not in self._estimates:
+            own = self._alone(stage, {})
+            found = _Estimate(own.held, own.works, own.seconds, own.copying)
+            for lever, settings in chosen:
+                if own.peak and settings != self._values[lever][0]:
+                    before = self._alone(stage, self._needs(lever))
+                    found = found.changed(before, self._with(stage, lever, settings))
+            self._estimates[key] = found
+        return self._estimates[key]
+
+    def _with(self, stage: Stage, lever: Lever, settings: Settings) -> Alone:
+        """A stage with one value of a lever, and what that needs."""
+        needs, last = self._needs(lever), self._values[lever][-1]
+        if lever.way is None or settings == last:
+            return self._alone(stage, {**needs, **settings})
+        way = lever.way(self._plan, settings)
+        return self._alone(stage, needs).towards(self._alone(stage, {**needs, **last}), *way)
+
+    def _alone(self, stage: Stage, settings: Settings) -> Alone:
+        """A stage with one setting changed."""
+        key = stage, frozenset(self._changed([settings]).items())
+        if key not in self._known:
+            plan = with_settings(self._plan, settings)
+            self._known[key] = _ALONE[stage](plan, *self._where)
+        return self._known[key]
+
+    def _measure(self, values: Sequence[Settings]) -> None:
+        """A step with each value of a setting that a loaded network can change."""
+        fitting = [one for one in values if allowed(self._plan, one)]
+        found = steps_alone([with_settings(self._plan, one) for one in fitting], *self._where)
+        for settings, alone in zip(fitting, found, strict=True):
+            self._known[Stage.STEP, frozenset(self._changed([settings]).items())] = alone
+
+    def _changed(self, each: Sequence[Settings]) -> dict[str, object]:
+        """The settings that differ from the config's."""
+        return {path: value for path, value in _together(each).items() if value != value_of(self._plan.config, path)}
+
+
+class _Estimate(NamedTuple):
+    """A stage of a combination: bytes held and worked in, seconds of the work, and of copies beside it."""
+
+    held: float
+    works: float
+    computing: float
+    copying: float
+
+    @property
+    def seconds(self) -> float:
+        """Of both, which go on at the same time."""
+        return max(self.computing, self.copying)
+
+    def changed(self, before: Alone, one: Alone) -> _Estimate:
+        """With one more setting, which changes `before` to `one`. Copies shrink with what they copy."""
+        held, copying = self.held, self.copying
+        if before.held:
+            held *= one.held / before.held
+            copying = (
+                one.copying * held / one.held if one.copying > before.copying else copying * one.held / before.held
+            )
+        works = self.works * one.works / max(before.works, 1)
+        return _Estimate(held, works, self.computing * (one.seconds / before.seconds if before.seconds else 1), copying)
+
+
+def _items(each: Sequence[Settings]) -> frozenset[tuple[str, object]]:
+    return frozenset(_together(each).items())
+
+
+def _together(each: Sequence[Settings]) -> dict[str, object]:
+    return {path: value for settings in each for path, value in settings.items()}
