@@ -58,6 +58,11 @@ class ModelSection(Section):
         "the model's target; flow: the velocity of a rectified flow, as bigASP 2.5 and NoobAI RF do",
         aka=("prediction_type", "v_parameterization", "flow_matching", "flow_model"),
     )
+    kontext: bool = field(
+        False,
+        "the checkpoint is FLUX.1 Kontext, which has the shapes of dev; needed with control images where neither its "
+        "name nor its folder says so",
+    )
     quantize: Literal["off", "fp8", "int8", "nf4"] = field(
         "off",
         "the base model's transformer layers in fewer bits: fp8 and int8 take half of bf16's memory, nf4, which is "

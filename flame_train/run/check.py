@@ -31,6 +31,7 @@ from flame_train.training.model import Model
 from .adapted import adapted_layers
 from .begin import beginning
 from .checkpointing import blocks_named
+from .controls import check_control_sets
 from .sample_model import opened_for_samples
 from .sampling import check_sampling, requests, with_defaults, with_prompts_of_file
 from .streamed import blocks_streamed, text_share
@@ -131,6 +132,8 @@ def check(asked: Config | ConfigWithSource, family: Family | None = None) -> Che
         if config.sample.repeats:
             wanted = requests(config.sample, config.data.resolution, drawn)
             check_sampling(wanted, config.model, config.loss, drawn)
+    with wrong:
+        check_control_sets(config.data, model)
     layers: dict[str, Own] = {}
     begun: dict[str, Factors] = {}
     with wrong:

@@ -19,6 +19,7 @@ from flame_train.data.buckets import Size
 from flame_train.data.choices import FIRST
 from flame_train.data.padding import collate
 from flame_train.data.samples import Sample, Samples
+from flame_train.data.views import ViewedImage
 from flame_train.distributed.group import silent
 from flame_train.engine import Tensor, capture, no_grad, tensor
 from flame_train.engine.backend import get_backend
@@ -31,6 +32,7 @@ from flame_train.training.stop import StopRequest
 from flame_train.training.text_in_step import tokens_of
 from flame_train.training.validate import HeldOut
 
+from ..controls import blank
 from ..grids import grid_drawer
 from ..plan import Plan
 from ..train import loaded, make_validator, set_checkpointing
@@ -188,9 +190,10 @@ def encoding_alone(encode: Callable[[Plan], object], plan: Plan, gpu: Gpu, proce
 
 
 def _pixels(sample: Sample) -> tuple[int, Size]:
-    """By which the sample with the largest batch is found."""
+    """By which the sample with the largest batch is found, control images included."""
     bucket = sample.placement.bucket
-    return math.prod(bucket) * sample.set.batch_size, bucket
+    each = math.prod(bucket) + sum(math.prod(own.bucket) for own in sample.controls)
+    return each * sample.set.batch_size, bucket
 
 
 def encode_captions(plan: Plan) -> int:
@@ -217,8 +220,9 @@ def encode_images(plan: Plan) -> None:
     """
     encoding = plan.encoding
     with no_grad():
-        vae, buckets = encoding.vae.load(encoding.vae_precision, _DEVICE, encoding.vae_tile), plan.everything.buckets
-        largest, encoder = max(buckets, key=lambda b: (math.prod(b), b)), vae.encoder()
+        vae = encoding.vae.load(encoding.vae_precision, _DEVICE, encoding.vae_tile)
+        sizes = (*plan.everything.encoded_sizes, *(image.view.placement.bucket for image in plan.shown))
+        largest, encoder = max(sizes, key=lambda b: (math.prod(b), b)), vae.encoder()
         for _ in range(2):
             encoder.start([vae.inputs(np.zeros((*largest, 3), np.uint8))])()
 
@@ -263,8 +267,15 @@ def _drawer(
 ) -> Callable[[], object] | None:
     """Samples the grid of a run, in few steps."""
     few = [replace(request, steps=min(_DRAWN, request.steps)) for request in plan.requests]
-    blank = plan.encoding.caption_blank()
-    return grid_drawer(plan, few, lambda _: blank, denoiser, attached, _DEVICE, StopRequest(), vae=vae)
+    own_vae = plan.model.vae
+
+    def controls(images: Sequence[ViewedImage]) -> Example:
+        return blank(images, own_vae)
+
+    def captions(text: str) -> Example:
+        return plan.encoding.caption_blank()
+
+    return grid_drawer(plan, few, captions, controls, denoiser, attached, _DEVICE, StopRequest(), vae=vae)
 
 
 def _validate(plan: Plan, state: State) -> None:
@@ -303,6 +314,7 @@ def _example(plan: Plan, sample: Sample) -> Example:
     shape = plan.model.vae.latent_shape(sample.placement.bucket)
     latent = np.zeros(shape, np.float32)
     example = {"mean": latent, "logvar": latent} | _captions(plan) | plan.model.size_conditioning(sample.placement)
+    example |= blank(sample.seen_beside(0), plan.model.vae)
     weights = plan.everything.loss_weight_shape(shape)
     return example if weights is None else example | {LOSS_WEIGHT: np.zeros(weights, np.float32)}
 
