@@ -18,7 +18,7 @@ import numpy as np
 
 from flame_train.io.dtypes import Array
 from flame_train.io.packed import Packed, Shape, refuse
-from flame_train.io.weight_files import Weights
+from flame_train.io.weight_files import StoredNf4, Weights
 
 _STATE: Final = ".quant_state.bitsandbytes__"
 _DTYPES: Final = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -53,7 +53,14 @@ def _four_bits(weights: Weights, names: frozenset[str], tensor: str, kind: str, 
     wanted += [-(-blocks // state["nested_blocksize"]), 256] if nested else []
     if sizes != wanted:
         raise refuse(weights.path, tensor, f"packed in 4 bits; expected parts of {wanted} numbers, got {sizes}")
-    return Packed(parts, kind.upper(), shape, partial(_from_four_bits, state, shape), (state_name,))
+    as_it_is = partial(_nf4, state) if nested and kind == "nf4" else None
+    return Packed(parts, kind.upper(), shape, partial(_from_four_bits, state, shape), (state_name,), as_it_is)
+
+
+def _nf4(state: dict[str, Any], parts: Sequence[Array]) -> StoredNf4:
+    data, magnitudes, codes, outer, outer_codes = (part.reshape(-1) for part in parts)
+    blocks = state["blocksize"], state["nested_blocksize"], float(state["nested_offset"])
+    return StoredNf4(data, magnitudes, codes, outer, outer_codes, *blocks)
 
 
 def _state(weights: Weights, tensor: str, name: str) -> dict[str, Any]:

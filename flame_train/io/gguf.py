@@ -85,6 +85,9 @@ class GgufFile:
         self.info(name)
         return (self._tensors[name].data,)
 
+    def nf4(self, name: str) -> None:
+        """None: no format of these files is that."""
+
     def close(self) -> None:
         """Lets go of the map."""
         self._tensors = {}

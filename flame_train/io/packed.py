@@ -13,7 +13,7 @@ from typing import Self
 from flame_train.errors import ModelFileError
 from flame_train.io.dtypes import Array
 from flame_train.io.header import TensorInfo
-from flame_train.io.weight_files import Weights
+from flame_train.io.weight_files import StoredNf4, Weights
 
 Shape = tuple[int, ...]
 
@@ -28,6 +28,7 @@ class Packed:
         shape: the shape of the tensor when it is unpacked.
         unpack: makes the tensor of the arrays of `names`.
         beside: stored tensors of it that play no part here.
+        nf4: says what they are, if it is doubly quantized NF4.
     """
 
     names: tuple[str, ...]
@@ -35,6 +36,7 @@ class Packed:
     shape: Shape
     unpack: Callable[[Sequence[Array]], Array]
     beside: tuple[str, ...] = ()
+    nf4: Callable[[Sequence[Array]], StoredNf4] | None = None
 
 
 class Unpacked:
@@ -70,6 +72,12 @@ class Unpacked:
     def stored(self, name: str) -> tuple[Array, ...]:
         packed = self._packed.get(name)
         return tuple(self._stored.read(part) for part in (packed.names if packed else (name,)))
+
+    def nf4(self, name: str) -> StoredNf4 | None:
+        packed = self._packed.get(name)
+        if packed is None or packed.nf4 is None:
+            return None
+        return packed.nf4([self._stored.read(part) for part in packed.names])
 
     def close(self) -> None:
         self._stored.close()

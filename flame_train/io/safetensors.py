@@ -86,6 +86,9 @@ class SafetensorsFile:
         """The tensor as the only array that it is made of."""
         return (self.read(name),)
 
+    def nf4(self, name: str) -> None:
+        """None: the tensors of a format are found by who knows it (`unpacking.py`)."""
+
     def _let_go(self, mapped: mmap.mmap) -> None:
         """Give back the pages of the tensor read last; an array that still needs them finds them in the file again."""
         if self._last is not None and hasattr(mapped, "madvise") and hasattr(mmap, "MADV_DONTNEED"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, Self
@@ -10,6 +11,30 @@ from typing import Protocol, Self
 from flame_train.errors import ModelFileError
 from flame_train.io.dtypes import Array
 from flame_train.io.header import TensorInfo
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredNf4:
+    """A tensor in 4 bits, doubly quantized, as a file has it.
+
+    Attributes:
+        data: uint8, two elements a byte, the first in the upper half: places in `codes`.
+        magnitudes: uint8, of each `block` of elements a place in `outer_codes`.
+        codes: the 16 numbers of an element, fp32.
+        outer: of each `outer_block` of magnitudes their largest, fp32.
+        outer_codes: the 256 numbers of a magnitude, fp32.
+        block, outer_block: how many share one.
+        offset: what is added to a magnitude.
+    """
+
+    data: Array
+    magnitudes: Array
+    codes: Array
+    outer: Array
+    outer_codes: Array
+    block: int
+    outer_block: int
+    offset: float
 
 
 class Weights(Protocol):
@@ -37,6 +62,9 @@ class Weights(Protocol):
 
     def stored(self, name: str) -> tuple[Array, ...]:
         """The arrays on disk of which `read` makes the tensor: what tells it from another, without unpacking it."""
+
+    def nf4(self, name: str) -> StoredNf4 | None:
+        """The tensor as bitsandbytes' doubly quantized NF4 has it, not unpacked; None if it is stored otherwise."""
 
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
@@ -71,6 +99,10 @@ class ShardedWeights:
     def stored(self, name: str) -> tuple[Array, ...]:
         part, own_name = self._find(name)
         return part.stored(own_name)
+
+    def nf4(self, name: str) -> StoredNf4 | None:
+        part, own_name = self._find(name)
+        return part.nf4(own_name)
 
     def close(self) -> None:
         for part in self._parts:

@@ -21,7 +21,7 @@ from flame_train.engine.dtype import is_float
 from flame_train.errors import ModelFileError
 from flame_train.io.digests import Digests
 from flame_train.io.lora_names import LoraFamily
-from flame_train.io.weight_files import Weights
+from flame_train.io.weight_files import StoredNf4, Weights
 from flame_train.io.weights import open_weights
 from flame_train.models.common.files.part import Part, Unchanged
 from flame_train.models.common.files.parts import Native
@@ -58,6 +58,10 @@ class _Updated(Unchanged):
     def __init__(self, weights: Weights, part: AdaptedPart, advance: Callable[[float], None]) -> None:
         super().__init__(weights, part.sources, part.shapes, advance)
         self._factors = part.factors
+
+    def nf4(self, name: str) -> StoredNf4 | None:
+        """None for a weight with an update: the sum is in no file."""
+        return None if name.removesuffix(".weight") in self._factors else super().nf4(name)
 
     def read(self, name: str) -> np.ndarray[Any, Any]:
         stored = super().read(name)

@@ -9,9 +9,13 @@ import torch
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
+from flame_train.engine import nn
+from flame_train.engine.dtype import bfloat16
 from flame_train.errors import ModelFileError
+from flame_train.io.keymap import Source
 from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights
+from flame_train.models.common.files.parts import Native
 
 pytestmark = pytest.mark.parity
 SHAPES = [(8, 64), (5, 7), (96, 200)]
@@ -89,6 +93,62 @@ def test_a_file_in_nf4_has_the_same_codes_again(tmp_path):
     np.testing.assert_array_equal(parts[0].numpy(), tensors["a.weight"].reshape(-1))
     ours, theirs = F.nf4_dequantize(*parts, (96, 640), "float32").numpy(), theirs.float().numpy()
     assert np.linalg.norm(ours - theirs) < 0.01 * np.linalg.norm(theirs)
+
+
+def loaded(file, shape, quantize="nf4"):
+    """A layer of these weights, as `model.quantize` wants it."""
+
+    class Network(nn.Module):
+        def __init__(self):
+            self.a = nn.Linear(shape[1], shape[0], bias=False)
+
+        def quantizable(self):
+            return {self.a: True}
+
+    with open_weights(file) as weights:
+        native = Native(weights, {"a.weight": Source(("a.weight",))}, {"a.weight": shape})
+        network = Network()
+        storage = nn.Storage(quantize)
+        nn.load(network, native, dtype="bf16", device="cpu", what="a network", storage=storage)
+    return network.a.weight
+
+
+@pytest.mark.parametrize("shape", [(8, 64), (96, 200), (512, 128)])
+def test_a_file_in_nf4_keeps_its_bytes(tmp_path, shape):
+    """And is decoded as bitsandbytes decodes it."""
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(5)).bfloat16()
+    tensors, theirs = stored(weight, "nf4", True)
+    save_file(str(tmp_path / "x.safetensors"), tensors)
+    found = loaded(tmp_path / "x.safetensors", shape)
+    np.testing.assert_array_equal(found.data.numpy(), tensors["a.weight"].reshape(-1))
+    np.testing.assert_array_equal(found.absmax.numpy(), tensors["a.weight.absmax"].reshape(-1))
+    np.testing.assert_array_equal(found.nested.numpy().view(np.float32), tensors["a.weight.nested_absmax"])
+    ours = found.dequantize(bfloat16).numpy().astype(np.float32)
+    np.testing.assert_array_equal(ours, theirs.float().numpy())
+
+
+def test_other_formats_are_packed_anew(tmp_path):
+    """Blocks of another size, plain magnitudes, another map of numbers, and a base that is wanted in 8 bits."""
+    weight, shape = torch.randn(64, 256, generator=torch.Generator().manual_seed(5)).bfloat16(), (64, 256)
+    data, state = bnb.quantize_4bit(weight, quant_type="nf4", blocksize=128, compress_statistics=True)
+    wide = {"a.weight": array(data)} | {f"a.weight.{e}": array(v) for e, v in state.as_dict(packed=True).items()}
+    plain, fp4, nf4 = (stored(weight, *how)[0] for how in (("nf4", False), ("fp4", True), ("nf4", True)))
+    file = tmp_path / "x.safetensors"
+    for tensors, quantize in ((wide, "nf4"), (plain, "nf4"), (fp4, "nf4"), (nf4, "int8")):
+        save_file(str(file), tensors)
+        with open_weights(file) as weights:
+            numbers = flame.tensor(weights.read("a.weight").astype(np.float32))
+        found, expected = loaded(file, shape, quantize), nn.QuantizedWeight.of(numbers, nn.Storage(quantize))
+        for a, b in zip(found.stored, expected.stored, strict=True):
+            np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def test_kept_magnitudes_that_are_no_numbers(tmp_path):
+    tensors, _ = stored(torch.randn(8, 64), "nf4", True)
+    tensors["a.weight.nested_absmax"] = np.full(1, np.nan, np.float32)
+    save_file(str(tmp_path / "x.safetensors"), tensors)
+    with pytest.raises(ModelFileError, match=r"1 tensor\(s\) hold NaN or infinity \(a\.weight\)"):
+        loaded(tmp_path / "x.safetensors", (8, 64))
 
 
 def test_a_part_that_is_missing(tmp_path):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ..ops.reduction.finite import NonFiniteFlags
 from ..tensors.tensor import Frozen, Parameter, Tensor
 from .fit import check_shapes
 from .parts import Completion, Mover
-from .quantized import Nf4Weight, QuantizedWeight, ScaledWeight, Storage
+from .quantized import Nf4Weight, QuantizedWeight, ScaledWeight, Storage, StoredNf4
 from .spec import ParamSpec, kernel_order
 from .state import ModuleState
 
@@ -234,6 +234,14 @@ class WeightSource(Protocol):
         """One tensor on the host."""
 
 
+@runtime_checkable
+class Nf4Source(WeightSource, Protocol):
+    """One that may have tensors in 4 bits already."""
+
+    def nf4(self, name: str) -> StoredNf4 | None:
+        """A tensor in 4 bits; None if it has other ones."""
+
+
 def load(
     module: Module,
     source: WeightSource,
@@ -278,6 +286,12 @@ def load(
     for place, (name, part, attr, spec) in enumerate(specs):
         target = spec.dtype or wanted
         packs = attr == "weight" and part in packed
+        if packs and (kept := _kept_nf4(source, name, spec, storage, device)) is not None:
+            object.__setattr__(part, attr, kept)
+            if check_finite:
+                broken.look(place, kept.magnitudes)
+            completion.after(place)
+            continue
         with np.errstate(over="ignore"):  # numbers too large for the dtype become infinite, and are reported below
             host = kernel_order(_widened(_read(source, name, what, spec), float32 if packs else target))
             given = backend.to_device(host)
@@ -319,6 +333,26 @@ def allocate(
             part.quantize(storage, packed[part])
         completion.after(place)
     completion.end()
+
+
+def _kept_nf4(
+    source: WeightSource, name: str, spec: ParamSpec, storage: Storage | None, device: str
+) -> Nf4Weight | None:
+    """A weight with its bytes as they are.
+
+    Args:
+        source: where weights come from.
+        name, spec: the weight.
+        storage: how it is wanted.
+        device: where.
+
+    Returns:
+        The weight; None where the source has other bits than `storage` wants.
+    """
+    if storage is None or storage.format != "nf4" or not isinstance(source, Nf4Source):
+        return None
+    stored = source.nf4(name)
+    return None if stored is None else Nf4Weight.kept(spec.shape, stored, device)
 
 
 def _read(source: WeightSource, name: str, what: str, spec: ParamSpec) -> np.ndarray[Any, Any]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Protocol, Self
+
+import numpy as np
 
 from ...errors import ConfigError, EnvironmentFault
 from .. import functional as F
 from ..backend import get_backend
-from ..dtype import DType, as_dtype, uint8
+from ..dtype import Array, DType, as_dtype, float32, uint8, uint32
+from ..ops.linear.nf4 import BLOCK, DYNAMIC, NESTED_BLOCK, NORMAL
 from ..rematerialize import rematerialize
 from ..tensors.tensor import Frozen, Tensor
 
@@ -139,6 +142,27 @@ class ScaledWeight(QuantizedWeight):
         return type(self)(data, scales, self.dynamic)
 
 
+class StoredNf4(Protocol):
+    """A weight in 4 bits as a file has it: see `ops/linear/nf4.py`; its blocks and numbers may be others."""
+
+    @property
+    def data(self) -> np.ndarray[Any, Any]: ...
+    @property
+    def magnitudes(self) -> np.ndarray[Any, Any]: ...
+    @property
+    def codes(self) -> np.ndarray[Any, Any]: ...
+    @property
+    def outer(self) -> np.ndarray[Any, Any]: ...
+    @property
+    def outer_codes(self) -> np.ndarray[Any, Any]: ...
+    @property
+    def block(self) -> int: ...
+    @property
+    def outer_block(self) -> int: ...
+    @property
+    def offset(self) -> float: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Nf4Weight(QuantizedWeight):
     """A weight of these sizes in the parts that `nf4_quantize` makes. See `ops/linear/nf4.py`.
@@ -159,6 +183,24 @@ class Nf4Weight(QuantizedWeight):
     @property
     def stored(self) -> tuple[Tensor, ...]:
         return self.data, self.absmax, self.nested, self.offset
+
+    @classmethod
+    def kept(cls, sizes: tuple[int, ...], stored: StoredNf4, device: str) -> Self | None:
+        """The weight with its bytes as they are; None if its blocks or its numbers are not those of `ops/linear`."""
+        found = stored.block, stored.outer_block, list(stored.codes), list(stored.outer_codes)
+        if found != (BLOCK, NESTED_BLOCK, list(NORMAL), list(DYNAMIC)):
+            return None
+        outer = np.array(stored.outer, np.float32), np.array([stored.offset], np.float32)
+        parts = stored.data, stored.magnitudes, *(each.view(uint32) for each in outer)
+        backend = get_backend(device)
+        return cls(sizes, *(Frozen(backend.to_device(each)) for each in parts))
+
+    @property
+    def magnitudes(self) -> Array:
+        """Of magnitudes the largest, and their mean, fp32: with these finite all numbers are."""
+        xp = self.data.backend.xp
+        made: Array = xp.concatenate([self.nested.data, self.offset.data]).view(float32)
+        return made
 
     def dequantize(self, dtype: DType) -> Tensor:
         made: Tensor = F.nf4_dequantize(*self.stored, self.shape, dtype)

@@ -33,7 +33,7 @@ NESTED_BLOCK: Final = 256
 _LEAST: Final = np.float32(2.0**-126)  # a block's magnitude is at least this where it is divided by
 _HEADER, _THREADS, _PACKET = "ops/linear/nf4.cuh", 256, 8  # as in that header
 
-_NORMAL: Final = np.array(
+NORMAL: Final = np.array(
     [
         *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
         *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
@@ -58,7 +58,8 @@ def _dynamic() -> np.ndarray[Any, Any]:
     return np.sort(np.array(found, np.float32))
 
 
-_DYNAMIC: Final = _dynamic()
+DYNAMIC: Final = _dynamic()
+"""The numbers of 8 bits, of which magnitudes are."""
 
 
 def _middles(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -98,13 +99,13 @@ def nf4_quantize(xp: Namespace, input: Array) -> tuple[Array, Array, Array, Arra
         uint32 (blocks / 256,); offset, uint32 (1,): sizes rounded up.
     """
     at_least(1, input.shape, "nf4_quantize")
-    codes, largest = _coded(xp, input.astype(float32).reshape(-1), BLOCK, _NORMAL)
+    codes, largest = _coded(xp, input.astype(float32).reshape(-1), BLOCK, NORMAL)
     if len(codes) % 2:
         codes = xp.concatenate([codes, xp.zeros((1,), uint8)])
     data = codes[::2] * uint8.type(16) + codes[1::2]
     mean = xp.sum(largest, dtype=np.float64) / max(1, len(largest))
     offset = xp.asarray(mean).astype(float32).reshape(1)
-    absmax, nested = _coded(xp, largest - offset, NESTED_BLOCK, _DYNAMIC)
+    absmax, nested = _coded(xp, largest - offset, NESTED_BLOCK, DYNAMIC)
     return data, absmax, nested.view(uint32), offset.view(uint32)
 
 
@@ -152,19 +153,19 @@ def nf4_dequantize(
         raise ShapeError(f"nf4_dequantize: {problem}")
     dtype, count = as_dtype(dtype), math.prod(shape)
     outer = xp.repeat(nested.view(float32), NESTED_BLOCK)[: len(absmax)]
-    largest = xp.asarray(_DYNAMIC)[absmax] * outer + offset.view(float32)
+    largest = xp.asarray(DYNAMIC)[absmax] * outer + offset.view(float32)
     codes = xp.stack([data // uint8.type(16), data % uint8.type(16)], 1).reshape(-1)[:count]
-    made = xp.asarray(_NORMAL)[codes] * xp.repeat(largest, BLOCK)[:count]
+    made = xp.asarray(NORMAL)[codes] * xp.repeat(largest, BLOCK)[:count]
     return made.reshape(shape).astype(compute_dtype(dtype)).astype(dtype)
 
 
 def stored(*shape: int) -> tuple[Any, ...]:
     """A normally distributed tensor in NF4, for samples."""
     numbers = np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
-    codes, largest = _coded(NUMPY, numbers.reshape(-1), BLOCK, _NORMAL)
+    codes, largest = _coded(NUMPY, numbers.reshape(-1), BLOCK, NORMAL)
     padded = np.concatenate([codes, np.zeros(len(codes) % 2, np.uint8)])
     offset = largest.mean(dtype=np.float64).astype(np.float32).reshape(1)
-    absmax, nested = _coded(NUMPY, largest - offset, NESTED_BLOCK, _DYNAMIC)
+    absmax, nested = _coded(NUMPY, largest - offset, NESTED_BLOCK, DYNAMIC)
     return padded[::2] * np.uint8(16) + padded[1::2], absmax, nested.view(np.uint32), offset.view(np.uint32)
 
 
@@ -197,10 +198,10 @@ def _table(name: str, numbers: np.ndarray[Any, Any]) -> str:
 _TABLES = "".join(
     _table(*pair)
     for pair in (
-        ("NORMAL", _NORMAL),
-        ("NORMAL_MIDDLES", _middles(_NORMAL)),
-        ("DYNAMIC", _DYNAMIC),
-        ("DYNAMIC_MIDDLES", _middles(_DYNAMIC)),
+        ("NORMAL", NORMAL),
+        ("NORMAL_MIDDLES", _middles(NORMAL)),
+        ("DYNAMIC", DYNAMIC),
+        ("DYNAMIC_MIDDLES", _middles(DYNAMIC)),
     )
 )
 

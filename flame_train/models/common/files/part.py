@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 from flame_train.io.digests import Digests
 from flame_train.io.keymap import Shape, Source
-from flame_train.io.weight_files import Weights
+from flame_train.io.weight_files import StoredNf4, Weights
 from flame_train.io.weights import open_weights
 from flame_train.models.common.files.parts import Native, digest
 from flame_train.models.common.streamed import StreamedWeights
@@ -140,12 +140,22 @@ class Unchanged(Native):
     def read(self, name: str) -> np.ndarray[Any, Any]:
         found = super().read(name)
         self._advance(1)
-        if tuple(found.shape) != self.shapes[name]:
+        self._refuse_changed(name, found.shape)
+        return found
+
+    def nf4(self, name: str) -> StoredNf4 | None:
+        found = super().nf4(name)
+        if found is not None:
+            self._advance(1)
+            self._refuse_changed(name, self._weights.info(self.sources[name].names[0]).shape)
+        return found
+
+    def _refuse_changed(self, name: str, shape: Sequence[int]) -> None:
+        if tuple(shape) != self.shapes[name]:
             raise ModelFileError(
                 f"{self._weights.path}: {name} had the shape {self.shapes[name]} when the file was checked, and has "
-                f"{tuple(found.shape)} now; it was replaced meanwhile: start again"
+                f"{tuple(shape)} now; it was replaced meanwhile: start again"
             )
-        return found
 
 
 def part_of(weights: Weights, component: str, built: tuple[nn.Module, Native], build: Callable[[], nn.Module]) -> Part:

@@ -14,9 +14,9 @@ import numpy as np
 
 from flame_train.engine import nn
 from flame_train.errors import ModelFileError
-from flame_train.io.keymap import Shape, Source
+from flame_train.io.keymap import Op, Shape, Source
 from flame_train.io.resolve import Component, Resolved, fit, native_shapes
-from flame_train.io.weight_files import Weights
+from flame_train.io.weight_files import StoredNf4, Weights
 from flame_train.models.common.files.stated import Stated
 from flame_train.progress import progress
 
@@ -33,6 +33,12 @@ class Native:
 
     def read(self, name: str) -> np.ndarray[Any, Any]:
         return self.sources[name].read(self._weights)
+
+    def nf4(self, name: str) -> StoredNf4 | None:
+        """The tensor as NF4, where the file holds it, and it alone, so."""
+        source = self.sources[name]
+        alone = source.op is Op.COPY and (source.parts, source.shape) == (1, None)
+        return self._weights.nf4(source.names[0]) if alone else None
 
 
 def parts(
