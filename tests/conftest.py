@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Says what was skipped and why: where no GPU is, thousands of tests are, and a run that passes does not show it."""
+    """Says what was skipped and why: where no GPU is, thousands of tests are, and a passing run does not show it."""
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
     if reasons:
