@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-# Before NumPy loads: test workers share the cores, and BLAS threads that wait for one another spin.
+# Before NumPy and PyTorch load: test workers share the cores, and threads that wait for one another spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # What programs under test find out is kept apart from the user's own. It stays: kernels are slow to compile.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path(tempfile.gettempdir()).resolve() / "flame-train-tests"))
@@ -33,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Says what was skipped and why: thousands of tests are where no GPU is, and a run that passes does not show it."""
+    """Says what was skipped and why: where no GPU is, thousands of tests are, and a passing run does not show it."""
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
     if reasons:

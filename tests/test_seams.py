@@ -214,9 +214,8 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        shutil.copytree(
-            Path(flame_train.__file__).parent, folder / "flame_train", ignore=shutil.ignore_patterns("__pycache__")
-        )
+        half_written = shutil.ignore_patterns("*.pyc.*")  # what Python has compiled comes along
+        shutil.copytree(Path(flame_train.__file__).parent, folder / "flame_train", ignore=half_written)
         for path, text in FILES.items():
             (folder / "flame_train" / path).write_text(text)
 

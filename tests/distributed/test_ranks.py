@@ -42,25 +42,25 @@ def saved(folder: Path) -> bool:
     return any((folder / "checkpoints").glob("step-*"))
 
 
-def in_ci_and_whole(family: str, few: int) -> list[object]:
-    """A family with few steps, and with all of them where proofs are asked for."""
-    whole = pytest.param(family, STEPS, marks=[pytest.mark.proof, pytest.mark.timeout(3600)])
-    return [pytest.param(family, few), whole]
+def in_ci_and_whole(family: str, few: int, ranks: tuple[int, ...]) -> list[object]:
+    """A family with few steps and these numbers of processes, and with all of both where proofs are asked for."""
+    whole = pytest.param(family, STEPS, (2, 4), marks=[pytest.mark.proof, pytest.mark.timeout(3600)])
+    return [pytest.param(family, few, ranks), whole]
 
 
 @pytest.mark.parametrize(
-    ("family", "steps"),
-    [*in_ci_and_whole("sdxl", 4), *in_ci_and_whole("sd3", 3), *in_ci_and_whole("flux", 3)],
+    ("family", "steps", "numbers"),
+    [*in_ci_and_whole("sdxl", 4, (2, 4)), *in_ci_and_whole("sd3", 3, (2,)), *in_ci_and_whole("flux", 3, (2,))],
 )
-def test_two_and_four_processes_train_what_one_does_and_twice_the_same_bytes(study, family, steps):
+def test_several_processes_train_what_one_does_and_twice_the_same_bytes(study, family, steps, numbers):
     runs: Study = study(family)
     one = runs.finish(f"one-{steps}", 1, gradient__accumulation=4, train__steps=steps)
-    for ranks in (2, 4):
-        name = f"of-{ranks}-{steps}"
-        several = runs.finish(name, ranks, gradient__accumulation=4 // ranks, train__steps=steps)
+    for ranks in numbers:
+        name, micro_batches = f"of-{ranks}-{steps}", 4 // ranks
+        several = runs.finish(name, ranks, gradient__accumulation=micro_batches, train__steps=steps)
         assert farthest(one, several) < WITHIN
         np.testing.assert_allclose(runs.losses(name), runs.losses(f"one-{steps}"), rtol=1e-4)
-    again = runs.finish(f"again-{steps}", 4, train__steps=steps)
+    again = runs.finish(f"again-{steps}", ranks, gradient__accumulation=micro_batches, train__steps=steps)
     assert all((several[name] == again[name]).all() for name in several)
 
 

@@ -5,12 +5,15 @@ See backend/machine.cpp for how, and backend/ptx.cpp for what stands in assembly
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +84,27 @@ extern "C" const char* {name}(const int* shape, void** a) {{
 """
 
 
+def options() -> list[str]:
+    """The compiler's. The environment's KERNEL_FLAGS are among them: scripts/sanitize_kernels.sh."""
+    return ["-std=c++17", "-O0", "-w", "-Wno-psabi", "-fPIC", *os.environ.get("KERNEL_FLAGS", "").split()]
+
+
+@cache
+def machine() -> Path:
+    """The machine as a header, read once by the compiler for all kernels of a test worker."""
+    folder = Path(tempfile.mkdtemp(prefix="machine-"))
+    atexit.register(shutil.rmtree, folder)
+    header = folder / "machine.h"
+    header.write_text(MACHINE)
+    subprocess.run(["g++", *options(), "-x", "c++-header", "-o", f"{header}.gch", header], check=True)
+    return header
+
+
 def compiled_library(source: Path, text: str) -> Any:
-    """The text as a library. The environment's KERNEL_FLAGS go to the compiler: scripts/sanitize_kernels.sh."""
+    """Kernels on the machine, as a library."""
     source.write_text(text)
     found = source.with_suffix(".so")
-    options = ["-std=c++17", "-O0", "-w", "-Wno-psabi", "-shared", "-fPIC"]
-    more = os.environ.get("KERNEL_FLAGS", "").split()
-    subprocess.run(["g++", *options, *more, "-o", found, source], check=True)
+    subprocess.run(["g++", *options(), "-shared", "-include", machine(), "-o", found, source], check=True)
     return ctypes.CDLL(str(found))
 
 
@@ -126,7 +143,7 @@ class Kernels:
         self.library = self._compiled("kernels.cpp", [self._unit(n, *key) for key, n in self.texts.items()])
 
     def _compiled(self, name: str, units: list[str]) -> Any:
-        return compiled_library(self.folder / name, "".join([MACHINE, self._header(0), self._header(1), *units]))
+        return compiled_library(self.folder / name, "".join([self._header(0), self._header(1), *units]))
 
     def _header(self, fast: int) -> str:
         """What every text begins with, read once for all that have the same `FAST`."""
@@ -233,7 +250,7 @@ class WrittenOut:
             code = without_assembly(code.replace("typedef ELEMENT T;", f"typedef {element} T;"))
             code = re.sub(r"extern __shared__ ([\w ]+) (\w+)\[\]", DYNAMIC, code)
             code = re.sub(r"__shared__ u64 barriers\[[^\]]*\]", "u64* const barriers = (u64*)dynamic[here()]", code)
-            source = f"{MACHINE}\nnamespace unit {{{HALVES}{code}\n{entry('run', kernel, code, 'true')}}}"
+            source = f"namespace unit {{{HALVES}{code}\n{entry('run', kernel, code, 'true')}}}"
             self.libraries[key] = compiled_library(self.folder / f"kernel{len(self.libraries)}.cpp", source)
         return self.libraries[key]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,13 @@ from flame_train.tools.bench import BenchCase, predicted
 GIB = 2**30
 WITHIN = 0.03
 
+
+@cache
+def peak(case: BenchCase) -> int:
+    """Of a step; several tests ask for the same ones."""
+    return predicted(case).peak
+
+
 # ---- steps alone ----------------------------------------------------------------------------------------
 
 BF16_STEPS = [
@@ -51,7 +60,7 @@ BF16_STEPS = [
 
 @pytest.mark.parametrize(("model", "batch", "exact", "took"), BF16_STEPS)
 def test_a_step_takes_what_it_took_on_the_card(model: str, batch: int, exact: bool, took: float) -> None:
-    found = predicted(BenchCase(model, batch=batch, deterministic=exact)).peak
+    found = peak(BenchCase(model, batch=batch, deterministic=exact))
     assert found / GIB == pytest.approx(took, rel=WITHIN)
 
 
@@ -75,7 +84,7 @@ def test_so_does_one_with_its_base_in_8_bits(
     case = BenchCase(
         model, batch=batch, deterministic=False, quantize="fp8", arithmetic=arithmetic, checkpointing=checkpointing
     )
-    assert predicted(case).peak / GIB == pytest.approx(took, rel=WITHIN)
+    assert peak(case) / GIB == pytest.approx(took, rel=WITHIN)
 
 
 BLOCKS = {"sdxl": 2_207_744_000, "flux-dev": 11_834_228_736}
@@ -85,11 +94,8 @@ BLOCKS = {"sdxl": 2_207_744_000, "flux-dev": 11_834_228_736}
 @pytest.mark.parametrize("model", BLOCKS)
 def test_fewer_bits_take_what_they_say(model: str) -> None:
     """Checkpointed, so that weights are most; no decoded weight of 4 bits is there for longer than its layer runs."""
-
-    def peak(quantize: Any) -> float:
-        return predicted(BenchCase(model, checkpointing="full", deterministic=False, quantize=quantize)).peak
-
-    fp8, int8, nf4 = (peak(quantize) for quantize in ("fp8", "int8", "nf4"))
+    case = BenchCase(model, checkpointing="full", deterministic=False)
+    fp8, int8, nf4 = (peak(replace(case, quantize=kind)) for kind in ("fp8", "int8", "nf4"))
     assert int8 == fp8
     saved = BLOCKS[model] * (8 - 4.13) / 8
     assert fp8 - nf4 > 0.97 * saved
@@ -97,15 +103,14 @@ def test_fewer_bits_take_what_they_say(model: str) -> None:
 
 @pytest.mark.parametrize("model", ["sdxl", "flux-dev"])
 def test_each_way_of_checkpointing_takes_less_than_the_one_before(model: str) -> None:
-    peaks = [predicted(BenchCase(model, checkpointing=how)).peak for how in ("off", "mlp", "full", "offload")]
+    peaks = [peak(BenchCase(model, checkpointing=how)) for how in ("off", "mlp", "full", "offload")]
     assert peaks == sorted(set(peaks), reverse=True)
 
 
 def test_checkpointing_some_blocks_lies_between() -> None:
-    some = predicted(BenchCase("sd35-large", checkpointing="full", checkpoint_blocks=("joint_blocks.1?",))).peak
-    assert (
-        predicted(BenchCase("sd35-large", checkpointing="full")).peak < some < predicted(BenchCase("sd35-large")).peak
-    )
+    case = BenchCase("sd35-large")
+    full = replace(case, checkpointing="full")
+    assert peak(full) < peak(replace(full, checkpoint_blocks=("joint_blocks.1?",))) < peak(case)
 
 
 # ---- whole runs -----------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from flame_train.models.common.attention import attend
 def test_what_attention_found_is_kept_for_its_own_gradients_alone(
     gpu: Any, keys: int, dtype: Any, images: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flame_train.models.sdxl.transformer.remade", flame.rematerialize)  # however small
+    monkeypatch.setattr("flame_train.models.common.attention.remade", flame.rematerialize)  # however small
     size = np.dtype(dtype).itemsize
     length, width, rank, heads = 512, 128, 4, 2
 
