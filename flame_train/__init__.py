@@ -43,7 +43,7 @@ def train(
     """
     import os
 
-    from flame_train.run.command import train as run
+    from flame_train.run.commands.stages import train as run
     from flame_train.training.callbacks import Callbacks
 
     source = os.fspath(config) if isinstance(config, (str, os.PathLike)) else config

@@ -63,8 +63,9 @@ def bench_step(
         raise typer.Exit(start(gpus, sys.argv[1:]))
     from flame_train.distributed.join import join
     from flame_train.distributed.watch import ending_together
-    from flame_train.tools import bench as tool
-    from flame_train.tools import bench_ranks, bench_sweep
+    from flame_train.tools.bench import BenchCase, step
+    from flame_train.tools.bench.ranks import measure
+    from flame_train.tools.bench.sweep import run as run_sweep
 
     group, device = join(device, collectives)
     if sweep and group.world > 1:
@@ -76,7 +77,7 @@ def bench_step(
     if plot is not None and not sweep:
         raise typer.BadParameter("--plot is the image of a sweep; add --sweep batch, or leave it out")
     size = batch or 1
-    case = tool.BenchCase(
+    case = BenchCase(
         model,
         resolution,
         size,
@@ -91,15 +92,15 @@ def bench_step(
         settings=overrides or (),
     )
     if sweep:
-        found, failed = bench_sweep.run(case, plot or Path("bench-step.png"))
+        found, failed = run_sweep(case, plot or Path("bench-step.png"))
         show(found, as_json)
         if failed is not None:
             raise failed
     elif group.world == 1:
-        show(tool.step(case, against, by_kind=True), as_json)
+        show(step(case, against, by_kind=True), as_json)
     else:
         with ending_together(group):
-            found = bench_ranks.measure(case, group, against)
+            found = measure(case, group, against)
         if group.leads:
             show(found, as_json)
 
@@ -120,8 +121,8 @@ def bench_memory(
     debug: Debug = False,
 ) -> None:
     """Show the memory of a training step, by kind and by op."""
-    from flame_train.tools import bench_memory as tool
     from flame_train.tools.bench import BenchCase
+    from flame_train.tools.bench import memory as tool
 
     result = tool.run(
         BenchCase(
@@ -156,7 +157,7 @@ def bench_ops(
     debug: Debug = False,
 ) -> None:
     """Each op at the sizes that matter: time, rate, share of this machine's own ceilings, implementation."""
-    from flame_train.tools import bench_ops as tool
+    from flame_train.tools.bench import ops as tool
 
     result = tool.run(ops or [], device, precision, against, deterministic)
     show(result, as_json, tool.table(result))

@@ -36,7 +36,7 @@ def sweep_command(
 ) -> None:
     """Train the runs of a sweep that are not done yet, and show all of them."""
     if only is not None:
-        from flame_train.run.command import train
+        from flame_train.run.commands.stages import train
         from flame_train.sweep.command import one_of
 
         config, overrides = one_of(file, only)

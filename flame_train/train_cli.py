@@ -77,7 +77,7 @@ def _training(family: str | None) -> Callable[..., None]:
             from flame_train.distributed.launch import start
 
             raise typer.Exit(start(gpus, sys.argv[1:]))
-        from flame_train.run.command import train
+        from flame_train.run.commands.stages import train
 
         result = train(
             source,
@@ -116,7 +116,7 @@ def reproduce(
     debug: Debug = False,
 ) -> None:
     """Say how a config differs from that of a LoRA file, and train the same bytes again."""
-    from flame_train.run.reproduce import reproduce as again
+    from flame_train.run.commands.reproduce import reproduce as again
 
     show(again(file, config, overrides or [], output, device, dry_run), as_json)
 
@@ -140,11 +140,11 @@ def cache(
     source = one_config(file, config)
     changed = with_shorthands(overrides, {"memory.budget": memory_budget(memory)})
     if prune is not None:
-        from flame_train.run.prune import prune_cache
+        from flame_train.run.commands.prune import prune_cache
 
         show(prune_cache(source, changed, prune, dry_run), as_json)
         return
-    from flame_train.run.command import fill_cache
+    from flame_train.run.commands.stages import fill_cache
 
     show(fill_cache(source, changed, device, dry_run), as_json)
 
@@ -159,7 +159,7 @@ def dataset(
     debug: Debug = False,
 ) -> None:
     """Report on a config's images: buckets with contact sheets, duplicates, tiny and blurred ones."""
-    from flame_train.run.dataset import report
+    from flame_train.run.commands.dataset import report
 
     result = report(config, overrides or [], output, force)
     show(result if as_json else without_files(result), as_json)

@@ -30,7 +30,7 @@ from PIL import Image
 from flame_train.adapters.formats import from_file
 from flame_train.errors import FlameError
 from flame_train.io.weights import open_weights
-from flame_train.models.common.identify import identify
+from flame_train.models.common.files.identify import identify
 from flame_train.recipes import family_of
 
 PROMPT = "a disc"

@@ -37,8 +37,8 @@ from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.engine.random import Rng
-from flame_train.tools.bench_timing import seconds
-from flame_train.tools.bench_torch import arguments
+from flame_train.tools.bench.timing import seconds
+from flame_train.tools.bench.torch_ops import arguments
 
 WITHIN, MIB, UNFUSED_BYTES = 1.1, 2**20, 24 * 2**30
 MODES = {"exact": True, "any order": False}

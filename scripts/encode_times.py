@@ -24,7 +24,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.run.encoding import CaptionEncoders
 from flame_train.tools.bench import randomise
-from flame_train.tools.bench_models import find
+from flame_train.tools.bench.models import find
 from flame_train.training.model import LoadedVae
 
 CAPTION = "a photograph of a red fox that sits in deep snow between birches, late light, number {}"

@@ -44,19 +44,20 @@ watch(nvrtc.MadeOnce, "of", "kernels, waited for or made, on all threads")
 watch(cubin.Cubins, "_loaded", "kernels for sm_90a, on all threads")
 watch(cudnn.CuDnn, "_make", "cuDNN's plans")
 watch(cublaslt.CublasLt, "_choose", "cuBLASLt's algorithms")
-from flame_train.run import check, command, encode, plan, train
+from flame_train.run import check, encode, plan, train
+from flame_train.run.commands import stages
 watch(plan, "check", "stage: check")
 watch(plan, "make_plan", "stage: plan")
-watch(command, "_predicted", "prediction, on a thread")
+watch(stages, "_predicted", "prediction, on a thread")
 watch(encode.Encoding, "keys", "hashes of networks")
-watch(command, "encode", "stage: encode")
+watch(stages, "encode", "stage: encode")
 watch(encode, "_encode_captions", "captions encoded")
 watch(encode, "_encode_images", "images encoded")
 watch(encode.Encoding, "encoders", "text encoders loaded")
 watch(train, "loaded", "denoiser loaded")
 from flame_train.training import fixed_batch
 watch(fixed_batch._Program, "start", "encoders' batches begun, with their first runs and captures")
-watch(command, "train_run", "stage: train")
+watch(stages, "train_run", "stage: train")
 atexit.register(lambda: print("\\n" + json.dumps({"whole": time.perf_counter() - begin, **spent}), file=sys.stderr))
 from flame_train.cli import main
 main()

@@ -18,14 +18,14 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 import flame_train.engine as flame
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
-from flame_train.models.common.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.keys_vae import vae_from_diffusers
-from flame_train.models.common.text_clip import encode_prompts
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.text.conditioning_clip import encode_prompts
+from flame_train.models.common.vae.keys_vae import vae_from_diffusers
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.sdxl.keys_unet import SDXL_LEVELS, unet_from_diffusers
 from flame_train.models.sdxl.unet import UNet, UNetArch, vector_conditioning
 from flame_train.tools.bench import randomise
-from flame_train.tools.bench_torch_models import unet_arguments
+from flame_train.tools.bench.torch_models import unet_arguments
 
 BACKEND = get_backend("cuda")
 

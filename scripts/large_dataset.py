@@ -60,7 +60,7 @@ def config(folder: Path, texts: int) -> Any:
 def measure(folder: Path, texts: int, what: str) -> dict[str, float]:
     """Seconds and MiB of this process, from the config on."""
     from flame_train.run.check import check
-    from flame_train.run.command import sources_of
+    from flame_train.run.commands.stages import sources_of
     from flame_train.run.encode import encode
     from flame_train.run.plan import make_plan
     from flame_train.training.stop import StopRequest

@@ -29,14 +29,14 @@ from flame_train.config.updates import OptimizerSection, ScheduleSection, TrainS
 from flame_train.engine import Tensor, capture
 from flame_train.engine.backend import get_backend
 from flame_train.engine.random import Rng
-from flame_train.models.common.vae import VaeArch
+from flame_train.models.common.vae.vae import VaeArch
 from flame_train.models.sdxl.keys_unet import UNetLevels, unet_from_diffusers
 from flame_train.models.sdxl.unet import UNet
 from flame_train.recipes import FAMILIES, NOTHING_NAMED
 from flame_train.recipes.small import SMALL_SDXL
 from flame_train.run.check import storage_of
 from flame_train.run.train import make_state
-from flame_train.tools.bench_torch_models import unet_arguments
+from flame_train.tools.bench.torch_models import unet_arguments
 from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.model import Model
 from flame_train.training.step import POSTERIOR, State, micro, update

@@ -18,7 +18,7 @@ import numpy as np
 from flame_train.data.buckets import BucketRule
 from flame_train.engine import capture
 from flame_train.tools import bench
-from flame_train.tools.bench_models import names
+from flame_train.tools.bench.models import names
 from flame_train.training.batch import Batch
 from flame_train.training.step import micro, update
 

@@ -35,7 +35,7 @@ def measure(path: Path, precisions: Sequence[str], seconds: float) -> None:
     import torch
 
     from flame_train.engine.op import REGISTRY
-    from flame_train.tools import bench_ops
+    from flame_train.tools.bench import ops
 
     end = time.monotonic() + seconds
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}
@@ -45,7 +45,7 @@ def measure(path: Path, precisions: Sequence[str], seconds: float) -> None:
     )
     for precision in precisions:
         names = sorted(REGISTRY) if precision != "tf32" else sorted((*ROUNDED, *CONVOLUTIONS))
-        found = bench_ops.run(names, "cuda", precision, "torch", within=end - time.monotonic())
+        found = ops.run(names, "cuda", precision, "torch", within=end - time.monotonic())
         rows += [{k: v for k, v in row.items() if k in KEPT} for row in found["ops"]]
         failed[precision] = found["failed"]
         missed[precision] = [name for name in names if name not in found["reached"]]

@@ -15,8 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from flame_train.engine.mode import deterministic
 from flame_train.tools import bench
-from flame_train.tools.bench_kernels import kind_of
-from flame_train.tools.bench_models import names
+from flame_train.tools.bench.kernels import kind_of
+from flame_train.tools.bench.models import names
 
 
 def main() -> None:

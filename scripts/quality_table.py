@@ -32,7 +32,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.recipes import FAMILIES, NOTHING_NAMED
 from flame_train.run.check import storage_of
 from flame_train.run.train import make_state
-from flame_train.tools.bench_models import conditioning
+from flame_train.tools.bench.models import conditioning
 from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.model import Model
 from flame_train.training.step import State, micro, update

@@ -22,10 +22,10 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.io.header import build_header
 from flame_train.io.safetensors import describe, save_stream
-from flame_train.models.common.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.keys_clip import clip_from_openclip
-from flame_train.models.common.t5 import T5Arch, T5Encoder
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.text.keys_clip import clip_from_openclip
+from flame_train.models.common.text.t5 import T5Arch, T5Encoder
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet, UNetArch

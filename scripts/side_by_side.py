@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flame_train.tools import bench, bench_torch_step
-from flame_train.tools.bench_models import names
+from flame_train.tools import bench
+from flame_train.tools.bench import torch_lora_step
+from flame_train.tools.bench.models import names
 
 HEAD = "| batch | eager, ms / GiB | compiled, ms / GiB | ours, ms / GiB | ours / theirs | share of the floor |"
 
@@ -43,7 +44,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--deterministic", action="store_true", help="ours as it trains by default")
     args = parser.parse_args()
-    bench_torch_step.check_installed()
+    torch_lora_step.check_installed()
     print(HEAD, "|---" * 6 + "|", sep="\n")
     for batch in args.batches:
         print(row(bench.BenchCase(args.model, batch=batch, deterministic=args.deterministic)), flush=True)

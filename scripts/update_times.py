@@ -26,7 +26,7 @@ from flame_train.engine import Parameter, capture, nn
 from flame_train.engine.backend import Backend, get_backend
 from flame_train.engine.optim import Optimizer
 from flame_train.optimizers import OPTIMIZERS
-from flame_train.tools.bench_models import find
+from flame_train.tools.bench.models import find
 from flame_train.training.optimizer import build_optimizer
 
 REPEATS, ROUNDS = 20, 7

@@ -11,11 +11,28 @@ from __future__ import annotations
 import warnings
 
 from . import check, functional, nn, optim
-from .autograd import grad
-from .backprop import backward
+from .autograd.backprop import backward
 from .capture import capture
 from .checkpoint import checkpoint
-from .creation import (
+from .cuda_kernel import cuda_kernel
+from .debugging import detect_anomaly, trace
+from .dispatch import explain, explain_gradients
+from .dtype import Array
+from .elementwise import elementwise
+from .grad import grad
+from .memory_report import memory_report
+from .mode import (
+    enable_grad,
+    get_float32_matmul_precision,
+    no_grad,
+    set_default_device,
+    set_default_dtype,
+    set_float32_matmul_precision,
+)
+from .op import ErrorSample, primitive, sample
+from .op_docs import install
+from .rematerialize import rematerialize
+from .tensors.creation import (
     arange,
     empty,
     empty_like,
@@ -33,27 +50,10 @@ from .creation import (
     zeros,
     zeros_like,
 )
-from .cuda_kernel import cuda_kernel
-from .debugging import detect_anomaly, trace
-from .dispatch import explain, explain_gradients
-from .dtype import Array
-from .elementwise import elementwise
-from .files import load, save
-from .generator import Generator, manual_seed
-from .memory_report import memory_report
-from .method_docs import document
-from .mode import (
-    enable_grad,
-    get_float32_matmul_precision,
-    no_grad,
-    set_default_device,
-    set_default_dtype,
-    set_float32_matmul_precision,
-)
-from .op import ErrorSample, primitive, sample
-from .op_docs import install
-from .rematerialize import rematerialize
-from .tensor import Frozen, Parameter, Tensor, tensor
+from .tensors.files import load, save
+from .tensors.generator import Generator, manual_seed
+from .tensors.method_docs import document
+from .tensors.tensor import Frozen, Parameter, Tensor, tensor
 
 __all__ = [
     "Array",

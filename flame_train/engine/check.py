@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import kind_of
-from .autograd import grad
 from .dtype import float64
+from .grad import grad
 from .gradcheck import TOLERANCE, numeric_gradient
 from .gradcheck import gradcheck as _of_samples
 from .mode import no_grad
 from .op import Op
-from .tensor import Tensor, tensor
+from .tensors.tensor import Tensor, tensor
 
 
 class GradientError(AssertionError):

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..errors import kind_of
+from .autograd.graph import CheckpointNode, Edge
 from .dtype import is_float
-from .graph import CheckpointNode, Edge
 from .mode import mode, no_grad, recomputing
-from .tensor import Tensor
+from .tensors.tensor import Tensor
 
 Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, ...])
 

@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..errors import ShapeError, kind_of
+from .autograd.versions import VERSIONS
 from .backend import Backend
 from .backend.cuda.nvrtc import begin
 from .dtype import DType, bfloat16, bool_, float16, float32, float64, int32, int64, uint8, uint32
 from .mode import mode
-from .tensor import Tensor
-from .versions import VERSIONS
+from .tensors.tensor import Tensor
 
 Sizes: TypeAlias = "int | Sequence[int]"
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..errors import NonFiniteError
+from .autograd.graph import Node
 from .backend import backend_of
 from .dtype import Array, float64, is_float
-from .graph import Node
 from .mode import mode, op_hooks, watching
 from .user_line import user_line
 

@@ -11,6 +11,7 @@ from numpy.exceptions import AxisError
 
 from ..errors import ShapeError, kind_of
 from .arguments import Guard
+from .autograd.graph import Edge, Node, Remat, arrays_in
 from .backend import Backend, get_backend, several_gpus
 from .composite_body import named, run_body
 from .dtype import (
@@ -27,12 +28,11 @@ from .dtype import (
     promote,
     result_type,
 )
-from .graph import Edge, Node, Remat, arrays_in
 from .mode import Mode, mode
 from .namespace import Namespace
 from .op import VJP, Kernel, Op
 from .symbolic import Scalar
-from .tensor import Tensor
+from .tensors.tensor import Tensor
 
 _FROM_INTEGERS = {float64: float32, np.dtype(np.uint64): int64}
 """NumPy's result dtypes of integer inputs to PyTorch's: NumPy divides in fp64, and sums unsigned integers in uint64."""

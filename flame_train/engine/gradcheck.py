@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from .autograd import grad
 from .dtype import DType, float64, is_float
+from .grad import grad
 from .op import REGISTRY, Op, Sample
 from .op_samples import materialise, tensor_arguments
-from .tensor import Tensor, tensor
+from .tensors.tensor import Tensor, tensor
 
 TOLERANCE = 1e-6
 TOLERANCE_FP32 = 2e-5

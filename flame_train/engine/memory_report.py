@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from .autograd.graph import Node, arrays_in
 from .backend import backend_of, owner
 from .dtype import Array
-from .graph import Node, arrays_in
 from .mode import op_hooks
-from .tensor import Tensor
+from .tensors.tensor import Tensor
 
 Key = tuple[str, str]
 """An op's name and "forward" or "backward"."""

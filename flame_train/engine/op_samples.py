@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import ShapeError
 from .dtype import DType, float64
 from .op import ErrorSample, Op, Sample, sample
-from .tensor import Tensor, tensor
+from .tensors.tensor import Tensor, tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .graph import Remat
+from .autograd.graph import Remat
 from .mode import mode
-from .tensor import Tensor
+from .tensors.tensor import Tensor
 
 
 def rematerialize(fn: Callable[..., Tensor], *args: Any, min_bytes: int = 0, within_checkpoint: bool = False) -> Tensor:

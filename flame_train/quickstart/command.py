@@ -26,7 +26,7 @@ from flame_train.errors import ConfigError, EnvironmentFault, OutputError, shown
 from flame_train.recipes import FAMILIES, Family
 from flame_train.recipes.lesson import Lesson
 from flame_train.run.check import check
-from flame_train.run.command import train_plan
+from flame_train.run.commands.stages import train_plan
 from flame_train.run.encode import encode
 from flame_train.run.plan import Plan, make_plan
 from flame_train.training.model import Example

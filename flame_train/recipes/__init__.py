@@ -11,7 +11,7 @@ from typing import Final
 from flame_train.errors import ModelFileError
 from flame_train.families import FAMILY_TITLES
 from flame_train.io.weights import open_weights
-from flame_train.models.common.identify import could_be, identify
+from flame_train.models.common.files.identify import could_be, identify
 
 from .family import NOTHING_NAMED, Family, Networks, Opening
 

@@ -18,10 +18,10 @@ from flame_train.models.anima import keys
 from flame_train.models.anima.files import ANIMA_FILES
 from flame_train.models.anima.text import AdapterArch, AnimaText, LlmAdapter
 from flame_train.models.anima.transformer import Anima, AnimaArch
-from flame_train.models.common.joined_part import JoinedPart
-from flame_train.models.common.part import Part
-from flame_train.models.common.qwen3 import Qwen3, Qwen3Arch
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.files.joined_part import JoinedPart
+from flame_train.models.common.files.part import Part
+from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.anima import PLAIN, AnimaEncoder, beside
 from flame_train.text_encoders.qwen3 import Qwen3Keys
 from flame_train.training.model import Autoencoder, SamplingDefaults

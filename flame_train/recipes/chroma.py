@@ -17,9 +17,9 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.models.chroma import keys
 from flame_train.models.chroma.files import CHROMA_FILES
 from flame_train.models.chroma.transformer import Chroma, ChromaArch
-from flame_train.models.common.part import Part
-from flame_train.models.common.t5 import T5Arch, T5Encoder
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.files.part import Part
+from flame_train.models.common.text.t5 import T5Arch, T5Encoder
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
 from .family import Family, Networks, Opening, published_name

@@ -19,9 +19,9 @@ from flame_train.families import FAMILY_TITLES
 from flame_train.io.kept import local_place
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weights import open_weights
-from flame_train.models.common.family_files import FamilyFiles
-from flame_train.models.common.part import Part
-from flame_train.models.common.stated import Stated
+from flame_train.models.common.files.family_files import FamilyFiles
+from flame_train.models.common.files.part import Part
+from flame_train.models.common.files.stated import Stated
 from flame_train.text_encoders import ENCODER_KEYS
 from flame_train.training.model import Model
 

@@ -16,7 +16,7 @@ from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import Noise
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
-from flame_train.models.common.part import Part
+from flame_train.models.common.files.part import Part
 from flame_train.text_encoders.qwen3 import ChatTemplate, Qwen3Encoder, Qwen3Keys
 from flame_train.text_encoders.t5 import T5, T5Keys
 from flame_train.training.model import Model

@@ -16,10 +16,10 @@ from flame_train.diffusion.flow import NO_SHIFT, Shift, dynamic_sigmas, resoluti
 from flame_train.engine import Tensor, nn
 from flame_train.errors import DataError
 from flame_train.io.lora_names import LoraFamily
-from flame_train.models.common.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.part import Part
-from flame_train.models.common.t5 import T5Arch, T5Encoder
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.files.part import Part
+from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.text.t5 import T5Arch, T5Encoder
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.flux import keys
 from flame_train.models.flux.files import FLUX_FILES
 from flame_train.models.flux.transformer import Flux, FluxArch

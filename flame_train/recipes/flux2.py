@@ -17,9 +17,9 @@ from flame_train.diffusion.flow import NO_SHIFT, Shift, dynamic_sigmas
 from flame_train.engine import Tensor, nn
 from flame_train.errors import DataError
 from flame_train.io.lora_names import LoraFamily
-from flame_train.models.common.part import Part
-from flame_train.models.common.qwen3 import Qwen3, Qwen3Arch
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.files.part import Part
+from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.flux2 import keys
 from flame_train.models.flux2.files import FLUX2_FILES
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch

@@ -16,10 +16,10 @@ from flame_train.diffusion.flow import Shift, dynamic_sigmas, resolution_shift
 from flame_train.engine import Tensor, nn
 from flame_train.errors import ModelFileError
 from flame_train.io.lora_names import LoraFamily
-from flame_train.models.common.part import Part
-from flame_train.models.common.qwen3 import Qwen3, Qwen3Arch
-from flame_train.models.common.stated import Stated
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.files.part import Part
+from flame_train.models.common.files.stated import Stated
+from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.krea2 import keys
 from flame_train.models.krea2.arch import PATCH, Krea2Arch
 from flame_train.models.krea2.files import KREA2_FILES

@@ -14,10 +14,10 @@ from flame_train.diffusion.flow import NO_SHIFT, Shift, static_sigmas
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.io.lora_names import LoraFamily
-from flame_train.models.common.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.part import Part
-from flame_train.models.common.t5 import T5Arch, T5Encoder
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.files.part import Part
+from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.text.t5 import T5Arch, T5Encoder
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.sd3 import keys
 from flame_train.models.sd3.context import joined_context
 from flame_train.models.sd3.files import SD3_FILES

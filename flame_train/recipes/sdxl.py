@@ -26,9 +26,9 @@ from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
-from flame_train.models.common.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.part import Part
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.files.part import Part
+from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.sdxl import keys
 from flame_train.models.sdxl.files import SDXL_FILES, stated_prediction
 from flame_train.models.sdxl.unet import UNet, UNetArch, vector_conditioning

@@ -21,7 +21,7 @@ from flame_train.data.tokenizers.qwen import bytes_alone
 from flame_train.disk.durable import write_durably
 from flame_train.engine import nn
 from flame_train.io.safetensors import save_file
-from flame_train.models.common.qwen3 import Qwen3
+from flame_train.models.common.text.qwen3 import Qwen3
 
 SMALL_SDXL: Final = Path(__file__).with_name("assets") / "small_sdxl.safetensors"
 """The trained small SDXL, fp16."""

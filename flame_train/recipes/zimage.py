@@ -14,9 +14,9 @@ from flame_train.adapters.targets import Presets
 from flame_train.diffusion.flow import Shift, constant_shift, dynamic_sigmas
 from flame_train.engine import Tensor, nn
 from flame_train.io.lora_names import LoraFamily
-from flame_train.models.common.part import Part
-from flame_train.models.common.qwen3 import Qwen3, Qwen3Arch
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.files.part import Part
+from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.zimage import keys
 from flame_train.models.zimage.files import ZIMAGE_FILES
 from flame_train.models.zimage.transformer import ZImage, ZImageArch

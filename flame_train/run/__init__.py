@@ -1,4 +1,4 @@
 """A run in five stages, a module each: `check`, `plan`, `encode`, `train`, `finish`.
 
-Each takes the value of the one before and looks back at none. `command` puts them in a row.
+Each takes the value of the one before and looks back at none. `commands.stages` puts them in a row.
 """

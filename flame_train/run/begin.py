@@ -13,7 +13,7 @@ from flame_train.config.schema import LoraSection
 from flame_train.errors import ConfigError, ModelFileError
 from flame_train.io.kept import local_place
 from flame_train.io.weights import open_weights
-from flame_train.models.common.identify import identify, lora_could_be
+from flame_train.models.common.files.identify import identify, lora_could_be
 from flame_train.training.model import Model
 
 

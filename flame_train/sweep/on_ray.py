@@ -75,7 +75,7 @@ def _train(config: str, overrides: Sequence[str], device: str, folder: str, said
         The run's exit code.
     """
     os.chdir(folder)
-    from flame_train.run.command import train
+    from flame_train.run.commands.stages import train
 
     try:
         train(config, overrides, device, False)

@@ -15,7 +15,7 @@ from flame_train.data.padding import Padding, Paddings
 from flame_train.data.tokenizers.t5 import T5Tokenizer, find_vocabulary
 from flame_train.engine import Tensor, nn
 from flame_train.models.anima.text import AnimaText
-from flame_train.models.common.qwen3 import Qwen3
+from flame_train.models.common.text.qwen3 import Qwen3
 
 from .qwen3 import ChatTemplate, Qwen3Encoder
 

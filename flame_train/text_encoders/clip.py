@@ -13,8 +13,8 @@ import numpy as np
 
 from flame_train.data.tokenizers.clip import CHUNK, ClipTokenizer
 from flame_train.engine import Tensor, nn
-from flame_train.models.common.clip import ClipTextEncoder
-from flame_train.models.common.text_clip import encode_windows_on, end_positions
+from flame_train.models.common.text.clip import ClipTextEncoder
+from flame_train.models.common.text.conditioning_clip import encode_windows_on, end_positions
 from flame_train.settings import field
 
 from .encoder import EncoderKeys, TextEncoder

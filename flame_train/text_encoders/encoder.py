@@ -17,8 +17,8 @@ from flame_train.data.padding import Paddings
 from flame_train.engine import Tensor, nn
 from flame_train.engine.dtype import DType, as_dtype
 from flame_train.models.common.blocks import BlockNetwork
-from flame_train.models.common.family_files import FamilyFiles
-from flame_train.models.common.part import Part
+from flame_train.models.common.files.family_files import FamilyFiles
+from flame_train.models.common.files.part import Part
 from flame_train.settings import Entry
 
 

@@ -17,10 +17,10 @@ from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, bfloat16, int32
 from flame_train.errors import ModelFileError
-from flame_train.models.common.family_files import FamilyFiles
-from flame_train.models.common.loading_qwen3 import qwen3_part
-from flame_train.models.common.part import Part
-from flame_train.models.common.qwen3 import Qwen3
+from flame_train.models.common.files.family_files import FamilyFiles
+from flame_train.models.common.files.part import Part
+from flame_train.models.common.text.loading_qwen3 import qwen3_part
+from flame_train.models.common.text.qwen3 import Qwen3
 from flame_train.settings import field
 
 from .encoder import EncoderKeys, TextEncoder

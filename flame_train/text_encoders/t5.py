@@ -17,10 +17,10 @@ from flame_train.data.tokenizers.t5 import T5Tokenizer, find_vocabulary, named_v
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import int32
-from flame_train.models.common.family_files import FamilyFiles
-from flame_train.models.common.loading_t5 import t5_part
-from flame_train.models.common.part import Part
-from flame_train.models.common.t5 import T5Encoder
+from flame_train.models.common.files.family_files import FamilyFiles
+from flame_train.models.common.files.part import Part
+from flame_train.models.common.text.loading_t5 import t5_part
+from flame_train.models.common.text.t5 import T5Encoder
 from flame_train.settings import field
 
 from .encoder import EncoderKeys, TextEncoder

@@ -18,7 +18,7 @@ from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import check_formats
 from flame_train.errors import ConfigError, ModelFileError, out_of_memory
 from flame_train.io.hub import fetching, resolve_checkpoint
-from flame_train.models.common.identify import lora_could_be
+from flame_train.models.common.files.identify import lora_could_be
 from flame_train.recipes import Opening, family_of
 from flame_train.run.check import storage_of
 from flame_train.run.controls import control_files, encoded, shown_to

@@ -23,9 +23,9 @@ from flame_train.engine.dtype import DType, float32
 from flame_train.engine.mode import Float32Precision
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.blocks import BlockNetwork
-from flame_train.models.common.part import Part
-from flame_train.models.common.vae import Vae, VaeArch, sample_latents, scaled_latents
-from flame_train.models.common.vae_tiles import VaeTiles
+from flame_train.models.common.files.part import Part
+from flame_train.models.common.vae.vae import Vae, VaeArch, sample_latents, scaled_latents
+from flame_train.models.common.vae.vae_tiles import VaeTiles
 from flame_train.text_encoders import TextEncoder
 
 from .control import ControlRule

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-import flame_train.run.command  # noqa: F401 - what is forked has it
+import flame_train.run.commands.stages  # noqa: F401 - what is forked has it
 from flame_train import cli
 from flame_train.errors import FlameError, exit_status
 

@@ -34,7 +34,7 @@ from flame_train.engine.dtype import as_dtype
 from flame_train.quickstart.drawings import Maker, scenes, tiles, write_images
 from flame_train.quickstart.page import Row, sampled, taught, write_page
 from flame_train.run.check import check
-from flame_train.run.command import train_plan
+from flame_train.run.commands.stages import train_plan
 from flame_train.run.encode import encode
 from flame_train.run.plan import make_plan
 from flame_train.run.train import load_denoiser

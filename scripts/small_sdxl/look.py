@@ -20,7 +20,7 @@ from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Tensor, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.random import Rng
-from flame_train.models.common.text_clip import encode_prompts
+from flame_train.models.common.text.conditioning_clip import encode_prompts
 from flame_train.models.sdxl.unet import vector_conditioning
 from flame_train.training.preview import grid, write_png
 

@@ -13,9 +13,9 @@ import numpy as np
 from flame_train.data.tokenizers.clip import ClipTokenizer
 from flame_train.engine import nn
 from flame_train.io.safetensors import save_file
-from flame_train.models.common.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.keys_clip import clip_from_openclip
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.text.keys_clip import clip_from_openclip
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.sdxl.files import SDXL_FILES
 from flame_train.models.sdxl.unet import UNet, UNetArch
 

@@ -67,7 +67,7 @@ def program(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
 def plant(monkeypatch: pytest.MonkeyPatch, train: Callable[..., Any]) -> None:
     """Put `train` in the place of training, so that a test says how it ends."""
     fake: Any = types.SimpleNamespace(train=lambda *arguments, **options: train(*arguments))
-    monkeypatch.setitem(sys.modules, "flame_train.run.command", fake)
+    monkeypatch.setitem(sys.modules, "flame_train.run.commands.stages", fake)
 
 
 def raising(error: BaseException) -> Callable[..., Any]:

@@ -169,10 +169,10 @@ def test_callbacks_hear_of_a_step_once(study):
     runs: Study = study("sdxl")
     script = """
 import functools
-from flame_train.run import command
+from flame_train.run.commands import stages
 from flame_train.training.callbacks import Callbacks
 heard = Callbacks(lambda record: print("heard of", record["step"], flush=True))
-command.train = functools.partial(command.train, callbacks=heard)
+stages.train = functools.partial(stages.train, callbacks=heard)
 """
     code, said = runs.scripted("heard", 2, script, train__steps=3)
     assert code == 0, said

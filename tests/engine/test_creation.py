@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import flame_train.engine as flame
-from flame_train.engine import creation, generator
 from flame_train.engine.dtype import bfloat16, float16, float32, float64, int64
 from flame_train.engine.mode import capturing, device, isolated, mode
+from flame_train.engine.tensors import creation, generator
 from flame_train.errors import ShapeError
 
 CALLS: list[Callable[[Any], Any]] = [

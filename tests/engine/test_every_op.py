@@ -16,7 +16,7 @@ from flame_train.engine.dtype import Array, bfloat16, float16, float32, float64,
 from flame_train.engine.gradcheck import TOLERANCE, generator, gradcheck
 from flame_train.engine.op import REGISTRY, Op, Sample, composite, primitive, sample
 from flame_train.engine.op_samples import materialise, tensor_arguments
-from flame_train.engine.tensor import Tensor
+from flame_train.engine.tensors.tensor import Tensor
 from flame_train.errors import ShapeError
 
 OPS = sorted(REGISTRY)

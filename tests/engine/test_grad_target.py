@@ -10,8 +10,8 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
+from flame_train.engine.autograd.grad_target import GradTargets
 from flame_train.engine.dtype import Array
-from flame_train.engine.grad_target import GradTargets
 from flame_train.engine.mode import Mode, mode
 from flame_train.engine.op import REGISTRY, Op, primitive
 

@@ -11,7 +11,7 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.graph import Node
+from flame_train.engine.autograd.graph import Node
 from flame_train.engine.mode import Mode, mode
 from flame_train.engine.op import REGISTRY
 from flame_train.errors import ShapeError, Unsupported

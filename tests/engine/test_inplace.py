@@ -11,7 +11,7 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine import optim
-from flame_train.engine.versions import VERSIONS
+from flame_train.engine.autograd.versions import VERSIONS
 from flame_train.errors import ShapeError
 
 

@@ -11,8 +11,8 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.methods import Methods
 from flame_train.engine.op import REGISTRY
+from flame_train.engine.tensors.methods import Methods
 
 RNG = np.random.default_rng(0)
 X = flame.tensor(RNG.uniform(0.3, 2.0, (3, 4)))

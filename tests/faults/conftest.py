@@ -20,8 +20,8 @@ from PIL import Image
 
 from flame_train.config.render import toml_value
 from flame_train.io.safetensors import save_file
-from flame_train.models.common.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
 
 ROOT = Path(__file__).parents[2]

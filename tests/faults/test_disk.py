@@ -10,7 +10,7 @@ import pytest
 from flame_train.config.load import load_located
 from flame_train.errors import OutputError
 from flame_train.run.check import check
-from flame_train.run.command import preflighted, run_folder
+from flame_train.run.commands.stages import preflighted, run_folder
 from flame_train.run.plan import make_plan
 from flame_train.training.stop import StopRequest
 

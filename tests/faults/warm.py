@@ -20,7 +20,7 @@ import PIL.Image
 import psutil  # noqa: F401
 
 import flame_train.cli
-import flame_train.run.command
+import flame_train.run.commands.stages
 from flame_train.data.tokenizers.clip import ClipTokenizer
 from flame_train.disk import failpoint
 

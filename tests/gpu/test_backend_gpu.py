@@ -16,7 +16,7 @@ from flame_train.engine.mode import deterministic
 from flame_train.engine.ops.linear.lora_gradients import side_by_side
 from flame_train.engine.ops.reduction.finite import NonFiniteFlags
 from flame_train.engine.optim import AdamW, FlatParameters
-from flame_train.engine.tensor import Parameter
+from flame_train.engine.tensors.tensor import Parameter
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from flame_train.recipes import FAMILIES
-from flame_train.run.command import train
+from flame_train.run.commands.stages import train
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from flame_train.config.render import resolved
-from flame_train.run.command import train
+from flame_train.run.commands.stages import train
 
 pytestmark = pytest.mark.gpu
 

@@ -14,7 +14,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.quickstart.drawings import write_images
 from flame_train.recipes import FAMILIES
-from flame_train.run.command import train
+from flame_train.run.commands.stages import train
 from flame_train.tools import bench
 from flame_train.training import validate
 from flame_train.training.step import micro, update

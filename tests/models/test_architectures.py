@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from flame_train.errors import ModelFileError
-from flame_train.models.common.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
 
 BASE = "sdxl_base_single_file"

@@ -13,8 +13,8 @@ from flame_train.engine import functional as F
 from flame_train.engine import tensor
 from flame_train.engine.memory_report import saved_by_op
 from flame_train.errors import ModelFileError
-from flame_train.models.common.clip import ClipArch
-from flame_train.models.common.t5 import T5Arch
+from flame_train.models.common.text.clip import ClipArch
+from flame_train.models.common.text.t5 import T5Arch
 from flame_train.models.flux.positions import position_angles
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.recipes.flux import PRESETS
@@ -134,7 +134,7 @@ def test_what_linear_layers_are_given_is_made_again(model, predict, monkeypatch)
         return total, gradients(model, predict, "off")
 
     less, bits = kept()
-    for module in ("flux.blocks", "sdxl.transformer"):
+    for module in ("flux.blocks", "common.attention"):
         monkeypatch.setattr(f"flame_train.models.{module}.rematerialize", lambda fn, *args: fn(*args))
     more, expected = kept()
     assert 0 < less < 0.8 * more

@@ -11,11 +11,11 @@ import pytest
 
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
-from flame_train.models.common.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.identify import identify
-from flame_train.models.common.keys_vae import vae_from_diffusers
-from flame_train.models.common.t5 import T5Arch, T5Encoder
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.files.identify import identify
+from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.text.t5 import T5Arch, T5Encoder
+from flame_train.models.common.vae.keys_vae import vae_from_diffusers
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.flux.files import FLUX_FILES
 from flame_train.models.flux.keys import transformer_to_diffusers
 from flame_train.models.flux.transformer import Flux, FluxArch

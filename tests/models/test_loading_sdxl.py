@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from flame_train.errors import ModelFileError
-from flame_train.models.common.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.keys_clip import clip_from_openclip
-from flame_train.models.common.keys_vae import vae_from_diffusers
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.text.keys_clip import clip_from_openclip
+from flame_train.models.common.vae.keys_vae import vae_from_diffusers
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.sdxl.files import SDXL_FILES, stated_prediction
 from flame_train.models.sdxl.keys_unet import unet_from_diffusers
 from flame_train.models.sdxl.unet import UNet, UNetArch

@@ -16,11 +16,12 @@ from flame_train.engine.shape_run import H100, shape_run
 from flame_train.errors import ConfigError, DeviceFault
 from flame_train.recipes import FAMILIES, NOTHING_NAMED
 from flame_train.run.check import storage_of
+from flame_train.run.checkpointing import blocks_named
 from flame_train.run.encoding import Encoding
 from flame_train.run.second import load_second
 from flame_train.run.streamed import block_sizes, blocks_streamed, of_share
 from flame_train.tools import bench
-from flame_train.tools.bench_models import find, names
+from flame_train.tools.bench.models import find, names
 from flame_train.training.step import batch_losses
 from tests.late_copies import late_copies
 
@@ -200,7 +201,7 @@ def test_what_cannot_be_streamed_is_refused(
     offload: Any, checkpointing: Any, only: tuple[str, ...], message: str
 ) -> None:
     network = find("flux-tiny")[1].network
-    recomputed = bench.blocks_named(network, checkpointing, only, "key")
+    recomputed = blocks_named(network, checkpointing, only, "key")
     with pytest.raises(ConfigError) as refused:
         blocks_streamed(network, offload, checkpointing, recomputed)
     assert message in str(refused.value)

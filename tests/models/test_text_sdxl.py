@@ -7,8 +7,8 @@ import pytest
 
 from flame_train.data.tokenizers.clip import ClipTokenizer
 from flame_train.engine import no_grad, tensor
-from flame_train.models.common.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.text_clip import encode_prompts, end_positions
+from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.text.conditioning_clip import encode_prompts, end_positions
 
 LONG = " ".join(["a red barn by the lake"] * 20)
 

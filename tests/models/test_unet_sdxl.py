@@ -10,7 +10,7 @@ import pytest
 from flame_train.adapters.attach import attach
 from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.engine import Tensor, no_grad, tensor
-from flame_train.engine.graph import Node
+from flame_train.engine.autograd.graph import Node
 from flame_train.engine.memory_report import saved_by_op
 from flame_train.engine.mode import op_hooks
 from flame_train.engine.rematerialize import rematerialize
@@ -47,8 +47,8 @@ def test_checkpointing_changes_no_bit(unet, predict, checkpointing):
 
 
 def make_again(monkeypatch, how):
-    for name in ("remade", "remultiplied"):
-        monkeypatch.setattr(f"flame_train.models.sdxl.transformer.{name}", how)
+    for place in ("common.attention.remade", "sdxl.transformer.remade", "sdxl.transformer.remultiplied"):
+        monkeypatch.setattr(f"flame_train.models.{place}", how)
 
 
 @pytest.mark.parametrize(

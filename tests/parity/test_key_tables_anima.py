@@ -10,8 +10,8 @@ from flame_train.models.anima.files import ANIMA_FILES
 from flame_train.models.anima.keys import adapter_modules, base_modules, lora_family, resolve, transformer_to_diffusers
 from flame_train.models.anima.text import AdapterArch, LlmAdapter
 from flame_train.models.anima.transformer import Anima, AnimaArch
-from flame_train.models.common.identify import identify
-from flame_train.models.common.qwen3 import Qwen3, Qwen3Arch
+from flame_train.models.common.files.identify import identify
+from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")

@@ -9,9 +9,9 @@ from flame_train.adapters.dialects import spellings
 from flame_train.io.resolve import native_shapes
 from flame_train.models.chroma.keys import base_modules, lora_family, resolve, transformer_to_diffusers
 from flame_train.models.chroma.transformer import Chroma, ChromaArch
-from flame_train.models.common.identify import identify, lora_could_be
-from flame_train.models.common.t5 import T5Arch, T5Encoder
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.files.identify import identify, lora_could_be
+from flame_train.models.common.text.t5 import T5Arch, T5Encoder
+from flame_train.models.common.vae.vae import Vae, VaeArch
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")

@@ -7,8 +7,8 @@ import pytest
 
 from flame_train.adapters.dialects import spellings
 from flame_train.io.resolve import native_shapes
-from flame_train.models.common.identify import identify
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.files.identify import identify
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.flux2.keys import base_modules, lora_family, resolve, transformer_to_diffusers
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
 

@@ -7,9 +7,9 @@ import pytest
 
 from flame_train.adapters.dialects import spellings
 from flame_train.io.resolve import native_shapes
-from flame_train.models.common.identify import identify
-from flame_train.models.common.qwen3 import Qwen3, Qwen3Arch
-from flame_train.models.common.stated import NOTHING
+from flame_train.models.common.files.identify import identify
+from flame_train.models.common.files.stated import NOTHING
+from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
 from flame_train.models.zimage.files import ZIMAGE_FILES
 from flame_train.models.zimage.keys import base_modules, lora_family, resolve, transformer_to_diffusers
 from flame_train.models.zimage.transformer import ZImage, ZImageArch

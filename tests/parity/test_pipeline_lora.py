@@ -16,17 +16,17 @@ from flame_train.data.tokenizers.clip import ClipTokenizer, shipped_tables
 from flame_train.engine import no_grad, tensor
 from flame_train.engine.random import Rng
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.models.common.keys_clip import clip_from_bare_transformers
-from flame_train.models.common.keys_vae import vae_from_diffusers
-from flame_train.models.common.text_clip import end_positions
+from flame_train.models.common.text.conditioning_clip import end_positions
+from flame_train.models.common.text.keys_clip import clip_from_bare_transformers
+from flame_train.models.common.vae.keys_vae import vae_from_diffusers
 from flame_train.models.sdxl.files import SDXL_FILES
 from flame_train.models.sdxl.keys import lora_family
 from flame_train.models.sdxl.keys_unet import SDXL_LEVELS, unet_from_diffusers
 from flame_train.models.sdxl.unet import vector_conditioning
 from flame_train.run.check import check
-from flame_train.run.command import train_plan
+from flame_train.run.commands.stages import train_plan
 from flame_train.run.plan import make_plan
-from flame_train.tools.bench_torch_models import unet_arguments
+from flame_train.tools.bench.torch_models import unet_arguments
 from flame_train.tools.lora_files import write_lora
 from flame_train.tools.merge import merge
 from flame_train.tools.sample import sample

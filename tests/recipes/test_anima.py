@@ -18,7 +18,7 @@ from flame_train.adapters.formats import from_file
 from flame_train.io.keymap import Op
 from flame_train.io.safetensors import save_file
 from flame_train.models.anima.keys import lora_family
-from flame_train.models.common.keys_vae_qwen import qwen_vae_from_wan
+from flame_train.models.common.vae.keys_vae_qwen import qwen_vae_from_wan
 from flame_train.recipes import family_of
 from flame_train.recipes.small import write_vocabulary
 from tests.recipes.bases import arrays_of, first_loss, small_base

@@ -19,7 +19,7 @@ from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.recipes import FAMILIES as BY_NAME
 from flame_train.recipes.small import write_small
-from flame_train.run import offloading
+from flame_train.run.memory import offloading
 
 Train = Callable[..., int]
 FULL = ("--set", "gradient.checkpointing=full")

@@ -16,7 +16,7 @@ from flame_train.engine.shape_run import H100
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.run.check import check
 from flame_train.run.encode import encode
-from flame_train.run.memory import predicted_memory
+from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan import Plan, make_plan
 from flame_train.training.stop import StopRequest
 from tests.recipes.test_losses_and_noise import lora, settings

@@ -8,7 +8,7 @@ import pytest
 
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.run.check import check
-from flame_train.run.command import train_plan
+from flame_train.run.commands.stages import train_plan
 from flame_train.run.plan import make_plan
 from flame_train.training.stop import StopRequest
 

@@ -15,7 +15,7 @@ from flame_train.errors import ConfigError
 from flame_train.models.common.blocks import Checkpointing
 from flame_train.run.checkpointing import blocks_named
 from flame_train.tools.bench import BenchCase, Prepared, prepare
-from flame_train.tools.bench_models import find
+from flame_train.tools.bench.models import find
 from flame_train.training.step import batch_losses
 
 KINDS: tuple[Checkpointing, ...] = ("mlp", "full", "offload")

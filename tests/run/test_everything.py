@@ -18,7 +18,7 @@ from flame_train.data.choices import Choice
 from flame_train.errors import DataError
 from flame_train.recipes import FAMILIES
 from flame_train.run.check import check
-from flame_train.run.command import train
+from flame_train.run.commands.stages import train
 from flame_train.run.encode import encode
 from flame_train.run.plan import make_plan
 from flame_train.training.stop import StopRequest

@@ -10,7 +10,7 @@ from PIL import Image
 
 from flame_train.disk.held import FolderLost
 from flame_train.io.safetensors import SafetensorsFile
-from flame_train.run.command import train
+from flame_train.run.commands.stages import train
 from flame_train.show import sheet
 from flame_train.show.images import cell_of
 from flame_train.show.report import Report

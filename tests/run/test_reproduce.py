@@ -10,8 +10,8 @@ from flame_train import cli
 from flame_train.config.render import resolved
 from flame_train.errors import ConfigError, DataError, ModelFileError, OutputError
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.run.command import train
-from flame_train.run.reproduce import reproduce
+from flame_train.run.commands.reproduce import reproduce
+from flame_train.run.commands.stages import train
 
 
 @pytest.fixture

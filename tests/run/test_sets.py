@@ -11,7 +11,7 @@ import pytest
 from flame_train.config.load import load
 from flame_train.errors import ConfigError, OutputError
 from flame_train.io.safetensors import SafetensorsFile
-from flame_train.run.command import train
+from flame_train.run.commands.stages import train
 
 SHORT = ["schedule.name=constant", "train.steps=3", "train.precision=fp32", "sample.every=0"]
 

@@ -20,19 +20,13 @@ from flame_train.engine.op import REGISTRY, Sample, sample
 from flame_train.engine.op_samples import Values, integers, materialise, stored_in_4_bits
 from flame_train.errors import ConfigError
 from flame_train.models.sdxl.unet import UNet, UNetArch
-from flame_train.tools import (
-    bench,
-    bench_ceilings,
-    bench_memory,
-    bench_ops,
-    bench_sizes,
-    bench_timing,
-    bench_torch,
-)
-from flame_train.tools.bench_ceilings import Ceilings, ceilings
-from flame_train.tools.bench_flops import op_flops
-from flame_train.tools.bench_models import find
-from flame_train.tools.bench_ready import ready, wanted_of
+from flame_train.tools import bench
+from flame_train.tools.bench import ceilings as ceilings_module
+from flame_train.tools.bench import lora_step, memory, ops, sizes, timing, torch_ops
+from flame_train.tools.bench.ceilings import Ceilings, ceilings
+from flame_train.tools.bench.flops import op_flops
+from flame_train.tools.bench.models import find
+from flame_train.tools.bench.ready import ready, wanted_of
 from flame_train.training.step import micro
 
 
@@ -102,7 +96,7 @@ def test_what_cannot_be_measured_is_told_before_anything_is(
     def begun(*arguments: object) -> None:
         raise AssertionError("work was begun")
 
-    monkeypatch.setattr(bench, "randomise", begun)
+    monkeypatch.setattr(lora_step, "randomise", begun)
     command, *options = line.split()
     assert cli.run(["bench", command, "--model", "sdxl-tiny", "--device", "cpu", *options]) == 2
     assert message in capsys.readouterr().err
@@ -116,7 +110,7 @@ def test_memory_that_runs_out_is_told_in_the_words_of_the_command(
         raise MemoryError("all of it is taken")
 
     monkeypatch.chdir(tmp_path)
-    for place in ("tools.bench.get_backend", "tools.sample.check_formats"):
+    for place in ("tools.bench.lora_step.get_backend", "tools.sample.check_formats"):
         monkeypatch.setattr(f"flame_train.{place}", full)
     assert cli.run([*line.split(), "--device", "cpu"]) == 5
     told = capsys.readouterr().err
@@ -144,13 +138,9 @@ def test_ops_that_memory_bounds_are_held_against_a_copy_of_their_own_size(monkey
         return 1e9
 
     limits = Ceilings(1e12, 2e9, copy)
-    monkeypatch.setattr(bench_timing, "_TARGET_S", 0.0)
+    monkeypatch.setattr(timing, "_TARGET_S", 0.0)
     softmax, linear = (
-        [
-            *bench_ops.timed(
-                ready(REGISTRY[name], s, get_backend("cpu"), float64), "fp32", get_backend("cpu"), limits, None
-            )
-        ]
+        [*ops.timed(ready(REGISTRY[name], s, get_backend("cpu"), float64), "fp32", get_backend("cpu"), limits, None)]
         for name, s in (("softmax", sample((6, 5), -1)), ("linear", sample((2, 3), (4, 3))))
     )
     assert measured == [2 * 8 * 30, 3 * 8 * 30]  # input and output; g, output and gradient
@@ -164,14 +154,14 @@ def test_ops_that_memory_bounds_are_held_against_a_copy_of_their_own_size(monkey
         "ceiling TB/s": 0.002,
         "failed": {},
     }
-    lines = bench_ops.table(result | {"ops": [asdict(r) | {"ratio": r.ratio} for r in (*softmax, *linear)]}).split("\n")
+    lines = ops.table(result | {"ops": [asdict(r) | {"ratio": r.ratio} for r in (*softmax, *linear)]}).split("\n")
     assert [("of copy" in line) for line in lines[1:]] == [True, True, False, False]
     assert all("% of ceiling" in line for line in lines[1:])
 
 
 def test_a_copy_is_measured_once_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     timed: list[int] = []
-    monkeypatch.setattr(bench_ceilings, "seconds", lambda calls, _: timed.append(len(calls)) or 0.5)
+    monkeypatch.setattr(ceilings_module, "seconds", lambda calls, _: timed.append(len(calls)) or 0.5)
     limits = ceilings(get_backend("cpu"), float32)
     assert limits.bandwidth == 2 * (1 << 27)
     before = len(timed)
@@ -182,20 +172,20 @@ def test_a_copy_is_measured_once_a_size(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_ceiling_of_copies_is_that_of_the_best_size_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a larger one is slower, for its memory is asked of the system."""
     read = {}
-    monkeypatch.setattr(bench_ceilings.F, "neg", lambda source: read.update(bytes=source.data.nbytes))
-    monkeypatch.setattr(bench_ceilings.F, "matmul", lambda a, b: read.update(bytes=1))
+    monkeypatch.setattr(ceilings_module.F, "neg", lambda source: read.update(bytes=source.data.nbytes))
+    monkeypatch.setattr(ceilings_module.F, "matmul", lambda a, b: read.update(bytes=1))
 
     def seconds(calls: Any, _: object) -> float:
         calls[0]()
         return read["bytes"] * (1e-9 if read["bytes"] < 1 << 24 else 1e-8)
 
-    monkeypatch.setattr(bench_ceilings, "seconds", seconds)
+    monkeypatch.setattr(ceilings_module, "seconds", seconds)
     assert ceilings(get_backend("cpu"), float32).bandwidth == pytest.approx(2e9)
 
 
 def test_ops_refuses_an_unknown_op_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"did you mean .*softmax"):
-        bench_ops.run(["sofmax"], "cpu", "fp32", None)
+        ops.run(["sofmax"], "cpu", "fp32", None)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +216,7 @@ def test_arithmetic_is_counted_as_two_for_each_multiply_add(name: str, s: object
 
 def test_memory_adds_up_and_checkpointing_keeps_less() -> None:
     plain, some, less = (
-        bench_memory.run(bench.BenchCase("sdxl-tiny", 64, 1, 2, "fp32", checkpointing, "cpu"))
+        memory.run(bench.BenchCase("sdxl-tiny", 64, 1, 2, "fp32", checkpointing, "cpu"))
         for checkpointing in ("off", "mlp", "full")
     )
     assert plain["weights"] == 4 * UNet(UNetArch.tiny()).num_weights()
@@ -239,7 +229,7 @@ def test_memory_adds_up_and_checkpointing_keeps_less() -> None:
         assert found["workspace"] > 0
     assert plain["peak of what ops make"] == sum(r["at peak"] for r in plain["by op"])
     assert {r["phase"] for r in plain["by op"]} == {"forward", "backward"}
-    assert "kept for the backward pass" in bench_memory.table(plain)
+    assert "kept for the backward pass" in memory.table(plain)
 
 
 SMALL = {
@@ -275,7 +265,7 @@ def _listed(result: Any) -> list[Any]:
     return [*result] if isinstance(result, (tuple, list)) else [result]
 
 
-ALL_OPS = sorted({*bench_sizes.STEP, *bench_sizes.MORE})
+ALL_OPS = sorted({*sizes.STEP, *sizes.MORE})
 
 
 def test_every_op_has_sizes() -> None:
@@ -287,19 +277,19 @@ def test_every_op_has_sizes() -> None:
 @pytest.mark.parametrize("name", ALL_OPS)
 def test_ops_are_timed_against_what_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(bench_timing, "_TARGET_S", 0.0)
-    monkeypatch.setattr(bench_torch, "_REPEATS", 1)
+    monkeypatch.setattr(timing, "_TARGET_S", 0.0)
+    monkeypatch.setattr(torch_ops, "_REPEATS", 1)
     op, cpu, limits = REGISTRY[name], get_backend("cpu"), Ceilings(1e12, 1e12, lambda _: 1e12)
-    theirs_there = bench_torch.function(torch, op)
+    theirs_there = torch_ops.function(torch, op)
     assert (theirs_there is None) == ("quantize" in name or name.startswith(("scaled_l", "scaled_f")))
-    for s in [SMALL[name]] if name in SMALL else map(_small, bench_sizes.MORE.get(name) or bench_sizes.STEP[name]):
+    for s in [SMALL[name]] if name in SMALL else map(_small, sizes.MORE.get(name) or sizes.STEP[name]):
         call = ready(op, s, cpu, float64)
-        rows = [*bench_ops.timed(call, "fp32", cpu, limits, "torch")]
+        rows = [*ops.timed(call, "fp32", cpu, limits, "torch")]
         assert all((r.torch_us is None) == (theirs_there is None) for r in rows)
         if theirs_there is None or "rng" in s.kwargs:  # which elements fall is each program's to say
             continue
         bound = materialise(op, s, generator(name, 0), float64)
-        theirs = _listed(theirs_there(**bench_torch.arguments(torch, bound)))
+        theirs = _listed(theirs_there(**torch_ops.arguments(torch, bound)))
         for mine, other in zip(_listed(op(**bound)), theirs, strict=name != "batch_norm_train"):
             other = other.movedim(1, -1) if bound.get("layout") == "NHWC" else other
             got, want = mine.numpy().astype(np.float64), other.to(torch.float64).numpy()
@@ -314,22 +304,22 @@ def test_products_of_fp32_are_timed_in_the_precision_of_their_row(
     name: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(bench_timing, "_TARGET_S", 0.0)
-    monkeypatch.setattr(bench_torch, "_REPEATS", 1)
-    small = [_small(s) for s in bench_sizes.STEP[name]]
-    monkeypatch.setattr(bench_sizes, "STEP", {name: small})
-    monkeypatch.setattr(bench_sizes, "MORE", {})
+    monkeypatch.setattr(timing, "_TARGET_S", 0.0)
+    monkeypatch.setattr(torch_ops, "_REPEATS", 1)
+    small = [_small(s) for s in sizes.STEP[name]]
+    monkeypatch.setattr(sizes, "STEP", {name: small})
+    monkeypatch.setattr(sizes, "MORE", {})
     met: list[tuple[str, bool, bool]] = []
-    usual = bench_torch._timed
+    usual = torch_ops._timed
 
     def noting(*arguments: Any) -> float:
         there = torch.backends
         met.append((get_float32_matmul_precision(), there.cudnn.allow_tf32, there.cuda.matmul.allow_tf32))
         return usual(*arguments)
 
-    monkeypatch.setattr(bench_torch, "_timed", noting)
-    monkeypatch.setattr(bench_ops, "ceilings", lambda *_: Ceilings(1e12, 1e12, lambda _: 1e12))
-    result = bench_ops.run([name], "cpu", precision, "torch")
+    monkeypatch.setattr(torch_ops, "_timed", noting)
+    monkeypatch.setattr(ops, "ceilings", lambda *_: Ceilings(1e12, 1e12, lambda _: 1e12))
+    result = ops.run([name], "cpu", precision, "torch")
     assert {r["precision"] for r in result["ops"]} == {precision}
     assert {*met} == {("high", True, True) if precision == "tf32" else ("highest", False, False)}
     assert get_float32_matmul_precision() == "highest"
@@ -338,7 +328,7 @@ def test_products_of_fp32_are_timed_in_the_precision_of_their_row(
 def test_results_that_are_views_are_not_timed() -> None:
     cpu, limits = get_backend("cpu"), Ceilings(1e12, 1e12, lambda _: 1e12)
     rows = {
-        name: [r.phase for r in bench_ops.timed(ready(REGISTRY[name], s, cpu, float64), "fp32", cpu, limits, None)]
+        name: [r.phase for r in ops.timed(ready(REGISTRY[name], s, cpu, float64), "fp32", cpu, limits, None)]
         for name, s in (
             ("permute", sample((2, 3), (1, 0))),
             ("narrow", sample((4, 5), 1, 1, 3)),

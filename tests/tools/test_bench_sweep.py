@@ -11,7 +11,8 @@ from PIL import Image, ImageDraw
 
 from flame_train import cli
 from flame_train.errors import DeviceFault, OutputError
-from flame_train.tools import bench, bench_sweep
+from flame_train.tools import bench
+from flame_train.tools.bench import lora_step, sweep
 
 SWEEP = ["bench", "step", "--model", "sdxl-tiny", "--sweep", "batch", "--device", "cpu"]
 
@@ -22,8 +23,8 @@ def test_sweep_doubles_until_memory_runs_out_and_draws(tmp_path: Path, monkeypat
             raise MemoryError
         return {"eager_ms": 100.0 + 10.0 * case.batch, "peak_gib": 2.0 + case.batch}
 
-    monkeypatch.setattr(bench_sweep, "step", stand_in)
-    found, failed = bench_sweep.run(bench.BenchCase("sdxl-tiny", device="cpu"), tmp_path / "plot.png")
+    monkeypatch.setattr(sweep, "step", stand_in)
+    found, failed = sweep.run(bench.BenchCase("sdxl-tiny", device="cpu"), tmp_path / "plot.png")
     assert [r["batch"] for r in found["sweep"]] == [1, 2, 4]
     assert found["sweep"][2]["images_per_s"] == round(4000 / 140, 3)
     assert found["stopped at"] == "out of memory at batch 8"
@@ -35,10 +36,10 @@ def test_sweep_doubles_until_memory_runs_out_and_draws(tmp_path: Path, monkeypat
 
 def test_what_was_the_same_at_every_batch_is_told_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     titles = []
-    monkeypatch.setattr(bench_sweep, "step", lambda case: {"eager_ms": 100.0, "peak_gib": None})
+    monkeypatch.setattr(sweep, "step", lambda case: {"eager_ms": 100.0, "peak_gib": None})
     monkeypatch.setattr(ImageDraw.ImageDraw, "text", lambda _, place, text, *more: titles.append(text))
     case = bench.BenchCase("flux-tiny", 512, 3, 7, "fp16", "full", "cpu", False, "fp8")
-    found, _ = bench_sweep.run(case, tmp_path / "plot.png")
+    found, _ = sweep.run(case, tmp_path / "plot.png")
     what = {name: value for name, value in asdict(case).items() if name != "batch"}
     assert {name: found[name] for name in what} == what
     assert all(word in titles[0] for word in ("flux-tiny", "512", "7", "fp16", "full", "cpu", "not det", "fp8"))
@@ -65,7 +66,7 @@ def test_what_was_measured_is_shown_whatever_comes_after(
             raise error
         return {"eager_ms": 100.0, "peak_gib": 2.0}
 
-    monkeypatch.setattr(bench_sweep, "step", stand_in)
+    monkeypatch.setattr(sweep, "step", stand_in)
     assert cli.run([*SWEEP, "--plot", str(tmp_path / "plot.png"), "--json"]) == status
     found = json.loads(capsys.readouterr().out)
     assert [r["batch"] for r in found["sweep"]] == [1, 2]
@@ -79,8 +80,8 @@ def test_an_image_that_cannot_be_written_takes_no_rows_along(
     def full(*_: object) -> None:
         raise OutputError("the disk is full")
 
-    monkeypatch.setattr(bench_sweep, "step", lambda case: {"eager_ms": 100.0, "peak_gib": 2.0})
-    monkeypatch.setattr(bench_sweep, "write_png", full)
+    monkeypatch.setattr(sweep, "step", lambda case: {"eager_ms": 100.0, "peak_gib": 2.0})
+    monkeypatch.setattr(sweep, "write_png", full)
     assert cli.run([*SWEEP, "--plot", str(tmp_path / "plot.png"), "--json"]) == 6
     out, err = capsys.readouterr()
     assert len(json.loads(out)["sweep"]) == 7
@@ -92,7 +93,7 @@ def test_nothing_measured_is_an_error_and_no_image(tmp_path: Path, monkeypatch: 
     def stand_in(case: bench.BenchCase) -> dict[str, float]:
         raise MemoryError
 
-    monkeypatch.setattr(bench_sweep, "step", stand_in)
+    monkeypatch.setattr(sweep, "step", stand_in)
     assert cli.run([*SWEEP, "--plot", str(tmp_path / "plot.png")]) == 5
     assert not (tmp_path / "plot.png").exists()
 
@@ -120,7 +121,7 @@ def test_an_image_that_could_not_be_written_is_told_before_anything_is_measured(
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "file").write_text("")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench_sweep, "step", begun)
+    monkeypatch.setattr(sweep, "step", begun)
     assert cli.run([*SWEEP, "--plot", plot]) == status
     assert message in capsys.readouterr().err
 
@@ -139,7 +140,7 @@ def test_options_that_would_be_dropped_are_refused(
     def begun(*arguments: object) -> None:
         raise AssertionError("work was begun")
 
-    monkeypatch.setattr(bench, "prepare", begun)
+    monkeypatch.setattr(lora_step, "prepare", begun)
     assert cli.run(["bench", "step", "--model", "sdxl-tiny", "--device", "cpu", *options.split()]) == 2
     err = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert message in err
@@ -154,4 +155,4 @@ def test_a_sweep_is_not_held_against_anything(capsys: pytest.CaptureFixture[str]
     ("largest", "top"), [(31.9, 40.0), (54.8, 80.0), (100.0, 100.0), (0.013, 0.02), (1040.0, 2000.0)]
 )
 def test_axes_end_at_round_scalars(largest: float, top: float) -> None:
-    assert bench_sweep._round_up(largest) == pytest.approx(top)
+    assert sweep._round_up(largest) == pytest.approx(top)

@@ -18,14 +18,15 @@ from flame_train.adapters.targets import resolve
 from flame_train.engine import Tensor, nn, no_grad, tensor
 from flame_train.engine.shape_run import shape_run
 from flame_train.errors import EnvironmentFault
-from flame_train.models.common.qwen3 import Qwen3, Qwen3Arch
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.sd3.mmdit import MMDiT
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
 from flame_train.recipes import FAMILIES, NOTHING_NAMED, Family
-from flame_train.tools import bench, bench_torch_step
-from flame_train.tools.bench_models import find
-from flame_train.tools.bench_torch_models import TorchBaseline, torch_baseline
+from flame_train.tools import bench
+from flame_train.tools.bench import lora_step, torch_lora_step
+from flame_train.tools.bench.models import find
+from flame_train.tools.bench.torch_models import TorchBaseline, torch_baseline
 from flame_train.training.batch import Batch
 from flame_train.training.model import Denoiser, Model
 
@@ -46,13 +47,13 @@ def nothing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     def begun(*arguments: object) -> None:
         raise AssertionError("work was begun")
 
-    monkeypatch.setattr(bench, "prepare", begun)
-    monkeypatch.setattr(bench_torch_step, "build", begun)
+    monkeypatch.setattr(lora_step, "prepare", begun)
+    monkeypatch.setattr(torch_lora_step, "build", begun)
 
 
 @pytest.mark.usefixtures("nothing_begins")
 def test_against_torch_says_what_is_missing_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_torch_step, "_NEEDED", ("no_such_package",))
+    monkeypatch.setattr(torch_lora_step, "_NEEDED", ("no_such_package",))
     with pytest.raises(EnvironmentFault, match="no_such_package not installed; leave the option out"):
         bench.step(bench.BenchCase("sdxl-tiny", 64, rank=2, precision="fp32", device="cpu"), "torch")
 
@@ -115,7 +116,7 @@ def test_the_baseline_adapts_the_same_layers(name: str) -> None:
     torch = pytest.importorskip("torch")
     family, declared = small(name)
     ours = declared.network
-    _, trained = bench_torch_step.build(torch, torch_baseline(declared), 4, "fp32", False, "cpu")
+    _, trained = torch_lora_step.build(torch, torch_baseline(declared), 4, "fp32", False, "cpu")
     layers = resolve(ours, (family.bench_targets,), declared.presets)
     reached = sum(int(np.prod(ours.shapes()[f"{n}.weight"])) for n in layers)
     pairs = zip(trained[::2], trained[1::2], strict=True)
@@ -170,17 +171,17 @@ def _blocks(torch: Any, shapes: int) -> Any:
 def _compile(torch: Any, shapes: int) -> tuple[int, int]:
     """(graphs compiled, calls given up) of that many shapes."""
     torch._dynamo.reset()
-    compiled, given_up = [], bench_torch_step.calls_given_up(torch)
+    compiled, given_up = [], torch_lora_step.calls_given_up(torch)
 
     def backend(graph: Any, _: object) -> Callable[..., Any]:
         compiled.append(graph)
         return graph.forward
 
     blocks = _blocks(torch, shapes)
-    bench_torch_step.compile_blocks(torch, blocks, ["Block"], backend)
+    torch_lora_step.compile_blocks(torch, blocks, ["Block"], backend)
     for block in blocks:
         block(torch.ones(1, block.in_features))
-    return len(compiled), bench_torch_step.calls_given_up(torch) - given_up
+    return len(compiled), torch_lora_step.calls_given_up(torch) - given_up
 
 
 @pytest.mark.parity
@@ -204,11 +205,11 @@ def test_what_is_left_uncompiled_is_in_the_result_and_said(
     limit: int, whole: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("diffusers")
-    monkeypatch.setattr(bench_torch_step, "_RECOMPILE_LIMIT", limit)
-    compile_blocks = partial(bench_torch_step.compile_blocks, backend="eager")
-    monkeypatch.setattr(bench_torch_step, "compile_blocks", compile_blocks)
+    monkeypatch.setattr(torch_lora_step, "_RECOMPILE_LIMIT", limit)
+    compile_blocks = partial(torch_lora_step.compile_blocks, backend="eager")
+    monkeypatch.setattr(torch_lora_step, "compile_blocks", compile_blocks)
     with caplog.at_level(logging.WARNING, "flame_train"):
-        found = bench_torch_step.run(_torch_baseline("sdxl-tiny"), 64, 1, 2, "fp32", False, "cpu", True)
+        found = torch_lora_step.run(_torch_baseline("sdxl-tiny"), 64, 1, 2, "fp32", False, "cpu", True)
     assert (found["left_eager"] == 0) == whole
     assert ("calls uncompiled" in caplog.text) != whole
 
@@ -218,7 +219,7 @@ def test_convolutions_are_given_channels_last() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("diffusers")
     model = _torch_baseline("sdxl-tiny")
-    network, _ = bench_torch_step.build(torch, model, 2, "fp32", False, "cpu")
+    network, _ = torch_lora_step.build(torch, model, 2, "fp32", False, "cpu")
     layers = [layer for layer in network.modules() if isinstance(layer, torch.nn.Conv2d)]
     given = [layer.weight for layer in layers]
     network.conv_in.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))

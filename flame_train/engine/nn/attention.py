@@ -8,7 +8,7 @@ from ...errors import ShapeError
 from .. import functional as F
 from ..dtype import bool_, is_float
 from ..random import DROPOUT, Rng
-from ..tensor import Tensor, tensor
+from ..tensors.tensor import Tensor, tensor
 from .layers import Linear
 from .module import Module, compute_copy
 from .spec import param

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from ...errors import ShapeError
 from .. import functional as F
+from ..autograd.versions import VERSIONS
 from ..dtype import int64
 from ..mode import mode
-from ..tensor import Tensor
-from ..versions import VERSIONS
+from ..tensors.tensor import Tensor
 from .module import Module, compute_copy
 from .spec import buffer, param
 

@@ -11,7 +11,7 @@ from ...errors import ShapeError
 from .. import functional as F
 from ..op import LAYOUTS
 from ..ops.conv.geometry import Padding, Pair
-from ..tensor import Parameter, Tensor
+from ..tensors.tensor import Parameter, Tensor
 from .module import Module, compute_copy, operand
 from .quantized import QuantizedWeight, ScaledWeight, Storage
 from .spec import param

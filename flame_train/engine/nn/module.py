@@ -15,7 +15,7 @@ from ...errors import ModelFileError, kind_of
 from ..backend import get_backend
 from ..dtype import Array, DType, as_dtype, float16, float32, is_float
 from ..ops.reduction.finite import NonFiniteFlags
-from ..tensor import Frozen, Parameter, Tensor
+from ..tensors.tensor import Frozen, Parameter, Tensor
 from .fit import check_shapes
 from .parts import Completion, Mover
 from .quantized import Nf4Weight, QuantizedWeight, ScaledWeight, Storage

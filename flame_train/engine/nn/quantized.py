@@ -12,7 +12,7 @@ from .. import functional as F
 from ..backend import get_backend
 from ..dtype import DType, as_dtype, uint8
 from ..rematerialize import rematerialize
-from ..tensor import Frozen, Tensor
+from ..tensors.tensor import Frozen, Tensor
 
 FORMATS: Final = ("fp8", "int8", "nf4")
 """What a weight may be stored in: e4m3, whole numbers of 8 bits, or bitsandbytes' 4 bits."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from ..dtype import Array, DType, as_dtype, float32
-from ..tensor import Frozen, Tensor
+from ..tensors.tensor import Frozen, Tensor
 
 Init = Literal["fan_in", "ones", "zeros", "normal"]
 

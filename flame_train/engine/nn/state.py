@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from ...errors import kind_of
+from ..autograd.versions import VERSIONS
 from ..backend import get_backend, owner
 from ..dtype import DType, as_dtype, is_float
 from ..mode import mode
-from ..tensor import Parameter, Tensor
-from ..versions import VERSIONS
+from ..tensors.tensor import Parameter, Tensor
 from .fit import check_shapes
 from .quantized import QuantizedWeight
 from .spec import ParamSpec, kernel_order

@@ -18,10 +18,10 @@ from weakref import ref
 import numpy as np
 
 from ...errors import ModelFileError, kind_of
+from ..autograd.versions import VERSIONS
 from ..backend import Backend
 from ..dtype import Array, DType, as_dtype, float32
-from ..tensor import ComputeCopy, Frozen, Parameter, Tensor
-from ..versions import VERSIONS
+from ..tensors.tensor import ComputeCopy, Frozen, Parameter, Tensor
 from .matrices import Cutting, Matrices, last_two
 from .stacks import Stack, stacks_of
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..dtype import Array, DType, compute_dtype, float32
 from ..namespace import Namespace
 from ..random import GRADIENT_NOISE, bits, normal_of
-from ..tensor import Tensor
+from ..tensors.tensor import Tensor
 from .transform import global_norm
 from .validation import check
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ...errors import ModelFileError, kind_of
+from ..autograd.backprop import Passes
 from ..backend import several_gpus
-from ..backprop import Passes
 from ..dtype import Array
-from ..tensor import Tensor
+from ..tensors.tensor import Tensor
 from .ema import EMA
 from .flat_parameters import FlatParameters
 from .scaler import LossScaler

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..tensor import Tensor
+from ..tensors.tensor import Tensor
 from .flat_parameters import FlatParameters, listed, named_parameters
 from .optimizer import Optimizer
 from .optimizers import AdamRule, AdamWRule, SGDRule

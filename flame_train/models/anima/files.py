@@ -10,10 +10,10 @@ from flame_train.io.keymap import Shape
 from flame_train.models.anima import keys
 from flame_train.models.anima.text import AdapterArch, LlmAdapter
 from flame_train.models.anima.transformer import Anima, AnimaArch
-from flame_train.models.common.family_files import FamilyFiles
-from flame_train.models.common.qwen3 import Qwen3, Qwen3Arch
-from flame_train.models.common.stated import Stated
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.files.family_files import FamilyFiles
+from flame_train.models.common.files.stated import Stated
+from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
+from flame_train.models.common.vae.vae import Vae, VaeArch
 
 
 def _build(component: str, native: Mapping[str, Shape], stated: Stated) -> nn.Module:

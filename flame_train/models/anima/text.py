@@ -17,9 +17,9 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import compute_dtype
 from flame_train.errors import ModelFileError
 from flame_train.models.common.blocks import BlockNetwork
-from flame_train.models.common.qwen3 import Qwen3, rotary_angles
-from flame_train.models.common.shapes import block_count
-from flame_train.models.common.stated import NOTHING, Stated
+from flame_train.models.common.files.shapes import block_count
+from flame_train.models.common.files.stated import NOTHING, Stated
+from flame_train.models.common.text.qwen3 import Qwen3, rotary_angles
 
 _EPS: Final = 1e-6
 _THETA: Final = 10000.0

@@ -9,10 +9,10 @@ from flame_train.engine import nn
 from flame_train.io.keymap import Shape
 from flame_train.models.chroma import keys
 from flame_train.models.chroma.transformer import Chroma, ChromaArch
-from flame_train.models.common.family_files import FamilyFiles
-from flame_train.models.common.stated import Stated
-from flame_train.models.common.t5 import T5Arch, T5Encoder
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.files.family_files import FamilyFiles
+from flame_train.models.common.files.stated import Stated
+from flame_train.models.common.text.t5 import T5Arch, T5Encoder
+from flame_train.models.common.vae.vae import Vae, VaeArch
 
 
 def _build(component: str, native: Mapping[str, Shape], stated: Stated) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Iterable
 from typing import Any, ClassVar, Literal, Protocol
 
 from flame_train.engine import Tensor, checkpoint, nn, no_grad
@@ -95,3 +95,12 @@ class BlockNetwork(nn.Module):
     def run_outside(self) -> Collection[nn.Module]:
         """The layers of blocks that run before their block does: a policy keeps these on the device."""
         return ()
+
+
+def linears_in(parts: Iterable[nn.Module], exact: frozenset[str] = frozenset()) -> dict[nn.Linear, bool]:
+    """For `Module.quantizable`: all linear layers below the parts; False for those below one named in `exact`.
+
+    A modulation has one row an image: rounding it would cost accuracy and save no time.
+    """
+    named = [(set(name.split(".")), m) for part in parts for name, m in part.named_modules()]
+    return {m: not names & exact for names, m in named if isinstance(m, nn.Linear)}

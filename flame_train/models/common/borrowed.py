@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from flame_train.engine import Tensor, nn
+from flame_train.engine.autograd.versions import VERSIONS
 from flame_train.engine.backend.base import Offloaded
 from flame_train.engine.dtype import Array
-from flame_train.engine.versions import VERSIONS
 
 from .streamed import arrays_of, memory_order
 

@@ -7,11 +7,11 @@ from typing import Final
 
 from flame_train.engine import nn
 from flame_train.io.keymap import Shape
-from flame_train.models.common.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.family_files import FamilyFiles
-from flame_train.models.common.stated import Stated
-from flame_train.models.common.t5 import T5Arch, T5Encoder
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.files.family_files import FamilyFiles
+from flame_train.models.common.files.stated import Stated
+from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.text.t5 import T5Arch, T5Encoder
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.flux import keys as flux
 from flame_train.models.flux.transformer import Flux, FluxArch
 

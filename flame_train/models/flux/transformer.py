@@ -19,14 +19,13 @@ from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.errors import ModelFileError
 from flame_train.models.common.arch import TransformerArch
-from flame_train.models.common.blocks import BlockNetwork
+from flame_train.models.common.blocks import BlockNetwork, linears_in
+from flame_train.models.common.files.shapes import block_count, shape_of
+from flame_train.models.common.files.stated import NOTHING, Stated
 from flame_train.models.common.latents import check_latents
 from flame_train.models.common.rope import RopeTables
-from flame_train.models.common.shapes import block_count, shape_of
-from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.flux.blocks import EPS, OneStream, Projections, TwoStreams, gelu_feed_forward, gelu_mlp
 from flame_train.models.flux.positions import axes_of, position_angles
-from flame_train.models.sdxl.transformer import linears_in
 
 PATCH: Final = 2  # the side of a token in latent pixels
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times and guidance

@@ -19,14 +19,13 @@ import numpy as np
 from flame_train.engine import Tensor, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.errors import ModelFileError
-from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
+from flame_train.models.common.files.shapes import block_count, shape_of
+from flame_train.models.common.files.stated import NOTHING, Stated
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
 from flame_train.models.common.rope import Angles, Grids, RopeTables, grid, rope_angles
-from flame_train.models.common.shapes import block_count, shape_of
-from flame_train.models.common.stated import NOTHING, Stated
 from flame_train.models.flux.blocks import QKNorm, Stream, TwoStreams, attend, modulated
-from flame_train.models.sdxl.transformer import linears_in
 
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times
 _THETA: Final = 2000.0

@@ -7,10 +7,10 @@ from typing import Final
 
 from flame_train.engine import nn
 from flame_train.io.keymap import Shape
-from flame_train.models.common.family_files import FamilyFiles
-from flame_train.models.common.qwen3 import VL_THETA, Qwen3, Qwen3Arch
-from flame_train.models.common.stated import Stated
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.files.family_files import FamilyFiles
+from flame_train.models.common.files.stated import Stated
+from flame_train.models.common.text.qwen3 import VL_THETA, Qwen3, Qwen3Arch
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.krea2 import keys
 from flame_train.models.krea2.arch import Krea2Arch
 from flame_train.models.krea2.transformer import Krea2

@@ -15,13 +15,12 @@ from flame_train.engine import Tensor, checkpoint, nn, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype, float32
 from flame_train.engine.nn import param
-from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
 from flame_train.models.common.latents import check_latents
 from flame_train.models.common.rope import rope_angles, text_and_grid
 from flame_train.models.krea2.arch import PATCH, Krea2Arch
 from flame_train.models.krea2.parts import Attention, FeedForward, ZeroCentredNorm
 from flame_train.models.krea2.text import TextFusion
-from flame_train.models.sdxl.transformer import linears_in
 
 _PARTS: Final = 6  # scale, shift and gate, of the attention and of the gated network
 

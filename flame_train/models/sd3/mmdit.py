@@ -20,11 +20,11 @@ from flame_train.engine import functional as F
 from flame_train.engine.nn import param
 from flame_train.errors import ModelFileError
 from flame_train.models.common.arch import TransformerArch
-from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.common.attention import feed_forward
+from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
+from flame_train.models.common.files.shapes import shape_of
+from flame_train.models.common.files.stated import NOTHING, Stated
 from flame_train.models.common.latents import check_latents
-from flame_train.models.common.shapes import shape_of
-from flame_train.models.common.stated import NOTHING, Stated
-from flame_train.models.sdxl.transformer import feed_forward, linears_in
 
 _PATCH = 2
 _FREQUENCIES = 256  # the width of the timestep's sinusoid

@@ -11,10 +11,10 @@ from flame_train.engine import nn
 from flame_train.errors import ModelFileError
 from flame_train.io.keymap import Shape
 from flame_train.io.weights import open_weights
-from flame_train.models.common.clip import Activation, ClipArch, ClipTextEncoder
-from flame_train.models.common.family_files import FamilyFiles
-from flame_train.models.common.stated import Stated
-from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.common.files.family_files import FamilyFiles
+from flame_train.models.common.files.stated import Stated
+from flame_train.models.common.text.clip import Activation, ClipArch, ClipTextEncoder
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.sdxl import keys as sdxl
 from flame_train.models.sdxl.unet import UNet, UNetArch
 

@@ -17,11 +17,11 @@ from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
-from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
+from flame_train.models.common.files.shapes import shape_of
+from flame_train.models.common.files.stated import NOTHING, Stated
 from flame_train.models.common.latents import check_latents
-from flame_train.models.common.shapes import shape_of
-from flame_train.models.common.stated import NOTHING, Stated
-from flame_train.models.sdxl.transformer import SpatialTransformer, TextKeys, TransformerBlock, linears_in
+from flame_train.models.sdxl.transformer import SpatialTransformer, TextKeys, TransformerBlock
 
 _shape: Final = partial(shape_of, "UNet", "an SDXL UNet")
 

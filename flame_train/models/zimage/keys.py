@@ -13,8 +13,8 @@ from typing import Final
 from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_by_table
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.common import keys_qwen3 as qwen3
 from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
+from flame_train.models.common.text import keys_qwen3 as qwen3
 from flame_train.models.sdxl import keys as sdxl
 
 _ENDS: Final = lines("""

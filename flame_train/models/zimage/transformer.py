@@ -18,13 +18,12 @@ from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
-from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
+from flame_train.models.common.files.shapes import block_count, shape_of
+from flame_train.models.common.files.stated import NOTHING, Stated
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
 from flame_train.models.common.rope import published_axes, stated_axes
-from flame_train.models.common.shapes import block_count, shape_of
-from flame_train.models.common.stated import NOTHING, Stated
-from flame_train.models.sdxl.transformer import linears_in
 from flame_train.models.zimage.positions import UNIT, Positions
 
 PATCH: Final = 2  # the side of a token in latent pixels

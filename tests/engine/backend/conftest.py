@@ -41,7 +41,7 @@ def gpu(card: Card, monkeypatch: pytest.MonkeyPatch) -> Any:
     made.kernels._cubins = Cubins(card)
     monkeypatch.setattr(tensor_map, "_encode", lambda: lambda *_: 0)
     real = backends.backend_of
-    for name in ("tensor_base", "random"):
+    for name in ("tensors.tensor_base", "random"):
         monkeypatch.setattr(
             sys.modules[f"flame_train.engine.{name}"],
             "backend_of",

@@ -11,7 +11,7 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine.memory_report import saved_by_op
-from flame_train.models.sdxl.transformer import attend
+from flame_train.models.common.attention import attend
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from flame_train.engine.backend.cuda.side_stream import SideStream
 from flame_train.engine.dtype import bfloat16
 from flame_train.engine.mode import capturing
 from flame_train.engine.optim import FlatParameters
-from flame_train.engine.tensor import Parameter
+from flame_train.engine.tensors.tensor import Parameter
 from tests.engine.backend.lines import Cuda, Line, surely_done
 
 

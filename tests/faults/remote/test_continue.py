@@ -139,7 +139,7 @@ def test_sigterm_saves_and_uploads(remote: Any, bucket: Any, undisturbed: Any) -
 def test_a_run_without_a_store_imports_nothing_for_it(job: Any) -> None:
     code = (
         "import sys\n"
-        "from flame_train.run.command import train\n"
+        "from flame_train.run.commands.stages import train\n"
         f"train({json.dumps(job.arguments('x')[2])}, [], 'cpu', False)\n"
         "sys.exit(any(name.split('.')[0] in ('fsspec', 's3fs', 'sshfs', 'botocore') or "
         "name.startswith('flame_train.remote') for name in sys.modules))"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from flame_train.engine import tensor
-from flame_train.models.common.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.text_clip import encode_windows
+from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.text.conditioning_clip import encode_windows
 from flame_train.models.sd3.context import joined_context
 
 torch = pytest.importorskip("torch")

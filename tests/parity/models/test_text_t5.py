@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from flame_train.data.tokenizers.t5 import T5Tokenizer, find_vocabulary
-from flame_train.models.common.loading_t5 import t5_part
-from flame_train.models.common.text_t5 import encode_prompts
+from flame_train.models.common.text.conditioning_t5 import encode_prompts
+from flame_train.models.common.text.loading_t5 import t5_part
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

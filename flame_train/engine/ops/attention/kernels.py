@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...autograd.grad_target import GradTargets
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
-from ...grad_target import GradTargets
 from ..common import conditions
 from . import masks, short_kv, wgmma
 from .attention import scaled_dot_product_attention

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ...autograd.grad_target import GradTargets
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
-from ...grad_target import GradTargets
 from .inputs import Inputs
 
 

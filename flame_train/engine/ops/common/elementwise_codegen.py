@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...arguments import named
+from ...autograd.grad_target import ALLOCATE, GradTarget, GradTargets
 from ...backend.cuda.codegen.expressions import expression
 from ...backend.cuda.codegen.kernel_ir import Reduction
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, float32, result_type
-from ...grad_target import ALLOCATE, GradTarget, GradTargets
 from ...op import Op
 from ...sums import unbroadcast
 from .conditions import floating

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ...autograd.grad_target import GradTarget
 from ...backend.cuda.codegen.kernel_ir import Extent, Operands, Program, Reduction, Table
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, bool_, float32
-from ...grad_target import GradTarget
 from .conditions import floating
 from .dims import Shape
 

@@ -6,7 +6,7 @@ from ....errors import ShapeError
 from ...dtype import Array
 from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
-from ...tensor import Tensor
+from ...tensors.tensor import Tensor
 from ..common.dims import Shape, sum_to_channels
 from .conv import check_bias, conv2d, input_gradient, weight_gradient
 from .geometry import Conv, Pair, image_size, pair, steps

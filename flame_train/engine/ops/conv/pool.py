@@ -15,7 +15,7 @@ from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, int64
 from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
-from ...tensor import Tensor
+from ...tensors.tensor import Tensor
 from ..common.conditions import AT_MOST_FP32, same
 from ..common.dims import Shape
 from ..common.row_kernels import reduce

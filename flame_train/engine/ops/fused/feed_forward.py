@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ....errors import ShapeError
+from ...autograd.grad_target import GradTargets
 from ...backend.cuda.cublaslt import Gelu
 from ...backend.cuda.launcher import Launcher
 from ...backend.cuda.tuning import tuning_of
 from ...dtype import Array
-from ...grad_target import GradTargets
 from ...op import ErrorSample, composite, sample
-from ...tensor import Tensor
+from ...tensors.tensor import Tensor
 from ..common import conditions
 from ..linear.matmul import check_linear, linear, product_to
 from ..pointwise.activations import gelu

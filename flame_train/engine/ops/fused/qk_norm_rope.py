@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ....errors import ShapeError
+from ...autograd.grad_target import ALLOCATE, GradTargets
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32, promote_floats
-from ...grad_target import ALLOCATE, GradTargets
 from ...op import ErrorSample, composite, sample
-from ...tensor import Tensor
+from ...tensors.tensor import Tensor
 from ..common.dims import Shape, size_along
 from ..common.row_kernels import shared, why_not_rows
 from ..norm.rms_norm import Angles, angle_rows, norm_gradients, norm_rows, rms_norm, rope

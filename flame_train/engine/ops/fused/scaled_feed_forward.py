@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from ....errors import ShapeError
 from ...arguments import Arguments
+from ...autograd.grad_target import ALLOCATE, GradTargets
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, int8
-from ...grad_target import ALLOCATE, GradTargets
 from ...op import ErrorSample, composite, sample
-from ...tensor import Tensor
+from ...tensors.tensor import Tensor
 from ..common import conditions
 from ..linear.scaled import decode, encode, fits, products, scaled_linear, scaled_product_to, storage, stored
 from ..pointwise.activations import gelu

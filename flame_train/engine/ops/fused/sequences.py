@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ....errors import ShapeError
+from ...autograd.grad_target import ALLOCATE, GradTargets
 from ...backend.cuda.codegen.kernel_ir import Extent, Operands, Program, Reduction
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32
-from ...grad_target import ALLOCATE, GradTargets
 from ...op import ErrorSample, composite, sample
-from ...tensor import Tensor
+from ...tensors.tensor import Tensor
 from ..common.conditions import floating
 from ..common.dims import Shape, size_along
 from ..common.elementwise_codegen import broadcast_grad

@@ -9,10 +9,10 @@ import numpy as np
 
 from ....errors import ShapeError
 from ...dtype import Array
-from ...indexing import Places, steps
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
-from ...tensor import Tensor
+from ...tensors.indexing import Places, steps
+from ...tensors.tensor import Tensor
 from ..common.dims import Shape, size_along
 from .embedding import added_at
 

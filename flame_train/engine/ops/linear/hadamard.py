@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from ....errors import ShapeError
+from ...autograd.grad_target import GradTarget, GradTargets
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32
-from ...grad_target import GradTarget, GradTargets
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common import conditions

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from ....errors import ShapeError
 from ...arguments import Arguments
+from ...autograd.grad_target import GradTargets
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
-from ...grad_target import GradTargets
 from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
-from ...tensor import Tensor
+from ...tensors.tensor import Tensor
 from ..common import conditions
 from ..conv.conv import conv2d
 from ..conv.geometry import Pair

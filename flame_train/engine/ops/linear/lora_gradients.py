@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...autograd.grad_target import ALLOCATE, GradTarget, GradTargets
 from ...backend.cuda.arrays import has_mergeable_rows
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, compute_dtype, float32
-from ...grad_target import ALLOCATE, GradTarget, GradTargets
 from . import skinny_gemm
 from .skinny_gemm import SkinnyOperands
 

@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 from ....errors import ShapeError
+from ...autograd.grad_target import GradTarget, GradTargets
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
-from ...grad_target import GradTarget, GradTargets
 from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
-from ...tensor import Tensor
+from ...tensors.tensor import Tensor
 from ..common import conditions
 
 

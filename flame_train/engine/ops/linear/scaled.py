@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ....errors import ShapeError
+from ...autograd.grad_target import ALLOCATE, GradTarget, GradTargets
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Table
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, as_dtype, bfloat16, compute_dtype, float32, int8, uint8, uint32
-from ...grad_target import ALLOCATE, GradTarget, GradTargets
 from ...namespace import NUMPY, Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common import conditions

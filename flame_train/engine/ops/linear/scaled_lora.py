@@ -9,9 +9,9 @@ import numpy as np
 
 from ....errors import ShapeError
 from ...arguments import Arguments
+from ...autograd.grad_target import GradTargets
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, int8, uint8
-from ...grad_target import GradTargets
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common import conditions

@@ -12,7 +12,7 @@ from ...dtype import Array, promote
 from ...namespace import Namespace
 from ...op import ErrorSample, Op, composite, primitive, sample
 from ...op_samples import Values
-from ...tensor import Tensor
+from ...tensors.tensor import Tensor
 from ..common.conditions import floating
 from ..common.dims import axis
 from ..common.row_kernels import reduce, why_not_reduction

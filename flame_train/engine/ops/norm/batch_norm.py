@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from ....errors import ShapeError
+from ...autograd.versions import VERSIONS
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, compute_dtype, float32, promote
 from ...mode import mode
@@ -13,8 +14,7 @@ from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...op_samples import positive
 from ...sums import accurate_sum
-from ...tensor import Tensor
-from ...versions import VERSIONS
+from ...tensors.tensor import Tensor
 from ..common.channel_stats import folded, no_planes, slopes, statistics
 from ..common.conditions import floating
 from ..common.dims import Shape, at_least

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from ....errors import ShapeError
+from ...autograd.grad_target import GradTargets
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
-from ...grad_target import GradTargets
 from ...namespace import Namespace
 from ...op import ErrorSample, Op, composite, primitive, sample
-from ...tensor import Tensor
+from ...tensors.tensor import Tensor
 from ..common import conditions
 from ..common.dims import Shape, at_least, sum_to_channels
 from ..pointwise.activations import silu

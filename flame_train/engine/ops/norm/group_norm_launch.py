@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ...autograd.grad_target import ALLOCATE, GradTarget, GradTargets
 from ...backend.cuda.codegen.kernel_ir import Extent, Operands, Reduction
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, float32
-from ...grad_target import ALLOCATE, GradTarget, GradTargets
 from ..common.dims import Shape
 
 _FILE = "ops/norm/group_norm.cu"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....errors import ShapeError
 from ...op import ErrorSample, composite, sample
 from ...op_samples import positive
-from ...tensor import Tensor
+from ...tensors.tensor import Tensor
 from .batch_norm import batch_norm_inference, other_dims, running_statistics, track_statistics
 from .group_norm import group_norm
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from ....errors import ShapeError
 from ...arguments import Arguments
+from ...autograd.grad_target import ALLOCATE, GradTargets
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Table
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32, promote_floats
-from ...grad_target import ALLOCATE, GradTargets
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common.elementwise_codegen import broadcast_grad

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ....errors import ShapeError
+from ...autograd.grad_target import ALLOCATE, GradTargets
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Table
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32, promote_floats
-from ...grad_target import ALLOCATE, GradTargets
 from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
-from ...tensor import Tensor
+from ...tensors.tensor import Tensor
 from ..common.conditions import floating
 from ..common.dims import Shape, size_along
 from ..common.elementwise_codegen import broadcast_grad

@@ -12,7 +12,7 @@ from ...namespace import Namespace
 from ...op import ErrorSample, Op, composite, primitive, sample
 from ...op_samples import no_such_dim
 from ...sums import accurate_sum
-from ...tensor import Tensor
+from ...tensors.tensor import Tensor
 from ..common.dims import Dims, axes, spread
 from ..common.row_kernels import row_program, rows_at, why_not_rows
 

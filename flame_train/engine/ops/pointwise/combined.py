@@ -7,7 +7,7 @@ from ...dtype import Array
 from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...op_samples import apart
-from ...tensor import Tensor
+from ...tensors.tensor import Tensor
 from ..common.dims import size_along
 from ..common.elementwise_codegen import elementwise_kernel
 

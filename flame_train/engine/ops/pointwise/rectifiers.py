@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ....errors import ShapeError
+from ...autograd.grad_target import GradTargets
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, promote_floats
-from ...grad_target import GradTargets
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ...op_samples import Values, apart, of_one

@@ -11,7 +11,7 @@ from ...dtype import Array, float32
 from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...op_samples import no_such_dim
-from ...tensor import Tensor
+from ...tensors.tensor import Tensor
 from ..common.dims import Dims, Shape, axes, axis, spread
 from ..common.row_kernels import reduce, reduced_rows, row_program
 from ..pointwise.where_clamp import maximum, minimum

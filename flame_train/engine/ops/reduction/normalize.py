@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....errors import ShapeError
 from ...op import ErrorSample, composite, sample
-from ...tensor import Tensor
+from ...tensors.tensor import Tensor
 from ..common.dims import Dims
 from ..pointwise.where_clamp import clamp
 from .reduce import norm

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from ....errors import ShapeError
+from ...autograd.grad_target import GradTargets
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, promote, promote_floats
-from ...grad_target import GradTargets
 from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
-from ...tensor import Tensor
+from ...tensors.tensor import Tensor
 from ..common.conditions import floating
 from ..common.dims import Shape, axis, size_along
 

@@ -12,7 +12,7 @@ from ...dtype import Array
 from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...op_samples import no_such_dim
-from ...tensor import Tensor
+from ...tensors.tensor import Tensor
 from ..common.dims import axes, axis
 
 

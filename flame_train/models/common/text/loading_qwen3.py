@@ -1,0 +1,45 @@
+"""Where a Qwen3 text encoder is found in files, and whether it is a family's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from flame_train.engine import nn
+from flame_train.errors import ModelFileError
+from flame_train.io.keymap import Shape
+from flame_train.io.weights import open_weights
+from flame_train.models.common.files.family_files import FamilyFiles
+from flame_train.models.common.files.identify import FAMILY_NAMES, identify
+from flame_train.models.common.files.part import Part
+from flame_train.models.common.files.stated import Stated
+from flame_train.models.common.text import keys_qwen3 as qwen3
+from flame_train.models.common.text.loading_text import TextNetwork
+from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
+
+
+def qwen3_part(path: str | Path, component: str = "", files: FamilyFiles | None = None) -> Part:
+    """The encoder in a file or folder, as the family of `files` builds it, whose `component` it is.
+
+    Without a family it is Qwen3's own text model. Raises ModelFileError: there is none, it is not whole, or its tensors
+    show that it is another Qwen3 than the family's.
+    """
+
+    def build(native: Mapping[str, Shape], stated: Stated) -> nn.Module:
+        return Qwen3(Qwen3Arch.from_shapes(native, stated)) if files is None else files.build(component, native, stated)
+
+    if files is not None:
+        _refuse_others(path, files)
+    return TextNetwork("Qwen3", "qwen_3_4b.safetensors", qwen3.prefix_of, qwen3.component, build).part(path, component)
+
+
+def _refuse_others(path: str | Path, files: FamilyFiles) -> None:
+    """Raises ModelFileError for an encoder that is none of the family's. One of unknown width is a small one."""
+    with open_weights(path) as weights:
+        found = identify(weights.shapes, weights.metadata)
+    if found.kind == "text_encoder" and found.family.startswith("qwen3") and found.family not in files.alone:
+        wanted = " or ".join(FAMILY_NAMES[name] for name in files.alone)
+        raise ModelFileError(
+            f"{path}: expected {wanted} for {FAMILY_NAMES[files.family]}, found {FAMILY_NAMES[found.family]}, whose "
+            "states it was not made for; name another file"
+        )

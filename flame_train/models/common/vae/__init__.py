@@ -1,0 +1,1 @@
+"""Autoencoders that several families share: networks, names in files, latents, and tiles."""

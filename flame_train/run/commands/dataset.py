@@ -1,0 +1,146 @@
+"""`flame-train dataset`: what a config's images are, with a contact sheet a bucket and what looks wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flame_train.config.load import load_located
+from flame_train.data.buckets import Size
+from flame_train.data.images import load_image
+from flame_train.data.looks import Pixels, contact_sheet, fingerprint, groups, sharpness, side_by_side, thumbnail
+from flame_train.data.samples import Sample, Samples
+from flame_train.data.sets import DataSet
+from flame_train.disk.durable import write_durably
+from flame_train.disk.files import make_folder, refuse_folder
+from flame_train.errors import OutputError, shown
+from flame_train.io.hub import fetching
+from flame_train.training.preview import png
+from flame_train.training.stop import StopRequest
+
+from ..check import check
+from ..plan import make_plan
+
+BLURRED = 50.0
+"""The sharpness below which an image is named as blurred."""
+_TINY = 0.5  # of the resolution's area
+_ON_A_SHEET = 100  # thumbnails; the first of a bucket
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was seen of the images, by name; each file is decoded once."""
+
+    hashes: dict[str, object] = field(default_factory=dict)
+    files: dict[str, object] = field(default_factory=dict)
+    prints: dict[str, object] = field(default_factory=dict)
+    blurred: dict[str, float] = field(default_factory=dict)
+    tiny: list[str] = field(default_factory=list)
+    sheets: dict[Size, list[Pixels]] = field(default_factory=dict)
+
+
+def report(source: str, overrides: Sequence[str], output: Path, force: bool) -> dict[str, Any]:
+    """Reads all images of a config and writes `report.json` and the contact sheets.
+
+    Args:
+        source: a config's file.
+        overrides: `section.key=value`, on top of it.
+        output: the folder to write into.
+        force: whether files that are there are overwritten.
+
+    Returns:
+        The report.
+
+    Raises:
+        FlameError: the config or the images are wrong, or the folder cannot be written.
+    """
+    if not force and output.is_dir() and any(output.iterdir()):
+        raise OutputError(f"{output}: is not empty; choose another folder with --output, or say --force")
+    with StopRequest() as stop, fetching(False):
+        plan = make_plan(check(load_located(source, overrides)), stop)
+        samples = plan.samples
+        seen = _look(samples, stop)
+        made = _told(samples, seen) | {"output": str(output)}
+        make_folder(output, "choose another place")
+        for bucket, thumbnails in sorted(seen.sheets.items()):
+            _write(output / f"bucket-{bucket[1]}x{bucket[0]}.png", [png(contact_sheet(thumbnails))])
+        _write(output / "report.json", [(json.dumps(made, indent=1, ensure_ascii=False) + "\n").encode()])
+        return made
+
+
+def _look(samples: Samples, stop: StopRequest) -> _Seen:
+    seen = _Seen()
+    for name, row in zip(samples.names, samples.rows, strict=True):
+        shown_name, sheet = shown(name), seen.sheets.setdefault(row.placement.bucket, [])
+        first = shown_name not in seen.hashes
+        if first or len(sheet) < _ON_A_SHEET:
+            pixels, _ = load_image(row.item.path)
+            if first:
+                _look_at(seen, shown_name, row, pixels)
+            if len(sheet) < _ON_A_SHEET:
+                sheet.append(_on_sheet(row, pixels))
+        stop.check("while looking at images")
+    return seen
+
+
+def _on_sheet(row: Sample, pixels: Pixels) -> Pixels:
+    """A sample's thumbnail, with its control images before it."""
+    beside = [thumbnail(image.pixels()) for image in row.seen_beside(0)]
+    return side_by_side([*beside, thumbnail(row.views[0].pixels(pixels))])
+
+
+def _look_at(seen: _Seen, name: str, row: Sample, pixels: Pixels) -> None:
+    status = os.stat(row.item.path)
+    seen.hashes[name], seen.files[name] = row.item.sha256, (status.st_dev, status.st_ino)
+    seen.prints[name] = fingerprint(pixels)
+    if (sharp := sharpness(pixels)) < BLURRED:
+        seen.blurred[name] = round(sharp, 1)
+    if row.item.size[0] * row.item.size[1] < _TINY * min(row.set.resolutions) ** 2:
+        seen.tiny.append(name)
+
+
+def _told(samples: Samples, seen: _Seen) -> dict[str, Any]:
+    links = groups(seen.files)
+    linked = {name for group in links for name in group[1:]}
+    same = groups({name: digest for name, digest in seen.hashes.items() if name not in linked})
+    copies = linked | {name for group in same for name in group[1:]}
+    alike = groups({name: bits for name, bits in seen.prints.items() if name not in copies})
+    return {
+        "images": len(seen.hashes),
+        "samples": len(samples.rows),
+        "sets": [_set(own, samples) for own in samples.sets],
+        "buckets": samples.bucket_rows(),
+        "links to the same file": links,
+        "duplicates": same,
+        "alike": alike,
+        "tiny": seen.tiny,
+        "blurred": [{"file": n, "sharpness": s} for n, s in sorted(seen.blurred.items(), key=lambda pair: pair[1])],
+        "notices": list(samples.notices),
+        "files": samples.to_json(),
+    }
+
+
+def _set(own: DataSet, samples: Samples) -> dict[str, Any]:
+    rows = [row for row in samples.rows if row.set is own]
+    return {
+        "set": shown(str(own.folder)),
+        "samples": len(rows),
+        "repeats": own.repeats,
+        "weight": own.weight,
+        "batch size": own.batch_size,
+        "resolutions": " ".join(map(str, own.resolutions)),
+        "views": sum(len(row.views) for row in rows),
+        "texts": len({text for row in rows for text in row.texts}),
+        **({"control images": sum(len(row.controls) for row in rows)} if own.control else {}),
+        "masks": sum(row.item.mask is not None for row in rows),
+        "loss weight": own.loss_weight,
+    }
+
+
+def _write(path: Path, parts: Sequence[bytes]) -> None:
+    refuse_folder(path)
+    write_durably(path, parts, sum(map(len, parts)))

@@ -1,0 +1,78 @@
+"""Drops from a cache what no config in a folder uses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from flame_train.config.load import load_located
+from flame_train.data.cache import DiskCache
+from flame_train.errors import ConfigError, FlameError
+from flame_train.io.hub import fetching
+from flame_train.training.stop import StopRequest
+
+from ..check import check
+from ..memory.levers import encodings
+from ..plan import Plan, make_plan
+
+_ENDINGS = (".toml", ".yaml", ".yml")
+
+
+def prune_cache(source: str, overrides: Sequence[str], configs: Path, dry_run: bool) -> dict[str, Any]:
+    """Removes the entries of a config's cache that neither it nor any config in a folder uses.
+
+    A config that cannot be planned might use anything, so one such ends it with nothing removed.
+
+    Args:
+        source: a config's file.
+        overrides: `section.key=value`, on top of it.
+        configs: the folder of configs, of which folders in it are not read.
+        dry_run: whether nothing is removed.
+
+    Returns:
+        How many entries are kept and removed, and the bytes of the latter.
+
+    Raises:
+        ConfigError: the folder has no configs, or one of them is wrong.
+    """
+    with StopRequest() as stop, fetching(False):
+        plan = make_plan(check(load_located(source, overrides)), stop)
+        used = set(_entries(plan))
+        for path in _files(configs):
+            try:
+                used.update(_entries(make_plan(check(load_located(str(path))), stop)))
+            except FlameError as error:
+                raise ConfigError(
+                    f"{path}: what this config uses is not known, so nothing was removed; mend it or move it away:\n"
+                    f"{error}"
+                ) from error
+        cache = DiskCache(plan.encoding.folder)
+        kept, removed, size = 0, 0, 0
+        for entry in cache.entries():
+            if cache.key_of(entry) in used:
+                kept += 1
+                continue
+            removed, size = removed + 1, size + entry.stat().st_size
+            if not dry_run:
+                os.unlink(entry)
+            stop.check("while removing entries")
+        return {"kept": kept, "removed": removed, "bytes": size, "cache": str(cache.folder)}
+
+
+def _files(folder: Path) -> list[Path]:
+    found = sorted(path for path in folder.glob("*") if path.suffix.lower() in _ENDINGS and path.is_file())
+    if not found:
+        raise ConfigError(f"{folder}: expected a folder of configs ({', '.join(_ENDINGS)}), got none there")
+    return found
+
+
+def _entries(plan: Plan) -> Iterator[str]:
+    """The keys that a config's runs read, whatever their memory budget chooses."""
+    for way in encodings(plan):
+        keys = way.keys
+        yield from keys.captions.values()
+        yield from keys.shown.values()
+        for index in range(len(keys.images)):
+            yield from keys.of_sample(index)

@@ -1,0 +1,154 @@
+"""The ladder of a memory budget: the settings that the plan may choose where the config says nothing of them.
+
+Each is an entry of `LEVERS`. A new setting that saves memory is one more entry. What it costs and saves is measured on
+shapes (`budget.py`), so nothing else needs to know it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import Any, Final
+
+from flame_train.config.checks import broken
+from flame_train.config.schema import Config
+from flame_train.data.samples import Samples
+from flame_train.errors import ConfigError
+
+from ..checkpointing import blocks_named
+from ..plan import Plan
+from ..streamed import blocks_streamed, text_share
+
+Settings = Mapping[str, Any]
+"""Values of keys, by path."""
+
+
+class Stage(Enum):
+    """A part of a run whose memory a setting changes."""
+
+    CAPTIONS = auto()
+    IMAGES = auto()
+    STEP = auto()
+    GRID = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """A setting of a config that saves memory.
+
+    Attributes:
+        keys: the keys that it sets. It is the plan's to choose where the config gives none of `asked`.
+        stages: the stages whose memory it changes; what a step holds, a grid holds too.
+        values: its settings for a config. The first is the config's own; each saves more than the one before.
+        asked: the keys of a user who chooses himself; empty: `keys`.
+    """
+
+    keys: tuple[str, ...]
+    stages: frozenset[Stage]
+    values: Callable[[Config], Sequence[Settings]]
+    asked: tuple[str, ...] = ()
+    needs: Settings = field(default_factory=dict)
+    """What must be set for its values to be measured: they mean nothing alone."""
+    live: bool = False
+    """Whether a loaded network can change it, so that its values are measured in one go."""
+
+    def is_open(self, config: Config) -> bool:
+        """Whether the config leaves it to the plan."""
+        return not any(given(config, key) for key in self.asked or self.keys)
+
+
+def _one_of(key: str, *values: str, stages: set[Stage], live: bool = False) -> Lever:
+    """A key with values that save more and more; the first is its default."""
+    return Lever((key,), frozenset(stages), lambda _: [{key: value} for value in values], live=live)
+
+
+def _micro_batches(config: Config) -> list[Settings]:
+    """The batch in one, two, four ... micro-batches of an update, while it can be halved. Its images stay the same."""
+    found: list[Settings] = []
+    size, parts = config.data.batch_size, config.gradient.accumulation
+    own = any("batch_size" in one.model_fields_set for one in config.data.sets)
+    while True:
+        found.append({"data.batch_size": size, "gradient.accumulation": parts})
+        if size % 2 or own:
+            return found
+        size, parts = size // 2, parts * 2
+
+
+LEVERS: Final = (
+    Lever(
+        ("data.batch_size", "gradient.accumulation"),
+        frozenset({Stage.STEP}),
+        _micro_batches,
+        asked=("gradient.accumulation",),
+    ),
+    _one_of("gradient.checkpointing", "off", "mlp", "full", "offload", stages={Stage.STEP}, live=True),
+    _one_of("model.quantize", "off", "fp8", stages={Stage.STEP}),
+    Lever(
+        ("model.offload",),
+        frozenset({Stage.STEP, Stage.CAPTIONS}),
+        lambda _: [{"model.offload": value} for value in ("off", 0.5, 1.0)],
+        needs={"gradient.checkpointing": "full"},
+    ),
+    _one_of("text_encoders.precision", "auto", "fp8", stages={Stage.CAPTIONS}),
+    _one_of("model.vae_precision", "fp32", "bf16", stages={Stage.IMAGES, Stage.GRID}),
+)
+"""In the order of messages. Of settings with the same step time the plan takes the one that changes the fewest keys."""
+
+
+def given(config: Config, path: str) -> bool:
+    """Whether the user wrote the key, be it with its default."""
+    section, name = path.split(".")
+    return name in getattr(config, section).model_fields_set
+
+
+def value_of(config: Config, path: str) -> Any:
+    """The value of a key."""
+    section, name = path.split(".")
+    return getattr(getattr(config, section), name)
+
+
+def with_settings(plan: Plan, settings: Settings) -> Plan:
+    """The plan with these settings. Raises ConfigError where one of them does not fit another."""
+    old, config = plan.config, plan.config
+    for path, value in settings.items():
+        section, name = path.split(".")
+        changed = getattr(config, section).model_copy(update={name: value})
+        config = config.model_copy(update={section: changed})
+    blocks = blocks_named(plan.model.network, config.gradient.checkpointing, config.gradient.checkpoint_blocks)
+    checked = replace(plan.checked, config=config, checkpointed=blocks)
+    if "model.offload" in settings:
+        offload = config.model.offload
+        names = blocks_streamed(plan.model.network, offload, config.gradient.checkpointing, blocks)
+        checked = replace(checked, streamed=names, streamed_text=text_share(offload))
+    if config.data.batch_size == old.data.batch_size:
+        return replace(plan, checked=checked)
+    size = config.data.batch_size
+    return replace(
+        plan, checked=checked, samples=_in_batches(plan.samples, size), held_out=_in_batches(plan.held_out, size)
+    )
+
+
+def _in_batches(samples: Samples, size: int) -> Samples:
+    """The samples in batches of another size."""
+    sets = {id(own): own.model_copy(update={"batch_size": size}) for own in samples.sets}
+    rows = tuple(replace(row, set=sets[id(row.set)]) for row in samples.rows)
+    return Samples(tuple(sets.values()), rows, samples.notices)
+
+
+def encodings(plan: Plan) -> Iterator[Plan]:
+    """The plan with each way to encode that its budget may choose; without a budget the plan alone."""
+    decisive = {Stage.CAPTIONS, Stage.IMAGES} if plan.config.memory.budget else set()
+    levers = [lever for lever in LEVERS if lever.stages & decisive and lever.is_open(plan.config)]
+    for each in itertools.product(*(lever.values(plan.config) for lever in levers)):
+        yield with_settings(plan, {path: value for settings in each for path, value in settings.items()})
+
+
+def allowed(plan: Plan, settings: Settings) -> bool:
+    """Whether these settings fit each other, and break no rule between keys that the config does not break already."""
+    try:
+        changed = with_settings(plan, settings)
+    except ConfigError:
+        return False
+    return set(broken(changed.config)) <= set(broken(plan.config))

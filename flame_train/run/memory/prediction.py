@@ -1,0 +1,263 @@
+"""The memory that a run will take: the run itself, on shapes alone, for a GPU that is only described.
+
+Encoding, training and sampling run the code that runs on the device (`engine/shape_run.py`). So the prediction
+follows the program. A new family, adapter kind or optimizer needs no line here. Of the buckets the
+largest is met: all captured steps share one memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from flame_train.adapters.attach import Attached
+from flame_train.data.buckets import Size
+from flame_train.data.choices import FIRST
+from flame_train.data.padding import collate
+from flame_train.data.samples import Sample, Samples
+from flame_train.data.views import ViewedImage
+from flame_train.distributed.group import silent
+from flame_train.engine import capture, no_grad
+from flame_train.engine.backend import get_backend
+from flame_train.engine.mode import deterministic
+from flame_train.engine.shape_run import Gpu, KernelRequests, ShapeRun, shape_run
+from flame_train.training.batch import LOSS_WEIGHT, TAUGHT, Batch, HostBatch, sender
+from flame_train.training.model import Denoiser, Example
+from flame_train.training.step import State, micro, reduce, update
+from flame_train.training.stop import StopRequest
+from flame_train.training.text_in_step import tokens_of
+from flame_train.training.validate import HeldOut
+
+from ..controls import blank
+from ..grids import grid_drawer
+from ..plan import Plan
+from ..train import loaded, make_validator, set_checkpointing
+from .step_time import StepWork
+
+_DEVICE = "cuda"  # of the shape run
+_DRAWN = 1  # step of a sampler: the others take what this one takes
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedMemory:
+    """Bytes on the device when they are most: while images and captions are encoded, and in training.
+
+    `kernels` are those that the run will want compiled, `host` the bytes of weights that wait in host memory. `seconds`
+    is the time of a step of the largest bucket.
+    """
+
+    encoding: int
+    training: int
+    kernels: KernelRequests
+    seconds: float
+    host: int = 0
+
+    @property
+    def peak(self) -> int:
+        """Of the whole run. It does not check whether the cache is full: that needs the digests of all networks."""
+        return max(self.encoding, self.training)
+
+
+def predicted_memory(plan: Plan, gpu: Gpu, processes: int = 1, limit: int = 0) -> PredictedMemory:
+    """The memory that the plan's run needs on `gpu`, in each of so many processes but for NCCL's own buffers.
+
+    Its pools get at most `limit` bytes, 0: all there are. Raises EnvironmentFault where it cannot run there,
+    MemoryError where the limit is too low.
+    """
+    with shape_run(gpu) as run:
+        run.backend.limit_memory(limit)
+        largest = _largest(plan.samples)
+        host = encode_captions(plan)
+        encode_images(plan)
+        run.backend.empty_cache()
+        encoding = run.peak_bytes
+        run.backend.reset_peak()
+        with deterministic(plan.config.train.deterministic):
+            work = _train(plan, largest, processes, run)
+        return PredictedMemory(
+            encoding, run.peak_bytes, run.kernel_requests, work.seconds(gpu), max(host, run.host_bytes)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """One stage of a run by itself: bytes that it holds from its beginning, its peak, and seconds.
+
+    Those are a step's, and of the copies between host and device that go on beside it.
+    """
+
+    held: int
+    peak: int
+    seconds: float = 0.0
+    copying: float = 0.0
+
+
+def steps_alone(plans: Sequence[Plan], gpu: Gpu, processes: int = 1) -> list[Alone]:
+    """A step of each plan, run once, eagerly and without grids. The plans differ in checkpointing alone."""
+    plan, found = plans[0], []
+    with shape_run(gpu) as run, deterministic(plan.config.train.deterministic):
+        denoiser, _, state = loaded(plan, _DEVICE, group=silent(processes))
+        held, host = run.live_bytes, _batch(plan, _largest(plan.samples))
+        batch = Batch(host, get_backend(_DEVICE), state.dtype, telling=plan.config.log.images_every > 0)
+        for each in plans:
+            set_checkpointing(each, denoiser)
+            run.backend.empty_cache()
+            run.backend.reset_peak()
+            work = _work_of(plan, run, lambda: micro(state, batch), lambda: update(state))
+            found.append(Alone(held, run.peak_bytes, *work.parts(gpu)))
+    return found
+
+
+def grid_alone(plan: Plan, gpu: Gpu, processes: int = 1) -> Alone:
+    """Sampling a grid with the loaded network; nothing where none is wanted."""
+    if not plan.requests:
+        return Alone(0, 0)
+    with shape_run(gpu) as run:
+        denoiser, attached, state = loaded(plan, _DEVICE, group=silent(processes))
+        drawn, held = _drawer(plan, denoiser, attached), run.live_bytes
+        run.backend.reset_peak()
+        _draw(drawn, state)
+        return Alone(held, run.peak_bytes)
+
+
+def encoding_alone(encode: Callable[[Plan], object], plan: Plan, gpu: Gpu, processes: int = 1) -> Alone:
+    """Encoding captions or images."""
+    with shape_run(gpu) as run:
+        encode(plan)
+        return Alone(0, run.peak_bytes)
+
+
+def _pixels(sample: Sample) -> tuple[int, Size]:
+    """By which the sample with the largest batch is found, control images included."""
+    bucket = sample.placement.bucket
+    each = math.prod(bucket) + sum(math.prod(own.bucket) for own in sample.controls)
+    return each * sample.set.batch_size, bucket
+
+
+def encode_captions(plan: Plan) -> int:
+    """As `encode` does: two batches of captions, the first of which runs eagerly, and the second is captured.
+
+    Returns the bytes of weights that wait in host memory.
+    """
+    encoding, backend = plan.encoding, get_backend(_DEVICE)
+    if not encoding.text:
+        return 0
+    with no_grad():
+        captions = encoding.encoders(_DEVICE)
+        for _ in range(2):
+            captions.caption("")
+    host = backend.host_bytes
+    del captions
+    backend.empty_cache()
+    return host
+
+
+def encode_images(plan: Plan) -> None:
+    """As `encode` does: two images of the largest bucket, the first of which runs eagerly, and the second is
+    captured.
+    """
+    encoding = plan.encoding
+    with no_grad():
+        vae = encoding.vae.load(encoding.vae_precision, _DEVICE, encoding.vae_tile)
+        sizes = (*plan.everything.encoded_sizes, *(image.view.placement.bucket for image in plan.shown))
+        largest, encoder = max(sizes, key=lambda b: (math.prod(b), b)), vae.encoder()
+        for _ in range(2):
+            encoder.start([vae.inputs(np.zeros((*largest, 3), np.uint8))])()
+
+
+def _train(plan: Plan, largest: Sample, processes: int, run: ShapeRun) -> StepWork:
+    """As `train_run` does: a grid, two steps, the second of which is captured, and another grid.
+
+    Returns the work of a step.
+    """
+    denoiser, attached, state = loaded(plan, _DEVICE, group=silent(processes))
+    host = _batch(plan, largest)
+    backend = get_backend(_DEVICE)
+    send = sender(backend, state.dtype)
+    sent = [send(host), send(host)]  # one is trained on, one is ahead
+    drawn = _drawer(plan, denoiser, attached)
+    _draw(drawn, state)
+    batch = Batch(host, backend, state.dtype, telling=plan.config.log.images_every > 0)
+    of_batch, *of_step = [
+        capture(step, _DEVICE) for step in (lambda: micro(state, batch), lambda: reduce(state), lambda: update(state))
+    ]
+    for ahead in sent:
+        batch.fill(ahead)
+        work = _work_of(plan, run, of_batch, *of_step)
+        backend.memory()  # as the log does at each step: it counts what graphs keep
+    _validate(plan, state)
+    _draw(drawn, state)
+    return work
+
+
+def _work_of(plan: Plan, run: ShapeRun, of_batch: Callable[[], None], *of_step: Callable[[], None]) -> StepWork:
+    """Runs a step with one of its micro-batches; the work of one with all of them."""
+    begun = StepWork.of(run)
+    of_batch()
+    one = StepWork.of(run).since(begun)
+    for work in of_step:
+        work()
+    return StepWork.of(run).since(begun).plus(one, plan.config.gradient.accumulation - 1)
+
+
+def _drawer(plan: Plan, denoiser: Denoiser, attached: Attached) -> Callable[[], object] | None:
+    """Samples the grid of a run, in few steps."""
+    few = [replace(request, steps=min(_DRAWN, request.steps)) for request in plan.requests]
+    vae = plan.model.vae
+
+    def controls(images: Sequence[ViewedImage]) -> Example:
+        return blank(images, vae)
+
+    def captions(text: str) -> Example:
+        return plan.encoding.caption_blank()
+
+    return grid_drawer(plan, few, captions, controls, denoiser, attached, _DEVICE, StopRequest())
+
+
+def _validate(plan: Plan, state: State) -> None:
+    """Two measurements of one image of the largest bucket that is held out, the second of them captured."""
+    if not plan.held_out.rows or not plan.config.validation.repeats:
+        return
+    largest = _largest(plan.held_out)
+    validator = make_validator(plan, state, HeldOut.of([_example(plan, largest)], plan.model.paddings), _DEVICE)
+    for _ in range(2):
+        with state.optimizer.averaged():
+            validator.measure()
+
+
+def _draw(drawn: Callable[[], object] | None, state: State) -> None:
+    if drawn is not None:
+        with state.optimizer.averaged():
+            drawn()
+
+
+def _batch(plan: Plan, largest: Sample) -> HostBatch:
+    """A batch of the largest bucket and batch size, all zeros."""
+    preserved, size = plan.preserved, largest.set.batch_size
+    example = _example(plan, largest) | preserved.arrays(largest, FIRST, lambda _: _captions(plan))
+    if TAUGHT in example:
+        example[TAUGHT] = np.ones_like(example[TAUGHT])
+    return HostBatch(collate([example] * size, preserved.paddings(plan.model.paddings)), 0, np.arange(size), ())
+
+
+def _largest(samples: Samples) -> Sample:
+    """The sample whose batch has the most pixels."""
+    return max(samples.rows, key=_pixels)
+
+
+def _example(plan: Plan, sample: Sample) -> Example:
+    """The arrays of a sample, all zeros."""
+    shape = plan.model.vae.latent_shape(sample.placement.bucket)
+    latent = np.zeros(shape, np.float32)
+    example = {"mean": latent, "logvar": latent} | _captions(plan) | plan.model.size_conditioning(sample.placement)
+    example |= blank(sample.seen_beside(0), plan.model.vae)
+    weights = plan.everything.loss_weight_shape(shape)
+    return example if weights is None else example | {LOSS_WEIGHT: np.zeros(weights, np.float32)}
+
+
+def _captions(plan: Plan) -> Example:
+    """The arrays of a caption in training."""
+    return plan.encoding.caption_blank() | tokens_of(plan.encoding.running, "", frozenset())

@@ -1,0 +1,155 @@
+"""A run within its memory budget: how much `memory.budget` is on this card, what was chosen for it, and its limit."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from flame_train.config.memory import AUTO, bytes_of
+from flame_train.distributed.group import ALONE, ProcessGroup
+from flame_train.engine.backend import get_backend
+from flame_train.engine.shape_run import Gpu, gpu_of
+from flame_train.errors import ConfigError, EnvironmentFault, OutOfMemory, is_out_of_memory
+
+from ..plan import Plan
+from .budget import GIB, OUTSIDE, Fitted, Where, fitted, refuse_if_beyond
+from .levers import LEVERS, Settings
+
+_LOG = logging.getLogger(__name__)
+
+RESERVE: Final = 512 << 20
+"""Bytes that "auto" leaves free: for a display, and for what other programs take later."""
+
+_NOTED: Final = 256 << 20
+"""Bytes that others have of a card, from which on it counts as shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU, and the bytes of it that this process could take beside its CUDA context."""
+
+    gpu: Gpu
+    free: int
+
+    @classmethod
+    def of(cls, device: str) -> Card:
+        """This machine's; where there is none, one that is described, of which nobody else has anything."""
+        gpu = gpu_of(device)
+        try:
+            return cls(gpu, get_backend(device).free_memory())
+        except EnvironmentFault:
+            return cls(gpu, gpu.memory - OUTSIDE)
+
+    @property
+    def others(self) -> int:
+        """Bytes that other processes have, about."""
+        return max(self.gpu.memory - OUTSIDE - self.free, 0)
+
+    def budget(self, asked: str) -> int:
+        """The bytes of a budget. Raises ConfigError for more than the card has, or than is free."""
+        shared = self.others > _NOTED
+        if asked == AUTO:
+            found = self.free + OUTSIDE - RESERVE
+            if shared:
+                _LOG.warning(
+                    'memory.budget = "auto": other processes have %.1f of the card\'s %.1f GiB; this run takes at most '
+                    "%.1f, and %.1f stay free",
+                    *(size / GIB for size in (self.others, self.gpu.memory, found, RESERVE)),
+                )
+            return found
+        found = bytes_of(asked)
+        if found > self.gpu.memory:
+            raise ConfigError(
+                f"memory.budget: expected at most the {self.gpu.memory / GIB:.2f} GiB of the card, got {asked}; "
+                '"auto" takes what is free'
+            )
+        if shared and found > self.free + OUTSIDE:
+            raise ConfigError(
+                f"memory.budget: {asked} are not free: other processes have {self.others / GIB:.2f} of the card's "
+                f'{self.gpu.memory / GIB:.2f} GiB; end them, or set "auto", which takes what is free'
+            )
+        return found
+
+
+def within_budget(plan: Plan, device: str, group: ProcessGroup = ALONE) -> Fitted | None:
+    """The plan with what was chosen for its budget; None where it has none.
+
+    A run that is continued keeps what was chosen when it began. Raises ConfigError where no settings fit.
+    """
+    asked = plan.config.memory.budget
+    if not asked:
+        return None
+    if device == "cpu":
+        raise ConfigError("memory.budget: it limits a GPU's memory, and --device is cpu; remove it")
+    card = Card.of(device)
+    budget = min(map(int, map(json.loads, group.all_gather(json.dumps(card.budget(asked))))))
+    where, kept = Where(card.gpu, group.world), chosen_before(plan)
+    if kept is None:
+        return fitted(plan, where, budget)
+    return refuse_if_beyond(plan, kept, where, budget)
+
+
+def chosen_before(plan: Plan) -> Settings | None:
+    """What the run in the plan's folder was begun with, of the settings that the config leaves open.
+
+    None where there is no run, or it had no budget. What is no choice of the ladder is left to the comparison of
+    configs, which refuses it.
+    """
+    try:
+        text = (Path(plan.config.output.dir) / "config.toml").read_text(encoding="utf-8")
+        before: dict[str, Any] = tomllib.loads(text)
+        if not before["memory"]["budget"]:
+            return None
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return None
+    found: dict[str, Any] = {}
+    for lever in LEVERS:
+        if lever.is_open(plan.config):
+            same = [v for v in lever.values(plan.config) if all(_written(before, p) == value for p, value in v.items())]
+            found |= same[0] if same else {}
+    return found
+
+
+def _written(tree: dict[str, Any], path: str) -> Any:
+    section, name = path.split(".")
+    table = tree.get(section)
+    return table.get(name) if isinstance(table, dict) else None
+
+
+@contextmanager
+def limited(device: str, found: Fitted | None) -> Iterator[None]:
+    """Inside, the device's pools give no more than the budget leaves them. Raises OutOfMemory where that is reached."""
+    if found is None:
+        yield
+        return
+    backend = get_backend(device)
+    backend.limit_memory(found.budget - OUTSIDE)
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemory(
+            f"the run reached its memory.budget of {found.budget / GIB:.2f} GiB, of which {found.peak / GIB:.2f} were "
+            f'predicted: {error}; raise it, or set gradient.checkpointing = "full"'
+        ) from error
+    finally:
+        backend.limit_memory(0)
+
+
+def tell(found: Fitted) -> None:
+    """Says what was chosen, what it takes, and the lines of a config that fix it."""
+    chosen = ", ".join(found.lines) or "the config as it is"
+    _LOG.info(
+        "memory.budget of %.2f GiB: %s; predicted: %.2f GiB, the CUDA context included, and %.0f ms a step",
+        found.budget / GIB,
+        chosen,
+        found.peak / GIB,
+        found.memory.seconds * 1e3,
+    )

@@ -1,0 +1,422 @@
+"""The networks of `models` as diffusers has them, and what diffusers' training scripts do with them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flame_train.errors import ConfigError
+from flame_train.models.anima.transformer import Anima, AnimaArch
+from flame_train.models.chroma.transformer import Chroma, ChromaArch
+from flame_train.models.flux.positions import axes_of
+from flame_train.models.flux.transformer import Flux, FluxArch
+from flame_train.models.flux2.transformer import Flux2, Flux2Arch
+from flame_train.models.krea2.arch import Krea2Arch
+from flame_train.models.krea2.transformer import Krea2
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
+from flame_train.models.sdxl.unet import UNet, UNetArch
+from flame_train.models.zimage.transformer import ZImage, ZImageArch
+from flame_train.training.model import Model
+
+from .models import SIZE_CONDITIONING
+
+_UNET_TEXT = 77  # positions of the text
+_ATTENTION = ["to_q", "to_k", "to_v", "to_out.0"]
+_JOINT = [*_ATTENTION, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
+_FLUX = (
+    rf".*\.attn\.({'|'.join(_JOINT)})|.*\.(ff|ff_context)\.net\.(0\.proj|2)"
+    r"|single_transformer_blocks\.\d+\.(proj_mlp|proj_out)"
+)
+_FLUX2 = (
+    rf"transformer_blocks\.\d+\.(attn\.({'|'.join(_JOINT)})|ff(_context)?\.linear_(in|out))"
+    r"|single_transformer_blocks\.\d+\.attn\.(to_qkv_mlp_proj|to_out)"
+)
+_ZIMAGE = rf"layers\.\d+\.(attention\.({'|'.join(_ATTENTION)})|feed_forward\.w[123])"
+_ANIMA = rf"transformer_blocks\.\d+\.(attn[12]\.({'|'.join(_ATTENTION)})|ff\.net\.(0\.proj|2))"
+_KREA2 = rf"transformer_blocks\.\d+\.(attn\.({'|'.join(_ATTENTION)}|to_gate)|ff\.(gate|up|down))"
+
+Loss = Callable[[Any, Any], Any]
+"""(torch, network) -> the loss of one batch, with new random inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBaseline:
+    """diffusers' class with its arguments, the layers PEFT adapts, the blocks compiled one by one, and a step's loss.
+
+    `loss` is (torch, size, pixels a side, tensor options) -> `Loss`. `channels_last` is how convolutions are fastest.
+    Without `cudnn_attention` PyTorch takes the next of its attention kernels.
+    """
+
+    network: str
+    arguments: Mapping[str, Any]
+    targets: list[str] | str
+    blocks: tuple[str, ...]
+    loss: Callable[[Any, int, int, dict[str, Any]], Loss]
+    channels_last: bool = False
+    cudnn_attention: bool = True
+
+    def build(self) -> Any:
+        """The network, in PyTorch's default dtype and device."""
+        return getattr(importlib.import_module("diffusers"), self.network)(**self.arguments)
+
+
+def torch_baseline(model: Model) -> TorchBaseline:
+    """The counterpart of a model's denoiser, which needs no weights. Raises ConfigError for a model without one."""
+    network: Any = model.network
+    arch = network.arch
+    if isinstance(network, UNet):
+        blocks: tuple[str, ...] = ("BasicTransformerBlock", "ResnetBlock2D")
+        made = unet_arguments(arch)
+        return TorchBaseline("UNet2DConditionModel", made, _ATTENTION, blocks, _unet(arch), channels_last=True)
+    length = {name: shape[0] for name, shape in model.caption_shapes().items()}
+    if isinstance(network, MMDiT):
+        targets = [f"attn.{n}" for n in _JOINT] + [f"attn2.{n}" for n in _ATTENTION]
+        loss = _sd3(arch, length["clip_l"] + length["t5"])
+        return TorchBaseline("SD3Transformer2DModel", _mmdit_arguments(arch), targets, ("JointTransformerBlock",), loss)
+    if isinstance(network, ZImage):
+        loss, blocks = _zimage(arch, length["qwen3"]), ("ZImageTransformerBlock",)
+        return TorchBaseline("ZImageTransformer2DModel", _zimage_arguments(arch), _ZIMAGE, blocks, loss)
+    if isinstance(network, Flux2):
+        loss, blocks = _flux2(arch, length["qwen3"]), ("Flux2TransformerBlock", "Flux2SingleTransformerBlock")
+        return TorchBaseline("Flux2Transformer2DModel", _flux2_arguments(arch), _FLUX2, blocks, loss)
+    if isinstance(network, Chroma):
+        loss, blocks = _chroma(arch, length["t5"]), ("ChromaTransformerBlock", "ChromaSingleTransformerBlock")
+        arguments = _chroma_arguments(arch)
+        return TorchBaseline("ChromaTransformer2DModel", arguments, _FLUX, blocks, loss, cudnn_attention=False)
+    if isinstance(network, Anima):
+        loss, blocks = _anima(arch, length["anima"]), ("CosmosTransformerBlock",)
+        return TorchBaseline("CosmosTransformer3DModel", _anima_arguments(arch), _ANIMA, blocks, loss)
+    if isinstance(network, Krea2):
+        loss, blocks = _krea2(arch, length["qwen3"]), ("Krea2TransformerBlock",)
+        return TorchBaseline("Krea2Transformer2DModel", _krea2_arguments(arch), _KREA2, blocks, loss)
+    if not isinstance(network, Flux):
+        raise ConfigError(f"bench: {model.title} is not compared with PyTorch yet; leave --against out")
+    blocks = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
+    made, loss = _flux_arguments(arch), _flux(arch, length["t5"])
+    # cuDNN's backward pass as PyTorch 2.11 calls it reads where it must not at 4608 tokens of 24 heads of 128
+    return TorchBaseline("FluxTransformer2DModel", made, _FLUX, blocks, loss, cudnn_attention=False)
+
+
+# ---- SDXL -----------------------------------------------------------------------------------------------------------
+
+
+def unet_arguments(arch: UNetArch) -> dict[str, Any]:
+    """The arguments of diffusers' UNet2DConditionModel for the same network."""
+    widths = [arch.model_channels * m for m in arch.channel_mult]
+    depths = arch.transformer_depth
+    down = ["CrossAttnDownBlock2D" if depth else "DownBlock2D" for depth in depths]
+    return {
+        "in_channels": arch.in_channels,
+        "out_channels": arch.out_channels,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 256,
+        "attention_head_dim": [width // arch.head_dim for width in widths],
+        "block_out_channels": widths,
+        "cross_attention_dim": arch.context_dim,
+        "down_block_types": down,
+        "up_block_types": [name.replace("Down", "Up") for name in reversed(down)],
+        "layers_per_block": arch.num_res_blocks,
+        "norm_num_groups": arch.groups,
+        "projection_class_embeddings_input_dim": arch.adm_in_channels,
+        "transformer_layers_per_block": [max(depth, 1) for depth in depths],
+        "use_linear_projection": True,
+    }
+
+
+def _unet(arch: UNetArch) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        side = resolution // 8
+        latents = torch.randn(size, arch.in_channels, side, side, **like).to(memory_format=torch.channels_last)
+        context = torch.randn(size, _UNET_TEXT, arch.context_dim, **like)
+        extra = {
+            "text_embeds": torch.randn(size, arch.adm_in_channels - SIZE_CONDITIONING, **like),
+            "time_ids": torch.tensor([[resolution, resolution, 0, 0, resolution, resolution]] * size, **like),
+        }
+        abar = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, device=like["device"]).square().neg().add(1).cumprod(0)
+
+        def loss(torch: Any, unet: Any) -> Any:
+            noise = torch.randn_like(latents)
+            t = torch.randint(0, 1000, (size,), device=like["device"])
+            a = abar[t].view(-1, 1, 1, 1)
+            noised = (a.sqrt() * latents + (1 - a).sqrt() * noise).to(like["dtype"])
+            out = unet(noised, t, context, added_cond_kwargs=extra, return_dict=False)[0]
+            return torch.nn.functional.mse_loss(out.float(), noise.float())
+
+        return loss
+
+    return prepare
+
+
+# ---- SD3 and Flux ---------------------------------------------------------------------------------------------------
+
+
+def _flow_loss(torch: Any, latents: Any, predict: Callable[[Any, Any], Any]) -> Any:
+    """Of a velocity; `predict` is (noised latents, noise levels) -> prediction."""
+    noise = torch.randn_like(latents)
+    level = torch.sigmoid(torch.randn(latents.shape[0], device=latents.device)).to(latents.dtype)
+    out = predict(torch.lerp(latents, noise, level.view(-1, *[1] * (latents.dim() - 1))), level)
+    return torch.nn.functional.mse_loss(out.float(), (noise - latents).float())
+
+
+def _mmdit_arguments(arch: MMDiTArch) -> dict[str, Any]:
+    return {
+        "sample_size": 128,
+        "patch_size": 2,
+        "in_channels": arch.channels,
+        "out_channels": arch.channels,
+        "num_layers": arch.depth,
+        "attention_head_dim": arch.head_dim,
+        "num_attention_heads": arch.width // arch.head_dim,
+        "joint_attention_dim": arch.context_dim,
+        "caption_projection_dim": arch.width,
+        "pooled_projection_dim": arch.pooled_dim,
+        "pos_embed_max_size": arch.positions,
+        "dual_attention_layers": arch.dual,
+        "qk_norm": "rms_norm" if arch.qk_norm else None,
+    }
+
+
+def _sd3(arch: MMDiTArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        latents = torch.randn(size, arch.channels, resolution // 8, resolution // 8, **like)
+        given = {
+            "encoder_hidden_states": torch.randn(size, text, arch.context_dim, **like),
+            "pooled_projections": torch.randn(size, arch.pooled_dim, **like),
+            "return_dict": False,
+        }
+
+        def loss(torch: Any, transformer: Any) -> Any:
+            return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t * 1000, **given)[0])
+
+        return loss
+
+    return prepare
+
+
+def _flux_arguments(arch: FluxArch) -> dict[str, Any]:
+    return {
+        "in_channels": 4 * arch.channels,
+        "num_layers": arch.depth,
+        "num_single_layers": arch.single_depth,
+        "attention_head_dim": arch.head_dim,
+        "num_attention_heads": arch.width // arch.head_dim,
+        "joint_attention_dim": arch.context_dim,
+        "pooled_projection_dim": arch.pooled_dim,
+        "guidance_embeds": arch.guidance,
+        "axes_dims_rope": arch.axes,
+    }
+
+
+def _flux(arch: FluxArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        side = resolution // 16
+        latents = torch.randn(size, side * side, 4 * arch.channels, **like)
+        places = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"), dim=-1)
+        given = {
+            "encoder_hidden_states": torch.randn(size, text, arch.context_dim, **like),
+            "pooled_projections": torch.randn(size, arch.pooled_dim, **like),
+            "img_ids": torch.nn.functional.pad(places.reshape(-1, 2), (1, 0)).to(**like),
+            "txt_ids": torch.zeros(text, 3, **like),
+            "guidance": torch.ones(size, **like) if arch.guidance else None,
+            "return_dict": False,
+        }
+
+        def loss(torch: Any, transformer: Any) -> Any:
+            return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
+
+        return loss
+
+    return prepare
+
+
+def _chroma_arguments(arch: ChromaArch) -> dict[str, Any]:
+    return {
+        "in_channels": 4 * arch.channels,
+        "num_layers": arch.depth,
+        "num_single_layers": arch.single_depth,
+        "attention_head_dim": arch.head_dim,
+        "num_attention_heads": arch.width // arch.head_dim,
+        "joint_attention_dim": arch.context_dim,
+        "axes_dims_rope": axes_of(arch.head_dim),
+        "approximator_hidden_dim": arch.hidden,
+        "approximator_layers": arch.layers,
+    }
+
+
+def _chroma(arch: ChromaArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+    """Captions are as long as they may be, so the mask lets all tokens be seen; it is given, as with any caption."""
+
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        side = resolution // 16
+        latents = torch.randn(size, side * side, 4 * arch.channels, **like)
+        places = torch.cartesian_prod(torch.arange(1), torch.arange(side), torch.arange(side))
+        given = {
+            "encoder_hidden_states": torch.randn(size, text, arch.context_dim, **like),
+            "img_ids": places.to(**like),
+            "txt_ids": torch.zeros(text, 3, **like),
+            "attention_mask": torch.ones(size, text + side * side, dtype=torch.bool, device=like["device"]),
+            "return_dict": False,
+        }
+
+        def loss(torch: Any, transformer: Any) -> Any:
+            return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
+
+        return loss
+
+    return prepare
+
+
+# ---- Anima ----------------------------------------------------------------------------------------------------------
+
+
+def _anima_arguments(arch: AnimaArch) -> dict[str, Any]:
+    """The mask of padding is a channel of the latents here: diffusers makes it smaller by torchvision."""
+    return {
+        "in_channels": arch.channels + 1,
+        "out_channels": arch.channels,
+        "num_attention_heads": arch.width // arch.head_dim,
+        "attention_head_dim": arch.head_dim,
+        "num_layers": arch.depth,
+        "mlp_ratio": arch.hidden / arch.width,
+        "text_embed_dim": arch.context_dim,
+        "adaln_lora_dim": arch.rank,
+        "rope_scale": arch.stretch,
+        "concat_padding_mask": False,
+        "extra_pos_embed_type": None,
+    }
+
+
+def _anima(arch: AnimaArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        side = resolution // 8
+        latents = torch.randn(size, arch.channels, 1, side, side, **like)
+        context = torch.randn(size, text, arch.context_dim, **like)
+
+        def loss(torch: Any, transformer: Any) -> Any:
+            return _flow_loss(
+                torch,
+                latents,
+                lambda x, t: transformer(
+                    torch.nn.functional.pad(x, (0, 0) * 3 + (0, 1)), t, context, return_dict=False
+                )[0],
+            )
+
+        return loss
+
+    return prepare
+
+
+# ---- FLUX.2 and Z-Image ---------------------------------------------------------------------------------------------
+
+
+def _flux2_arguments(arch: Flux2Arch) -> dict[str, Any]:
+    return {
+        "in_channels": arch.channels,
+        "num_layers": arch.depth,
+        "num_single_layers": arch.single_depth,
+        "attention_head_dim": arch.head_dim,
+        "num_attention_heads": arch.width // arch.head_dim,
+        "joint_attention_dim": arch.context_dim,
+        "mlp_ratio": arch.mlp / arch.width,
+        "axes_dims_rope": arch.axes,
+        "guidance_embeds": False,
+    }
+
+
+def _flux2(arch: Flux2Arch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        side = resolution // 16
+        latents = torch.randn(size, side * side, arch.channels, **like)
+        axes = [torch.arange(n) for n in (1, side, side, 1, text)]
+        given = {
+            "encoder_hidden_states": torch.randn(size, text, arch.context_dim, **like),
+            "img_ids": torch.cartesian_prod(*axes[:4]).to(**like),
+            "txt_ids": torch.nn.functional.pad(axes[4][:, None], (3, 0)).to(**like),
+            "guidance": None,
+            "return_dict": False,
+        }
+
+        def loss(torch: Any, transformer: Any) -> Any:
+            return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
+
+        return loss
+
+    return prepare
+
+
+def _zimage_arguments(arch: ZImageArch) -> dict[str, Any]:
+    """Raises ConfigError for sizes that diffusers' class cannot have: three of them follow from the width there."""
+    if (arch.hidden, arch.time_dim, arch.time_hidden) != (int(arch.width / 3 * 8), min(arch.width, 256), 1024):
+        raise ConfigError("bench: diffusers' Z-Image has no such sizes; use --model zimage, or leave --against out")
+    return {
+        "in_channels": arch.channels,
+        "dim": arch.width,
+        "n_layers": arch.depth,
+        "n_refiner_layers": arch.refiners,
+        "n_heads": arch.width // arch.head_dim,
+        "n_kv_heads": arch.width // arch.head_dim,
+        "cap_feat_dim": arch.context_dim,
+        "rope_theta": arch.theta,
+        "axes_dims": list(arch.axes),
+        "axes_lens": [1536, 512, 512],
+    }
+
+
+def _zimage(arch: ZImageArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        side = resolution // 8
+        latents = torch.randn(size, arch.channels, side, side, **like)
+        captions = list(torch.randn(size, text, arch.context_dim, **like).unbind(0))
+
+        def predict(transformer: Any, x: Any, level: Any) -> Any:
+            made = transformer(list(x.unsqueeze(2).unbind(0)), 1 - level, captions, return_dict=False)[0]
+            return -torch.stack(made).squeeze(2)
+
+        def loss(torch: Any, transformer: Any) -> Any:
+            return _flow_loss(torch, latents, lambda x, t: predict(transformer, x, t))
+
+        return loss
+
+    return prepare
+
+
+def _krea2_arguments(arch: Krea2Arch) -> dict[str, Any]:
+    return {
+        "in_channels": 4 * arch.channels,
+        "num_layers": arch.depth,
+        "attention_head_dim": arch.width // arch.heads,
+        "num_attention_heads": arch.heads,
+        "num_key_value_heads": arch.kv_heads,
+        "intermediate_size": arch.hidden,
+        "timestep_embed_dim": arch.frequencies,
+        "text_hidden_dim": arch.text_dim,
+        "num_text_layers": arch.text_layers,
+        "text_num_attention_heads": arch.text_heads,
+        "text_num_key_value_heads": arch.text_kv_heads,
+        "text_intermediate_size": arch.text_hidden,
+        "num_layerwise_text_blocks": arch.layerwise,
+        "num_refiner_text_blocks": arch.refiners,
+        "axes_dims_rope": arch.axes,
+    }
+
+
+def _krea2(arch: Krea2Arch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        side = resolution // 16
+        latents = torch.randn(size, side * side, 4 * arch.channels, **like)
+        places = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"), dim=-1)
+        given = {
+            "encoder_hidden_states": torch.randn(size, text, arch.text_layers, arch.text_dim, **like),
+            "position_ids": torch.nn.functional.pad(places.reshape(-1, 2), (1, 0, text, 0)).to(like["device"]),
+            "encoder_attention_mask": torch.ones(size, text, dtype=torch.bool, device=like["device"]),
+            "return_dict": False,
+        }
+
+        def loss(torch: Any, transformer: Any) -> Any:
+            return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
+
+        return loss
+
+    return prepare
