@@ -19,6 +19,7 @@ FAMILY_TITLES: Final[Mapping[str, str]] = MappingProxyType(
         "chroma": "Chroma",
         "krea2": "Krea 2",
         "anima": "Anima",
+        "qwenimage": "Qwen-Image 2.1",
     }
 )
 """Name -> usual name. `recipes.<name>` has its `Family`, `<name>-lora` is its command."""

@@ -175,7 +175,7 @@ def apart(one: Path, two: Path) -> float:
 def beside(a: Acceptance, ours: str, theirs: str, lora: Path | None = None) -> dict[str, Any]:
     """Our image beside diffusers' from the same noise: at most a tenth as far apart as two seeds, and a rounding."""
     made = a.passed("an image")
-    if lacking := missing():
+    if lacking := missing(family_of(a.args.checkpoint).name):
         raise NotTried(f"{', '.join(lacking)} not installed")
     folder = a.args.beside
     if not (folder / "model_index.json").is_file():

@@ -23,15 +23,16 @@ from flame_train.recipes import NOTHING_NAMED, family_of
 from flame_train.training.preview import PREVIEW_NOISE
 
 NEEDED = ("torch", "diffusers", "transformers", "peft")
-PACKED = ("flux", "chroma", "krea2")
+PACKED = ("flux", "chroma", "krea2", "qwenimage")
 """Families whose pipelines take latents as tokens."""
 ADDED = {"zimage": -1.0, "krea2": -1.0}
 """What is added to the usual guidance scale, where a pipeline counts otherwise."""
 
 
-def missing() -> list[str]:
-    """The libraries that are not installed."""
-    return [name for name in NEEDED if importlib.util.find_spec(name) is None]
+def missing(family: str) -> list[str]:
+    """The libraries that are not installed, of those that the family's pipeline needs."""
+    needed = (*NEEDED, *(("torchvision",) if family == "qwenimage" else ()))  # for the half of Qwen3-VL for images
+    return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
 def noise(folder: Path, size: int, seed: int) -> tuple[str, int, np.ndarray[Any, Any]]:
@@ -63,17 +64,20 @@ def draw(args: argparse.Namespace) -> dict[str, Any]:
     latents = torch.from_numpy(first).to(dtype)
     if name in PACKED:
         latents = pipeline._pack_latents(latents, *latents.shape)
-    more = {"max_sequence_length": tokens} if tokens else {}
+    more: dict[str, Any] = {"max_sequence_length": tokens} if tokens else {}
+    if name == "qwenimage":  # which guides only with a negative prompt
+        more |= {"true_cfg_scale": args.guidance} | ({"negative_prompt": ""} if args.guidance > 1.0 else {})
+    else:
+        more["guidance_scale"] = args.guidance + ADDED.get(name, 0.0)
     image = pipeline(
         prompt=args.prompt,
         num_inference_steps=args.steps,
-        guidance_scale=args.guidance + ADDED.get(name, 0.0),
         height=args.size,
         width=args.size,
         latents=latents,
         **more,
     ).images[0]
-    image.save(args.output)
+    image.convert("RGB").save(args.output)  # Qwen-Image 2.1's have an alpha channel
     return told
 
 

@@ -32,6 +32,7 @@ COMMANDS = {
     "klein-9b": "flux2-lora",
     "chroma": "chroma-lora",
     "krea2": "krea2-lora",
+    "qwen-image": "qwenimage-lora",
     "anima": "anima-lora",
     "anima-2.9b": "anima-lora",
 }

@@ -59,6 +59,7 @@ PIPELINES = {
     "krea2": "Krea2Pipeline",
     "chroma": "ChromaPipeline",
     "anima": "AnimaModularPipeline",
+    "qwenimage": "QwenImage21Pipeline",
 }
 PUBLISHED = {
     "zimage": "zimage",
@@ -66,6 +67,7 @@ PUBLISHED = {
     "krea2": "krea2",
     "chroma": "chroma",
     "anima": "anima-2.9b",
+    "qwenimage": "qwen-image",
 }
 """Families without a list of names: the published size whose network has them."""
 SIZE = 4

@@ -49,9 +49,16 @@ class _Arrays:
 
 MODELS = (
     *("sdxl", "sd35-medium", "sd35-large", "flux-dev", "zimage", "klein-4b", "klein-9b", "krea2", "anima"),
-    *("anima-2.9b", "chroma"),
+    *("anima-2.9b", "chroma", "qwen-image"),
 )
-_WHOLE = ("zimage", "flux2", "krea2", "anima", "chroma")  # families whose published networks make a checkpoint
+_WHOLE = (
+    "zimage",
+    "flux2",
+    "krea2",
+    "anima",
+    "chroma",
+    "qwenimage",
+)  # families whose published networks make a checkpoint
 _DENOISER, _VAE, _TEXT = "model.diffusion_model.", "first_stage_model.", "text_encoders.{}.transformer."
 
 

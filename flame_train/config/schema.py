@@ -81,8 +81,8 @@ class ModelSection(Section):
     offload: Literal["off", "auto"] | Annotated[float, Field(gt=0, le=1)] | tuple[str, ...] = field(
         "off",
         "blocks whose weights wait in host memory, and are copied to the GPU before they run: a share of all blocks, "
-        "globs over block names, or auto: as many as the GPU's memory asks for. They must be recomputed: "
-        "gradient.checkpointing",
+        "globs over block names, or auto: as many as the GPU's memory or memory.budget asks for. They must be "
+        "recomputed: gradient.checkpointing",
         free=True,
         aka=("blocks_to_swap", "layer_offload_fraction", "layer_offloading", "block_swap", "musubi_blocks_to_swap"),
     )

@@ -129,9 +129,30 @@ def static_sigmas(steps: int, shift: float, train_steps: int = 1000) -> np.ndarr
     return _closed(shifted(np.linspace(ends[0], ends[1], _checked(steps, train_steps)), shift))
 
 
-def dynamic_sigmas(steps: int, shift: float, train_steps: int = 1000) -> np.ndarray[Any, Any]:
-    """`steps` noise levels and 0, as diffusers' Flux pipeline asks for them: evenly from 1 to 1 / steps, shifted."""
-    return _closed(shifted(np.linspace(1.0, 1.0 / _checked(steps, train_steps), steps), shift))
+def dynamic_sigmas(
+    steps: int,
+    shift: float,
+    train_steps: int = 1000,
+    terminal: float | None = None,
+    published: Sequence[float] = (),
+) -> np.ndarray[Any, Any]:
+    """`steps` noise levels and 0, as diffusers' Flux pipeline asks for them: evenly from 1 to 1 / steps, shifted.
+
+    Args:
+        steps: how many; ConfigError for more than `train_steps`.
+        shift: see `shifted`.
+        train_steps: the most steps.
+        terminal: the last level before 0, to which the shifted ones are then stretched; None: they are not.
+        published: the levels before their shift of a model that was distilled to as many steps, instead of even ones.
+
+    Returns:
+        The levels, falling.
+    """
+    even = np.linspace(1.0, 1.0 / _checked(steps, train_steps), steps)
+    levels = shifted(np.array(published) if len(published) == steps else even, shift)
+    if terminal is not None and steps > 1:
+        levels = 1.0 - (1.0 - levels) * (1.0 - terminal) / (1.0 - levels[-1])
+    return _closed(levels)
 
 
 class FlowPath:

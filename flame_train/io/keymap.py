@@ -40,7 +40,9 @@ class Op(Enum):
     IN_A_ROW = "in_a_row"  # [A, B] -> [A * B]
     SWAP = "swap"  # the two halves of the rows in the other order; goes back by itself
     FLAT = "flat"  # [C, 1, 1, 1] -> [C]; only read, never written
-    LAST = "last"  # [O, I, T, H, W] -> [O, I, H, W], that of the last T; only read, never written
+    LAST = (
+        "last"  # [O, I, T, H, W] -> [O, I, H, W], that of the last T, or as it is without T; only read, never written
+    )
     SCALE = "scale"  # a tensor and a single number -> their product in fp32; only read, never written
 
     @property
@@ -124,7 +126,7 @@ class Source:
             case Op.FLAT:
                 made = first.reshape(-1)
             case Op.LAST:
-                made = first[:, :, -1]
+                made = first[:, :, -1] if first.ndim == 5 else first
             case Op.SCALE:
                 made = first.astype(np.float32)
                 made *= stored[1].astype(np.float32).reshape(())
@@ -184,7 +186,7 @@ class Source:
             case Op.FLAT:
                 return first[:1] if math.prod(first[1:]) == 1 else None
             case Op.LAST:
-                return (*first[:2], *first[3:]) if len(first) == 5 else None
+                return (*first[:2], *first[3:]) if len(first) == 5 else first if len(first) == 4 else None
             case Op.SCALE:
                 return first if math.prod(rest[0]) == 1 else None
         return first

@@ -81,7 +81,13 @@ def opened_t5(part: Part, opening: Opening, usual_length: int, behind: int = 0) 
 
 
 def opened_qwen3(
-    part: Part, opening: Opening, template: ChatTemplate, taps: tuple[int, ...], masked: bool, compact: bool = False
+    part: Part,
+    opening: Opening,
+    template: ChatTemplate,
+    taps: tuple[int, ...],
+    masked: bool,
+    compact: bool = False,
+    normalised: bool = True,
 ) -> Qwen3Encoder:
     """Qwen3, with a vocabulary from the folder of its file or of the checkpoint if there is one.
 
@@ -92,13 +98,14 @@ def opened_qwen3(
         taps: after which layers its states are taken.
         masked: whether the denoiser does not look at padding.
         compact: whether the cache has its states in bf16 alone.
+        normalised: whether the final norm is applied to the last layer's states.
 
     Returns:
         The text encoder.
     """
     own = Qwen3Keys.of(opening.text)
     places = (_folder_of(part, opening.base), opening.base)
-    return Qwen3Encoder(part, own.qwen3_dropout, template, taps, own.qwen3_tokens, masked, places, compact)
+    return Qwen3Encoder(part, own.qwen3_dropout, template, taps, own.qwen3_tokens, masked, places, compact, normalised)
 
 
 def _folder_of(part: Part, base: Path) -> Path:

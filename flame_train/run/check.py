@@ -144,15 +144,16 @@ def check(asked: Config | ConfigWithSource, family: Family | None = None) -> Che
         for own in image_sets(config.data, config.captions):
             _check_captions(own.captions, cached)
     blocks = streamed = frozenset[str]()
+    offload = config.model.offload
     recomputes = config.gradient.checkpointing
     with wrong:
         blocks = blocks_named(model.network, recomputes, config.gradient.checkpoint_blocks)
-        streamed = blocks_streamed(model.network, config.model.offload, recomputes, blocks)
+        if offload == "auto" and config.memory.budget:  # which chooses a share later
+            offload = "off"
+        streamed = blocks_streamed(model.network, offload, recomputes, blocks)
     wrong.raise_all()
     adapted = MappingProxyType(layers), MappingProxyType(begun)
-    return Checked(
-        config, base, model, tuple(layers), blocks, *adapted, streamed, drawn, text_share(config.model.offload)
-    )
+    return Checked(config, base, model, tuple(layers), blocks, *adapted, streamed, drawn, text_share(offload))
 
 
 def storage_of(quantize: str, arithmetic: str) -> nn.Storage | None:

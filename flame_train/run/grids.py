@@ -73,6 +73,7 @@ def grid_drawer(
     device: str,
     stop: StopRequest,
     group: ProcessGroup = ALONE,
+    vae: LoadedVae | None = None,
 ) -> Callable[[], Pixels] | None:
     """A function that samples a grid with the network's weights at the time of the call.
 
@@ -86,6 +87,7 @@ def grid_drawer(
         device: "cuda" or "cpu".
         stop: raises Interrupted after a signal.
         group: the processes that share the images.
+        vae: the loaded decoder; None: it is loaded here.
 
     Returns:
         The function; None if no image is wanted.
@@ -96,7 +98,7 @@ def grid_drawer(
     how = [drawing(each, c.model, c.loss, model, device=device, dtype=c.train.precision) for each in wanted]
     second = None if model is plan.model else load_second(model, c, denoiser, device)
     denoiser, acting = drawn_with(attached, denoiser, second, c.text_encoders.train)
-    vae = model.vae.load(c.model.vae_precision, device, c.model.vae_tile)
+    vae = vae or model.vae.load(c.model.vae_precision, device, c.model.vae_tile)
     drawn = list(zip(wanted, how, strict=True))
     shown = {request.number: controls(plan.shown_to(request)) for request in wanted}
     return grid_of(drawn, captions, shown, denoiser, vae, acting, stop, group)

@@ -68,12 +68,18 @@ class ChatTemplate:
 
 @dataclass(frozen=True, slots=True)
 class ClosedTemplate(ChatTemplate):
-    """One whose beginning is read and not kept, and whose end stands behind a caption that was cut, too."""
+    """One whose beginning is read and not kept, and whose end stands behind a caption that was cut, too.
+
+    `opening` stands between that beginning and the caption, and is kept. `blank` stands for an empty caption.
+    """
+
+    opening: str = ""
+    blank: str = ""
 
     def row(self, tokenizer: QwenTokenizer, text: str, length: int) -> Row:
         """The message in `length` ids besides those of its beginning."""
         whole, end = length + self.unseen(tokenizer), tokenizer.encode(self.after)
-        begun = tokenizer.row(self.before + text, whole - len(end))
+        begun = tokenizer.row(self.before + self.opening + (text or self.blank), whole - len(end))
         ids = np.concatenate([begun.ids[begun.mask], end]).astype(np.int32)
         filled = np.full(whole, tokenizer.pad, np.int32)
         filled[: len(ids)] = ids
@@ -93,6 +99,13 @@ DESCRIBING: Final = ClosedTemplate(
     THINKING.after,
 )
 """A user's message behind Qwen-Image's instruction: Krea 2's. It has 34 tokens before a caption and 5 after it."""
+COMPREHENDING: Final = ClosedTemplate(
+    "<|im_start|>system\nComprehend and analyze the provided prompt.<|im_end|>\n",
+    THINKING.after,
+    opening=THINKING.before,
+    blank=" ",
+)
+"""Another such message: Qwen-Image 2.1's. Of what stands before a caption the denoiser sees the last 3 tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +114,7 @@ class Qwen3Encoder(TextEncoder):
 
     With `masked` they are kept without padding, for a denoiser that does not look at it. A batch then has
     `qwen3_rows` (B,), the number of each caption's tokens. With `compact` the cache has them in bf16,
-    whatever they were computed in.
+    whatever they were computed in. Without `normalised` the last layer's states are taken before the final norm.
     """
 
     key = "qwen3"
@@ -113,6 +126,7 @@ class Qwen3Encoder(TextEncoder):
     masked: bool
     places: tuple[Path, ...] = ()
     compact: bool = False
+    normalised: bool = True
 
     @cached_property
     def tokenizer(self) -> QwenTokenizer:
@@ -164,7 +178,7 @@ class Qwen3Encoder(TextEncoder):
     def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         assert isinstance(network, Qwen3)
         mask = None if self.masked else inputs["mask"]  # tokens do not see the padding after them
-        states = [state[:, self._unseen :] for state in network(inputs["ids"], mask, self.taps)]
+        states = [state[:, self._unseen :] for state in network(inputs["ids"], mask, self.taps, self.normalised)]
         made = {"qwen3": F.cat(states, dim=-1)}
         seen = inputs["mask"][:, self._unseen :]
         return made | ({"qwen3_rows": seen.to(int32).sum(dim=-1)} if self.masked else {})

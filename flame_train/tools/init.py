@@ -38,7 +38,8 @@ def template(family: str, name: str | None = None, card: int | None = None, full
     if family not in FAMILIES:
         near = difflib.get_close_matches(family.removesuffix("-lora"), FAMILIES, n=1)
         raise ConfigError(f"expected a model family ({', '.join(FAMILIES)}), got {family}{did_you_mean(near)}")
-    title = f"A LoRA for {FAMILIES[family].title}: flame-train train FILE"
+    title, licence = f"A LoRA for {FAMILIES[family].title}: flame-train train FILE", FAMILIES[family].licence
+    title += f"\n# {licence}" if licence else ""
     if name is None and card is None:
         return commented(Config(), title, FAMILIES[family].unsupported_keys())
     chosen = preset(family, name, card)

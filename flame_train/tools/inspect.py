@@ -19,6 +19,7 @@ from flame_train.io.dtypes import Array
 from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
 from flame_train.models.common.files.identify import Identity, identify
+from flame_train.recipes import FAMILIES
 from flame_train.tools.families import components_of, lora_family
 
 _BEFORE_TARGET: Final = re.compile(r"\A.*(blocks?|layers)[._]\d+[._](\d+[._])?", re.DOTALL)
@@ -56,7 +57,10 @@ class DtypeSummary:
 
 @dataclass(frozen=True, slots=True)
 class InspectReport:
-    """A description. `lora` is None for anything but an adapter; `identity.parts` are a model's components."""
+    """A description. `lora` is None for anything but an adapter; `identity.parts` are a model's components.
+
+    `licence` is what a model's published weights may not be used for; empty where nothing need be said.
+    """
 
     path: Path
     identity: Identity
@@ -66,6 +70,7 @@ class InspectReport:
     dtypes: dict[str, DtypeSummary]
     lora: LoraSummary | None
     metadata: dict[str, str]
+    licence: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
@@ -87,6 +92,7 @@ def inspect_file(path: Path) -> InspectReport:
             dtypes=_dtypes(weights),
             lora=_lora(weights, identity) if identity.kind in ("lora", "adapter") else None,
             metadata=dict(weights.metadata),
+            licence=_licence(identity),
         )
 
 
@@ -97,6 +103,8 @@ def render(report: InspectReport) -> str:
         f"  {report.identity.detail}",
         f"  {report.tensors} tensors, {report.parameters:,} parameters, {report.nbytes:,} bytes",
     ]
+    if report.licence:
+        lines.append(f"  {report.licence}")
     for tag, found in report.dtypes.items():
         lines.append(f"  {tag}: {found.tensors} tensors, {found.parameters:,} parameters")
     if report.lora is not None:
@@ -111,6 +119,12 @@ def render(report: InspectReport) -> str:
         lines.append(f"  metadata, {len(report.metadata)} keys:")
         lines += [f"    {_printable(key)}: {_printable(value)}" for key, value in sorted(report.metadata.items())]
     return "\n".join(lines)
+
+
+def _licence(identity: Identity) -> str:
+    """What a base model's family says of its licence."""
+    own = FAMILIES.get(identity.family)
+    return own.licence if own is not None and identity.kind in ("checkpoint", own.denoiser) else ""
 
 
 def _dtypes(weights: Weights) -> dict[str, DtypeSummary]:

@@ -21,10 +21,14 @@ CASES = {
     "krea2": ("Krea2Pipeline", "krea2-tiny"),
     "chroma": ("ChromaPipeline", "chroma"),  # whose reader of kohya's names knows this width alone
     "anima": ("AnimaModularPipeline", "anima-tiny"),
+    "qwenimage": ("QwenImage21Pipeline", "qwen-image-tiny"),
 }
 """Family -> its pipeline, and a model of it, small or so large that its first blocks are enough."""
-INSIDE = ("layers.", "double_blocks.", "single_blocks.", "blocks.")
-UNREAD = {("zimage", "native"), ("krea2", "kohya"), ("chroma", "native"), ("anima", "kohya")}
+INSIDE = ("layers.", "double_blocks.", "single_blocks.", "blocks.", "transformer_blocks.")
+UNREAD = {
+    *(("zimage", "native"), ("krea2", "kohya"), ("chroma", "native"), ("anima", "kohya")),
+    *(("qwenimage", "kohya"), ("qwenimage", "native")),  # whose gate and value are one matrix
+}
 """What the loader of a family knows nothing of."""
 
 

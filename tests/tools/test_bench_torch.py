@@ -20,17 +20,22 @@ from flame_train.engine.shape_run import shape_run
 from flame_train.errors import EnvironmentFault
 from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
 from flame_train.models.common.vae.vae import Vae, VaeArch
+from flame_train.models.qwenimage.transformer import QwenImage
 from flame_train.models.sd3.mmdit import MMDiT
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
 from flame_train.recipes import FAMILIES, NOTHING_NAMED, Family
 from flame_train.tools import bench
 from flame_train.tools.bench import lora_step, torch_lora_step
 from flame_train.tools.bench.models import find
-from flame_train.tools.bench.torch_models import TorchBaseline, torch_baseline
+from flame_train.tools.bench.torch_baseline import TorchBaseline
+from flame_train.tools.bench.torch_models import torch_baseline
 from flame_train.training.batch import Batch
 from flame_train.training.model import Denoiser, Model
 
-SMALL = ["sdxl-tiny", "sd3-tiny", "flux-tiny", "flux2-tiny", "zimage-tiny", "chroma-tiny", "anima-tiny"]
+SMALL = [
+    *("sdxl-tiny", "sd3-tiny", "flux-tiny", "flux2-tiny", "zimage-tiny", "chroma-tiny", "anima-tiny"),
+    "qwen-image-tiny",
+]
 
 
 def small(name: str) -> tuple[Family, Model]:
@@ -101,10 +106,14 @@ def _positions(network: object) -> int:
 
 
 def _at_text(network: object) -> int:
-    """What diffusers' Z-Image computes and drops: 16 tokens that are embedded as padding, and 528 last layers' outputs.
+    """What diffusers computes and drops.
 
-    The 528 are 512 of the text, and 16 of padding.
+    Of Z-Image: 16 tokens that are embedded as padding, and the last layer's outputs for 512 of the text and these 16.
+    Of Qwen-Image 2.1: the last layer's outputs for 512 tokens of the text, and the last norm's scale at time 0.
     """
+    if isinstance(network, QwenImage):
+        shapes = network.shapes()
+        return 2 * (512 * math.prod(shapes["proj_out.weight"]) + math.prod(shapes["norm_out.linear.weight"]))
     return 2 * (16 + 528) * math.prod(network.shapes()["x_embedder.weight"]) if isinstance(network, ZImage) else 0
 
 

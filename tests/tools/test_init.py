@@ -17,7 +17,7 @@ from flame_train.config.load import load
 @pytest.fixture(autouse=True)
 def _families(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What init asks of the recipes is little, and recipes load the engine."""
-    recipe = types.SimpleNamespace(title="SDXL", command="sdxl-lora", unsupported_keys=lambda: ())
+    recipe = types.SimpleNamespace(title="SDXL", command="sdxl-lora", unsupported_keys=lambda: (), licence="")
     fake = types.SimpleNamespace(FAMILIES={"sdxl": recipe, "other": recipe})
     monkeypatch.setattr(flame_train, "recipes", fake, raising=False)
     monkeypatch.setitem(sys.modules, "flame_train.recipes", fake)

@@ -40,7 +40,7 @@ _SPECIAL: Final = (
 _WORD: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_FOLDERS: Final = ("tokenizer", "")
+_FOLDERS: Final = ("tokenizer", "processor", "")
 _MAX_BYTES: Final = 100_000_000
 
 

@@ -47,15 +47,17 @@ def published_axes(head_dim: int) -> tuple[int, int, int]:
     return head_dim - 2 * each, each, each
 
 
-def stated_axes(stated: object, head_dim: int) -> tuple[int, int, int]:
-    """The axes that a folder states, where they are three even numbers that make a head; else the published ones."""
+def stated_axes(
+    stated: object, head_dim: int, usual: Callable[[int], tuple[int, int, int]] = published_axes
+) -> tuple[int, int, int]:
+    """The axes that a folder states, where they are three even numbers that make a head; else the `usual` ones."""
     if (
         isinstance(stated, list)
         and len(stated) == 3
         and all(isinstance(n, int) and n > 0 and n % 2 == 0 for n in stated)
     ):
-        return (stated[0], stated[1], stated[2]) if sum(stated) == head_dim else published_axes(head_dim)
-    return published_axes(head_dim)
+        return (stated[0], stated[1], stated[2]) if sum(stated) == head_dim else usual(head_dim)
+    return usual(head_dim)
 
 
 class RopeTables:

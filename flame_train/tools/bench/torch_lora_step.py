@@ -22,7 +22,7 @@ from typing import Any
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.errors import EnvironmentFault
 
-from .torch_models import Loss, TorchBaseline
+from .torch_baseline import Loss, TorchBaseline
 
 _LOG = logging.getLogger(__name__)
 _WARM, _TIMED = 4, 12
@@ -218,6 +218,8 @@ def build(
     finally:
         torch.set_default_dtype(before)
     network.to_empty(device=device)
+    if model.tables:
+        model.tables(network)
     with torch.no_grad():
         for t in itertools.chain(network.parameters(), network.buffers()):
             t.normal_(0.0, 0.02) if t.ndim > 1 else t.fill_(1.0)

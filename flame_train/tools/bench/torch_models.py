@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from flame_train.errors import ConfigError
@@ -15,12 +13,15 @@ from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
 from flame_train.models.krea2.arch import Krea2Arch
 from flame_train.models.krea2.transformer import Krea2
+from flame_train.models.qwenimage.transformer import QwenImage
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
 from flame_train.training.model import Model
 
 from .models import SIZE_CONDITIONING
+from .torch_baseline import Loss, TorchBaseline, flow_loss
+from .torch_qwenimage import qwenimage
 
 _UNET_TEXT = 77  # positions of the text
 _ATTENTION = ["to_q", "to_k", "to_v", "to_out.0"]
@@ -36,30 +37,6 @@ _FLUX2 = (
 _ZIMAGE = rf"layers\.\d+\.(attention\.({'|'.join(_ATTENTION)})|feed_forward\.w[123])"
 _ANIMA = rf"transformer_blocks\.\d+\.(attn[12]\.({'|'.join(_ATTENTION)})|ff\.net\.(0\.proj|2))"
 _KREA2 = rf"transformer_blocks\.\d+\.(attn\.({'|'.join(_ATTENTION)}|to_gate)|ff\.(gate|up|down))"
-
-Loss = Callable[[Any, Any], Any]
-"""(torch, network) -> the loss of one batch, with new random inputs."""
-
-
-@dataclass(frozen=True, slots=True)
-class TorchBaseline:
-    """diffusers' class with its arguments, the layers PEFT adapts, the blocks compiled one by one, and a step's loss.
-
-    `loss` is (torch, size, pixels a side, tensor options) -> `Loss`. `channels_last` is how convolutions are fastest.
-    Without `cudnn_attention` PyTorch takes the next of its attention kernels.
-    """
-
-    network: str
-    arguments: Mapping[str, Any]
-    targets: list[str] | str
-    blocks: tuple[str, ...]
-    loss: Callable[[Any, int, int, dict[str, Any]], Loss]
-    channels_last: bool = False
-    cudnn_attention: bool = True
-
-    def build(self) -> Any:
-        """The network, in PyTorch's default dtype and device."""
-        return getattr(importlib.import_module("diffusers"), self.network)(**self.arguments)
 
 
 def torch_baseline(model: Model) -> TorchBaseline:
@@ -91,6 +68,8 @@ def torch_baseline(model: Model) -> TorchBaseline:
     if isinstance(network, Krea2):
         loss, blocks = _krea2(arch, length["qwen3"]), ("Krea2TransformerBlock",)
         return TorchBaseline("Krea2Transformer2DModel", _krea2_arguments(arch), _KREA2, blocks, loss)
+    if isinstance(network, QwenImage):
+        return qwenimage(arch, length["qwen3"])
     if not isinstance(network, Flux):
         raise ConfigError(f"bench: {model.title} is not compared with PyTorch yet; leave --against out")
     blocks = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
@@ -152,14 +131,6 @@ def _unet(arch: UNetArch) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
 # ---- SD3 and Flux ---------------------------------------------------------------------------------------------------
 
 
-def _flow_loss(torch: Any, latents: Any, predict: Callable[[Any, Any], Any]) -> Any:
-    """Of a velocity; `predict` is (noised latents, noise levels) -> prediction."""
-    noise = torch.randn_like(latents)
-    level = torch.sigmoid(torch.randn(latents.shape[0], device=latents.device)).to(latents.dtype)
-    out = predict(torch.lerp(latents, noise, level.view(-1, *[1] * (latents.dim() - 1))), level)
-    return torch.nn.functional.mse_loss(out.float(), (noise - latents).float())
-
-
 def _mmdit_arguments(arch: MMDiTArch) -> dict[str, Any]:
     return {
         "sample_size": 128,
@@ -188,7 +159,7 @@ def _sd3(arch: MMDiTArch, text: int) -> Callable[[Any, int, int, dict[str, Any]]
         }
 
         def loss(torch: Any, transformer: Any) -> Any:
-            return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t * 1000, **given)[0])
+            return flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t * 1000, **given)[0])
 
         return loss
 
@@ -224,7 +195,7 @@ def _flux(arch: FluxArch, text: int) -> Callable[[Any, int, int, dict[str, Any]]
         }
 
         def loss(torch: Any, transformer: Any) -> Any:
-            return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
+            return flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
 
         return loss
 
@@ -261,7 +232,7 @@ def _chroma(arch: ChromaArch, text: int) -> Callable[[Any, int, int, dict[str, A
         }
 
         def loss(torch: Any, transformer: Any) -> Any:
-            return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
+            return flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
 
         return loss
 
@@ -295,7 +266,7 @@ def _anima(arch: AnimaArch, text: int) -> Callable[[Any, int, int, dict[str, Any
         context = torch.randn(size, text, arch.context_dim, **like)
 
         def loss(torch: Any, transformer: Any) -> Any:
-            return _flow_loss(
+            return flow_loss(
                 torch,
                 latents,
                 lambda x, t: transformer(
@@ -339,7 +310,7 @@ def _flux2(arch: Flux2Arch, text: int) -> Callable[[Any, int, int, dict[str, Any
         }
 
         def loss(torch: Any, transformer: Any) -> Any:
-            return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
+            return flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
 
         return loss
 
@@ -375,7 +346,7 @@ def _zimage(arch: ZImageArch, text: int) -> Callable[[Any, int, int, dict[str, A
             return -torch.stack(made).squeeze(2)
 
         def loss(torch: Any, transformer: Any) -> Any:
-            return _flow_loss(torch, latents, lambda x, t: predict(transformer, x, t))
+            return flow_loss(torch, latents, lambda x, t: predict(transformer, x, t))
 
         return loss
 
@@ -415,7 +386,7 @@ def _krea2(arch: Krea2Arch, text: int) -> Callable[[Any, int, int, dict[str, Any
         }
 
         def loss(torch: Any, transformer: Any) -> Any:
-            return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
+            return flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
 
         return loss
 

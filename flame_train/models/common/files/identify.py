@@ -166,11 +166,11 @@ def _vae(shapes: Shapes) -> tuple[str, str] | None:
     film = shapes.get("decoder.conv_in.weight"), shapes.get("decoder.conv1.weight")  # in diffusers' names, in Wan's
     for first, layout in zip(film, ("diffusers", "single-file"), strict=True):
         if first is not None and len(first) == 5:
-            return "qwen-wan" if first[1] == 16 else "unknown", layout
+            return {16: "qwen-wan", 64: "qwenimage"}.get(first[1], "unknown"), layout
     first = film[0]
     if first is None or len(first) != 4:
         return None
-    family = {4: "sd1-sd2-sdxl", 16: "sd3-flux", 32: "flux2"}.get(first[1], "unknown")
+    family = {4: "sd1-sd2-sdxl", 16: "sd3-flux", 32: "flux2", 64: "qwenimage"}.get(first[1], "unknown")
     layout = "diffusers" if any(name.startswith("decoder.up_blocks.") for name in shapes) else "single-file"
     return family, layout
 

@@ -66,6 +66,11 @@ class Qwen3Arch:
         return cls(4096, 36, 32, 8, 12288)
 
     @classmethod
+    def vl_b8(cls) -> Self:
+        """The text half of Qwen3-VL-8B."""
+        return replace(cls.b8(), theta=VL_THETA)
+
+    @classmethod
     def tiny(cls, vocabulary: int = 288, width: int = 32, layers: int = 3) -> Self:
         """The same structure, small enough for a CPU."""
         return cls(width, layers, 4, 2, 2 * width, vocabulary, 8)
@@ -184,11 +189,17 @@ class Qwen3(BlockNetwork):
         """The layers' linear layers."""
         return linears_in(self.layers)
 
-    def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None, taps: Sequence[int] = (-1,)) -> tuple[Tensor, ...]:
+    def forward(
+        self,
+        ids_BT: Tensor,
+        mask_BT: Tensor | None = None,
+        taps: Sequence[int] = (-1,),
+        normalised: bool = True,
+    ) -> tuple[Tensor, ...]:
         """The hidden states at `taps`, (B, T, C) each, in the weights' dtype.
 
         A tap counts the layers that have run, as transformers' `hidden_states` are numbered. Tap 0 is the embedding.
-        The last tap is normalised, and negative ones count from there. Layers after the last tap do not run.
+        The last tap is `normalised`, and negative ones count from there. Layers after the last tap do not run.
 
         `mask_BT` is True where a token may be attended to. A token attends only to itself and those before it. So
         padding at the end needs no mask, unless the states of the padding itself are used.
@@ -204,7 +215,7 @@ class Qwen3(BlockNetwork):
         for i, layer in enumerate(list(self.layers)[: max(wanted)], start=1):
             h_BTC = layer(h_BTC, *turns, mask)
             if i in wanted:
-                states[i] = _normed(self.norm, h_BTC) if i == depth else h_BTC
+                states[i] = _normed(self.norm, h_BTC) if normalised and i == depth else h_BTC
         return tuple(states[tap].to(weights) for tap in wanted)
 
     def _turn(self, length: int) -> tuple[Tensor, Tensor]:

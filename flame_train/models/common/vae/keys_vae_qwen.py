@@ -1,7 +1,8 @@
-"""Qwen-Image's VAE: diffusers' names, and those of Wan 2.1's single file, which ComfyUI uses -> the VAE's names here.
+"""Qwen-Image's VAEs: diffusers' names, and those of Wan's single files, which ComfyUI uses -> the VAE's names here.
 
-Both files have convolutions over time too. For a single image only their last slice meets anything but zeros, and those
-that halve or double the number of frames do nothing. So the file is read, and never written.
+Version 1's is called as Wan 2.1's, version 2.1's as Wan 2.2's. Their files have convolutions over time too. For a
+single image only their last slice meets anything but zeros, and those that halve or double the number of frames do
+nothing. So a file is read, and never written.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ def _of_whole(ends: tuple[str, str, str], quant_convs: tuple[str, str]) -> Itera
         yield f"{name}.bias", f"{native}.bias", Op.COPY
 
 
+_Places = list[tuple[str, str, str]]
+
+
 def qwen_vae_from_diffusers(levels: int = 4, blocks: int = 2) -> KeyMap:
     """The table for a VAE of that many resolutions, with that many residual blocks each on the way down."""
     places = [*_down(levels, blocks, "encoder.down_blocks")]
@@ -59,13 +63,7 @@ def qwen_vae_from_diffusers(levels: int = 4, blocks: int = 2) -> KeyMap:
         native = f"decoder.up.{levels - 1 - up}"
         places += [(f"decoder.up_blocks.{up}.resnets.{{j}}.", f"{native}.block.{{j}}.", "resnet")]
         places += [(f"decoder.up_blocks.{up}.upsamplers.0.", f"{native}.upsample.", "resampling")] * (up < levels - 1)
-    for side in ("encoder", "decoder"):
-        places += [(f"{side}.mid_block.resnets.{i}.", f"{side}.mid.block_{i + 1}.", "resnet") for i in (0, 1)]
-        places += [(f"{side}.mid_block.attentions.0.", f"{side}.mid.attn_1.", "attention")]
-    kinds = {"resnet": _RESNET, "attention": _ATTENTION, "resampling": _RESAMPLING}
-    return KeyMap(
-        table(_of_whole(("conv_in", "conv_out", "norm_out.gamma"), ("quant_conv", "post_quant_conv")), places, kinds)
-    )
+    return _diffusers(places)
 
 
 def qwen_vae_from_wan(levels: int = 4, blocks: int = 2) -> KeyMap:
@@ -78,6 +76,47 @@ def qwen_vae_from_wan(levels: int = 4, blocks: int = 2) -> KeyMap:
         places += [(f"decoder.upsamples.{begin + blocks + 1}.", f"{native}.upsample.", "resampling")] * (
             up < levels - 1
         )
+    return _wan(places)
+
+
+def nested_vae_from_diffusers(levels: int = 5, blocks: int = 2) -> KeyMap:
+    """The table for Qwen-Image 2.1's VAE, in which every resolution is a block of its own; `blocks` is not needed."""
+    places = []
+    for level in range(levels):
+        down, up = f"encoder.down_blocks.{level}", f"decoder.up_blocks.{levels - 1 - level}"
+        places += [(f"{down}.resnets.{{j}}.", f"encoder.down.{level}.block.{{j}}.", "resnet")]
+        places += [(f"{up}.resnets.{{j}}.", f"decoder.up.{level}.block.{{j}}.", "resnet")]
+        places += [(f"{down}.downsampler.", f"encoder.down.{level}.downsample.", "resampling")] * (level < levels - 1)
+        places += [(f"{up}.upsampler.", f"decoder.up.{level}.upsample.", "resampling")] * (level > 0)
+    return _diffusers(places)
+
+
+def nested_vae_from_wan(levels: int = 5, blocks: int = 2) -> KeyMap:
+    """The same for the names of Wan 2.2's file, which ComfyUI uses: lists of residual blocks with a resampling last."""
+    places = []
+    for level in range(levels):
+        up = levels - 1 - level
+        down, up_list = f"encoder.downsamples.{level}.downsamples", f"decoder.upsamples.{up}.upsamples"
+        places += [(f"{down}.{j}.", f"encoder.down.{level}.block.{j}.", "resnet") for j in range(blocks)]
+        places += [(f"{up_list}.{j}.", f"decoder.up.{level}.block.{j}.", "resnet") for j in range(blocks + 1)]
+        places += [(f"{down}.{blocks}.", f"encoder.down.{level}.downsample.", "resampling")] * (level < levels - 1)
+        places += [(f"{up_list}.{blocks + 1}.", f"decoder.up.{level}.upsample.", "resampling")] * (level > 0)
+    return _wan(places)
+
+
+def _diffusers(places: _Places) -> KeyMap:
+    """The table of these places, with what stands once, in diffusers' names."""
+    for side in ("encoder", "decoder"):
+        places += [(f"{side}.mid_block.resnets.{i}.", f"{side}.mid.block_{i + 1}.", "resnet") for i in (0, 1)]
+        places += [(f"{side}.mid_block.attentions.0.", f"{side}.mid.attn_1.", "attention")]
+    kinds = {"resnet": _RESNET, "attention": _ATTENTION, "resampling": _RESAMPLING}
+    return KeyMap(
+        table(_of_whole(("conv_in", "conv_out", "norm_out.gamma"), ("quant_conv", "post_quant_conv")), places, kinds)
+    )
+
+
+def _wan(places: _Places) -> KeyMap:
+    """The same in the names of Wan's files."""
     for side in ("encoder", "decoder"):
         places += [(f"{side}.middle.{2 * i}.", f"{side}.mid.block_{i + 1}.", "resnet") for i in (0, 1)]
         places += [(f"{side}.middle.1.", f"{side}.mid.attn_1.", "attention")]
@@ -101,26 +140,40 @@ def _down(levels: int, blocks: int, stack: str) -> Iterator[tuple[str, str, str]
             yield f"{stack}.{begin + blocks}.", f"encoder.down.{level}.downsample.", "resampling"
 
 
-def _for(table_of: Callable[[int, int], KeyMap]) -> Callable[[Collection[str]], KeyMap]:
-    """The table for the names at hand: of as many resolutions and blocks as its encoder has."""
+def _for(table_of: Callable[[int, int], KeyMap], halving: str) -> Callable[[Collection[str]], KeyMap]:
+    """The table for the names at hand: of as many resolutions and blocks as its encoder has.
+
+    The number in the first name that the pattern `halving` fits follows the blocks of a resolution.
+    """
 
     def keymap(names: Collection[str]) -> KeyMap:
-        found = (re.match(r"encoder\.down(?:_blocks|samples)\.(\d+)\.resample\.", name) for name in names)
-        halvings = sorted({int(match[1]) for match in found if match})
-        return table_of(len(halvings) + 1, halvings[0] if halvings else 1)
+        found = {int(match[1]) for name in names if (match := re.match(halving, name))}
+        return table_of(len(_halvings(names)) + 1, min(found, default=1))
 
     return keymap
 
 
-def qwen_vae_component(prefixes: tuple[str, ...] = ("first_stage_model.", "vae/", "vae.")) -> Component:
-    """Where a family's files have it."""
-    return Component(
-        "vae",
-        prefixes,
-        (
-            Layout("diffusers", ".mid_block.", _for(qwen_vae_from_diffusers)),
-            Layout("single-file", ".middle.1.to_qkv.", _for(qwen_vae_from_wan)),
-            Layout("native", "decoder.up.0."),
-        ),
-        _BETWEEN_FRAMES,
-    )
+def _halvings(names: Collection[str]) -> set[str]:
+    """The encoder's layers that halve an image, by their places."""
+    found = (re.match(r"encoder\.down(.*)resample\.", name) for name in names)
+    return {match[1] for match in found if match}
+
+
+_PREFIXES: Final = ("first_stage_model.", "vae/", "vae.")
+
+
+def qwen_vae_component() -> Component:
+    """Where a family's files have Qwen-Image's, which Wan 2.1 has too."""
+    halving = r"encoder\.down(?:_blocks|samples)\.(\d+)\.resample\."
+    return _component(_for(qwen_vae_from_diffusers, halving), _for(qwen_vae_from_wan, halving))
+
+
+def nested_vae_component() -> Component:
+    """Where Qwen-Image 2.1's files have theirs."""
+    halving = r"encoder\.downsamples\.\d+\.downsamples\.(\d+)\.resample\."
+    return _component(_for(nested_vae_from_diffusers, halving), _for(nested_vae_from_wan, halving))
+
+
+def _component(diffusers: Callable[[Collection[str]], KeyMap], wan: Callable[[Collection[str]], KeyMap]) -> Component:
+    layouts = Layout("diffusers", ".mid_block.", diffusers), Layout("single-file", ".middle.1.to_qkv.", wan)
+    return Component("vae", _PREFIXES, (*layouts, Layout("native", "decoder.up.0.")), _BETWEEN_FRAMES)

@@ -9,7 +9,7 @@ Shape letters: B batch, H height, W width, C channels, Z latent channels.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Self
@@ -21,6 +21,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
 from flame_train.models.common.files.shapes import shape_of
 from flame_train.models.common.files.stated import NOTHING, Stated
+from flame_train.models.common.vae.vae_blocks import Downsample, Middle, ResnetBlock, Upsample, norm
 from flame_train.models.common.vae.vae_latents import (
     QWEN_MEAN,
     QWEN_STD,
@@ -30,10 +31,11 @@ from flame_train.models.common.vae.vae_latents import (
     statistic,
     unpatched,
 )
+from flame_train.models.common.vae.vae_shortcuts import Shortcut
 
-_EPS: Final = 1e-6
-_LEAST_NORM: Final = 1e-12  # to which the length of a pixel's channels is raised
 _shape: Final = partial(shape_of, "VAE", "an AutoencoderKL")
+Around = Callable[[Tensor], Tensor]
+"""What leads around a level: its input to what is added to its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,9 @@ class VaeArch:
     latents_mean: tuple[float, ...] = ()  # of each channel; where given, the diffusion model sees normalised latents
     latents_std: tuple[float, ...] = ()
     patch: int = 1  # the side of the square of latent pixels that the diffusion model sees as one, normalised
+    decoder_channels: int = 0  # of the decoder's finest level; 0: as many as the encoder's
+    pixel_channels: int = 3  # 4: with an alpha channel, which is opaque when encoded and left out when decoded
+    frames: tuple[int, ...] = ()  # for levels with shortcuts: how many frames of a film each halving joins
 
     @classmethod
     def sdxl(cls) -> Self:
@@ -116,14 +121,17 @@ class VaeArch:
             mean, std = (statistic(stated, key, getattr(known, key)) for key in ("latents_mean", "latents_std"))
             known = replace(known, latents_mean=mean, latents_std=std)
             stated.must(attn_scales=[], input_channels=3)
-        stated.must(
-            scaling_factor=known.scaling_factor, act_fn="silu", patch_size=(2, 2), batch_norm_eps=STATISTICS_EPS
-        )
+        if known.frames:
+            channels, joins = known.pixel_channels, [frames > 1 for frames in known.frames]
+            stated.must(is_residual=True, in_channels=channels, out_channels=channels, temperal_downsample=joins)
+        patch = None if known.frames else (2, 2)
+        stated.must(scaling_factor=known.scaling_factor, act_fn="silu", patch_size=patch, batch_norm_eps=STATISTICS_EPS)
         if stated.values.get("shift_factor") is not None:
             stated.must(shift_factor=known.shift_factor)
         blocks = [m for n in shapes if (m := re.match(r"encoder\.down\.(\d+)\.block\.(\d+)\.", n))]
         levels = sorted({int(m[1]) for m in blocks})
         channels = _shape(shapes, "encoder.conv_in.weight")[0]
+        finest = _shape(shapes, "decoder.conv_out.weight")[1]
         widths = [_shape(shapes, f"encoder.down.{i}.block.0.conv1.weight")[0] for i in levels]
         return replace(
             known,
@@ -134,6 +142,7 @@ class VaeArch:
             quant_convs="quant_conv.weight" in shapes,
             groups=known.groups and int(stated.number("norm_num_groups", _groups(channels))),
             patch=2 if "bn.running_mean" in shapes else 1,
+            decoder_channels=0 if finest == channels else finest,
         )
 
     @property
@@ -151,96 +160,28 @@ class VaeArch:
         """Channels of the latents as the diffusion model sees them."""
         return self.latent_channels * self.patch**2
 
+    def shortcut(self, channels: int, level: int, halves: bool) -> Shortcut | None:
+        """What leads around a level to so many channels; `halves`: the one below has half its height and width."""
+        return Shortcut(channels, 1 + halves, self.frames[level] if halves else 1) if self.frames else None
+
 
 def _groups(channels: int) -> int:
     """The family's 32 groups, less in narrower networks, where the folder does not state them."""
     return min(32, channels // 4)
 
 
-class RmsNormSilu(nn.RMSNorm):
-    """silu(RMS norm)."""
-
-    def forward(self, x_BHWC: Tensor) -> Tensor:
-        return F.silu(super().forward(x_BHWC))
-
-
-def _norm(groups: int, channels: int, silu: bool = True) -> nn.Module:
-    if groups:
-        return nn.GroupNorm(groups, channels, _EPS, silu=silu)
-    eps = _LEAST_NORM**2 / channels
-    return RmsNormSilu(channels, eps) if silu else nn.RMSNorm(channels, eps)
-
-
-class ResnetBlock(nn.Module):
-    """Two convolutions around a residual."""
-
-    def __init__(self, in_channels: int, out_channels: int, groups: int) -> None:
-        self.norm1 = _norm(groups, in_channels)
-        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1)
-        self.norm2 = _norm(groups, out_channels)
-        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
-        self.has_shortcut = in_channels != out_channels
-        if self.has_shortcut:
-            self.nin_shortcut = nn.Conv2d(in_channels, out_channels, 1)
-
-    def forward(self, x_BHWC: Tensor) -> Tensor:
-        h_BHWC = self.conv1(self.norm1(x_BHWC))
-        h_BHWC = self.conv2(self.norm2(h_BHWC))
-        return (self.nin_shortcut(x_BHWC) if self.has_shortcut else x_BHWC) + h_BHWC
-
-
-class AttnBlock(nn.Module):
-    """Self attention over all positions with one head; its projections are 1x1 convolutions."""
-
-    def __init__(self, channels: int, groups: int) -> None:
-        self.norm = _norm(groups, channels, silu=False)
-        self.q, self.k, self.v, self.proj_out = (nn.Conv2d(channels, channels, 1) for _ in range(4))
-
-    def forward(self, x_BHWC: Tensor) -> Tensor:
-        B, H, W, C = x_BHWC.shape
-        h_BHWC = self.norm(x_BHWC)
-        q, k, v = (part(h_BHWC).reshape(B, 1, H * W, C) for part in (self.q, self.k, self.v))
-        o_BHWC = F.scaled_dot_product_attention(q, k, v).reshape(B, H, W, C)
-        return x_BHWC + self.proj_out(o_BHWC)
-
-
-class Middle(nn.Module):
-    """The lowest resolution: attention between two residual blocks."""
-
-    def __init__(self, channels: int, groups: int) -> None:
-        self.block_1 = ResnetBlock(channels, channels, groups)
-        self.attn_1 = AttnBlock(channels, groups)
-        self.block_2 = ResnetBlock(channels, channels, groups)
-
-    def forward(self, x_BHWC: Tensor) -> Tensor:
-        return self.block_2(self.attn_1(self.block_1(x_BHWC)))
-
-
-class Downsample(nn.Module):
-    """Half the resolution; the zeros are put to the right of and below the image only."""
-
-    def __init__(self, channels: int) -> None:
-        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
-
-    def forward(self, x_BHWC: Tensor) -> Tensor:
-        return self.conv(F.pad(x_BHWC, (0, 0, 0, 1, 0, 1)))
-
-
-class Upsample(nn.Module):
-    """Twice the resolution: each pixel repeated, then a convolution."""
-
-    def __init__(self, channels: int, out_channels: int) -> None:
-        self.conv = nn.Conv2d(channels, out_channels, 3, padding=1)
-
-    def forward(self, x_BHWC: Tensor) -> Tensor:
-        return self.conv(F.upsample_nearest(x_BHWC, 2, layout="NHWC"))
-
-
 class Level(nn.Module):
     """One resolution: residual blocks, then the resampling to the next, if there is a next."""
 
     def __init__(
-        self, in_channels: int, channels: int, blocks: int, groups: int, down: bool = False, up: int = 0
+        self,
+        in_channels: int,
+        channels: int,
+        blocks: int,
+        groups: int,
+        down: bool = False,
+        up: int = 0,
+        around: Around | None = None,
     ) -> None:
         """Declares the layers.
 
@@ -251,22 +192,26 @@ class Level(nn.Module):
             groups: groups of the norms, see `VaeArch.groups`.
             down: whether the stage ends by halving height and width.
             up: the channels after a doubling of height and width at its end; 0: there is none.
+            around: what is added of the input, where a shortcut leads around the level.
         """
         self.block = nn.ModuleList(
             [ResnetBlock(in_channels if i == 0 else channels, channels, groups) for i in range(blocks)]
         )
-        self.has_down, self.has_up = down, up > 0
+        self.has_down, self.has_up, self.around = down, up > 0, around
         if down:
             self.downsample = Downsample(channels)
         if up:
             self.upsample = Upsample(channels, up)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
+        h_BHWC = x_BHWC
         for block in self.block:
-            x_BHWC = block(x_BHWC)
+            h_BHWC = block(h_BHWC)
         if self.has_down:
-            x_BHWC = self.downsample(x_BHWC)
-        return self.upsample(x_BHWC) if self.has_up else x_BHWC
+            h_BHWC = self.downsample(h_BHWC)
+        if self.has_up:
+            h_BHWC = self.upsample(h_BHWC)
+        return h_BHWC if self.around is None else h_BHWC + self.around(x_BHWC)
 
 
 class Encoder(nn.Module):
@@ -274,15 +219,17 @@ class Encoder(nn.Module):
 
     def __init__(self, arch: VaeArch) -> None:
         widths = [arch.channels * m for m in arch.channel_mult]
-        self.conv_in = nn.Conv2d(3, arch.channels, 3, padding=1)
+        self.conv_in = nn.Conv2d(arch.pixel_channels, arch.channels, 3, padding=1)
         self.down = nn.ModuleList()
         before = arch.channels
-        for width in widths:
-            last = len(self.down) + 1 == len(widths)
-            self.down.append(Level(before, width, arch.num_res_blocks, arch.groups, down=not last))
+        for i, width in enumerate(widths):
+            down = i + 1 < len(widths)
+            shortcut = arch.shortcut(width, i, down)
+            around = shortcut.down if shortcut else None
+            self.down.append(Level(before, width, arch.num_res_blocks, arch.groups, down=down, around=around))
             before = width
         self.mid = Middle(before, arch.groups)
-        self.norm_out = _norm(arch.groups, before)
+        self.norm_out = norm(arch.groups, before)
         self.conv_out = nn.Conv2d(before, 2 * arch.latent_channels, 3, padding=1)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
@@ -296,17 +243,20 @@ class Decoder(nn.Module):
     """Latents, after `post_quant_conv`, to pixels. Levels are numbered as the encoder's: 0 is the finest."""
 
     def __init__(self, arch: VaeArch) -> None:
-        widths = [arch.channels * m for m in arch.channel_mult]
+        finest = arch.decoder_channels or arch.channels
+        widths = [finest * m for m in arch.channel_mult]
         self.conv_in = nn.Conv2d(arch.latent_channels, widths[-1], 3, padding=1)
         self.mid = Middle(widths[-1], arch.groups)
         levels, before = [], widths[-1]
         for i, width in reversed(list(enumerate(widths))):
-            after = 0 if i == 0 else width if arch.groups else width // 2
-            levels.append(Level(before, width, arch.num_res_blocks + 1, arch.groups, up=after))
+            after = 0 if i == 0 else width if arch.groups or arch.frames else width // 2
+            shortcut = arch.shortcut(width, i - 1, True) if i else None
+            around = shortcut.up if shortcut else None
+            levels.append(Level(before, width, arch.num_res_blocks + 1, arch.groups, up=after, around=around))
             before = after
         self.up = nn.ModuleList(levels[::-1])
-        self.norm_out = _norm(arch.groups, arch.channels)
-        self.conv_out = nn.Conv2d(arch.channels, 3, 3, padding=1)
+        self.norm_out = norm(arch.groups, finest)
+        self.conv_out = nn.Conv2d(finest, arch.pixel_channels, 3, padding=1)
 
     def forward(self, z_BHWZ: Tensor) -> Tensor:
         h_BHWC = self.mid(self.conv_in(z_BHWZ))
@@ -340,6 +290,8 @@ class Vae(nn.Module):
         H and W must be multiples of `arch.downscale`. The log variance is held within [-30, 20]. Where latents are
         patched, both are those of the normalised patches, (B, H / 16, W / 16, 4 Z).
         """
+        if self.arch.pixel_channels > 3:
+            pixels_BHWC = F.pad(pixels_BHWC, (0, self.arch.pixel_channels - 3), value=1.0)
         moments = self.encoder(pixels_BHWC)
         mean, logvar = F.chunk(self.quant_conv(moments) if self.arch.quant_convs else moments, 2, dim=-1)
         logvar = logvar.clamp(-30.0, 20.0)
@@ -361,7 +313,8 @@ class Vae(nn.Module):
         z_BHWZ = latents_BHWZ * (1.0 / self.arch.scaling_factor)
         if self.arch.shift_factor:
             z_BHWZ = z_BHWZ + self.arch.shift_factor
-        return self.decoder(self.post_quant_conv(z_BHWZ) if self.arch.quant_convs else z_BHWZ)
+        pixels_BHWC = self.decoder(self.post_quant_conv(z_BHWZ) if self.arch.quant_convs else z_BHWZ)
+        return pixels_BHWC[..., :3] if self.arch.pixel_channels > 3 else pixels_BHWC
 
     def _statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of each channel of patched latents."""

@@ -1,0 +1,89 @@
+"""Qwen-Image 2.1's names: the transformer's two layouts, the components of its files, and how LoRA files call modules.
+
+The native names are those of the single file that ComfyUI reads. There one matrix makes gate and value of the gated
+network, and diffusers has one for each. All other names are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from typing import Final
+
+from flame_train.io.keymap import KeyMap, lines, table
+from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_by_table
+from flame_train.io.resolve import resolve as resolve_components
+from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
+from flame_train.models.common.text import keys_qwen3 as qwen3
+from flame_train.models.common.vae.keys_vae_qwen import nested_vae_component
+
+_ENDS: Final = (
+    *("img_in", "txt_in.in_layer", "txt_in.out_layer", "modulation.1", "norm_out.linear", "proj_out"),
+    *("time_text_embed.timestep_embedder.linear_1", "time_text_embed.timestep_embedder.linear_2"),
+)
+_BLOCK: Final = lines("""
+    attn.to_q.weight -> attn.to_q.weight
+    attn.to_k.weight -> attn.to_k.weight
+    attn.to_v.weight -> attn.to_v.weight
+    attn.to_out.0.weight -> attn.to_out.0.weight
+    attn.norm_q.weight -> attn.norm_q.weight
+    attn.norm_k.weight -> attn.norm_k.weight
+    img_mlp.gate_up.weight -> img_mlp.gate_layer.weight img_mlp.proj.weight [rows]
+    img_mlp.out.weight -> img_mlp.out.weight
+""")
+_LINEAR: Final = (*(f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0")), "img_mlp.gate_up", "img_mlp.out")
+
+
+def transformer_to_diffusers() -> KeyMap:
+    """The table from native to diffusers names, for any depth; its `inverse` goes back."""
+    ends = [f"{name}.weight -> {name}.weight" for name in (*_ENDS, "txt_in.text_norm")]
+    blocks = [("transformer_blocks.{i}.", "transformer_blocks.{i}.", "block")]
+    return KeyMap(table(lines("\n".join(ends)), blocks, {"block": _BLOCK}))
+
+
+# the text half of Qwen3-VL, whose half for images lies beside it and plays no part
+_TEXT_PREFIXES: Final = (
+    "text_encoders.qwen3vl_8b.transformer.model.",
+    "text_encoder/language_model.",
+    "text_encoder/model.language_model.",
+)
+COMPONENTS: Final = (
+    transformer_component(
+        *transformer_layouts(".img_mlp.gate_up.", ".img_mlp.gate_layer.", lambda _: transformer_to_diffusers()),
+    ),
+    nested_vae_component(),
+    qwen3.component("text_encoder", _TEXT_PREFIXES),
+)
+
+
+resolve: Final = partial(resolve_components, COMPONENTS)
+"""Which tensor of a file, or of a diffusers folder, is which native tensor of which component; see `io.resolve`."""
+
+
+def base_modules() -> tuple[str, ...]:
+    """Native paths of the transformer's linear layers: 200 in Qwen-Image 2.1."""
+    return tuple(_linears())
+
+
+def _linears(depth: int = 32) -> Iterator[str]:
+    yield from _ENDS
+    yield from (f"transformer_blocks.{i}.{part}" for i in range(depth) for part in _LINEAR)
+
+
+@lru_cache(maxsize=1)
+def lora_family() -> LoraFamily:
+    """How LoRA files of Qwen-Image 2.1 name their modules.
+
+    ComfyUI reads gate and value apart below `transformer.`, and as one below its own prefix and kohya's.
+    """
+    modules = modules_by_table(base_modules(), transformer_to_diffusers())
+    native = ("diffusion_model.", "model.diffusion_model.", "")
+    return LoraFamily(
+        name="qwenimage",
+        components=(LoraComponent("transformer", "lora_unet", modules, native, ("lycoris",)),),
+        base_version="qwen_image_2.1",
+        architecture="Qwen-Image-2.1/lora",
+        implementation="https://github.com/QwenLM/Qwen-Image",
+        resolution="1024x1024",
+        network_module="networks.lora_qwen_image",
+    )

@@ -1,0 +1,235 @@
+"""Qwen-Image 2.1's denoiser: one stream of text and image, whose text sees neither the image nor what comes after it.
+
+Attribute names are those of the published single file. The text is modulated as at time 0, so nothing of it depends on
+the noise. One modulation serves all blocks. Activations are channels-last. Shape letters: B batch, H height and W width
+in latent pixels, C channels of the latents, D model width, E width of a head. There are L image tokens and T text
+tokens, S = T + L in all.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flame_train.engine import Tensor, checkpoint, nn, rematerialize
+from flame_train.engine import functional as F
+from flame_train.engine.dtype import DType, compute_dtype
+from flame_train.engine.nn import param
+from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
+from flame_train.models.common.fp16 import bounded
+from flame_train.models.common.latents import check_latents
+from flame_train.models.qwenimage.arch import FREQUENCIES, QwenImageArch
+from flame_train.models.qwenimage.positions import Positions
+
+_PARTS: Final = 4  # scale and gate, of the attention and of the gated network
+
+# The inputs of linear layers are rematerialized: their own inputs have the same size and are saved anyway.
+
+
+def _scaled(x_BSD: Tensor, scale_BSD: Tensor, eps: float) -> Tensor:
+    normed: Tensor = F.layer_norm(x_BSD, (x_BSD.shape[-1],), None, None, eps)
+    return normed * scale_BSD
+
+
+def _gated(gate: Tensor, value: Tensor) -> Tensor:
+    return F.silu(gate) * value
+
+
+class ZeroCentredNorm(nn.Module):
+    """rms_norm(x) * (1 + weight) over the last dim; 1 + weight is never rounded to 16 bits."""
+
+    weight: Tensor
+
+    def __init__(self, dim: int, eps: float) -> None:
+        self.dim, self.eps = dim, eps
+        self.weight = param(dim, init="zeros")
+
+    def forward(self, x: Tensor) -> Tensor:
+        own: Tensor = nn.compute_copy(self.weight)
+        found: Tensor = F.rms_norm(x, (self.dim,), own.to(compute_dtype(own.dtype)) + 1.0, self.eps)
+        return found.to(x.dtype)
+
+
+class TextProjection(nn.Module):
+    """The text encoder's states in the model's width: norm, linear, gelu, linear."""
+
+    def __init__(self, arch: QwenImageArch) -> None:
+        self.text_norm = ZeroCentredNorm(arch.text_dim, arch.eps)
+        self.in_layer = nn.Linear(arch.text_dim, arch.width, bias=False)
+        self.out_layer = nn.Linear(arch.width, arch.width, bias=False)
+
+    def forward(self, states_BTF: Tensor) -> Tensor:
+        return self.out_layer(F.gelu(self.in_layer(self.text_norm(states_BTF)), approximate="tanh"))
+
+
+class TimestepEmbedder(nn.Module):
+    """A time's sinusoid to the vector that modulates: linear, silu, linear."""
+
+    def __init__(self, width: int) -> None:
+        self.linear_1 = nn.Linear(FREQUENCIES, width, bias=False)
+        self.linear_2 = nn.Linear(width, width, bias=False)
+
+    def forward(self, times_N: Tensor, dtype: DType) -> Tensor:
+        sinusoid = F.timestep_embedding(times_N * 1000.0, FREQUENCIES, dtype=dtype)
+        return self.linear_2(F.silu(self.linear_1(sinusoid)))
+
+
+class TimeEmbedding(nn.Module):
+    """The published name of what stands around the embedder."""
+
+    def __init__(self, width: int) -> None:
+        self.timestep_embedder = TimestepEmbedder(width)
+
+
+class Attention(nn.Module):
+    """Text attends to the text up to itself, the image to all text and to itself; queries and keys are normalised."""
+
+    def __init__(self, arch: QwenImageArch) -> None:
+        self.head_dim, self.eps = arch.head_dim, arch.eps
+        self.to_q, self.to_k, self.to_v = (nn.Linear(arch.width, arch.width, bias=False) for _ in range(3))
+        self.to_out = nn.ModuleList([nn.Linear(arch.width, arch.width, bias=False)])
+        self.norm_q, self.norm_k = (nn.RMSNorm(arch.head_dim, arch.eps) for _ in range(2))
+
+    def forward(self, x_BSD: Tensor, cos_BS1E: Tensor, sin_BS1E: Tensor, own_BT: Tensor) -> Tensor:
+        (B, S, D), T = x_BSD.shape, own_BT.shape[1]
+        made = nn.grouped_linear([self.to_q, self.to_k, self.to_v], x_BSD)
+        q, k, v = (part.reshape(B, S, -1, self.head_dim) for part in made)
+        q, k = (
+            F.rms_norm_rope(x, nn.compute_copy(norm.weight), cos_BS1E, sin_BS1E, self.eps)
+            for x, norm in ((q, self.norm_q), (k, self.norm_k))
+        )
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        # padding stands behind a text, so that no token of the text sees it
+        of_text = F.scaled_dot_product_attention(*(x[:, :, :T] for x in (q, k, v)), is_causal=True)
+        mask = F.pad(own_BT, (0, S - T), value=True).reshape(B, 1, 1, S)
+        of_image = F.scaled_dot_product_attention(q[:, :, T:], k, v, mask)
+        found = F.cat([x.transpose(1, 2) for x in (of_text, of_image)], dim=1)
+        return self.to_out[0](found.reshape(B, S, D))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (arXiv 2002.05202): silu(gate x) * up x, projected back; one matrix makes gate and value."""
+
+    def __init__(self, arch: QwenImageArch) -> None:
+        self.gate_up = nn.Linear(arch.width, 2 * arch.hidden, bias=False)
+        self.out = nn.Linear(arch.hidden, arch.width, bias=False)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        return self.out(rematerialize(_gated, *F.chunk(self.gate_up(x_BSD), 2, dim=-1)))
+
+
+class TransformerBlock(Block):
+    """Attention and the gated network, each with a scale behind its norm, and a gate."""
+
+    def __init__(self, arch: QwenImageArch) -> None:
+        self.eps = arch.eps
+        self.attn = Attention(arch)
+        self.img_mlp = FeedForward(arch)
+
+    def forward(
+        self,
+        x_BSD: Tensor,
+        cos_BS1E: Tensor,
+        sin_BS1E: Tensor,
+        own_BT: Tensor,
+        scale_BSD: Tensor,
+        gate_BSD: Tensor,
+        feed_scale_BSD: Tensor,
+        feed_gate_BSD: Tensor,
+    ) -> Tensor:
+        """The tokens after the block.
+
+        Args:
+            x_BSD: the text's tokens and the image's (B, S, D).
+            cos_BS1E, sin_BS1E: their rotary angles, (B, S, 1, E).
+            own_BT: which of the text's are tokens, bool (B, T); the others are padding behind them.
+            scale_BSD, gate_BSD: what multiplies a token's normalised values, and what the attention makes of them.
+            feed_scale_BSD, feed_gate_BSD: the same of the gated network.
+
+        Returns:
+            Tokens of the same shape.
+        """
+        found = self.attn(rematerialize(_scaled, x_BSD, scale_BSD, self.eps), cos_BS1E, sin_BS1E, own_BT)
+        x_BSD = F.gated_add(x_BSD, gate_BSD, found)
+        if self.checkpointing == "mlp":
+            return checkpoint(self._fed, x_BSD, feed_scale_BSD, feed_gate_BSD)
+        return self._fed(x_BSD, feed_scale_BSD, feed_gate_BSD)
+
+    def _fed(self, x_BSD: Tensor, scale_BSD: Tensor, gate_BSD: Tensor) -> Tensor:
+        made = self.img_mlp(rematerialize(_scaled, x_BSD, scale_BSD, self.eps))
+        return bounded(F.gated_add(x_BSD, gate_BSD, made))
+
+
+class LastNorm(nn.Module):
+    """The scale of the last norm, which follows from the time."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        self.eps = eps
+        self.linear = nn.Linear(width, width, bias=False)
+
+    def forward(self, x_BLD: Tensor, time_BD: Tensor) -> Tensor:
+        return _scaled(x_BLD, self.linear(F.silu(time_BD)).unsqueeze(1) + 1.0, self.eps)
+
+
+class QwenImage(BlockNetwork):
+    """Predicts the velocity of the flow in noised latents."""
+
+    def __init__(self, arch: QwenImageArch) -> None:
+        self.arch = arch
+        self.positions = Positions(arch.axes, arch.theta)
+        width = arch.width
+        self.img_in = nn.Linear(arch.channels, width, bias=False)
+        self.txt_in = TextProjection(arch)
+        self.time_text_embed = TimeEmbedding(width)
+        self.modulation = nn.ModuleList([None, nn.Linear(width, _PARTS * width, bias=False)])
+        self.transformer_blocks = nn.ModuleList([TransformerBlock(arch) for _ in range(arch.depth)])
+        self.norm_out = LastNorm(width, arch.eps)
+        self.proj_out = nn.Linear(width, arch.channels, bias=False)
+
+    def forward(self, x_BHWC: Tensor, times_B: Tensor, states_BTF: Tensor, rows_B: Tensor) -> Tensor:
+        """The velocity for noised latents.
+
+        Args:
+            x_BHWC: latents (B, H, W, C).
+            times_B: noise levels (B,), fp32.
+            states_BTF: a text's states (B, T, text_dim).
+            rows_B: how many of them, from the first on, are tokens, (B,) int32; behind them is padding.
+
+        Latents and states have the dtype of the weights.
+
+        Returns:
+            The velocity (B, H, W, C).
+
+        Raises:
+            ShapeError: latents of other sizes.
+        """
+        check_latents("Qwen-Image 2.1's transformer", x_BHWC, self.arch.channels, 1)
+        B, H, W, C = x_BHWC.shape
+        T, L = states_BTF.shape[1], H * W
+        weight = nn.compute_copy(self.img_in.weight)
+        assert isinstance(weight, Tensor)
+        own_BT, cos_BS1E, sin_BS1E = self.positions.placed(rows_B, T, (H, W), compute_dtype(weight.dtype))
+        of_both = self.time_text_embed.timestep_embedder(F.cat([times_B * 0.0, times_B], dim=0), x_BHWC.dtype)
+        modulation = self._modulation(of_both, T, L)
+        x_BSD = F.cat([self.txt_in(states_BTF), self.img_in(x_BHWC.reshape(B, L, C))], dim=1)
+        for block in self.transformer_blocks:
+            x_BSD = block(x_BSD, cos_BS1E, sin_BS1E, own_BT, *modulation)
+        return self.proj_out(self.norm_out(x_BSD[:, T:], of_both[B:])).reshape(B, H, W, C)
+
+    def quantizable(self) -> dict[nn.Linear, bool]:
+        """The blocks' linear layers."""
+        return linears_in(self.transformer_blocks)
+
+    def _modulation(self, times_2BxD: Tensor, T: int, L: int) -> tuple[Tensor, ...]:
+        """Scale and gate of attention and gated network, (B, S, D) each: of time 0 for the text, of its own for images.
+
+        All blocks share them, so they are made once, with a row a token.
+        """
+        scale, gate, feed_scale, feed_gate = F.chunk(self.modulation[1](F.silu(times_2BxD)).unsqueeze(1), _PARTS, -1)
+        parts = scale + 1.0, F.tanh(gate), feed_scale + 1.0, F.tanh(feed_gate)
+        return tuple(_rows(part, T, L) for part in parts)
+
+
+def _rows(of_both: Tensor, T: int, L: int) -> Tensor:
+    """A row a token (B, T + L, D), of the values for texts and for images (2 B, 1, D)."""
+    B, _, D = of_both.shape[0] // 2, *of_both.shape[1:]
+    return F.cat([of_both[:B].expand(B, T, D), of_both[B:].expand(B, L, D)], dim=1)

@@ -1,0 +1,195 @@
+"""A small Qwen-Image 2.1 pipeline, read from the folder of its parts: the same image, and the same training loss."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from flame_train.config.schema import LossSection, ModelSection
+from flame_train.data.padding import collate
+from flame_train.data.tokenizers.qwen import QwenTokenizer
+from flame_train.engine import no_grad, tensor
+from flame_train.errors import ConfigError
+from flame_train.recipes import FAMILIES, family_of
+from flame_train.text_encoders.qwen3 import COMPREHENDING
+from tests.parity.pipelines import PROMPT, check_refused_config, check_sample, opening, qwen_tokenizer, random
+from tests.scripts.accepting import SCRIPTS, accept
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+transformers = pytest.importorskip("transformers")
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+
+LONGER = "a much longer caption, which takes more than thirty-two tokens of bytes"
+PARTS = ("transformer", "vae", "text_encoder", "scheduler")
+
+
+class Processor:
+    """The half of Qwen3-VL's processor for text; the other half needs torchvision."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    def apply_chat_template(self, messages, tokenize, return_dict):
+        ((role, content),) = ((message["role"], message["content"][0]["text"]) for message in messages)
+        return [self.tokenizer(f"<|im_start|>{role}\n{content}<|im_end|>\n").input_ids]
+
+    def __call__(self, text, padding, padding_side, return_tensors):
+        return self.tokenizer(text, padding=padding, padding_side=padding_side, return_tensors=return_tensors)
+
+
+def text_encoder():
+    text = {
+        "vocab_size": 288, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 8,
+        "num_key_value_heads": 2, "intermediate_size": 48,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "mrope_section": [2, 1, 1]},
+    }  # fmt: skip
+    vision = {
+        "depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32,
+        "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
+    }  # fmt: skip
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision)
+    return random(transformers.Qwen3VLForConditionalGeneration(config), 1)
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory):
+    transformer = diffusers.QwenImage21Transformer2DModel(
+        num_layers=2, attention_head_dim=16, num_attention_heads=4, context_in_dim=32, axes_dims_rope=(8, 4, 4),
+        eps=1e-5,
+    )  # fmt: skip
+    vae = diffusers.AutoencoderKLQwenImage21(base_dim=8, decoder_base_dim=12, num_res_blocks=1)
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True, base_image_seq_len=256, max_image_seq_len=8192, max_shift=0.9, shift_terminal=0.02
+    )
+    processor = Processor(qwen_tokenizer(tmp_path_factory.mktemp("qwen"), None))
+    made = diffusers.QwenImage21Pipeline(scheduler, random(vae, 4), text_encoder(), processor, random(transformer, 2))
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(pipeline, tmp_path_factory):
+    path = tmp_path_factory.mktemp("qwen-image")
+    for name in PARTS:
+        getattr(pipeline, name).save_pretrained(path / name)
+    pipeline.processor.tokenizer.save_pretrained(path / "processor")
+    (path / "model_index.json").write_text(json.dumps({"_class_name": "QwenImage21Pipeline", "sample_sigmas": None}))
+    return path
+
+
+def test_the_folder_is_qwen_image(folder):
+    assert family_of(folder).name == "qwenimage"
+
+
+def test_sample_draws_what_the_pipeline_draws(pipeline, folder, tmp_path):
+    """With an empty negative prompt, of which the pipeline makes a space; its alpha is left out."""
+
+    def drawn_by(latents, guidance_scale, **given):
+        packed = pipeline._pack_latents(latents, *latents.shape)
+        (image,) = pipeline(latents=packed, true_cfg_scale=guidance_scale, negative_prompt="", **given).images
+        assert image.mode == "RGBA"
+        return SimpleNamespace(images=[image.convert("RGB")])
+
+    check_sample(folder, tmp_path / "image.png", (4, 6, 64), drawn_by)
+
+
+def test_the_training_loss_is_that_of_diffusers(pipeline, folder, off):
+    """Of captions of two lengths, each as the pipeline has it alone, and of none."""
+    model = FAMILIES["qwenimage"].open(opening(folder))
+    texts = (PROMPT, LONGER, "")
+    rng = np.random.default_rng(0)
+    latents, noise = (rng.standard_normal((3, 4, 6, 64)).astype(np.float32) for _ in range(2))
+    levels = np.array([0.3, 0.875, 0.5], np.float32)
+    (encoder,) = model.text
+    network, examples = encoder.load(device="cpu", dtype="fp32", precision="auto"), []
+    for text in texts:
+        row = encoder.inputs(text)
+        with no_grad():
+            made = encoder.encode(network, {name: tensor(a[None]) for name, a in row.items()})
+        examples.append(encoder.without_padding(row, {"qwen3": made["qwen3"].numpy()[0]}))
+    objective = model.objective(ModelSection(), LossSection(), "cpu")
+    denoiser = model.load_denoiser(device="cpu", dtype="fp32")
+    x, n, t = tensor(latents), tensor(noise), tensor(levels)
+    cond = {name: tensor(a) for name, a in collate(examples, model.paddings).items()}
+    with no_grad():
+        found = objective.losses(denoiser.denoise(objective.noised(x, n, t), t, cond), x, n, t).mean().item()
+
+    losses = []
+    for text, own, image, noised, level in zip(texts, examples, latents, noise, levels, strict=True):
+        with torch.no_grad():
+            states, mask, slots = pipeline.encode_prompt(text)
+            assert mask is None
+            assert off(own["qwen3"], states[0]) < 1e-5
+            begin, end = torch.from_numpy(image).reshape(1, 24, 64), torch.from_numpy(noised).reshape(1, 24, 64)
+            predicted = pipeline.transformer(
+                (1.0 - level) * begin + level * end,
+                states,
+                torch.tensor([level]),
+                [[(1, 4, 6)]],
+                torch.cat([slots, slots.new_ones(1, 6)], dim=1),
+                return_dict=False,
+            )[0][:, -24:]
+            losses.append(float(torch.mean((predicted.float() - (end - begin)) ** 2)))
+    expected = float(np.mean(losses))
+    assert abs(found - expected) < 1e-5 * expected
+    assert expected > 0.1
+
+
+def test_the_instruction_has_the_length_that_the_pipeline_drops(pipeline, folder):
+    """With the published vocabulary too, where its last tokens are the message's beginning."""
+    published = QwenTokenizer()
+    assert pipeline._drop_idx == COMPREHENDING.unseen(QwenTokenizer(folder / "processor" / "tokenizer.json"))
+    row = COMPREHENDING.row(published, "a cat", 32)
+    kept = row.ids[COMPREHENDING.unseen(published) : int(row.mask.sum())]
+    assert list(kept) == published.encode("<|im_start|>user\na cat<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_turbo_is_sampled_at_its_levels_and_refused_for_training(folder):
+    file, family = folder / "model_index.json", FAMILIES["qwenimage"]
+    usual = file.read_text()
+    file.write_text(json.dumps(json.loads(usual) | {"sample_sigmas": [1.0, 0.6, 0.2]}))
+    try:
+        model = family.open(opening(folder))
+        assert (model.sampling_defaults.steps, model.sampling_defaults.guidance_scale) == (3, 1.0)
+        scheduler = diffusers.FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler")
+        scheduler.set_timesteps(sigmas=[1.0, 0.6, 0.2], mu=np.log(model.shift(24)))
+        np.testing.assert_allclose(model.sigmas(3, 24), scheduler.sigmas.numpy(), atol=1e-6)
+        with pytest.raises(ConfigError, match="states noise levels of few steps, so it is distilled"):
+            family.refuse_distilled(folder, ModelSection())
+    finally:
+        file.write_text(usual)
+    family.refuse_distilled(folder, ModelSection())
+
+
+@pytest.mark.proof
+def test_the_folder_is_accepted(pipeline, folder, tmp_path, monkeypatch):
+    """Its image, and that with the LoRA it trained, beside the pipeline's; loading that would need torchvision."""
+    monkeypatch.setattr(diffusers.DiffusionPipeline, "from_pretrained", lambda *args, **kwargs: pipeline)
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.setattr("accept.missing", lambda family: [])
+    code, report = accept(monkeypatch, folder, tmp_path / "out", "--set", "data.bucket_step=32")
+    assert code == 0, report
+    assert {part["result"] for part in report["parts"].values()} == {"passed"}
+    plain, with_lora = (part for name, part in report["parts"].items() if name.endswith("beside diffusers'"))
+    assert max(plain["apart, of 255"], with_lora["apart, of 255"]) < 1
+    assert with_lora["layers with the LoRA"] == 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "words"),
+    [
+        ("transformer", {"num_attention_heads": 2}, "num_attention_heads is 2, expected 4"),
+        ("transformer", {"axes_dims_rope": [16, 8, 8]}, r"axes_dims_rope is \[16, 8, 8\]"),
+        ("transformer", {"patch_size": 2}, "patch_size is 2, expected 1"),
+        ("transformer", {"causal_condition": False}, "causal_condition is False, expected True"),
+        ("vae", {"attn_scales": [1.0]}, "attn_scales is"),
+        ("text_encoder", {"text_config": {"hidden_act": "gelu"}}, "hidden_act is 'gelu'"),
+        ("scheduler/scheduler_config.json", {"use_dynamic_shifting": False}, "use_dynamic_shifting is False"),
+    ],
+)
+def test_a_config_that_says_something_else_is_refused(folder, part, change, words):
+    check_refused_config("qwenimage", folder, part, change, words)
