@@ -58,8 +58,10 @@ def field(
 
 
 def one_or_several(value: Any) -> Any:
-    """A string where a list of them is expected is the only one of it; a validator, to run before others."""
-    return (value,) if isinstance(value, str) else value
+    """A string where several are expected is the only one, and a list is a tuple; a validator, to run before others."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
 
 
 class Section(BaseModel):

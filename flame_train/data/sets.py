@@ -52,17 +52,17 @@ class SetKeys(Section):
     mask_weight: float = field(
         0.0, "weight of the loss outside the mask", ge=0, le=1, aka=("unmasked_weight", "mask_min_value")
     )
+    mask_normalize: bool = field(
+        False,
+        "divide a masked loss by the mask's mean, so that small masks count as much as large ones",
+        aka=("normalize_masked_area_loss",),
+    )
     control: tuple[str, ...] = field(
         (),
         "folder of control images, which the model looks at: images to edit, with the images' names; a list: several "
         "images beside each (FLUX.2 klein; FLUX.1 Kontext: one)",
         place=True,
         aka=("control_path", "control_directory", "conditioning_path"),
-    )
-    mask_normalize: bool = field(
-        False,
-        "divide a masked loss by the mask's mean, so that small masks count as much as large ones",
-        aka=("normalize_masked_area_loss",),
     )
 
     @field_validator("control", mode="before")

@@ -104,7 +104,7 @@ class FluxModel(FlowModel):
     @property
     def controls(self) -> ControlRule:
         if not self.guidance_distilled:
-            return ControlRule("Flux.1 schnell was not trained to look at images; FLUX.1 Kontext dev was")
+            return ControlRule("Flux.1 schnell was not trained to look at control images; FLUX.1 Kontext dev was")
         if not self.kontext:
             return ControlRule(
                 "nothing says that this checkpoint is FLUX.1 Kontext, which has the shapes of dev: neither its name "

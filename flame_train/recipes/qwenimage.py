@@ -22,6 +22,7 @@ from flame_train.models.qwenimage.arch import QwenImageArch
 from flame_train.models.qwenimage.files import QWENIMAGE_FILES
 from flame_train.models.qwenimage.transformer import QwenImage
 from flame_train.text_encoders.qwen3 import COMPREHENDING
+from flame_train.training.control import ControlRule
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
 from .family import Family, Networks, Opening, published_name, stated_in
@@ -91,6 +92,13 @@ class QwenImageModel(FlowModel):
     def sigmas(self, steps: int, tokens: int) -> np.ndarray[Any, Any]:
         own = self.schedule
         return dynamic_sigmas(steps, own.shift(tokens), terminal=own.terminal, published=own.levels)
+
+    @property
+    def controls(self) -> ControlRule:
+        return ControlRule(
+            "Qwen-Image 2.1 reads images to edit through Qwen3-VL's vision tower too, which is not here; "
+            "FLUX.2 klein and FLUX.1 Kontext take them"
+        )
 
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
         out: Tensor = network(x, t, cond["qwen3"], cond["qwen3_rows"])

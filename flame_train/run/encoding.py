@@ -154,7 +154,8 @@ class Encoding:
             latents = self.image_bytes(row.placement)
             mask = 4 * math.prod(self.mask_shapes(row.placement)["mask"]) if row.item.mask else 0
             images |= {(row.item.sha256, repr(view.settings)): latents + mask for view in row.views}
-            for image in (each for view in range(len(row.views)) for each in row.seen_beside(view)):
+            views = range(len(row.views)) if row.controls else ()
+            for image in (each for view in views for each in row.seen_beside(view)):
                 images.setdefault((image.sha256, repr(image.view.settings)), self.image_bytes(image.view.placement))
         images |= {(each.sha256, repr(each.view.settings)): self.image_bytes(each.view.placement) for each in shown}
         texts = {"", *(text for row in samples.rows for text in row.texts), *prompts}

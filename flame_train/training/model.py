@@ -174,7 +174,7 @@ class Model(ABC):
     @property
     def controls(self) -> ControlRule:
         """Which control images it takes."""
-        return ControlRule(f"{self.title} was not trained to look at images; FLUX.2 klein and FLUX.1 Kontext were")
+        return ControlRule(f"{self.title} looks at no control images here; FLUX.2 klein and FLUX.1 Kontext do")
 
     @abstractmethod
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:

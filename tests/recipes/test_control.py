@@ -149,6 +149,29 @@ def test_the_plan_counts_longer_sequences_and_what_the_cache_takes(config: Calla
     assert sizes[2] > sizes[1]
 
 
+def test_a_prompt_of_a_file_names_control_images(config: Callable[..., Path], edits: Path) -> None:
+    """As kohya's files have prompts; one without names shows those of `sample.control`, and an empty list none."""
+    one, other = sorted((edits / "before").iterdir())[:2]
+    (edits / "prompts.txt").write_text(f"a circle --ci {one}\na square\n")
+    (edits / "prompts.toml").write_text(f'[[prompt.subset]]\nprompt = "a"\ncontrol = ["{one}", "{other}"]\n')
+    path = config(control="[]")
+    files = [f"sample.prompt_file={edits / name}" for name in ("prompts.txt", "prompts.toml")]
+    found = [planned(path, file, f"sample.control={other}", "sample.steps=1").requests for file in files]
+    assert [request.control for request in found[0]] == [(str(one),), (str(other),)]
+    assert found[1][0].control == (str(one), str(other))
+    none = planned(path, f"sample.control={other}", 'sample.prompts=[{text = "a", control = []}]')
+    assert none.requests[0].control == none.shown == ()
+    assert none.requests[0].size == (64, 64)
+
+
+def test_control_images_may_lie_in_a_folder_below_the_images(config: Callable[..., Path], edits: Path) -> None:
+    (edits / "before").rename(edits / "images" / "before")
+    path = config("flux", "[]")
+    found = planned(path, f"data.control={edits / 'images' / 'before'}")
+    assert len(found.samples.rows) == 12
+    assert {row.item.controls[0].path.parent.name for row in found.samples.rows} == {"before"}
+
+
 def test_the_report_shows_control_images(config: Callable[..., Path], edits: Path, capsys: Capture) -> None:
     assert cli.run(["dataset", str(config()), "--output", str(edits / "report"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -258,10 +281,10 @@ def test_models_that_take_none_say_why(
     assert "data.control: expected at most 1 control image for this model, got 2" in capsys.readouterr().err
     path.write_text(re.sub(r"t5_tokens = 77", "", text).replace(str(bases["flux"]), str(small_base)))
     assert cli.run(["train", str(path), "--dry-run", "--set", "data.bucket_step=32"]) == 2
-    assert capsys.readouterr().err.count("data.control: SDXL was not trained to look at images") == 1
+    assert capsys.readouterr().err.count("data.control: SDXL looks at no control images here") == 1
     draw = ["sample", "-p", "a", "--control", str(control), "-o", str(tmp_path / "x.png"), "--device", "cpu"]
     assert cli.run([*draw, "-m", str(small_base)]) == 2
-    assert "--control: SDXL was not trained to look at images" in capsys.readouterr().err
+    assert "--control: SDXL looks at no control images here" in capsys.readouterr().err
     assert cli.run([*draw, "-m", str(bases["flux"]), "--control", str(tmp_path / "none.png")]) == 2
     assert re.search(r"--control: expected at most 1 control image", capsys.readouterr().err)
     assert cli.run([*draw[:4], str(tmp_path / "none.png"), *draw[5:], "-m", str(bases["flux"])]) == 2

@@ -30,6 +30,7 @@ from flame_train.run.checkpointing import blocks_named
 from flame_train.run.streamed import blocks_streamed
 from flame_train.run.train import make_state
 from flame_train.training.batch import Batch, HostBatch
+from flame_train.training.control import by_name
 from flame_train.training.model import Denoiser, Model
 from flame_train.training.step import State, micro, reduce, update
 
@@ -162,7 +163,7 @@ def prepare(case: BenchCase, group: ProcessGroup = ALONE) -> Prepared:
         if not bool(parameter.data.any()):
             parameter.data[...] = _uniform(backend, 1, parameter.shape, 1e-3, as_dtype("fp32"))
     state.optimizer.arena.sync_copies()
-    host = random_batch(model, case)
+    host = random_batch(model, case, controls=len(config.data.control))
     host = replace(host, arrays=with_token_ids(host.arrays, running)) if running else host
     host = replace(host, samples=host.samples + group.rank * case.batch)
     device_batch = Batch(host, backend, dtype)
@@ -371,10 +372,14 @@ def _uniform(backend: Backend, number: int, shape: tuple[int, ...], bound: float
     return ((uniform_of(words) - np.float32(0.5)) * np.float32(2 * bound)).reshape(shape).astype(dtype)
 
 
-def random_batch(model: Model, case: BenchCase, bucket: tuple[int, int] | None = None) -> HostBatch:
-    """A batch of random latents and conditioning of the model's shapes, for images (H, W) if not square ones."""
+def random_batch(model: Model, case: BenchCase, bucket: tuple[int, int] | None = None, controls: int = 0) -> HostBatch:
+    """A batch of random latents and conditioning of the model's shapes, for images (H, W) if not square ones.
+
+    Each image has so many control images of its size.
+    """
     height, width = bucket or (case.resolution, case.resolution)
     shape = (case.batch, *model.vae.latent_shape((height, width)))
     latents = {"mean": normal(*shape), "logvar": normal(*shape) - 4.0}
     names = tuple(f"random {i}" for i in range(case.batch))
-    return HostBatch(latents | conditioning(model, case.resolution, case.batch), 0, np.arange(case.batch), names)
+    seen = conditioning(model, case.resolution, case.batch) | by_name(normal(*shape) for _ in range(controls))
+    return HostBatch(latents | seen, 0, np.arange(case.batch), names)
