@@ -17,6 +17,7 @@ from flame_train.engine.nn import param
 from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
+from flame_train.models.krea2.parts import swish_gated
 from flame_train.models.qwenimage.arch import FREQUENCIES, QwenImageArch
 from flame_train.models.qwenimage.positions import Positions
 
@@ -30,8 +31,10 @@ def _scaled(x_BSD: Tensor, scale_BSD: Tensor, eps: float) -> Tensor:
     return normed * scale_BSD
 
 
-def _gated(gate: Tensor, value: Tensor) -> Tensor:
-    return F.silu(gate) * value
+def _joined(of_text: Tensor, of_image: Tensor) -> Tensor:
+    """The heads' values of all tokens side by side, (B, S, D), of (B, N, T, E) and (B, N, L, E)."""
+    found = F.cat([x.transpose(1, 2) for x in (of_text, of_image)], dim=1)
+    return found.reshape(*found.shape[:2], -1)
 
 
 class ZeroCentredNorm(nn.Module):
@@ -90,7 +93,7 @@ class Attention(nn.Module):
         self.norm_q, self.norm_k = (nn.RMSNorm(arch.head_dim, arch.eps) for _ in range(2))
 
     def forward(self, x_BSD: Tensor, cos_BS1E: Tensor, sin_BS1E: Tensor, own_BT: Tensor) -> Tensor:
-        (B, S, D), T = x_BSD.shape, own_BT.shape[1]
+        (B, S, _), T = x_BSD.shape, own_BT.shape[1]
         made = nn.grouped_linear([self.to_q, self.to_k, self.to_v], x_BSD)
         q, k, v = (part.reshape(B, S, -1, self.head_dim) for part in made)
         q, k = (
@@ -102,8 +105,7 @@ class Attention(nn.Module):
         of_text = F.scaled_dot_product_attention(*(x[:, :, :T] for x in (q, k, v)), is_causal=True)
         mask = F.pad(own_BT, (0, S - T), value=True).reshape(B, 1, 1, S)
         of_image = F.scaled_dot_product_attention(q[:, :, T:], k, v, mask)
-        found = F.cat([x.transpose(1, 2) for x in (of_text, of_image)], dim=1)
-        return self.to_out[0](found.reshape(B, S, D))
+        return self.to_out[0](rematerialize(_joined, of_text, of_image))
 
 
 class FeedForward(nn.Module):
@@ -114,7 +116,7 @@ class FeedForward(nn.Module):
         self.out = nn.Linear(arch.hidden, arch.width, bias=False)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        return self.out(rematerialize(_gated, *F.chunk(self.gate_up(x_BSD), 2, dim=-1)))
+        return self.out(rematerialize(swish_gated, *F.chunk(self.gate_up(x_BSD), 2, dim=-1)))
 
 
 class TransformerBlock(Block):
