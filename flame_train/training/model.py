@@ -165,6 +165,11 @@ class Model(ABC):
         """Whether the network is guidance-distilled, and needs no classifier-free guidance."""
         return False
 
+    @property
+    def guidance_keeps(self) -> int:
+        """The side of the squares of latent pixels whose prediction keeps its length in guidance; 0: none does."""
+        return 0
+
     @abstractmethod
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
         """The denoiser's prediction.
