@@ -251,8 +251,15 @@ def sample(
         Literal["seen", "zeros", "masked"], typer.Option("--t5-padding", help="As text_encoders.t5_padding.")
     ] = "seen",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the first image; the next has the next.")] = 42,
-    width: Annotated[int, typer.Option("--width", min=8, max=8192, help="Pixels.")] = 1024,
-    height: Annotated[int, typer.Option("--height", min=8, max=8192, help="Pixels.")] = 1024,
+    width: Annotated[int, typer.Option("--width", min=0, max=8192, help="Pixels; 0: see --height.")] = 0,
+    height: Annotated[
+        int, typer.Option("--height", min=0, max=8192, help="Pixels; 0: the first --control's, or 1024.")
+    ] = 0,
+    control: Annotated[
+        list[str] | None,
+        typer.Option("--control", metavar="FILE", help="Image that the model looks at, to edit; repeatable."),
+    ] = None,
+    kontext: Annotated[bool, typer.Option("--kontext", help="As model.kontext in a config.")] = False,
     force: Force = False,
     device: Device = "cuda",
     as_json: AsJson = False,
@@ -299,6 +306,8 @@ def sample(
         seed=seed,
         width=width,
         height=height,
+        control=control or [],
+        kontext=kontext,
         device=device,
         force=force,
     )

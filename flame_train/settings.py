@@ -57,6 +57,11 @@ def field(
     return Field(default, description=doc, json_schema_extra=extra, **given)
 
 
+def one_or_several(value: Any) -> Any:
+    """A string where a list of them is expected is the only one of it; a validator, to run before others."""
+    return (value,) if isinstance(value, str) else value
+
+
 class Section(BaseModel):
     """A table of a config file. Unknown keys, NaN and infinity are refused; values are never coerced."""
 

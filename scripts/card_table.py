@@ -46,6 +46,7 @@ _SHORT: Final = {
     "model.offload": "blocks on the host {}",
     "text_encoders.precision": "text {}",
     "model.vae_precision": "VAE {}",
+    "model.vae_tile": "VAE tiles {}",
 }
 
 HEAD = """\

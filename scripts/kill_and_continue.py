@@ -45,7 +45,7 @@ STEPS = 60
 TOGETHER = 60.0
 """Seconds within which all processes of a run must have ended after one was killed."""
 
-LEFT_OUT = ("optimizer", "schedule", "loss", "sample")
+LEFT_OUT = ("optimizer", "schedule", "loss", "sample", "captions")
 """Sections of the quickstart's config that a way to train begins without."""
 
 LATE = "not killed in time"

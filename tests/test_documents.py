@@ -32,6 +32,7 @@ ELSEWHERE = frozenset(
         "images.png",
         "bench-step.png",
         "metadata.jsonl",
+        "model_index.json",
         "metadata.csv",
         "meta_cap.json",
         "cat.1.txt",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from flame_train.adapters.kinds import ADAPTERS
-from flame_train.addresses import is_address, problem_of
 from flame_train.config import recomputed
+from flame_train.config.addressed import address_problem
 from flame_train.config.keys import keys
 from flame_train.config.memory import budget_problem
 from flame_train.config.prompts import Prompt
@@ -53,8 +53,11 @@ def _sets(config: Config) -> str | None:
     lacking = [str(number) for number, one in enumerate(sets, 1) if not one.path]
     if lacking:
         return f"expected path, the folder of images, in table {', '.join(lacking)}, got none"
-    if "\0" in "".join(one.path for one in sets):
+    if "\0" in "".join(place for one in sets for place in (one.path, *one.control)):
         return "expected paths, got a NUL character in one"
+    without = [str(n) for n, one in enumerate(image_sets(config.data), 1) if not one.control]
+    if 0 < len(without) < len(sets):
+        return f"expected control in every table or in none, got none in table {', '.join(without)}"
     for number, one in enumerate(sets, 1):
         if one.regularization_target == "base" and not one.regularization:
             return f'expected regularization = true with regularization_target = "base" in table {number}, got false'
@@ -311,26 +314,6 @@ def _caption_extension(config: Config) -> str | None:
     return None
 
 
-_HERE = ("output.dir", "data.cache", "train.continue_from")
-"""Places that a run writes to, or whose run it continues: folders of this machine."""
-
-
-def _address(config: Config, path: str) -> str | None:
-    """A place that is an address must be a good one, and without credentials; `output.remote` must be one."""
-    section, name = path.split(".")
-    value = getattr(getattr(config, section), name)
-    if path == "data.sets":
-        wrong = [problem_of(one.path) for one in value if is_address(one.path)]
-        return next((problem for problem in wrong if problem), None)
-    if not value or (path != "output.remote" and not is_address(value)):
-        return None
-    if path in _HERE:
-        return "expected a folder of this machine, got an address" + (
-            "; output.remote takes one, to which the folder is copied" if path == "output.dir" else ""
-        )
-    return problem_of(value)
-
-
 _BUCKET_KEYS = ("data.bucket_step", "data.min_bucket", "data.max_bucket")
 
 
@@ -344,7 +327,7 @@ def checks() -> Iterator[Check]:
         if key.annotation in (str, tuple[str, ...], tuple[Prompt, ...]):
             yield _for_path(_text, path)
         if key.place or path in ("data.sets", "output.remote"):
-            yield _for_path(_address, path)
+            yield _for_path(address_problem, path)
     yield _for_path(_required, "model.checkpoint")
     yield Check(("data.path", "data.sets"), _images)
     yield Check(("data.sets",), _sets)

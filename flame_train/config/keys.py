@@ -84,16 +84,23 @@ class Key:
     def with_places(self, value: Any, changed: Callable[[str], str]) -> Any:
         """`value` with each file and folder in it `changed`; tables of a list as dicts, sorted by key."""
         if self.place:
-            return changed(value) if value else value
+            return each_place(value, changed)
         if not self.is_tables:
             return value
         return tuple(
             {
-                name: changed(inner) if name in self.table_places and isinstance(inner, str) else inner
+                name: each_place(inner, changed) if name in self.table_places else inner
                 for name, inner in _given(table).items()
             }
             for table in value
         )
+
+
+def each_place(value: Any, changed: Callable[[str], str]) -> Any:
+    """A file or folder, or each of a list, `changed`; anything else as it is."""
+    if isinstance(value, tuple | list):
+        return tuple(each_place(inner, changed) for inner in value)
+    return changed(value) if isinstance(value, str) and value else value
 
 
 def _given(table: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from flame_train.config.checks import checks
-from flame_train.config.keys import Key, keys, sections
+from flame_train.config.keys import Key, each_place, keys, sections
 from flame_train.config.located import ConfigWithSource, place_of
 from flame_train.config.read import Layered, given_layer, read_layers
 from flame_train.config.schema import REPEATED, Config
@@ -223,7 +223,7 @@ def _as_table(item: Any, key: Key) -> Any:
     if not isinstance(item, dict):
         return item
     return {
-        name: os.path.expanduser(value) if name in key.table_places and isinstance(value, str) else _frozen(value)
+        name: each_place(value, os.path.expanduser) if name in key.table_places else _frozen(value)
         for name, value in item.items()
     }
 
@@ -235,11 +235,13 @@ def _frozen(value: Any) -> Any:
 
 
 def _as_key(value: Any, key: Key) -> Any:
+    if key.place:
+        return each_place(value, os.path.expanduser)
     if isinstance(value, list) and key.is_list:
         return tuple(_as_table(item, key) for item in value)
     if isinstance(value, str) and key.any_case:
         return next((choice for choice in key.choices if str(choice).lower() == value.lower()), value)
-    return os.path.expanduser(value) if isinstance(value, str) and key.place else value
+    return value
 
 
 def _validate(layered: Layered) -> tuple[Config, list[Problem]]:

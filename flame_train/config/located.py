@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from flame_train.config.keys import keys
 from flame_train.config.read import KeyPath, Layered
@@ -39,19 +40,20 @@ class ConfigWithSource:
     def _paths(self) -> Iterator[tuple[str, str]]:
         """Each file and folder that the config names, in the forms that messages have, with its key and place."""
         places = {} if self.layered is None else self.layered.places
-        given: list[tuple[str, KeyPath, object]] = [
+        given: list[tuple[str, KeyPath, Any]] = [
             (key.path, (key.section, key.name), getattr(getattr(self.config, key.section), key.name))
             for key in keys().values()
             if key.place or key.path == "output.remote"
         ]
         given += [
-            (f"data.sets {i + 1}", ("data", "sets", f"[{i}]", "path"), one.path)
+            (f"data.sets {i + 1}", ("data", "sets", f"[{i}]", part), value)
             for i, one in enumerate(self.config.data.sets)
+            for part, value in (("path", one.path), ("control", one.control))
         ]
         for name, path, value in given:
-            if value and isinstance(value, str):
+            for each in filter(None, value if isinstance(value, tuple) else [value]):
                 at = places.get(path)
-                for form in {value, os.path.abspath(value), os.path.realpath(value)}:
+                for form in {each, os.path.abspath(each), os.path.realpath(each)}:
                     yield form, f"{at}: {name}" if at else name
 
     def _line(self, line: str) -> str:

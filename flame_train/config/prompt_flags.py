@@ -21,6 +21,7 @@ FLAGS: dict[str, tuple[str, Callable[[str], Value], str]] = {
     "g": ("guidance_scale", float, "a number"),
     "ss": ("sampler", str, "a sampler"),
     "am": ("strength", float, "a number"),
+    "ci": ("control", str, "a file"),
 }
 """Flag -> the key of a prompt that it stands for, how its value is read, and what is expected."""
 

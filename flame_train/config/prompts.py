@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from flame_train.config.prompt_flags import has_flags, read_flags
 from flame_train.diffusion.samplers import SAMPLERS
-from flame_train.settings import Section, field
+from flame_train.settings import Section, field, one_or_several
 
 _SAMPLERS = {other: name for name, kind in SAMPLERS.items() for other in kind.aka}
 
@@ -24,6 +24,7 @@ class Prompt(Section):
     steps: int | None = field(None, "sampler steps", ge=1, le=1000)
     guidance_scale: float | None = field(None, "guidance scale", ge=1, le=1000)
     sampler: Literal[tuple(SAMPLERS)] | None = field(None, "sampler")  # type: ignore[valid-type]
+    control: tuple[str, ...] | None = field(None, "control images", place=True)
     strength: float | None = field(None, "factor of the LoRA's update; 0: the base model", ge=-100, le=100)
 
     @model_validator(mode="before")
@@ -35,6 +36,11 @@ class Prompt(Section):
             name = keys["sampler"].lower()
             keys = keys | {"sampler": _SAMPLERS.get(name, name)}
         return keys
+
+    @field_validator("control", mode="before")
+    @classmethod
+    def _one_file(cls, value: Any) -> Any:
+        return one_or_several(value)
 
     @property
     def short(self) -> str | None:

@@ -15,9 +15,8 @@ def checkpoint_blocks(config: Config) -> str | None:
 def offload(config: Config) -> str | None:
     """What is wrong with model.offload."""
     asked, checkpointing = config.model.offload, config.gradient.checkpointing
-    if asked == "auto" and config.memory.budget:
-        return 'expected a share, globs or "off" with memory.budget, which chooses a share by itself, got "auto"'
-    if asked == "off" or checkpointing in ("full", "offload"):
+    chosen = asked == "auto" and config.memory.budget  # the budget chooses only what may be streamed
+    if asked == "off" or chosen or checkpointing in ("full", "offload"):
         return None
     return (
         f'expected gradient.checkpointing = "full" or "offload" with it, got "{checkpointing}": '

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
+
+from pydantic import field_validator
 
 from flame_train.config.prompts import Prompt
 from flame_train.diffusion.samplers import SAMPLERS
-from flame_train.settings import Section, choices, field
+from flame_train.settings import Section, choices, field, one_or_several
 
 _interval = partial(field, unit="steps", ge=0, free=True)
 """A key that says after how many steps something is done again."""
@@ -76,7 +79,8 @@ class SampleSection(Repeated):
     prompts: tuple[Prompt, ...] = field(
         (),
         "one image each; empty: no grids. Strings, also with --n --w --h --d --l --s as kohya has them, or tables "
-        "[[sample.prompts]] with text, negative, seed, width, height, steps, guidance_scale, sampler, strength",
+        "[[sample.prompts]] with text, negative, seed, width, height, steps, guidance_scale, sampler, strength, "
+        "control",
         free=True,
         aka=("validation_prompt",),
     )
@@ -88,6 +92,12 @@ class SampleSection(Repeated):
         aka=("sample_prompts",),
     )
     negative: str = field("", "negative prompt; needs classifier-free guidance", free=True, aka=("negative_prompt",))
+    control: tuple[str, ...] = field(
+        (),
+        "files of images that the model looks at: images to edit, the same for every prompt without control of its own",
+        free=True,
+        place=True,
+    )
     steps: int = field(
         0, "sampler steps; 0: the model's own", ge=0, le=1000, free=True, aka=("num_inference_steps", "sample_steps")
     )
@@ -100,8 +110,29 @@ class SampleSection(Repeated):
         aka=("cfg_scale", "guidance"),
     )
     seed: int = field(42, "seed of the first image; the next has the next", ge=0, le=2**63 - 1, free=True)
-    width: int = field(0, "image width; 0: data.resolution", unit="pixels", ge=0, le=8192, multiple_of=8, free=True)
-    height: int = field(0, "image height; 0: data.resolution", unit="pixels", ge=0, le=8192, multiple_of=8, free=True)
+    width: int = field(
+        0,
+        "image width; 0: data.resolution, or that of the first control image",
+        unit="pixels",
+        ge=0,
+        le=8192,
+        multiple_of=8,
+        free=True,
+    )
+    height: int = field(
+        0,
+        "image height; 0: data.resolution, or that of the first control image",
+        unit="pixels",
+        ge=0,
+        le=8192,
+        multiple_of=8,
+        free=True,
+    )
+
+    @field_validator("control", mode="before")
+    @classmethod
+    def _one_file(cls, value: Any) -> Any:
+        return one_or_several(value)
 
 
 class ValidationSection(Repeated):

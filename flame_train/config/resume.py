@@ -80,10 +80,10 @@ def table(rows: Sequence[tuple[str, str, str]], there: str) -> str:
 
 
 def _same(key: Key, was: Any, value: Any, moved: bool) -> bool:
-    if key.place and isinstance(was, str) and was and value:
-        return moved or ("\0" not in was and Path(was).resolve() == Path(value).resolve())
-    if key.is_tables:
-        was, value = (key.with_places(given, lambda path: "" if moved else _resolved(path)) for given in (was, value))
+    if key.place or key.is_tables:
+        was, value = (
+            key.with_places(given, lambda path: "there" if moved else _resolved(path)) for given in (was, value)
+        )
         return toml_value(was) == toml_value(value)
     return bool(was == value)
 

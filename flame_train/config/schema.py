@@ -58,6 +58,11 @@ class ModelSection(Section):
         "the model's target; flow: the velocity of a rectified flow, as bigASP 2.5 and NoobAI RF do",
         aka=("prediction_type", "v_parameterization", "flow_matching", "flow_model"),
     )
+    kontext: bool = field(
+        False,
+        "the checkpoint is FLUX.1 Kontext, which has the shapes of dev; needed with control images where neither its "
+        "name nor its folder says so",
+    )
     quantize: Literal["off", "fp8", "int8", "nf4"] = field(
         "off",
         "the base model's transformer layers in fewer bits: fp8 and int8 take half of bf16's memory, nf4, which is "
@@ -76,8 +81,8 @@ class ModelSection(Section):
     offload: Literal["off", "auto"] | Annotated[float, Field(gt=0, le=1)] | tuple[str, ...] = field(
         "off",
         "blocks whose weights wait in host memory, and are copied to the GPU before they run: a share of all blocks, "
-        "globs over block names, or auto: as many as the GPU's memory asks for. They must be recomputed: "
-        "gradient.checkpointing",
+        "globs over block names, or auto: as many as the GPU's memory or memory.budget asks for. They must be "
+        "recomputed: gradient.checkpointing",
         free=True,
         aka=("blocks_to_swap", "layer_offload_fraction", "layer_offloading", "block_swap", "musubi_blocks_to_swap"),
     )

@@ -160,6 +160,17 @@ def _cover(size: Size, bucket: Size) -> Placement:
     return Placement(size, bucket, resized, (resized[0] - rows) // 2, (resized[1] - columns) // 2)
 
 
+def placed_beside(size: Size, image: Placement, rule: BucketRule) -> Placement:
+    """The bucket, scale and crop of a control image beside an image.
+
+    One of the image's aspect ratio, but for a hundredth, goes into the image's bucket, enlarged if need be. Any other
+    gets the bucket that it would have as an image. Raises DataError as `BucketRule.assign` does.
+    """
+    if 100 * _misfit(size, image.original) <= 101:
+        return _cover(size, image.bucket)
+    return rule.assign(size)
+
+
 def resize_and_crop(pixels: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[Any, Any]:
     """uint8 (H, W, 3) or (H, W) of the placement's original size -> uint8 of its bucket, by Lanczos."""
     from PIL import Image

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from flame_train.data.caption_files import CAPTION_ENDINGS, CaptionFiles, CaptionRule
+from flame_train.data.control_files import Control, ControlFolder
 from flame_train.data.images import Animated, ImageInfo, probe, quiet_decoders
 from flame_train.data.mask_files import Mask, find_mask, mask_names, masks_in
 from flame_train.data.sniff import IMAGE_ENDINGS, IMAGES
@@ -61,6 +62,7 @@ class Item:
     sha256: str  # of the file's bytes
     plain: bool = False  # decoding it gave nothing to be told
     mask: Mask | None = None
+    controls: tuple[Control, ...] = ()
 
     @property
     def path(self) -> Path:
@@ -96,6 +98,7 @@ class Dataset:
         folder_captions: bool = False,
         masks: Masks = "off",
         mask_folder: Path | None = None,
+        control: Sequence[Path] = (),
         on_bad: OnBad = "error",
         animated: Animated = "refuse",
         min_side: int = MIN_SIDE,
@@ -116,6 +119,7 @@ class Dataset:
             folder_captions: whether images without a caption have their folder's name as one.
             masks: where masks come from: files, or the images' alpha channels.
             mask_folder: the folder of mask files; None: they lie beside the images.
+            control: folders of control images, of which each image has one in each.
             on_bad: "skip" leaves out an image with a problem and adds a notice; "error" refuses the dataset.
             animated: whether the first frame of an animation is an image.
             min_side: shortest side of an image, in pixels.
@@ -136,7 +140,9 @@ class Dataset:
             raise ValueError(f"repeats must be at least 1, got {repeats}")
         listing = list_files(path)
         rule = CaptionRule(tuple(caption_endings), caption_lines, folder_captions, default_caption)
-        scan = _Scan(path, listing, rule, masks, mask_folder, min_side, max_ratio)
+        scan = _Scan(
+            path, listing, rule, masks, mask_folder, [ControlFolder(each) for each in control], min_side, max_ratio
+        )
         items = scan.read(animated, progress, seen, digests)
         scan.look_at_folders(by_folder)
         fatal = [*listing.problems, *scan.problems, *([] if on_bad == "skip" else scan.bad)]
@@ -173,6 +179,7 @@ class _Scan:
         captions: CaptionRule,
         masks: Masks,
         mask_folder: Path | None,
+        controls: Sequence[ControlFolder],
         min_side: int,
         max_ratio: float,
     ) -> None:
@@ -184,6 +191,7 @@ class _Scan:
             captions: where captions come from.
             masks: where masks come from.
             mask_folder: the folder of mask files; None: they lie beside the images.
+            controls: the folders of control images.
             min_side: shortest side of an image, in pixels.
             max_ratio: largest ratio of the longer side to the shorter.
         """
@@ -194,7 +202,9 @@ class _Scan:
         self.notices: list[str] = []
         beside = mask_names(self.files)
         taken = frozenset(beside.values())
-        self.files = _outside(mask_folder, root, listing.files)
+        self._controls = controls
+        for folder in (mask_folder, *(each.root for each in controls)):
+            self.files = _outside(folder, root, self.files)
         self._images = [key for key in self.files if _ending(key) in IMAGE_ENDINGS and key not in taken]
         self._captions = CaptionFiles(root, self.files, frozenset(self._images), captions)
         self._mask_paths = {stem: root / key for stem, key in beside.items()}
@@ -211,15 +221,18 @@ class _Scan:
     ) -> list[Item]:
         self.problems.extend(self._captions.problems)
         items = []
-        for key, info in self._probe_all(self._images, animated, progress, seen, digests):
+        probed = self._probe_all(self.root, self._images, animated, progress, seen, digests)
+        beside = self._probe_controls(animated, seen, digests)
+        for key, info in probed:
             try:
+                controls = self._controls_of(key, beside)
                 captions = self._captions.of(key)
                 mask = self._mask(key, info, digests) if info is not None else None
             except DataError as error:
                 self.bad.append(str(error))
                 continue
-            if info is not None and self._fits(key, info):
-                items.append(Item(self.root, key, captions, info.size, info.sha256, not info.notices, mask))
+            if info is not None and controls is not None and self._fits(key, info):
+                items.append(Item(self.root, key, captions, info.size, info.sha256, not info.notices, mask, controls))
                 self.notices.extend(info.notices)
         self._note_counts()
         return items
@@ -234,8 +247,29 @@ class _Scan:
             return None
         return find_mask(path, info.size, shown(key), digests)
 
+    def _probe_controls(
+        self, animated: Animated, seen: Mapping[str, tuple[int, int]] | None, digests: Digests | None
+    ) -> list[dict[str, ImageInfo | None]]:
+        """The facts about the control images in each folder, by path; None for one that is bad."""
+        return [
+            dict(self._probe_all(folder.root, folder.keys_for(self._images), animated, None, seen, digests))
+            for folder in self._controls
+        ]
+
+    def _controls_of(self, key: str, beside: Sequence[Mapping[str, ImageInfo | None]]) -> tuple[Control, ...] | None:
+        """The image's control images; None if one is bad. Raises DataError if it lacks one."""
+        found = []
+        for folder, known in zip(self._controls, beside, strict=True):
+            own = folder.key_for(key)
+            info = known[own]
+            if info is None:
+                return None
+            found.append(Control(folder.root / own, info.sha256, info.size, not info.notices))
+        return tuple(found)
+
     def _probe_all(
         self,
+        root: Path,
         images: Sequence[str],
         animated: Animated,
         progress: Progress | None,
@@ -245,7 +279,8 @@ class _Scan:
         """Decode every image, a few at a time; the result's order is the input's.
 
         Args:
-            images: the images' paths below the dataset's folder.
+            root: the folder that they lie in.
+            images: the images' paths below it.
             animated: what is done with animations.
             progress: hears how many are done.
             seen: the sizes, by hash, of images that need not be decoded.
@@ -257,7 +292,8 @@ class _Scan:
 
         def one(key: str) -> ImageInfo | str:
             try:
-                return probe(self.root / key, animated=animated, name=shown(key), seen=seen, digests=digests)
+                name = shown(key) if root == self.root else f"control image {shown(root / key)}"
+                return probe(root / key, animated=animated, name=name, seen=seen, digests=digests)
             except DataError as error:
                 return str(error)
 
@@ -267,7 +303,7 @@ class _Scan:
         found: list[tuple[str, ImageInfo | None]] = []
         pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
         try:
-            with quiet_decoders(), reading(f"reading {shown(self.root.name)}", len(images)) as advance:
+            with quiet_decoders(), reading(f"reading {shown(root.name)}", len(images)) as advance:
                 parts = [images[i : i + _TOGETHER] for i in range(0, len(images), _TOGETHER)]
                 results = (result for part in pool.map(some, parts) for result in part)
                 for done, (key, result) in enumerate(zip(images, results, strict=True), 1):

@@ -43,9 +43,19 @@ def thumbnail(pixels: Pixels) -> Pixels:
     return np.array(image)
 
 
+def side_by_side(thumbnails: Sequence[Pixels]) -> Pixels:
+    """Thumbnails in one row on white, without gaps."""
+    height, width = max(each.shape[0] for each in thumbnails), sum(each.shape[1] for each in thumbnails)
+    row, left = np.full((height, width, 3), 255, np.uint8), 0
+    for each in thumbnails:
+        row[: each.shape[0], left : left + each.shape[1]] = each
+        left += each.shape[1]
+    return row
+
+
 def contact_sheet(thumbnails: Sequence[Pixels]) -> Pixels:
-    """Thumbnails of one shape in rows on white, uint8 (H, W, 3)."""
-    height, width = (side + _GAP for side in thumbnails[0].shape[:2])
+    """Thumbnails in rows on white, each in a place that holds the largest, uint8 (H, W, 3)."""
+    height, width = (max(each.shape[axis] for each in thumbnails) + _GAP for axis in (0, 1))
     columns = min(_COLUMNS, len(thumbnails))
     rows = -(-len(thumbnails) // columns)
     sheet = np.full((rows * height + _GAP, columns * width + _GAP, 3), 255, np.uint8)

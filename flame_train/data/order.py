@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-Bucket = tuple[int, int]
+Bucket = tuple[int, ...]  # sides that the samples of a batch share
 Group = tuple[Bucket, int]  # a bucket, and the size of its batches
 Repeats = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 """Items, and the number of each repeat of an item in the epoch, from 0."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from flame_train.data.buckets import BucketRule, Placement, Size, width_by_height
+from flame_train.data.buckets import BucketRule, Placement, Size, placed_beside, width_by_height
 from flame_train.data.dataset import Dataset, DatasetError, Item, OnBad
 from flame_train.errors import DataError, shown
 
@@ -18,10 +18,11 @@ WELL_KEPT = 0.8  # a image that keeps less of its area is worth a notice
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """`placements[i]` belongs to `dataset.items[i]`."""
+    """`placements[i]` belongs to `dataset.items[i]`, and `controls[i]` to its control images."""
 
     dataset: Dataset
     placements: tuple[Placement, ...]
+    controls: tuple[tuple[Placement, ...], ...] = ()
 
     def __iter__(self) -> Iterator[tuple[Item, Placement]]:
         return zip(self.dataset.items, self.placements, strict=True)
@@ -75,12 +76,14 @@ def place(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") -> Placed
     """
     kept: list[Item] = []
     placements: list[Placement] = []
+    controls: list[tuple[Placement, ...]] = []
     problems: list[str] = []
     known: dict[Size, Placement] = {}  # large datasets have few sizes
     for item in dataset.items:
         try:
             if item.size not in known:
                 known[item.size] = rule.assign(item.size)
+            controls.append(_beside(item, known[item.size], rule))
             placements.append(known[item.size])
             kept.append(item)
         except DataError as error:
@@ -94,7 +97,18 @@ def place(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") -> Placed
             f"{len(cropped)} image(s) lose over {1 - WELL_KEPT:.0%} to the crop, e.g. {shown(cropped[0])}: "
             "dataset.json in the run folder has them all; a smaller data.bucket_step crops less"
         )
-    return Placed(replace(dataset, items=tuple(kept), notices=tuple(notices)), tuple(placements))
+    return Placed(replace(dataset, items=tuple(kept), notices=tuple(notices)), tuple(placements), tuple(controls))
+
+
+def _beside(item: Item, placement: Placement, rule: BucketRule) -> tuple[Placement, ...]:
+    """The placements of an image's control images. Raises DataError that names one for which there is no bucket."""
+    found = []
+    for control in item.controls:
+        try:
+            found.append(placed_beside(control.size, placement, rule))
+        except DataError as error:
+            raise DataError(f"its control image {shown(control.path)}: {error}") from None
+    return tuple(found)
 
 
 def _table(*columns: str) -> Table:

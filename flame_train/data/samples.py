@@ -8,11 +8,12 @@ from functools import cached_property
 from typing import Any, Final
 
 from flame_train.data.buckets import Placement, Size
+from flame_train.data.control_files import Control
 from flame_train.data.dataset import DatasetError, Item
 from flame_train.data.order import BatchSchedule
 from flame_train.data.placed import Placed, bucket_rows
 from flame_train.data.sets import DataSet
-from flame_train.data.views import View
+from flame_train.data.views import View, ViewedImage
 from flame_train.errors import DataError, shown
 
 _ENDLESS: Final = 2**40
@@ -28,6 +29,7 @@ class Sample:
         set: its set.
         repeats: how often it comes in one epoch, before the set's weight.
         texts: its texts, of which a step sees one.
+        controls: the buckets of its control images.
     """
 
     item: Item
@@ -35,6 +37,25 @@ class Sample:
     set: DataSet
     repeats: int
     texts: tuple[str, ...]
+    controls: tuple[Placement, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sides of its bucket, then those of its control images' buckets: samples of a batch share them."""
+        return (*self.placement.bucket, *(side for own in self.controls for side in own.bucket))
+
+    def seen(self, view: int) -> ViewedImage:
+        """Its image in one of its views."""
+        return ViewedImage(self.item.path, self.item.sha256, self.views[view])
+
+    def seen_beside(self, view: int) -> tuple[ViewedImage, ...]:
+        """Its control images, as they are seen beside one of its views."""
+        return tuple(self.control(view, number) for number in range(len(self.controls)))
+
+    def control(self, view: int, number: int) -> ViewedImage:
+        """One of its control images, beside one of its views."""
+        file = self.item.controls[number]
+        return ViewedImage(file.path, file.sha256, self.views[view].along(self.controls[number]))
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -69,6 +90,12 @@ class Samples:
         return tuple(sorted({placement.bucket for placement in self.placements}))
 
     @property
+    def encoded_sizes(self) -> tuple[Size, ...]:
+        """The sizes (height, width) at which images are encoded, control images among them, each once."""
+        placed = (each for row in self.rows for each in (row.placement, *row.controls))
+        return tuple(sorted({placement.bucket for placement in placed}))
+
+    @property
     def names(self) -> tuple[str, ...]:
         """What messages and the log call each sample."""
         return tuple(self._name(row) for row in self.rows)
@@ -77,6 +104,11 @@ class Samples:
     def masked(self) -> bool:
         """Whether any image has a mask."""
         return any(row.item.mask is not None for row in self.rows)
+
+    @property
+    def controlled(self) -> bool:
+        """Whether any image has control images."""
+        return any(row.controls for row in self.rows)
 
     @cached_property
     def weighted(self) -> bool:
@@ -93,7 +125,7 @@ class Samples:
         """Which sample comes when."""
         rows = self.rows
         return BatchSchedule(
-            [placement.bucket for placement in self.placements],
+            [row.shape for row in rows],
             [row.repeats for row in rows],
             [row.set.batch_size for row in rows],
             seed,
@@ -129,9 +161,19 @@ class Samples:
             "file": shown(row.item.key),
             **row.placement.to_json(),
             "captions": list(row.texts),
+            **(
+                {"controls": [_control_json(*each) for each in zip(row.item.controls, row.controls, strict=True)]}
+                if row.controls
+                else {}
+            ),
             **({"mask": "alpha" if mask.alpha else shown(mask.path.name)} if mask else {}),
             **({"views": [view.settings for view in views]} if len(views) > 1 else {}),
         }
+
+
+def _control_json(control: Control, placement: Placement) -> dict[str, Any]:
+    path = control.path
+    return {"file": shown(f"{path.parent.name}/{path.name}"), **placement.to_json()}
 
 
 def samples_of(parts: Sequence[tuple[DataSet, Placed]]) -> Samples:
@@ -148,7 +190,8 @@ def samples_of(parts: Sequence[tuple[DataSet, Placed]]) -> Samples:
     placed_before: set[tuple[int, str, Placement]] = set()
     for own, placed in parts:
         twice = 0
-        for (item, placement), repeats in zip(placed, placed.dataset.repeats_per_image, strict=True):
+        controls = placed.controls or [()] * len(placed.placements)
+        for (item, placement), beside, repeats in zip(placed, controls, placed.dataset.repeats_per_image, strict=True):
             if (id(own), item.key, placement) in placed_before:
                 twice += 1
                 continue
@@ -159,7 +202,7 @@ def samples_of(parts: Sequence[tuple[DataSet, Placed]]) -> Samples:
             except DataError as error:
                 problems.setdefault(id(own), (placed, []))[1].append(f"{shown(item.key)}: its caption: {error}")
                 continue
-            rows.append(Sample(item, placement, own, repeats, pool))
+            rows.append(Sample(item, placement, own, repeats, pool, beside))
         notices += [f"{own.folder.name}: {n}" if len(sets) > 1 else n for n in placed.dataset.notices]
         if twice:
             notices.append(

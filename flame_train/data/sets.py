@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from flame_train.data.caption_tools import CaptionKeys
 from flame_train.data.views import ViewRule
 from flame_train.io.kept import local_place
-from flame_train.settings import Section, field
+from flame_train.settings import Section, field, one_or_several
 
 Masks = Literal["off", "files", "alpha"]
 
@@ -52,11 +52,23 @@ class SetKeys(Section):
     mask_weight: float = field(
         0.0, "weight of the loss outside the mask", ge=0, le=1, aka=("unmasked_weight", "mask_min_value")
     )
+    control: tuple[str, ...] = field(
+        (),
+        "folder of control images, which the model looks at: images to edit, with the images' names; a list: several "
+        "images beside each (FLUX.2 klein; FLUX.1 Kontext: one)",
+        place=True,
+        aka=("control_path", "control_directory", "conditioning_path"),
+    )
     mask_normalize: bool = field(
         False,
         "divide a masked loss by the mask's mean, so that small masks count as much as large ones",
         aka=("normalize_masked_area_loss",),
     )
+
+    @field_validator("control", mode="before")
+    @classmethod
+    def _one_folder(cls, value: Any) -> Any:
+        return one_or_several(value)
 
 
 class DataSet(SetKeys):
@@ -82,6 +94,11 @@ class DataSet(SetKeys):
     def folder(self) -> Path:
         """The folder."""
         return local_place(self.path)
+
+    @property
+    def control_folders(self) -> tuple[Path, ...]:
+        """The folders of control images."""
+        return tuple(map(local_place, self.control))
 
     @property
     def loss_weight(self) -> float:

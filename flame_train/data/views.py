@@ -9,12 +9,15 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flame_train.data.buckets import Placement, resize_and_crop
+from flame_train.data.images import load_image
 from flame_train.data.order import fraction
+from flame_train.errors import DataError, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,13 @@ class View:
             geometry["colours"] = [c.brightness, c.contrast, c.saturation, c.hue]
         return geometry
 
+    def along(self, own: Placement) -> View:
+        """The view of a control image with the placement `own`: mirrored, cropped and coloured as this one is."""
+        p = self.placement
+        top = _share(p.crop_top, p.resized[0] - p.bucket[0], own.resized[0] - own.bucket[0])
+        left = _share(p.crop_left, p.resized[1] - p.bucket[1], own.resized[1] - own.bucket[1])
+        return replace(self, placement=replace(own, crop_top=top, crop_left=left))
+
     def pixels(self, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """uint8 (H, W, 3) of the image -> uint8 (h, w, 3) of the view."""
         cut = self.cut(image)
@@ -89,6 +99,27 @@ class View:
         """uint8 (H, W, 3) or (H, W), an image or its mask, scaled, cropped and mirrored."""
         cut = resize_and_crop(image, self.placement)
         return np.ascontiguousarray(cut[:, ::-1]) if self.flipped else cut
+
+
+def _share(crop: int, room: int, own: int) -> int:
+    """As large a share of the pixels `own` as `crop` is of `room`; half of them where there is no room."""
+    return (2 * crop * own + room) // (2 * room) if room else own // 2
+
+
+@dataclass(frozen=True, slots=True)
+class ViewedImage:
+    """An image file in one view."""
+
+    path: Path
+    sha256: str
+    view: View
+
+    def pixels(self) -> np.ndarray[Any, Any]:
+        """uint8 (h, w, 3). Raises DataError if the file is another one than the plan has read."""
+        pixels, info = load_image(self.path)
+        if info.sha256 != self.sha256:
+            raise DataError(f"{shown(self.path)}: was changed while the dataset was being read; start again")
+        return self.view.pixels(pixels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,9 @@ from .lesson import Lesson
 from .small import write_small
 from .training_adapter import with_adapter
 
+OF_SOME: Final = ("model.kontext",)
+"""Config keys that mean nothing for a family which does not say otherwise."""
+
 Networks = Mapping[str, nn.Module]
 """The networks of a model by component, with their weights declared."""
 
@@ -61,6 +64,8 @@ class Family(ABC):
     """The key under `[text_encoders]` of each of its text encoders -> the component."""
     unsupported: ClassVar[tuple[str, ...]]
     """Config keys without effect on it, in addition to the keys of other text encoders."""
+    own_keys: ClassVar[tuple[str, ...]] = ()
+    """Those of `OF_SOME` that mean something for it."""
     published: ClassVar[Mapping[str, Callable[[], Networks]]]
     """Its published architectures, by the name that `bench --model` knows, and small ones of the same structure."""
     bench_targets: ClassVar[str] = "attention"
@@ -98,7 +103,12 @@ class Family(ABC):
     def unsupported_keys(self) -> tuple[str, ...]:
         """All config keys that have no effect on it."""
         others = [entry for entry in ENCODER_KEYS if entry.name not in self.encoders]
-        return (*self.unsupported, *(f"text_encoders.{key}" for entry in others for key in entry.model_fields))
+        foreign = (key for key in OF_SOME if key not in self.own_keys)
+        return (
+            *self.unsupported,
+            *foreign,
+            *(f"text_encoders.{key}" for entry in others for key in entry.model_fields),
+        )
 
     def refuse_unsupported(self, config: Config) -> None:
         """Raises ConfigError for all keys that are set and have no effect, so that no user relies on them."""

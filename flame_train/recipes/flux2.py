@@ -12,8 +12,10 @@ from typing import Any, Final
 import numpy as np
 
 from flame_train.adapters.targets import Presets
+from flame_train.data.buckets import Placement, Size
 from flame_train.diffusion.flow import NO_SHIFT, Shift, dynamic_sigmas
 from flame_train.engine import Tensor, nn
+from flame_train.errors import DataError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.files.part import Part
 from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
@@ -22,6 +24,7 @@ from flame_train.models.flux2 import keys
 from flame_train.models.flux2.files import FLUX2_FILES
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
 from flame_train.text_encoders.qwen3 import WITHOUT_THINKING
+from flame_train.training.control import ControlRule, controls_of
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
 from .family import Family, Networks, Opening, published_name, stated_in
@@ -53,6 +56,20 @@ def sampling_shift(tokens: int, steps: int) -> float:
     return math.exp(slope * steps + at_200 - 200.0 * slope)
 
 
+_GRID: Final = 16  # pixels: the side of a token
+
+
+def control_placement(size: Size, resolution: int) -> Placement:
+    """A control image as Flux2KleinPipeline has it: at most resolution^2 pixels, cut in the centre to whole tokens."""
+    height, width = size
+    scale = min(1.0, math.sqrt(resolution**2 / (height * width)))
+    resized = int(height * scale), int(width * scale)
+    bucket = resized[0] // _GRID * _GRID, resized[1] // _GRID * _GRID
+    if not all(bucket):
+        raise DataError(f"{width}x{height} pixels are too small for a control image: each side must have {_GRID}")
+    return Placement(size, bucket, resized, (resized[0] - bucket[0]) // 2, (resized[1] - bucket[1]) // 2)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Flux2Model(FlowModel):
     """Times are noise levels in (0, 1). klein has no guidance input, and attends to the text's padding."""
@@ -72,8 +89,12 @@ class Flux2Model(FlowModel):
     def sigmas(self, steps: int, tokens: int) -> np.ndarray[Any, Any]:
         return dynamic_sigmas(steps, sampling_shift(tokens, steps))
 
+    @property
+    def controls(self) -> ControlRule:
+        return ControlRule(placed=control_placement)
+
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
-        out: Tensor = network(x, t * 1000.0, cond["qwen3"])
+        out: Tensor = network(x, t * 1000.0, cond["qwen3"], controls_of(cond))
         return out
 
 

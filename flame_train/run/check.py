@@ -31,6 +31,7 @@ from flame_train.training.model import Model
 from .adapted import adapted_layers
 from .begin import beginning
 from .checkpointing import blocks_named
+from .controls import check_control_sets
 from .sample_model import opened_for_samples
 from .sampling import check_sampling, requests, with_defaults, with_prompts_of_file
 from .streamed import blocks_streamed, text_share
@@ -131,6 +132,8 @@ def check(asked: Config | ConfigWithSource, family: Family | None = None) -> Che
         if config.sample.repeats:
             wanted = requests(config.sample, config.data.resolution, drawn)
             check_sampling(wanted, config.model, config.loss, drawn)
+    with wrong:
+        check_control_sets(config.data, model)
     layers: dict[str, Own] = {}
     begun: dict[str, Factors] = {}
     with wrong:
@@ -141,15 +144,16 @@ def check(asked: Config | ConfigWithSource, family: Family | None = None) -> Che
         for own in image_sets(config.data, config.captions):
             _check_captions(own.captions, cached)
     blocks = streamed = frozenset[str]()
+    offload = config.model.offload
     recomputes = config.gradient.checkpointing
     with wrong:
         blocks = blocks_named(model.network, recomputes, config.gradient.checkpoint_blocks)
-        streamed = blocks_streamed(model.network, config.model.offload, recomputes, blocks)
+        if offload == "auto" and config.memory.budget:  # which chooses a share later
+            offload = "off"
+        streamed = blocks_streamed(model.network, offload, recomputes, blocks)
     wrong.raise_all()
     adapted = MappingProxyType(layers), MappingProxyType(begun)
-    return Checked(
-        config, base, model, tuple(layers), blocks, *adapted, streamed, drawn, text_share(config.model.offload)
-    )
+    return Checked(config, base, model, tuple(layers), blocks, *adapted, streamed, drawn, text_share(offload))
 
 
 def storage_of(quantize: str, arithmetic: str) -> nn.Storage | None:

@@ -6,17 +6,17 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from flame_train.data.buckets import Placement, Size
 from flame_train.data.cache import DiskCache, Shapes
 from flame_train.data.choices import FIRST, Choice
-from flame_train.data.images import load_image
 from flame_train.data.mask_files import latent_mask, loss_weights
-from flame_train.data.samples import Sample, Samples
+from flame_train.data.samples import Samples
 from flame_train.data.seen import remember
+from flame_train.data.views import ViewedImage
 from flame_train.disk.failpoint import fail_point
 from flame_train.disk.files import make_folder, preflight, size
 from flame_train.distributed.group import ALONE, ProcessGroup
@@ -27,6 +27,7 @@ from flame_train.errors import DataError, NonFiniteError, shown
 from flame_train.io.digests import Digests
 from flame_train.progress import progress
 from flame_train.training.batch import LOSS_WEIGHT
+from flame_train.training.control import by_name
 from flame_train.training.fixed_batch import HostArrays
 from flame_train.training.model import Example, encoder_outputs
 from flame_train.training.stop import StopRequest
@@ -40,6 +41,7 @@ _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _MUCH = 8 << 30  # bytes of captions, from which on a choice of texts is spoken of
 _Place = tuple[int, int]  # a sample and one of its views, by number
+_ControlPlace = tuple[int, int, int]  # and one of its control images
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +74,24 @@ class Encoded:
             **zeros,
             **self.size_conditioning(row.views[choice.view].seen),
             **self._loss_weight(index, choice.view),
+            **(
+                self._beside(row.seen_beside(choice.view), self.keys.controls[index][choice.view])
+                if row.controls
+                else {}
+            ),
         }
+
+    def shown(self, images: Sequence[ViewedImage]) -> Example:
+        """The arrays of a prompt's control images, which were among those to encode."""
+        return self._beside(images, [self.keys.shown[image] for image in images])
+
+    def _beside(self, images: Sequence[ViewedImage], keys: Sequence[str]) -> Example:
+        """The arrays of control images, whose logarithms of variances nobody needs."""
+        read = (
+            self._read(key, self.encoding.image_shapes(image.view.placement), shown(image.path))
+            for image, key in zip(images, keys, strict=True)
+        )
+        return by_name(self.encoding.vae.seen(arrays["mean"]) for arrays in read)
 
     def _loss_weight(self, index: int, view: int) -> Example:
         """The weights of a sample's errors, if any sample has some: its set's, times its mask's."""
@@ -149,7 +168,8 @@ def encode(
         with group.together():
             _fill(encoding, samples, keys, cache, device, stop, group)
     if group.leads:
-        remember(cache.folder, {row.item.sha256: row.item.size for row in samples.rows if row.item.plain})
+        beside = {own.sha256: own.size for row in samples.rows for own in row.item.controls if own.plain}
+        remember(cache.folder, beside | {row.item.sha256: row.item.size for row in samples.rows if row.item.plain})
     outputs = encoder_outputs(encoding.text)
     return Encoded(encoding, samples, cache, keys, outputs, size_conditioning)
 
@@ -172,17 +192,23 @@ def _fill(
     texts = _share({key: caption for caption, key in keys.captions.items()}, group)
     places, covers = _share(_places(keys.images), group), _share(_places(keys.masks), group)
     captions = _missing(cache, texts, lambda _: encoding.caption_shapes, stop)
-    images = _missing(cache, places, lambda place: encoding.image_shapes(samples.rows[place[0]].placement), stop)
+    beside, prompts = _share(_control_places(keys), group), _share({key: i for i, key in keys.shown.items()}, group)
+    rows = samples.rows
+    lacking = _missing(cache, places, lambda place: encoding.image_shapes(rows[place[0]].placement), stop)
+    images = {key: rows[index].seen(view) for key, (index, view) in lacking.items()}
+    controls = _missing(cache, beside, lambda place: encoding.image_shapes(rows[place[0]].controls[place[2]]), stop)
+    images |= {key: rows[index].control(view, number) for key, (index, view, number) in controls.items()}
+    images |= _missing(cache, prompts, lambda image: encoding.image_shapes(image.view.placement), stop)
     masks = _missing(cache, covers, lambda place: encoding.mask_shapes(samples.rows[place[0]].placement), stop)
     _LOG.info(
         "cache: %d of %d images and %d of %d captions to encode",
         len(images),
-        len(places),
+        len(places.keys() | beside.keys() | prompts.keys()),
         len(captions),
         len(texts),
     )
     if captions or images or masks:
-        placements = [samples.rows[index].placement for index, _ in images.values()]
+        placements = [image.view.placement for image in images.values()]
         text, rest = encoding.captions_bytes(captions.values()), sum(map(encoding.image_bytes, placements))
         remedy = _room(cache.folder, text, rest, max((len(row.texts) for row in samples.rows), default=1))
         with named_for_cache():
@@ -194,7 +220,7 @@ def _fill(
             _encode_captions(encoding, cache, captions, device, stop)
             get_backend(device).empty_cache()
         if images:
-            _encode_images(encoding, samples, cache, images, device, stop)
+            _encode_images(encoding, cache, images, device, stop)
             get_backend(device).empty_cache()
 
 
@@ -242,22 +268,17 @@ def _encode_captions(
 
 
 def _encode_images(
-    encoding: Encoding,
-    samples: Samples,
-    cache: DiskCache,
-    images: Mapping[str, _Place],
-    device: str,
-    stop: StopRequest,
+    encoding: Encoding, cache: DiskCache, images: Mapping[str, ViewedImage], device: str, stop: StopRequest
 ) -> None:
-    vae, rows = encoding.vae.load(encoding.vae_precision, device, encoding.vae_tile), samples.rows
+    vae = encoding.vae.load(encoding.vae_precision, device, encoding.vae_tile)
     overlapped, buckets = get_backend(device).asynchronous, dict[Size, list[str]]()
-    for key, (index, _) in images.items():
-        buckets.setdefault(rows[index].placement.bucket, []).append(key)
+    for key, image in images.items():
+        buckets.setdefault(image.view.placement.bucket, []).append(key)
     batches = [[key] for keys in buckets.values() for key in keys]  # of one shape in a row, which is captured
     pipeline = Pipeline[str, HostArrays](
-        lambda key: vae.inputs(_pixels(rows[images[key][0]], images[key][1])),
+        lambda key: vae.inputs(images[key].pixels()),
         vae.encoder().start,
-        lambda key, example: _keep(cache, key, shown(rows[images[key][0]].item.path), example),
+        lambda key, example: _keep(cache, key, shown(images[key].path), example),
         overlapped,
     )
     with progress("encoding images", len(images)) as advance:
@@ -266,6 +287,15 @@ def _encode_images(
 
 def _places(keys: Sequence[Sequence[str]]) -> dict[str, _Place]:
     return {key: (index, view) for index, views in enumerate(keys) for view, key in enumerate(views)}
+
+
+def _control_places(keys: Keys) -> dict[str, _ControlPlace]:
+    return {
+        key: (index, view, number)
+        for index, views in enumerate(keys.controls)
+        for view, beside in enumerate(views)
+        for number, key in enumerate(beside)
+    }
 
 
 def _keep_masks(
@@ -349,12 +379,3 @@ def _check_finite(name: str, example: Example) -> None:
 def _quoted(caption: str) -> str:
     """A caption in a message: its beginning, on one line."""
     return f"the caption {caption[:60]!r}"
-
-
-def _pixels(row: Sample, view: int) -> np.ndarray[Any, Any]:
-    """A view of an image. Its key comes from the bytes that the plan read. No other bytes may get that key."""
-    item = row.item
-    pixels, info = load_image(item.path)
-    if info.sha256 != item.sha256:
-        raise DataError(f"{shown(item.path)}: was changed while the dataset was being read; start again")
-    return row.views[view].pixels(pixels)

@@ -21,7 +21,7 @@ from flame_train.data.buckets import Placement
 from flame_train.data.cache import Shapes, cache_key, cache_keys
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.sets import image_sets
-from flame_train.data.views import View
+from flame_train.data.views import View, ViewedImage
 from flame_train.disk.files import could_make_folder
 from flame_train.engine import nn
 from flame_train.engine.backend import get_backend
@@ -48,6 +48,8 @@ class Keys:
     Attributes:
         images: of each sample, one a view.
         masks: of each sample, one a view; none where it has no mask.
+        controls: of each sample, for each view one a control image.
+        shown: of the control images of prompts.
         captions: by text.
         networks: the digests of the networks that encode.
     """
@@ -56,6 +58,15 @@ class Keys:
     masks: tuple[tuple[str, ...], ...]
     captions: Mapping[str, str]
     networks: Mapping[str, str]
+    controls: tuple[tuple[tuple[str, ...], ...], ...]
+    shown: Mapping[ViewedImage, str]
+
+    def of_sample(self, index: int) -> Iterator[str]:
+        """Those of a sample's image, masks and control images."""
+        yield from self.images[index]
+        yield from self.masks[index]
+        for beside in self.controls[index]:
+            yield from beside
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +95,7 @@ class Encoding:
     streamed: float = 0.0
     vae_tile: int = 0
 
-    def keys(self, samples: Samples, prompts: Sequence[str]) -> Keys:
+    def keys(self, samples: Samples, prompts: Sequence[str], shown: Sequence[ViewedImage] = ()) -> Keys:
         """The keys of every array that training and sampling will read, over all that the array depends on."""
         with Digests(user_cache("digests")) as digests, ThreadPoolExecutor() as hashing:  # which leaves Python free
             image = hashing.submit(self.vae.part.digest, digests)
@@ -98,7 +109,14 @@ class Encoding:
         def of_view(view: View) -> Callable[[str], str]:
             return cache_keys("latents", networks["image"], {**vae, **view.settings})
 
+        def of_image(image: ViewedImage) -> str:
+            return of_view(image.view)(image.sha256)
+
         images = tuple(tuple(of_view(view)(row.item.sha256) for view in row.views) for row in samples.rows)
+        controls = tuple(
+            tuple(tuple(map(of_image, row.seen_beside(view))) for view in range(len(row.views))) if row.controls else ()
+            for row in samples.rows
+        )
         masks = tuple(
             tuple(self._mask_key(row, view) for view in row.views) if row.item.mask else () for row in samples.rows
         )
@@ -107,7 +125,7 @@ class Encoding:
         captions = {
             caption: of_text(hashlib.sha256(caption.encode()).hexdigest()) for caption in (wanted if self.text else ())
         }
-        return Keys(images, masks, captions, networks)
+        return Keys(images, masks, captions, networks, controls, {image: of_image(image) for image in shown})
 
     def _mask_key(self, row: Sample, view: View) -> str:
         mask = row.item.mask
@@ -129,13 +147,16 @@ class Encoding:
         """The arrays of any caption, as the cache keeps them: their names and shapes."""
         return {name: shape for encoder in self.text for name, shape in encoder.kept.items()}
 
-    def bytes_of(self, samples: Samples, prompts: Sequence[str]) -> int:
+    def bytes_of(self, samples: Samples, prompts: Sequence[str], shown: Sequence[ViewedImage] = ()) -> int:
         """What the cache takes on disk with everything encoded, but for the headers of its files."""
         images: dict[tuple[str, str], int] = {}
         for row in samples.rows:
             latents = self.image_bytes(row.placement)
             mask = 4 * math.prod(self.mask_shapes(row.placement)["mask"]) if row.item.mask else 0
             images |= {(row.item.sha256, repr(view.settings)): latents + mask for view in row.views}
+            for image in (each for view in range(len(row.views)) for each in row.seen_beside(view)):
+                images.setdefault((image.sha256, repr(image.view.settings)), self.image_bytes(image.view.placement))
+        images |= {(each.sha256, repr(each.view.settings)): self.image_bytes(each.view.placement) for each in shown}
         texts = {"", *(text for row in samples.rows for text in row.texts), *prompts}
         return sum(images.values()) + self.captions_bytes(texts)
 

@@ -36,8 +36,9 @@ def _addresses(config: Config) -> Iterator[tuple[str, str]]:
     """Each address that the run reads from, with its key."""
     for path, key in keys().items():
         value = getattr(getattr(config, key.section), key.name)
-        if key.place and isinstance(value, str) and is_address(value):
-            yield value, path
+        for each in (value if isinstance(value, tuple) else [value]) if key.place else []:
+            if isinstance(each, str) and is_address(each):
+                yield each, path
     for number, one in enumerate(config.data.sets, 1):
-        if is_address(one.path):
-            yield one.path, f"data.sets {number}"
+        for each in filter(is_address, (one.path, *one.control)):
+            yield each, f"data.sets {number}"

@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 
 from flame_train.adapters.attach import Attached
+from flame_train.data.views import ViewedImage
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
@@ -52,7 +53,7 @@ def preview(
     Returns:
         A function of the step; it does nothing if the config wants no grids.
     """
-    drawn = grid_drawer(plan, plan.requests, encoded.caption, denoiser, attached, device, stop, group)
+    drawn = grid_drawer(plan, plan.requests, encoded.caption, encoded.shown, denoiser, attached, device, stop, group)
 
     def write(step: int) -> None:
         pixels = None if drawn is None else drawn()
@@ -66,11 +67,13 @@ def grid_drawer(
     plan: Plan,
     wanted: Sequence[Request],
     captions: Callable[[str], Example],
+    controls: Callable[[Sequence[ViewedImage]], Example],
     denoiser: Denoiser,
     attached: Attached,
     device: str,
     stop: StopRequest,
     group: ProcessGroup = ALONE,
+    vae: LoadedVae | None = None,
 ) -> Callable[[], Pixels] | None:
     """A function that samples a grid with the network's weights at the time of the call.
 
@@ -78,11 +81,13 @@ def grid_drawer(
         plan: the plan of the run.
         wanted: the images.
         captions: the arrays of a prompt.
+        controls: the arrays of control images.
         denoiser: the network.
         attached: its adapters.
         device: "cuda" or "cpu".
         stop: raises Interrupted after a signal.
         group: the processes that share the images.
+        vae: the loaded decoder; None: it is loaded here.
 
     Returns:
         The function; None if no image is wanted.
@@ -93,14 +98,16 @@ def grid_drawer(
     how = [drawing(each, c.model, c.loss, model, device=device, dtype=c.train.precision) for each in wanted]
     second = None if model is plan.model else load_second(model, c, denoiser, device)
     denoiser, acting = drawn_with(attached, denoiser, second, c.text_encoders.train)
-    vae = model.vae.load(c.model.vae_precision, device, c.model.vae_tile)
+    vae = vae or model.vae.load(c.model.vae_precision, device, c.model.vae_tile)
     drawn = list(zip(wanted, how, strict=True))
-    return grid_of(drawn, captions, denoiser, vae, acting, stop, group)
+    shown = {request.number: controls(plan.shown_to(request)) for request in wanted}
+    return grid_of(drawn, captions, shown, denoiser, vae, acting, stop, group)
 
 
 def grid_of(
     wanted: Sequence[tuple[Request, Drawing]],
     captions: Callable[[str], Example],
+    shown: Mapping[int, Example],
     denoiser: Denoiser,
     vae: LoadedVae,
     at_strength: Callable[[float], AbstractContextManager[Module]],
@@ -112,6 +119,7 @@ def grid_of(
     Args:
         wanted: the images, with the settings of the sampler.
         captions: the arrays of a prompt.
+        shown: the arrays of the control images of each image, by its number.
         denoiser: the network.
         vae: the loaded decoder.
         at_strength: a context in which the adapters act so strongly.
@@ -124,7 +132,7 @@ def grid_of(
 
     def one(request: Request, how: Drawing) -> Pixels:
         with at_strength(request.strength):
-            return draw_request(request, how, captions, denoiser, vae, stop)
+            return draw_request(request, how, captions, denoiser, vae, stop, shown[request.number])
 
     mine: dict[int, Pixels] = {}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flame_train.adapters.kinds import ADAPTERS
@@ -13,6 +13,7 @@ from flame_train.config.located import ConfigWithSource
 from flame_train.config.schema import Config, DataSection
 from flame_train.config.updates import LONGEST_RUN, OptimizerSection
 from flame_train.data.buckets import BucketRule
+from flame_train.data.control_files import Control
 from flame_train.data.dataset import Dataset, DatasetError, Item
 from flame_train.data.held_out import refuse_common, split
 from flame_train.data.order import BatchSchedule
@@ -20,6 +21,7 @@ from flame_train.data.placed import Placed, place
 from flame_train.data.samples import Samples, samples_of
 from flame_train.data.seen import seen_images
 from flame_train.data.sets import DataSet, image_sets
+from flame_train.data.views import ViewedImage
 from flame_train.errors import ConfigError, DataError, FlameError
 from flame_train.io.digests import Digests
 from flame_train.io.kept import local_place
@@ -31,7 +33,8 @@ from flame_train.training.stop import StopRequest
 from flame_train.user_cache import user_cache
 
 from .check import Checked, check
-from .encoding import Encoding, cache_folder
+from .controls import control_files, shown_to
+from .encoding import Encoding, Keys, cache_folder
 from .preserved import Preserved
 from .sampling import Request, requests, texts_of
 
@@ -47,6 +50,8 @@ class Plan:
     samples: Samples
     held_out: Samples = field(default_factory=lambda: Samples((), ()))
     """The images of validation, which are never trained on."""
+    files: Mapping[str, Control] = field(default_factory=dict)
+    """The control images of prompts, by the paths that the config gives."""
 
     @property
     def config(self) -> Config:
@@ -72,7 +77,27 @@ class Plan:
     def requests(self) -> tuple[Request, ...]:
         """The images of a grid; none if the config wants no grids."""
         sample = self.config.sample
-        return requests(sample, self.config.data.resolution, self.checked.sample_model) if sample.repeats else ()
+        drawn, side = self.checked.sample_model, self.config.data.resolution
+        return requests(sample, side, drawn, self.files) if sample.repeats else ()
+
+    def shown_to(self, request: Request) -> tuple[ViewedImage, ...]:
+        """The control images of an image of a grid."""
+        return shown_to(request, self.files, self.model, self.config.data.resolution)
+
+    @property
+    def shown(self) -> tuple[ViewedImage, ...]:
+        """The control images of all prompts, each once."""
+        return tuple(dict.fromkeys(image for request in self.requests for image in self.shown_to(request)))
+
+    @property
+    def keys(self) -> Keys:
+        """The cache keys of everything that training and sampling will read."""
+        return self.encoding.keys(self.everything, self.prompts, self.shown)
+
+    @property
+    def cache_bytes(self) -> int:
+        """What the cache takes on disk with everything encoded."""
+        return self.encoding.bytes_of(self.everything, self.prompts, self.shown)
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -144,7 +169,8 @@ def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
     for notice in whole.notices:
         _LOG.warning("%s", notice)
     _notice_rate(config.optimizer)
-    plan = _with_steps(Plan(checked, samples, held_out), processes)
+    files = control_files(Plan(checked, samples, held_out).requests, checked.sample_model, config.data.resolution)
+    plan = _with_steps(Plan(checked, samples, held_out, files), processes)
     _notice_long_texts(model, "caption", list(dict.fromkeys(text for row in whole.rows for text in row.texts)))
     _notice_long_texts(model, "prompt", [request.text for request in plan.requests])
     return plan
@@ -170,6 +196,7 @@ def _read(config: Config, stop: StopRequest) -> Samples:
                     folder_captions=own.captions.folder_name,
                     masks=own.masks,
                     mask_folder=local_place(own.mask_folder) if own.mask_folder else None,
+                    control=own.control_folders,
                     on_bad=data.on_bad_image,
                     progress=lambda done, total: stop.check("while reading the dataset"),
                     seen=seen,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from flame_train.config.prompt_files import read_prompt_file
 from flame_train.config.prompts import Prompt
 from flame_train.config.repeated import SampleSection
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Placement, Size
+from flame_train.data.control_files import Control
 from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.engine import Tensor
 from flame_train.engine.dtype import as_dtype
@@ -17,6 +20,8 @@ from flame_train.errors import ConfigError
 from flame_train.training.model import Denoiser, Example, LoadedVae, Model
 from flame_train.training.preview import Drawing, Pixels, draw
 from flame_train.training.stop import StopRequest
+
+NO_FILES: Final[Mapping[str, Control]] = MappingProxyType({})
 
 
 def with_prompts_of_file(sample: SampleSection) -> SampleSection:
@@ -51,15 +56,26 @@ class Request:
     guidance_scale: float
     sampler: str
     strength: float
+    control: tuple[str, ...] = ()
+    """The files of its control images."""
 
 
-def requests(sample: SampleSection, resolution: int, model: Model) -> tuple[Request, ...]:
+def requests(
+    sample: SampleSection, resolution: int, model: Model, files: Mapping[str, Control] = NO_FILES
+) -> tuple[Request, ...]:
     """The images of a section, whose defaults are filled in; the default side is `resolution`, as the model takes it.
 
-    Image i has the seed `sample.seed` + i, unless its prompt names one.
+    Image i has the seed `sample.seed` + i, unless its prompt names one. Where nothing names a size, one with control
+    images among `files` has the size of its first.
     """
     side = max(resolution // model.side_multiple, 1) * model.side_multiple
-    height, width = sample.height or side, sample.width or side
+
+    def size_of(prompt: Prompt) -> Size:
+        first = files.get(next(iter(_control_of(prompt, sample)), ""))
+        usual = (side, side) if first is None else model.controls.placed(first.size, resolution).bucket
+        given = prompt.height or sample.height, prompt.width or sample.width
+        return usual if given == (0, 0) else (given[0] or side, given[1] or side)
+
     return tuple(
         Request(
             number=i + 1,
@@ -67,14 +83,19 @@ def requests(sample: SampleSection, resolution: int, model: Model) -> tuple[Requ
             text=p.text,
             negative=sample.negative if p.negative is None else p.negative,
             seed=sample.seed + i if p.seed is None else p.seed,
-            size=(p.height or height, p.width or width),
+            size=size_of(p),
             steps=p.steps or sample.steps,
             guidance_scale=p.guidance_scale or sample.guidance_scale,
             sampler=p.sampler or SAMPLERS.chosen(sample).name,
             strength=1.0 if p.strength is None else p.strength,
+            control=_control_of(p, sample),
         )
         for i, p in enumerate(sample.prompts)
     )
+
+
+def _control_of(prompt: Prompt, sample: SampleSection) -> tuple[str, ...]:
+    return sample.control if prompt.control is None else prompt.control
 
 
 def texts_of(wanted: Sequence[Request]) -> tuple[str, ...]:
@@ -124,6 +145,8 @@ def _problems(request: Request, base: ModelSection, loss: LossSection, model: Mo
             "without classifier-free guidance, and never sees it; remove it"
         )
         wrong.append(("negative", said))
+    if problem := model.controls.problem(len(request.control)):
+        wrong.append(("control", problem))
     if problem := model.sampler_problem(request.sampler):
         wrong.append(("sampler", problem))
     try:
@@ -172,6 +195,7 @@ def draw_request(
     denoiser: Denoiser,
     vae: LoadedVae,
     stop: StopRequest,
+    controls: Example | None = None,
 ) -> Pixels:
     """Samples one image.
 
@@ -182,12 +206,13 @@ def draw_request(
         denoiser: the loaded network, and the text encoders that run.
         vae: the loaded decoder.
         stop: raises Interrupted after a signal; checked between steps.
+        controls: the arrays of its control images.
 
     Returns:
         The image, uint8 (H, W, 3).
     """
-    sizes = uncropped(denoiser.model, request.size)
-    wanted, unwanted = (captions(text) | sizes for text in (request.text, request.negative))
+    others = uncropped(denoiser.model, request.size) | (controls or {})
+    wanted, unwanted = (captions(text) | others for text in (request.text, request.negative))
     guided = denoiser.guided(request.guidance_scale, how.device)
 
     def conditioned(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:

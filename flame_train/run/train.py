@@ -147,7 +147,7 @@ def _validation(
     offset = len(plan.samples.rows)
     images = HeldOut(
         tuple(row.item.sha256 for row in plan.held_out.rows),
-        tuple(row.placement.bucket for row in plan.held_out.rows),
+        tuple(row.shape for row in plan.held_out.rows),
         lambda i: encoded.example(offset + i),
         plan.model.paddings,
     )

@@ -21,6 +21,7 @@ from flame_train.io.hub import fetching, resolve_checkpoint
 from flame_train.models.common.files.identify import lora_could_be
 from flame_train.recipes import Opening, family_of
 from flame_train.run.check import storage_of
+from flame_train.run.controls import control_files, encoded, shown_to
 from flame_train.run.encoding import Encoding
 from flame_train.run.sampling import (
     Request,
@@ -69,6 +70,8 @@ def sample(
     vae: str = "",
     text_encoders: Mapping[str, Any] | None = None,
     prompt_file: str = "",
+    control: Sequence[str] = (),
+    kontext: bool = False,
 ) -> dict[str, Any]:
     """Samples an image for each prompt; several are written one by one, and side by side as `output`.
 
@@ -86,13 +89,15 @@ def sample(
         prediction: "epsilon" or "v".
         precision: dtype of the networks.
         seed: seed of the first image.
-        width, height: size of an image, in pixels.
+        width, height: size of an image, in pixels; 0: that of the first control image, or 1024.
         device: "cuda" or "cpu".
         force: whether existing PNGs are overwritten.
         quantize, arithmetic: as `model.quantize` and `model.arithmetic` in a config.
         vae: another autoencoder's file; "": the checkpoint's own.
         text_encoders: keys of that section of a config.
         prompt_file: a file with further prompts; "": none.
+        control: the files of control images of every prompt that names none of its own.
+        kontext: as `model.kontext` in a config.
 
     Returns:
         The prompts, the settings and the paths of the PNGs.
@@ -114,6 +119,7 @@ def sample(
             "quantize": quantize,
             "arithmetic": arithmetic,
             "vae": vae,
+            "kontext": kontext,
         },
         text_encoders=dict(text_encoders or {}),
         train={"precision": precision},
@@ -127,6 +133,7 @@ def sample(
             "seed": seed,
             "width": width,
             "height": height,
+            "control": tuple(control),
         },
     )
     # a missing GPU, or one without the number format, is an error before any file is read
@@ -142,11 +149,14 @@ def sample(
         refuse_place(single, ".png", force)
     base = resolve_checkpoint(checkpoint)
     family = family_of(base)
+    side = config.data.resolution
     with told_by_option():
         family.refuse_unsupported(config)
         model = family.open(Opening(base, config.model, config.text_encoders, config.data.max_tokens))
         section = with_defaults(section, model)
-        wanted = requests(section, config.data.resolution, model)
+        check_sampling(requests(section, side, model), config.model, config.loss, model)
+        shown = control_files(requests(section, side, model), model, side)
+        wanted = requests(section, side, model, shown)
         check_sampling(wanted, config.model, config.loss, model)
     files = [(_factors(path, model), strength) for path, strength in loras]
     text = Encoding(
@@ -161,7 +171,8 @@ def sample(
             how = drawing(request, config.model, config.loss, model, device=device, dtype=precision)
             captions = examples[request.strength].__getitem__
             with _adapted(denoiser.component, denoiser.network, files, request.strength):
-                images.append(draw_request(request, how, captions, denoiser, decoder, stop))
+                beside = encoded(shown_to(request, shown, model, side), model.vae, decoder)
+                images.append(draw_request(request, how, captions, denoiser, decoder, stop, beside))
     told = [parameters_of(request, checkpoint, loras) for request in wanted]
     for single, image, parameters in zip(singles, images, told, strict=False):
         write_png(single, image, parameters)
@@ -172,8 +183,8 @@ def sample(
         "prompts": [request.text for request in wanted],
         "checkpoint": checkpoint,
         "loras": [{"lora": str(path), "strength": strength} for path, strength in loras],
-        "width": width,
-        "height": height,
+        "width": wanted[0].size[1],
+        "height": wanted[0].size[0],
         "steps": section.steps,
         "guidance_scale": section.guidance_scale,
         "seed": seed,

@@ -24,10 +24,11 @@ from flame_train.engine.mode import Float32Precision
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.blocks import BlockNetwork
 from flame_train.models.common.files.part import Part
-from flame_train.models.common.vae.vae import Vae, VaeArch, sample_latents
+from flame_train.models.common.vae.vae import Vae, VaeArch, sample_latents, scaled_latents
 from flame_train.models.common.vae.vae_tiles import VaeTiles
 from flame_train.text_encoders import TextEncoder
 
+from .control import ControlRule
 from .fixed_batch import FixedBatches, HostArrays, Layout
 from .text_in_step import RunningEncoder, together
 
@@ -64,6 +65,11 @@ class Autoencoder:
     def latent_shape(self, size: Size) -> tuple[int, int, int]:
         """(h, w, Z) of an image (H, W)."""
         return size[0] // self.downscale, size[1] // self.downscale, self.network.arch.seen_channels
+
+    def seen(self, mean: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The mean of latents in the denoiser's scale, fp32: an image without noise."""
+        made: np.ndarray[Any, Any] = scaled_latents(self.published, mean)
+        return made
 
     def load(self, precision: str, device: str, tile: int = 0) -> LoadedVae:
         """The VAE with its weights. `precision` is `model.vae_precision`, `tile` is `model.vae_tile`."""
@@ -170,6 +176,11 @@ class Model(ABC):
         """The side of the squares of latent pixels whose prediction keeps its length in guidance; 0: none does."""
         return 0
 
+    @property
+    def controls(self) -> ControlRule:
+        """Which control images it takes."""
+        return ControlRule(f"{self.title} was not trained to look at images; FLUX.2 klein and FLUX.1 Kontext were")
+
     @abstractmethod
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
         """The denoiser's prediction.
@@ -178,7 +189,7 @@ class Model(ABC):
             network: the loaded denoiser.
             x: noised latents (B, h, w, Z) in the network's dtype.
             t: timesteps or noise levels (B,), as the objective gives them.
-            cond: the arrays of the text encoders and of `size_conditioning`, batched.
+            cond: the arrays of the text encoders, of `size_conditioning` and of control images, batched.
             guidance: (1,) fp32, the guidance scale that a guidance-distilled network gets.
 
         Returns:

@@ -63,7 +63,7 @@ def test_every_number_of_a_head_has_an_axis(head_dim):
 
 
 def test_text_stands_at_the_origin_and_a_token_at_its_row_and_column():
-    angles = position_angles(FluxArch.dev().head_dim, 2, 3, 4)
+    angles = position_angles(FluxArch.dev().head_dim, 2, ((3, 4),))
     assert angles.shape == (2 + 12, 128)
     assert not angles[:3].any()  # text, and the first token
     token = angles[2 + 4 * 2 + 3]  # row 2, column 3

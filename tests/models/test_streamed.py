@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +92,24 @@ def test_captions_are_encoded_to_the_bits_of_resident_encoders(
     assert copied
     for name, array in found[0].items():
         np.testing.assert_array_equal(found[1][name], array)
+
+
+def test_a_streamed_network_is_gone_with_its_last_use() -> None:
+    """Without the garbage collector: its memory is wanted by what comes next."""
+    part = find("flux-tiny")[1].denoiser
+    gc.disable()
+    try:
+        with shape_run(H100) as run:
+            before = run.live_bytes
+            network = part.load(device="cuda", dtype="bf16", storage=None, streamed=part.network.named_blocks())
+            gone = weakref.ref(next(iter(network.named_blocks().values())).weight_policy)
+            assert run.live_bytes > before
+            del network
+            assert gone() is None
+            assert run.live_bytes == before
+            assert run.host_bytes == 0
+    finally:
+        gc.enable()
 
 
 def test_a_block_is_copied_once_forward_and_once_backward(copied: Counter[int]) -> None:

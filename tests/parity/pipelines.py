@@ -23,11 +23,11 @@ transformers = pytest.importorskip("transformers")
 PROMPT = "a red circle"
 
 
-def random(module, seed):
-    """Fills a module of torch with random weights."""
+def random(module, seed, scale=0.05):
+    """Fills a module of torch with random weights; `scale` is the deviation of matrices."""
     torch.manual_seed(seed)
     for p in module.parameters():
-        p.data = torch.randn_like(p) * (0.05 if p.ndim > 1 else 0.2) + (1.0 if p.ndim == 1 else 0.0)
+        p.data = torch.randn_like(p) * (scale if p.ndim > 1 else 0.2) + (1.0 if p.ndim == 1 else 0.0)
     return module.eval()
 
 
@@ -43,10 +43,10 @@ def opening(folder):
     return replace(NOTHING_NAMED, base=folder)
 
 
-def check_sample(folder, path, shape, drawn_by, guidance_scale=PLAIN["guidance_scale"]):
+def check_sample(folder, path, shape, drawn_by, guidance_scale=PLAIN["guidance_scale"], control=()):
     """From the same noise, guided, in fp32, `sample` generates the pipeline's image within rounding of 8 bits.
 
-    `shape` is that of the latents, (H, W, C). `drawn_by` calls the pipeline.
+    `shape` is that of the latents, (H, W, C). `drawn_by` calls the pipeline. `control` are files of control images.
     """
     noise = Rng(np, PLAIN["seed"], 0, np.zeros(1, np.int64)).normal(PREVIEW_NOISE, shape)
     images = drawn_by(
@@ -56,13 +56,25 @@ def check_sample(folder, path, shape, drawn_by, guidance_scale=PLAIN["guidance_s
         height=PLAIN["height"],
         width=PLAIN["width"],
         latents=torch.from_numpy(np.array(noise, np.float32)).permute(0, 3, 1, 2),
+        **({"image": [Image.open(file) for file in control]} if control else {}),
     ).images
     expected = np.asarray(images[0]).astype(float)
-    sample(str(folder), [PROMPT], path, **PLAIN)
+    sample(str(folder), [PROMPT], path, control=[str(file) for file in control], **PLAIN)
     with Image.open(path) as image:
         found = np.asarray(image).astype(float)
     assert expected.std() > 5
     assert np.abs(found - expected).max() <= 1
+    return found
+
+
+def control_images(folder, *sizes):
+    """Files of noise, of these sizes (width, height)."""
+    files = []
+    for number, (width, height) in enumerate(sizes):
+        pixels = np.random.default_rng(number).integers(0, 256, (height, width, 3), np.uint8)
+        files.append(folder / f"control-{number}.png")
+        Image.fromarray(pixels).save(files[-1])
+    return files
 
 
 def check_refused_config(family, folder, part, change, words):

@@ -6,12 +6,24 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from flame_train.config.schema import LossSection, ModelSection
+from flame_train.data.views import View
 from flame_train.engine import no_grad, tensor
 from flame_train.errors import ConfigError
 from flame_train.recipes import FAMILIES, family_of
-from tests.parity.pipelines import PROMPT, check_refused_config, check_sample, opening, qwen_tokenizer, random
+from flame_train.recipes.flux2 import control_placement
+from flame_train.training.control import by_name
+from tests.parity.pipelines import (
+    PROMPT,
+    check_refused_config,
+    check_sample,
+    control_images,
+    opening,
+    qwen_tokenizer,
+    random,
+)
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -43,10 +55,10 @@ def pipeline(tmp_path_factory):
     vae.bn.running_var = 0.5 + torch.rand(128, generator=torch.Generator().manual_seed(5))
     made = diffusers.Flux2KleinPipeline(
         diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-        random(vae, 0),
+        random(vae, 0, 0.1),
         random(transformers.Qwen3ForCausalLM(text), 1),
         tokenizer,
-        random(transformer, 2),
+        random(transformer, 2, 0.12),
     )
     made.set_progress_bar_config(disable=True)
     return made
@@ -64,10 +76,30 @@ def test_sample_draws_what_the_pipeline_draws(pipeline, folder, tmp_path):
     check_sample(folder, tmp_path / "image.png", (4, 6, 128), pipeline)
 
 
-def test_the_training_loss_is_that_of_diffusers_script(pipeline, folder, off):
+def test_sample_draws_what_the_pipeline_draws_of_control_images(pipeline, folder, tmp_path):
+    """Their sides are no multiples of 16."""
+    files = control_images(tmp_path, (100, 70), (65, 90))
+    check_sample(folder, tmp_path / "image.png", (4, 6, 128), pipeline, control=files)
+
+
+@pytest.mark.parametrize("size", [(100, 70), (2000, 1500), (1024, 1024), (1027, 1023), (64, 500)])
+def test_a_control_image_is_scaled_as_in_the_pipeline(pipeline, size):
+    pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    image, processor = Image.fromarray(pixels), pipeline.image_processor
+    expected = image if size[0] * size[1] <= 1024**2 else processor._resize_to_target_area(image, 1024**2)
+    cut = [side // 16 * 16 for side in expected.size]
+    expected = processor.preprocess(expected, height=cut[1], width=cut[0], resize_mode="crop")
+    found = View(control_placement(size[::-1], 1024)).pixels(pixels)
+    np.testing.assert_array_equal(found, np.rint((expected[0].permute(1, 2, 0).numpy() + 1.0) * 127.5))
+
+
+@pytest.mark.parametrize("beside", [(), ((3, 5), (4, 2))], ids=["", "control images"])
+def test_the_training_loss_is_that_of_diffusers_script(pipeline, folder, off, beside):
+    """With control images, that of diffusers' script for images to edit, which joins their tokens to the noised."""
     model = FAMILIES["flux2"].open(opening(folder))
     rng = np.random.default_rng(0)
     latents, noise = (rng.standard_normal((2, 4, 6, 128)).astype(np.float32) for _ in range(2))
+    controls = [rng.standard_normal((2, *size, 128)).astype(np.float32) for size in beside]
     levels = np.array([0.3, 0.875], np.float32)
     encoder, prompts = model.text[0], [PROMPT, "кошка на крыше"]
     inputs = [encoder.inputs(text) for text in prompts]
@@ -77,6 +109,7 @@ def test_the_training_loss_is_that_of_diffusers_script(pipeline, folder, off):
     objective = model.objective(ModelSection(), LossSection(), "cpu")
     denoiser = model.load_denoiser(device="cpu", dtype="fp32")
     x, n, t = tensor(latents), tensor(noise), tensor(levels)
+    cond |= by_name(map(tensor, controls))
     with no_grad():
         found = objective.losses(denoiser.denoise(objective.noised(x, n, t), t, cond), x, n, t).mean().item()
 
@@ -86,14 +119,16 @@ def test_the_training_loss_is_that_of_diffusers_script(pipeline, folder, off):
         images, noises = (torch.from_numpy(a).permute(0, 3, 1, 2) for a in (latents, noise))
         sigmas = torch.from_numpy(levels)[:, None, None, None]
         noised = (1.0 - sigmas) * images + sigmas * noises
-        predicted = pipeline.transformer(
-            hidden_states=pipeline._pack_latents(noised),
-            timestep=torch.from_numpy(levels),
-            guidance=None,
-            encoder_hidden_states=captions,
-            txt_ids=text_ids,
-            img_ids=pipeline._prepare_latent_ids(noised),
-        ).sample
+        clean = [torch.from_numpy(each).permute(0, 3, 1, 2) for each in controls]
+        ids = [pipeline._prepare_latent_ids(noised)]
+        if clean:
+            ids.append(pipeline._prepare_image_ids([each[:1] for each in clean]).expand(2, -1, -1))
+        tokens = torch.cat([pipeline._pack_latents(each) for each in (noised, *clean)], dim=1)
+        settings = {"timestep": torch.from_numpy(levels), "guidance": None}
+        settings |= {"encoder_hidden_states": captions, "txt_ids": text_ids}
+        predicted = pipeline.transformer(tokens, img_ids=torch.cat(ids, dim=1), **settings).sample[:, : 4 * 6]
+        alone = pipeline.transformer(tokens[:, : 4 * 6], img_ids=ids[0], **settings).sample
+        assert bool(beside) == (off(predicted, alone) > 1e-2)
         target = pipeline._pack_latents(noises - images)
         expected = float(torch.mean((predicted - target) ** 2))
     assert abs(found - expected) < 1e-5 * expected

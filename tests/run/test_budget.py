@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flame_train.config.memory import bytes_of
@@ -20,7 +21,7 @@ from flame_train.errors import ConfigError, OutOfMemory
 from flame_train.run.check import check
 from flame_train.run.commands.stages import preflighted, run_folder, train_plan
 from flame_train.run.memory import within
-from flame_train.run.memory.budget import OUTSIDE, SPARE, Where, fitted
+from flame_train.run.memory.budget import OUTSIDE, SPARE, Where, _Ladder, fitted
 from flame_train.run.memory.levers import LEVERS, allowed, given, value_of, with_settings
 from flame_train.run.memory.prediction import predicted_memory, steps_alone
 from flame_train.run.memory.within import RESERVE, Card, chosen_before, limited, tell, within_budget
@@ -41,7 +42,7 @@ def plan_of(small_config: Configs, **sections: dict[str, Any]) -> Plan:
         "data": {"batch_size": 4},
         "gradient": {"accumulation": 1},
         "text_encoders": {"precision": "auto"},
-        "model": {"vae_precision": "fp32", "offload": "off"},
+        "model": {"vae_precision": "fp32", "vae_tile": 0, "offload": "off"},
     }
     merged = {name: usual.get(name, {}) | sections.get(name, {}) for name in {**usual, **sections}}
     return make_plan(check(small_config(**merged)), StopRequest())
@@ -277,13 +278,86 @@ def test_what_was_chosen_is_told_with_the_lines_that_fix_it(
 
 
 def test_blocks_wait_on_the_host_where_the_config_leaves_it_open(small_config: Configs) -> None:
-    """Each share holds less of the GPU than the one before. They are measured with the checkpointing that they need."""
+    """Each share holds less of the GPU than the one before. The last is measured with the checkpointing it needs."""
     plan = open_plan(small_config)
     lever = next(lever for lever in LEVERS if lever.keys == ("model.offload",))
     assert lever.is_open(plan.config)
     assert not lever.is_open(plan_of(small_config).config)
     assert not allowed(plan, {"model.offload": 1.0})
-    shares = [with_settings(plan, {**lever.needs, **settings}) for settings in lever.values(plan.config)]
+    off, *_, half, _, last = lever.values(plan.config)
+    shares = [with_settings(plan, {**lever.needs, **settings}) for settings in (off, half, last)]
     held = [steps_alone([each], H100)[0].held for each in shares]
     assert held == sorted(set(held), reverse=True)
     assert predicted_memory(shares[-1], H100).host > 0
+
+
+def test_the_least_that_a_rehearsal_needed_is_enough(small_config: Configs) -> None:
+    """A limit that was raised as far as needed is one under which the run goes through."""
+    plan = open_plan(small_config)
+    raised = predicted_memory(plan, H100, limit=4 * MIB, grows=True)
+    assert raised.pools > 4 * MIB
+    assert predicted_memory(plan, H100, limit=raised.pools).pools == raised.pools
+    with pytest.raises(MemoryError):
+        predicted_memory(plan, H100, limit=raised.pools // 2)
+
+
+def test_auto_lets_the_budget_choose_the_share(small_config: Configs) -> None:
+    """Though nothing says what is recomputed; without a budget "auto" asks for that."""
+    keys = {"model": {"offload": "auto", "quantize": "off"}, "memory": {"budget": "1 GiB"}}
+    plan = plan_of(small_config, **keys)
+    lever = next(lever for lever in LEVERS if lever.keys == ("model.offload",))
+    assert lever.is_open(plan.config)
+    free = fitted(plan, Where(H100), 1 << 33)
+    assert free.lines == ['model.offload = "off"']
+    candidates = [
+        {path: v for own in each for path, v in own.items()} for each in _Ladder(plan, Where(H100)).candidates
+    ]
+    assert {each["model.offload"] for each in candidates} >= {"off", 0.5, 1.0}
+    recomputed = {each["gradient.checkpointing"] for each in candidates if each["model.offload"] != "off"}
+    assert recomputed == {"full", "offload"}
+
+
+def test_a_run_begun_with_auto_keeps_its_share(small_config: Configs) -> None:
+    keys = {"model": {"offload": "auto", "quantize": "off"}, "gradient": {"checkpointing": "full"}}
+    first = plan_of(small_config, **keys, memory={"budget": "1 GiB"})
+    with StopRequest() as stop:
+        train_plan(with_settings(first, {"model.offload": 0.5}), "cpu", stop)
+    assert chosen_before(plan_of(small_config, **keys, memory={"budget": "2 GiB"})) == {"model.offload": 0.5}
+
+
+def test_tiles_are_chosen_where_large_sample_images_find_no_room(small_config: Configs) -> None:
+    """Both ways to decode are rehearsed here; the budget lies between them."""
+    keys = {
+        "sample": {"prompts": ("a circle",), "steps": 2, "width": 1024, "height": 1024},
+        "gradient": {"checkpointing": "off", "accumulation": 1},
+        "model": {"quantize": "off", "offload": "off", "vae_precision": "fp32"},
+    }
+    sections: dict[str, Any] = {"train": {"precision": "bf16"}, "text_encoders": {"precision": "auto"}, **keys}
+    plan = make_plan(check(small_config(**sections)), StopRequest())
+    whole, tiled = (peak_of(with_settings(plan, {"model.vae_tile": side})) for side in (0, 512))
+    assert tiled < 0.7 * whole
+    assert fitted(plan, Where(H100), budget_for((whole + tiled) // 2)).settings == {"model.vae_tile": 512}
+
+
+def test_what_runs_beside_captured_steps_drops_their_graphs_where_it_finds_no_room() -> None:
+    """A sample image after a captured step: under the limit only one of both fits; later both share one memory."""
+    with shape_run(H100) as run:
+        backend, ran = run.backend, []
+
+        def work(mib: int) -> Callable[[], None]:
+            return lambda: ran.append(backend.empty((mib * MIB,), np.dtype(np.uint8)).nbytes)
+
+        step, image = backend.capture(work(20)), work(40)
+        backend.limit_memory(backend._pools.total_bytes() + 48 * MIB)
+        for _ in range(2):
+            step()
+        assert len(backend.graphs) == 1
+        backend.run_once(image)
+        assert not backend.graphs
+        step()
+        assert len(backend.graphs) == 1
+        kept = backend.graph_pool.total_bytes()
+        backend.run_once(image)
+        assert len(backend.graphs) == 1
+        assert backend.graph_pool.total_bytes() == kept < 41 * MIB
+        assert ran.count(40 * MIB) == 2

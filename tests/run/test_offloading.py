@@ -88,9 +88,10 @@ def test_what_is_not_recomputed_stays(sizes: dict[str, int], asked: list[int]) -
         (("single_blocks.*",), {"gradient": {"checkpointing": "mlp"}}, 'with it, got "mlp"'),
         (
             "auto",
-            {"gradient": {"checkpointing": "full"}, "memory": {"budget": "12 GiB"}},
-            "which chooses a share by itself",
+            {"gradient": {"checkpointing": "mlp"}},
+            'with it, got "mlp"',
         ),
+        ("auto", {"memory": {"budget": "12 GiB"}}, ""),
         (0.5, {"gradient": {"checkpointing": "offload"}, "memory": {"budget": "12 GiB"}}, ""),
         ("off", {}, ""),
     ],

@@ -53,6 +53,7 @@ _ARCHES: Final = {
     "sd3": "sd3",
     "flux": "flux",
     "flux_schnell": "flux",
+    "flux_kontext": "flux",
     "zimage": "zimage",
     "flux2_klein_4b": "flux2",
     "flux2_klein_9b": "flux2",
@@ -92,10 +93,20 @@ def _read(reading: Reading) -> Source:
         raise ConfigError(f"{reading.place(at)}: expected a LoRA (network); training of whole models is not here")
     sets = []
     for i, dataset in enumerate(process.get("datasets") or []):
-        own = reading.flat(dataset, (*at, "datasets", f"[{i}]"))
+        own = _with_controls(reading.flat(dataset, (*at, "datasets", f"[{i}]")))
         weight = settings.get("train.reg_weight")
         sets.append(own | {"reg_weight": weight} if weight and own.get("is_reg") else own)
     return Source(_family(reading, settings), _named(settings), sets)
+
+
+def _with_controls(dataset: dict[str, Setting]) -> dict[str, Setting]:
+    """A set of images whose folders of control images, numbered or not, are one list."""
+    named = [name for name in ("control_path", *(f"control_path_{n}" for n in (1, 2, 3))) if name in dataset]
+    values = [dataset.pop(name) for name in named]
+    folders = [
+        folder for one in values for folder in (one.value if isinstance(one.value, list) else [one.value]) if folder
+    ]
+    return dataset | ({"control_path": Setting(folders, values[0].place)} if folders else {})
 
 
 def _named(settings: dict[str, Setting]) -> dict[str, Setting]:
@@ -184,9 +195,12 @@ def _prompt(item: Any) -> dict[str, Any]:
     if not isinstance(item, Mapping):
         return {"text": str(item)}
     found = {ours: item.get(theirs) for theirs, ours in _PROMPT.items()}
+    shown = [file for name in _SHOWN if (file := item.get(name))]
+    found |= {"control": shown} if shown else {}
     return found | {"seed": None if found["seed"] == -1 else found["seed"]}
 
 
+_SHOWN: Final = ("ctrl_img", "ctrl_img_1", "ctrl_img_2", "ctrl_img_3")
 _PROMPT: Final = {
     "prompt": "text",
     "neg": "negative",
@@ -334,7 +348,7 @@ _ROWS: Final = [
         "train.skip_first_sample train.disable_sampling train.xformers train.sdp "
         "train.attention_backend train.unload_text_encoder train.cache_text_embeddings "
         "train.switch_boundary_every train.force_first_sample performance_log_every device "
-        "sqlite_db_path log_dir logging.* model.low_vram model.is_* model.arch model.compile "
+        "sqlite_db_path log_dir logging.* model.low_vram model.is_* model.compile "
         "model.qtype model.model_kwargs network.transformer_only "
         "network.old_lokr_format sample.format sample.fps sample.num_frames "
         "train.bypass_guidance_embedding",
@@ -354,6 +368,7 @@ _ROWS: Final = [
             "differential_guidance_scale",
         )
     ),
+    turned("model.arch", "model.kontext", lambda v, s: True if v == "flux_kontext" else NOTHING),
     turned("model.name_or_path", "model.checkpoint", checkpoint),
     turned("model.vae_path", "model.vae", unless_off),
     turned("model.attn_masking", "text_encoders.t5_padding", switched("zeros"), families=["flux"]),
@@ -420,7 +435,7 @@ _SET_ROWS: Final = [
         ("set.regularization", "set.regularization_target"),
         lambda v, s: NOTHING if is_off(v) else {"set.regularization": True, "set.regularization_target": "base"},
     ),
-    never("control_path*", "models that edit images are not here"),
+    turned("control_path", "set.control", unless_off),
     same("folder_path", "set.path"),
     same("dataset_path", "set.path"),
     turned("caption_ext", "set.caption_extension", ending),

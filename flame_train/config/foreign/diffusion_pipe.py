@@ -268,7 +268,7 @@ _SET_ROWS: Final = [
     never("ar_buckets", "buckets follow from the images' shapes and data.bucket_step"),
     turned("frame_buckets", (), lambda v, s: NOTHING),
     never("size_buckets", "buckets follow from the images' shapes and data.bucket_step"),
-    never("control_path", "models that edit images are not here"),
+    turned("control_path", "set.control", unless_off),
     turned("mask_path", ("set.masks", "set.mask_folder"), _masks),
     turned("shuffle_tags", "set.captions.shuffle", switched(True)),
     turned("cache_shuffle_num", ("set.captions.shuffle", "set.captions.variants"), _shuffled),

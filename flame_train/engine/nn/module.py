@@ -74,10 +74,12 @@ class Module(ModuleState):
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """This module and every part below it, with dotted names; this one's is `prefix`."""
-        yield prefix, self
-        for name, part in list(self.__dict__.items()):
-            if isinstance(part, Module):
-                yield from part.named_modules(f"{prefix}.{name}" if prefix else name)
+        waiting: list[tuple[str, Module]] = [(prefix, self)]
+        while waiting:  # no recursion, whose generators in generators take long in deep networks
+            path, module = waiting.pop()
+            yield path, module
+            below = [(name, part) for name, part in module.__dict__.items() if isinstance(part, Module)]
+            waiting += [(f"{path}.{name}" if path else name, part) for name, part in reversed(below)]
 
     def named_specs(self) -> Iterator[tuple[str, Module, str, ParamSpec]]:
         """Every declared weight: its checkpoint name, its module, its attribute and its declaration."""

@@ -223,7 +223,7 @@ class Chroma(BlockNetwork):
         B, H, W, C = x_BHWC.shape
         h, w, T = H // PATCH, W // PATCH, context_BTC.shape[1]
         like = nn.compute_copy(self.img_in.weight)
-        turns, mask = self.rope.of(T, h, w, like), self._seen(rows_B, T, h * w)
+        turns, mask = self.rope.of(T, ((h, w),), like), self._seen(rows_B, T, h * w)
         rows_BMD = self.distilled_guidance_layer(self._told(timesteps_B, x_BHWC.dtype))
         singles, img, txt, final = F.split(rows_BMD, self._kinds, dim=1)
         tokens = x_BHWC.reshape(B, h, PATCH, w, PATCH, C).permute(0, 1, 3, 5, 2, 4).reshape(B, h * w, -1)

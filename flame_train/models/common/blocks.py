@@ -54,7 +54,6 @@ class BlockNetwork(nn.Module):
     """A network made of blocks. Checkpointing and the place of weights may be set at any time."""
 
     _checkpointing: Checkpointing = "off"
-    _placed = False
 
     def named_blocks(self, checkpointing: Checkpointing = "full") -> dict[str, Block]:
         """By name, in the network's order, the blocks of which `checkpointing` recomputes something."""
@@ -80,17 +79,16 @@ class BlockNetwork(nn.Module):
 
     def place_weights(self, policy: WeightPolicy) -> None:
         """Has every block ask `policy` for its weights."""
-        self._placed = True
         for block in self.named_blocks().values():
             block.weight_policy = policy
 
     def bring(self, layer: str) -> None:
-        if not self._placed:  # nothing is kept elsewhere, and looking for a layer's block takes long
-            return
-        for name, block in self.named_blocks().items():
-            if layer.startswith(f"{name}."):
+        part: Any = self
+        for name in layer.split("."):
+            part = getattr(part, name, None)
+            if isinstance(part, Block):
                 with no_grad():
-                    block.weight_policy.ready(block)
+                    part.weight_policy.ready(part)
 
     def run_outside(self) -> Collection[nn.Module]:
         """The layers of blocks that run before their block does: a policy keeps these on the device."""

@@ -12,6 +12,9 @@ from flame_train.engine.dtype import DType, compute_dtype
 
 Angles = np.ndarray[Any, Any]
 
+Grids = tuple[tuple[int, int], ...]
+"""Rows and columns of tokens: of the image, then of each control image."""
+
 
 def rope_angles(positions: Angles, axes: Sequence[int], theta: float) -> Angles:
     """The angle by which each value of a head is rotated at each token, fp64 (S, E); two neighbours share one.
@@ -25,12 +28,17 @@ def rope_angles(positions: Angles, axes: Sequence[int], theta: float) -> Angles:
     return np.repeat(np.concatenate(turns, axis=1), 2, axis=1)
 
 
+def grid(rows: int, columns: int, image: int = 0) -> Angles:
+    """Positions (rows * columns, 3) of an image's tokens: (image, row, column)."""
+    positions = np.full((rows * columns, 3), float(image))
+    positions[:, 1] = np.repeat(np.arange(rows), columns)
+    positions[:, 2] = np.tile(np.arange(columns), rows)
+    return positions
+
+
 def text_and_grid(text: int, rows: int, columns: int) -> Angles:
     """Positions (text + rows * columns, 3): a text's tokens at the origin, then an image's at (0, row, column)."""
-    positions = np.zeros((text + rows * columns, 3))
-    positions[text:, 1] = np.repeat(np.arange(rows), columns)
-    positions[text:, 2] = np.tile(np.arange(columns), rows)
-    return positions
+    return np.concatenate([np.zeros((text, 3)), grid(rows, columns)])
 
 
 def published_axes(head_dim: int) -> tuple[int, int, int]:
@@ -55,18 +63,18 @@ def stated_axes(
 class RopeTables:
     """Cosines and sines of text and image tokens, one entry a shape for as long as the model lives.
 
-    Captured steps read them at their addresses. `angles` takes the numbers of text tokens, rows and columns.
+    Captured steps read them at their addresses. `angles` takes the number of text tokens, and the images' grids.
     """
 
-    def __init__(self, angles: Callable[[int, int, int], Angles]) -> None:
+    def __init__(self, angles: Callable[[int, Grids], Angles]) -> None:
         self._angles = angles
-        self._tables: dict[tuple[int, int, int, DType, str], tuple[Tensor, Tensor]] = {}
+        self._tables: dict[tuple[int, Grids, DType, str], tuple[Tensor, Tensor]] = {}
 
-    def of(self, text: int, rows: int, columns: int, like: object) -> tuple[Tensor, Tensor]:
+    def of(self, text: int, grids: Grids, like: object) -> tuple[Tensor, Tensor]:
         """Cosine and sine, (S, 1, E) each, on the device of the tensor `like`, in its dtype but at least fp32."""
         assert isinstance(like, Tensor)
-        key = text, rows, columns, like.dtype, like.device
+        key = text, grids, like.dtype, like.device
         if key not in self._tables:
-            angles, dtype = self._angles(text, rows, columns)[:, None], compute_dtype(like.dtype)
+            angles, dtype = self._angles(text, grids)[:, None], compute_dtype(like.dtype)
             self._tables[key] = tensor(np.cos(angles), dtype, like.device), tensor(np.sin(angles), dtype, like.device)
         return self._tables[key]

@@ -57,12 +57,13 @@ class _Waiting:
 class StreamedWeights:
     """The policy of a network's blocks of these names, whose order is that in which they run.
 
-    It is a `Mover` while the network is loaded. `begin` makes the buffers, after which the blocks can run.
+    It is a `Mover` while the network is loaded. `begin` makes the buffers, after which the blocks can run. From then on
+    the blocks know it and it knows no block: without a circle their memory is free as soon as nobody needs the network.
     """
 
     def __init__(self, network: Any, names: Collection[str]) -> None:
         assert isinstance(network, BlockNetwork)
-        self._network = network
+        self._network: BlockNetwork | None = network
         self.parts: list[Block] = [block for name, block in network.named_blocks().items() if name in names]
         self._numbers = {id(block): number for number, block in enumerate(self.parts)}
         self._resident = {id(layer) for layer in network.run_outside()}
@@ -100,7 +101,9 @@ class StreamedWeights:
         for number, waiting in self._waiting.items():
             for place in waiting.places:
                 place.tensor.data = place.of(self._buffers[number % count])
+        assert self._network is not None
         self._network.place_weights(self)
+        self._network, self.parts = None, []
 
     @property
     def tensors(self) -> frozenset[int]:
@@ -127,7 +130,7 @@ class StreamedWeights:
             self._holds, self._arrivals = [None] * len(self._buffers), [None] * len(self._buffers)
         self._send_for(number)
         following = number - 1 if mode().recomputing else number + 1
-        if 0 <= following < len(self.parts):
+        if following in self._waiting:
             self._send_for(following)
         self._wait(number)
 

@@ -10,7 +10,7 @@ Shape letters of tokens: L image tokens, T text tokens, S = T + L, D model width
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Self
@@ -92,7 +92,7 @@ class FluxArch(TransformerArch):
 
     @property
     def axes(self) -> tuple[int, int, int]:
-        """How many values of a head encode the image (always 0 here), the row and the column of a token."""
+        """How many values of a head encode the image (0, a control image 1), the row and the column of a token."""
         return axes_of(self.head_dim)
 
 
@@ -172,6 +172,13 @@ class FinalLayer(nn.Module):
         return self.linear(F.layer_norm_modulate(x_BLD, scale, shift, EPS))
 
 
+def _tokens(x_BHWC: Tensor) -> Tensor:
+    """Latents as tokens (B, L, 4 C)."""
+    B, H, W, C = x_BHWC.shape
+    squares = x_BHWC.reshape(B, H // PATCH, PATCH, W // PATCH, PATCH, C)
+    return squares.permute(0, 1, 3, 5, 2, 4).reshape(B, H // PATCH * (W // PATCH), -1)
+
+
 class Flux(BlockNetwork):
     """Predicts the velocity of the flow in noised latents. Its blocks are those of two streams and of one."""
 
@@ -195,6 +202,7 @@ class Flux(BlockNetwork):
         context_BTC: Tensor,
         pooled_BP: Tensor,
         guidance_B: Tensor | None = None,
+        controls: Sequence[Tensor] = (),
     ) -> Tensor:
         """The velocity for noised latents.
 
@@ -204,6 +212,7 @@ class Flux(BlockNetwork):
             context_BTC: T5's output (B, T, context_dim).
             pooled_BP: CLIP-L's pooled output (B, pooled_dim).
             guidance_B: the guidance scale (B,), such as 3.5; None for a model that is not guidance-distilled.
+            controls: latents without noise (B, h, w, C) of images that are looked at, of any even size each.
 
         All but timesteps and guidance have the dtype of the weights.
 
@@ -214,19 +223,22 @@ class Flux(BlockNetwork):
             ValueError: guidance for a model without that input, or none for a model with it.
             ShapeError: latents of other sizes.
         """
-        check_latents("Flux's transformer", x_BHWC, self.arch.channels, PATCH)
+        images = (x_BHWC, *controls)
+        for latents in images:
+            check_latents("Flux's transformer", latents, self.arch.channels, PATCH)
         silu_vec_BD = F.silu(self._vector(timesteps_B, pooled_BP, guidance_B))
         B, H, W, C = x_BHWC.shape
         h, w, T = H // PATCH, W // PATCH, context_BTC.shape[1]
-        turns = self.rope.of(T, h, w, nn.compute_copy(self.img_in.weight))
-        tokens = x_BHWC.reshape(B, h, PATCH, w, PATCH, C).permute(0, 1, 3, 5, 2, 4).reshape(B, h * w, -1)
+        grids = tuple((image.shape[1] // PATCH, image.shape[2] // PATCH) for image in images)
+        turns = self.rope.of(T, grids, nn.compute_copy(self.img_in.weight))
+        tokens = F.cat([_tokens(image) for image in images], dim=1) if controls else _tokens(x_BHWC)
         img_BLD, txt_BTD = self.img_in(tokens), self.txt_in(context_BTC)
         for block in self.double_blocks:
             img_BLD, txt_BTD = block(img_BLD, txt_BTD, silu_vec_BD, *turns)
         x_BSD = F.cat([txt_BTD, img_BLD], dim=1)
         for block in self.single_blocks:
             x_BSD = block(x_BSD, silu_vec_BD, *turns)
-        out = self.final_layer(x_BSD[:, T:], silu_vec_BD).reshape(B, h, w, C, PATCH, PATCH)
+        out = self.final_layer(x_BSD[:, T : T + h * w], silu_vec_BD).reshape(B, h, w, C, PATCH, PATCH)
         return out.permute(0, 1, 4, 2, 5, 3).reshape(B, H, W, C)
 
     def quantizable(self) -> dict[nn.Linear, bool]:

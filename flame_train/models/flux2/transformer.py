@@ -9,7 +9,7 @@ Shape letters of tokens: L image tokens, T text tokens, S = T + L, D model width
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Self
@@ -24,11 +24,12 @@ from flame_train.models.common.files.shapes import block_count, shape_of
 from flame_train.models.common.files.stated import NOTHING, Stated
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
-from flame_train.models.common.rope import Angles, RopeTables, rope_angles
+from flame_train.models.common.rope import Angles, Grids, RopeTables, grid, rope_angles
 from flame_train.models.flux.blocks import QKNorm, Stream, TwoStreams, attend, modulated
 
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times
 _THETA: Final = 2000.0
+_APART: Final = 10  # control images stand at 10, 20, ... on the axis of images
 _EPS: Final = 1e-6
 _shape: Final = partial(shape_of, "FLUX.2", "a FLUX.2 transformer")
 
@@ -100,17 +101,17 @@ class Flux2Arch:
 
     @property
     def axes(self) -> tuple[int, int, int, int]:
-        """How many values of a head encode the image (always 0 here), the row, the column and the place in the text."""
+        """How many values of a head encode image (0; control images 10, 20, ...), row, column and place in the text."""
         each = self.head_dim // 4
         return each, each, each, each
 
 
-def position_angles(arch: Flux2Arch, text: int, rows: int, columns: int) -> Angles:
+def position_angles(arch: Flux2Arch, text: int, grids: Grids) -> Angles:
     """The angle by which each value of a head is rotated at each token, fp64 (S, E)."""
-    ids = np.zeros((text + rows * columns, 4))
+    images = np.concatenate([grid(*size, image=_APART * number) for number, size in enumerate(grids)])
+    ids = np.zeros((text + len(images), 4))
     ids[:text, 3] = np.arange(text)
-    ids[text:, 1] = np.repeat(np.arange(rows), columns)
-    ids[text:, 2] = np.tile(np.arange(columns), rows)
+    ids[text:, :3] = images
     return rope_angles(ids, arch.axes, _THETA)
 
 
@@ -253,13 +254,16 @@ class Flux2(BlockNetwork):
         self.single_blocks = nn.ModuleList([SingleStreamBlock(arch) for _ in range(arch.single_depth)])
         self.final_layer = FinalLayer(arch)
 
-    def forward(self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor) -> Tensor:
+    def forward(
+        self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, controls: Sequence[Tensor] = ()
+    ) -> Tensor:
         """The velocity for noised latents.
 
         Args:
             x_BHWC: patched latents (B, H, W, C).
             timesteps_B: 1000 times the noise level, (B,), fp32.
             context_BTC: Qwen3's hidden states (B, T, context_dim), padding included.
+            controls: patched latents without noise (B, h, w, C) of images that are looked at, of any size each.
 
         All but timesteps have the dtype of the weights.
 
@@ -269,19 +273,24 @@ class Flux2(BlockNetwork):
         Raises:
             ShapeError: latents of other sizes.
         """
-        check_latents("FLUX.2's transformer", x_BHWC, self.arch.channels, 1)
+        images = (x_BHWC, *controls)
+        for latents in images:
+            check_latents("FLUX.2's transformer", latents, self.arch.channels, 1)
         B, H, W, C = x_BHWC.shape
         T = context_BTC.shape[1]
         silu_vec_BD = F.silu(self.time_in(F.timestep_embedding(timesteps_B, _FREQUENCIES, dtype=x_BHWC.dtype)))
         both = (*self.double_stream_modulation_img(silu_vec_BD), *self.double_stream_modulation_txt(silu_vec_BD))
-        turns = self.rope.of(T, H, W, nn.compute_copy(self.img_in.weight))
-        img_BLD, txt_BTD = self.img_in(x_BHWC.reshape(B, H * W, C)), self.txt_in(context_BTC)
+        grids = tuple((image.shape[1], image.shape[2]) for image in images)
+        turns = self.rope.of(T, grids, nn.compute_copy(self.img_in.weight))
+        tokens = [image.reshape(B, -1, C) for image in images]
+        img_BLD = self.img_in(F.cat(tokens, dim=1) if controls else tokens[0])
+        txt_BTD = self.txt_in(context_BTC)
         for block in self.double_blocks:
             img_BLD, txt_BTD = block(img_BLD, txt_BTD, *turns, *both)
         x_BSD, one = F.cat([txt_BTD, img_BLD], dim=1), self.single_stream_modulation(silu_vec_BD)
         for block in self.single_blocks:
             x_BSD = block(x_BSD, *turns, *one)
-        return self.final_layer(x_BSD[:, T:], silu_vec_BD).reshape(B, H, W, C)
+        return self.final_layer(x_BSD[:, T : T + H * W], silu_vec_BD).reshape(B, H, W, C)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
         """The blocks' linear layers."""

@@ -12,7 +12,7 @@ from typing import Any
 from flame_train.config.load import load_located
 from flame_train.data.buckets import Size
 from flame_train.data.images import load_image
-from flame_train.data.looks import Pixels, contact_sheet, fingerprint, groups, sharpness, thumbnail
+from flame_train.data.looks import Pixels, contact_sheet, fingerprint, groups, sharpness, side_by_side, thumbnail
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.sets import DataSet
 from flame_train.disk.durable import write_durably
@@ -82,9 +82,15 @@ def _look(samples: Samples, stop: StopRequest) -> _Seen:
             if first:
                 _look_at(seen, shown_name, row, pixels)
             if len(sheet) < _ON_A_SHEET:
-                sheet.append(thumbnail(row.views[0].pixels(pixels)))
+                sheet.append(_on_sheet(row, pixels))
         stop.check("while looking at images")
     return seen
+
+
+def _on_sheet(row: Sample, pixels: Pixels) -> Pixels:
+    """A sample's thumbnail, with its control images before it."""
+    beside = [thumbnail(image.pixels()) for image in row.seen_beside(0)]
+    return side_by_side([*beside, thumbnail(row.views[0].pixels(pixels))])
 
 
 def _look_at(seen: _Seen, name: str, row: Sample, pixels: Pixels) -> None:
@@ -129,6 +135,7 @@ def _set(own: DataSet, samples: Samples) -> dict[str, Any]:
         "resolutions": " ".join(map(str, own.resolutions)),
         "views": sum(len(row.views) for row in rows),
         "texts": len({text for row in rows for text in row.texts}),
+        **({"control images": sum(len(row.controls) for row in rows)} if own.control else {}),
         "masks": sum(row.item.mask is not None for row in rows),
         "loss weight": own.loss_weight,
     }

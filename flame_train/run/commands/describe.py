@@ -44,8 +44,9 @@ def describe(plan: Plan, memory: PredictedMemory, processes: int = 1, budget: Fi
         "predicted ms a step": round(memory.seconds * 1e3, 1),
         **({} if budget is None else _of_budget(budget)),
         "texts": len({text for row in plan.samples.rows for text in row.texts}),
+        **({"control images": sum(len(row.controls) for row in plan.samples.rows)} if plan.samples.controlled else {}),
         "cached views of images": sum(len(row.views) for row in plan.samples.rows),
-        "cache GiB": round(plan.encoding.bytes_of(plan.everything, plan.prompts) / 2**30, 3),
+        "cache GiB": round(plan.cache_bytes / 2**30, 3),
         "output": c.output.dir,
     }
 

@@ -14,7 +14,6 @@ from flame_train.io.hub import fetching
 from flame_train.training.stop import StopRequest
 
 from ..check import check
-from ..encoding import Keys
 from ..memory.levers import encodings
 from ..plan import Plan, make_plan
 
@@ -72,7 +71,8 @@ def _files(folder: Path) -> list[Path]:
 def _entries(plan: Plan) -> Iterator[str]:
     """The keys that a config's runs read, whatever their memory budget chooses."""
     for way in encodings(plan):
-        keys: Keys = way.encoding.keys(way.everything, way.prompts)
+        keys = way.keys
         yield from keys.captions.values()
-        for each in (*keys.images, *keys.masks):
-            yield from each
+        yield from keys.shown.values()
+        for index in range(len(keys.images)):
+            yield from keys.of_sample(index)

@@ -157,9 +157,11 @@ def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) ->
         budget = within_budget(plan, device)
         plan = plan if budget is None else budget.plan
         could_cache(plan.encoding.folder)
-        keys = plan.encoding.keys(plan.everything, plan.prompts)
+        keys = plan.keys
         counts = {"images": sum(map(len, keys.images)), "captions": len(keys.captions)}
-        counts["bytes"] = plan.encoding.bytes_of(plan.everything, plan.prompts)
+        if beside := {key for views in keys.controls for each in views for key in each}.union(keys.shown.values()):
+            counts["control images"] = len(beside)
+        counts["bytes"] = plan.cache_bytes
         if dry_run:
             return counts
         with limited(device, budget):
@@ -191,7 +193,7 @@ def train_plan(
             continued(plan)  # refused before files are hashed
         with ThreadPoolExecutor(1) as beside:  # while files are hashed, which leaves Python free
             memory = None if device == "cpu" else beside.submit(_predicted, plan, device, group.world)
-            keys = plan.encoding.keys(plan.everything, plan.prompts)
+            keys = plan.keys
             sources = sources_of(plan, keys)
         if found is not None:
             check_sources(found, sources, partial(_changed, plan, keys, closed))
@@ -261,9 +263,10 @@ def dataset_digest(samples: Samples, keys: Keys) -> str:
     Of captions that are not cached the text counts; the text encoders have a hash of their own.
     """
     texts = ([keys.captions.get(text, text) for text in row.texts] for row in samples.rows)
+    beside = ([key for view in views for key in view] for views in keys.controls)
+    parts = zip(samples.names, keys.images, texts, keys.masks, beside, strict=False)
     rows = (  # what is held out comes last among the keys, and does not count
-        (name, *images, *captions, *masks)
-        for name, images, captions, masks in zip(samples.names, keys.images, texts, keys.masks, strict=False)
+        (name, *images, *captions, *masks, *controls) for name, images, captions, masks, controls in parts
     )
     return hashlib.sha256("\n".join("\t".join(row) for row in rows).encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -288,8 +291,16 @@ def _files(plan: Plan) -> list[dict[str, Any]]:
 
 def _cached(plan: Plan, keys: Keys) -> list[dict[str, Any]]:
     """`_files`, with the names of each image's entries in the cache, which follow from its content."""
-    rows = zip(_files(plan), keys.images, strict=True)
-    return [row | {"cache": list(entries)} for row, entries in rows]
+    rows = zip(_files(plan), keys.images, keys.controls, strict=True)
+    return [row | _controls_cached(row, beside) | {"cache": list(entries)} for row, entries, beside in rows]
+
+
+def _controls_cached(row: dict[str, Any], views: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """What a row says of control images, with the names of their entries in the cache, one a view."""
+    if not views:
+        return {}
+    each = zip(*views, strict=True)
+    return {"controls": [own | {"cache": list(keys)} for own, keys in zip(row["controls"], each, strict=True)]}
 
 
 def _changed(plan: Plan, keys: Keys, folder: RunFolder) -> str:

@@ -23,10 +23,10 @@ from .levers import LEVERS, Lever, Settings, Stage, allowed, given, value_of, wi
 from .prediction import (
     Alone,
     PredictedMemory,
+    decoding_alone,
     encode_captions,
     encode_images,
     encoding_alone,
-    grid_alone,
     predicted_memory,
     steps_alone,
 )
@@ -43,17 +43,14 @@ _ALONE: Final[Mapping[Stage, Callable[[Plan, Gpu, int], Alone]]] = {
     Stage.CAPTIONS: partial(encoding_alone, encode_captions),
     Stage.IMAGES: partial(encoding_alone, encode_images),
     Stage.STEP: lambda plan, gpu, processes: steps_alone([plan], gpu, processes)[0],
-    Stage.GRID: grid_alone,
+    Stage.DECODING: decoding_alone,
 }
-
-_ENDLESS: Final = 1 << 60
-"""Bytes that no card has: a limit that is never met, under which a run draws its grids as it does under one."""
 
 _TELLS: Final = 0.03
 """Step times that differ by a smaller share count as the same: then the setting that changes less is taken."""
 
-_GAPS: Final = (0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.5)
-"""Shares of the tensors' peak that gaps may take, tried in turn for the message of a refusal."""
+_MORE: Final = (0.0, 0.03, 0.1, 0.3)
+"""By what share a limit that a rehearsal reached is raised, tried in turn for the message of a refusal."""
 
 _STEP: Final = 10 << 20
 """Bytes to which the budget of such a message is rounded up."""
@@ -101,33 +98,35 @@ def fitted(plan: Plan, where: Where, budget: int) -> Fitted:
 
     Raises ConfigError where none does, with the smallest peak that was found.
     """
-    room, ladder = float(pool_bytes(budget)), _Ladder(plan, where)
+    ladder = _Ladder(plan, where)
+    pools = room = float(pool_bytes(budget))
+    tried: PredictedMemory | None = None
     for each in [*ladder.candidates, ladder.least]:
         estimate = ladder.peak(each)
-        if estimate < room or (each is ladder.least and estimate <= pool_bytes(budget)):
+        if estimate < room or (each is ladder.least and tried is None and estimate <= pools):
             found = _rehearsed(plan, _together(each), where, budget)
-            if found is not None:
+            if isinstance(found, Fitted):
                 return found
             room = min(room, estimate)  # gaps between blocks cost others as much
-    raise ConfigError(_refusal(plan, _together(ladder.least), where, budget))
+            tried = found if each is ladder.least else None
+    raise ConfigError(_refusal(plan, _together(ladder.least), where, budget, tried))
 
 
-def _rehearsed(plan: Plan, settings: Settings, where: Where, budget: int) -> Fitted | None:
-    """The plan with these settings if its whole run has enough in the pools of this budget."""
-    tried = with_settings(plan, settings)
-    try:
-        memory = predicted_memory(tried, where.gpu, where.processes, pool_bytes(budget))
-    except MemoryError:
-        return None
+def _rehearsed(plan: Plan, settings: Settings, where: Where, budget: int) -> Fitted | PredictedMemory:
+    """The plan with these settings if its whole run has enough in the pools of this budget, else what it would need."""
+    tried, pools = with_settings(plan, settings), pool_bytes(budget)
+    memory = predicted_memory(tried, where.gpu, where.processes, pools, grows=True)
+    if memory.pools > pools:
+        return memory
     return Fitted(tried, {path: v for path, v in settings.items() if v != value_of(plan.config, path)}, memory, budget)
 
 
 def refuse_if_beyond(plan: Plan, settings: Settings, where: Where, budget: int) -> Fitted:
     """A continued run, with the `settings` that were chosen when it began. Raises ConfigError if it is too much."""
     found = _rehearsed(plan, settings, where, budget)
-    if found is not None:
+    if isinstance(found, Fitted):
         return found
-    needed = _needed(with_settings(plan, settings), where)[1]
+    needed = _needed(with_settings(plan, settings), where, found)
     chosen = ", ".join(f"{path} = {toml_value(value)}" for path, value in settings.items()) or "no setting changed"
     raise ConfigError(
         f"memory.budget: the run in {plan.config.output.dir} was begun with {chosen}, and these decide its result. "
@@ -147,19 +146,31 @@ def pool_bytes(budget: int) -> int:
     return pools
 
 
-def _needed(plan: Plan, where: Where) -> tuple[int, int]:
-    """The peak of a plan's tensors, and a budget under which it runs: gaps between their blocks take some more."""
-    peak = predicted_memory(plan, where.gpu, where.processes, _ENDLESS).peak
-    for gaps in _GAPS:
-        budget = math.ceil(((1 + gaps) * peak / (1 - SPARE) + OUTSIDE) / _STEP) * _STEP
-        if _rehearsed(plan, {}, where, budget) is not None:
-            return peak, budget
-    return peak, 2 * peak + OUTSIDE
+def _needed(plan: Plan, where: Where, tried: PredictedMemory) -> int:
+    """A budget under which a plan runs that took the pools of `tried`: with another limit its gaps lie elsewhere."""
+    for more in _MORE:
+        budget = math.ceil((tried.pools * (1 + more) / (1 - SPARE) + OUTSIDE) / _STEP) * _STEP
+        if isinstance(_rehearsed(plan, {}, where, budget), Fitted):
+            return budget
+    return 2 * tried.pools + OUTSIDE
 
 
-def _refusal(plan: Plan, least: Settings, where: Where, budget: int) -> str:
-    """Why no settings fit, and what would: `least` takes the least memory."""
-    peak, needed = _needed(with_settings(plan, least), where)
+def _refusal(plan: Plan, least: Settings, where: Where, budget: int, tried: PredictedMemory | None) -> str:
+    """Why no settings fit, and what would.
+
+    Args:
+        plan: the plan of the run.
+        least: the settings that take the least memory.
+        where: the cards.
+        budget: bytes that the run may take.
+        tried: what a rehearsal with `least` took; None: there was none yet.
+
+    Returns:
+        The message.
+    """
+    cheapest = with_settings(plan, least)
+    memory = tried or predicted_memory(cheapest, where.gpu, where.processes, pool_bytes(budget), grows=True)
+    needed = _needed(cheapest, where, memory)
     changed = [f"{path} = {toml_value(v)}" for path, v in least.items() if v != value_of(plan.config, path)]
     with_them = f" with {', '.join(changed)}" if changed else ""
     fixed = [key for lever in LEVERS for key in lever.asked or lever.keys if given(plan.config, key)]
@@ -167,7 +178,7 @@ def _refusal(plan: Plan, least: Settings, where: Where, budget: int) -> str:
     remove = f"; or remove {', '.join(fixed)} from the config, so that the plan may choose them" if fixed else ""
     return (
         f"memory.budget: no settings keep this run within {budget / GIB:.2f} GiB: the least is {needed / GIB:.2f} GiB"
-        f"{with_them}, of which {peak / GIB:.2f} are tensors and {OUTSIDE / GIB:.2f} the CUDA context. "
+        f"{with_them}, of which {memory.peak / GIB:.2f} are tensors and {OUTSIDE / GIB:.2f} the CUDA context. "
         f"Raise the budget, or lower data.resolution, data.batch_size, lora.rank{grids}{remove}"
     )
 
@@ -176,29 +187,39 @@ class _Ladder:
     """What the open settings save and cost, each measured alone and only when it is asked for."""
 
     def __init__(self, plan: Plan, where: Where) -> None:
-        self._plan, self._where = plan, where
-        self._known: dict[tuple[Stage, frozenset[tuple[str, object]]], Alone] = {}
         self.levers = [lever for lever in LEVERS if lever.is_open(plan.config)]
         """The settings that the config leaves open."""
+        self._values = {lever: lever.values(plan.config) for lever in self.levers}
+        self._plan = with_settings(plan, _together([values[0] for values in self._values.values()]))
+        self._where = where
+        self._known: dict[tuple[Stage, frozenset[tuple[str, object]]], Alone] = {}
+        self._estimates: dict[tuple[Stage, frozenset[tuple[str, object]]], _Estimate] = {}
         for lever in self.levers:
             if lever.live:
-                self._measure(lever.values(plan.config))
+                self._measure(self._values[lever])
 
     @cached_property
     def candidates(self) -> list[Combination]:
         """A value of each lever: the fastest first, and of those as fast the one that changes least."""
-        found = [
-            each
-            for each in itertools.product(*(self._useful(lever) for lever in self.levers))
-            if allowed(self._plan, _together(each))
-        ]
+        useful = [self._useful(lever) for lever in self.levers]
+        barred = self._barred(useful)
+        found = [each for each in itertools.product(*useful) if not any(pair <= _items(each) for pair in barred)]
         return sorted(found, key=self._rank)
+
+    def _barred(self, useful: Sequence[Sequence[Settings]]) -> list[frozenset[tuple[str, object]]]:
+        """Pairs of values that break a rule: of a lever, and of one of which it needs a value."""
+        found = []
+        for lever, values in zip(self.levers, useful, strict=True):
+            for other, others in zip(self.levers, useful, strict=True):
+                if set(other.keys) & set(lever.needs):
+                    pairs = itertools.product(values, others)
+                    found += [_items(pair) for pair in pairs if not allowed(self._plan, _together(pair))]
+        return found
 
     def _rank(self, each: Combination) -> tuple[int, int, float]:
         """By step time, of which predictions tell no less than `_TELLS`; then by how far the ladder was climbed."""
-        seconds = self._estimate(Stage.STEP, each)[1]
-        values = (lever.values(self._plan.config) for lever in self.levers)
-        climbed = sum(own.index(settings) for own, settings in zip(values, each, strict=True))
+        seconds = self._estimate(Stage.STEP, each).seconds
+        climbed = sum(self._values[lever].index(own) for lever, own in zip(self.levers, each, strict=True))
         return round(math.log(seconds) / math.log(1 + _TELLS)), climbed, seconds
 
     @cached_property
@@ -207,40 +228,47 @@ class _Ladder:
         return min(self.candidates, key=lambda each: (self.peak(each), len(self._changed(each))))
 
     def peak(self, each: Combination) -> float:
-        """Bytes that the pools should need."""
-        return max(self._estimate(stage, each)[0] for stage in Stage)
+        """Bytes that the pools should need. Sample images are decoded beside what a step holds."""
+        captions, images, step, decoding = (self._estimate(stage, each) for stage in Stage)
+        training = step.held + decoding.held + max(step.works, self._alone(Stage.STEP, {}).sampling, decoding.works)
+        return max(captions.held + captions.works, images.held + images.works, training)
 
     def _useful(self, lever: Lever) -> list[Settings]:
         """The values of a lever of which each saves something in a stage, beside the config's own."""
-        first, *others = lever.values(self._plan.config)
-        if not allowed(self._plan, lever.needs):
+        first, *others = self._values[lever]
+        others = [value for value in others if allowed(self._plan, {**self._needs(lever), **value})]
+        if not others or not allowed(self._plan, self._needs(lever)):
             return [first]
-        own = {stage: self._alone(stage, lever.needs).peak for stage in lever.stages}
+        own = {stage: self._alone(stage, self._needs(lever)).peak for stage in lever.stages}
         saving = [v for v in others if any(self._with(stage, lever, v).peak < own[stage] for stage in lever.stages)]
         return [first, *saving]
 
-    def _estimate(self, stage: Stage, each: Combination) -> tuple[float, float]:
-        """Peak and seconds of a stage: each setting changes what is held, what works and the time by a factor."""
-        own = self._alone(stage, {})
-        held, works, seconds, copying = float(own.held), float(own.peak - own.held), own.seconds, own.copying
-        for lever, settings in zip(self.levers, each, strict=True):
-            measured = Stage.STEP if stage is Stage.GRID and stage not in lever.stages else stage
-            if measured not in lever.stages or not own.peak or settings == lever.values(self._plan.config)[0]:
-                continue
-            before, one = self._alone(measured, lever.needs), self._with(measured, lever, settings)
-            if before.held:
-                held *= one.held / before.held
-                copying = (
-                    one.copying * held / one.held if one.copying > before.copying else copying * one.held / before.held
-                )
-            if measured is stage:
-                works *= (one.peak - one.held) / max(before.peak - before.held, 1)
-                seconds *= one.seconds / before.seconds if before.seconds else 1.0
-        return held + works, max(seconds, copying)
+    def _needs(self, lever: Lever) -> Settings:
+        """What the lever needs, as far as the config leaves it open."""
+        is_open = {key for one in self.levers for key in one.keys}
+        return {key: value for key, value in lever.needs.items() if key in is_open}
+
+    def _estimate(self, stage: Stage, each: Combination) -> _Estimate:
+        """A stage: each setting of those that change it changes what is held, what works and the time by a factor."""
+        chosen = [(lever, own) for lever, own in zip(self.levers, each, strict=True) if stage in lever.stages]
+        key = stage, _items([own for _, own in chosen])
+        if key not in self._estimates:
+            own = self._alone(stage, {})
+            found = _Estimate(own.held, own.works, own.seconds, own.copying)
+            for lever, settings in chosen:
+                if own.peak and settings != self._values[lever][0]:
+                    before = self._alone(stage, self._needs(lever))
+                    found = found.changed(before, self._with(stage, lever, settings))
+            self._estimates[key] = found
+        return self._estimates[key]
 
     def _with(self, stage: Stage, lever: Lever, settings: Settings) -> Alone:
         """A stage with one value of a lever, and what that needs."""
-        return self._alone(stage, {**lever.needs, **settings})
+        needs, last = self._needs(lever), self._values[lever][-1]
+        if lever.way is None or settings == last:
+            return self._alone(stage, {**needs, **settings})
+        way = lever.way(self._plan, settings)
+        return self._alone(stage, needs).towards(self._alone(stage, {**needs, **last}), *way)
 
     def _alone(self, stage: Stage, settings: Settings) -> Alone:
         """A stage with one setting changed."""
@@ -260,6 +288,35 @@ class _Ladder:
     def _changed(self, each: Sequence[Settings]) -> dict[str, object]:
         """The settings that differ from the config's."""
         return {path: value for path, value in _together(each).items() if value != value_of(self._plan.config, path)}
+
+
+class _Estimate(NamedTuple):
+    """A stage of a combination: bytes held and worked in, seconds of the work, and of copies beside it."""
+
+    held: float
+    works: float
+    computing: float
+    copying: float
+
+    @property
+    def seconds(self) -> float:
+        """Of both, which go on at the same time."""
+        return max(self.computing, self.copying)
+
+    def changed(self, before: Alone, one: Alone) -> _Estimate:
+        """With one more setting, which changes `before` to `one`. Copies shrink with what they copy."""
+        held, copying = self.held, self.copying
+        if before.held:
+            held *= one.held / before.held
+            copying = (
+                one.copying * held / one.held if one.copying > before.copying else copying * one.held / before.held
+            )
+        works = self.works * one.works / max(before.works, 1)
+        return _Estimate(held, works, self.computing * (one.seconds / before.seconds if before.seconds else 1), copying)
+
+
+def _items(each: Sequence[Settings]) -> frozenset[tuple[str, object]]:
+    return frozenset(_together(each).items())
 
 
 def _together(each: Sequence[Settings]) -> dict[str, object]:

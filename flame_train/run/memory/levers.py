@@ -16,10 +16,11 @@ from flame_train.config.checks import broken
 from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
 from flame_train.errors import ConfigError
+from flame_train.models.common.streamed import BUFFERS
 
 from ..checkpointing import blocks_named
 from ..plan import Plan
-from ..streamed import blocks_streamed, text_share
+from ..streamed import block_sizes, blocks_streamed, text_share
 
 Settings = Mapping[str, Any]
 """Values of keys, by path."""
@@ -31,16 +32,16 @@ class Stage(Enum):
     CAPTIONS = auto()
     IMAGES = auto()
     STEP = auto()
-    GRID = auto()
+    DECODING = auto()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Lever:
     """A setting of a config that saves memory.
 
     Attributes:
         keys: the keys that it sets. It is the plan's to choose where the config gives none of `asked`.
-        stages: the stages whose memory it changes; what a step holds, a grid holds too.
+        stages: the stages whose memory it changes; what a step holds, sample images hold too.
         values: its settings for a config. The first is the config's own; each saves more than the one before.
         asked: the keys of a user who chooses himself; empty: `keys`.
     """
@@ -53,13 +54,20 @@ class Lever:
     """What must be set for its values to be measured: they mean nothing alone."""
     live: bool = False
     """Whether a loaded network can change it, so that its values are measured in one go."""
+    way: Callable[[Plan, Settings], tuple[float, float]] | None = None
+    """How far a value lies between the first and the last, which alone are measured: in memory, and in copies."""
 
     def is_open(self, config: Config) -> bool:
         """Whether the config leaves it to the plan."""
-        return not any(given(config, key) for key in self.asked or self.keys)
+        return self.has_auto(config) or not any(given(config, key) for key in self.asked or self.keys)
+
+    def has_auto(self, config: Config) -> bool:
+        """Whether the config says "auto", and the plan has other values for it."""
+        values = self.values(config)
+        return any(value_of(config, key) == "auto" != values[0][key] for key in self.keys)
 
 
-def _one_of(key: str, *values: str, stages: set[Stage], live: bool = False) -> Lever:
+def _one_of(key: str, *values: str | int, stages: set[Stage], live: bool = False) -> Lever:
     """A key with values that save more and more; the first is its default."""
     return Lever((key,), frozenset(stages), lambda _: [{key: value} for value in values], live=live)
 
@@ -76,6 +84,16 @@ def _micro_batches(config: Config) -> list[Settings]:
         size, parts = size // 2, parts * 2
 
 
+def _streamed(plan: Plan, settings: Settings) -> tuple[float, float]:
+    """Of a share of the blocks: less memory is saved than copies cost, for the buffers of copies stay the same."""
+    share = settings["model.offload"]
+    if share == "off":
+        return 0.0, 0.0
+    sizes = block_sizes(plan.model.network).values()
+    buffers = BUFFERS * max(sizes) / sum(sizes)
+    return max((share - buffers) / (1.0 - buffers), 0.0) if buffers < 1 else float(share), float(share)
+
+
 LEVERS: Final = (
     Lever(
         ("data.batch_size", "gradient.accumulation"),
@@ -88,11 +106,13 @@ LEVERS: Final = (
     Lever(
         ("model.offload",),
         frozenset({Stage.STEP, Stage.CAPTIONS}),
-        lambda _: [{"model.offload": value} for value in ("off", 0.5, 1.0)],
+        lambda _: [{"model.offload": value} for value in ("off", 0.25, 0.5, 0.75, 1.0)],
         needs={"gradient.checkpointing": "full"},
+        way=_streamed,
     ),
     _one_of("text_encoders.precision", "auto", "fp8", stages={Stage.CAPTIONS}),
-    _one_of("model.vae_precision", "fp32", "bf16", stages={Stage.IMAGES, Stage.GRID}),
+    _one_of("model.vae_tile", 0, 512, stages={Stage.IMAGES, Stage.DECODING}),
+    _one_of("model.vae_precision", "fp32", "bf16", stages={Stage.IMAGES, Stage.DECODING}),
 )
 """In the order of messages. Of settings with the same step time the plan takes the one that changes the fewest keys."""
 
@@ -140,7 +160,7 @@ def _in_batches(samples: Samples, size: int) -> Samples:
 def encodings(plan: Plan) -> Iterator[Plan]:
     """The plan with each way to encode that its budget may choose; without a budget the plan alone."""
     decisive = {Stage.CAPTIONS, Stage.IMAGES} if plan.config.memory.budget else set()
-    levers = [lever for lever in LEVERS if lever.stages & decisive and lever.is_open(plan.config)]
+    levers = [one for one in LEVERS if one.stages & decisive and not one.way and one.is_open(plan.config)]
     for each in itertools.product(*(lever.values(plan.config) for lever in levers)):
         yield with_settings(plan, {path: value for settings in each for path, value in settings.items()})
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,18 +19,20 @@ from flame_train.data.buckets import Size
 from flame_train.data.choices import FIRST
 from flame_train.data.padding import collate
 from flame_train.data.samples import Sample, Samples
+from flame_train.data.views import ViewedImage
 from flame_train.distributed.group import silent
-from flame_train.engine import capture, no_grad
+from flame_train.engine import Tensor, capture, no_grad, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.engine.shape_run import Gpu, KernelRequests, ShapeRun, shape_run
 from flame_train.training.batch import LOSS_WEIGHT, TAUGHT, Batch, HostBatch, sender
-from flame_train.training.model import Denoiser, Example
+from flame_train.training.model import Denoiser, Example, LoadedVae
 from flame_train.training.step import State, micro, reduce, update
 from flame_train.training.stop import StopRequest
 from flame_train.training.text_in_step import tokens_of
 from flame_train.training.validate import HeldOut
 
+from ..controls import blank
 from ..grids import grid_drawer
 from ..plan import Plan
 from ..train import loaded, make_validator, set_checkpointing
@@ -52,6 +55,8 @@ class PredictedMemory:
     kernels: KernelRequests
     seconds: float
     host: int = 0
+    pools: int = 0
+    """What the pools had to give, gaps between their blocks included; 0: they had no limit."""
 
     @property
     def peak(self) -> int:
@@ -59,14 +64,28 @@ class PredictedMemory:
         return max(self.encoding, self.training)
 
 
-def predicted_memory(plan: Plan, gpu: Gpu, processes: int = 1, limit: int = 0) -> PredictedMemory:
-    """The memory that the plan's run needs on `gpu`, in each of so many processes but for NCCL's own buffers.
+def predicted_memory(plan: Plan, gpu: Gpu, processes: int = 1, limit: int = 0, grows: bool = False) -> PredictedMemory:
+    """The memory that a run will take on a GPU.
 
-    Its pools get at most `limit` bytes, 0: all there are. Raises EnvironmentFault where it cannot run there,
-    MemoryError where the limit is too low.
+    Args:
+        plan: the plan of the run.
+        gpu: the GPU.
+        processes: how many train together, each on such a GPU; NCCL's own buffers do not count.
+        limit: bytes that the pools give at most; 0: all there are.
+        grows: whether the pools get more than `limit` where the run would end otherwise.
+
+    Returns:
+        The memory, and the time of a step.
+
+    Raises:
+        EnvironmentFault: it cannot run there.
+        MemoryError: the limit is too low.
     """
     with shape_run(gpu) as run:
-        run.backend.limit_memory(limit)
+        if grows:
+            run.backend.begin_with_limit(limit)
+        else:
+            run.backend.limit_memory(limit)
         largest = _largest(plan.samples)
         host = encode_captions(plan)
         encode_images(plan)
@@ -76,28 +95,59 @@ def predicted_memory(plan: Plan, gpu: Gpu, processes: int = 1, limit: int = 0) -
         with deterministic(plan.config.train.deterministic):
             work = _train(plan, largest, processes, run)
         return PredictedMemory(
-            encoding, run.peak_bytes, run.kernel_requests, work.seconds(gpu), max(host, run.host_bytes)
+            encoding,
+            run.peak_bytes,
+            run.kernel_requests,
+            work.seconds(gpu),
+            max(host, run.host_bytes),
+            run.backend.limit,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """One stage of a run by itself: bytes that it holds from its beginning, its peak, and seconds.
+    """One stage of a run by itself.
 
-    Those are a step's, and of the copies between host and device that go on beside it.
+    Attributes:
+        held: bytes that it holds from its beginning.
+        peak: bytes at its peak, these included.
+        seconds: of a step.
+        copying: seconds of the copies between host and device that go on beside it.
+        sampling: bytes that sampling works in with the network of a step, but for decoding.
     """
 
     held: int
     peak: int
     seconds: float = 0.0
     copying: float = 0.0
+    sampling: int = 0
+
+    @property
+    def works(self) -> int:
+        """Bytes at the peak beside what is held."""
+        return self.peak - self.held
+
+    def towards(self, other: Alone, of_held: float, of_copies: float) -> Alone:
+        """What lies between this stage and `other`: so much of the way in memory, and in copies and time."""
+
+        def between(a: float, b: float, share: float) -> float:
+            return a + (b - a) * share
+
+        return Alone(
+            int(between(self.held, other.held, of_held)),
+            int(between(self.peak, other.peak, of_held)),
+            between(self.seconds, other.seconds, of_copies),
+            between(self.copying, other.copying, of_copies),
+            other.sampling,
+        )
 
 
 def steps_alone(plans: Sequence[Plan], gpu: Gpu, processes: int = 1) -> list[Alone]:
-    """A step of each plan, run once, eagerly and without grids. The plans differ in checkpointing alone."""
-    plan, found = plans[0], []
+    """A step of each plan, run once, eagerly, and its sampling. The plans differ in checkpointing alone."""
+    plan, found = plans[0], list[Alone]()
     with shape_run(gpu) as run, deterministic(plan.config.train.deterministic):
-        denoiser, _, state = loaded(plan, _DEVICE, group=silent(processes))
+        denoiser, attached, state = loaded(plan, _DEVICE, group=silent(processes))
+        drawn = _drawer(plan, denoiser, attached, _Undecoded(plan.checked.sample_model.vae.network, _DEVICE))
         held, host = run.live_bytes, _batch(plan, _largest(plan.samples))
         batch = Batch(host, get_backend(_DEVICE), state.dtype, telling=plan.config.log.images_every > 0)
         for each in plans:
@@ -106,18 +156,29 @@ def steps_alone(plans: Sequence[Plan], gpu: Gpu, processes: int = 1) -> list[Alo
             run.backend.reset_peak()
             work = _work_of(plan, run, lambda: micro(state, batch), lambda: update(state))
             found.append(Alone(held, run.peak_bytes, *work.parts(gpu)))
-    return found
-
-
-def grid_alone(plan: Plan, gpu: Gpu, processes: int = 1) -> Alone:
-    """Sampling a grid with the loaded network; nothing where none is wanted."""
-    if not plan.requests:
-        return Alone(0, 0)
-    with shape_run(gpu) as run:
-        denoiser, attached, state = loaded(plan, _DEVICE, group=silent(processes))
-        drawn, held = _drawer(plan, denoiser, attached), run.live_bytes
+        run.backend.empty_cache()
         run.backend.reset_peak()
         _draw(drawn, state)
+        return [replace(alone, sampling=run.peak_bytes - held) for alone in found]
+
+
+class _Undecoded(LoadedVae):
+    """A decoder that takes nothing, and makes no image."""
+
+    def decode(self, latents: Tensor) -> np.ndarray[Any, Any]:
+        return np.zeros((1, 1, 1, 3), np.uint8)
+
+
+def decoding_alone(plan: Plan, gpu: Gpu, processes: int = 1) -> Alone:
+    """Decoding the largest image of a grid; nothing where none is wanted."""
+    if not plan.requests:
+        return Alone(0, 0)
+    c, model = plan.config.model, plan.checked.sample_model
+    with shape_run(gpu) as run, deterministic(True), no_grad():
+        vae = model.vae.load(c.vae_precision, _DEVICE, c.vae_tile)
+        held = run.live_bytes
+        shape = model.vae.latent_shape(max((each.size for each in plan.requests), key=math.prod))
+        vae.decode(tensor(np.zeros((1, *shape), np.float32), device=_DEVICE))
         return Alone(held, run.peak_bytes)
 
 
@@ -129,9 +190,10 @@ def encoding_alone(encode: Callable[[Plan], object], plan: Plan, gpu: Gpu, proce
 
 
 def _pixels(sample: Sample) -> tuple[int, Size]:
-    """By which the sample with the largest batch is found."""
+    """By which the sample with the largest batch is found, control images included."""
     bucket = sample.placement.bucket
-    return math.prod(bucket) * sample.set.batch_size, bucket
+    each = math.prod(bucket) + sum(math.prod(own.bucket) for own in sample.controls)
+    return each * sample.set.batch_size, bucket
 
 
 def encode_captions(plan: Plan) -> int:
@@ -158,8 +220,9 @@ def encode_images(plan: Plan) -> None:
     """
     encoding = plan.encoding
     with no_grad():
-        vae, buckets = encoding.vae.load(encoding.vae_precision, _DEVICE, encoding.vae_tile), plan.everything.buckets
-        largest, encoder = max(buckets, key=lambda b: (math.prod(b), b)), vae.encoder()
+        vae = encoding.vae.load(encoding.vae_precision, _DEVICE, encoding.vae_tile)
+        sizes = (*plan.everything.encoded_sizes, *(image.view.placement.bucket for image in plan.shown))
+        largest, encoder = max(sizes, key=lambda b: (math.prod(b), b)), vae.encoder()
         for _ in range(2):
             encoder.start([vae.inputs(np.zeros((*largest, 3), np.uint8))])()
 
@@ -199,10 +262,20 @@ def _work_of(plan: Plan, run: ShapeRun, of_batch: Callable[[], None], *of_step: 
     return StepWork.of(run).since(begun).plus(one, plan.config.gradient.accumulation - 1)
 
 
-def _drawer(plan: Plan, denoiser: Denoiser, attached: Attached) -> Callable[[], object] | None:
+def _drawer(
+    plan: Plan, denoiser: Denoiser, attached: Attached, vae: LoadedVae | None = None
+) -> Callable[[], object] | None:
     """Samples the grid of a run, in few steps."""
     few = [replace(request, steps=min(_DRAWN, request.steps)) for request in plan.requests]
-    return grid_drawer(plan, few, lambda _: plan.encoding.caption_blank(), denoiser, attached, _DEVICE, StopRequest())
+    own_vae = plan.model.vae
+
+    def controls(images: Sequence[ViewedImage]) -> Example:
+        return blank(images, own_vae)
+
+    def captions(text: str) -> Example:
+        return plan.encoding.caption_blank()
+
+    return grid_drawer(plan, few, captions, controls, denoiser, attached, _DEVICE, StopRequest(), vae=vae)
 
 
 def _validate(plan: Plan, state: State) -> None:
@@ -241,6 +314,7 @@ def _example(plan: Plan, sample: Sample) -> Example:
     shape = plan.model.vae.latent_shape(sample.placement.bucket)
     latent = np.zeros(shape, np.float32)
     example = {"mean": latent, "logvar": latent} | _captions(plan) | plan.model.size_conditioning(sample.placement)
+    example |= blank(sample.seen_beside(0), plan.model.vae)
     weights = plan.everything.loss_weight_shape(shape)
     return example if weights is None else example | {LOSS_WEIGHT: np.zeros(weights, np.float32)}
 

@@ -111,8 +111,9 @@ def chosen_before(plan: Plan) -> Settings | None:
     found: dict[str, Any] = {}
     for lever in LEVERS:
         if lever.is_open(plan.config):
-            same = [v for v in lever.values(plan.config) if all(_written(before, p) == value for p, value in v.items())]
-            found |= same[0] if same else {}
+            values = lever.values(plan.config)
+            same = [v for v in values if all(_written(before, p) == value for p, value in v.items())]
+            found |= same[0] if same else values[0] if lever.has_auto(plan.config) else {}
     return found
 
 

@@ -117,3 +117,25 @@ def test_ai_toolkits_newer_models(tmp_path: Path, arch: str) -> None:
     found = ai_toolkit(tmp_path, f'name_or_path: /m, arch: "{arch}"', "timestep_type: sigmoid")
     assert found["lora"]["alpha"] == 8.0
     assert found["loss"]["timestep_sampling"] == "sigmoid"
+
+
+def test_ai_toolkits_control_images(tmp_path: Path) -> None:
+    numbered = "{folder_path: /d, control_path_1: /one, control_path_2: /two}"
+    sampled = "}\n      sample: {prompts: [{prompt: night, ctrl_img: a.png}]}\n      save: {save_every: 5"
+    found = ai_toolkit(tmp_path, "name_or_path: /m, arch: flux_kontext", f"timestep_type: sigmoid{sampled}", numbered)
+    assert found["data"]["control"] == ["/one", "/two"]
+    assert found["model"]["kontext"] is True
+    assert found["sample"]["prompts"] == [{"text": "night", "control": ["a.png"]}]
+    both = f"{numbered}, {{folder_path: /e, control_path: /three}}"
+    found = ai_toolkit(tmp_path, "name_or_path: /m, arch: flux2_klein_4b", "timestep_type: sigmoid", both)
+    assert [one["control"] for one in found["data"]["sets"]] == [["/one", "/two"], ["/three"]]
+
+
+def test_diffusion_pipes_control_images(tmp_path: Path) -> None:
+    (tmp_path / "set.toml").write_text('resolutions = [512]\n[[directory]]\npath = "/d"\ncontrol_path = "/c"\n')
+    (tmp_path / "pipe.toml").write_text(
+        'output_dir = "/o"\ndataset = "set.toml"\n[model]\ntype = "flux"\ndtype = "bfloat16"\n'
+        'diffusers_path = "/kontext"\n[adapter]\ntype = "lora"\nrank = 8\n[optimizer]\ntype = "adamw"\nlr = 1e-4\n'
+    )
+    import_config(str(tmp_path / "pipe.toml"), tmp_path / "ours.toml", "")
+    assert tomllib.loads((tmp_path / "ours.toml").read_text())["data"]["control"] == ["/c"]

@@ -81,28 +81,43 @@ def batch(dtype):
     }
 
 
+@pytest.fixture
+def edited(batch, dtype):
+    """The batch with a control image of another size, as Kontext gets it."""
+    control = np.random.default_rng(2).standard_normal((2, 4, 10, 4)).astype(dtype)
+    return batch | {"controls": [control]}
+
+
 def ours(model, batch, latents=None):
     x = tensor(batch["latents"]) if latents is None else latents
     guidance = tensor(batch["guidance"]) if model.arch.guidance else None
-    return model(x, tensor(batch["timesteps"]), tensor(batch["context"]), tensor(batch["pooled"]), guidance)
+    controls = [tensor(each) for each in batch.get("controls", ())]
+    return model(x, tensor(batch["timesteps"]), tensor(batch["context"]), tensor(batch["pooled"]), guidance, controls)
 
 
 def theirs(twin, batch, weights=None, latents=None):
-    """Packed and unpacked by the pipeline's own functions."""
+    """Packed and unpacked by the functions of the pipelines, which Kontext's has too."""
     x = (fp64(batch["latents"]) if latents is None else latents).permute(0, 3, 1, 2)
-    B, C, H, W = x.shape
-    pipeline = diffusers.FluxPipeline
+    B, _, H, W = x.shape
+    pipeline, images = diffusers.FluxKontextPipeline, [x]
+    images += [fp64(each).permute(0, 3, 1, 2) for each in batch.get("controls", ())]
+    ids = []
+    for number, image in enumerate(images):
+        ids.append(
+            pipeline._prepare_latent_image_ids(B, image.shape[2] // 2, image.shape[3] // 2, "cpu", torch.float64)
+        )
+        ids[-1][..., 0] = number
     call = {
-        "hidden_states": pipeline._pack_latents(x, B, C, H, W),
+        "hidden_states": torch.cat([pipeline._pack_latents(each, *each.shape) for each in images], dim=1),
         "timestep": fp64(batch["timesteps"]) / 1000,
         "encoder_hidden_states": fp64(batch["context"]),
         "pooled_projections": fp64(batch["pooled"]),
         "guidance": fp64(batch["guidance"]) if twin.config.guidance_embeds else None,
-        "img_ids": pipeline._prepare_latent_image_ids(B, H // 2, W // 2, "cpu", torch.float64),
+        "img_ids": torch.cat(ids),
         "txt_ids": torch.zeros(batch["context"].shape[1], 3, dtype=torch.float64),
     }
     out = torch.func.functional_call(twin, weights or {}, kwargs=call).sample
-    return pipeline._unpack_latents(out, H * 8, W * 8, 8).permute(0, 2, 3, 1)
+    return pipeline._unpack_latents(out[:, : H * W // 4], H * 8, W * 8, 8).permute(0, 2, 3, 1)
 
 
 @pytest.fixture
@@ -120,8 +135,9 @@ def test_prediction(pair, batch, bound, off):
     assert off(ours(model, batch), theirs(twin, batch)) < bound
 
 
-def test_every_lora_gradient(pair, batch, bound, off, with_lora):
-    model, twin = pair
+@pytest.mark.parametrize("given", ["batch", "edited"])
+def test_every_lora_gradient(pair, given, request, bound, off, with_lora):
+    (model, twin), batch = pair, request.getfixturevalue(given)
     attached = with_lora(model)
     leaves, weights = merged_in_torch(twin, attached, TO_DIFFUSERS)
     out, expected = ours(model, batch), theirs(twin, batch, weights)

@@ -52,9 +52,18 @@ def batch(dtype):
     }
 
 
+@pytest.fixture
+def edited(batch, dtype):
+    """The batch with two control images of other sizes."""
+    rng = np.random.default_rng(2)
+    controls = [rng.standard_normal((2, *size, 16)).astype(dtype) for size in ((3, 5), (4, 2))]
+    return batch | {"controls": controls}
+
+
 def ours(model, batch, latents=None):
     x = tensor(batch["latents"]) if latents is None else latents
-    return model(x, tensor(batch["timesteps"]), tensor(batch["context"]))
+    controls = [tensor(each) for each in batch.get("controls", ())]
+    return model(x, tensor(batch["timesteps"]), tensor(batch["context"]), controls)
 
 
 def theirs(twin, batch, weights=None, latents=None):
@@ -62,16 +71,20 @@ def theirs(twin, batch, weights=None, latents=None):
     x = (fp64(batch["latents"]) if latents is None else latents).permute(0, 3, 1, 2)
     pipeline = diffusers.Flux2KleinPipeline
     context = fp64(batch["context"])
+    beside = [fp64(each).permute(0, 3, 1, 2) for each in batch.get("controls", ())]
+    ids = [pipeline._prepare_latent_ids(x)]
+    if beside:
+        ids.append(pipeline._prepare_image_ids([each[:1] for each in beside]).expand(len(x), -1, -1))
     call = {
-        "hidden_states": pipeline._pack_latents(x),
+        "hidden_states": torch.cat([pipeline._pack_latents(each) for each in (x, *beside)], dim=1),
         "timestep": fp64(batch["timesteps"]) / 1000,
         "guidance": None,
         "encoder_hidden_states": context,
-        "img_ids": pipeline._prepare_latent_ids(x),
+        "img_ids": torch.cat(ids, dim=1),
         "txt_ids": pipeline._prepare_text_ids(context),
     }
     out = torch.func.functional_call(twin, weights or {}, kwargs=call).sample
-    return out.reshape(batch["latents"].shape)
+    return out[:, : x.shape[2] * x.shape[3]].reshape(batch["latents"].shape)
 
 
 @pytest.fixture
@@ -92,8 +105,10 @@ def test_prediction(pair, batch, bound, off):
 
 
 @pytest.mark.parametrize("checkpointing", ["off", "mlp", "full"])
-def test_every_lora_gradient(pair, batch, bound, off, with_lora, checkpointing):
+@pytest.mark.parametrize("given", ["batch", "edited"])
+def test_every_lora_gradient(pair, given, request, bound, off, with_lora, checkpointing):
     model, twin = pair
+    batch = request.getfixturevalue(given)
     attached = with_lora(model)
     model.checkpointing = checkpointing
     leaves, weights = merged_in_torch(twin, attached, TO_DIFFUSERS)

@@ -32,6 +32,7 @@ class CapturingDevice(Protocol):
     kernels: Launcher
     graph_pool: Any
     graphs: weakref.WeakSet[Any]
+    once_bytes: int
 
     def enter_thread(self) -> None: ...
     def watch_peak(self) -> Callable[[], int]: ...
@@ -120,12 +121,12 @@ class _Captured:
 
         A pool that grows block by block keeps blocks too small for later requests: a twentieth of a step of SDXL.
         Without the fiftieth a large workspace may not fit and be allocated on top. A pool that is not empty is that of
-        earlier graphs, whose memory this one shares.
+        earlier graphs, whose memory this one shares. Under a limit what `run_once` ran shares it, too.
         """
-        pool = self._backend.graph_pool
+        pool, needs = self._backend.graph_pool, max(self._needs, self._backend.once_bytes)
         if not pool.total_bytes():
             with suppress(self._backend.xp.cuda.memory.OutOfMemoryError):  # in smaller blocks it may still fit
-                pool.malloc(self._needs + self._needs // 50)
+                pool.malloc(needs + needs // 50)
 
     def _abandon(self, stream: Any) -> None:
         """Ends a failed capture so that the stream can be used again; errors of this are hidden by the first one."""

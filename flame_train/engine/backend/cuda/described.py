@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 from ..shapes.gpu import Gpu
 from ..shapes.namespace import ShapeNamespace
+from ..shapes.pool import GRAIN
 from .autotune_cache import AutotuneCache
 from .described_libraries import Modules, Pairs, Plans, Products, Traffic
 from .device import CudaBackend
@@ -72,6 +74,32 @@ class ShapeBackend(CudaBackend):
         super().__init__(cupy, ShapeLauncher)
         cupy.backend = self
         cupy.cuda.runtime.memcpyAsync = self._copied
+        self._grows = False
+
+    @property
+    def limit(self) -> int:
+        """Bytes that the pools may take together; 0: as many as the device has."""
+        return self._pools.limit
+
+    def begin_with_limit(self, size: int) -> None:
+        """A limit that is raised where the run would end: afterwards `limit` says how much it needed."""
+        self._pools.limit, self._grows = size, True
+
+    def _taken(self, pool: Any, size: int) -> Any:
+        try:
+            return super()._taken(pool, size)
+        except MemoryError:
+            if not self._grows:
+                raise
+        self._pools.limit = self._pools.total_bytes() + -(-size // GRAIN) * GRAIN
+        return pool.malloc(size)
+
+    def _beside_graphs(self, fn: Callable[[], None]) -> bool:
+        grows, self._grows = self._grows, False  # graphs are dropped before the limit is raised
+        try:
+            return super()._beside_graphs(fn)
+        finally:
+            self._grows = grows
 
     def _copied(self, target: int, source: int, size: int, *_: int) -> None:
         """A copy between device and host."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import EnvironmentFault
+from ....errors import EnvironmentFault, is_out_of_memory
 from ...dtype import Array, DType
 from ...mode import mode
 from ..base import Memory
@@ -48,6 +49,8 @@ class CudaBackend:
         self.graphs = weakref.WeakSet[Any]()  # steps whose graphs are alive, and may write anywhere in `graph_pool`
         self._pinned, self._graph_pinned = cupy.cuda.PinnedMemoryPool(), cupy.cuda.PinnedMemoryPool()
         self._host_copies = HostCopies(cupy, self.stream, self.empty)
+        self.once_bytes = 0
+        """The most that `run_once` took under a limit, for which captured steps leave room."""
         self.program = 0
         self._apart = False
         self._peak = self._in_graphs = 0
@@ -236,10 +239,29 @@ class CudaBackend:
         return Graph(self.xp, self.stream)
 
     def run_once(self, fn: Callable[[], None]) -> None:
-        if self._pools.limit:
-            self.capture(fn)()  # a first call runs eagerly, in the graphs' pool where there are graphs
-        else:
+        if not self._pools.limit:
             fn()
+        elif not (self.graphs and self._beside_graphs(fn)):
+            most = self.watch_peak()
+            try:
+                fn()
+            finally:
+                self.once_bytes = max(self.once_bytes, most())
+
+    def _beside_graphs(self, fn: Callable[[], None]) -> bool:
+        """Runs `fn` in the graphs' pool. Where it finds no room there, the graphs are gone, to be recorded again."""
+        try:
+            self.capture(fn)()  # a first call runs eagerly
+            return True
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        self.synchronize()  # a graph must not be destroyed while it runs
+        for graph in list(self.graphs):
+            graph.forget()
+        gc.collect()
+        self.free_unused()
+        return False
 
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
         return capture(self, fn)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
+from typing import Final
 
-_UNIT = 512  # bytes
+GRAIN: Final = 512
+"""Bytes of which every size is a multiple."""
+
 _ASIDE = 1 << 20  # bytes between what was requested of the device at different times, so that it never merges
 
 
@@ -74,7 +77,7 @@ class Pool:
         """Memory of at least `size` bytes."""
         if not size:
             return NOWHERE
-        size = -(-size // _UNIT) * _UNIT
+        size = -(-size // GRAIN) * GRAIN
         place = bisect_left(self._sizes, size)
         if place == len(self._sizes):
             self._request(size)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -330,5 +330,9 @@ class Vae(nn.Module):
 def sample_latents(arch: VaeArch, moments: tuple[Tensor, Tensor], noise_BHWZ: Tensor) -> Tensor:
     """(mean + std * noise - shift) * scale: latents as the diffusion model of the autoencoder's family sees them."""
     mean, logvar = moments
-    z_BHWZ = mean + (logvar * 0.5).exp() * noise_BHWZ
+    return scaled_latents(arch, mean + (logvar * 0.5).exp() * noise_BHWZ)
+
+
+def scaled_latents(arch: VaeArch, z_BHWZ: Any) -> Any:
+    """(z - shift) * scale: latents, a tensor or an array, as the autoencoder's diffusion model sees them."""
     return (z_BHWZ - arch.shift_factor if arch.shift_factor else z_BHWZ) * arch.scaling_factor

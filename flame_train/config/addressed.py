@@ -1,0 +1,26 @@
+"""What may be an address in a config, and what must be a folder of this machine."""
+
+from __future__ import annotations
+
+from flame_train.addresses import is_address, problem_of
+from flame_train.config.schema import Config
+
+_HERE = ("output.dir", "data.cache", "train.continue_from")
+"""Places that a run writes to, or whose run it continues: folders of this machine."""
+
+
+def address_problem(config: Config, path: str) -> str | None:
+    """A place that is an address must be a good one, and without credentials; `output.remote` must be one."""
+    section, name = path.split(".")
+    value = getattr(getattr(config, section), name)
+    if isinstance(value, tuple):
+        places = [place for one in value for place in ((one.path, *one.control) if path == "data.sets" else (one,))]
+        wrong = [problem_of(place) for place in places if is_address(place)]
+        return next((problem for problem in wrong if problem), None)
+    if not value or (path != "output.remote" and not is_address(value)):
+        return None
+    if path in _HERE:
+        return "expected a folder of this machine, got an address" + (
+            "; output.remote takes one, to which the folder is copied" if path == "output.dir" else ""
+        )
+    return problem_of(value)

@@ -1,0 +1,268 @@
+"""Runs with control images, on small bases: the same bytes again, what the report shows, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from flame_train import cli
+from flame_train.config.load import load_located
+from flame_train.data.buckets import BucketRule, placed_beside
+from flame_train.data.views import View, ViewRule
+from flame_train.engine.shape_run import H100
+from flame_train.io.safetensors import SafetensorsFile
+from flame_train.run.check import check
+from flame_train.run.memory import predicted_memory
+from flame_train.run.plan import Plan, make_plan
+from flame_train.training.stop import StopRequest
+from tests.recipes.bases import small_base
+
+Capture = pytest.CaptureFixture[str]
+Train = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Small bases; Flux's says by its name that it is Kontext."""
+    made = {"flux2": small_base(tmp_path_factory, "flux2"), "flux": small_base(tmp_path_factory, "flux")}
+    kontext = made["flux"].with_name("flux1-kontext.safetensors")
+    made["flux"].rename(kontext)
+    return made | {"flux": kontext}
+
+
+@pytest.fixture
+def edits(drawn: Path, tmp_path: Path) -> Path:
+    """Beside the drawings a folder of them in negative, and one of references of other shapes, in which some differ."""
+    for name in ("before", "style"):
+        (tmp_path / name).mkdir()
+    for number, path in enumerate(sorted(drawn.glob("*.png"))):
+        with Image.open(path) as image:
+            ImageOps.invert(image.convert("RGB")).save(tmp_path / "before" / f"{path.stem}.jpg")
+            size = (80, 48) if number % 2 else (48, 80)
+            image.resize(size).save(tmp_path / "style" / path.name)
+    return tmp_path
+
+
+@pytest.fixture
+def config(bases: dict[str, Path], edits: Path) -> Callable[..., Path]:
+    """A config of four steps with control images, for klein or Kontext; `more` are lines of `[data]`."""
+
+    def made(family: str = "flux2", control: str = '["before", "style"]', more: str = "") -> Path:
+        folders = re.sub(r"\b(before|style)\b", lambda found: str(edits / found[0]), control)
+        tokens = "qwen3_tokens = 128" if family == "flux2" else "t5_tokens = 77"
+        path = edits / "config.toml"
+        path.write_text(
+            f'[model]\ncheckpoint = "{bases[family]}"\n[text_encoders]\n{tokens}\n'
+            f'[data]\npath = "{edits / "images"}"\nresolution = 64\nbucket_step = 16\nmin_bucket = 32\nbatch_size = 2\n'
+            f'control = {folders}\n{more}\n[lora]\nrank = 2\nalpha = 2.0\n[train]\nsteps = 4\nprecision = "fp32"\n'
+            f'[checkpoint]\nevery = 2\n[output]\ndir = "{edits / "run"}"\n'
+        )
+        return path
+
+    return made
+
+
+def trained(path: Path, *settings: str) -> int:
+    return cli.run(["train", str(path), "--device", "cpu", *(x for each in settings for x in ("--set", each))])
+
+
+def tensors_of(run: Path) -> dict[str, bytes]:
+    """The bytes of the trained LoRA."""
+    with SafetensorsFile(run / "lora.safetensors") as file:
+        return {name: file.read(name).tobytes() for name in file.names}
+
+
+def planned(path: Path, *settings: str) -> Plan:
+    return make_plan(check(load_located(str(path), settings)), StopRequest())
+
+
+def test_a_run_gives_the_same_bytes_again_and_after_it_was_cut_short(config: Callable[..., Path], edits: Path) -> None:
+    """klein with two control images of different buckets, mirrored too, checkpointing, validation and previews."""
+    path, run = config(more="flip = true"), edits / "run"
+    control = f'control = ["{edits / "style" / "0.png"}"]'.replace(
+        "0.png", sorted(p.name for p in (edits / "style").iterdir())[0]
+    )
+    path.write_text(
+        f'{path.read_text()}[sample]\nevery = 2\nsteps = 2\n[[sample.prompts]]\ntext = "a red circle"\n{control}\n'
+        '[validation]\nevery = 2\nfraction = 0.2\ntimesteps = 1\n[gradient]\ncheckpointing = "full"\n'
+    )
+    assert trained(path) == 0
+    first = tensors_of(run)
+    image = (run / "samples" / "step-000004.png").read_bytes()
+    with Image.open(run / "samples" / "step-000004.png") as grid:
+        assert grid.size in ((80, 48), (48, 80))
+    rows = json.loads((run / "dataset.json").read_text())
+    assert {len(row["controls"]) for row in rows} == {2}
+    assert rows[0]["controls"][0]["file"].startswith("before/")
+    shapes = {(row["bucket"], *(own["bucket"] for own in row["controls"])) for row in rows}
+    assert {len(shape) for shape in shapes} == {3}
+    assert len(shapes) > len({row["bucket"] for row in rows})
+
+    shutil.rmtree(run / "checkpoints" / "step-000004")
+    (run / "lora.safetensors").unlink()
+    assert trained(path, "model.offload=1.0") == 0
+    assert tensors_of(run) == first
+    assert (run / "samples" / "step-000004.png").read_bytes() == image
+    assert trained(path, f"output.dir={edits / 'again'}") == 0
+    assert tensors_of(edits / "again") == first
+
+
+def test_what_is_learnt_depends_on_the_control_images(config: Callable[..., Path], edits: Path) -> None:
+    path = config("flux", '"before"')
+    assert trained(path, "train.steps=1", "checkpoint.every=1") == 0
+    first = tensors_of(edits / "run")
+    assert trained(path, "train.steps=1", f"data.control={edits / 'images'}", f"output.dir={edits / 'other'}") == 0
+    assert tensors_of(edits / "other") != first
+
+
+def test_a_run_is_not_continued_with_other_control_images(
+    config: Callable[..., Path], edits: Path, capsys: Capture
+) -> None:
+    path = config("flux", '"before"')
+    path.write_text(f'{path.read_text()}[schedule]\nname = "constant"\n')
+    assert trained(path, "train.steps=1", "checkpoint.every=1") == 0
+    changed = sorted((edits / "before").iterdir())[3]
+    with Image.open(changed) as image:
+        ImageOps.mirror(image).save(changed)
+    capsys.readouterr()
+    assert trained(path, "train.steps=2", "checkpoint.every=1") != 0
+    assert f"{changed.stem}.png is changed" in capsys.readouterr().err
+
+
+def test_the_plan_counts_longer_sequences_and_what_the_cache_takes(config: Callable[..., Path], edits: Path) -> None:
+    plans = [
+        planned(config(control=control), "train.precision=bf16")
+        for control in ("[]", '["before"]', '["before", "style"]')
+    ]
+    taken = [predicted_memory(plan, H100).training for plan in plans]
+    assert taken[0] < taken[1] < taken[2]
+    sizes = [plan.cache_bytes for plan in plans]
+    of_images = sum(plans[0].encoding.image_bytes(row.placement) for row in plans[0].samples.rows)
+    assert sizes[1] - sizes[0] == of_images
+    assert sizes[2] > sizes[1]
+
+
+def test_the_report_shows_control_images(config: Callable[..., Path], edits: Path, capsys: Capture) -> None:
+    assert cli.run(["dataset", str(config()), "--output", str(edits / "report"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["sets"][0]["control images"] == 24
+    assert all(len(row["controls"]) == 2 for row in told["files"])
+    alone = json.loads((edits / "report" / "report.json").read_text())
+    assert alone["files"] == told["files"]
+    assert cli.run(["dataset", str(config(control="[]")), "--output", str(edits / "plain"), "--json"]) == 0
+    sheet = f"bucket-{told['buckets'][0]['bucket']}.png"
+    with Image.open(edits / "report" / sheet) as shown, Image.open(edits / "plain" / sheet) as plain:
+        assert shown.width > 2 * plain.width
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_a_control_image_goes_along_with_its_image(flipped: bool) -> None:
+    """Of the same size it is cut at the same pixels; of half the size at the same places."""
+    rule, pixels = BucketRule(64, 16, 32), np.random.default_rng(0).integers(0, 256, (100, 260, 3), np.uint8)
+    placement = rule.assign((100, 260))
+    view = ViewRule(flipped, random_crop=True, count=3).views(placement, "0" * 64)[-1]
+    assert view.flipped == flipped
+    along = view.along(placed_beside((100, 260), placement, rule))
+    assert along == view
+    np.testing.assert_array_equal(along.pixels(pixels), view.pixels(pixels))
+    half = view.along(placed_beside((50, 130), placement, rule)).placement
+    assert half.bucket == placement.bucket
+    assert abs(half.crop_left - view.placement.crop_left) <= 1
+    other = placed_beside((260, 100), placement, rule)
+    assert other.bucket == rule.assign((260, 100)).bucket
+    assert View(placement).along(other).placement == other
+
+
+Spoil = Callable[[Path, Path], None]
+
+
+def no_control(config: Path, edits: Path) -> None:
+    sorted((edits / "before").iterdir())[2].unlink()
+
+
+def two_controls(config: Path, edits: Path) -> None:
+    first = sorted((edits / "before").iterdir())[0]
+    shutil.copy(first, first.with_suffix(".png"))
+
+
+def damaged_control(config: Path, edits: Path) -> None:
+    path = sorted((edits / "before").iterdir())[2]
+    path.write_bytes(path.read_bytes()[:300])
+
+
+def no_folder(config: Path, edits: Path) -> None:
+    shutil.rmtree(edits / "before")
+
+
+def small_control(config: Path, edits: Path) -> None:
+    Image.new("RGB", (9, 90)).save(sorted((edits / "before").iterdir())[2])
+
+
+def some_sets(config: Path, edits: Path) -> None:
+    text = re.sub(r"\npath = .*", "", config.read_text())
+    table = f'[[data.sets]]\npath = "{edits / "images"}"\n'
+    config.write_text(f"{text}{table}{table}control = []\n")
+
+
+def no_prompt_image(config: Path, edits: Path) -> None:
+    config.write_text(f'{config.read_text()}[[sample.prompts]]\ntext = "a"\ncontrol = "{edits / "none.png"}"\n')
+
+
+REFUSED: dict[Spoil, str] = {
+    no_control: r"expected a control image \S+ \(.*\) in .*before, got none",
+    two_controls: "expected one control image in .*before, got .*jpg and .*png",
+    damaged_control: r"control image \S*before/\S+jpg: ",
+    no_folder: "before: .*data.control",
+    small_control: r"its control image \S+jpg: 9x90 pixels is too small",
+    some_sets: "data.sets: expected control in every table or in none, got none in table 2",
+    no_prompt_image: r"sample.prompts: control of prompt 1: \S*none.png: ",
+}
+
+
+@pytest.mark.parametrize("spoil", REFUSED, ids=lambda spoil: spoil.__name__)
+def test_a_bad_control_image_is_one_line(
+    config: Callable[..., Path], edits: Path, capsys: Capture, spoil: Spoil
+) -> None:
+    path = config("flux", '"before"')
+    spoil(path, edits)
+    assert cli.run(["train", str(path), "--dry-run"]) in (2, 3)
+    said = capsys.readouterr().err
+    assert len(re.findall(REFUSED[spoil], said)) == 1, said
+    assert "Traceback" not in said
+    assert len(said.strip().splitlines()) <= 2
+    assert not (edits / "run").exists()
+
+
+def test_models_that_take_none_say_why(
+    config: Callable[..., Path], edits: Path, small_base: Path, tmp_path: Path, capsys: Capture, bases: dict[str, Path]
+) -> None:
+    control = sorted((edits / "before").iterdir())[0]
+    text = config("flux", '"before"').read_text()
+    dev = tmp_path / "flux1-dev.safetensors"
+    shutil.copy(bases["flux"], dev)
+    shutil.copy(bases["flux"].with_name("tokenizer.json"), tmp_path)
+    path = tmp_path / "other.toml"
+    path.write_text(text.replace(str(bases["flux"]), str(dev)))
+    assert cli.run(["train", str(path), "--dry-run"]) == 2
+    assert "data.control: nothing says that this checkpoint is FLUX.1 Kontext" in capsys.readouterr().err
+    assert cli.run(["train", str(path), "--dry-run", "--set", "model.kontext=true"]) == 0
+    capsys.readouterr()
+    assert cli.run(["train", str(config("flux", '["before", "style"]')), "--dry-run"]) == 2
+    assert "data.control: expected at most 1 control image for this model, got 2" in capsys.readouterr().err
+    path.write_text(re.sub(r"t5_tokens = 77", "", text).replace(str(bases["flux"]), str(small_base)))
+    assert cli.run(["train", str(path), "--dry-run", "--set", "data.bucket_step=32"]) == 2
+    assert capsys.readouterr().err.count("data.control: SDXL was not trained to look at images") == 1
+    draw = ["sample", "-p", "a", "--control", str(control), "-o", str(tmp_path / "x.png"), "--device", "cpu"]
+    assert cli.run([*draw, "-m", str(small_base)]) == 2
+    assert "--control: SDXL was not trained to look at images" in capsys.readouterr().err
+    assert cli.run([*draw, "-m", str(bases["flux"]), "--control", str(tmp_path / "none.png")]) == 2
+    assert re.search(r"--control: expected at most 1 control image", capsys.readouterr().err)
+    assert cli.run([*draw[:4], str(tmp_path / "none.png"), *draw[5:], "-m", str(bases["flux"])]) == 2
+    assert re.search(r"--control: \S*none.png: ", capsys.readouterr().err)
