@@ -23,7 +23,7 @@ from flame_train.models.common.files.shapes import block_count, shape_of
 from flame_train.models.common.files.stated import NOTHING, Stated
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
-from flame_train.models.common.rope import Angles, RopeTables, rope_angles, stated_axes
+from flame_train.models.common.rope import Angles, Grids, RopeTables, rope_angles, stated_axes
 from flame_train.models.qwenimage.arch import FREQUENCIES, image_axes
 
 PATCH: Final = 2  # the side of a token in latent pixels
@@ -236,7 +236,7 @@ class QwenImage1(BlockNetwork):
         check_latents("Qwen-Image 1's transformer", x_BHWC, self.arch.channels, PATCH)
         B, H, W, C = x_BHWC.shape
         h, w, T = H // PATCH, W // PATCH, states_BTF.shape[1]
-        turns = self.turns.of(T, h, w, nn.compute_copy(self.img_in.weight))
+        turns = self.turns.of(T, ((h, w),), nn.compute_copy(self.img_in.weight))
         places_1T = Tensor(rows_B.backend.xp.arange(T, dtype=np.float32)[None])
         own_BT = places_1T < rows_B.to(float32).reshape(B, 1)
         mask = F.pad(own_BT, (0, h * w), value=True).reshape(B, 1, 1, -1)
@@ -256,11 +256,12 @@ class QwenImage1(BlockNetwork):
         return linears_in(self.transformer_blocks, frozenset(("img_mod", "txt_mod")))
 
 
-def _angles(arch: QwenImage1Arch, text: int, rows: int, columns: int) -> Angles:
+def _angles(arch: QwenImage1Arch, text: int, grids: Grids) -> Angles:
     """Rotary angles (S, E): the text's places on all axes begin where the longer half of the image ends.
 
     The image's rows and columns are counted from its middle.
     """
+    ((rows, columns),) = grids
     begin = max(rows // 2, columns // 2)
     places = np.zeros((text + rows * columns, 3))
     places[:text] = (begin + np.arange(text))[:, None]
