@@ -13,8 +13,8 @@ def guided(denoise: Denoise, guidance: float, square: int = 0) -> Denoise:
     """A denoiser whose `cond` is of twice as many samples as x has.
 
     The first half is the prompt, the second the negative prompt; both go through `denoise` as one batch. With a
-    guidance of 1 there is no second half. With `square` the result of each square of so many latent pixels a side keeps
-    the length of the prompt's prediction, as Qwen-Image's pipeline has it (arXiv 2508.02324).
+    guidance of 1 there is no second half. With `square` each square of so many latent pixels a side keeps the length of
+    the prompt's prediction. Qwen-Image 1's pipeline has it (arXiv 2508.02324).
     """
     if guidance == 1.0:
         return denoise

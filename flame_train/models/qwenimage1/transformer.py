@@ -119,7 +119,16 @@ class Attention(nn.Module):
     def forward(
         self, img_BLD: Tensor, txt_BTD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What image and text find, projected back: (B, L, D) and (B, T, D). `mask` is bool (B, 1, 1, S)."""
+        """What image and text find.
+
+        Args:
+            img_BLD, txt_BTD: their normalised tokens, (B, L, D) and (B, T, D).
+            cos_S1E, sin_S1E: rotary angles of text and image, (S, 1, E).
+            mask: which are looked at, bool (B, 1, 1, S).
+
+        Returns:
+            The same for each, projected back, in the shapes of the inputs.
+        """
         of_txt = nn.grouped_linear([self.add_q_proj, self.add_k_proj, self.add_v_proj], txt_BTD)
         of_img = nn.grouped_linear([self.to_q, self.to_k, self.to_v], img_BLD)
         both = [[x.reshape(*x.shape[:2], -1, self.head_dim) for x in pair] for pair in zip(of_txt, of_img, strict=True)]
