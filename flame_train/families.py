@@ -19,6 +19,7 @@ FAMILY_TITLES: Final[Mapping[str, str]] = MappingProxyType(
         "chroma": "Chroma",
         "krea2": "Krea 2",
         "anima": "Anima",
+        "qwenimage1": "Qwen-Image 1",
         "qwenimage": "Qwen-Image 2.1",
     }
 )

@@ -23,7 +23,7 @@ from flame_train.recipes import NOTHING_NAMED, family_of
 from flame_train.training.preview import PREVIEW_NOISE
 
 NEEDED = ("torch", "diffusers", "transformers", "peft")
-PACKED = ("flux", "chroma", "krea2", "qwenimage")
+PACKED = ("flux", "chroma", "krea2", "qwenimage", "qwenimage1")
 """Families whose pipelines take latents as tokens."""
 ADDED = {"zimage": -1.0, "krea2": -1.0}
 """What is added to the usual guidance scale, where a pipeline counts otherwise."""
@@ -65,7 +65,7 @@ def draw(args: argparse.Namespace) -> dict[str, Any]:
     if name in PACKED:
         latents = pipeline._pack_latents(latents, *latents.shape)
     more: dict[str, Any] = {"max_sequence_length": tokens} if tokens else {}
-    if name == "qwenimage":  # which guides only with a negative prompt
+    if name.startswith("qwenimage"):  # which guides only with a negative prompt
         more |= {"true_cfg_scale": args.guidance} | ({"negative_prompt": ""} if args.guidance > 1.0 else {})
     else:
         more["guidance_scale"] = args.guidance + ADDED.get(name, 0.0)

@@ -33,6 +33,7 @@ COMMANDS = {
     "chroma": "chroma-lora",
     "krea2": "krea2-lora",
     "qwen-image": "qwenimage-lora",
+    "qwen-image-1": "qwenimage1-lora",
     "anima": "anima-lora",
     "anima-2.9b": "anima-lora",
 }

@@ -60,6 +60,7 @@ PIPELINES = {
     "chroma": "ChromaPipeline",
     "anima": "AnimaModularPipeline",
     "qwenimage": "QwenImage21Pipeline",
+    "qwenimage1": "QwenImagePipeline",
 }
 PUBLISHED = {
     "zimage": "zimage",
@@ -68,6 +69,7 @@ PUBLISHED = {
     "chroma": "chroma",
     "anima": "anima-2.9b",
     "qwenimage": "qwen-image",
+    "qwenimage1": "qwen-image-1",
 }
 """Families without a list of names: the published size whose network has them."""
 SIZE = 4

@@ -49,7 +49,7 @@ class _Arrays:
 
 MODELS = (
     *("sdxl", "sd35-medium", "sd35-large", "flux-dev", "zimage", "klein-4b", "klein-9b", "krea2", "anima"),
-    *("anima-2.9b", "chroma", "qwen-image"),
+    *("anima-2.9b", "chroma", "qwen-image", "qwen-image-1"),
 )
 _WHOLE = (
     "zimage",
@@ -58,6 +58,7 @@ _WHOLE = (
     "anima",
     "chroma",
     "qwenimage",
+    "qwenimage1",
 )  # families whose published networks make a checkpoint
 _DENOISER, _VAE, _TEXT = "model.diffusion_model.", "first_stage_model.", "text_encoders.{}.transformer."
 

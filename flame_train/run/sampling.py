@@ -184,6 +184,7 @@ def drawing(
         device,
         as_dtype(dtype),
         model.paddings,
+        model.guidance_keeps,
     )
 
 

@@ -172,6 +172,11 @@ class Model(ABC):
         return False
 
     @property
+    def guidance_keeps(self) -> int:
+        """The side of the squares of latent pixels whose prediction keeps its length in guidance; 0: none does."""
+        return 0
+
+    @property
     def controls(self) -> ControlRule:
         """Which control images it takes."""
         return ControlRule(f"{self.title} looks at no control images here; FLUX.2 klein and FLUX.1 Kontext do")

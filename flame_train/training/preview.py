@@ -35,7 +35,10 @@ Pixels = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class SamplerSpec:
-    """The settings of an image's sampling: everything but the arrays of the prompts."""
+    """The settings of an image's sampling: everything but the arrays of the prompts.
+
+    `kept` is `Model.guidance_keeps`.
+    """
 
     sampler: Sampler
     path: Path
@@ -45,6 +48,7 @@ class SamplerSpec:
     device: str
     dtype: DType
     paddings: Paddings
+    kept: int = 0
 
 
 def draw(
@@ -85,7 +89,7 @@ def draw(
             stop.check("while sampling")
             return denoise(x.to(d.dtype), t, cond).float()
 
-        model = guided(step, d.guidance)
+        model = guided(step, d.guidance, d.kept)
 
         def told(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
             made = model(x, t, cond)

@@ -22,6 +22,7 @@ CASES = {
     "chroma": ("ChromaPipeline", "chroma"),  # whose reader of kohya's names knows this width alone
     "anima": ("AnimaModularPipeline", "anima-tiny"),
     "qwenimage": ("QwenImage21Pipeline", "qwen-image-tiny"),
+    "qwenimage1": ("QwenImagePipeline", "qwen-image-1-tiny"),
 }
 """Family -> its pipeline, and a model of it, small or so large that its first blocks are enough."""
 INSIDE = ("layers.", "double_blocks.", "single_blocks.", "blocks.", "transformer_blocks.")

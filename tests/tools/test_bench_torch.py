@@ -34,7 +34,7 @@ from flame_train.training.model import Denoiser, Model
 
 SMALL = [
     *("sdxl-tiny", "sd3-tiny", "flux-tiny", "flux2-tiny", "zimage-tiny", "chroma-tiny", "anima-tiny"),
-    "qwen-image-tiny",
+    *("qwen-image-tiny", "qwen-image-1-tiny"),
 ]
 
 

@@ -38,6 +38,7 @@ _ARCHES: Final = {
     "anima": "anima",
     "chroma": "chroma",
     "qwen_image_2": "qwenimage",
+    "qwen_image": "qwenimage1",
 }
 FLOW: Final = tuple(dict.fromkeys(family for family in _ARCHES.values() if family != "sdxl"))
 _SWITCHES: Final = {"is_xl": "sdxl", "is_v3": "sd3", "is_sd3": "sd3", "is_flux": "flux"}

@@ -28,6 +28,7 @@ SHIPPED: Final = Path(__file__).parent / "qwen_merges.txt.gz"
 
 PUBLISHED_ROWS: Final = 151936
 """The rows of Qwen3's embedding: the vocabulary's 151,669 tokens, filled up."""
+_FILLED_UP: Final = (PUBLISHED_ROWS, 152064)  # to which Qwen3's embedding is, and Qwen2.5-VL-7B's
 
 _SPECIAL: Final = (
     *(PAD_TOKEN, "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>"),
@@ -109,7 +110,7 @@ def find_tokenizer(places: Iterable[Path], option: str, rows: int) -> Path | Non
     folders = [place if place.is_dir() else place.parent for place in places]
     files = [folder / name / "tokenizer.json" for folder in folders for name in _FOLDERS]
     found = next((path for path in files if path.is_file() and _is_bpe(path)), None)
-    if found is None and rows != PUBLISHED_ROWS:
+    if found is None and rows not in _FILLED_UP:
         raise ModelFileError(
             f"Qwen3's vocabulary: expected a tokenizer.json beside an encoder of {rows} rows, which has not the "
             f"{PUBLISHED_ROWS} of the published vocabulary; put it into the folder of the checkpoint or of {option}"

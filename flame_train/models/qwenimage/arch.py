@@ -16,7 +16,7 @@ _EPS: Final = 1e-6
 _shape: Final = partial(shape_of, "Qwen-Image 2.1", "a Qwen-Image 2.1 transformer")
 
 
-def _axes(head_dim: int) -> tuple[int, int, int]:
+def image_axes(head_dim: int) -> tuple[int, int, int]:
     """16, 56 and 56 of 128, as published, and the like of other heads."""
     each = head_dim * 7 // 16 // 2 * 2
     return head_dim - 2 * each, each, each
@@ -48,7 +48,7 @@ class QwenImageArch:
     @classmethod
     def tiny(cls, text_dim: int = 32) -> Self:
         """The same structure, small enough to train on a CPU."""
-        return cls(width=64, depth=2, head_dim=32, hidden=192, text_dim=text_dim, axes=_axes(32))
+        return cls(width=64, depth=2, head_dim=32, hidden=192, text_dim=text_dim, axes=image_axes(32))
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
@@ -65,7 +65,7 @@ class QwenImageArch:
             hidden=_shape(shapes, "transformer_blocks.0.img_mlp.out.weight")[1],
             channels=channels,
             text_dim=_shape(shapes, "txt_in.in_layer.weight")[1],
-            axes=stated_axes(stated.values.get("axes_dims_rope"), head_dim, _axes),
+            axes=stated_axes(stated.values.get("axes_dims_rope"), head_dim, image_axes),
             eps=stated.number("eps", _EPS),
         )
         stated.must(

@@ -1,4 +1,4 @@
-"""The signs of Qwen-Image 2.1, and of version 1, which has another network and another text encoder."""
+"""The signs of Qwen-Image 2.1."""
 
 from __future__ import annotations
 
@@ -13,31 +13,22 @@ _WIDTH: Final = 4096
 _OWN: Final = re.compile(
     r"(.*_)?(transformer_blocks_\d+_img_mlp_(gate_up|gate_layer|proj|out)|txt_in_(in|out)_layer)_[^_].*"
 )
-_OF_VERSION_1: Final = re.compile(r"(.*_)?transformer_blocks_\d+_((img|txt)_mlp_net|(img|txt)_mod)_[^_].*")
 _IN_ATTENTION: Final = r"_transformer_blocks_\d+_attn_to_([qkv]|out_0)"
 
 
 class QwenImageSigns(Signs):
-    names = MappingProxyType({"qwenimage": "Qwen-Image 2.1", "qwenimage1": "Qwen-Image 1"})
-    groups = MappingProxyType({"qwen-wan": ("qwenimage1",)})
-    written = (
-        *(("qwen_image_2.1", "qwenimage"), ("qwen-image-2.1", "qwenimage"), ("qwen_image_2", "qwenimage")),
-        *(("qwen_image", "qwenimage1"), ("qwen-image", "qwenimage1")),
-    )
+    names = MappingProxyType({"qwenimage": "Qwen-Image 2.1"})
+    written = (("qwen_image_2.1", "qwenimage"), ("qwen-image-2.1", "qwenimage"), ("qwen_image_2", "qwenimage"))
 
     def network(self, shapes: Shapes) -> Network | None:
         if "txt_in.text_norm.weight" in shapes:
             fused = "transformer_blocks.0.img_mlp.gate_up.weight" in shapes
             return Network("qwenimage", "single-file" if fused else "diffusers", "transformer", "")
-        if "txt_norm.weight" in shapes and "transformer_blocks.0.img_mod.1.weight" in shapes:
-            return Network("qwenimage1", "diffusers", "transformer", "")
         return None
 
     def lora(self, flat: Shapes) -> str | None:
         if any(_OWN.match(name) for name in flat):
             return "qwenimage"
-        if any(_OF_VERSION_1.match(name) for name in flat):
-            return "qwenimage1"
         # of attention alone, SD3, Flux and Anima have other widths, or layers of a second stream
         alone = not any("_add_" in name or "_attn2_" in name for name in flat if JOINT.match(name))
         return "qwenimage" if alone and down_width(flat, _IN_ATTENTION) == _WIDTH else None

@@ -17,6 +17,7 @@ from flame_train.engine.nn import param
 from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
 from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import check_latents
+from flame_train.models.krea2.parts import swish_gated
 from flame_train.models.qwenimage.arch import FREQUENCIES, QwenImageArch
 from flame_train.models.qwenimage.positions import Positions
 
@@ -25,13 +26,10 @@ _PARTS: Final = 4  # scale and gate, of the attention and of the gated network
 # The inputs of linear layers are rematerialized: their own inputs have the same size and are saved anyway.
 
 
-def _scaled(x_BSD: Tensor, scale_BSD: Tensor, eps: float) -> Tensor:
-    normed: Tensor = F.layer_norm(x_BSD, (x_BSD.shape[-1],), None, None, eps)
-    return normed * scale_BSD
-
-
-def _gated(gate: Tensor, value: Tensor) -> Tensor:
-    return F.silu(gate) * value
+def _joined(of_text: Tensor, of_image: Tensor) -> Tensor:
+    """The heads' values of all tokens side by side, (B, S, D), of (B, N, T, E) and (B, N, L, E)."""
+    found = F.cat([x.transpose(1, 2) for x in (of_text, of_image)], dim=1)
+    return found.reshape(*found.shape[:2], -1)
 
 
 class ZeroCentredNorm(nn.Module):
@@ -90,7 +88,7 @@ class Attention(nn.Module):
         self.norm_q, self.norm_k = (nn.RMSNorm(arch.head_dim, arch.eps) for _ in range(2))
 
     def forward(self, x_BSD: Tensor, cos_BS1E: Tensor, sin_BS1E: Tensor, own_BT: Tensor) -> Tensor:
-        (B, S, D), T = x_BSD.shape, own_BT.shape[1]
+        (B, S, _), T = x_BSD.shape, own_BT.shape[1]
         made = nn.grouped_linear([self.to_q, self.to_k, self.to_v], x_BSD)
         q, k, v = (part.reshape(B, S, -1, self.head_dim) for part in made)
         q, k = (
@@ -102,8 +100,7 @@ class Attention(nn.Module):
         of_text = F.scaled_dot_product_attention(*(x[:, :, :T] for x in (q, k, v)), is_causal=True)
         mask = F.pad(own_BT, (0, S - T), value=True).reshape(B, 1, 1, S)
         of_image = F.scaled_dot_product_attention(q[:, :, T:], k, v, mask)
-        found = F.cat([x.transpose(1, 2) for x in (of_text, of_image)], dim=1)
-        return self.to_out[0](found.reshape(B, S, D))
+        return self.to_out[0](rematerialize(_joined, of_text, of_image))
 
 
 class FeedForward(nn.Module):
@@ -114,7 +111,7 @@ class FeedForward(nn.Module):
         self.out = nn.Linear(arch.hidden, arch.width, bias=False)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        return self.out(rematerialize(_gated, *F.chunk(self.gate_up(x_BSD), 2, dim=-1)))
+        return self.out(rematerialize(swish_gated, *F.chunk(self.gate_up(x_BSD), 2, dim=-1)))
 
 
 class TransformerBlock(Block):
@@ -135,6 +132,7 @@ class TransformerBlock(Block):
         gate_BSD: Tensor,
         feed_scale_BSD: Tensor,
         feed_gate_BSD: Tensor,
+        shift_11D: Tensor,
     ) -> Tensor:
         """The tokens after the block.
 
@@ -142,20 +140,22 @@ class TransformerBlock(Block):
             x_BSD: the text's tokens and the image's (B, S, D).
             cos_BS1E, sin_BS1E: their rotary angles, (B, S, 1, E).
             own_BT: which of the text's are tokens, bool (B, T); the others are padding behind them.
-            scale_BSD, gate_BSD: what multiplies a token's normalised values, and what the attention makes of them.
+            scale_BSD, gate_BSD: 1 + scale multiplies a normalised token, gate what the attention makes of it.
             feed_scale_BSD, feed_gate_BSD: the same of the gated network.
+            shift_11D: zeros, which the modulation adds.
 
         Returns:
             Tokens of the same shape.
         """
-        found = self.attn(rematerialize(_scaled, x_BSD, scale_BSD, self.eps), cos_BS1E, sin_BS1E, own_BT)
+        scaled = rematerialize(F.layer_norm_modulate, x_BSD, scale_BSD, shift_11D, self.eps)
+        found = self.attn(scaled, cos_BS1E, sin_BS1E, own_BT)
         x_BSD = F.gated_add(x_BSD, gate_BSD, found)
         if self.checkpointing == "mlp":
-            return checkpoint(self._fed, x_BSD, feed_scale_BSD, feed_gate_BSD)
-        return self._fed(x_BSD, feed_scale_BSD, feed_gate_BSD)
+            return checkpoint(self._fed, x_BSD, feed_scale_BSD, feed_gate_BSD, shift_11D)
+        return self._fed(x_BSD, feed_scale_BSD, feed_gate_BSD, shift_11D)
 
-    def _fed(self, x_BSD: Tensor, scale_BSD: Tensor, gate_BSD: Tensor) -> Tensor:
-        made = self.img_mlp(rematerialize(_scaled, x_BSD, scale_BSD, self.eps))
+    def _fed(self, x_BSD: Tensor, scale_BSD: Tensor, gate_BSD: Tensor, shift_11D: Tensor) -> Tensor:
+        made = self.img_mlp(rematerialize(F.layer_norm_modulate, x_BSD, scale_BSD, shift_11D, self.eps))
         return bounded(F.gated_add(x_BSD, gate_BSD, made))
 
 
@@ -167,7 +167,8 @@ class LastNorm(nn.Module):
         self.linear = nn.Linear(width, width, bias=False)
 
     def forward(self, x_BLD: Tensor, time_BD: Tensor) -> Tensor:
-        return _scaled(x_BLD, self.linear(F.silu(time_BD)).unsqueeze(1) + 1.0, self.eps)
+        normed: Tensor = F.layer_norm(x_BLD, (x_BLD.shape[-1],), None, None, self.eps)
+        return normed * (self.linear(F.silu(time_BD)).unsqueeze(1) + 1.0)
 
 
 class QwenImage(BlockNetwork):
@@ -220,13 +221,14 @@ class QwenImage(BlockNetwork):
         return linears_in(self.transformer_blocks)
 
     def _modulation(self, times_2BxD: Tensor, T: int, L: int) -> tuple[Tensor, ...]:
-        """Scale and gate of attention and gated network, (B, S, D) each: of time 0 for the text, of its own for images.
+        """Scale and gate of attention and gated network, (B, S, D) each, and a shift of zeros (1, 1, D).
 
-        All blocks share them, so they are made once, with a row a token.
+        Those of a text are of time 0, those of an image of its own. All blocks share them, so they are made once, with
+        a row a token. With the shift a norm and its modulation are one kernel.
         """
         scale, gate, feed_scale, feed_gate = F.chunk(self.modulation[1](F.silu(times_2BxD)).unsqueeze(1), _PARTS, -1)
-        parts = scale + 1.0, F.tanh(gate), feed_scale + 1.0, F.tanh(feed_gate)
-        return tuple(_rows(part, T, L) for part in parts)
+        parts = scale, F.tanh(gate), feed_scale, F.tanh(feed_gate)
+        return *(_rows(part, T, L) for part in parts), (scale[:1] * 0.0).detach()
 
 
 def _rows(of_both: Tensor, T: int, L: int) -> Tensor:

@@ -14,6 +14,7 @@ from flame_train.models.flux2.transformer import Flux2, Flux2Arch
 from flame_train.models.krea2.arch import Krea2Arch
 from flame_train.models.krea2.transformer import Krea2
 from flame_train.models.qwenimage.transformer import QwenImage
+from flame_train.models.qwenimage1.transformer import QwenImage1
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
@@ -21,7 +22,7 @@ from flame_train.training.model import Model
 
 from .models import SIZE_CONDITIONING
 from .torch_baseline import Loss, TorchBaseline, flow_loss
-from .torch_qwenimage import qwenimage
+from .torch_qwenimage import qwenimage, qwenimage1
 
 _UNET_TEXT = 77  # positions of the text
 _ATTENTION = ["to_q", "to_k", "to_v", "to_out.0"]
@@ -70,6 +71,8 @@ def torch_baseline(model: Model) -> TorchBaseline:
         return TorchBaseline("Krea2Transformer2DModel", _krea2_arguments(arch), _KREA2, blocks, loss)
     if isinstance(network, QwenImage):
         return qwenimage(arch, length["qwen3"])
+    if isinstance(network, QwenImage1):
+        return qwenimage1(arch, length["qwen3"])
     if not isinstance(network, Flux):
         raise ConfigError(f"bench: {model.title} is not compared with PyTorch yet; leave --against out")
     blocks = ("FluxTransformerBlock", "FluxSingleTransformerBlock")

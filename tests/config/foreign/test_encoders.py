@@ -110,7 +110,9 @@ def test_what_ai_toolkit_preserves(tmp_path: Path) -> None:
     assert prior["text_encoders"]["train"] == ["clip_l", "clip_g"]
 
 
-@pytest.mark.parametrize("arch", ["zimage:turbo", "flux2_klein_4b", "krea2", "anima", "chroma", "qwen_image_2"])
+@pytest.mark.parametrize(
+    "arch", ["zimage:turbo", "flux2_klein_4b", "krea2", "anima", "chroma", "qwen_image_2", "qwen_image"]
+)
 def test_ai_toolkits_newer_models(tmp_path: Path, arch: str) -> None:
     found = ai_toolkit(tmp_path, f'name_or_path: /m, arch: "{arch}"', "timestep_type: sigmoid")
     assert found["lora"]["alpha"] == 8.0

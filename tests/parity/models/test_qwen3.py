@@ -85,6 +85,34 @@ def test_other_heads_base_and_epsilon(off):
     assert off(found, states(twin_of(model), ids, np.ones_like(ids))[-1]) < 1e-5
 
 
+def test_qwen2_5_of_a_vision_model(off, tmp_path):
+    """Biases instead of norms; read from the folder that transformers saves."""
+    arch = Qwen3Arch(width=32, layers=2, heads=4, kv_heads=2, hidden=48, vocabulary=90, head_dim=8, biases=True)
+    model = Qwen3(arch)
+    rng = np.random.default_rng(4)
+    model.init(rng, "float32")
+    for _, t in model.weights():
+        if t.ndim == 1:
+            t.data[...] = rng.uniform(0.5, 1.5, t.shape)
+    text = {
+        "vocab_size": 90, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+        "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]},
+    }  # fmt: skip
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32}
+    twin = transformers.Qwen2_5_VLForConditionalGeneration(
+        transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision)
+    ).eval()
+    state = {name: torch.from_numpy(np.array(t.numpy())) for name, t in model.weights()}
+    twin.model.language_model.load_state_dict(state)
+    ids = rng.integers(0, 90, (2, 40)).astype(np.int32)
+    mask = np.arange(40)[None] < np.array([[40], [29]])
+    (found,) = model(tensor(ids))
+    assert off(found.numpy()[mask], states(twin, ids, mask)[-1][mask]) < 1e-5
+    twin.save_pretrained(tmp_path / "text_encoder")
+    same(qwen3_part(tmp_path), model)
+
+
 def same(part, model):
     loaded = part.load(device="cpu", dtype="float32")
     assert loaded.arch == model.arch

@@ -57,6 +57,7 @@ FAMILY_NAMES: Final[Mapping[str, str]] = {
     "qwen3-8b": "Qwen3-8B",
     "qwen3-vl-4b": "Qwen3-VL-4B",
     "qwen3-vl-8b": "Qwen3-VL-8B",
+    "qwen2.5-vl-7b": "Qwen2.5-VL-7B",
 }
 """Each identifiable model and text encoder -> its usual name."""
 
@@ -189,6 +190,8 @@ def _text_encoder(shapes: Shapes) -> tuple[str, str] | None:
             return "t5-xxl", "llama.cpp"
     if any(name.endswith("layers.0.self_attn.q_norm.weight") for name in shapes):
         return _qwen3(shapes), "transformers"
+    if any(name.endswith("layers.0.self_attn.q_proj.bias") for name in shapes):
+        return _qwen2_5(shapes), "transformers"
     return None
 
 
@@ -198,6 +201,13 @@ def _qwen3(shapes: Shapes) -> str:
     if any("visual." in name or "language_model." in name for name in shapes):
         return {2560: "qwen3-vl-4b", 4096: "qwen3-vl-8b"}.get(width, "unknown")
     return {1024: "qwen3-0.6b", 2560: "qwen3-4b", 4096: "qwen3-8b"}.get(width, "unknown")
+
+
+def _qwen2_5(shapes: Shapes) -> str:
+    """By its width, and its half for images."""
+    width = next((shape[-1] for name, shape in shapes.items() if name.endswith("embed_tokens.weight")), 0)
+    seen = any("visual." in name or "language_model." in name for name in shapes)
+    return "qwen2.5-vl-7b" if seen and width == 3584 else "unknown"
 
 
 def _clip(width: int) -> str:
@@ -212,7 +222,7 @@ def _parts(shapes: Shapes, found_network: tuple[Network, Signs] | None) -> tuple
     signs = {
         "text_encoder": (
             *("text_encoder/", "conditioner.embedders.0.", "cond_stage_model."),
-            *("text_encoders.clip_l.", "text_encoders.qwen3"),
+            *("text_encoders.clip_l.", "text_encoders.qwen"),
         ),
         "text_encoder_2": ("text_encoder_2/", "conditioner.embedders.1.", "text_encoders.clip_g."),
         "text_encoder_3": ("text_encoder_3/", "text_encoders.t5xxl."),

@@ -13,7 +13,10 @@ _LORA_ENDS: Final = re.compile(
     r".*(\.lora_(down|up)\.weight|\.lora_[AB](\.[^.]+)?\.weight|[._](lora|lora_linear_layer)\.(down|up)\.weight"
     r"|\.hada_w[12]_[ab]|\.lokr_w[12](_[ab])?)"
 )
-_SAME_NAMES: Final = {("flux", "chroma")}  # of what the names say, and what the metadata then makes of it
+_SAME_NAMES: Final = {
+    ("flux", "chroma"),
+    ("flux", "qwenimage1"),
+}  # of what the names say, and what the metadata then makes of it
 # the layouts of published single files, below their prefix or without one
 _NATIVE: Final = (
     *("diffusion_model.", "model.diffusion_model.", "double_blocks.", "single_blocks.", "joint_blocks."),

@@ -15,13 +15,14 @@ from typing import Final
 from flame_train.io.keymap import KeyMap, Op, scaled_fp8_rules, table
 from flame_train.io.resolve import Component, Layout
 
-_SIGN: Final = "layers.0.self_attn.q_norm.weight"
+_SIGNS: Final = ("layers.0.self_attn.q_norm.weight", "layers.0.self_attn.q_proj.bias")  # Qwen3's, and Qwen2.5's
 _LAYER: Final = (
     *(f"self_attn.{part}.weight" for part in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
     *(f"mlp.{part}.weight" for part in ("gate_proj", "up_proj", "down_proj")),
     *(f"{part}.weight" for part in ("input_layernorm", "post_attention_layernorm")),
 )
-_NAMES: Final = ("embed_tokens.weight", "norm.weight", *(f"layers.{{i}}.{name}" for name in _LAYER))
+_BIASES: Final = tuple(f"self_attn.{part}.bias" for part in ("q_proj", "k_proj", "v_proj"))  # of Qwen2.5 alone
+_NAMES: Final = ("embed_tokens.weight", "norm.weight", *(f"layers.{{i}}.{name}" for name in (*_LAYER, *_BIASES)))
 # what marks a scaled file, or serves products in fp8
 _EXTRAS: Final = re.compile(r"scaled_fp8|.*\.scale_input")
 
@@ -38,4 +39,5 @@ def component(name: str, prefixes: tuple[str, ...]) -> Component:
 
 def prefix_of(names: Iterable[str]) -> str | None:
     """What stands before the encoder's names in a file, maybe ""; None if the file holds no such encoder."""
-    return next((name.removesuffix(_SIGN) for name in names if name.endswith(_SIGN)), None)
+    found = (name.removesuffix(sign) for name in names for sign in _SIGNS if name.endswith(f".{sign}") or name == sign)
+    return next(found, None)

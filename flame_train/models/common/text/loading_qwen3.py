@@ -37,7 +37,7 @@ def _refuse_others(path: str | Path, files: FamilyFiles) -> None:
     """Raises ModelFileError for an encoder that is none of the family's. One of unknown width is a small one."""
     with open_weights(path) as weights:
         found = identify(weights.shapes, weights.metadata)
-    if found.kind == "text_encoder" and found.family.startswith("qwen3") and found.family not in files.alone:
+    if found.kind == "text_encoder" and found.family.startswith("qwen") and found.family not in files.alone:
         wanted = " or ".join(FAMILY_NAMES[name] for name in files.alone)
         raise ModelFileError(
             f"{path}: expected {wanted} for {FAMILY_NAMES[files.family]}, found {FAMILY_NAMES[found.family]}, whose "

@@ -1,6 +1,7 @@
 """The decoder of Qwen3 (arXiv 2505.09388) as a text encoder: hidden states after any of its layers.
 
-The text half of Qwen3-VL is the same network. Attribute names are those of transformers below `model.`
+The text half of Qwen3-VL is the same network. Qwen2.5's (arXiv 2412.15115), and that of Qwen2.5-VL, has biases where
+Qwen3 has norms of queries and keys. Attribute names are those of transformers below `model.`
 (`layers.0.self_attn.q_proj.weight`). The sum that runs through all layers is kept in fp32 at least, as in T5. Shape
 letters: B batch, T token positions, C channels, H heads, E width of a head.
 """
@@ -44,6 +45,8 @@ class Qwen3Arch:
     theta: float = THETA
     """The base of the rotary frequencies."""
     eps: float = 1e-6
+    biases: bool = False
+    """Whether queries, keys and values have biases, and queries and keys no norms: Qwen2.5's."""
 
     @classmethod
     def b0_6(cls) -> Self:
@@ -71,6 +74,16 @@ class Qwen3Arch:
         return replace(cls.b8(), theta=VL_THETA)
 
     @classmethod
+    def vl2_5_b7(cls) -> Self:
+        """The text half of Qwen2.5-VL-7B."""
+        return cls(3584, 28, 28, 4, 18944, 152064, biases=True)
+
+    @classmethod
+    def tiny_2_5(cls) -> Self:
+        """Qwen2.5's structure, small enough for a CPU; without norms only the usual size of a head is known."""
+        return cls(256, 2, 2, 1, 64, 288, biases=True)
+
+    @classmethod
     def tiny(cls, vocabulary: int = 288, width: int = 32, layers: int = 3) -> Self:
         """The same structure, small enough for a CPU."""
         return cls(width, layers, 4, 2, 2 * width, vocabulary, 8)
@@ -86,7 +99,11 @@ class Qwen3Arch:
         config = config.within("text_config") if "text_config" in config.values else config
         vocabulary, width = _shape(shapes, "embed_tokens.weight", 2)
         layers = {int(found[1]) for name in shapes if (found := re.match(r"layers\.(\d+)\.", name))}
-        (head_dim,) = _shape(shapes, f"{_LAYER}.self_attn.q_norm.weight", 1)
+        biases = f"{_LAYER}.self_attn.q_proj.bias" in shapes
+        if biases:
+            head_dim = int(width // config.number("num_attention_heads", width // 128))
+        else:
+            (head_dim,) = _shape(shapes, f"{_LAYER}.self_attn.q_norm.weight", 1)
         rotary = config.within("rope_parameters")
         scaling = config.within("rope_scaling")
         for part in (rotary, scaling):
@@ -101,6 +118,7 @@ class Qwen3Arch:
             head_dim=head_dim,
             theta=rotary.number("rope_theta", config.number("rope_theta", theta)),
             eps=config.number("rms_norm_eps", 1e-6),
+            biases=biases,
         )
         config.must(
             num_attention_heads=arch.heads,
@@ -120,15 +138,20 @@ class SelfAttention(nn.Module):
     def __init__(self, arch: Qwen3Arch) -> None:
         self.head_dim, self.eps = arch.head_dim, arch.eps
         inner, shared = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        self.q_proj = nn.Linear(arch.width, inner, bias=False)
-        self.k_proj, self.v_proj = (nn.Linear(arch.width, shared, bias=False) for _ in range(2))
+        self.q_proj = nn.Linear(arch.width, inner, bias=arch.biases)
+        self.k_proj, self.v_proj = (nn.Linear(arch.width, shared, bias=arch.biases) for _ in range(2))
         self.o_proj = nn.Linear(inner, arch.width, bias=False)
-        self.q_norm, self.k_norm = (nn.RMSNorm(arch.head_dim, arch.eps) for _ in range(2))
+        self.normalises = not arch.biases
+        if self.normalises:
+            self.q_norm, self.k_norm = (nn.RMSNorm(arch.head_dim, arch.eps) for _ in range(2))
 
     def forward(self, x_BTC: Tensor, turns: tuple[Tensor, Tensor], mask: Tensor | None, residual_BTC: Tensor) -> Tensor:
         B, T, _ = x_BTC.shape
         q, k, v = (p(x_BTC).reshape(B, T, -1, self.head_dim) for p in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = (self._turned(x, norm, turns) for x, norm in ((q, self.q_norm), (k, self.k_norm)))
+        if self.normalises:
+            q, k = (self._turned(x, norm, turns) for x, norm in ((q, self.q_norm), (k, self.k_norm)))
+        else:
+            q, k = (F.rope(x, *turns, interleaved=False).to(x.dtype) for x in (q, k))
         heads = (x.transpose(1, 2) for x in (q, k, v))
         found = F.scaled_dot_product_attention(*heads, mask, is_causal=True, enable_gqa=True)
         return self.o_proj(_wide(found.transpose(1, 2).reshape(B, T, -1)), residual_BTC)

@@ -1,0 +1,279 @@
+"""Qwen-Image 1's denoiser: image and text as two streams with weights of their own in one attention (arXiv 2508.02324).
+
+Attribute names are those of the published files, diffusers' and ComfyUI's alike. Activations are channels-last. Shape
+letters: B batch, H height and W width in latent pixels, C channels of the latents, D model width, E width of a head.
+There are L image tokens and T text tokens, S = T + L in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Self
+
+import numpy as np
+
+from flame_train.engine import Tensor, checkpoint, nn, rematerialize
+from flame_train.engine import functional as F
+from flame_train.engine.dtype import float32
+from flame_train.models.common.attention import feed_forward
+from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
+from flame_train.models.common.files.shapes import block_count, shape_of
+from flame_train.models.common.files.stated import NOTHING, Stated
+from flame_train.models.common.fp16 import bounded
+from flame_train.models.common.latents import check_latents
+from flame_train.models.common.rope import Angles, Grids, RopeTables, rope_angles, stated_axes
+from flame_train.models.qwenimage.arch import FREQUENCIES, image_axes
+
+PATCH: Final = 2  # the side of a token in latent pixels
+_EPS: Final = 1e-6
+_PARTS: Final = 6  # shift, scale and gate, of the attention and of the MLP
+_shape: Final = partial(shape_of, "Qwen-Image 1", "a Qwen-Image 1 transformer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QwenImage1Arch:
+    """Everything that decides the network's shapes, and the base of its rotary frequencies."""
+
+    width: int
+    depth: int
+    head_dim: int = 128
+    channels: int = 16
+    """Of the latents."""
+    text_dim: int = 3584
+    """Of the text encoder's states."""
+    axes: tuple[int, int, int] = (16, 56, 56)
+    """How many values of a head encode a token's place in the text, its row and its column."""
+    theta: float = 10000.0
+
+    @classmethod
+    def base(cls) -> Self:
+        """Qwen-Image of 2025-08 and 2512."""
+        return cls(width=3072, depth=60)
+
+    @classmethod
+    def tiny(cls, text_dim: int = 256) -> Self:
+        """The same structure, small enough to train on a CPU."""
+        return cls(width=64, depth=2, head_dim=32, text_dim=text_dim, axes=image_axes(32))
+
+    @classmethod
+    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
+        """The architecture of a file's transformer, from its native names and shapes, and what its folder states.
+
+        Raises ModelFileError naming a missing tensor, or what is stated otherwise, as the variants that edit do.
+        """
+        width, features = _shape(shapes, "img_in.weight")
+        (head_dim,) = _shape(shapes, "transformer_blocks.0.attn.norm_q.weight")
+        arch = cls(
+            width=width,
+            depth=block_count(shapes, "transformer_blocks"),
+            head_dim=head_dim,
+            channels=features // PATCH**2,
+            text_dim=_shape(shapes, "txt_in.weight")[1],
+            axes=stated_axes(stated.values.get("axes_dims_rope"), head_dim, image_axes),
+        )
+        stated.must(
+            patch_size=PATCH,
+            out_channels=arch.channels,
+            attention_head_dim=head_dim,
+            num_attention_heads=width // head_dim,
+            axes_dims_rope=arch.axes,
+            guidance_embeds=False,
+            zero_cond_t=False,
+            use_additional_t_cond=False,
+            use_layer3d_rope=False,
+        )
+        return arch
+
+
+class Gelu(nn.Module):
+    """The published name of the MLP's first layer."""
+
+    def __init__(self, width: int) -> None:
+        self.proj = nn.Linear(width, 4 * width)
+
+
+class FeedForward(nn.Module):
+    """linear, gelu, linear."""
+
+    def __init__(self, width: int) -> None:
+        self.net = nn.ModuleList([Gelu(width), None, nn.Linear(4 * width, width)])
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        return feed_forward(self.net[0].proj, self.net[2], x_BLD)
+
+
+class Attention(nn.Module):
+    """Attention of all tokens to those that the mask lets see, with normalised queries and keys."""
+
+    def __init__(self, arch: QwenImage1Arch) -> None:
+        width, self.head_dim = arch.width, arch.head_dim
+        self.to_q, self.to_k, self.to_v = (nn.Linear(width, width) for _ in range(3))
+        self.add_q_proj, self.add_k_proj, self.add_v_proj = (nn.Linear(width, width) for _ in range(3))
+        self.to_out = nn.ModuleList([nn.Linear(width, width)])
+        self.to_add_out = nn.Linear(width, width)
+        norms = (nn.RMSNorm(arch.head_dim, _EPS) for _ in range(4))
+        self.norm_q, self.norm_k, self.norm_added_q, self.norm_added_k = norms
+
+    def forward(
+        self, img_BLD: Tensor, txt_BTD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What image and text find.
+
+        Args:
+            img_BLD, txt_BTD: their normalised tokens, (B, L, D) and (B, T, D).
+            cos_S1E, sin_S1E: rotary angles of text and image, (S, 1, E).
+            mask: which are looked at, bool (B, 1, 1, S).
+
+        Returns:
+            The same for each, projected back, in the shapes of the inputs.
+        """
+        of_txt = nn.grouped_linear([self.add_q_proj, self.add_k_proj, self.add_v_proj], txt_BTD)
+        of_img = nn.grouped_linear([self.to_q, self.to_k, self.to_v], img_BLD)
+        both = [[x.reshape(*x.shape[:2], -1, self.head_dim) for x in pair] for pair in zip(of_txt, of_img, strict=True)]
+        norms = (self.norm_added_q, self.norm_q), (self.norm_added_k, self.norm_k)
+        q, k = (
+            F.cat_rms_norm(pair, [nn.compute_copy(norm.weight) for norm in own], cos_S1E, sin_S1E, 1, _EPS)
+            for pair, own in zip(both, norms, strict=False)
+        )
+        found = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, F.cat(both[2], dim=1))), mask)
+        found_BSD = found.transpose(1, 2).reshape(*q.shape[:2], -1)
+        for_txt, for_img = F.split(found_BSD, [txt_BTD.shape[1], img_BLD.shape[1]], dim=1)
+        return self.to_out[0](for_img), self.to_add_out(for_txt)
+
+
+# The inputs of linear layers are rematerialized: their own inputs have the same size and are saved anyway.
+
+
+def _modulated(x_BLD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return rematerialize(F.layer_norm_modulate, x_BLD, scale, shift, _EPS)
+
+
+class TransformerBlock(Block):
+    """Joint attention, then an MLP for each stream; shift, scale and gate of both follow from the time."""
+
+    def __init__(self, arch: QwenImage1Arch) -> None:
+        made = (nn.ModuleList([None, nn.Linear(arch.width, _PARTS * arch.width)]) for _ in range(2))
+        self.img_mod, self.txt_mod = made
+        self.attn = Attention(arch)
+        self.img_mlp, self.txt_mlp = (FeedForward(arch.width) for _ in range(2))
+
+    def forward(
+        self, img_BLD: Tensor, txt_BTD: Tensor, time_B1D: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The tokens after the block.
+
+        Args:
+            img_BLD: the image's tokens (B, L, D).
+            txt_BTD: the text's tokens (B, T, D).
+            time_B1D: silu of the time's vector (B, 1, D).
+            cos_S1E, sin_S1E: rotary angles of text and image, (S, 1, E).
+            mask: which are looked at, bool (B, 1, 1, S).
+
+        Returns:
+            Tokens of image and text, with the shapes of the inputs.
+        """
+        shift_i, scale_i, gate_i, *feed_i = F.chunk(self.img_mod[1](time_B1D), _PARTS, dim=-1)
+        shift_t, scale_t, gate_t, *feed_t = F.chunk(self.txt_mod[1](time_B1D), _PARTS, dim=-1)
+        img, txt = _modulated(img_BLD, shift_i, scale_i), _modulated(txt_BTD, shift_t, scale_t)
+        found_i, found_t = self.attn(img, txt, cos_S1E, sin_S1E, mask)
+        img_BLD, txt_BTD = F.gated_add(img_BLD, gate_i, found_i), F.gated_add(txt_BTD, gate_t, found_t)
+        if self.checkpointing == "mlp":
+            img_BLD = checkpoint(partial(_fed, self.img_mlp), img_BLD, *feed_i)
+            return img_BLD, checkpoint(partial(_fed, self.txt_mlp), txt_BTD, *feed_t)
+        return _fed(self.img_mlp, img_BLD, *feed_i), _fed(self.txt_mlp, txt_BTD, *feed_t)
+
+
+def _fed(mlp: FeedForward, x_BLD: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
+    return bounded(F.gated_add(x_BLD, gate, mlp(_modulated(x_BLD, shift, scale))))
+
+
+class TimestepEmbedder(nn.Module):
+    """A time's sinusoid to the vector that modulates: linear, silu, linear."""
+
+    def __init__(self, width: int) -> None:
+        self.linear_1, self.linear_2 = nn.Linear(FREQUENCIES, width), nn.Linear(width, width)
+
+
+class TimeEmbedding(nn.Module):
+    """The published name of what stands around the embedder."""
+
+    def __init__(self, width: int) -> None:
+        self.timestep_embedder = TimestepEmbedder(width)
+
+
+class LastNorm(nn.Module):
+    """Scale and shift of the last norm, which follow from the time."""
+
+    def __init__(self, width: int) -> None:
+        self.linear = nn.Linear(width, 2 * width)
+
+
+class QwenImage1(BlockNetwork):
+    """Predicts the velocity of the flow in noised latents."""
+
+    def __init__(self, arch: QwenImage1Arch) -> None:
+        self.arch = arch
+        self.turns = RopeTables(partial(_angles, arch))
+        width = arch.width
+        self.img_in = nn.Linear(PATCH**2 * arch.channels, width)
+        self.txt_norm = nn.RMSNorm(arch.text_dim, _EPS)
+        self.txt_in = nn.Linear(arch.text_dim, width)
+        self.time_text_embed = TimeEmbedding(width)
+        self.transformer_blocks = nn.ModuleList([TransformerBlock(arch) for _ in range(arch.depth)])
+        self.norm_out = LastNorm(width)
+        self.proj_out = nn.Linear(width, PATCH**2 * arch.channels)
+
+    def forward(self, x_BHWC: Tensor, times_B: Tensor, states_BTF: Tensor, rows_B: Tensor) -> Tensor:
+        """The velocity for noised latents.
+
+        Args:
+            x_BHWC: latents (B, H, W, C), H and W even.
+            times_B: noise levels (B,), fp32.
+            states_BTF: a text's states (B, T, text_dim).
+            rows_B: how many of them, from the first on, are tokens, (B,) int32; behind them is padding.
+
+        Latents and states have the dtype of the weights.
+
+        Returns:
+            The velocity (B, H, W, C).
+
+        Raises:
+            ShapeError: latents of other sizes.
+        """
+        check_latents("Qwen-Image 1's transformer", x_BHWC, self.arch.channels, PATCH)
+        B, H, W, C = x_BHWC.shape
+        h, w, T = H // PATCH, W // PATCH, states_BTF.shape[1]
+        turns = self.turns.of(T, ((h, w),), nn.compute_copy(self.img_in.weight))
+        places_1T = Tensor(rows_B.backend.xp.arange(T, dtype=np.float32)[None])
+        own_BT = places_1T < rows_B.to(float32).reshape(B, 1)
+        mask = F.pad(own_BT, (0, h * w), value=True).reshape(B, 1, 1, -1)
+        embedder = self.time_text_embed.timestep_embedder
+        sinusoid = F.timestep_embedding(times_B * 1000.0, FREQUENCIES, dtype=x_BHWC.dtype)
+        time_B1D = F.silu(embedder.linear_2(F.silu(embedder.linear_1(sinusoid)))).unsqueeze(1)
+        tokens = x_BHWC.reshape(B, h, PATCH, w, PATCH, C).permute(0, 1, 3, 5, 2, 4).reshape(B, h * w, -1)
+        img_BLD, txt_BTD = self.img_in(tokens), self.txt_in(self.txt_norm(states_BTF))
+        for block in self.transformer_blocks:
+            img_BLD, txt_BTD = block(img_BLD, txt_BTD, time_B1D, *turns, mask)
+        scale, shift = F.chunk(self.norm_out.linear(time_B1D), 2, dim=-1)
+        out = self.proj_out(_modulated(img_BLD, shift, scale)).reshape(B, h, w, C, PATCH, PATCH)
+        return out.permute(0, 1, 4, 2, 5, 3).reshape(B, H, W, C)
+
+    def quantizable(self) -> dict[nn.Linear, bool]:
+        """The blocks' linear layers."""
+        return linears_in(self.transformer_blocks, frozenset(("img_mod", "txt_mod")))
+
+
+def _angles(arch: QwenImage1Arch, text: int, grids: Grids) -> Angles:
+    """Rotary angles (S, E): the text's places on all axes begin where the longer half of the image ends.
+
+    The image's rows and columns are counted from its middle.
+    """
+    ((rows, columns),) = grids
+    begin = max(rows // 2, columns // 2)
+    places = np.zeros((text + rows * columns, 3))
+    places[:text] = (begin + np.arange(text))[:, None]
+    places[text:, 1] = np.repeat(np.arange(rows) - (rows - rows // 2), columns)
+    places[text:, 2] = np.tile(np.arange(columns) - (columns - columns // 2), rows)
+    return rope_angles(places, arch.axes, arch.theta)
