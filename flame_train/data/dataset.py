@@ -200,6 +200,8 @@ class _Scan:
         self.problems: list[str] = []
         self.bad: list[str] = []
         self.notices: list[str] = []
+        for key, problem in listing.broken.items():
+            (self.bad if _ending(key) in IMAGE_ENDINGS else self.problems).append(problem)
         beside = mask_names(self.files)
         taken = frozenset(beside.values())
         self._controls = controls

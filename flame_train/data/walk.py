@@ -18,11 +18,15 @@ from flame_train.errors import DataError, shown
 
 @dataclass(slots=True)
 class Listing:
-    """Relative posix paths of regular files, in byte order, with the skipped entries and the failures."""
+    """Relative posix paths of regular files, in byte order, with the skipped entries and the failures.
+
+    `broken` says by path which links lead nowhere: whether that spoils a dataset depends on what they should be.
+    """
 
     files: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    broken: dict[str, str] = field(default_factory=dict)
 
 
 def list_files(root: Path, setting: str = "data.path") -> Listing:
@@ -81,7 +85,7 @@ def _sort_entry(entry: os.DirEntry[str], key: str, listing: Listing, real: deque
         mode = entry.stat().st_mode
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        listing.problems.append(f"{shown(key)}: leads nowhere ({reason}): repair or remove the link")
+        listing.broken[key] = f"{shown(key)}: leads nowhere ({reason}): repair or remove the link"
         return
     if stat.S_ISDIR(mode):
         (linked if entry.is_symlink() else real).append(key)

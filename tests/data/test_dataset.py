@@ -107,6 +107,18 @@ def test_bad_images_can_be_left_out(folder: Folder) -> None:
     assert len(caught.value.problems) == 3
 
 
+def test_links_to_images_that_are_gone_can_be_left_out_and_others_not(folder: Folder) -> None:
+    root = folder({"a.png": (16, 16)})
+    (root / "b.png").symlink_to("gone.png")
+    dataset = Dataset.scan(root, on_bad="skip")
+    assert [item.key for item in dataset.items] == ["a.png"]
+    assert any(notice.startswith("left out: b.png: leads nowhere") for notice in dataset.notices)
+    (root / "folder").symlink_to("gone")
+    with pytest.raises(DatasetError, match="folder: leads nowhere") as caught:
+        Dataset.scan(root, on_bad="skip")
+    assert len(caught.value.problems) == 1
+
+
 def test_no_images(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="no usable image: put"):
         Dataset.scan(tmp_path)
