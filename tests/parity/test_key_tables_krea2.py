@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from flame_train.adapters.dialects import spellings
@@ -14,10 +13,12 @@ from flame_train.models.krea2.arch import Krea2Arch
 from flame_train.models.krea2.files import KREA2_FILES
 from flame_train.models.krea2.keys import base_modules, lora_family, resolve, transformer_to_diffusers
 from flame_train.models.krea2.transformer import Krea2
+from tests.parity.key_tables import check_bijective, check_values, shapes_of
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")
+
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
 OURS = Krea2(Krea2Arch.base()).shapes()
@@ -28,11 +29,7 @@ LINEAR = {name.removesuffix(".weight") for name, shape in OURS.items() if len(sh
 def theirs():
     """diffusers' names and shapes, whose default configuration is the published one."""
     with torch.device("meta"):
-        return {name: tuple(t.shape) for name, t in diffusers.Krea2Transformer2DModel().state_dict().items()}
-
-
-def shapes_of(module):
-    return {name: tuple(t.shape) for name, t in module.state_dict().items()}
+        return shapes_of(diffusers.Krea2Transformer2DModel())
 
 
 @pytest.fixture(scope="module")
@@ -50,39 +47,13 @@ def text():
 
 
 def test_the_table_is_total_and_bijective(theirs):
-    table = transformer_to_diffusers()
-    there, back = table.pull(OURS), table.inverse.pull(theirs)
-    assert there.unknown == back.unknown == ()
-    assert native_shapes(there.sources, OURS) == theirs
-    assert native_shapes(back.sources, theirs) == OURS
+    check_bijective(transformer_to_diffusers(), OURS, theirs)
 
 
 def test_values_are_those_of_diffusers_converter():
     from diffusers.loaders.single_file_utils import convert_krea2_transformer_checkpoint_to_diffusers as convert
 
-    model = Krea2(Krea2Arch.tiny())
-    model.init(np.random.default_rng(0), "float32")
-    own = {name: np.random.default_rng(1).standard_normal(t.shape).astype(np.float32) for name, t in model.weights()}
-    converted = convert({f"model.diffusion_model.{name}": torch.from_numpy(a) for name, a in own.items()})
-
-    class Arrays:
-        def __init__(self, arrays):
-            self.arrays = arrays
-
-        def read(self, name):
-            return self.arrays[name]
-
-    def through(table, arrays):
-        return {name: source.read(Arrays(arrays)) for name, source in table.pull(arrays).sources.items()}
-
-    made = through(transformer_to_diffusers(), own)
-    assert made.keys() == converted.keys()
-    for name, array in made.items():
-        np.testing.assert_array_equal(array, converted[name].numpy(), err_msg=name)
-    back = through(transformer_to_diffusers().inverse, made)
-    assert back.keys() == own.keys()
-    for name, array in back.items():
-        np.testing.assert_array_equal(array, own[name], err_msg=name)
+    check_values(Krea2(Krea2Arch.tiny()), convert, transformer_to_diffusers())
 
 
 def test_whole_checkpoints_of_both_layouts_are_sorted(theirs, text):

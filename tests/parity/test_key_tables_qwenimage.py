@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from flame_train.adapters.dialects import spellings
@@ -14,18 +13,16 @@ from flame_train.models.qwenimage.arch import QwenImageArch
 from flame_train.models.qwenimage.keys import base_modules, lora_family, resolve, transformer_to_diffusers
 from flame_train.models.qwenimage.transformer import QwenImage
 from flame_train.models.qwenimage.vae import PUBLISHED
+from tests.parity.key_tables import check_bijective, check_values, shapes_of
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")
+
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
 OURS = QwenImage(QwenImageArch.base()).shapes()
 LINEAR = {name.removesuffix(".weight") for name, shape in OURS.items() if len(shape) == 2}
-
-
-def shapes_of(module):
-    return {name: tuple(t.shape) for name, t in module.state_dict().items()}
 
 
 @pytest.fixture(scope="module")
@@ -50,39 +47,13 @@ def text():
 
 
 def test_the_table_is_total_and_bijective(theirs):
-    table = transformer_to_diffusers()
-    there, back = table.pull(OURS), table.inverse.pull(theirs)
-    assert there.unknown == back.unknown == ()
-    assert native_shapes(there.sources, OURS) == theirs
-    assert native_shapes(back.sources, theirs) == OURS
+    check_bijective(transformer_to_diffusers(), OURS, theirs)
 
 
 def test_values_are_those_of_diffusers_converter():
     from diffusers.loaders.single_file_utils import convert_qwen_image21_transformer_checkpoint_to_diffusers as convert
 
-    model = QwenImage(QwenImageArch.tiny())
-    model.init(np.random.default_rng(0), "float32")
-    own = {name: np.random.default_rng(1).standard_normal(t.shape).astype(np.float32) for name, t in model.weights()}
-    converted = convert({f"model.diffusion_model.{name}": torch.from_numpy(a) for name, a in own.items()})
-
-    class Arrays:
-        def __init__(self, arrays):
-            self.arrays = arrays
-
-        def read(self, name):
-            return self.arrays[name]
-
-    def through(table, arrays):
-        return {name: source.read(Arrays(arrays)) for name, source in table.pull(arrays).sources.items()}
-
-    made = through(transformer_to_diffusers(), own)
-    assert made.keys() == converted.keys()
-    for name, array in made.items():
-        np.testing.assert_array_equal(array, converted[name].numpy(), err_msg=name)
-    back = through(transformer_to_diffusers().inverse, made)
-    assert back.keys() == own.keys()
-    for name, array in back.items():
-        np.testing.assert_array_equal(array, own[name], err_msg=name)
+    check_values(QwenImage(QwenImageArch.tiny()), convert, transformer_to_diffusers())
 
 
 def test_whole_checkpoints_of_both_layouts_are_sorted(theirs, text):

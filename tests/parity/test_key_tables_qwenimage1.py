@@ -11,18 +11,16 @@ from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
 from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.qwenimage1.keys import base_modules, lora_family, resolve
 from flame_train.models.qwenimage1.transformer import QwenImage1, QwenImage1Arch
+from tests.parity.key_tables import shapes_of
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")
+
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
 OURS = QwenImage1(QwenImage1Arch.base()).shapes()
 LINEAR = {name.removesuffix(".weight") for name, shape in OURS.items() if len(shape) == 2}
-
-
-def shapes_of(module):
-    return {name: tuple(t.shape) for name, t in module.state_dict().items()}
 
 
 @pytest.fixture(scope="module")
