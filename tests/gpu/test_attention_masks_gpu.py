@@ -25,7 +25,7 @@ from flame_train.engine.ops.attention import head_split
 pytestmark = pytest.mark.gpu
 
 BATCH, KEY_HEADS = 2, 2
-MASKS = ("none", "keys", "pairs", "heads", "added", "added to keys")
+MASKS = ("none", "keys", "pairs", "heads", "added", "added to keys", "lengths")
 Values = np.ndarray[Any, Any]
 
 
@@ -44,6 +44,15 @@ class Case:
     def learnt(self) -> bool:
         return self.mask.startswith("added")
 
+    def attend(self, qkv: list[Tensor], mask: Tensor | None) -> Tensor:
+        return F.scaled_dot_product_attention(*qkv, mask, 0.0, self.causal, **self.named(qkv[0].device))
+
+    def named(self, device: str) -> dict[str, Any]:
+        """The arguments that have names."""
+        counts = np.array([self.lengths[1], max(1, self.lengths[1] // 3)], np.int32)
+        lengths = flame.tensor(counts, device=device) if self.mask == "lengths" else None
+        return {"enable_gqa": self.group > 1, "key_value_seq_lengths": lengths}
+
 
 LENGTHS = (333, 131)
 EVERY = [Case(mask, causal, group, LENGTHS, 128) for mask, causal, group in product(MASKS, (False, True), (1, 3))]
@@ -60,13 +69,17 @@ SHAPES = [
     Case("keys", False, 2, (1, 300), 128),
     Case("keys", False, 1, (1000, 777), 64),
     Case("keys", True, 1, (600, 640), 64),
+    Case("lengths", False, 1, (1000, 777), 64),
+    Case("lengths", False, 2, (1, 300), 128),
+    Case("lengths", True, 1, (600, 640), 80),
+    Case("lengths", False, 1, (4200, 4200), 128),
 ]
 
 
 def mask_of(case: Case, rng: np.random.Generator) -> Values | None:
     """Boolean masks of pairs and heads have rows in which all is barred, and so has the added one."""
     (queries, keys), heads = case.lengths, KEY_HEADS * case.group
-    if case.mask == "none":
+    if case.mask in ("none", "lengths"):
         return None
     if case.mask == "keys":
         return np.arange(keys) < np.array([keys, max(1, keys // 3)])[:, None, None, None]
@@ -101,7 +114,7 @@ def attended(case: Case, rounded: str, dtype: str, device: str) -> list[Tensor]:
     """The output and all gradients, the learnt mask's too."""
     qkv, mask, weight = inputs(case, rounded, dtype, device)
     leaves = [*qkv, mask] if case.learnt else qkv
-    out = F.scaled_dot_product_attention(*qkv, mask, 0.0, case.causal, enable_gqa=case.group > 1)
+    out = case.attend(qkv, mask)
     return [out, *flame.grad([out], leaves, [weight])]
 
 
@@ -143,8 +156,8 @@ def test_tensor_cores_are_used(case: Case) -> None:
     """Forward and for every gradient."""
     qkv, mask, _ = inputs(case, "bfloat16", "bfloat16", "cuda")
     given = (*qkv, mask, 0.0, case.causal)
-    ways = [flame.explain(F.scaled_dot_product_attention, *given, enable_gqa=case.group > 1)]
-    ways += flame.explain_gradients(F.scaled_dot_product_attention, *given, enable_gqa=case.group > 1).values()
+    ways = [flame.explain(F.scaled_dot_product_attention, *given, **case.named("cuda"))]
+    ways += flame.explain_gradients(F.scaled_dot_product_attention, *given, **case.named("cuda")).values()
     assert all(any(why == "chosen" and impl in ("cudnn", "wgmma", "short_kv") for impl, why in way) for way in ways)
 
 
@@ -155,20 +168,16 @@ def test_the_same_in_every_run_and_captured(case: Case) -> None:
     kept: list[Tensor] = []
 
     def step() -> None:
-        kept[:] = _again(case, *given)
+        kept[:] = [out := F.scaled_dot_product_attention(*qkv, mask, 0.0, case.causal, **named)]
+        kept.extend(flame.grad([out], [*qkv, mask] if case.learnt else qkv, [weight]))
 
-    given = inputs(case, "bfloat16", "bfloat16", "cuda")
+    (qkv, mask, weight), named = inputs(case, "bfloat16", "bfloat16", "cuda"), case.named("cuda")
     captured = flame.capture(step, "cuda")
     for _ in range(3):  # tried, captured, replayed
         captured()
     for a, b, c in zip(first, second, host(kept), strict=True):
         np.testing.assert_array_equal(a, b)
         np.testing.assert_array_equal(a, c)
-
-
-def _again(case: Case, qkv: list[Tensor], mask: Tensor | None, weight: Tensor) -> list[Tensor]:
-    out = F.scaled_dot_product_attention(*qkv, mask, 0.0, case.causal, enable_gqa=case.group > 1)
-    return [out, *flame.grad([out], [*qkv, mask] if case.learnt else qkv, [weight])]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -207,6 +216,29 @@ def test_a_sample_that_sees_no_key_has_no_gradients(causal: bool) -> None:
         assert x[0].any()
     for x in found[1:]:
         assert not x[np.broadcast_to(~seen[:, :, 0], x.shape[:3])].any()
+
+
+def test_padding_has_no_gradient_and_is_not_read() -> None:
+    """Whatever stands there, and whatever stood where its gradient goes."""
+    queries, keys, own = 300, 500, (500, 130)
+    found = []
+    for filling in (0.0, 1e4, -1e4):
+        rng = np.random.default_rng(4)
+        given = [rng.standard_normal((2, n, 4, 128)) for n in (queries, keys, keys, queries)]
+        for x in given[1:3]:
+            x[1, own[1] :] = filling
+        q, k, v, g = (flame.tensor(x, "bfloat16", "cuda", requires_grad=True).transpose(1, 2) for x in given)
+        lengths = flame.tensor(np.array(own, np.int32), device="cuda")
+        spoilt = flame.tensor(np.full((2, keys, 3, 4, 128), np.nan), "bfloat16", "cuda")
+        del spoilt  # memory that the gradients may get
+        out = F.scaled_dot_product_attention(q, k, v, key_value_seq_lengths=lengths)
+        found.append(host([out, *flame.grad([out], [q, k, v], [g.detach()])]))
+    for results in found:
+        for x, first in zip(results, found[0], strict=True):
+            np.testing.assert_array_equal(x, first)
+        for x in results[2:]:
+            assert not x[1, :, own[1] :].any()
+            assert x[1, :, : own[1]].any()
 
 
 @pytest.mark.parametrize("batch", [1, 2])

@@ -55,11 +55,27 @@ def channels_first(value: Any) -> Any:
     return value.movedim(-1, 1) if isinstance(value, torch.Tensor) and value.ndim > 2 else value
 
 
+def masked_padding(call: dict[str, Any]) -> Any:
+    """The mask for lengths of keys, which PyTorch's attention does not take, and for the mask beside them, if any."""
+    keys, lengths, mask = call["key"].shape[-2], call.pop("key_value_seq_lengths"), call["attn_mask"]
+    seen = torch.arange(keys) < lengths.reshape(-1, *(1,) * (call["query"].ndim - 1))
+    if mask is None and not call["is_causal"]:
+        return seen
+    barred = torch.zeros(seen.shape, dtype=call["query"].dtype).masked_fill(~seen, -torch.inf)
+    if call["is_causal"]:  # which PyTorch refuses beside a mask
+        pairs = torch.ones(call["query"].shape[-2], keys, dtype=torch.bool).tril()
+        barred = barred + torch.zeros(pairs.shape, dtype=barred.dtype).masked_fill(~pairs, -torch.inf)
+        call["is_causal"] = False
+    return barred if mask is None else barred + mask
+
+
 def torch_run(op: Op, bound: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """PyTorch's outputs, and the tensors it was given by argument."""
     given = {n: ours_to_torch(v) for n, v in bound.items() if n != "layout"}
     last = bound.get("layout") == "NHWC"
     call = {n: channels_first(v) if last and n == "input" else v for n, v in given.items()}
+    if bound.get("key_value_seq_lengths") is not None:
+        call["attn_mask"] = masked_padding(call)
     required = [p.name for p in op.params if p.default is inspect.Parameter.empty]
     defaults = {p.name: p.default for p in op.params}
     named = {
@@ -158,8 +174,8 @@ def torch_arguments(op: Op) -> list[list[str]]:
 
 @pytest.mark.parametrize("name", [n for n in OPS if n not in OF_ITS_OWN])
 def test_arguments_are_named_and_ordered_alike(name: str) -> None:
-    """What may be given by position stands where PyTorch has it; what may only be named has PyTorch's name."""
-    op, ours = REGISTRY[name], {"layout", "rng", "stream"}
+    """What may be given by position stands where PyTorch has it; what may only be named has its name, or is ours."""
+    op, ours = REGISTRY[name], {"layout", "rng", "stream", "key_value_seq_lengths"}
     positional = [n for n in op.positional if n not in ours]
     named = set(op.names) - set(positional) - ours
     overloads = torch_arguments(op)

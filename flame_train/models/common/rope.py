@@ -36,11 +36,6 @@ def grid(rows: int, columns: int, image: int = 0) -> Angles:
     return positions
 
 
-def text_and_grid(text: int, rows: int, columns: int) -> Angles:
-    """Positions (text + rows * columns, 3): a text's tokens at the origin, then an image's at (0, row, column)."""
-    return np.concatenate([np.zeros((text, 3)), grid(rows, columns)])
-
-
 def published_axes(head_dim: int) -> tuple[int, int, int]:
     """How many values of a head encode a token's place in the text, its row and its column: 32, 48 and 48 of 128."""
     each = head_dim * 3 // 8 // 2 * 2

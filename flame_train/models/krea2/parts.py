@@ -84,7 +84,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x_BSD: Tensor,
-        mask: Tensor | None,
+        seen_B: Tensor | None,
         turns: tuple[Tensor, Tensor] | None = None,
         residual_BSD: Tensor | None = None,
     ) -> Tensor:
@@ -92,7 +92,7 @@ class Attention(nn.Module):
 
         Args:
             x_BSD: normalised tokens (B, S, D).
-            mask: which are looked at, bool (B, 1, 1, S); None: all.
+            seen_B: how many are looked at, from the first on, int32 (B,); None: all.
             turns: cosine and sine (S, 1, E) of their rotary angles; None: they have no places.
             residual_BSD: is added to the result, if given.
 
@@ -104,7 +104,7 @@ class Attention(nn.Module):
         q, k, v = (part.reshape(B, S, -1, self.head_dim) for part in qkv)
         q, k = _placed(self.qknorm.qnorm, q, turns), _placed(self.qknorm.knorm, k, turns)
         heads = (part.transpose(1, 2) for part in (q, k, v))
-        found = F.scaled_dot_product_attention(*heads, mask, enable_gqa=self.grouped)
+        found = F.scaled_dot_product_attention(*heads, enable_gqa=self.grouped, key_value_seq_lengths=seen_B)
         return self.wo(rematerialize(gated, found.transpose(1, 2).reshape(B, S, D), gate), residual_BSD)
 
 

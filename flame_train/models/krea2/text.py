@@ -21,8 +21,8 @@ class TextBlock(Block):
         self.attn = Attention(arch.text_dim, arch.text_heads, arch.text_kv_heads, arch.eps)
         self.mlp = FeedForward(arch.text_dim, arch.text_hidden)
 
-    def forward(self, x_BTC: Tensor, mask: Tensor | None) -> Tensor:
-        x_BTC = self.attn(self.prenorm(x_BTC), mask, None, x_BTC)
+    def forward(self, x_BTC: Tensor, seen_B: Tensor | None) -> Tensor:
+        x_BTC = self.attn(self.prenorm(x_BTC), seen_B, None, x_BTC)
         return self.mlp(self.postnorm(x_BTC), x_BTC)
 
 
@@ -34,13 +34,13 @@ class TextFusion(nn.Module):
         self.projector = nn.Linear(arch.text_layers, 1, bias=False)
         self.refiner_blocks = nn.ModuleList([TextBlock(arch) for _ in range(arch.refiners)])
 
-    def forward(self, states_BTNC: Tensor, mask: Tensor) -> Tensor:
-        """One state a token (B, T, C), of those after N layers; `mask` (B, 1, 1, T) says which are looked at."""
+    def forward(self, states_BTNC: Tensor, seen_B: Tensor) -> Tensor:
+        """One state a token (B, T, C), of those after N layers; `seen_B`, int32 (B,), tokens are looked at."""
         B, T, N, C = states_BTNC.shape
         x = states_BTNC.reshape(B * T, N, C)
         for block in self.layerwise_blocks:
             x = block(x, None)
         x_BTC = self.projector(x.transpose(1, 2)).reshape(B, T, C)
         for block in self.refiner_blocks:
-            x_BTC = block(x_BTC, mask)
+            x_BTC = block(x_BTC, seen_B)
         return x_BTC

@@ -13,11 +13,11 @@ import numpy as np
 
 from flame_train.engine import Tensor, checkpoint, nn, tensor
 from flame_train.engine import functional as F
-from flame_train.engine.dtype import DType, compute_dtype, float32
+from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
 from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
 from flame_train.models.common.latents import check_latents
-from flame_train.models.common.rope import rope_angles, text_and_grid
+from flame_train.models.common.rope import grid, rope_angles
 from flame_train.models.krea2.arch import PATCH, Krea2Arch
 from flame_train.models.krea2.parts import Attention, FeedForward, ZeroCentredNorm
 from flame_train.models.krea2.text import TextFusion
@@ -48,20 +48,20 @@ class SingleStreamBlock(Block):
         self.attn = Attention(arch.width, arch.heads, arch.kv_heads, arch.eps)
         self.mlp = FeedForward(arch.width, arch.hidden)
 
-    def forward(self, x_BSD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, mask: Tensor, shared_B1M: Tensor) -> Tensor:
+    def forward(self, x_BSD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, seen_B: Tensor, shared_B1M: Tensor) -> Tensor:
         """The tokens after the block.
 
         Args:
             x_BSD: the text's tokens and the image's (B, S, D).
             cos_S1E, sin_S1E: their rotary angles, (S, 1, E).
-            mask: which are looked at, bool (B, 1, 1, S).
+            seen_B: how many are looked at, from the first on, int32 (B,).
             shared_B1M: the modulation that all blocks share, (B, 1, 6 D).
 
         Returns:
             Tokens of the same shape.
         """
         scale, shift, gate, *feed = F.chunk(shared_B1M + nn.compute_copy(self.mod.lin), _PARTS, dim=-1)
-        found = self.attn(self.prenorm.modulated(x_BSD, scale, shift), mask, (cos_S1E, sin_S1E))
+        found = self.attn(self.prenorm.modulated(x_BSD, scale, shift), seen_B, (cos_S1E, sin_S1E))
         x_BSD = F.gated_add(x_BSD, gate, found)
         if self.checkpointing == "mlp":
             return checkpoint(self._fed, x_BSD, *feed)
@@ -91,7 +91,7 @@ class Krea2(BlockNetwork):
     def __init__(self, arch: Krea2Arch) -> None:
         self.arch = arch
         # one entry a shape, for as long as the model lives: captured steps read them at their addresses
-        self._tables: dict[tuple[int, int, int, DType, str], tuple[Tensor, Tensor, Tensor]] = {}
+        self._tables: dict[tuple[int, int, int, DType, str], tuple[Tensor, Tensor]] = {}
         width, text = arch.width, arch.text_dim
         self.first = nn.Linear(PATCH**2 * arch.channels, width)
         self.tmlp = nn.ModuleList([nn.Linear(arch.frequencies, width), None, nn.Linear(width, width)])
@@ -123,17 +123,16 @@ class Krea2(BlockNetwork):
         check_latents("Krea 2's transformer", x_BHWC, arch.channels, PATCH)
         B, H, W, C = x_BHWC.shape
         h, w, T = H // PATCH, W // PATCH, states_BTF.shape[1]
-        cos_S1E, sin_S1E, places_1T = self._table(T, h, w)
-        seen_BT = places_1T < rows_B.to(float32).reshape(B, 1)
+        cos_S1E, sin_S1E = self._table(T, h, w)
         time_B1D = self._time(times_B, x_BHWC.dtype)
         states_BTNC = states_BTF.reshape(B, T, arch.text_layers, arch.text_dim)
-        text_BTD = self._text(self.txtfusion(states_BTNC, _of_keys(seen_BT)))
+        text_BTD = self._text(self.txtfusion(states_BTNC, rows_B))
         tokens = x_BHWC.reshape(B, h, PATCH, w, PATCH, C).permute(0, 1, 3, 5, 2, 4).reshape(B, h * w, -1)
-        x_BSD = F.cat([text_BTD, self.first(tokens)], dim=1)
-        mask, shared_B1M = _of_keys(F.pad(seen_BT, (0, h * w), value=True)), self.tproj[1](_gelu(time_B1D))
+        x_BSD = F.cat([self.first(tokens), text_BTD], dim=1)  # padding comes last, where attention leaves it out
+        seen_B, shared_B1M = rows_B + h * w, self.tproj[1](_gelu(time_B1D))
         for block in self.blocks:
-            x_BSD = block(x_BSD, cos_S1E, sin_S1E, mask, shared_B1M)
-        out = self.last(x_BSD[:, T:], time_B1D).reshape(B, h, w, C, PATCH, PATCH)
+            x_BSD = block(x_BSD, cos_S1E, sin_S1E, seen_B, shared_B1M)
+        out = self.last(x_BSD[:, : h * w], time_B1D).reshape(B, h, w, C, PATCH, PATCH)
         return out.permute(0, 1, 4, 2, 5, 3).reshape(B, H, W, C)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
@@ -152,18 +151,14 @@ class Krea2(BlockNetwork):
         found: Tensor = second(_gelu(first(norm(x_BTC))))
         return found
 
-    def _table(self, text: int, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Cosine and sine (S, 1, E) of the angles, in fp32 at least, and the text's places (1, T), fp32, from 0 on."""
+    def _table(self, text: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine (S, 1, E) of the angles of the image's tokens and the text's, in fp32 at least."""
         like = nn.compute_copy(self.first.weight)
         assert isinstance(like, Tensor)
         key = text, rows, columns, like.dtype, like.device
         if key not in self._tables:
-            angles = rope_angles(text_and_grid(text, rows, columns), self.arch.axes, self.arch.theta)[:, None]
+            places = np.concatenate([grid(rows, columns), np.zeros((text, 3))])  # a text's tokens are at the origin
+            angles = rope_angles(places, self.arch.axes, self.arch.theta)[:, None]
             cos, sin = (tensor(turn(angles), compute_dtype(like.dtype), like.device) for turn in (np.cos, np.sin))
-            self._tables[key] = cos, sin, tensor(np.arange(text, dtype=np.float32)[None], device=like.device)
+            self._tables[key] = cos, sin
         return self._tables[key]
-
-
-def _of_keys(seen_BS: Tensor) -> Tensor:
-    """A mask as attention takes it: (B, 1, 1, S)."""
-    return seen_BS.reshape(seen_BS.shape[0], 1, 1, seen_BS.shape[1])

@@ -11,7 +11,7 @@ import numpy as np
 
 from flame_train.engine import Tensor, tensor
 from flame_train.engine import functional as F
-from flame_train.engine.dtype import DType, float32
+from flame_train.engine.dtype import DType
 from flame_train.models.common.rope import rope_angles
 
 _AXES: Final = 3
@@ -34,16 +34,15 @@ class Positions:
 
     def __init__(self, axes: tuple[int, int, int], theta: float) -> None:
         self.axes, self.theta = axes, theta
-        self._tables: dict[tuple[int, int, int, DType, str], tuple[_Table, _Table, Tensor]] = {}
+        self._tables: dict[tuple[int, int, int, DType, str], tuple[_Table, _Table]] = {}
 
-    def placed(self, rows_B: Tensor, T: int, grid: tuple[int, int], dtype: DType) -> tuple[Tensor, Tensor, Tensor]:
-        """Which of T text tokens are a caption's own, bool (B, T), and cosine and sine (B, S, 1, E) of all tokens."""
-        cos, sin, places_1T = self._table(T, grid, dtype, rows_B.device)
-        own_BT = places_1T < rows_B.to(float32).reshape(rows_B.shape[0], 1)
-        return own_BT, _joined(cos, rows_B).unsqueeze(2), _joined(sin, rows_B).unsqueeze(2)
+    def placed(self, rows_B: Tensor, T: int, grid: tuple[int, int], dtype: DType) -> tuple[Tensor, Tensor]:
+        """Cosine and sine (B, S, 1, E) of the image's tokens and T of the text, of which `rows_B` are a caption's."""
+        cos, sin = self._table(T, grid, dtype, rows_B.device)
+        return _joined(cos, rows_B).unsqueeze(2), _joined(sin, rows_B).unsqueeze(2)
 
-    def _table(self, text: int, grid: tuple[int, int], dtype: DType, device: str) -> tuple[_Table, _Table, Tensor]:
-        """Cosines and sines of places, and the text's places (1, T), fp32, from 0 on."""
+    def _table(self, text: int, grid: tuple[int, int], dtype: DType, device: str) -> tuple[_Table, _Table]:
+        """Cosines and sines of places."""
         (rows, columns), key = grid, (text, *grid, dtype, device)
         if key not in self._tables:
             along = np.repeat(np.arange(text + 1)[:, None], _AXES, axis=1)
@@ -53,13 +52,13 @@ class Positions:
             pixels = rope_angles(places, self.axes[1:], self.theta)
             parts = words[:text], words[:, : self.axes[0]], pixels
             cos, sin = (_Table(*(tensor(turn(x), dtype, device) for x in parts)) for turn in (np.cos, np.sin))
-            self._tables[key] = cos, sin, tensor(np.arange(text, dtype=np.float32)[None], device=device)
+            self._tables[key] = cos, sin
         return self._tables[key]
 
 
 def _joined(table: _Table, rows_B: Tensor) -> Tensor:
-    """The table's values for all tokens, (B, S, E): the text's, and the image's behind so many tokens of text."""
+    """The table's values for all tokens, (B, S, E): the image's, which follow so many of the text, and the text's."""
     B, (T, E), (L, _) = rows_B.shape[0], table.text.shape, table.grid.shape
     frames = F.embedding(rows_B, table.frames).unsqueeze(1).expand(B, L, table.frames.shape[1])
     image = F.cat([frames, table.grid.unsqueeze(0).expand(B, *table.grid.shape)], dim=2)
-    return F.cat([table.text.unsqueeze(0).expand(B, T, E), image], dim=1)
+    return F.cat([image, table.text.unsqueeze(0).expand(B, T, E)], dim=1)

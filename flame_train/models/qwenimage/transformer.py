@@ -87,8 +87,8 @@ class Attention(nn.Module):
         self.to_out = nn.ModuleList([nn.Linear(arch.width, arch.width, bias=False)])
         self.norm_q, self.norm_k = (nn.RMSNorm(arch.head_dim, arch.eps) for _ in range(2))
 
-    def forward(self, x_BSD: Tensor, cos_BS1E: Tensor, sin_BS1E: Tensor, own_BT: Tensor) -> Tensor:
-        (B, S, _), T = x_BSD.shape, own_BT.shape[1]
+    def forward(self, x_BSD: Tensor, cos_BS1E: Tensor, sin_BS1E: Tensor, L: int, seen_B: Tensor) -> Tensor:
+        B, S, _ = x_BSD.shape
         made = nn.grouped_linear([self.to_q, self.to_k, self.to_v], x_BSD)
         q, k, v = (part.reshape(B, S, -1, self.head_dim) for part in made)
         q, k = (
@@ -97,10 +97,9 @@ class Attention(nn.Module):
         )
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         # padding stands behind a text, so that no token of the text sees it
-        of_text = F.scaled_dot_product_attention(*(x[:, :, :T] for x in (q, k, v)), is_causal=True)
-        mask = F.pad(own_BT, (0, S - T), value=True).reshape(B, 1, 1, S)
-        of_image = F.scaled_dot_product_attention(q[:, :, T:], k, v, mask)
-        return self.to_out[0](rematerialize(_joined, of_text, of_image))
+        of_text = F.scaled_dot_product_attention(*(x[:, :, L:] for x in (q, k, v)), is_causal=True)
+        of_image = F.scaled_dot_product_attention(q[:, :, :L], k, v, key_value_seq_lengths=seen_B)
+        return self.to_out[0](rematerialize(_joined, of_image, of_text))
 
 
 class FeedForward(nn.Module):
@@ -127,7 +126,8 @@ class TransformerBlock(Block):
         x_BSD: Tensor,
         cos_BS1E: Tensor,
         sin_BS1E: Tensor,
-        own_BT: Tensor,
+        L: int,
+        seen_B: Tensor,
         scale_BSD: Tensor,
         gate_BSD: Tensor,
         feed_scale_BSD: Tensor,
@@ -137,9 +137,10 @@ class TransformerBlock(Block):
         """The tokens after the block.
 
         Args:
-            x_BSD: the text's tokens and the image's (B, S, D).
+            x_BSD: the image's tokens and the text's (B, S, D).
             cos_BS1E, sin_BS1E: their rotary angles, (B, S, 1, E).
-            own_BT: which of the text's are tokens, bool (B, T); the others are padding behind them.
+            L: how many are the image's.
+            seen_B: how many of all are tokens, int32 (B,); the others are padding behind them.
             scale_BSD, gate_BSD: 1 + scale multiplies a normalised token, gate what the attention makes of it.
             feed_scale_BSD, feed_gate_BSD: the same of the gated network.
             shift_11D: zeros, which the modulation adds.
@@ -148,7 +149,7 @@ class TransformerBlock(Block):
             Tokens of the same shape.
         """
         scaled = rematerialize(F.layer_norm_modulate, x_BSD, scale_BSD, shift_11D, self.eps)
-        found = self.attn(scaled, cos_BS1E, sin_BS1E, own_BT)
+        found = self.attn(scaled, cos_BS1E, sin_BS1E, L, seen_B)
         x_BSD = F.gated_add(x_BSD, gate_BSD, found)
         if self.checkpointing == "mlp":
             return checkpoint(self._fed, x_BSD, feed_scale_BSD, feed_gate_BSD, shift_11D)
@@ -208,13 +209,13 @@ class QwenImage(BlockNetwork):
         T, L = states_BTF.shape[1], H * W
         weight = nn.compute_copy(self.img_in.weight)
         assert isinstance(weight, Tensor)
-        own_BT, cos_BS1E, sin_BS1E = self.positions.placed(rows_B, T, (H, W), compute_dtype(weight.dtype))
+        cos_BS1E, sin_BS1E = self.positions.placed(rows_B, T, (H, W), compute_dtype(weight.dtype))
         of_both = self.time_text_embed.timestep_embedder(F.cat([times_B * 0.0, times_B], dim=0), x_BHWC.dtype)
         modulation = self._modulation(of_both, T, L)
-        x_BSD = F.cat([self.txt_in(states_BTF), self.img_in(x_BHWC.reshape(B, L, C))], dim=1)
+        x_BSD, seen_B = F.cat([self.img_in(x_BHWC.reshape(B, L, C)), self.txt_in(states_BTF)], dim=1), rows_B + L
         for block in self.transformer_blocks:
-            x_BSD = block(x_BSD, cos_BS1E, sin_BS1E, own_BT, *modulation)
-        return self.proj_out(self.norm_out(x_BSD[:, T:], of_both[B:])).reshape(B, H, W, C)
+            x_BSD = block(x_BSD, cos_BS1E, sin_BS1E, L, seen_B, *modulation)
+        return self.proj_out(self.norm_out(x_BSD[:, :L], of_both[B:])).reshape(B, H, W, C)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
         """The blocks' linear layers."""
@@ -232,6 +233,6 @@ class QwenImage(BlockNetwork):
 
 
 def _rows(of_both: Tensor, T: int, L: int) -> Tensor:
-    """A row a token (B, T + L, D), of the values for texts and for images (2 B, 1, D)."""
+    """A row a token (B, L + T, D), of the values for texts and for images (2 B, 1, D)."""
     B, _, D = of_both.shape[0] // 2, *of_both.shape[1:]
-    return F.cat([of_both[:B].expand(B, T, D), of_both[B:].expand(B, L, D)], dim=1)
+    return F.cat([of_both[B:].expand(B, L, D), of_both[:B].expand(B, T, D)], dim=1)

@@ -48,7 +48,7 @@ class Positions:
         self._tables: dict[tuple[int, int, int, DType, str], tuple[_Table, _Table, Tensor]] = {}
 
     def placed(self, rows_B: Tensor, T: int, grid: tuple[int, int], dtype: DType) -> tuple[Tensor, Tensor, Turns]:
-        """Which of T text tokens are a caption's own, which are seen, bool (B, T) both, and all tokens' rotary angles.
+        """Which of T text tokens are a caption's, bool (B, T), how many are seen, int32 (B,), and all rotary angles.
 
         A caption of n tokens takes the positions 1 to N, where N is n rounded up to a multiple of 32. The image's
         tokens have position N + 1 and their rows and columns. Tokens that fill the image up have position 0.
@@ -57,11 +57,11 @@ class Positions:
         cos, sin, places_1T = self._table(T, grid, dtype, rows_B.device)
         own_B1 = rows_B.to(float32).reshape(B, 1)
         filled_B1 = F.ceil(own_B1 * (1.0 / UNIT)) * float(UNIT)
-        image_B = (filled_B1 + 1.0).to(int32).reshape(B)
+        filled_B = filled_B1.to(int32).reshape(B)
         return (
             places_1T <= own_B1,
-            places_1T <= filled_B1,
-            Turns(*(_joined(table, image_B, T, grid[0] * grid[1]).unsqueeze(2) for table in (cos, sin))),
+            filled_B,
+            Turns(*(_joined(table, filled_B + 1, T, grid[0] * grid[1]).unsqueeze(2) for table in (cos, sin))),
         )
 
     def _table(self, text: int, grid: tuple[int, int], dtype: DType, device: str) -> tuple[_Table, _Table, Tensor]:

@@ -123,7 +123,7 @@ class TimestepEmbedder(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of all tokens to those that the mask lets see, with normalised queries and keys."""
+    """Attention of all tokens to the first of them, behind which is padding, with normalised queries and keys."""
 
     def __init__(self, arch: ZImageArch) -> None:
         self.head_dim = arch.head_dim
@@ -131,14 +131,15 @@ class Attention(nn.Module):
         self.out = nn.Linear(arch.width, arch.width, bias=False)
         self.q_norm, self.k_norm = (nn.RMSNorm(arch.head_dim, _EPS) for _ in range(2))
 
-    def forward(self, x_BSD: Tensor, cos_BS1E: Tensor, sin_BS1E: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x_BSD: Tensor, cos_BS1E: Tensor, sin_BS1E: Tensor, seen_B: Tensor | None) -> Tensor:
         B, S, D = x_BSD.shape
         q, k, v = (part.reshape(B, S, -1, self.head_dim) for part in F.chunk(self.qkv(x_BSD), 3, dim=-1))
         q, k = (
             F.rms_norm_rope(x, nn.compute_copy(norm.weight), cos_BS1E, sin_BS1E, _EPS)
             for x, norm in ((q, self.q_norm), (k, self.k_norm))
         )
-        found = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), mask)
+        heads = (x.transpose(1, 2) for x in (q, k, v))
+        found = F.scaled_dot_product_attention(*heads, key_value_seq_lengths=seen_B)
         return self.out(found.transpose(1, 2).reshape(B, S, D))
 
 
@@ -188,14 +189,14 @@ class TransformerBlock(Block):
             self.adaLN_modulation = nn.ModuleList([nn.Linear(arch.time_dim, 4 * arch.width)])
 
     def forward(
-        self, x_BSD: Tensor, cos_BS1E: Tensor, sin_BS1E: Tensor, mask: Tensor | None, time_BF: Tensor | None
+        self, x_BSD: Tensor, cos_BS1E: Tensor, sin_BS1E: Tensor, seen_B: Tensor | None, time_BF: Tensor | None
     ) -> Tensor:
         """The tokens after the block.
 
         Args:
             x_BSD: tokens (B, S, D).
             cos_BS1E, sin_BS1E: their rotary angles (B, S, 1, E).
-            mask: which are looked at, bool (B, 1, 1, S); None: all.
+            seen_B: how many are looked at, from the first on, int32 (B,); None: all.
             time_BF: the time's vector (B, F), for a modulated block.
 
         Returns:
@@ -208,7 +209,7 @@ class TransformerBlock(Block):
             scale, gate, feed_scale, feed_gate = F.chunk(made, 4, dim=-1)
             scale, feed_scale = scale + 1.0, feed_scale + 1.0
             gate, feed_gate = F.tanh(gate), F.tanh(feed_gate)
-        found = self.attention(_before(self.attention_norm1, x_BSD, scale), cos_BS1E, sin_BS1E, mask)
+        found = self.attention(_before(self.attention_norm1, x_BSD, scale), cos_BS1E, sin_BS1E, seen_B)
         x_BSD = _after(self.attention_norm2, x_BSD, found, gate)
         if self.checkpointing == "mlp":
             return checkpoint(self._fed, x_BSD, feed_scale, feed_gate)
@@ -272,16 +273,15 @@ class ZImage(BlockNetwork):
         context_BTC = F.pad(context_BTC, (0, 0, 0, -context_BTC.shape[1] % UNIT))
         L, S = x_BLD.shape[1], x_BLD.shape[1] + context_BTC.shape[1]
         dtype = compute_dtype(nn.compute_copy(self.x_pad_token).dtype)
-        own_BT, seen_BT, turns = self.positions.placed(rows_B, context_BTC.shape[1], (h, w), dtype)
+        own_BT, seen_B, turns = self.positions.placed(rows_B, context_BTC.shape[1], (h, w), dtype)
         for block in self.noise_refiner:
             x_BLD = block(x_BLD, *turns.part(0, L), None, time_BF)
         c_BTD = self._embedded(context_BTC, own_BT)
         for block in self.context_refiner:
-            c_BTD = block(c_BTD, *turns.part(L, S), _of_keys(seen_BT), None)
+            c_BTD = block(c_BTD, *turns.part(L, S), seen_B, None)
         x_BSD = F.cat([x_BLD, c_BTD], dim=1)
-        mask = _of_keys(F.pad(seen_BT, (L, 0), value=True))
         for block in self.layers:
-            x_BSD = block(x_BSD, *turns, mask, time_BF)
+            x_BSD = block(x_BSD, *turns, seen_B + L, time_BF)
         out = self.final_layer(x_BSD[:, : h * w], time_BF).reshape(B, h, w, PATCH, PATCH, C)
         return out.permute(0, 1, 3, 2, 4, 5).reshape(B, H, W, C)
 
@@ -303,8 +303,3 @@ class ZImage(BlockNetwork):
         norm, linear = self.cap_embedder
         found_BTD: Tensor = linear(norm(context_BTC))
         return F.where(own_BT.unsqueeze(-1), found_BTD, nn.compute_copy(self.cap_pad_token).unsqueeze(0))
-
-
-def _of_keys(seen_BS: Tensor) -> Tensor:
-    """A mask as attention takes it: (B, 1, 1, S)."""
-    return seen_BS.reshape(seen_BS.shape[0], 1, 1, seen_BS.shape[1])

@@ -42,6 +42,7 @@ def scaled_dot_product_attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
+    key_value_seq_lengths: Array | None = None,
     rng: Rng | None = None,
     stream: int = DROPOUT,
 ) -> tuple[Array, Array]:
@@ -51,6 +52,8 @@ def scaled_dot_product_attention(
     With enable_gqa, key and value have fewer heads (dim -3), each for as many queries' heads in a row
     (arXiv 2305.13245). With dropout_p, each probability is zeroed with it and the others divided by 1 - dropout_p.
     Which ones is said by `rng`, whose samples are query's first dim, and `stream`, as in `dropout`.
+
+    With key_value_seq_lengths, as in JAX, what stands behind a sample's first keys is padding: no query looks at it.
 
     Args:
         xp: the array namespace.
@@ -62,6 +65,7 @@ def scaled_dot_product_attention(
         is_causal: whether query i looks at keys 0 to i alone.
         scale: factor of the scores; None: 1 / sqrt(E).
         enable_gqa: whether key and value have fewer heads, dim -3, than query.
+        key_value_seq_lengths: of each sample, the first dim of query, how many keys it has, whole numbers; None: all.
         rng: the random numbers of a step, which dropout needs.
         stream: the number of this dropout among those of a network.
 
@@ -69,10 +73,10 @@ def scaled_dot_product_attention(
         (..., L, V), and the log-sum-exp of each row of scores, (..., L, 1).
 
     Raises:
-        ShapeError: the shapes do not fit, or the mask holds whole numbers.
+        ShapeError: the shapes do not fit, the mask holds whole numbers, or the lengths do not.
         ValueError: `dropout_p` is no probability, or lacks its `rng`.
     """
-    inputs = Inputs(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    inputs = Inputs(query, key, value, attn_mask, is_causal, scale, enable_gqa, key_value_seq_lengths)
     dropout = Dropout(dropout_p, rng, stream)
     inputs.check()
     if attn_mask is not None and attn_mask.dtype.kind in "iu":
@@ -135,9 +139,15 @@ def _(xp: Namespace, g: Array, inputs: Inputs, saved: Saved, dropout: Dropout) -
     return (p * (dp - xp.sum(g * out, axis=-1, keepdims=True))).reshape(shape)
 
 
+scaled_dot_product_attention.non_differentiable("key_value_seq_lengths")
+
+
 def _over_group(xp: Namespace, g: Array, grouped: bool) -> Array:
     """The gradient of a key's head, summed over the queries' heads that share it."""
     return xp.sum(g, axis=-3, keepdims=True) if grouped else g
+
+
+_LENGTHS = np.array([300, 7])
 
 
 def _rng(samples: int) -> Rng:
@@ -158,6 +168,17 @@ scaled_dot_product_attention.samples(
     sample((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3), None, 0.4, rng=_rng(2)),
     sample((1, 4, 3, 2), (1, 2, 3, 2), (1, 2, 3, 2), (3, 3), 0.3, True, enable_gqa=True, rng=_rng(1), stream=20),
     sample((3, 4), (5, 4), (5, 4), None, 1.0, rng=_rng(1)),
+    sample((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 4), key_value_seq_lengths=np.array([5, 2])),
+    sample(
+        (2, 4, 3, 2),
+        (2, 2, 4, 2),
+        (2, 2, 4, 3),
+        (3, 4),
+        0.0,
+        True,
+        enable_gqa=True,
+        key_value_seq_lengths=np.array([1, 3]),
+    ),
 )
 scaled_dot_product_attention.errors(
     ErrorSample(sample((2, 4), (3, 5), (3, 5)), ShapeError, r"got \(2, 4\), \(3, 5\), \(3, 5\)"),
@@ -166,6 +187,14 @@ scaled_dot_product_attention.errors(
     ErrorSample(sample((2, 4), (2, 4), (2, 4), dropout_p=0.1), ValueError, "dropout_p needs rng"),
     ErrorSample(sample((2, 4), (2, 4), (2, 4), dropout_p=1.5), ValueError, r"in \[0, 1\], got 1.5"),
     ErrorSample(sample((2, 4), (2, 4), (2, 4), integers(2, 2, 2)), ShapeError, "a mask of truth .*, got int64"),
+    ErrorSample(
+        sample((2, 3, 4), (2, 5, 4), (2, 5, 4), key_value_seq_lengths=integers(5, 3)),
+        ShapeError,
+        r"one for each sample of query \(2, 3, 4\), got \(3,\) of int64",
+    ),
+    ErrorSample(
+        sample((2, 3, 4), (2, 5, 4), (2, 5, 4), key_value_seq_lengths=(2,)), ShapeError, "whole numbers, .* of float64"
+    ),
     ErrorSample(
         sample((3, 1, 2, 4), (3, 1, 2, 4), (3, 1, 2, 4), dropout_p=0.1, rng=_rng(2)), ShapeError, "rng has 2 samples"
     ),
@@ -201,4 +230,6 @@ scaled_dot_product_attention.perf_samples(
     sample((2, 2, 50, 160), (2, 2, 60, 160), (2, 2, 60, 160), booleans(2, 2, 50, 1)),
     sample((1, 2, 90, 128), (1, 2, 77, 128), (1, 2, 77, 64), np.tri(90, 77, -3) > 0),
     sample((2, 4, 1, 128), (2, 2, 300, 128), (2, 2, 300, 128), booleans(2, 1, 1, 300), enable_gqa=True),
+    sample((2, 4, 130, 128), (2, 2, 300, 128), (2, 2, 300, 128), enable_gqa=True, key_value_seq_lengths=_LENGTHS),
+    sample((2, 4, 300, 64), (2, 4, 300, 64), (2, 4, 300, 64), None, 0.0, True, key_value_seq_lengths=_LENGTHS),
 )

@@ -27,6 +27,7 @@ class Inputs(Arguments):
         is_causal: whether query i looks at keys 0 to i alone.
         scale: factor of the scores; None: 1 / sqrt(E).
         enable_gqa: whether key and value have fewer heads, dim -3, than query.
+        key_value_seq_lengths: of each sample, the first dim, how many keys are looked at, from the first on; None: all.
     """
 
     query: Array
@@ -36,6 +37,7 @@ class Inputs(Arguments):
     is_causal: bool
     scale: float | None
     enable_gqa: bool
+    key_value_seq_lengths: Array | None
 
     @property
     def factor(self) -> float:
@@ -54,6 +56,14 @@ class Inputs(Arguments):
             raise ShapeError(
                 "scaled_dot_product_attention: expected query (..., L, E), key (..., S, E), value (..., S, V), "
                 f"got {tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
+            )
+        lengths = self.key_value_seq_lengths
+        if lengths is None:
+            return
+        if query.ndim < 3 or lengths.shape != query.shape[:1] or lengths.dtype.kind not in "iu":
+            raise ShapeError(
+                "scaled_dot_product_attention: expected key_value_seq_lengths of whole numbers, one for each sample of "
+                f"query {tuple(query.shape)}, got {tuple(lengths.shape)} of {lengths.dtype.name}"
             )
 
     def by_group(self) -> Inputs:
@@ -83,6 +93,9 @@ class Inputs(Arguments):
         if self.attn_mask is not None:
             part = self.attn_mask[..., rows, :] if self.attn_mask.shape[-2] != 1 else self.attn_mask
             s = xp.where(part, s, -math.inf) if self.attn_mask.dtype == bool else s + part
+        if self.key_value_seq_lengths is not None:
+            lengths = self.key_value_seq_lengths.reshape(-1, *(1,) * (s.ndim - 1))
+            s = xp.where(xp.arange(s.shape[-1]) < lengths, s, -math.inf)
         return s
 
 

@@ -24,11 +24,20 @@ from .tiled import Problem, backward_tiles, forward_tiles, nowhere
 # ---- when ----------------------------------------------------------------------------------------------
 
 
-def _flash(query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, enable_gqa: bool) -> str:
+def _flash(
+    query: Array,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None,
+    dropout_p: float,
+    enable_gqa: bool,
+    key_value_seq_lengths: Array | None,
+) -> str:
     """Why cuDNN's flash attention cannot be used; "" if it can.
 
     Args:
-        query, key, value, attn_mask, dropout_p, enable_gqa: as in `scaled_dot_product_attention`.
+        query, key, value, attn_mask, dropout_p: as in `scaled_dot_product_attention`.
+        enable_gqa, key_value_seq_lengths: as there.
 
     Returns:
         The reason, or "".
@@ -37,6 +46,8 @@ def _flash(query: Array, key: Array, value: Array, attn_mask: Array | None, drop
         return "cuDNN drops other probabilities than the reference"
     if not query.ndim == key.ndim == value.ndim == 4 or 0 in (*query.shape, *key.shape, *value.shape):
         return "only (B, H, L, E), and not empty"
+    if attn_mask is not None and key_value_seq_lengths is not None:
+        return "a mask and lengths of keys at once"
     if query.shape[-2] == key.shape[-2] == 1:
         return "cuDNN has no plan for one query and one key"
     if reason := _head_sizes(query, value):
@@ -61,13 +72,15 @@ def _flash_with_mask(query: Array, attn_mask: Array | None) -> str:
     return "" if _capability(query) == 90 else "cuDNN's gradient of a mask was seen on compute capability 9.0 alone"
 
 
-def _plain(query: Array, key: Array, value: Array, attn_mask: Array | None) -> str:
+def _plain(query: Array, key: Array, value: Array, attn_mask: Array | None, key_value_seq_lengths: Array | None) -> str:
     """Why our kernels for flash attention cannot be used; "" if they can."""
-    return "no mask" if attn_mask is not None else _alike(query, key, value)
+    return "no mask" if attn_mask is not None else _alike(query, key, value, key_value_seq_lengths)
 
 
-def _alike(query: Array, key: Array, value: Array) -> str:
+def _alike(query: Array, key: Array, value: Array, key_value_seq_lengths: Array | None) -> str:
     """Why our gradients for flash attention, which take some masks, cannot be used; "" if they can."""
+    if key_value_seq_lengths is not None:
+        return "no lengths of keys"
     if query.shape[1] != key.shape[1]:
         return "no grouped heads"
     return "" if query.shape[-1] == value.shape[-1] else "values of another head size"
@@ -108,8 +121,9 @@ def _(k: Launcher, inputs: Inputs) -> tuple[Array, Array]:
     q, key, value = (unit(k, x) for x in (inputs.query, inputs.key, inputs.value))
     bias = None if inputs.attn_mask is None else masks.added(k, inputs.attn_mask, q, key)
     out, lse = like_rows(k, q, value.shape[-1]), k.empty((*q.shape[:-1], 1), np.dtype(np.float32))
-    k.cudnn.attention_forward(q, key, value, out, lse, inputs.factor, inputs.is_causal, bias)
-    if bias is not None:
+    lengths = masks.lengths(k, inputs)
+    k.cudnn.attention_forward(q, key, value, out, lse, inputs.factor, inputs.is_causal, bias, lengths)
+    if bias is not None or lengths is not None:
         masks.settle_blind_rows(k, lse)
     return out, lse
 
@@ -168,19 +182,25 @@ def _by_cudnn(
     Returns:
         The gradients of query, key and value.
     """
-    into = gradient_memory(k, inputs, targets)
+    into, lengths = gradient_memory(k, inputs, targets), masks.lengths(k, inputs)
+    if lengths is not None:
+        for gradient in into[1:]:  # cuDNN leaves that of padding as it was
+            gradient[...] = 0.0
     q, key, value, g = (unit(k, x) for x in (inputs.query, inputs.key, inputs.value, g))
     if g_bias is not None:  # which sums over what shares a row of the mask
         parts = [(slice(None), slice(None), slice(None))]
     else:
         parts = head_parts(q, key, k.multiprocessors, bias is not None)
     for samples, heads, groups in parts:
+        lengths_ = None if lengths is None else lengths[:, samples]
         of_queries = (x[samples, heads] for x in (q, saved.out, saved.lse, g, into[0]))
         of_keys = (x[samples, groups] for x in (key, value, *into[1:]))
         (q_, out_, lse_, g_, dq), (key_, value_, dk, dv) = of_queries, of_keys
         bias_ = None if bias is None else masks.part(bias, samples, heads)
         lse_, factor, causal = k.contiguous(lse_), inputs.factor, inputs.is_causal
-        k.cudnn.attention_backward(q_, key_, value_, out_, lse_, g_, dq, dk, dv, factor, causal, bias_, g_bias)
+        k.cudnn.attention_backward(
+            q_, key_, value_, out_, lse_, g_, dq, dk, dv, factor, causal, bias_, g_bias, lengths_
+        )
     return into
 
 

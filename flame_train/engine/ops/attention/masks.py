@@ -1,4 +1,4 @@
-"""A mask as cuDNN takes it: numbers to add to the scores, with a row for each query or one for all."""
+"""A mask as cuDNN takes it: numbers to add to the scores, with a row for each query or one for all; and lengths."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, bool_, float32
+from .inputs import Inputs
 from .layout import lies_in_packets
 
 _PACKET = 8  # numbers of 16 bits in 16 bytes
@@ -43,6 +44,15 @@ def added(k: Launcher, mask: Array, query: Array, key: Array) -> Array:
 def part(bias: Array, samples: slice, heads: slice) -> Array:
     """What `added` made, for some samples and heads; a dim of 1 is for all."""
     return bias[samples if bias.shape[0] > 1 else slice(None), heads if bias.shape[1] > 1 else slice(None)]
+
+
+def lengths(k: Launcher, inputs: Inputs) -> Array | None:
+    """How many queries and keys each sample has, int32 (2, B); None where all have all."""
+    if inputs.key_value_seq_lengths is None:
+        return None
+    both = k.xp.empty((2, inputs.query.shape[0]), np.int32)
+    both[0], both[1] = inputs.query.shape[2], inputs.key_value_seq_lengths
+    return both
 
 
 def settle_blind_rows(k: Launcher, lse: Array) -> None:

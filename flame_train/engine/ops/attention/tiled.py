@@ -44,6 +44,8 @@ def _why_not(inputs: Inputs, dropout_p: float) -> str:
     query, key, value, attn_mask = inputs.query, inputs.key, inputs.value, inputs.attn_mask
     if dropout_p:
         return "dropout takes the reference"
+    if inputs.key_value_seq_lengths is not None:
+        return "lengths of keys take the reference"
     if min(query.ndim, key.ndim, value.ndim) < 2 or query.ndim > 4 or 0 in (*query.shape, *key.shape, *value.shape):
         return "only (L, E) up to (B, H, L, E), and not empty"
     if attn_mask is not None and (attn_mask.ndim < 2 or attn_mask.dtype not in (np.dtype(bool), query.dtype)):

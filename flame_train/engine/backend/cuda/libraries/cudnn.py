@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from .....errors import DeviceFault, EnvironmentFault
-from ....dtype import Array, DType, bfloat16, float16, float32
+from ....dtype import Array, DType, bfloat16, float16, float32, int32
 from ....mode import mode
 from ..autotune_cache import AutotuneCache
 from ..autotuner import Autotuner
@@ -66,6 +66,7 @@ class CuDnn:
             float32: cudnn.data_type.FLOAT,
             float16: cudnn.data_type.HALF,
             bfloat16: cudnn.data_type.BFLOAT16,
+            int32: cudnn.data_type.INT32,
         }
         try:
             self._handle = cudnn.create_handle()
@@ -124,7 +125,16 @@ class CuDnn:
     # ---- attention -----------------------------------------------------------------------------------
 
     def attention_forward(
-        self, q: Array, k: Array, v: Array, out: Array, stats: Array, scale: float, causal: bool, bias: Array | None
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        out: Array,
+        stats: Array,
+        scale: float,
+        causal: bool,
+        bias: Array | None,
+        lengths: Array | None = None,
     ) -> None:
         """out and the rows' log-sum-exp for (B, H, L, D) operands of any strides with unit stride along D.
 
@@ -138,11 +148,13 @@ class CuDnn:
             stats: fp32 (B, H, L, 1), the log-sum-exp.
             scale: the factor of the scores.
             causal: whether a query attends to no later keys.
+            lengths: of each sample its queries and its keys, from the first on, int32 (2, B); what follows is padding.
         """
         mask = {} if bias is None else {"b": bias}
-        arrays = {"q": q, "k": k, "v": v, "o": out, "s": stats, **mask}
+        counts = _counts(lengths)
+        arrays = {"q": q, "k": k, "v": v, "o": out, "s": stats, **mask, **counts}
         layouts = sdpa_layouts(arrays, q)
-        key = ("sdpa", q.dtype, *flat(*layouts.values()), scale, causal, *mask)
+        key = ("sdpa", q.dtype, *flat(*layouts.values()), scale, causal, *mask, *counts)
 
         def build(g: Any, t: Callable[..., Any]) -> None:
             o, s = g.sdpa(
@@ -153,6 +165,7 @@ class CuDnn:
                 generate_stats=True,
                 use_causal_mask=causal,
                 **({"bias": t("b", layouts["b"])} if mask else {}),
+                **_padding(layouts, t),
             )[:2]
             t("o", layouts["o"], output=o)
             t("s", layouts["s"], output=s, dtype=float32)
@@ -174,6 +187,7 @@ class CuDnn:
         causal: bool,
         bias: Array | None,
         g_bias: Array | None = None,
+        lengths: Array | None = None,
     ) -> None:
         """The gradients of attention; bit-equal between runs where the mode asks for determinism.
 
@@ -187,14 +201,16 @@ class CuDnn:
             stats: fp32 (B, H, L, 1), as the forward pass wrote it.
             scale: the factor of the scores.
             causal: whether a query attends to no later keys.
+            lengths: as in `attention_forward`. Gradients of padding are not written.
         """
+        counts = _counts(lengths)
         inputs = {"q": q, "k": k, "v": v, "o": out, "g": g_out}
         results = {"dq": dq, "dk": dk, "dv": dv}
         masks = {n: x for n, x in (("b", bias), ("db", g_bias)) if x is not None}
         layouts = sdpa_layouts({**inputs, **results, **masks}, q)
         layouts["s"] = list(stats.shape), list(dense_strides(stats.shape))  # those of dims of 1 too: cuDNN compares
         exact = mode().deterministic
-        key = ("sdpa_backward", q.dtype, *flat(*layouts.values()), scale, causal, exact, *masks)
+        key = ("sdpa_backward", q.dtype, *flat(*layouts.values()), scale, causal, exact, *masks, *counts)
 
         def build(g: Any, t: Callable[..., Any]) -> None:
             made = g.sdpa_backward(
@@ -208,11 +224,12 @@ class CuDnn:
                 use_causal_mask=causal,
                 use_deterministic_algorithm=exact,
                 **{name: t(n, layouts[n]) for n, name in (("b", "bias"), ("db", "dBias")) if n in masks},
+                **_padding(layouts, t),
             )
             for name, tensor in zip(results, made, strict=False):
                 t(name, layouts[name], output=tensor)
 
-        self._run(key, q.dtype, build, {**inputs, **results, "s": stats, **masks})
+        self._run(key, q.dtype, build, {**inputs, **results, "s": stats, **masks, **counts})
 
     # ---- plans ---------------------------------------------------------------------------------------
 
@@ -333,6 +350,19 @@ class CuDnn:
             barred.append(notes.NONDETERMINISTIC)
         if barred:
             graph.deselect_numeric_notes(barred)
+
+
+def _counts(lengths: Array | None) -> dict[str, Array]:
+    """What `lengths` of `attention_forward` says of queries and of keys, each (B, 1, 1, 1); nothing for None."""
+    return {} if lengths is None else {f"len_{of}": lengths[i].reshape(-1, 1, 1, 1) for i, of in enumerate(("q", "kv"))}
+
+
+def _padding(layouts: dict[str, Layout], declare: Callable[..., Any]) -> dict[str, Any]:
+    """Arguments of cuDNN's attention for the lengths among what is laid out."""
+    given = {
+        f"seq_{name}": declare(name, layouts[name], dtype=int32) for name in ("len_q", "len_kv") if name in layouts
+    }
+    return {"use_padding_mask": True, **given} if given else {}
 
 
 @contextmanager
