@@ -18,6 +18,7 @@ import contextlib
 import datetime
 import fnmatch
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -150,7 +151,8 @@ def measured(folder: Path, row: dict[str, Any]) -> dict[str, Any]:
     for old in (run, folder / "images" / ".flame-cache"):
         shutil.rmtree(old, ignore_errors=True)
     pynvml.nvmlInit()
-    card = pynvml.nvmlDeviceGetHandleByIndex(0)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]  # NVML counts all cards
+    card = pynvml.nvmlDeviceGetHandleByIndex(int(visible))
     before = peak = pynvml.nvmlDeviceGetMemoryInfo(card).used
     begin = time.monotonic()
     with subprocess.Popen(command(file, row["gib"])) as process:
