@@ -52,8 +52,11 @@ torch.distributed.destroy_process_group()
 @pytest.mark.proof
 @pytest.mark.parity
 @pytest.mark.skipif(MPIRUN is None, reason="needs mpirun: pip install 'flame-train[multi]'")
-def test_pytorch_s_processes_get_the_mean_of_their_gradients():
+@pytest.mark.parametrize("by_torchrun", [False, True])
+def test_pytorch_s_processes_get_the_mean_of_their_gradients(by_torchrun: bool):
+    """Processes that torchrun started meet too: its agent tells PyTorch that a store is there already, elsewhere."""
     pytest.importorskip("torch")
     command = [MPIRUN, *OPEN_MPI, "-n", "2", sys.executable, "-c", PARALLEL]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRON)
+    env = {**ENVIRON, **({"TORCHELASTIC_USE_AGENT_STORE": "True"} if by_torchrun else {})}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=180)
     assert ended.returncode == 0, ended.stderr

@@ -132,11 +132,11 @@ def in_parallel(torch: Any, network: Any, device: str, group: ProcessGroup) -> A
     places = group.all_gather(mine)
     hosts = {place.rpartition(":")[0] for place in places}
     host, _, port = places[0].rpartition(":")
+    # Given a store of its own: by an address alone, processes that torchrun started would look for torchrun's there.
+    place = host if len(hosts) > 1 else "127.0.0.1"
+    store = torch.distributed.TCPStore(place, int(port), group.world, is_master=group.rank == 0)
     torch.distributed.init_process_group(
-        "gloo" if device == "cpu" else "nccl",
-        init_method=f"tcp://{host if len(hosts) > 1 else '127.0.0.1'}:{port}",
-        rank=group.rank,
-        world_size=group.world,
+        "gloo" if device == "cpu" else "nccl", store=store, rank=group.rank, world_size=group.world
     )
     return torch.nn.parallel.DistributedDataParallel(
         network,

@@ -207,7 +207,7 @@ class CuDnn:
         inputs = {"q": q, "k": k, "v": v, "o": out, "g": g_out}
         results = {"dq": dq, "dk": dk, "dv": dv}
         masks = {n: x for n, x in (("b", bias), ("db", g_bias)) if x is not None}
-        layouts = sdpa_layouts({**inputs, **results, **masks}, q)
+        layouts = sdpa_layouts({**inputs, **results, **masks, **counts}, q)
         layouts["s"] = list(stats.shape), list(dense_strides(stats.shape))  # those of dims of 1 too: cuDNN compares
         exact = mode().deterministic
         key = ("sdpa_backward", q.dtype, *flat(*layouts.values()), scale, causal, exact, *masks, *counts)
