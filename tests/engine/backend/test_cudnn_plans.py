@@ -61,7 +61,7 @@ def library(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> cudnn.CuDnn:
         __version__="1",
         create_handle=object,
         set_stream=lambda **_: None,
-        data_type=SimpleNamespace(FLOAT="f", HALF="h", BFLOAT16="b"),
+        data_type=SimpleNamespace(FLOAT="f", HALF="h", BFLOAT16="b", INT32="i"),
         heur_mode=SimpleNamespace(A="A", FALLBACK="B"),
         numerical_note=SimpleNamespace(TENSOR_CORE=0, DOWN_CONVERT_INPUTS=1, WINOGRAD=2, NONDETERMINISTIC=3),
         pygraph=lambda **_: Plan(),
@@ -94,6 +94,18 @@ def test_a_plan_made_keeps_no_array_alive(library: cudnn.CuDnn, gpu: Any, collec
 
     assert once()() is None
     assert gc.isenabled() is collector
+
+
+def test_a_convolution_works_in_no_more_than_a_few_times_its_operands(
+    library: cudnn.CuDnn, gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However fast the plan is that asks for more."""
+    limits = list[int]()
+    monkeypatch.setattr(Plan, "deselect_workspace_greater_than", lambda _, most: limits.append(most), raising=False)
+    small, large = ([gpu.empty((1, n, n, 128), np.dtype(np.float32)) for _ in range(3)] for n in (4, 1024))
+    for x, w, out in (small, large):
+        library.conv_forward(x, w, None, out, cudnn.Steps((1, 1), (0, 0), (1, 1)))
+    assert limits == [1 << 30, 4 * 3 * 4 * 1024 * 1024 * 128]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,11 @@ from .cudnn_layouts import Layout, Steps, flat, nhwc, sdpa_layouts, strided
 _LOG = logging.getLogger(__name__)
 _CANDIDATES = 8  # plans that are timed
 _WORKSPACE_BYTES = 1 << 28  # plans that need more are not timed
+_LEAST_LIMIT, _OF_OPERANDS = 1 << 30, 4
+"""A convolution's plan works in no more than this many bytes, or this many times its operands.
+
+The heuristic's first has been seen to ask for 165 GiB where a decoder of 144 channels makes an image.
+"""
 
 
 class CuDnn:
@@ -249,9 +254,9 @@ class CuDnn:
     def _make(self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None], arrays: dict[str, Array]) -> _Plan:
         """The plan kept on disk, or a new one; during a capture, in which nothing runs, a new one that is not timed."""
         question, capturing = f"{self._version} {key}", mode().capturing
-        plan = None if capturing else self._restored(key, self._cache.get(question))
-        if plan is None:
-            plan = self._described(key, dtype, build)
+        plan, most = None if capturing else self._restored(key, self._cache.get(question)), _most_bytes(key, arrays)
+        if plan is None or (most and plan.graph.get_workspace_size() > most):
+            plan = self._described(key, dtype, build, most)
             try:
                 if capturing or mode().deterministic:
                     plan.graph.build_plans()
@@ -264,8 +269,8 @@ class CuDnn:
         plan.workspace = plan.graph.get_workspace_size()
         return plan
 
-    def _described(self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None]) -> _Plan:
-        """The graph that `build` describes, with the plans that may be built for it."""
+    def _described(self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None], most: int) -> _Plan:
+        """The graph that `build` describes, with the plans that may be built for it; `most` is as of `_most_bytes`."""
         cudnn = self._cudnn
         full = cudnn.data_type.FLOAT
         graph = cudnn.pygraph(
@@ -292,6 +297,8 @@ class CuDnn:
             graph.build_operation_graph()
             graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
             self._restrict(graph, dtype, key[0])
+            if most:
+                graph.deselect_workspace_greater_than(most)
             graph.check_support()
         except (RuntimeError, cudnn.cudnnGraphNotSupportedError) as e:
             raise DeviceFault(f"cuDNN has no plan for {key}: {e}") from e
@@ -350,6 +357,13 @@ class CuDnn:
             barred.append(notes.NONDETERMINISTIC)
         if barred:
             graph.deselect_numeric_notes(barred)
+
+
+def _most_bytes(key: tuple[Any, ...], arrays: dict[str, Array]) -> int:
+    """What a plan may work in; 0 for attention's gradients, which write scores down: any."""
+    if key[0].startswith("sdpa"):
+        return 0
+    return max(_LEAST_LIMIT, _OF_OPERANDS * sum(int(a.nbytes) for a in arrays.values()))
 
 
 def _counts(lengths: Array | None) -> dict[str, Array]:
