@@ -185,7 +185,7 @@ def _by_cudnn(
     into, lengths = gradient_memory(k, inputs, targets), masks.lengths(k, inputs)
     if lengths is not None:
         for gradient in into[1:]:  # cuDNN leaves that of padding as it was
-            gradient[...] = 0.0
+            k.elementwise(("0.f",), {}, (gradient.dtype,), out=(gradient,))
     q, key, value, g = (unit(k, x) for x in (inputs.query, inputs.key, inputs.value, g))
     if g_bias is not None:  # which sums over what shares a row of the mask
         parts = [(slice(None), slice(None), slice(None))]
