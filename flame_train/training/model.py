@@ -134,6 +134,8 @@ class Model(ABC):
 
     flow: ClassVar[bool]
     """Whether it predicts the velocity of a flow; else noise or v."""
+    distilled_parts: ClassVar[tuple[str, ...]] = ()
+    """What the names of the denoiser's tensors begin with that a distilled checkpoint has beside those of its base."""
 
     name: str
     title: str

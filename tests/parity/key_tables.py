@@ -12,6 +12,38 @@ def shapes_of(module):
     return {name: tuple(t.shape) for name, t in module.state_dict().items()}
 
 
+def qwen3_vl_shapes(network, width, hidden):
+    """Names and shapes of Qwen3-VL as this class of transformers has it, with a small half for images."""
+    import torch
+    import transformers
+
+    config = transformers.Qwen3VLConfig(
+        text_config={
+            "vocab_size": 151936, "hidden_size": width, "num_hidden_layers": 36, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "intermediate_size": hidden, "head_dim": 128,
+        },
+        vision_config={"depth": 1, "out_hidden_size": width, "deepstack_visual_indexes": [0]},
+    )  # fmt: skip
+    with torch.device("meta"):
+        return shapes_of(getattr(transformers, network)(config))
+
+
+def lora_shapes(family, linear, ours, theirs, prefix, spell):
+    """Names and shapes of a LoRA on every linear layer, in one of the spellings.
+
+    `linear` are our paths. `spell` makes a path of one of ours; None: a path is diffusers'.
+    """
+    (component,) = family.components
+    paths = linear if spell else {path for module in component.modules.values() for path in module}
+    down, up = ("lora_down", "lora_up") if prefix == "lora_unet_" else ("lora_A", "lora_B")
+    names = {}
+    for path in sorted(paths):
+        rows, width = (ours if spell else theirs)[f"{path}.weight"]
+        spelled = prefix + (spell(path) if spell else path)
+        names |= {f"{spelled}.{down}.weight": (4, width), f"{spelled}.{up}.weight": (rows, 4)}
+    return names
+
+
 def check_bijective(table, ours, theirs):
     """Each of our names has one of theirs and the other way round, with the same shapes."""
     there, back = table.pull(ours), table.inverse.pull(theirs)

@@ -13,11 +13,11 @@ from flame_train.models.krea2.arch import Krea2Arch
 from flame_train.models.krea2.files import KREA2_FILES
 from flame_train.models.krea2.keys import base_modules, lora_family, resolve, transformer_to_diffusers
 from flame_train.models.krea2.transformer import Krea2
-from tests.parity.key_tables import check_bijective, check_values, shapes_of
+from tests.parity.key_tables import check_bijective, check_values, lora_shapes, qwen3_vl_shapes, shapes_of
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
@@ -35,15 +35,7 @@ def theirs():
 @pytest.fixture(scope="module")
 def text():
     """The names and shapes of Qwen3-VL-4B as transformers has them, with the half for images."""
-    config = transformers.Qwen3VLConfig(
-        text_config={
-            "vocab_size": 151936, "hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32,
-            "num_key_value_heads": 8, "intermediate_size": 9728, "head_dim": 128,
-        },
-        vision_config={"depth": 2, "out_hidden_size": 2560, "deepstack_visual_indexes": [0]},
-    )  # fmt: skip
-    with torch.device("meta"):
-        return shapes_of(transformers.Qwen3VLModel(config))
+    return qwen3_vl_shapes("Qwen3VLModel", 2560, 9728)
 
 
 def test_the_table_is_total_and_bijective(theirs):
@@ -94,15 +86,7 @@ def test_files_of_single_networks_are_told_apart(theirs, text):
 
 def file_names(theirs, prefix, spell):
     """The names and shapes of a LoRA on every linear layer, in one of the spellings."""
-    (component,) = lora_family().components
-    paths = LINEAR if spell else {path for module in component.modules.values() for path in module}
-    down, up = ("lora_down", "lora_up") if prefix == "lora_unet_" else ("lora_A", "lora_B")
-    names = {}
-    for path in sorted(paths):
-        rows, width = (OURS if spell else theirs)[f"{path}.weight"]
-        spelled = prefix + (spell(path) if spell else path)
-        names |= {f"{spelled}.{down}.weight": (4, width), f"{spelled}.{up}.weight": (rows, 4)}
-    return names
+    return lora_shapes(lora_family(), LINEAR, OURS, theirs, prefix, spell)
 
 
 @pytest.mark.parametrize(

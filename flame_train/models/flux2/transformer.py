@@ -27,7 +27,8 @@ from flame_train.models.common.latents import check_latents
 from flame_train.models.common.rope import Angles, Grids, RopeTables, grid, rope_angles
 from flame_train.models.flux.blocks import DoubleStreamBase, QKNorm, Stream, attend, modulated
 
-_FREQUENCIES: Final = 256  # the width of the sinusoid of times
+FREQUENCIES: Final = 256
+"""The width of the sinusoid of times."""
 _THETA: Final = 2000.0
 _APART: Final = 10  # control images stand at 10, 20, ... on the axis of images
 _EPS: Final = 1e-6
@@ -95,7 +96,7 @@ class Flux2Arch:
             eps=_EPS,
             patch_size=1,
             guidance_embeds=False,
-            timestep_guidance_channels=_FREQUENCIES,
+            timestep_guidance_channels=FREQUENCIES,
         )
         return arch
 
@@ -119,7 +120,7 @@ class MLPEmbedder(nn.Module):
     """A time's sinusoid to the model's width: linear, silu, linear."""
 
     def __init__(self, width: int) -> None:
-        self.in_layer = nn.Linear(_FREQUENCIES, width, bias=False)
+        self.in_layer = nn.Linear(FREQUENCIES, width, bias=False)
         self.out_layer = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -158,18 +159,18 @@ def _mlp(arch: Flux2Arch) -> nn.ModuleList:
 # The inputs of linear layers are rematerialized: their own inputs have the same size and are saved anyway.
 
 
-def _gated(x: Tensor) -> Tensor:
+def gated(x: Tensor) -> Tensor:
     """silu(gate) * value of [gate, value] (arXiv 2002.05202)."""
     gate, value = F.chunk(x, 2, dim=-1)
     return F.silu(gate) * value
 
 
 def _beside(found_BSD: Tensor, hidden_BSF: Tensor) -> Tensor:
-    return F.cat([found_BSD, _gated(hidden_BSF)], dim=-1)
+    return F.cat([found_BSD, gated(hidden_BSF)], dim=-1)
 
 
 def _feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
-    made = mlp[2](rematerialize(_gated, mlp[0](modulated(x_BLD, shift, scale))))
+    made = mlp[2](rematerialize(gated, mlp[0](modulated(x_BLD, shift, scale))))
     return F.gated_add(x_BLD, gate, made)
 
 
@@ -229,9 +230,9 @@ class SingleStreamBlock(Block):
 class FinalLayer(nn.Module):
     """Modulation, and the way back to a token's features."""
 
-    def __init__(self, arch: Flux2Arch) -> None:
-        self.linear = nn.Linear(arch.width, arch.channels, bias=False)
-        self.adaLN_modulation = nn.ModuleList([None, nn.Linear(arch.width, 2 * arch.width, bias=False)])
+    def __init__(self, width: int, channels: int) -> None:
+        self.linear = nn.Linear(width, channels, bias=False)
+        self.adaLN_modulation = nn.ModuleList([None, nn.Linear(width, 2 * width, bias=False)])
 
     def forward(self, x_BLD: Tensor, silu_vec_BD: Tensor) -> Tensor:
         shift, scale = F.chunk(self.adaLN_modulation[1](silu_vec_BD).unsqueeze(1), 2, dim=-1)
@@ -252,7 +253,7 @@ class Flux2(BlockNetwork):
         self.single_stream_modulation = Modulation(arch.width, 1)
         self.double_blocks = nn.ModuleList([DoubleStreamBlock(arch) for _ in range(arch.depth)])
         self.single_blocks = nn.ModuleList([SingleStreamBlock(arch) for _ in range(arch.single_depth)])
-        self.final_layer = FinalLayer(arch)
+        self.final_layer = FinalLayer(arch.width, arch.channels)
 
     def forward(
         self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, controls: Sequence[Tensor] = ()
@@ -278,7 +279,7 @@ class Flux2(BlockNetwork):
             check_latents("FLUX.2's transformer", latents, self.arch.channels, 1)
         B, H, W, C = x_BHWC.shape
         T = context_BTC.shape[1]
-        silu_vec_BD = F.silu(self.time_in(F.timestep_embedding(timesteps_B, _FREQUENCIES, dtype=x_BHWC.dtype)))
+        silu_vec_BD = F.silu(self.time_in(F.timestep_embedding(timesteps_B, FREQUENCIES, dtype=x_BHWC.dtype)))
         both = (*self.double_stream_modulation_img(silu_vec_BD), *self.double_stream_modulation_txt(silu_vec_BD))
         grids = tuple((image.shape[1], image.shape[2]) for image in images)
         turns = self.rope.of(T, grids, nn.compute_copy(self.img_in.weight))

@@ -55,18 +55,12 @@ def transformer_to_diffusers() -> KeyMap:
     return KeyMap(table(_ENDS, blocks, {"text": _TEXT_BLOCK, "block": _BLOCK}))
 
 
-# the text half of Qwen3-VL, whose half for images lies beside it and plays no part
-_TEXT_PREFIXES: Final = (
-    "text_encoders.qwen3vl_4b.transformer.model.",
-    "text_encoder/language_model.",
-    "text_encoder/model.language_model.",
-)
 COMPONENTS: Final = (
     transformer_component(
         *transformer_layouts("txtfusion.projector.", "text_fusion.projector.", lambda _: transformer_to_diffusers()),
     ),
     qwen_vae_component(),
-    qwen3.component("text_encoder", _TEXT_PREFIXES),
+    qwen3.component("text_encoder", qwen3.VL_4B_PREFIXES),
 )
 
 

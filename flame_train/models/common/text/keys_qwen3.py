@@ -23,6 +23,12 @@ _LAYER: Final = (
 )
 _BIASES: Final = tuple(f"self_attn.{part}.bias" for part in ("q_proj", "k_proj", "v_proj"))  # of Qwen2.5 alone
 _NAMES: Final = ("embed_tokens.weight", "norm.weight", *(f"layers.{{i}}.{name}" for name in (*_LAYER, *_BIASES)))
+VL_4B_PREFIXES: Final = (
+    "text_encoders.qwen3vl_4b.transformer.model.",
+    "text_encoder/language_model.",
+    "text_encoder/model.language_model.",
+)
+"""What stands before the text half of Qwen3-VL-4B in a model's files. Its half for images plays no part."""
 # what marks a scaled file, or serves products in fp8
 _EXTRAS: Final = re.compile(r"scaled_fp8|.*\.scale_input")
 
