@@ -23,11 +23,12 @@ from flame_train.models.flux3 import keys
 from flame_train.models.flux3.files import FLUX3_FILES
 from flame_train.models.flux3.transformer import Flux3, Flux3Arch
 from flame_train.text_encoders.qwen3 import THINKING
-from flame_train.training.control import controls_of
+from flame_train.training.control import ControlRule, controls_of
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
 from .family import Family, Networks, Opening, stated_in
 from .flow import FlowModel, opened_qwen3
+from .flux2 import control_placement
 from .lesson import Lesson
 
 _TAPS: Final = (4, 8, 12, 16, 20, 24, 28, 32)
@@ -72,6 +73,11 @@ class Flux3Model(FlowModel):
 
     def sigmas(self, steps: int, tokens: int) -> np.ndarray[Any, Any]:
         return dynamic_sigmas(steps, self.level_shift)
+
+    @property
+    def controls(self) -> ControlRule:
+        """As the pipeline places several. One alone it fills up to whole tokens, which cuts nothing off."""
+        return ControlRule(placed=control_placement)
 
     def sampler_problem(self, sampler: str) -> str:
         """The mean velocity over a step, which a flow map predicts, is what Euler's method asks for."""

@@ -181,7 +181,9 @@ class Model(ABC):
     @property
     def controls(self) -> ControlRule:
         """Which control images it takes."""
-        return ControlRule(f"{self.title} looks at no control images here; FLUX.2 klein and FLUX.1 Kontext do")
+        return ControlRule(
+            f"{self.title} looks at no control images here; FLUX.2 klein, FLUX.3 klein and FLUX.1 Kontext do"
+        )
 
     @abstractmethod
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:

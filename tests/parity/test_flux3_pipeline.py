@@ -13,7 +13,16 @@ from flame_train.data.padding import collate
 from flame_train.engine import no_grad, tensor
 from flame_train.errors import ConfigError
 from flame_train.recipes import FAMILIES, family_of
-from tests.parity.pipelines import PROMPT, check_refused_config, check_sample, opening, qwen_tokenizer, random
+from flame_train.training.control import by_name
+from tests.parity.pipelines import (
+    PROMPT,
+    check_refused_config,
+    check_sample,
+    control_images,
+    opening,
+    qwen_tokenizer,
+    random,
+)
 from tests.tools.test_sample import PLAIN
 
 torch = pytest.importorskip("torch")
@@ -99,31 +108,46 @@ def few_steps(tmp_path_factory):
     return assembled(diffusers.Flux3DistilledAutoBlocks(), True, path), path
 
 
-def test_sample_draws_what_the_pipeline_draws(pipeline, folder, tmp_path):
-    assert family_of(folder).name == "flux3"
+def drawing(pipeline):
+    """A call of a pipeline as `check_sample` wants it; the distilled one knows no guidance."""
 
     def drawn_by(guidance_scale, **given):
-        pipeline.update_components(guider=diffusers.ClassifierFreeGuidance(guidance_scale=guidance_scale))
+        if "guider" in pipeline.components:
+            pipeline.update_components(guider=diffusers.ClassifierFreeGuidance(guidance_scale=guidance_scale))
         return SimpleNamespace(images=pipeline(output="images", **given))
 
-    check_sample(folder, tmp_path / "image.png", (4, 6, 128), drawn_by)
+    return drawn_by
 
 
-def test_sample_draws_what_the_distilled_pipeline_draws(few_steps, tmp_path, monkeypatch):
+def test_sample_draws_what_the_pipeline_draws(pipeline, folder, tmp_path):
+    assert family_of(folder).name == "flux3"
+    check_sample(folder, tmp_path / "image.png", (4, 6, 128), drawing(pipeline))
+
+
+@pytest.mark.parametrize("sizes", [[(112, 64)], [(100, 70), (65, 90)]], ids=["one", "two"])
+def test_sample_draws_what_the_pipeline_draws_of_control_images(pipeline, folder, tmp_path, sizes):
+    """Two are cut to whole tokens; one alone has whole ones, as the pipeline would fill it up."""
+    files = control_images(tmp_path, *sizes)
+    plain = check_sample(folder, tmp_path / "plain.png", (4, 6, 128), drawing(pipeline))
+    found = check_sample(folder, tmp_path / "image.png", (4, 6, 128), drawing(pipeline), control=files)
+    assert np.abs(found - plain).max() > 5
+
+
+@pytest.mark.parametrize("sizes", [[], [(112, 64)]], ids=["", "control image"])
+def test_sample_draws_what_the_distilled_pipeline_draws(few_steps, tmp_path, monkeypatch, sizes):
     distilled, folder = few_steps
     monkeypatch.setitem(PLAIN, "guidance_scale", 1.0)
-
-    def drawn_by(guidance_scale, **given):
-        return SimpleNamespace(images=distilled(output="images", **given))
-
-    check_sample(folder, tmp_path / "image.png", (4, 6, 128), drawn_by, guidance_scale=1.0)
+    files = control_images(tmp_path, *sizes)
+    check_sample(folder, tmp_path / "image.png", (4, 6, 128), drawing(distilled), 1.0, files)
 
 
-def test_the_training_loss_is_that_of_diffusers_parts(pipeline, folder, off):
+@pytest.mark.parametrize("beside", [(), ((3, 5), (4, 2))], ids=["", "control images"])
+def test_the_training_loss_is_that_of_diffusers_parts(pipeline, folder, off, beside):
     """Of a batch whose captions have windows of other lengths; the pipeline reads each alone."""
     model = FAMILIES["flux3"].open(opening(folder))
     rng = np.random.default_rng(0)
     latents, noise = (rng.standard_normal((2, 4, 6, 128)).astype(np.float32) for _ in range(2))
+    controls = [rng.standard_normal((2, *size, 128)).astype(np.float32) for size in beside]
     levels = np.array([0.3, 0.875], np.float32)
     (encoder,) = model.text
     network, examples = encoder.load(device="cpu", dtype="fp32", precision="auto"), []
@@ -138,6 +162,7 @@ def test_the_training_loss_is_that_of_diffusers_parts(pipeline, folder, off):
     x, n, t = tensor(latents), tensor(noise), tensor(levels)
     cond = {name: tensor(a) for name, a in collate(examples, model.paddings).items()}
     assert cond["qwen3"].shape == (2, 160, 8 * 16)
+    cond |= by_name(map(tensor, controls))
     with no_grad():
         found = objective.losses(denoiser.denoise(objective.noised(x, n, t), t, cond), x, n, t).mean().item()
 
@@ -152,12 +177,16 @@ def test_the_training_loss_is_that_of_diffusers_parts(pipeline, folder, off):
             assert off(ours["qwen3"], states[0]) < 1e-5
             image, noises = (torch.from_numpy(a[i : i + 1]).flatten(1, 2) for a in (latents, noise))
             level = torch.from_numpy(levels[i : i + 1])
+            clean = [torch.from_numpy(each[i : i + 1]).flatten(1, 2) for each in controls]
+            ids = [before_denoise._prepare_image_ids(*size, 0.5, -(1 + k)) for k, size in enumerate(beside)]
             predicted = pipeline.transformer(
                 (1.0 - level) * image + level * noises,
                 states,
                 level,
                 before_denoise._prepare_image_ids(4, 6, 0.5),
                 before_denoise.Flux3TextRoPEInputsStep._prepare_text_ids(states),
+                torch.cat(clean, dim=1) if beside else None,
+                torch.cat(ids) if beside else None,
                 return_dict=False,
             )[0]
             errors.append(float(torch.mean((predicted - (noises - image)) ** 2)))
