@@ -18,7 +18,6 @@ import numpy as np
 
 from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
-from flame_train.engine.dtype import float32
 from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
 from flame_train.models.common.files.shapes import block_count, shape_of
 from flame_train.models.common.files.stated import NOTHING, Stated
@@ -103,14 +102,14 @@ class Flux3Arch:
 
 
 def position_angles(arch: Flux3Arch, text: int, grids: Grids) -> Angles:
-    """The angle by which each value of a head is rotated at each token, fp64 (S, E)."""
-    places = [np.zeros((text, 4))]
-    places[0][:, 3] = np.arange(text)
+    """The angle by which each value of a head is rotated at each token, of images and then of the text, fp64 (S, E)."""
+    places = []
     for number, size in enumerate(grids):
-        rows_columns = grid(*size)[:, 1:] * _SCALE
-        places.append(np.pad(rows_columns, ((0, 0), (1, 1))))
+        places.append(np.pad(grid(*size)[:, 1:] * _SCALE, ((0, 0), (1, 1))))
         places[-1][:, 3] = -number
-    return rope_angles(np.concatenate(places), arch.axes, _THETA)
+    of_text = np.zeros((text, 4))
+    of_text[:, 3] = np.arange(text)
+    return rope_angles(np.concatenate([*places, of_text]), arch.axes, _THETA)
 
 
 class Kinds(nn.Module):
@@ -136,12 +135,12 @@ class ParallelBlock(Block):
         self.mlp_in = nn.Linear(width, 2 * arch.mlp, bias=False)
         self.mlp_out = nn.Linear(arch.mlp, width, bias=False)
 
-    def forward(self, cos_S1E: Tensor, sin_S1E: Tensor, mask: Tensor | None, *kinds: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, cos_S1E: Tensor, sin_S1E: Tensor, seen_B: Tensor | None, *kinds: Tensor) -> tuple[Tensor, ...]:
         """The tokens after the block.
 
         Args:
             cos_S1E, sin_S1E: rotary angles of all tokens, (S, 1, E).
-            mask: which are looked at, bool (B, 1, 1, S); None: all.
+            seen_B: how many are looked at, from the first on, int32 (B,); None: all.
             kinds: of each kind of tokens in turn the tokens (B, L, D), and shift, scale and gate, (B, 1, D).
 
         Returns:
@@ -151,7 +150,7 @@ class ParallelBlock(Block):
         ungated = [part for own in each for part in own[:-1]]
         x_BSD = _modulated(*ungated)
         qkv = nn.grouped_linear([self.q_proj, self.k_proj, self.v_proj], x_BSD)
-        found_BSD = self.attn_out(attend([(self.norm, qkv)], cos_S1E, sin_S1E, mask))
+        found_BSD = self.attn_out(attend([(self.norm, qkv)], cos_S1E, sin_S1E, seen_B=seen_B))
         if self.checkpointing == "mlp":
             made_BSD = checkpoint(self._fed_anew, found_BSD, *ungated)
         else:
@@ -229,34 +228,35 @@ class Flux3(BlockNetwork):
 
         Raises:
             ShapeError: latents of other sizes.
+            ValueError: a flow map without `target_B`, or another network with it.
         """
+        if (target_B is None) == self.arch.flow_map:
+            raise ValueError("FLUX.3: expected the level that a step goes to for a flow map, and for no other network")
         check_latents("FLUX.3's transformer", x_BHWC, self.arch.channels, 1)
         for latents in controls:
             check_latents("FLUX.3's transformer", latents, self.arch.control_channels, 1)
         B, H, W, C = x_BHWC.shape
-        L, T = H * W, context_BTC.shape[1]
-        grids = tuple((image.shape[1], image.shape[2]) for image in (x_BHWC, *controls))
+        images, T = (x_BHWC, *controls), context_BTC.shape[1]
+        grids = tuple((image.shape[1], image.shape[2]) for image in images)
+        L, M = H * W, sum(rows * columns for rows, columns in grids)
         turns = self.rope.of(T, grids, nn.compute_copy(self.txt_in.weight))
-        seen_BT = _within(rows_B, T)
         image, still = self._times(times_B, target_B, x_BHWC)
         early, joint = self.early_stream_modulations, self.single_stream_modulations
 
         img = self.emb_in.image(x_BHWC.reshape(B, L, C)), early.image(image)
-        kinds = [(_through(self.content_mode_blocks.image, *img, _part(turns, T, T + L)), joint.image(image))]
+        kinds = [(_through(self.content_mode_blocks.image, *img, _part(turns, 0, L)), joint.image(image))]
         if controls:
             tokens = [latents.reshape(B, -1, latents.shape[3]) for latents in controls]
             one = self.emb_in.image_cond(F.cat(tokens, dim=1)), early.image_cond(still)
-            made = _through(self.content_mode_blocks.image_cond, *one, _part(turns, T + L, None))
+            made = _through(self.content_mode_blocks.image_cond, *one, _part(turns, L, M))
             kinds.append((made, joint.image_cond(still)))
-        txt = self.txt_in(context_BTC), early.txt(still)
-        made = _through(self.txt_mode_blocks, *txt, _part(turns, 0, T, _of_keys(seen_BT)))
-        kinds.insert(0, (made, joint.txt(still)))
-        mask = _of_keys(F.pad(seen_BT, (0, turns[0].shape[0] - T), value=True))
-        states = [tokens for tokens, _ in kinds]
+        txt = self.txt_in(context_BTC), early.txt(still)  # comes last, for attention to leave out what is behind it
+        kinds.append((_through(self.txt_mode_blocks, *txt, _part(turns, M, M + T, rows_B)), joint.txt(still)))
+        states, seen_B = [tokens for tokens, _ in kinds], rows_B + M
         for block in self.single_blocks:
             given = (part for tokens, (_, own) in zip(states, kinds, strict=True) for part in (tokens, *own))
-            states = block(*turns, mask, *given)
-        return self.final_layer.image(states[1], image).reshape(B, H, W, C)
+            states = block(*turns, seen_B, *given)
+        return self.final_layer.image(states[0], image).reshape(B, H, W, C)
 
     def _times(self, times_B: Tensor, target_B: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
         """silu of the vectors (B, D) of the image's time, and of 0, which the text and control images are told."""
@@ -282,22 +282,11 @@ def _blocks(arch: Flux3Arch, depth: int) -> nn.ModuleList:
 def _through(
     blocks: nn.ModuleList, x_BLD: Tensor, modulation: Sequence[Tensor], around: Sequence[Tensor | None]
 ) -> Tensor:
-    """Tokens of one kind after the blocks of their kind; `around` are their cosines and sines, and their mask."""
+    """Tokens of one kind after the blocks of their kind; `around` is what a block gets first."""
     for block in blocks:
         (x_BLD,) = block(*around, x_BLD, *modulation)
     return x_BLD
 
 
-def _part(turns: Sequence[Tensor], begin: int, end: int | None, mask: Tensor | None = None) -> list[Tensor | None]:
-    return [*(table[begin:end] for table in turns), mask]
-
-
-def _within(rows_B: Tensor, text: int) -> Tensor:
-    """Which of so many places are before each row count, bool (B, T)."""
-    places_1T = Tensor(rows_B.backend.xp.arange(text, dtype=np.float32)[None])
-    return places_1T < rows_B.to(float32).reshape(-1, 1)
-
-
-def _of_keys(seen_BS: Tensor) -> Tensor:
-    """A mask as attention takes it: (B, 1, 1, S)."""
-    return seen_BS.reshape(seen_BS.shape[0], 1, 1, seen_BS.shape[1])
+def _part(turns: Sequence[Tensor], begin: int, end: int, seen_B: Tensor | None = None) -> list[Tensor | None]:
+    return [*(table[begin:end] for table in turns), seen_B]
