@@ -16,6 +16,7 @@ from flame_train.recipes import FAMILIES, family_of
 from flame_train.training.control import by_name
 from tests.parity.pipelines import (
     PROMPT,
+    check_accepted,
     check_refused_config,
     check_sample,
     control_images,
@@ -246,3 +247,15 @@ def test_the_distilled_one_is_refused_as_a_base(pipeline, folder, few_steps):
     assert (model.sampling_defaults.steps, model.sampling_defaults.guidance_scale) == (16, 1.0)
     assert 'expected "euler"' in model.sampler_problem("heun")
     assert family.open(opening(folder)).sampler_problem("heun") == ""
+
+
+@pytest.mark.proof
+def test_the_folder_is_accepted(pipeline, folder, tmp_path, monkeypatch):
+    """Its image, and that with the LoRA it trained, beside the pipeline's; the networks are the folder's own."""
+    index = folder / "modular_model_index.json"
+    whole = index.read_text()
+    index.write_text(whole.replace(str(folder), "black-forest-labs/flux-3-image-klein-base"))
+    try:
+        check_accepted(monkeypatch, folder, tmp_path / "out", 4 * (2 + 2 + 2))
+    finally:
+        index.write_text(whole)

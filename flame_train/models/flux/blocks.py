@@ -53,16 +53,16 @@ def attend(
     mask: Tensor | None = None,
     seen_B: Tensor | None = None,
 ) -> Tensor:
-    """Attention of all streams' tokens, (B, S, D). Queries and keys are turned by positions.
+    """Attention of all streams' tokens, whose queries and keys are turned by positions.
 
     Args:
-        streams: what attends, one behind another.
-        cos_S1E, sin_S1E: rotary angles of all tokens, (S, 1, E).
+        streams: queries, keys and values of each stream, and their norms.
+        cos_S1E, sin_S1E: rotary angles of all positions, (S, 1, E).
         mask: which are looked at, bool (B, 1, 1, S); None: all.
-        seen_B: how many are looked at, from the first on, int32 (B,), which is faster than a mask; None: all.
+        seen_B: how many are looked at, from the first on, int32 (B,); None: all.
 
     Returns:
-        What each token found.
+        What all tokens find, (B, S, D).
     """
     norms = [norm for norm, _ in streams]
     queries, keys, values = zip(*([x.reshape(*x.shape[:2], -1, n.dim) for x in p] for n, p in streams), strict=True)

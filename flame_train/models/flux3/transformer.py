@@ -102,15 +102,14 @@ class Flux3Arch:
 
 
 def position_angles(arch: Flux3Arch, text: int, grids: Grids) -> Angles:
-    """The angle by which each value of a head is rotated at each token, fp64 (S, E)."""
+    """The angle by which each value of a head is rotated at each token, of images and then of the text, fp64 (S, E)."""
     places = []
     for number, size in enumerate(grids):
-        rows_columns = grid(*size)[:, 1:] * _SCALE
-        places.append(np.pad(rows_columns, ((0, 0), (1, 1))))
+        places.append(np.pad(grid(*size)[:, 1:] * _SCALE, ((0, 0), (1, 1))))
         places[-1][:, 3] = -number
-    places.append(np.zeros((text, 4)))
-    places[-1][:, 3] = np.arange(text)
-    return rope_angles(np.concatenate(places), arch.axes, _THETA)
+    of_text = np.zeros((text, 4))
+    of_text[:, 3] = np.arange(text)
+    return rope_angles(np.concatenate([*places, of_text]), arch.axes, _THETA)
 
 
 class Kinds(nn.Module):
@@ -229,15 +228,18 @@ class Flux3(BlockNetwork):
 
         Raises:
             ShapeError: latents of other sizes.
+            ValueError: a flow map without `target_B`, or another network with it.
         """
+        if (target_B is None) == self.arch.flow_map:
+            raise ValueError("FLUX.3: expected the level that a step goes to for a flow map, and for no other network")
         check_latents("FLUX.3's transformer", x_BHWC, self.arch.channels, 1)
         for latents in controls:
             check_latents("FLUX.3's transformer", latents, self.arch.control_channels, 1)
         B, H, W, C = x_BHWC.shape
-        L, T = H * W, context_BTC.shape[1]
-        grids = tuple((image.shape[1], image.shape[2]) for image in (x_BHWC, *controls))
+        images, T = (x_BHWC, *controls), context_BTC.shape[1]
+        grids = tuple((image.shape[1], image.shape[2]) for image in images)
+        L, M = H * W, sum(rows * columns for rows, columns in grids)
         turns = self.rope.of(T, grids, nn.compute_copy(self.txt_in.weight))
-        S = turns[0].shape[0]
         image, still = self._times(times_B, target_B, x_BHWC)
         early, joint = self.early_stream_modulations, self.single_stream_modulations
 
@@ -246,15 +248,14 @@ class Flux3(BlockNetwork):
         if controls:
             tokens = [latents.reshape(B, -1, latents.shape[3]) for latents in controls]
             one = self.emb_in.image_cond(F.cat(tokens, dim=1)), early.image_cond(still)
-            made = _through(self.content_mode_blocks.image_cond, *one, _part(turns, L, S - T))
+            made = _through(self.content_mode_blocks.image_cond, *one, _part(turns, L, M))
             kinds.append((made, joint.image_cond(still)))
-        txt = self.txt_in(context_BTC), early.txt(still)
-        made = _through(self.txt_mode_blocks, *txt, _part(turns, S - T, S, rows_B))
-        kinds.append((made, joint.txt(still)))  # last, so that attention leaves its padding out
-        states = [tokens for tokens, _ in kinds]
+        txt = self.txt_in(context_BTC), early.txt(still)  # comes last, for attention to leave out what is behind it
+        kinds.append((_through(self.txt_mode_blocks, *txt, _part(turns, M, M + T, rows_B)), joint.txt(still)))
+        states, seen_B = [tokens for tokens, _ in kinds], rows_B + M
         for block in self.single_blocks:
             given = (part for tokens, (_, own) in zip(states, kinds, strict=True) for part in (tokens, *own))
-            states = block(*turns, rows_B + (S - T), *given)
+            states = block(*turns, seen_B, *given)
         return self.final_layer.image(states[0], image).reshape(B, H, W, C)
 
     def _times(self, times_B: Tensor, target_B: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -281,7 +282,7 @@ def _blocks(arch: Flux3Arch, depth: int) -> nn.ModuleList:
 def _through(
     blocks: nn.ModuleList, x_BLD: Tensor, modulation: Sequence[Tensor], around: Sequence[Tensor | None]
 ) -> Tensor:
-    """Tokens of one kind after the blocks of their kind; `around` are their cosines, sines, and how many are seen."""
+    """Tokens of one kind after the blocks of their kind; `around` is what a block gets first."""
     for block in blocks:
         (x_BLD,) = block(*around, x_BLD, *modulation)
     return x_BLD

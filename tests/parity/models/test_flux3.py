@@ -146,6 +146,12 @@ def test_prediction_of_the_distilled_one(flow_map, stepped, bound, off):
     assert off(ours(model, elsewhere), found.numpy()) > 1e-2
 
 
+def test_a_target_is_for_a_flow_map_alone(pair, flow_map, batch, stepped):
+    for (model, _), given in ((pair, stepped), (flow_map, batch)):
+        with pytest.raises(ValueError, match="for a flow map, and for no other network"):
+            ours(model, given)
+
+
 def test_rows_behind_a_captions_own_do_not_matter(pair, batch, bound, off):
     """What stands there, and how many of them there are."""
     model, _ = pair
