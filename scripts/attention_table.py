@@ -90,6 +90,10 @@ SIZES = [
     Size("head of 256", 1, 16, 8, 4096, 4096, 256, "keys, bool"),
     Size("Flux at 2048", 1, 24, 24, 16384, 16384, 128),
     Size("dropout", 4, 16, 16, 1024, 1024, 64, dropout=0.1),
+    Size("dropout", 4, 10, 10, 4096, 4096, 64, dropout=0.1),
+    Size("dropout", 1, 24, 24, 4608, 4608, 128, dropout=0.1),
+    Size("dropout", 8, 32, 8, 512, 512, 128, causal=True, dropout=0.1),
+    Size("dropout", 4, 16, 16, 1024, 1024, 64, "keys, bool", dropout=0.1),
 ]
 
 

@@ -1,0 +1,51 @@
+"""Attention with dropout on tensor cores, run as C++ without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flame_train.engine.dtype import DType, bfloat16, float16
+from flame_train.engine.random import least_kept, uniform_of
+from tests.engine.backend.dropped import Case, check, check_what_falls
+
+CASES = [
+    Case((2, 2, 2, 150, 131), causal=True),
+    Case((2, 2, 1, 40, 77), mask="keys"),
+    Case((2, 4, 2, 33, 70), mask="pairs", causal=True),
+    Case((1, 2, 2, 131, 40), mask="added"),
+    Case((2, 1, 1, 5, 90), mask="added to keys"),
+    Case((1, 3, 1, 70, 50), (128, 128), causal=True),
+    Case((2, 2, 2, 65, 97), (80, 104), "pairs"),
+    Case((1, 2, 2, 1, 2), (40, 64)),
+    Case((1, 1, 1, 20, 30), (64, 8), p=0.9),
+]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_outputs_and_gradients(computing: Any, case: Case, dtype: DType) -> None:
+    check(case, dtype)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("sizes", [(2, 4, 2, 70, 64), (1, 2, 1, 20, 51)], ids=str)
+@pytest.mark.parametrize("head", [64, 128])
+@pytest.mark.parametrize("p", [1e-9, 0.1, 0.5])
+def test_the_same_probabilities_fall(computing: Any, sizes: Any, head: int, p: float) -> None:
+    check_what_falls(Case(sizes, (head, head), p=p), bfloat16)
+
+
+@pytest.mark.parametrize("p", [1e-9, 2.0**-24, 3 * 2.0**-24, 0.1, 0.3, 0.5, 0.9, 1 - 2.0**-24])
+def test_the_least_word_that_is_kept(p: float) -> None:
+    least = least_kept(p)
+    around = np.clip(least + np.arange(-513, 513), 0, 2**32 - 1).astype(np.uint32)
+    np.testing.assert_array_equal(uniform_of(around) >= np.float32(p), around >= least)
+
+
+def test_no_word_is_kept_where_all_is_dropped() -> None:
+    assert least_kept(1.0) == 2**32
+    assert uniform_of(np.array([2**32 - 1], np.uint32)) < 1
