@@ -58,5 +58,5 @@ extern "C" __global__ void philox_words(
   long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
   if (i >= total) return;
   const unsigned at = (unsigned)(step ? *step : host_step);
-  reinterpret_cast<uint4*>(words)[i] = philox((unsigned)blocks[i % count], at, (unsigned)samples[i / count], (unsigned)stream, seed);
+  reinterpret_cast<uint4*>(words)[i] = philox((unsigned)blocks[i % count], at, (unsigned)samples[i / count], (unsigned)stream, keys_of(seed));
 }

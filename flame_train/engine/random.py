@@ -314,6 +314,12 @@ def signed(seed: int) -> np.int64:
     return np.int64((seed & 0xFFFFFFFFFFFFFFFF) - (seed >> 63 & 1) * (1 << 64))
 
 
+def round_keys(seed: int) -> np.ndarray[Any, Any]:
+    """A seed's keys of all rounds, as philox.cuh takes them by value."""
+    words = [[(seed >> 32 * i) + n * _WEYL[i] & 0xFFFFFFFF for n in range(_ROUNDS)] for i in range(2)]
+    return np.array([tuple(words)], np.dtype([("even", "u4", _ROUNDS), ("odd", "u4", _ROUNDS)]))
+
+
 def kernel_step(step: Array | int) -> tuple[Any, np.int64]:
     """A step as kernels take it: its place on the device, or a null pointer and the number."""
     if isinstance(step, int) or backend_of(step).kernels is None:

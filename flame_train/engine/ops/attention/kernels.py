@@ -19,8 +19,8 @@ from .attention import scaled_dot_product_attention
 from .flops import backward_flops, forward_flops
 from .head_split import head_parts
 from .inputs import Dropout, Inputs, Saved
-from .layout import gradient_memory, in_packets, like_rows, nowhere, unit
-from .tiled import Problem, backward_tiles, forward_tiles
+from .layout import gradient_memory, in_packets, like_rows, unit
+from .tiled import Problem, backward_tiles, forward_tiles, nowhere
 
 # ---- when ----------------------------------------------------------------------------------------------
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from ...autograd.grad_target import GradTargets
 from ...backend.cuda.launcher import Launcher
-from ...dtype import Array, bool_
+from ...dtype import Array
 from .inputs import Inputs
 
 
@@ -31,17 +31,6 @@ def in_packets(k: Launcher, x: Array) -> Array:
 def placed(arrays: Iterable[Array]) -> list[Any]:
     """A kernel's arguments for arrays (B, H, L, E): each, followed by its strides of B, H and L in elements."""
     return [given for x in arrays for given in (x, *(np.int64(s // x.itemsize) for s in x.strides[:3]))]
-
-
-def placed_mask(k: Launcher, mask: Array | None, shape: Sequence[int]) -> tuple[Any, int, tuple[int, ...]]:
-    """A kernel's arguments for a mask of scores of a `shape` (B, H, L, S): itself, its kind, its strides in elements.
-
-    The kind is 0 for none, 1 for truth values, 2 for numbers to add. Raises ValueError unless it broadcasts.
-    """
-    if mask is None:
-        return nowhere(), 0, (0, 0, 0, 0)
-    strides = tuple(n // mask.itemsize for n in k.xp.broadcast_to(mask, tuple(shape)).strides)
-    return mask, 1 if mask.dtype == bool_ else 2, strides
 
 
 def like_rows(k: Launcher, x: Array, width: int | None = None) -> Array:
@@ -73,8 +62,3 @@ def gradient_memory(k: Launcher, inputs: Inputs, targets: GradTargets) -> list[A
     rest = {n: x for n, x in wanted if n not in places}
     made = {**places, **dict(zip(rest, _rows_together(k, *rest.values()), strict=True))}
     return [made["query"], made["key"], made["value"]]
-
-
-def nowhere() -> Any:
-    """A null pointer, for an argument that a kernel does not read."""
-    return np.uint64(0)

@@ -4,16 +4,18 @@
 // 16 * M of the rows. Scores are a warp's sums, which it drops and makes weights of without leaving registers.
 //
 // Contract: HEAD is at least E and V, which are multiples of 8. q and g are (B, heads, L, E or V), k and v (B, heads /
-// group, S, E or V). Rows are dense and lie at multiples of 16 bytes; distances are in elements. mask: none (0), bool (1)
-// or T, added (2), at (batch, head, query, key) times its strides. A probability is kept, times `kept`, where its random
-// word is at least `limit`. That is word (head * L + query) * ceil(S / 4) * 4 + key of what engine/random.py draws for
-// (seed, stream, step, sample). The step is at `step` or, where that is null, `host_step`. Grid: blocks of own rows times
-// heads. Outputs are assigned (=). Each sum has one owner and a fixed order: equal inputs give equal bits.
+// group, S, E or V). Rows are dense and lie at multiples of 16 bytes; distances are in elements. mask, if not null, is
+// added to the scores, and bars by minus infinity. Its rows are dense, with room for whole multiples of 128 keys. A
+// probability is kept, times `kept`, where its random word is at least `limit`. That is word (head * L + query) * ceil(S /
+// 4) * 4 + key of what engine/random.py draws for (seed, stream, step, sample), `keys` being the seed's. The step is at
+// `step` or, where that is null, `host_step`. Grid: blocks of own rows times heads. Outputs are assigned (=). Each sum has
+// one owner and a fixed order: equal inputs give equal bits.
 #pragma once
 #include "backend/cuda/copy_async.cuh"
 #include "backend/cuda/mma.cuh"
-#include "ops/attention/masked.cuh"
 #include "philox.cuh"
+
+#define INF __int_as_float(0x7f800000)
 
 const int D = HEAD, WARPS = 4, THREADS = 32 * WARPS, ROW_BYTES = 2 * D;
 
@@ -24,11 +26,12 @@ struct Rows {
 };
 struct Problem {
   Rows q, k, v, g, out, out2;
+  Keys keys;
   float* rows;
-  const void* mask;
+  const T* mask;
   const long long *samples, *step;
-  long long host_step, stream, seed, mask_batch, mask_head, mask_query, mask_key;
-  int masked, causal, heads, group, L, S, E, V;
+  long long host_step, stream, mask_batch, mask_head, mask_query;
+  int causal, heads, group, L, S, E, V;
   float scale;
   unsigned limit;
   float kept;
@@ -116,35 +119,42 @@ template <bool BY_KEY, int M, int N>
 __device__ __forceinline__ void scores(float (&s)[M][N][4], const Problem& p, int batch, int head, int row, int col) {
   const int KEYS = BY_KEY ? 16 * M : 8 * N;
   int query = BY_KEY ? col : row, key = BY_KEY ? row : col, lane = threadIdx.x % 32;
-  bool whole = !p.masked && key + KEYS <= p.S && !(p.causal && key + KEYS - 1 > query);
+  bool edge = key + KEYS > p.S || (p.causal && key + KEYS - 1 > query);
   float factor = p.scale * LOG2E;
-  long long at = batch * p.mask_batch + head * p.mask_head;
+  const T* mask = p.mask + batch * p.mask_batch + head * p.mask_head;
+  auto each = [&](auto change) {
 #pragma unroll
-  for (int i = 0; i < M; i++)
+    for (int i = 0; i < M; i++)
 #pragma unroll
-    for (int n = 0; n < N; n++)
+      for (int n = 0; n < N; n++)
 #pragma unroll
-      for (int e = 0; e < 4; e++) {
-        if (whole) {
-          s[i][n][e] *= factor;
-        } else {
+        for (int e = 0; e < 4; e++) {
           int own = 16 * i + lane / 4 + e / 2 * 8, other = 8 * n + lane % 4 * 2 + e % 2;
-          int a = query + (BY_KEY ? other : own), b = key + key_at(BY_KEY ? own : other);
-          s[i][n][e] = masked(p, s[i][n][e] * p.scale, at, a, b) * LOG2E;
+          change(s[i][n][e], query + (BY_KEY ? other : own), key + key_at(BY_KEY ? own : other));
         }
-      }
+  };
+  each([&](float& x, int, int) { x *= factor; });
+  if (p.mask)
+    each([&](float& x, int a, int b) {
+      float more = to_float(mask[min(a, p.L - 1) * p.mask_query + b]);
+      x = more == -INF ? -INF : fmaf(more, LOG2E, x);
+    });
+  if (edge)
+    each([&](float& x, int a, int b) {
+      if (b >= p.S || (p.causal && b > a)) x = -INF;
+    });
 }
 
 // The random words of a head's probabilities
 struct Words {
+  const Keys& keys;
   u32 step, sample, stream, first, per_row;
-  long long seed;
   __device__ Words(const Problem& p, int batch, int head)
-      : step(p.step ? *p.step : p.host_step), sample(p.samples[batch]), stream(p.stream), first(head * p.L),
-        per_row((p.S + 3) / 4), seed(p.seed) {}
+      : keys(p.keys), step(p.step ? *p.step : p.host_step), sample(p.samples[batch]), stream(p.stream), first(head * p.L),
+        per_row((p.S + 3) / 4) {}
   // Of four keys in a row
   __device__ uint4 of(int query, int key) const {
-    return philox((first + query) * per_row + key / 4, step, sample, stream, seed);
+    return philox((first + query) * per_row + key / 4, step, sample, stream, keys);
   }
 };
 
@@ -173,12 +183,12 @@ __device__ __forceinline__ void leave(
       T* q, long long q_batch, long long q_head, long long q_row, T* k, long long k_batch, long long k_head,          \
       long long k_row, T* v, long long v_batch, long long v_head, long long v_row, T* g, long long g_batch,           \
       long long g_head, long long g_row, T* out, long long out_batch, long long out_head, long long out_row, T* out2, \
-      long long out2_batch, long long out2_head, long long out2_row, float* rows, const void* mask,                   \
-      const long long* samples, const long long* step, long long host_step, long long stream, long long seed,         \
-      long long mask_batch, long long mask_head, long long mask_query, long long mask_key, int masked, int causal,    \
-      int heads, int group, int L, int S, int E, int V, float scale, unsigned limit, float kept) {                    \
+      long long out2_batch, long long out2_head, long long out2_row, float* rows, const T* mask,                      \
+      const long long* samples, const long long* step, long long host_step, long long stream, const Keys keys,        \
+      long long mask_batch, long long mask_head, long long mask_query, int causal, int heads, int group, int L,       \
+      int S, int E, int V, float scale, unsigned limit, float kept) {                                                 \
     RUN({{q, q_batch, q_head, q_row}, {k, k_batch, k_head, k_row}, {v, v_batch, v_head, v_row},                       \
          {g, g_batch, g_head, g_row}, {out, out_batch, out_head, out_row}, {out2, out2_batch, out2_head, out2_row},   \
-         rows, mask, samples, step, host_step, stream, seed, mask_batch, mask_head, mask_query, mask_key, masked,     \
-         causal, heads, group, L, S, E, V, scale, limit, kept});                                                      \
+         keys, rows, mask, samples, step, host_step, stream, mask_batch, mask_head, mask_query, causal, heads, group, \
+         L, S, E, V, scale, limit, kept});                                                                            \
   }

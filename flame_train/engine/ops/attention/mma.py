@@ -8,16 +8,17 @@ import numpy as np
 
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
-from ...random import check_rng, kernel_step, least_kept, signed
+from ...random import check_rng, kernel_step, least_kept, round_keys
 from ..common import conditions
 from . import masks
 from .factors import query_factors
 from .flops import backward_flops, forward_flops
 from .inputs import Dropout, Inputs, Saved
-from .layout import in_packets, nowhere, placed, placed_mask
+from .layout import in_packets, placed
+from .tiled import nowhere
 
 _THREADS, _WARPS, _WARP_ROWS = 128, 4, 16  # as in mma.cuh
-_OWN = 2 * _WARP_ROWS * _WARPS  # queries of a block
+_OWN = 2 * _WARP_ROWS * _WARPS  # rows of a block, at most
 _TILE_BYTES = 8192  # of a tile that passes forward
 _GRADIENT_TILE = 32
 _WORDS = 1 << 32
@@ -56,7 +57,10 @@ class Problem:
         self.k = k
         self.q, self.key, self.value = (in_packets(k, x) for x in (inputs.query, inputs.key, inputs.value))
         shape = (*self.q.shape[:3], self.key.shape[2])
-        mask, kind, strides = placed_mask(k, inputs.attn_mask, shape)
+        mask, strides = nowhere(), (0, 0, 0)
+        if inputs.attn_mask is not None:
+            mask = masks.added(k, inputs.attn_mask, self.q, self.key, _OWN)
+            strides = tuple(n // mask.itemsize for n in k.xp.broadcast_to(mask, shape).strides[:3])
         rng = check_rng(dropout.rng, "scaled_dot_product_attention: dropout_p")
         samples = k.contiguous(k.xp.asarray(rng.samples).astype(np.int64, copy=False))
         _, heads, queries, keys = shape
@@ -66,9 +70,9 @@ class Problem:
             samples,
             *kernel_step(rng.step),
             np.int64(dropout.stream),
-            signed(rng.seed),
+            round_keys(rng.seed),
             *map(np.int64, strides),
-            *map(np.int32, (kind, inputs.is_causal, *sizes)),
+            *map(np.int32, (inputs.is_causal, *sizes)),
             np.float32(inputs.factor),
             np.uint32(least_kept(dropout.dropout_p)),
             np.float32(1.0 / (1.0 - dropout.dropout_p)),

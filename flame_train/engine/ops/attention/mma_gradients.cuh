@@ -149,7 +149,7 @@ __device__ __forceinline__ void of_keys(const Problem& p) {
         float2 drop = pair_from(stage + 2 * TILE_BYTES + 4 * (TILE + 8 * n + lane % 4 * 2));
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-          bool there = kept[e % 2] >> (4 * (N * i + n) + e / 2 * 2) & 1;
+          bool there = static_cast<int>(kept[e % 2] << (31 - 4 * (N * i + n) - e / 2 * 2)) < 0;
           float x = exp2_of(s[i][n][e] + (e % 2 ? factor.y : factor.x));
           s[i][n][e] = there ? x : 0.f;
           dp[i][n][e] = x * fmaf(there ? dp[i][n][e] : 0.f, p.kept, e % 2 ? drop.y : drop.x);

@@ -16,7 +16,7 @@
 // strides, batch * heads + head counting q's heads. `wide`: E and V are multiples of 4 and all addresses of 16 bytes.
 // Grid: tiles of ROWS own rows times heads; block: THREADS. Outputs are assigned (=).
 #pragma once
-#include "ops/attention/masked.cuh"
+#include "backend/cuda/common.cuh"
 
 enum Kind { FORWARD, VALUE, QUERY, KEY };
 
@@ -29,6 +29,7 @@ const int TX = D > 128 ? 32 : 16, TY = THREADS / TX, RM = ROWS / TY, RC = D / TX
 const int KC = 16, JC = 2048 / D;
 const int PITCH = KC + 4, STRIDE = ROWS + 4;  // keep eight rows' packets of four in different banks
 const int STAGE = 2 * ROWS * PITCH;
+#define INF __int_as_float(0x7f800000)
 
 struct Problem {
   const T *q, *k, *v, *g;
@@ -175,6 +176,15 @@ __device__ __forceinline__ void accumulate(float (&sum)[RM][RC], const float* we
         }
     }
   }
+}
+
+// A score after edges, causality and mask; `at` is where the head's mask begins
+__device__ __forceinline__ float masked(const Problem& p, float s, long long at, int query, int key) {
+  bool seen = query < p.L && key < p.S && !(p.causal && key > query);
+  at += query * p.mask_query + key * p.mask_key;
+  if (p.masked == 1) seen = seen && static_cast<const bool*>(p.mask)[at];
+  if (p.masked == 2 && seen) s += to_float(static_cast<const T*>(p.mask)[at]);
+  return seen ? s : -INF;
 }
 
 // The products of a tile as scores. Tiles that edges, causality or a mask touch go through `mine`, the thread's part of

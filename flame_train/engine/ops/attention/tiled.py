@@ -11,7 +11,6 @@ from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ..common import conditions
 from .inputs import Inputs
-from .layout import placed_mask
 
 _THREADS = {64: 128, 128: 128, 256: 128, 512: 256}  # by the largest head size of a file: its THREADS
 _ROWS = 64  # rows of a tile
@@ -71,8 +70,11 @@ class Problem:
         sizes = (*query.shape[-2:], *value.shape[-2:])  # L, E, S, V
         aligned = all(x.data.ptr % 16 == 0 for x in (self.q, self.key, self.value, *self.others))
         wide = aligned and sizes[1] % 4 == 0 and sizes[3] % 4 == 0
-        full = (1,) * (4 - query.ndim) + (*query.shape[:-1], key.shape[-2])
-        self.mask, kind, strides = placed_mask(k, attn_mask, full)
+        self.mask, kind, strides = nowhere(), 0, (0, 0, 0, 0)
+        if attn_mask is not None:
+            full = (1,) * (4 - query.ndim) + (*query.shape[:-1], key.shape[-2])
+            self.mask, kind = attn_mask, 1 if attn_mask.dtype == bool else 2
+            strides = tuple(n // attn_mask.itemsize for n in k.xp.broadcast_to(attn_mask, full).strides)
         groups = query.shape[-3] if query.ndim > 2 else 1, self.heads[0] // self.heads[1]
         ints = (kind, inputs.is_causal, wide, *groups, sizes[0], sizes[2], sizes[1], sizes[3])
         self.numbers = (*map(np.int32, ints), *map(np.int64, strides), np.float32(inputs.factor))
@@ -103,3 +105,8 @@ class Problem:
         sizes = (np.int32(result.size), np.int32(out.shape[-1]))
         self.k.launch(self.file, "attention_drop", self.dtype, (-(-result.size // 4),), 128, (g, out, result, *sizes))
         return result
+
+
+def nowhere() -> Any:
+    """A null pointer, for an argument that a kernel does not read."""
+    return np.uint64(0)
