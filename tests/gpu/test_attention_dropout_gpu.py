@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 CASES = [
     *(
         Case(sizes, (head, head), mask, causal, p=0.1)
-        for mask in ("", "keys", "pairs", "added", "added to keys")
+        for mask in ("", "keys", "pairs", "added", "added to keys", "lengths")
         for causal in (False, True)
         for sizes, head in (((2, 6, 2, 333, 131), 128), ((3, 4, 4, 200, 257), 64))
     ),
@@ -113,6 +113,22 @@ def test_a_captured_step_draws_new_numbers() -> None:
         fixed = how | {"rng": Rng(rng.xp, rng.seed, number, rng.samples)}
         for a, b in zip(kept, made(given, fixed, g), strict=True):
             np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def test_padding_is_not_read() -> None:
+    """Numbers that are none change nothing."""
+    found = []
+    for filling in (0.0, np.nan):
+        (q, k, v, *rest), how, g = call(Case((3, 4, 2, 130, 200), mask="lengths"), bfloat16, bfloat16, "cuda")
+        ends = how["key_value_seq_lengths"].numpy()[:, None, None, None]
+        padding = np.arange(200)[:, None] >= ends
+        filled = [np.where(padding, filling, x.float().numpy()) for x in (k, v)]
+        k, v = (flame.tensor(x, bfloat16, "cuda", requires_grad=True) for x in filled)
+        found.append([x.numpy() for x in made([q, k, v, *rest], how, g)])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a, b)
+    for x in found[0][2:]:
+        assert not x[np.broadcast_to(padding, (*x.shape[:3], 1))[..., 0]].any()
 
 
 @pytest.mark.parametrize("causal", [False, True])

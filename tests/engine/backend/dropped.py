@@ -25,7 +25,10 @@ SAMPLES = np.array([4, 2**31 + 1, 0])
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes (batch, heads, key heads, queries, keys), head sizes of keys and values, and what bars keys."""
+    """Sizes (batch, heads, key heads, queries, keys), head sizes of keys and values, and what bars keys.
+
+    With "lengths" there is no mask; the second sample has no keys.
+    """
 
     sizes: tuple[int, int, int, int, int]
     head: tuple[int, int] = (64, 64)
@@ -42,7 +45,7 @@ class Case:
 def mask_of(case: Case) -> Values | None:
     """Truth values of keys or pairs, or numbers to add."""
     rng, (batch, heads, _, queries, keys) = np.random.default_rng(5), case.sizes
-    if not case.mask:
+    if case.mask in ("", "lengths"):
         return None
     if case.mask == "keys":
         return np.arange(keys) < np.array([keys // 3 + 1, keys, 1])[:batch, None, None, None]
@@ -70,7 +73,15 @@ def call(case: Case, drawn: DType, dtype: DType, device: str) -> tuple[list[Any]
     if mask is not None:
         kind = None if mask.dtype == bool else dtype
         mask = flame.tensor(mask if kind is None else mask.astype(drawn), kind, device)
-    how = {"enable_gqa": heads != key_heads, "rng": chance(device, batch), "stream": 40}
+    lengths = (
+        flame.tensor(np.array([keys, 0, keys // 3 + 1][:batch]), device=device) if case.mask == "lengths" else None
+    )
+    how = {
+        "enable_gqa": heads != key_heads,
+        "rng": chance(device, batch),
+        "stream": 40,
+        "key_value_seq_lengths": lengths,
+    }
     return [q, k, v, mask, case.p, case.causal], how, g.detach()
 
 

@@ -37,6 +37,7 @@ CASES = [
     Case((2, 1, 1, 5, 90), mask="added to keys"),
     Case((1, 3, 1, 70, 50), (128, 128), causal=True),
     Case((2, 2, 2, 65, 97), (80, 104), "pairs"),
+    Case((3, 2, 1, 40, 150), mask="lengths"),
     Case((1, 2, 2, 1, 2), (40, 64)),
     Case((1, 1, 1, 20, 30), (64, 8), p=0.9),
 ]

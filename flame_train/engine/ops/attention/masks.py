@@ -1,4 +1,4 @@
-"""A mask as cuDNN and mma.cuh take it: numbers to add to the scores, a row for each query or one for all; and lengths."""
+"""A mask as tensor cores take it: numbers to add to scores, with a row for each query or one for all; and lengths."""
 
 from __future__ import annotations
 

@@ -5,11 +5,11 @@
 //
 // Contract: HEAD is at least E and V, which are multiples of 8. q and g are (B, heads, L, E or V), k and v (B, heads /
 // group, S, E or V). Rows are dense and lie at multiples of 16 bytes; distances are in elements. mask, if not null, is
-// added to the scores, and bars by minus infinity. Its rows are dense, with room for whole multiples of 128 keys. A
-// probability is kept, times `kept`, where its random word is at least `limit`. That is word (head * L + query) * ceil(S /
-// 4) * 4 + key of what engine/random.py draws for (seed, stream, step, sample), `keys` being the seed's. The step is at
-// `step` or, where that is null, `host_step`. Grid: blocks of own rows times heads. Outputs are assigned (=). Each sum has
-// one owner and a fixed order: equal inputs give equal bits.
+// added to the scores, and bars by minus infinity. Its rows are dense, with room for whole multiples of 128 keys. lengths,
+// if not null, say how many keys each sample has. A probability is kept, times `kept`, where its random word is at least
+// `limit`. That is word (head * L + query) * ceil(S / 4) * 4 + key of what engine/random.py draws for (seed, stream, step,
+// sample). The step is at `step` or, where that is null, `host_step`. Grid: blocks of own rows times heads. Outputs are
+// assigned (=). Each sum has one owner and a fixed order: equal inputs give equal bits.
 #pragma once
 #include "backend/cuda/copy_async.cuh"
 #include "backend/cuda/mma.cuh"
@@ -26,15 +26,18 @@ struct Rows {
 };
 struct Problem {
   Rows q, k, v, g, out, out2;
-  Keys keys;
+  Keys seed;
   float* rows;
   const T* mask;
+  const int* lengths;
   const long long *samples, *step;
   long long host_step, stream, mask_batch, mask_head, mask_query;
   int causal, heads, group, L, S, E, V;
   float scale;
   unsigned limit;
   float kept;
+  // How many keys a sample has
+  __device__ int keys_of(int batch) const { return lengths ? min(S, lengths[batch]) : S; }
 };
 
 // One counter has the words of four keys in a row. A thread has columns 2 t and 2 t + 1 of two neighbouring sums, which are
@@ -114,12 +117,14 @@ template <int M, int N> __device__ __forceinline__ void clear(float (&sums)[M][N
 }
 
 // Makes scores, in units of log 2, of the products of a warp's rows with others. `row` and `col` are the first of both. Rows
-// are queries, or keys if BY_KEY.
+// are queries, or keys if BY_KEY. The sample has `keys` keys.
 template <bool BY_KEY, int M, int N>
-__device__ __forceinline__ void scores(float (&s)[M][N][4], const Problem& p, int batch, int head, int row, int col) {
+__device__ __forceinline__ void scores(
+    float (&s)[M][N][4], const Problem& p, int batch, int head, int keys, int row, int col
+) {
   const int KEYS = BY_KEY ? 16 * M : 8 * N;
   int query = BY_KEY ? col : row, key = BY_KEY ? row : col, lane = threadIdx.x % 32;
-  bool edge = key + KEYS > p.S || (p.causal && key + KEYS - 1 > query);
+  bool edge = key + KEYS > keys || (p.causal && key + KEYS - 1 > query);
   float factor = p.scale * LOG2E;
   const T* mask = p.mask + batch * p.mask_batch + head * p.mask_head;
   auto each = [&](auto change) {
@@ -141,20 +146,20 @@ __device__ __forceinline__ void scores(float (&s)[M][N][4], const Problem& p, in
     });
   if (edge)
     each([&](float& x, int a, int b) {
-      if (b >= p.S || (p.causal && b > a)) x = -INF;
+      if (b >= keys || (p.causal && b > a)) x = -INF;
     });
 }
 
 // The random words of a head's probabilities
 struct Words {
-  const Keys& keys;
+  const Keys& seed;
   u32 step, sample, stream, first, per_row;
   __device__ Words(const Problem& p, int batch, int head)
-      : keys(p.keys), step(p.step ? *p.step : p.host_step), sample(p.samples[batch]), stream(p.stream), first(head * p.L),
+      : seed(p.seed), step(p.step ? *p.step : p.host_step), sample(p.samples[batch]), stream(p.stream), first(head * p.L),
         per_row((p.S + 3) / 4) {}
   // Of four keys in a row
   __device__ uint4 of(int query, int key) const {
-    return philox((first + query) * per_row + key / 4, step, sample, stream, keys);
+    return philox((first + query) * per_row + key / 4, step, sample, stream, seed);
   }
 };
 
@@ -184,11 +189,11 @@ __device__ __forceinline__ void leave(
       long long k_row, T* v, long long v_batch, long long v_head, long long v_row, T* g, long long g_batch,           \
       long long g_head, long long g_row, T* out, long long out_batch, long long out_head, long long out_row, T* out2, \
       long long out2_batch, long long out2_head, long long out2_row, float* rows, const T* mask,                      \
-      const long long* samples, const long long* step, long long host_step, long long stream, const Keys keys,        \
+      const int* lengths, const long long* samples, const long long* step, long long host_step, long long stream, const Keys seed,        \
       long long mask_batch, long long mask_head, long long mask_query, int causal, int heads, int group, int L,       \
       int S, int E, int V, float scale, unsigned limit, float kept) {                                                 \
     RUN({{q, q_batch, q_head, q_row}, {k, k_batch, k_head, k_row}, {v, v_batch, v_head, v_row},                       \
          {g, g_batch, g_head, g_row}, {out, out_batch, out_head, out_row}, {out2, out2_batch, out2_head, out2_row},   \
-         keys, rows, mask, samples, step, host_step, stream, mask_batch, mask_head, mask_query, causal, heads, group, \
+         seed, rows, mask, lengths, samples, step, host_step, stream, mask_batch, mask_head, mask_query, causal, heads, group, \
          L, S, E, V, scale, limit, kept});                                                                            \
   }

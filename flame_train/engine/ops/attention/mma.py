@@ -61,12 +61,15 @@ class Problem:
         if inputs.attn_mask is not None:
             mask = masks.added(k, inputs.attn_mask, self.q, self.key, _OWN)
             strides = tuple(n // mask.itemsize for n in k.xp.broadcast_to(mask, shape).strides[:3])
+        lengths = inputs.key_value_seq_lengths
+        lengths = nowhere() if lengths is None else k.contiguous(lengths.astype(np.int32, copy=False))
         rng = check_rng(dropout.rng, "scaled_dot_product_attention: dropout_p")
         samples = k.contiguous(k.xp.asarray(rng.samples).astype(np.int64, copy=False))
         _, heads, queries, keys = shape
         sizes = (heads, heads // self.key.shape[1], queries, keys, self.q.shape[3], self.value.shape[3])
         self.numbers = (
             mask,
+            lengths,
             samples,
             *kernel_step(rng.step),
             np.int64(dropout.stream),

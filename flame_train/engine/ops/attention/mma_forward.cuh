@@ -30,12 +30,13 @@ __device__ __forceinline__ void forward(const Problem& p) {
   int batch = blockIdx.x / blocks / p.heads, head = blockIdx.x / blocks % p.heads, lane = threadIdx.x % 32;
   const T *k = p.k.of(batch, head / p.group), *v = p.v.of(batch, head / p.group);
   u32 own = shared_at(memory), stage = own + OWN * ROW_BYTES, other = stage + 2 * TILE_BYTES;
+  int keys = p.keys_of(batch);
   Words words(p, batch, head);
   fetch<OWN, false>(own, p.q.of(batch, head), p.q.row, p.L, row, p.E);
-  fetch<TILE, true>(stage, k, p.k.row, p.S, 0, p.E);
-  fetch<TILE, true>(stage + TILE_BYTES, v, p.v.row, p.S, 0, p.V);
+  fetch<TILE, true>(stage, k, p.k.row, keys, 0, p.E);
+  fetch<TILE, true>(stage + TILE_BYTES, v, p.v.row, keys, 0, p.V);
   copies_end();
-  int first = threadIdx.x / 32 * 16 * M, last = p.causal ? min(p.S, row + OWN) : p.S;
+  int first = threadIdx.x / 32 * 16 * M, last = p.causal ? min(keys, row + OWN) : keys;
   own += first * ROW_BYTES, row += first;
   float sums[M][D / 8][4], top[M][2], total[M][2];
   clear(sums);
@@ -46,15 +47,15 @@ __device__ __forceinline__ void forward(const Problem& p) {
     copies_wait<0>();
     __syncthreads();  // the tile has come, and the one before has been read
     if (col + TILE < last) {
-      fetch<TILE, true>(other, k, p.k.row, p.S, col + TILE, p.E);
-      fetch<TILE, true>(other + TILE_BYTES, v, p.v.row, p.S, col + TILE, p.V);
+      fetch<TILE, true>(other, k, p.k.row, keys, col + TILE, p.E);
+      fetch<TILE, true>(other + TILE_BYTES, v, p.v.row, keys, col + TILE, p.V);
       copies_end();
     }
     float s[M][N][4];
     u32 weights[M][N / 2][4];
     clear(s);
     along(s, own, stage);
-    scores<false>(s, p, batch, head, row, col);
+    scores<false>(s, p, batch, head, keys, row, col);
 #pragma unroll
     for (int i = 0; i < M; i++) {
       soften(s[i], sums[i], top[i], total[i]);

@@ -20,13 +20,14 @@ __device__ __forceinline__ void of_queries(const Problem& p) {
   int batch = blockIdx.x / blocks / p.heads, head = blockIdx.x / blocks % p.heads, lane = threadIdx.x % 32;
   const T *k = p.k.of(batch, head / p.group), *v = p.v.of(batch, head / p.group);
   u32 own = shared_at(memory), own_g = own + OWN * ROW_BYTES, stage = own_g + OWN * ROW_BYTES, other = stage + 2 * TILE_BYTES;
+  int keys = p.keys_of(batch);
   Words words(p, batch, head);
   fetch<OWN, false>(own, p.q.of(batch, head), p.q.row, p.L, row, p.E);
   fetch<OWN, false>(own_g, p.g.of(batch, head), p.g.row, p.L, row, p.V);
-  fetch<TILE, true>(stage, k, p.k.row, p.S, 0, p.E);
-  fetch<TILE, true>(stage + TILE_BYTES, v, p.v.row, p.S, 0, p.V);
+  fetch<TILE, true>(stage, k, p.k.row, keys, 0, p.E);
+  fetch<TILE, true>(stage + TILE_BYTES, v, p.v.row, keys, 0, p.V);
   copies_end();
-  int first = threadIdx.x / 32 * 16 * M, last = p.causal ? min(p.S, row + OWN) : p.S;
+  int first = threadIdx.x / 32 * 16 * M, last = p.causal ? min(keys, row + OWN) : keys;
   own += first * ROW_BYTES, own_g += first * ROW_BYTES, row += first;
   float sums[M][D / 8][4], factor[M][2], drop[M][2];
   clear(sums);
@@ -43,15 +44,15 @@ __device__ __forceinline__ void of_queries(const Problem& p) {
     copies_wait<0>();
     __syncthreads();  // the tile has come, and the one before has been read
     if (col + TILE < last) {
-      fetch<TILE, true>(other, k, p.k.row, p.S, col + TILE, p.E);
-      fetch<TILE, true>(other + TILE_BYTES, v, p.v.row, p.S, col + TILE, p.V);
+      fetch<TILE, true>(other, k, p.k.row, keys, col + TILE, p.E);
+      fetch<TILE, true>(other + TILE_BYTES, v, p.v.row, keys, col + TILE, p.V);
       copies_end();
     }
     float s[M][N][4], dp[M][N][4];
     u32 weights[M][N / 2][4];
     clear(s);
     along(s, own, stage);
-    scores<false>(s, p, batch, head, row, col);
+    scores<false>(s, p, batch, head, keys, row, col);
     clear(dp);
     along(dp, own_g, stage + TILE_BYTES);
 #pragma unroll
@@ -119,9 +120,10 @@ __device__ __forceinline__ void of_keys(const Problem& p) {
   int blocks = (p.S + OWN - 1) / OWN, row = blockIdx.x % blocks * OWN, heads = p.heads / p.group, lane = threadIdx.x % 32;
   int batch = blockIdx.x / blocks / heads, head = blockIdx.x / blocks % heads;
   u32 own = shared_at(memory), own_v = own + OWN * ROW_BYTES, stage = own_v + OWN * ROW_BYTES, other = stage + STAGE_BYTES;
-  int first = p.causal ? row / TILE * TILE : 0, each = max(0, (p.L - first + TILE - 1) / TILE), tiles = each * p.group;
-  fetch<OWN, true>(own, p.k.of(batch, head), p.k.row, p.S, row, p.E);
-  fetch<OWN, true>(own_v, p.v.of(batch, head), p.v.row, p.S, row, p.V);
+  int keys = p.keys_of(batch), first = p.causal ? row / TILE * TILE : 0;
+  int each = row < keys ? max(0, (p.L - first + TILE - 1) / TILE) : 0, tiles = each * p.group;
+  fetch<OWN, true>(own, p.k.of(batch, head), p.k.row, keys, row, p.E);
+  fetch<OWN, true>(own_v, p.v.of(batch, head), p.v.row, keys, row, p.V);
   if (tiles) fetch_queries(stage, p, batch, head * p.group, first);
   int ahead = threadIdx.x / 32 * 16 * M;
   own += ahead * ROW_BYTES, own_v += ahead * ROW_BYTES, row += ahead;
@@ -138,7 +140,7 @@ __device__ __forceinline__ void of_keys(const Problem& p) {
     draw<M>(kept, Words(p, batch, query_head), p.limit, col, row);
     clear(s);
     along(s, own, stage);
-    scores<true>(s, p, batch, query_head, row, col);
+    scores<true>(s, p, batch, query_head, keys, row, col);
     clear(dp);
     along(dp, own_v, stage + TILE_BYTES);
 #pragma unroll
