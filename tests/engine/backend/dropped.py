@@ -35,6 +35,7 @@ class Case:
     mask: str = ""
     causal: bool = False
     p: float = 0.3
+    scale: float | None = None
 
     @property
     def blind(self) -> int:
@@ -73,13 +74,13 @@ def call(case: Case, drawn: DType, dtype: DType, device: str) -> tuple[list[Any]
     if mask is not None:
         kind = None if mask.dtype == bool else dtype
         mask = flame.tensor(mask if kind is None else mask.astype(drawn), kind, device)
-    lengths = (
-        flame.tensor(np.array([keys, 0, keys // 3 + 1][:batch]), device=device) if case.mask == "lengths" else None
-    )
+    ends = np.array([keys, 0, keys // 3 + 1][:batch])
+    lengths = flame.tensor(ends, device=device) if case.mask == "lengths" else None
     how = {
         "enable_gqa": heads != key_heads,
         "rng": chance(device, batch),
         "stream": 40,
+        "scale": case.scale,
         "key_value_seq_lengths": lengths,
     }
     return [q, k, v, mask, case.p, case.causal], how, g.detach()

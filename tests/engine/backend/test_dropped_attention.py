@@ -33,7 +33,7 @@ CASES = [
     Case((2, 2, 2, 150, 131), causal=True),
     Case((2, 2, 1, 40, 77), mask="keys"),
     Case((2, 4, 2, 33, 70), mask="pairs", causal=True),
-    Case((1, 2, 2, 131, 40), mask="added"),
+    Case((1, 2, 2, 131, 40), mask="added", scale=0.3),
     Case((2, 1, 1, 5, 90), mask="added to keys"),
     Case((1, 3, 1, 70, 50), (128, 128), causal=True),
     Case((2, 2, 2, 65, 97), (80, 104), "pairs"),

@@ -48,16 +48,15 @@ __device__ __forceinline__ int key_at(int place) { return place & ~15 | (place &
 // Eight columns of a row in shared memory, where eight rows' are in different banks.
 __device__ __forceinline__ u32 packet(int row, int eighth) { return row * ROW_BYTES + ((eighth ^ row & 7) << 4); }
 
-// COUNT rows from `row` on to shared memory, zeros beyond the edges
+// COUNT rows from `row` on to shared memory, zeros beyond the edges, where nothing is read
 template <int COUNT, bool KEYS>
 __device__ __forceinline__ void fetch(u32 to, const T* from, long long distance, int rows, int row, int width) {
-  const int PACKETS = D / 8;
+  const int PACKETS = D / 8, EACH = THREADS / PACKETS;
+  int first = threadIdx.x / PACKETS, c = threadIdx.x % PACKETS, left = c * 8 < width ? rows - row - first : 0;
+  from += (row + first) * distance + c * 8;
 #pragma unroll
-  for (int n = 0; n < COUNT * PACKETS / THREADS; n++) {
-    int i = n * THREADS + threadIdx.x, r = i / PACKETS, c = i % PACKETS;
-    bool there = row + r < rows && c * 8 < width;
-    copy_or_zeros(to + packet(KEYS ? place_of(r) : r, c), there ? from + (row + r) * distance + c * 8 : from, there);
-  }
+  for (int n = 0; n < COUNT; n += EACH, from += EACH * distance)
+    copy_or_zeros(to + packet(KEYS ? place_of(first + n) : first + n, c), from, n < left);
 }
 
 // sums[i][n] += rows 16 * i on of `a` times rows 8 * n on of `b`, along their columns
@@ -116,16 +115,16 @@ template <int M, int N> __device__ __forceinline__ void clear(float (&sums)[M][N
       for (int e = 0; e < 4; e++) sums[i][n][e] = 0.f;
 }
 
-// Makes scores, in units of log 2, of the products of a warp's rows with others. `row` and `col` are the first of both. Rows
-// are queries, or keys if BY_KEY. The sample has `keys` keys.
+// The products of a warp's rows with others, with masks and edges. `row` and `col` are the first of both. Rows are queries,
+// or keys if BY_KEY. The sample has `keys` keys. What is left is to multiply by the scale, which is above 0.
 template <bool BY_KEY, int M, int N>
-__device__ __forceinline__ void scores(
+__device__ __forceinline__ void bar(
     float (&s)[M][N][4], const Problem& p, int batch, int head, int keys, int row, int col
 ) {
   const int KEYS = BY_KEY ? 16 * M : 8 * N;
   int query = BY_KEY ? col : row, key = BY_KEY ? row : col, lane = threadIdx.x % 32;
   bool edge = key + KEYS > keys || (p.causal && key + KEYS - 1 > query);
-  float factor = p.scale * LOG2E;
+  float more_of_scale = 1.f / p.scale;
   const T* mask = p.mask + batch * p.mask_batch + head * p.mask_head;
   auto each = [&](auto change) {
 #pragma unroll
@@ -138,11 +137,10 @@ __device__ __forceinline__ void scores(
           change(s[i][n][e], query + (BY_KEY ? other : own), key + key_at(BY_KEY ? own : other));
         }
   };
-  each([&](float& x, int, int) { x *= factor; });
   if (p.mask)
     each([&](float& x, int a, int b) {
       float more = to_float(mask[min(a, p.L - 1) * p.mask_query + b]);
-      x = more == -INF ? -INF : fmaf(more, LOG2E, x);
+      x = more == -INF ? -INF : fmaf(more, more_of_scale, x);
     });
   if (edge)
     each([&](float& x, int a, int b) {
@@ -150,17 +148,15 @@ __device__ __forceinline__ void scores(
     });
 }
 
-// The random words of a head's probabilities
+// The random words of a sample's probabilities
 struct Words {
   const Keys& seed;
-  u32 step, sample, stream, first, per_row;
-  __device__ Words(const Problem& p, int batch, int head)
-      : seed(p.seed), step(p.step ? *p.step : p.host_step), sample(p.samples[batch]), stream(p.stream), first(head * p.L),
+  u32 step, sample, stream, per_row;
+  __device__ Words(const Problem& p, int batch)
+      : seed(p.seed), step(p.step ? *p.step : p.host_step), sample(p.samples[batch]), stream(p.stream),
         per_row((p.S + 3) / 4) {}
-  // Of four keys in a row
-  __device__ uint4 of(int query, int key) const {
-    return philox((first + query) * per_row + key / 4, step, sample, stream, seed);
-  }
+  // Of four keys of a row, which is head * L + query
+  __device__ uint4 of(u32 row, int key) const { return philox(row * per_row + key / 4, step, sample, stream, seed); }
 };
 
 // A warp's rows from `row` on, times a factor each, to memory; keys in their own order

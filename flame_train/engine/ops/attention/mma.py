@@ -24,11 +24,13 @@ _GRADIENT_TILE = 32
 _WORDS = 1 << 32
 
 
-def why_not(query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float) -> str:
+def why_not(
+    query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, scale: float | None
+) -> str:
     """Why these kernels cannot be used; "" if they can.
 
     Args:
-        query, key, value, attn_mask, dropout_p: as in `scaled_dot_product_attention`.
+        query, key, value, attn_mask, dropout_p, scale: as in `scaled_dot_product_attention`.
 
     Returns:
         The reason, or "".
@@ -42,6 +44,8 @@ def why_not(query: Array, key: Array, value: Array, attn_mask: Array | None, dro
         return f"head sizes {sizes[0]} and {sizes[1]}: expected multiples of 8, at most 128"
     if reason := conditions.same(conditions.LOW, query, key, value) or masks.why_not(query, attn_mask):
         return reason
+    if scale is not None and scale <= 0:
+        return f"a scale of {scale}: expected one above 0, which keeps the largest score the largest"
     if least_kept(dropout_p) == _WORDS:
         return "all is dropped"
     if math.prod(query.shape[1:3]) * -(-key.shape[2] // 4) > _WORDS:

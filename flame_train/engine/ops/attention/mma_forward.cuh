@@ -5,21 +5,23 @@
 // A tile's scores become exponentials, against the largest score of their row so far. What was summed up before shrinks.
 // `total` is the sum of a row's exponentials in a thread's columns.
 template <int N>
-__device__ __forceinline__ void soften(float (&s)[N][4], float (&sums)[D / 8][4], float (&top)[2], float (&total)[2]) {
+__device__ __forceinline__ void soften(
+    float (&s)[N][4], float (&sums)[D / 8][4], float (&top)[2], float (&total)[2], float scale
+) {
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     float high = top[h];
 #pragma unroll
     for (int n = 0; n < N; n++) high = fmaxf(high, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
     high = of_row(high, false);
-    float base = high == -INF ? 0.f : high, less = exp2_of(top[h] - base);
+    float base = high == -INF ? 0.f : high * scale, less = exp2_of(fmaf(top[h], scale, -base));
     top[h] = high, total[h] *= less;
 #pragma unroll
     for (int n = 0; n < D / 8; n++) sums[n][2 * h] *= less, sums[n][2 * h + 1] *= less;
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
-      for (int e = 2 * h; e < 2 * h + 2; e++) total[h] += s[n][e] = exp2_of(s[n][e] - base);
+      for (int e = 2 * h; e < 2 * h + 2; e++) total[h] += s[n][e] = exp2_of(fmaf(s[n][e], scale, -base));
   }
 }
 
@@ -31,7 +33,8 @@ __device__ __forceinline__ void forward(const Problem& p) {
   const T *k = p.k.of(batch, head / p.group), *v = p.v.of(batch, head / p.group);
   u32 own = shared_at(memory), stage = own + OWN * ROW_BYTES, other = stage + 2 * TILE_BYTES;
   int keys = p.keys_of(batch);
-  Words words(p, batch, head);
+  Words words(p, batch);
+  float scale = p.scale * LOG2E;
   fetch<OWN, false>(own, p.q.of(batch, head), p.q.row, p.L, row, p.E);
   fetch<TILE, true>(stage, k, p.k.row, keys, 0, p.E);
   fetch<TILE, true>(stage + TILE_BYTES, v, p.v.row, keys, 0, p.V);
@@ -55,15 +58,15 @@ __device__ __forceinline__ void forward(const Problem& p) {
     u32 weights[M][N / 2][4];
     clear(s);
     along(s, own, stage);
-    scores<false>(s, p, batch, head, keys, row, col);
+    bar<false>(s, p, batch, head, keys, row, col);
 #pragma unroll
     for (int i = 0; i < M; i++) {
-      soften(s[i], sums[i], top[i], total[i]);
+      soften(s[i], sums[i], top[i], total[i], scale);
 #pragma unroll
       for (int h = 0; h < 2; h++)
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
-          uint4 w = words.of(row + 16 * i + lane / 4 + 8 * h, col + 8 * n + lane % 4 * 4);
+          uint4 w = words.of(head * p.L + row + 16 * i + lane / 4 + 8 * h, col + 8 * n + lane % 4 * 4);
           if (w.x < p.limit) s[i][n][2 * h] = 0.f;
           if (w.y < p.limit) s[i][n][2 * h + 1] = 0.f;
           if (w.z < p.limit) s[i][n + 1][2 * h] = 0.f;
@@ -84,7 +87,7 @@ __device__ __forceinline__ void forward(const Problem& p) {
       int query = row + 16 * i + lane / 4 + 8 * h;
       factors[i][h] = all == 0.f ? 0.f : p.kept / all;
       if (lane % 4 == 0 && query < p.L)
-        p.rows[((long long)batch * p.heads + head) * p.L + query] = all == 0.f ? INF : top[i][h] / LOG2E + logf(all);
+        p.rows[((long long)batch * p.heads + head) * p.L + query] = all == 0.f ? INF : fmaf(top[i][h], p.scale, logf(all));
     }
   leave<false>(sums, factors, p.out.of(batch, head), p.out.row, row, p.L, p.V);
 }

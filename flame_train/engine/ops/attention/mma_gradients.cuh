@@ -21,7 +21,8 @@ __device__ __forceinline__ void of_queries(const Problem& p) {
   const T *k = p.k.of(batch, head / p.group), *v = p.v.of(batch, head / p.group);
   u32 own = shared_at(memory), own_g = own + OWN * ROW_BYTES, stage = own_g + OWN * ROW_BYTES, other = stage + 2 * TILE_BYTES;
   int keys = p.keys_of(batch);
-  Words words(p, batch, head);
+  Words words(p, batch);
+  float scale = p.scale * LOG2E;
   fetch<OWN, false>(own, p.q.of(batch, head), p.q.row, p.L, row, p.E);
   fetch<OWN, false>(own_g, p.g.of(batch, head), p.g.row, p.L, row, p.V);
   fetch<TILE, true>(stage, k, p.k.row, keys, 0, p.E);
@@ -52,7 +53,7 @@ __device__ __forceinline__ void of_queries(const Problem& p) {
     u32 weights[M][N / 2][4];
     clear(s);
     along(s, own, stage);
-    scores<false>(s, p, batch, head, keys, row, col);
+    bar<false>(s, p, batch, head, keys, row, col);
     clear(dp);
     along(dp, own_g, stage + TILE_BYTES);
 #pragma unroll
@@ -61,13 +62,13 @@ __device__ __forceinline__ void of_queries(const Problem& p) {
       for (int h = 0; h < 2; h++)
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
-          uint4 w = words.of(row + 16 * i + lane / 4 + 8 * h, col + 8 * n + lane % 4 * 4);
+          uint4 w = words.of(head * p.L + row + 16 * i + lane / 4 + 8 * h, col + 8 * n + lane % 4 * 4);
           u32 four[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
           for (int e = 0; e < 4; e++) {
             float& x = s[i][n + e / 2][2 * h + e % 2];
             float slope = four[e] < p.limit ? 0.f : dp[i][n + e / 2][2 * h + e % 2];
-            x = exp2_of(x + factor[i][h]) * fmaf(slope, p.kept, drop[i][h]);
+            x = exp2_of(fmaf(x, scale, factor[i][h])) * fmaf(slope, p.kept, drop[i][h]);
           }
         }
     weigh<M, N>(weights, s);
@@ -82,11 +83,11 @@ __device__ __forceinline__ void of_queries(const Problem& p) {
 }
 KERNEL(dropout_query, of_queries)
 
-// Which of a warp's probabilities from `query` and `key` on are kept, a bit each. Two threads have the same four keys, two
+// Which of a warp's probabilities from `query`, of all heads, and `key` on are kept, a bit each. Two threads have the same four keys, two
 // each, and the same two queries. Each draws the words of one of these, and they exchange them. A thread's own, of the
 // sums i and n, row h and column c, is bit 4 * (N * i + n) + 2 * h of kept[c].
 template <int M>
-__device__ __forceinline__ void draw(u32 (&kept)[2], const Words& words, u32 limit, int query, int key) {
+__device__ __forceinline__ void draw(u32 (&kept)[2], const Words& words, u32 limit, u32 query, int key) {
   int lane = threadIdx.x % 32, odd = lane / 4 % 2;
   u32 bits = 0;
 #pragma unroll
@@ -124,7 +125,10 @@ __device__ __forceinline__ void of_keys(const Problem& p) {
   int each = row < keys ? max(0, (p.L - first + TILE - 1) / TILE) : 0, tiles = each * p.group;
   fetch<OWN, true>(own, p.k.of(batch, head), p.k.row, keys, row, p.E);
   fetch<OWN, true>(own_v, p.v.of(batch, head), p.v.row, keys, row, p.V);
-  if (tiles) fetch_queries(stage, p, batch, head * p.group, first);
+  int query_head = head * p.group, col = first;
+  if (tiles) fetch_queries(stage, p, batch, query_head, col);
+  Words words(p, batch);
+  float scale = p.scale * LOG2E;
   int ahead = threadIdx.x / 32 * 16 * M;
   own += ahead * ROW_BYTES, own_v += ahead * ROW_BYTES, row += ahead;
   float dk[M][D / 8][4], dv[M][D / 8][4];
@@ -133,14 +137,15 @@ __device__ __forceinline__ void of_keys(const Problem& p) {
   for (int tile = 0; tile < tiles; tile++) {
     copies_wait<0>();
     __syncthreads();  // the tile has come, and the one before has been read
-    int next = tile + 1, query_head = head * p.group + tile / each, col = first + tile % each * TILE;
-    if (next < tiles) fetch_queries(other, p, batch, head * p.group + next / each, first + next % each * TILE);
+    bool over = col + TILE >= p.L;
+    int next_head = over ? query_head + 1 : query_head, next = over ? first : col + TILE;
+    if (tile + 1 < tiles) fetch_queries(other, p, batch, next_head, next);
     float s[M][N][4], dp[M][N][4];
     u32 weights[M][N / 2][4], kept[2];
-    draw<M>(kept, Words(p, batch, query_head), p.limit, col, row);
+    draw<M>(kept, words, p.limit, query_head * p.L + col, row);
     clear(s);
     along(s, own, stage);
-    scores<true>(s, p, batch, query_head, keys, row, col);
+    bar<true>(s, p, batch, query_head, keys, row, col);
     clear(dp);
     along(dp, own_v, stage + TILE_BYTES);
 #pragma unroll
@@ -152,7 +157,7 @@ __device__ __forceinline__ void of_keys(const Problem& p) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
           bool there = static_cast<int>(kept[e % 2] << (31 - 4 * (N * i + n) - e / 2 * 2)) < 0;
-          float x = exp2_of(s[i][n][e] + (e % 2 ? factor.y : factor.x));
+          float x = exp2_of(fmaf(s[i][n][e], scale, e % 2 ? factor.y : factor.x));
           s[i][n][e] = there ? x : 0.f;
           dp[i][n][e] = x * fmaf(there ? dp[i][n][e] : 0.f, p.kept, e % 2 ? drop.y : drop.x);
         }
@@ -162,7 +167,7 @@ __device__ __forceinline__ void of_keys(const Problem& p) {
     weigh<M, N>(weights, dp);
     across(dk, weights, stage);
     u32 last = stage;
-    stage = other, other = last;
+    stage = other, other = last, query_head = next_head, col = next;
   }
   float factors[M][2], factors2[M][2];
 #pragma unroll
