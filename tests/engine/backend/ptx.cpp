@@ -47,7 +47,7 @@ static void cp_async_cg_shared_global(u32 to, const void* from, int bytes, int t
   static const unsigned char zeros[16] = {};
   cp_async_cg_shared_global(to, there ? from : zeros, bytes);
 }
-static void cp_async_commit_group() { groups_ended[current]++; }
+static void cp_async_commit_group() { apart = true, groups_ended[current]++; }
 static void cp_async_wait_group(int left) {
   std::deque<Copy>& all = copies[current];
   for (; !all.empty() && groups_ended[current] - all[0].group > left; all.pop_front())

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import flame_train.engine as flame
+from flame_train.engine.backend.cuda import nvrtc
 from flame_train.engine.dtype import DType, bfloat16, float16
 from flame_train.engine.ops.attention import masks
 from flame_train.engine.random import least_kept, uniform_of
 from tests.engine.backend.dropped import Case, check, check_what_falls
+
+ENGINE = Path(nvrtc.__file__).parents[2]
 
 
 @pytest.fixture
@@ -48,6 +52,33 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_outputs_and_gradients(running: None, case: Case, dtype: DType) -> None:
     check(case, dtype)
+
+
+MISSING = {
+    "the tile has come": "    copies_wait<0>();\n",
+    "the tile before has been read": "    __syncthreads();  // the tile has come, and the one before has been read\n",
+}
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("kernel", ["forward", "of_queries", "of_keys"])
+@pytest.mark.parametrize("part", MISSING.values(), ids=MISSING)
+def test_what_is_not_waited_for_shows(
+    running: None, computing: Any, written_out: Any, part: str, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stand-in would not see such a mistake if it copied at once."""
+
+    def get(file: str, *asked: Any) -> Any:
+        text = nvrtc.included((ENGINE / file).read_text())
+        begin = text.find(f"__device__ __forceinline__ void {kernel}(const Problem& p)")
+        if begin >= 0:
+            assert part in text[begin:]
+            text = text[:begin] + text[begin:].replace(part, "", 1)
+        return written_out.get(text, *asked)
+
+    monkeypatch.setattr(computing.kernels._modules, "get", get)
+    with pytest.raises(AssertionError):
+        check(Case((1, 1, 1, 150, 200)), bfloat16)
 
 
 @pytest.mark.proof
