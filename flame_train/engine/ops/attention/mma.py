@@ -20,7 +20,7 @@ from .tiled import nowhere
 _THREADS, _WARPS, _WARP_ROWS = 128, 4, 16  # as in mma.cuh
 _OWN = 2 * _WARP_ROWS * _WARPS  # rows of a block, at most
 _TILE_BYTES = 8192  # of a tile that passes forward
-_GRADIENT_TILE = 32
+_GRADIENT_TILE = 32  # and of one of queries with the keys of heads above 64: twice that
 _WORDS = 1 << 32
 
 
@@ -103,10 +103,11 @@ class Problem:
         factors = query_factors(self.k, g, out, saved.lse)
         self.k.launch_hooks.multiplied("attention", backward_flops(self.q, self.key, self.value))
         dq, dk, dv = into
-        own, stages = _OWN if self.head == 64 else _OWN // 2, 4 * _GRADIENT_TILE * self._row_bytes
+        stages = 4 * _GRADIENT_TILE * self._row_bytes
         self._run("dropout_query", g, (dq, None), factors, _OWN, 2 * _OWN * self._row_bytes + stages)
-        columns = 2 * 8 * _GRADIENT_TILE  # factors of the queries that pass
-        self._run("dropout_key_value", g, (dk, dv), factors, own, 2 * own * self._row_bytes + stages + columns)
+        own, tile = (_OWN, _GRADIENT_TILE) if self.head == 64 else (_OWN // 2, 2 * _GRADIENT_TILE)
+        stages = 2 * tile * (2 * self._row_bytes + 8)  # with factors of the queries that pass
+        self._run("dropout_key_value", g, (dk, dv), factors, own, 2 * own * self._row_bytes + stages)
 
     @property
     def _row_bytes(self) -> int:

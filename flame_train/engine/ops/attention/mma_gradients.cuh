@@ -6,7 +6,7 @@
 // is no query.
 #include "ops/attention/mma.cuh"
 
-const int TILE = 32, N = TILE / 8, TILE_BYTES = TILE * ROW_BYTES, FACTORS = 64;
+const int FACTORS = 64;
 
 __device__ __forceinline__ const float* factors_of(const Problem& p, int batch, int head, int query) {
   long long heads = (long long)batch * p.heads + head;
@@ -14,7 +14,7 @@ __device__ __forceinline__ const float* factors_of(const Problem& p, int batch, 
 }
 
 __device__ __forceinline__ void of_queries(const Problem& p) {
-  const int M = 2, OWN = 16 * M * WARPS;
+  const int M = 2, OWN = 16 * M * WARPS, N = 4, TILE = 8 * N, TILE_BYTES = TILE * ROW_BYTES;
   extern __shared__ unsigned char memory[];
   int blocks = (p.L + OWN - 1) / OWN, row = (blocks - 1 - blockIdx.x % blocks) * OWN;  // later queries see more
   int batch = blockIdx.x / blocks / p.heads, head = blockIdx.x / blocks % p.heads, lane = threadIdx.x % 32;
@@ -86,7 +86,7 @@ KERNEL(dropout_query, of_queries)
 // Which of a warp's probabilities from `query`, of all heads, and `key` on are kept, a bit each. Two threads have the same four keys, two
 // each, and the same two queries. Each draws the words of one of these, and they exchange them. A thread's own, of the
 // sums i and n, row h and column c, is bit 4 * (N * i + n) + 2 * h of kept[c].
-template <int M>
+template <int M, int N>
 __device__ __forceinline__ void draw(u32 (&kept)[2], const Words& words, u32 limit, u32 query, int key) {
   int lane = threadIdx.x % 32, odd = lane / 4 % 2;
   u32 bits = 0;
@@ -106,17 +106,19 @@ __device__ __forceinline__ void draw(u32 (&kept)[2], const Words& words, u32 lim
 }
 
 // Asks for TILE queries of a head with their rows of g and their factors.
-__device__ __forceinline__ void fetch_queries(u32 to, const Problem& p, int batch, int head, int query) {
+template <int TILE> __device__ __forceinline__ void fetch_queries(u32 to, const Problem& p, int batch, int head, int query) {
   fetch<TILE, false>(to, p.q.of(batch, head), p.q.row, p.L, query, p.E);
-  fetch<TILE, false>(to + TILE_BYTES, p.g.of(batch, head), p.g.row, p.L, query, p.V);
+  fetch<TILE, false>(to + TILE * ROW_BYTES, p.g.of(batch, head), p.g.row, p.L, query, p.V);
+  const int PACKETS = TILE / 4;
   int i = threadIdx.x;
-  if (i < TILE / 2)
-    copy_or_zeros(to + 2 * TILE_BYTES + 16 * i, factors_of(p, batch, head, query) + i / 8 * FACTORS + i % 8 * 4, true);
+  const float* factors = factors_of(p, batch, head, query) + i / PACKETS * FACTORS + i % PACKETS * 4;
+  if (i < 2 * PACKETS) copy_or_zeros(to + 2 * TILE * ROW_BYTES + 16 * i, factors, true);
   copies_end();
 }
 
 __device__ __forceinline__ void of_keys(const Problem& p) {
-  const int M = D == 64 ? 2 : 1, OWN = 16 * M * WARPS, STAGE_BYTES = 2 * TILE_BYTES + 8 * TILE;
+  const int M = D == 64 ? 2 : 1, OWN = 16 * M * WARPS;  // as many sums as registers have room for
+  const int N = 8 / M, TILE = 8 * N, TILE_BYTES = TILE * ROW_BYTES, STAGE_BYTES = 2 * TILE_BYTES + 8 * TILE;
   extern __shared__ unsigned char memory[];
   int blocks = (p.S + OWN - 1) / OWN, row = blockIdx.x % blocks * OWN, heads = p.heads / p.group, lane = threadIdx.x % 32;
   int batch = blockIdx.x / blocks / heads, head = blockIdx.x / blocks % heads;
@@ -126,7 +128,7 @@ __device__ __forceinline__ void of_keys(const Problem& p) {
   fetch<OWN, true>(own, p.k.of(batch, head), p.k.row, keys, row, p.E);
   fetch<OWN, true>(own_v, p.v.of(batch, head), p.v.row, keys, row, p.V);
   int query_head = head * p.group, col = first;
-  if (tiles) fetch_queries(stage, p, batch, query_head, col);
+  if (tiles) fetch_queries<TILE>(stage, p, batch, query_head, col);
   Words words(p, batch);
   float scale = p.scale * LOG2E;
   int ahead = threadIdx.x / 32 * 16 * M;
@@ -139,10 +141,10 @@ __device__ __forceinline__ void of_keys(const Problem& p) {
     __syncthreads();  // the tile has come, and the one before has been read
     bool over = col + TILE >= p.L;
     int next_head = over ? query_head + 1 : query_head, next = over ? first : col + TILE;
-    if (tile + 1 < tiles) fetch_queries(other, p, batch, next_head, next);
+    if (tile + 1 < tiles) fetch_queries<TILE>(other, p, batch, next_head, next);
     float s[M][N][4], dp[M][N][4];
     u32 weights[M][N / 2][4], kept[2];
-    draw<M>(kept, words, p.limit, query_head * p.L + col, row);
+    draw<M, N>(kept, words, p.limit, query_head * p.L + col, row);
     clear(s);
     along(s, own, stage);
     bar<true>(s, p, batch, query_head, keys, row, col);
