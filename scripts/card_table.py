@@ -1,14 +1,14 @@
-"""The README's table of cards: what a memory budget chooses for each family, its peak and the time of a step.
+"""Tables of cards, in the README and docs/memory.md: what a memory budget chooses, its peak and the time of a step.
 
     python scripts/card_table.py                      prints the table of docs/card_table.json
-    python scripts/card_table.py --write              writes it into README.md
+    python scripts/card_table.py --write              writes it into both pages
     python scripts/card_table.py --predict FOLDER     predicts all rows again, without a GPU, into that file
     python scripts/card_table.py --measure FOLDER     runs them on this machine's GPU, and adds what they took
 
 Each row is a whole command on an empty checkpoint of published size in FOLDER (`random_checkpoint.py`): encode, train,
 sample, save, at 1024 x 1024, batch 1 and rank 16. `--only "flux-dev *"` takes a glob over "MODEL GIB". `--measure` asks
 NVML five times a second what the process has of the card, the CUDA context included, and takes the median of the steps.
-A test holds the README to the file.
+A test holds the pages to the file.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
-FILE, README = ROOT / "docs" / "card_table.json", ROOT / "README.md"
+FILE = ROOT / "docs" / "card_table.json"
 BEGIN, END = "<!-- cards: scripts/card_table.py --write -->", "<!-- end of cards -->"
 MODELS: Final = {
     "sdxl": ("SDXL", (8, 6, 4)),
@@ -36,7 +37,14 @@ MODELS: Final = {
     "flux-dev": ("Flux.1 dev", (24, 16, 12, 8)),
     "zimage": ("Z-Image", (24, 16, 12, 8)),
     "klein-4b": ("FLUX.2 klein 4B", (24, 16, 12, 8)),
+    "krea2": ("Krea 2", (24, 16, 12, 8)),
+    "anima": ("Anima", (16, 12, 8)),
+    "qwen-image": ("Qwen-Image 2.1", (24, 16, 12, 8)),
+    "flux3-klein": ("FLUX.3 klein", (24, 16, 12, 8)),
+    "chroma": ("Chroma", (24, 16, 12, 8)),
 }
+PAGES: Final = {ROOT / "README.md": tuple(MODELS)[:5], ROOT / "docs" / "memory.md": tuple(MODELS)[5:]}
+"""Which models each page's table has."""
 STEPS: Final = 12
 """Of a measured run; the first half compiles and captures."""
 
@@ -52,20 +60,21 @@ _SHORT: Final = {
 
 HEAD = """\
 What `memory.budget` chooses for a card, with sample images, at 1024 x 1024, batch 1 and rank 16. {said} The peak
-includes the CUDA context. The time is that of an H200 with its memory limited. "none" means that nothing keeps the run
+includes the CUDA context. Predicted times are of an H200, measured ones of the card that the log names. "none" means that nothing keeps the run
 within so much; behind it stands the least that would do. `docs/memory.md` says more.
 """
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[dict[str, Any]], models: Sequence[str]) -> str:
     """The table in Markdown: cards down, families across."""
+    rows = [row for row in rows if row["model"] in models]
     measured = any(row.get("measured") for row in rows)
     said = "In bold what was measured; the rest is predicted." if measured else "All of it is predicted, not measured."
-    titles = [title for title, _ in MODELS.values()]
+    titles = [MODELS[model][0] for model in models]
     lines = [HEAD.format(said=said), f"| card | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
     by_case = {(row["model"], row["gib"]): row for row in rows}
     for gib in sorted({row["gib"] for row in rows}, reverse=True):
-        cells = [_cell(by_case.get((model, gib))) for model in MODELS]
+        cells = [_cell(by_case.get((model, gib))) for model in models]
         lines.append(f"| {gib} GiB | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -89,12 +98,12 @@ def _short(line: str) -> str:
     return _SHORT.get(key, f"{key} {{}}").format(value.strip('"'))
 
 
-def readme(rows: list[dict[str, Any]]) -> str:
-    """The README with this table."""
-    text = README.read_text(encoding="utf-8")
+def page(path: Path, rows: list[dict[str, Any]]) -> str:
+    """A page with its table."""
+    text = path.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{table(rows)}\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{table(rows, PAGES[path])}\n{END}{after}"
 
 
 def prepared(folder: Path, model: str) -> Path:
@@ -194,9 +203,10 @@ def main() -> None:
         FILE.write_text("[\n" + ",\n".join(f" {json.dumps(row)}" for row in kept) + "\n]\n", encoding="utf-8")
     rows = [found[case] for case in CASES if case in found]
     if args.write:
-        README.write_text(readme(rows), encoding="utf-8")
+        for path in PAGES:
+            path.write_text(page(path, rows), encoding="utf-8")
     elif not folder:
-        print(table(rows), end="")
+        print(table(rows, tuple(MODELS)), end="")
 
 
 if __name__ == "__main__":
