@@ -9,12 +9,19 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import Tensor
-from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType, bfloat16, float16
 from flame_train.engine.mode import deterministic
 from flame_train.engine.random import Rng
-from tests.engine.backend.dropped import Case, call, check, check_what_falls
+from tests.engine.backend.dropped import (
+    Case,
+    call,
+    check,
+    check_barred_keys,
+    check_padding,
+    check_what_falls,
+    made,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -46,11 +53,6 @@ def test_outputs_and_gradients(case: Case, dtype: DType) -> None:
 @pytest.mark.parametrize("p", [1e-9, 0.1, 0.5])
 def test_the_same_probabilities_fall(sizes: Any, head: int, p: float, dtype: DType) -> None:
     check_what_falls(Case(sizes, (head, head), p=p), dtype)
-
-
-def made(given: list[Any], how: dict[str, Any], g: Tensor) -> list[Tensor]:
-    out = F.scaled_dot_product_attention(*given, **how)
-    return [out, *flame.grad(out, given[:3], g)]
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -116,40 +118,9 @@ def test_a_captured_step_draws_new_numbers() -> None:
 
 
 def test_padding_is_not_read() -> None:
-    """Numbers that are none change nothing."""
-    found = []
-    for filling in (0.0, np.nan):
-        (q, k, v, *rest), how, g = call(Case((3, 4, 2, 130, 200), mask="lengths"), bfloat16, bfloat16, "cuda")
-        ends = how["key_value_seq_lengths"].numpy()[:, None, None, None]
-        padding = np.arange(200)[:, None] >= ends
-        filled = [np.where(padding, filling, x.float().numpy()) for x in (k, v)]
-        k, v = (flame.tensor(x, bfloat16, "cuda", requires_grad=True) for x in filled)
-        found.append([x.numpy() for x in made([q, k, v, *rest], how, g)])
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_array_equal(a, b)
-    for x in found[0][2:]:
-        assert not x[np.broadcast_to(padding, (*x.shape[:3], 1))[..., 0]].any()
+    check_padding((3, 4, 2, 130, 200))
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_barred_keys_whose_scores_are_infinite_change_nothing(causal: bool) -> None:
-    """And a sample that sees no key has no gradients."""
-    queries, keys, rng = 300, 270, np.random.default_rng(3)
-    seen = rng.random((2, 1, 1, keys)) < 0.5
-    seen[1] = False
-    k = rng.standard_normal((2, 4, keys, 64)) * np.where(seen, 1.0, 1e38).swapaxes(2, 3)
-    given = [rng.standard_normal((2, 4, queries, 64)), k, rng.standard_normal((2, 4, keys, 64))]
-    leaves = [flame.tensor(x, "bfloat16", "cuda", requires_grad=True) for x in given]
-    mask, g = (
-        flame.tensor(seen, device="cuda"),
-        flame.tensor(rng.standard_normal((2, 4, queries, 64)), bfloat16, "cuda"),
-    )
-    backend = get_backend("cuda").references
-    chance = Rng(backend, 5, 6, backend.arange(2))
-    found = [x.float().numpy() for x in made([*leaves, mask, 0.2, causal], {"rng": chance}, g)]
-    for x in found:
-        assert np.isfinite(x).all()
-        assert not x[1].any()
-        assert x[0].any()
-    for x in found[2:]:
-        assert not x[np.broadcast_to(~seen[:, :, 0], x.shape[:3])].any()
+    check_barred_keys((2, 4, 4, 300, 270), causal)

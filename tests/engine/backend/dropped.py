@@ -16,7 +16,7 @@ import flame_train.engine as flame
 from flame_train.engine import Tensor
 from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
-from flame_train.engine.dtype import DType, float64
+from flame_train.engine.dtype import DType, bfloat16, float64
 from flame_train.engine.random import Rng
 
 Values = np.ndarray[Any, Any]
@@ -94,8 +94,18 @@ def attended(case: Case, drawn: DType, dtype: DType, device: str) -> list[Values
         found = flame.explain_gradients(F.scaled_dot_product_attention, *given, **how)
         ways += [found[name] for name in ("query", "key", "value")]
         assert all(("mma", "chosen") in way for way in ways)
-    made = F.scaled_dot_product_attention(*given, **how)
-    return [np.asarray(x.numpy(), np.float64) for x in (made, *flame.grad(made, given[:3], g))]
+    return host(made(given, how, g))
+
+
+def made(given: list[Any], how: dict[str, Any], g: Tensor) -> list[Tensor]:
+    """The output and the gradients of query, key and value."""
+    out = F.scaled_dot_product_attention(*given, **how)
+    return [out, *flame.grad(out, given[:3], g)]
+
+
+def host(tensors: list[Tensor]) -> list[Values]:
+    """Their values in fp64."""
+    return [np.asarray(x.numpy(), np.float64) for x in tensors]
 
 
 def check(case: Case, dtype: DType) -> None:
@@ -121,3 +131,39 @@ def check_what_falls(case: Case, dtype: DType) -> None:
         v = flame.tensor(np.ascontiguousarray(eye, dtype), dtype, device)
         shown.append(F.scaled_dot_product_attention(q, k, v, *rest, **how).numpy() == 0)
     np.testing.assert_array_equal(*shown)
+
+
+def check_padding(sizes: tuple[int, int, int, int, int]) -> None:
+    """What stands behind a sample's keys is not read, be it no number; its gradients are zeros."""
+    found = []
+    for filling in (0.0, np.nan):
+        (q, k, v, *rest), how, g = call(Case(sizes, mask="lengths"), bfloat16, bfloat16, "cuda")
+        padding = np.arange(sizes[4])[:, None] >= how["key_value_seq_lengths"].numpy()[:, None, None, None]
+        filled = [np.where(padding, filling, x) for x in host([k, v])]
+        k, v = (flame.tensor(x.astype(bfloat16), device="cuda", requires_grad=True) for x in filled)
+        found.append(host(made([q, k, v, *rest], how, g)))
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a, b)
+    for x in found[0][2:]:
+        assert not x[np.broadcast_to(padding[..., 0], x.shape[:3])].any()
+        assert x.any()
+
+
+def check_barred_keys(sizes: tuple[int, int, int, int, int], causal: bool) -> None:
+    """Barred keys, whose scores would be infinite, change nothing; a sample that sees no key has no gradients."""
+    batch, heads, _, queries, keys = sizes
+    rng = np.random.default_rng(3)
+    seen = rng.random((batch, 1, 1, keys)) < 0.5
+    seen[1] = False
+    shapes = [(batch, heads, n, 64) for n in (queries, keys, keys, queries)]
+    q, k, v, g = (rng.standard_normal(shape) for shape in shapes)
+    k = np.where(seen.swapaxes(2, 3), k, np.sign(k) * 3e38)
+    leaves = [flame.tensor(x.astype(bfloat16), device="cuda", requires_grad=True) for x in (q, k, v)]
+    mask, weight = flame.tensor(seen, device="cuda"), flame.tensor(g.astype(bfloat16), device="cuda")
+    found = host(made([*leaves, mask, 0.2, causal], {"rng": chance("cuda", batch)}, weight))
+    for x in found:
+        assert np.isfinite(x).all()
+        assert not x[1].any()
+        assert x[0].any()
+    for x in found[2:]:
+        assert not x[np.broadcast_to(~seen[:, :, 0], x.shape[:3])].any()

@@ -13,7 +13,7 @@ from flame_train.engine.backend.cuda import nvrtc
 from flame_train.engine.dtype import DType, bfloat16, float16
 from flame_train.engine.ops.attention import masks
 from flame_train.engine.random import least_kept, uniform_of
-from tests.engine.backend.dropped import Case, check, check_what_falls
+from tests.engine.backend.dropped import Case, check, check_barred_keys, check_padding, check_what_falls
 
 ENGINE = Path(nvrtc.__file__).parents[2]
 
@@ -52,6 +52,17 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_outputs_and_gradients(running: None, case: Case, dtype: DType) -> None:
     check(case, dtype)
+
+
+@pytest.mark.proof
+def test_padding_is_not_read(running: None) -> None:
+    check_padding((3, 2, 1, 40, 90))
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("causal", [False, True])
+def test_barred_keys_whose_scores_are_infinite_change_nothing(running: None, causal: bool) -> None:
+    check_barred_keys((2, 2, 2, 70, 90), causal)
 
 
 MISSING = {
