@@ -37,6 +37,15 @@ def component(name: str, prefixes: tuple[str, ...]) -> Component:
     return Component(name, prefixes, (Layout("transformers", "layers.0.", qwen3_table),), _EXTRAS)
 
 
+def vl_component(single_file: str, *others: str) -> Component:
+    """The text half of a vision-language model, whose half for images lies beside it and plays no part.
+
+    `single_file` is its name in ComfyUI's checkpoints; `others` are further prefixes.
+    """
+    folder = "text_encoder/language_model.", "text_encoder/model.language_model."
+    return component("text_encoder", (f"text_encoders.{single_file}.transformer.model.", *folder, *others))
+
+
 def prefix_of(names: Iterable[str]) -> str | None:
     """What stands before the encoder's names in a file, maybe ""; None if the file holds no such encoder."""
     found = (name.removesuffix(sign) for name in names for sign in _SIGNS if name.endswith(f".{sign}") or name == sign)
