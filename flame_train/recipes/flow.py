@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -17,7 +18,7 @@ from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import Noise
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
-from flame_train.engine import nn
+from flame_train.engine import Tensor, nn
 from flame_train.models.common.files.part import Part
 from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
 from flame_train.models.common.vae.vae import Vae, VaeArch
@@ -68,6 +69,11 @@ class FlowModel(Model):
             (loss.min_timestep, loss.max_timestep),
             device,
         )
+
+    def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
+        """The velocity of a network that gets noise levels, Qwen3's states, and how many of these are tokens."""
+        out: Tensor = network(x, t, cond["qwen3"], cond["qwen3_rows"])
+        return out
 
     def path(self, model: ModelSection, loss: LossSection, steps: int, size: Size) -> FlowPath:
         h, w, _ = self.vae.latent_shape(size)

@@ -13,7 +13,6 @@ import numpy as np
 
 from flame_train.adapters.targets import presets
 from flame_train.diffusion.flow import Shift, dynamic_sigmas, resolution_shift
-from flame_train.engine import Tensor, nn
 from flame_train.errors import ModelFileError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.files.part import Part
@@ -57,10 +56,6 @@ class Krea2Model(DistillableModel):
 
     def sigmas(self, steps: int, tokens: int) -> np.ndarray[Any, Any]:
         return dynamic_sigmas(steps, _TURBO_SHIFT if self.few_steps else _SHIFT(tokens))
-
-    def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
-        out: Tensor = network(x, t, cond["qwen3"], cond["qwen3_rows"])
-        return out
 
 
 def _small() -> Networks:

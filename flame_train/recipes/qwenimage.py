@@ -12,7 +12,6 @@ import numpy as np
 
 from flame_train.adapters.targets import presets
 from flame_train.diffusion.flow import Shift, dynamic_sigmas, resolution_shift
-from flame_train.engine import Tensor, nn
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.files.part import Part
 from flame_train.models.common.text.qwen3 import Qwen3Arch
@@ -98,10 +97,6 @@ class QwenImageModel(FlowModel):
             "Qwen-Image 2.1 reads images to edit through Qwen3-VL's vision tower too, which is not here; "
             "FLUX.2 klein and FLUX.1 Kontext take them"
         )
-
-    def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
-        out: Tensor = network(x, t, cond["qwen3"], cond["qwen3_rows"])
-        return out
 
 
 class QwenImageFamily(FlowFamily):

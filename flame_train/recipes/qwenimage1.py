@@ -12,7 +12,6 @@ import numpy as np
 
 from flame_train.adapters.targets import presets
 from flame_train.diffusion.flow import Shift, dynamic_sigmas
-from flame_train.engine import Tensor, nn
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.files.part import Part
 from flame_train.models.common.text.qwen3 import Qwen3Arch
@@ -59,10 +58,6 @@ class QwenImage1Model(FlowModel):
 
     def sigmas(self, steps: int, tokens: int) -> np.ndarray[Any, Any]:
         return dynamic_sigmas(steps, self.schedule.shift(tokens), terminal=self.schedule.terminal)
-
-    def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
-        out: Tensor = network(x, t, cond["qwen3"], cond["qwen3_rows"])
-        return out
 
 
 class QwenImage1Family(FlowFamily):
