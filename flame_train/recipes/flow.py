@@ -71,7 +71,14 @@ class FlowModel(Model):
         )
 
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
-        """The velocity of a network that gets noise levels, Qwen3's states, and how many of these are tokens."""
+        """The prediction of a network that gets noise levels, Qwen3's states, and how many of these are tokens.
+
+        Args:
+            network, x, t, cond, guidance: as in `Model.predict`.
+
+        Returns:
+            The velocity (B, h, w, Z).
+        """
         out: Tensor = network(x, t, cond["qwen3"], cond["qwen3_rows"])
         return out
 
