@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from flame_train.disk.failpoint import fail_point
 from flame_train.disk.files import make_folder, reading
-from flame_train.disk.held import Held, Spot
 from flame_train.disk.locks import lock
+from flame_train.disk.open_folder import FolderEntry, OpenFolder
 from flame_train.errors import OutputError
 from flame_train.io.commit import Found, NoneWhole, commit, newest
 from flame_train.io.owned import is_sample, refuse_links
@@ -163,7 +163,7 @@ class Copy:
                         self._bring_file(f"{SAMPLES}/{name}", samples / name)
             self._bring_checkpoint(held, manifest)
 
-    def _begin(self, held: Held) -> None:
+    def _begin(self, held: OpenFolder) -> None:
         """By its status the folder is a run's, one that is at its beginning until the checkpoint is here."""
         if held.look(STATUS) is None:
             begun = {"state": "interrupted", "exit_code": None, "step": 0, "saved": 0}
@@ -171,17 +171,17 @@ class Copy:
         if held.look(CONFIG) is None:
             self._bring_file(CONFIG, held / CONFIG)
 
-    def _bring_checkpoint(self, held: Held, manifest: Manifest) -> None:
+    def _bring_checkpoint(self, held: OpenFolder, manifest: Manifest) -> None:
         folder = folder_of(manifest.step)
 
-        def content(name: str) -> Callable[[Spot], None]:
+        def content(name: str) -> Callable[[FolderEntry], None]:
             return lambda spot: self._bring_file(f"{folder}/{name}", spot, manifest.files[name][1])
 
         size = sum(size for size, _ in manifest.files.values())
         files = {name: content(name) for name in manifest.files}
         commit(held / CHECKPOINTS, manifest.step, files, _ALL, size)
 
-    def _bring_file(self, name: str, place: Spot, sha256: str = "") -> None:
+    def _bring_file(self, name: str, place: FolderEntry, sha256: str = "") -> None:
         """Writes a file of the store to `place`. One that the store does not have is left out, if no hash is asked."""
         partial = f".{place.name}.part"
 
@@ -212,10 +212,10 @@ class Copy:
 
 
 @contextmanager
-def _taken(folder: Path) -> Iterator[Held]:
+def _taken(folder: Path) -> Iterator[OpenFolder]:
     """The run folder, held and locked. Raises OutputError if a run has it."""
     with reading(folder):
-        held = Held.open(folder)
+        held = OpenFolder.open(folder)
     with held:
         descriptor = held.file(LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:

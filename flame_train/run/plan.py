@@ -77,8 +77,8 @@ class Plan:
     def requests(self) -> tuple[Request, ...]:
         """The images of a grid; none if the config wants no grids."""
         sample = self.config.sample
-        drawn, side = self.checked.sample_model, self.config.data.resolution
-        return requests(sample, side, drawn, self.files) if sample.repeats else ()
+        sampling_model, side = self.checked.sample_model, self.config.data.resolution
+        return requests(sample, side, sampling_model, self.files) if sample.repeats else ()
 
     def shown_to(self, request: Request) -> tuple[ViewedImage, ...]:
         """The control images of an image of a grid."""

@@ -52,7 +52,7 @@ from flame_train.training.validation import Standing, Validation
 from .check import storage_of
 from .encode import Encoded
 from .finish import lora_writer
-from .grids import preview
+from .grids import grid_writer
 from .plan import Plan
 
 _LOG = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def train_run(
             sources=sources,
             lora=lora_writer(c, plan.model, attached, plan.samples, plan.order.batches_per_epoch),
             first=first,
-            preview=best_effort(preview(plan, encoded, denoiser, attached, folder, device, stop, group)),
+            sample_images=best_effort(grid_writer(plan, encoded, denoiser, attached, folder, device, stop, group)),
             stop=stop,
             callbacks=callbacks,
             validation=_validation(plan, encoded, state, found, device, group),

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from flame_train.disk.held import Held
+from flame_train.disk.open_folder import OpenFolder
 from flame_train.disk.system import NONBLOCK
 
 from . import compare, sections
@@ -250,7 +250,7 @@ def _kept(raw: bytes, kind: str) -> Response:
 def _opened(view: RunView, path: str) -> tuple[int, Iterator[bytes]]:
     """The size and the bytes of a plain file below the run folder; links are refused. Raises OSError."""
     *folders, name = path.split("/")
-    with Held.open(view.folder) as top:
+    with OpenFolder.open(view.folder) as top:
         inside = top.folder(folders[0]) if folders else top
         try:
             file = os.fdopen(inside.file(name, os.O_RDONLY | NONBLOCK), "rb")

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from PIL import Image
 
-from flame_train.training.preview import places
+from flame_train.training.image_sampling import places
 
 from .given import table, whole
 

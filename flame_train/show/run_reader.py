@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from flame_train.disk.held import Held
+from flame_train.disk.open_folder import OpenFolder
 from flame_train.errors import OutputError
 from flame_train.io.commit import is_checkpoint
 from flame_train.io.runstatus import as_dead, is_locked, read_status
@@ -85,7 +85,7 @@ class RunReader:
 
     def read(self) -> RunView:
         """The run as it stands. Raises OSError where the folder cannot be opened."""
-        with Held.open(self.folder) as folder:
+        with OpenFolder.open(self.folder) as folder:
             self._read_log(folder)
             tree, settings = self._part(folder, "config.toml", _config)
             prompts = prompts_of(tree)
@@ -112,28 +112,28 @@ class RunReader:
 
     def grid(self, step: int) -> bytes:
         """The file of a step's grid. Raises OSError."""
-        with Held.open(self.folder) as folder, folder.folder("samples") as samples:
+        with OpenFolder.open(self.folder) as folder, folder.folder("samples") as samples:
             return samples.read(f"step-{step:06d}.png", _LARGEST)
 
     def sheet(self) -> bytes:
         """The sheet of thumbnails. Raises OSError."""
-        with Held.open(self.folder) as folder:
+        with OpenFolder.open(self.folder) as folder:
             return folder.read(SHEET, _LARGEST)
 
-    def _read_log(self, folder: Held) -> None:
+    def _read_log(self, folder: OpenFolder) -> None:
         try:
             self._log.read(folder)
         except OSError:
             self._log = LogCurves()
 
-    def _part(self, folder: Held, name: str, make: Callable[[bytes], Any], of: object = None) -> Any:
+    def _part(self, folder: OpenFolder, name: str, make: Callable[[bytes], Any], of: object = None) -> Any:
         """`make` of a file's bytes, none if there is no file; kept until the file or `of`, the rest of it, changes."""
         stamps, key = (_stamp(folder, name), of), (folder.path.name, name)
         if self._kept.get(key, (None, None))[0] != stamps:
             self._kept[key] = stamps, make(_bytes(folder, name))
         return self._kept[key][1]
 
-    def _grids(self, folder: Held, prompts: tuple[Wanted, ...]) -> tuple[Grid, ...]:
+    def _grids(self, folder: OpenFolder, prompts: tuple[Wanted, ...]) -> tuple[Grid, ...]:
         found = []
         try:
             with folder.folder("samples") as samples:
@@ -152,7 +152,7 @@ def _config(raw: bytes) -> tuple[dict[str, Any], tuple[Setting, ...]]:
     return tree, settings_of(tree)
 
 
-def _status(folder: Held) -> Mapping[str, Any]:
+def _status(folder: OpenFolder) -> Mapping[str, Any]:
     try:
         status = read_status(folder)
     except OutputError:
@@ -160,7 +160,7 @@ def _status(folder: Held) -> Mapping[str, Any]:
     return status if is_locked(folder) else as_dead(status)
 
 
-def _stamp(folder: Held, name: str) -> tuple[int, int, int] | None:
+def _stamp(folder: OpenFolder, name: str) -> tuple[int, int, int] | None:
     try:
         found = folder.look(name)
     except OSError:
@@ -168,14 +168,14 @@ def _stamp(folder: Held, name: str) -> tuple[int, int, int] | None:
     return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
-def _bytes(folder: Held, name: str) -> bytes:
+def _bytes(folder: OpenFolder, name: str) -> bytes:
     try:
         return folder.read(name, _LARGEST)
     except OSError:
         return b""
 
 
-def _files(folder: Held) -> list[KeptFile]:
+def _files(folder: OpenFolder) -> list[KeptFile]:
     """What lies right in the folder, and the checkpoints with their files summed up."""
     found = []
     for name in folder.names():
@@ -189,7 +189,7 @@ def _files(folder: Held) -> list[KeptFile]:
     return found
 
 
-def _inside(folder: Held, kind: str) -> list[KeptFile]:
+def _inside(folder: OpenFolder, kind: str) -> list[KeptFile]:
     found = []
     try:
         with folder.folder(kind) as inside:

@@ -26,9 +26,9 @@ from flame_train.run.encoding import Encoding
 from flame_train.run.sampling import (
     Request,
     check_sampling,
-    draw_request,
-    drawing,
+    generate_image,
     requests,
+    sampler_spec,
     texts_of,
     with_defaults,
     with_prompts_of_file,
@@ -36,8 +36,8 @@ from flame_train.run.sampling import (
 from flame_train.text_encoders import too_long
 from flame_train.tools.families import refuse_non_finite, require_lora
 from flame_train.tools.parameters import parameters_of
+from flame_train.training.image_sampling import grid, write_png
 from flame_train.training.model import Example, Model
-from flame_train.training.preview import grid, write_png
 from flame_train.training.stop import StopRequest
 
 _LOG = logging.getLogger(__name__)
@@ -168,11 +168,11 @@ def sample(
         decoder = model.vae.load(config.model.vae_precision, device, config.model.vae_tile)
         images = []
         for request in wanted:
-            how = drawing(request, config.model, config.loss, model, device=device, dtype=precision)
+            how = sampler_spec(request, config.model, config.loss, model, device=device, dtype=precision)
             captions = examples[request.strength].__getitem__
             with _adapted(denoiser.component, denoiser.network, files, request.strength):
                 beside = encoded(shown_to(request, shown, model, side), model.vae, decoder)
-                images.append(draw_request(request, how, captions, denoiser, decoder, stop, beside))
+                images.append(generate_image(request, how, captions, denoiser, decoder, stop, beside))
     told = [parameters_of(request, checkpoint, loras) for request in wanted]
     for single, image, parameters in zip(singles, images, told, strict=False):
         write_png(single, image, parameters)

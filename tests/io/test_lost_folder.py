@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flame_train.disk.atomic_write import write_atomically
-from flame_train.disk.held import FolderLost, Spot
+from flame_train.disk.open_folder import FolderEntry, FolderLost
 from flame_train.errors import OutputError
 from flame_train.io.runfolder import RunFolder
 
@@ -119,7 +119,7 @@ def test_it_stops_while_a_checkpoint_is_being_written(tmp_path: Path, way: Calla
     path = tmp_path / "run"
     there: dict[str, bytes | str] = {}
 
-    def content(place: Spot) -> None:
+    def content(place: FolderEntry) -> None:
         way(path)
         there.update(contents(path))
         write_atomically(place, [b"optimizer"], 9)
@@ -137,7 +137,7 @@ def test_it_stops_between_the_files_of_a_checkpoint_and_its_place(tmp_path: Path
     path = tmp_path / "run"
     there: dict[str, bytes | str] = {}
 
-    def content(place: Spot) -> None:
+    def content(place: FolderEntry) -> None:
         write_atomically(place, [b"optimizer"], 9)
         way(path)
         there.update(contents(path))

@@ -22,7 +22,7 @@ import pytest
 from flame_train.disk import failpoint
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.files import is_temporary, make_folder, temporary_name
-from flame_train.disk.held import Held
+from flame_train.disk.open_folder import OpenFolder
 from flame_train.errors import ConfigError, FlameError, Interrupted, NonFiniteError, OutputError
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.runlog import LogFile
@@ -407,7 +407,7 @@ def lines_of(path: Path) -> list[int]:
 def test_a_full_disk_delays_lines_of_the_log_and_costs_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, room: int
 ) -> None:
-    with Held.open(tmp_path) as held:
+    with OpenFolder.open(tmp_path) as held:
         log = LogFile(held / "log.jsonl")
         with file_size_limit(room):
             log.append({"step": 1})
@@ -457,7 +457,7 @@ def test_what_waits_is_written_as_soon_as_there_is_room(tmp_path: Path) -> None:
 
 
 def test_numbers_that_json_has_not_are_null(tmp_path: Path) -> None:
-    with Held.open(tmp_path) as held:
+    with OpenFolder.open(tmp_path) as held:
         log = LogFile(held / "log.jsonl")
         log.append({"step": 1, "loss": float("nan"), "grad_norm": float("inf"), "lr": 0.5})
         log.close()

@@ -30,10 +30,10 @@ class FolderLost(OutputError):
     """The path of a folder that is being written to leads elsewhere, or nowhere."""
 
 
-class Held:
+class OpenFolder:
     """An open folder. `path` is what messages call it; a context manager that closes it."""
 
-    def __init__(self, path: Path, handle: FolderHandle, parent: Held | None = None) -> None:
+    def __init__(self, path: Path, handle: FolderHandle, parent: OpenFolder | None = None) -> None:
         self.path, self._handle = path, handle
         self._parent = parent
 
@@ -42,15 +42,15 @@ class Held:
         """The folder that `path` leads to, by links too. Raises OSError."""
         return cls(path, open_handle(path))
 
-    def __truediv__(self, name: str) -> Spot:
-        return Spot(self, name)
+    def __truediv__(self, name: str) -> FolderEntry:
+        return FolderEntry(self, name)
 
-    def folder(self, name: str, *, make: bool = False) -> Held:
+    def folder(self, name: str, *, make: bool = False) -> OpenFolder:
         """The folder `name` in this one, held. Raises OSError: also where it is a link."""
         if make:
             with contextlib.suppress(FileExistsError):
                 self.make_folder(name)
-        return Held(self.path / name, self._handle.folder(name), self)
+        return OpenFolder(self.path / name, self._handle.folder(name), self)
 
     def make_folder(self, name: str) -> None:
         """A new folder `name` in this one. Raises OSError: also where there is something of that name."""
@@ -154,10 +154,10 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class FolderEntry:
     """A name in a held folder: where something is to be read or written."""
 
-    folder: Held
+    folder: OpenFolder
     name: str
 
     @property
@@ -169,27 +169,27 @@ class Spot:
         return str(self.path)
 
 
-Place = Path | Spot
+Location = Path | FolderEntry
 """Where something is written: any path, or a name in a folder that is held."""
 
 
-def path_of(place: Place) -> Path:
+def path_of(place: Location) -> Path:
     """What messages call it."""
-    return place.path if isinstance(place, Spot) else place
+    return place.path if isinstance(place, FolderEntry) else place
 
 
-def open_folder(place: Place) -> Held:
+def open_folder(place: Location) -> OpenFolder:
     """The folder at `place`, held. Raises OSError."""
-    return place.folder.folder(place.name) if isinstance(place, Spot) else Held.open(place)
+    return place.folder.folder(place.name) if isinstance(place, FolderEntry) else OpenFolder.open(place)
 
 
 @contextmanager
-def spot(place: Place) -> Iterator[Spot]:
+def entry_at(place: Location) -> Iterator[FolderEntry]:
     """`place` as a name in a held folder; that of a plain path is held meanwhile. Raises OutputError without one."""
-    if isinstance(place, Spot):
+    if isinstance(place, FolderEntry):
         yield place
         return
     with disk_errors(place):
-        folder = Held.open(place.parent)
+        folder = OpenFolder.open(place.parent)
     with folder:
         yield folder / place.name
