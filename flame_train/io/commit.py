@@ -200,7 +200,7 @@ def remove_stale(root: Location) -> None:
                 _discard(held, name)
 
 
-class NoneWhole(OutputError):
+class NoIntactCheckpoint(OutputError):
     """There are checkpoints, and all of them are damaged."""
 
 
@@ -208,7 +208,7 @@ def newest(root: Location) -> Found | None:
     """The newest checkpoint under `root` that verifies, or None where there is none at all.
 
     Raises:
-        NoneWhole: there are checkpoints, and none verifies; the message has the reason for each.
+        NoIntactCheckpoint: there are checkpoints, and none verifies; the message has the reason for each.
         OutputError: a checkpoint has a newer format, or cannot be read at the moment.
     """
     path, damaged = path_of(root), list[str]()
@@ -227,7 +227,7 @@ def newest(root: Location) -> Found | None:
                 damaged.append(f"{path / name}: {damage}")
     if not damaged:
         return None
-    raise NoneWhole(
+    raise NoIntactCheckpoint(
         "no checkpoint of this run is whole:\n  "
         + "\n  ".join(damaged)
         + "\nrestore one from a backup, or set output.dir to a new folder to start over"

@@ -46,8 +46,8 @@ from flame_train.training.slow_steps import SlowSteps
 from flame_train.training.step import State
 from flame_train.training.stop import StopRequest
 from flame_train.training.text_in_step import RunningEncoder
-from flame_train.training.validate import HeldOut, Measured, Validator
-from flame_train.training.validation import Standing, Validation
+from flame_train.training.validate import HeldOut, ValidationLoss, Validator
+from flame_train.training.validation import EarlyStopping, Validation
 
 from .check import storage_of
 from .encode import Encoded
@@ -153,11 +153,11 @@ def _validation(
     )
     validator = make_validator(plan, state, images, device, group)
 
-    def measure() -> Measured:
+    def measure() -> ValidationLoss:
         with state.optimizer.averaged():
             return validator.measure()
 
-    standing = Standing.read(standing_of(found)) if found is not None else None
+    standing = EarlyStopping.read(standing_of(found)) if found is not None else None
     return Validation(section, measure, standing)
 
 

@@ -19,7 +19,7 @@ from flame_train.io.runstatus import as_dead, is_locked, read_status
 
 from .curves import Curve, LogCurves
 from .given import number, table, whole
-from .grids import Grid, Wanted, cut, prompts_of, size_of, step_of_grid
+from .grids import Grid, GridPrompt, cut, prompts_of, size_of, step_of_grid
 from .images import Band, TrainedImage, bands_of, images_of, with_losses
 from .settings import Setting, settings_of, tree_of
 from .sheet import SHEET
@@ -50,7 +50,7 @@ class RunView:
     curves: Mapping[str, Curve]
     last: Mapping[str, Any]
     settings: tuple[Setting, ...]
-    prompts: tuple[Wanted, ...]
+    prompts: tuple[GridPrompt, ...]
     grids: tuple[Grid, ...]
     images: tuple[TrainedImage, ...]
     images_written: object
@@ -133,7 +133,7 @@ class RunReader:
             self._kept[key] = stamps, make(_bytes(folder, name))
         return self._kept[key][1]
 
-    def _grids(self, folder: OpenFolder, prompts: tuple[Wanted, ...]) -> tuple[Grid, ...]:
+    def _grids(self, folder: OpenFolder, prompts: tuple[GridPrompt, ...]) -> tuple[Grid, ...]:
         found = []
         try:
             with folder.folder("samples") as samples:
