@@ -124,8 +124,8 @@ class Krea2(BlockNetwork):
         time_B1D = self._time(times_B, x_BHWC.dtype)
         states_BTNC = states_BTF.reshape(B, T, arch.text_layers, arch.text_dim)
         text_BTD = self._text(self.txtfusion(states_BTNC, rows_B))
-        image_BLD = self.first(patchify(x_BHWC, PATCH, channels_first=True))
-        x_BSD = F.cat([image_BLD, text_BTD], dim=1)  # padding comes last, where attention leaves it out
+        tokens = patchify(x_BHWC, PATCH, channels_first=True)
+        x_BSD = F.cat([self.first(tokens), text_BTD], dim=1)  # padding comes last, where attention leaves it out
         seen_B, shared_B1M = rows_B + h * w, self.tproj[1](_gelu(time_B1D))
         for block in self.blocks:
             x_BSD = block(x_BSD, cos_S1E, sin_S1E, seen_B, shared_B1M)
