@@ -132,7 +132,7 @@ def remove(place: Location) -> bool:
     """Whether there was a file `place` to remove. Raises OutputError if it cannot be removed."""
     with disk_errors(path_of(place)), entry_at(place) as target:
         target.folder.check()
-        found = target.folder.look(target.name)
+        found = target.folder.lstat(target.name)
         if found is None or not stat.S_ISREG(found.st_mode):
             return False
         target.folder.remove(target.name)

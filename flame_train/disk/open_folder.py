@@ -69,10 +69,10 @@ class OpenFolder:
         """The names in this folder, sorted. Raises OSError."""
         return sorted(self._handle.names())
 
-    def look(self, name: str) -> os.stat_result | None:
+    def lstat(self, name: str) -> os.stat_result | None:
         """The status of `name`, of a link itself and not its target; None if it does not exist. Raises OSError."""
         try:
-            return self._handle.look(name)
+            return self._handle.lstat(name)
         except FileNotFoundError:
             return None
 
@@ -89,7 +89,7 @@ class OpenFolder:
 
     def remove(self, name: str, *, missing_ok: bool = False) -> None:
         """Removes a file, a link, or a folder with its content; never the target of a link."""
-        found = self.look(name)
+        found = self.lstat(name)
         if found is not None and stat.S_ISDIR(found.st_mode):
             self._handle.remove_folder(name)
         elif found is not None or not missing_ok:
@@ -104,7 +104,7 @@ class OpenFolder:
         if self._parent is not None:
             self._parent.check()
         try:
-            found = os.stat(self.path) if self._parent is None else self._parent.look(self.path.name)
+            found = os.stat(self.path) if self._parent is None else self._parent.lstat(self.path.name)
         except OSError as error:
             if error.errno not in _GONE:
                 return  # nobody knows; what is written is written below the handle all the same

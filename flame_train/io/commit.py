@@ -90,7 +90,7 @@ def commit(
         held = root.folder.folder(root.name, make=True) if isinstance(root, FolderEntry) else OpenFolder.open(root)
     with held, held.errors(final, needed=needed):
         held.check()
-        there = held.look(_name(step)) is not None
+        there = held.lstat(_name(step)) is not None
         if there and _damage_of(held, _name(step)) is None:
             return final
         if size is not None and free_bytes(held.path) < size:
@@ -263,7 +263,7 @@ def _steps(root: OpenFolder) -> list[int]:
 
 def _damage_of(root: OpenFolder, name: str) -> str | None:
     """The damage of the checkpoint `name`, or None if it is whole. Raises OSError if that cannot be determined."""
-    status = root.look(name)
+    status = root.lstat(name)
     if status is None or not stat.S_ISDIR(status.st_mode):
         return "is no folder"
     with root.folder(name) as folder:
@@ -297,7 +297,7 @@ def _file_damage(folder: OpenFolder, name: str, entry: Any) -> str | None:
     damage = _not_plain(folder, name)
     if damage is not None:
         return damage
-    found = folder.look(name)
+    found = folder.lstat(name)
     if found is not None and found.st_size != entry.get("size"):  # told before all of it is read: it may have no end
         return f"{name} has {found.st_size} bytes, its manifest says {entry.get('size')!r}"
     actual = _fingerprint(folder, name)
@@ -316,7 +316,7 @@ def _is_name(name: str) -> bool:
 
 def _not_plain(folder: OpenFolder, name: str) -> str | None:
     """The problem of a checkpoint's file before reading; reading a pipe would block."""
-    found = folder.look(name)
+    found = folder.lstat(name)
     if found is None:
         return f"{name} is missing"
     return None if stat.S_ISREG(found.st_mode) else f"{name} is no plain file"

@@ -32,8 +32,8 @@ def examine(held: OpenFolder, folder: Path, lora: str, differences: Differences)
     Raises:
         OutputError: it holds what is no run, another run, or one that lost what it needs.
     """
-    present = [name for name in (*_OURS, lora) if held.look(name) is not None]
-    if held.look(STATUS) is None:
+    present = [name for name in (*_OURS, lora) if held.lstat(name) is not None]
+    if held.lstat(STATUS) is None:
         if present:
             raise OutputError(
                 f"{folder}: expected a new folder or one that holds a run, but found {present[0]} "
@@ -80,4 +80,4 @@ def _has_saved(held: OpenFolder, lora: str) -> bool:
     """Whether the run was far enough to have a checkpoint."""
     status = read_status(held)
     saved = status.get("saved", status.get("step") if status.get("state") == "done" else 0)
-    return bool(saved) or any(held.look(name) is not None for name in (f"{UNNAMED}.safetensors", lora))
+    return bool(saved) or any(held.lstat(name) is not None for name in (f"{UNNAMED}.safetensors", lora))

@@ -52,7 +52,7 @@ def _refuse_links_among(folder: OpenFolder, kind: str) -> None:
 
 
 def _refuse_other(folder: OpenFolder, name: str, wanted: Callable[[int], bool], called: str) -> None:
-    found = folder.look(name)
+    found = folder.lstat(name)
     if found is None or wanted(found.st_mode):
         return
     path = folder.path / name

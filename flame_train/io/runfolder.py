@@ -197,13 +197,13 @@ class RunFolder:
                     self._held.folder("checkpoints") as checkpoints,
                     checkpoints.folder(self._found.path.name) as found,
                 ):
-                    waited = found.read("log.jsonl", LARGEST) if found.look("log.jsonl") else b""
+                    waited = found.read("log.jsonl", LARGEST) if found.lstat("log.jsonl") else b""
                     self._grids = {n: found.read(n, LARGEST) for n in found.names() if is_sample(n)}
             self._opened_log().cut(self.step, waited)
         self._write_grids()
         return self._found
 
-    def look(self, leader: bool = False) -> commit.Found | None:
+    def inspect(self, leader: bool = False) -> commit.Found | None:
         """The result of `resume`, without writing a file. Raises OutputError if the folder could not be opened.
 
         `leader`: another process of the same run has the folder open.

@@ -165,10 +165,10 @@ class Copy:
 
     def _begin(self, held: OpenFolder) -> None:
         """By its status the folder is a run's, one that is at its beginning until the checkpoint is here."""
-        if held.look(STATUS) is None:
+        if held.lstat(STATUS) is None:
             begun = {"state": "interrupted", "exit_code": None, "step": 0, "saved": 0}
             write_status(held, {**begun, "version": __version__, "format": FORMAT})
-        if held.look(CONFIG) is None:
+        if held.lstat(CONFIG) is None:
             self._bring_file(CONFIG, held / CONFIG)
 
     def _bring_checkpoint(self, held: OpenFolder, manifest: Manifest) -> None:

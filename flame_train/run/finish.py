@@ -118,7 +118,7 @@ def _next(config: Config, lora: Path) -> list[str]:
 
 def _best(folder: RunFolder) -> dict[str, Any]:
     """The step of the lowest validation loss, and the LoRA of that step; nothing of a run without validations."""
-    found = folder.look(leader=True)
+    found = folder.inspect(leader=True)
     standing = EarlyStopping.read(standing_of(found) if found is not None else None)
     if standing.loss is None:
         return {}

@@ -142,7 +142,7 @@ def grid_of(
     def sampled_grid() -> Pixels:
         mine.clear()
         # Choices are measured for what recurs thousands of times, and what training may vary in must not show here.
-        with group.together(alone=is_device_failure), deterministic(True):
+        with group.barrier(alone=is_device_failure), deterministic(True):
             for i in group.share(len(wanted)):
                 get_backend(wanted[i][1].device).run_once(partial(sampled, i))
         return grid(_of_all(mine, len(wanted), group))

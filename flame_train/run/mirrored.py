@@ -51,7 +51,7 @@ def mirrored(
         return
     with ExitStack() as opened:
         heard = callbacks
-        with group.together():
+        with group.barrier():
             if group.leads:
                 heard = opened.enter_context(_copied(plan, stop, callbacks, wait))
         yield heard

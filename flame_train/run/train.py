@@ -33,7 +33,7 @@ from flame_train.io.runfolder import RunFolder
 from flame_train.show.report import reporter
 from flame_train.training.batch import sender
 from flame_train.training.callbacks import Callbacks
-from flame_train.training.exchange import Exchanged
+from flame_train.training.exchange import SharedVector
 from flame_train.training.gpu_readings import reader, spilling
 from flame_train.training.image_losses import ImageLosses
 from flame_train.training.loader import Loader
@@ -89,7 +89,7 @@ def train_run(
     """
     c = plan.config
     earlier = earlier_updates(found) if found is not None else updates_done(before) if before is not None else 0
-    with group.together():
+    with group.barrier():
         begun = plan.checked.begun if found is None else {}
         denoiser, attached, state = loaded(plan, device, begun, group, earlier)
     if before is not None:
@@ -331,7 +331,7 @@ def make_state(
     parameters = attached.parameters()
     of_all = gradient.model_copy(update={"accumulation": gradient.accumulation * group.world})
     made = build_optimizer(parameters, train, optimizer, schedule, of_all, backend, attached.faster, factors, earlier)
-    exchanged = Exchanged.between(group, backend)
+    exchanged = SharedVector.between(group, backend)
     told = 0 if exchanged is None else len(exchanged.names)
     rounded = exchanged is not None and gradient.all_reduce == "bf16"
     return State(

@@ -162,7 +162,7 @@ def _status(folder: OpenFolder) -> Mapping[str, Any]:
 
 def _stamp(folder: OpenFolder, name: str) -> tuple[int, int, int] | None:
     try:
-        found = folder.look(name)
+        found = folder.lstat(name)
     except OSError:
         return None
     return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
@@ -179,7 +179,7 @@ def _files(folder: OpenFolder) -> list[KeptFile]:
     """What lies right in the folder, and the checkpoints with their files summed up."""
     found = []
     for name in folder.names():
-        status = folder.look(name)
+        status = folder.lstat(name)
         if status is None or name.startswith("."):
             continue
         if name in ("checkpoints", "samples"):
@@ -194,12 +194,12 @@ def _inside(folder: OpenFolder, kind: str) -> list[KeptFile]:
     try:
         with folder.folder(kind) as inside:
             for name in inside.names():
-                status = inside.look(name)
+                status = inside.lstat(name)
                 if status is None:
                     continue
                 if kind == "checkpoints" and is_checkpoint(name):
                     with inside.folder(name) as checkpoint:
-                        sizes = [checkpoint.look(file) for file in checkpoint.names()]
+                        sizes = [checkpoint.lstat(file) for file in checkpoint.names()]
                     size = sum(each.st_size for each in sizes if each is not None)
                     found.append(KeptFile(f"{kind}/{name}", size, True))
                 elif kind == "samples" and step_of_grid(name) is not None:

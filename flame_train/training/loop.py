@@ -172,16 +172,16 @@ def _heed(run: Run, figures: _Figures, step: int, where: str) -> None:
     """Stops after a signal if work is left: steps, or the grid of the last."""
     if run.state.exchanged and not figures.stopping:  # the others do not know of it yet
         return
-    if not run.is_last(step) or run.state.group.answered(_lacks_grid(run, step)):
+    if not run.is_last(step) or run.state.group.broadcast(_lacks_grid(run, step)):
         run.stop.check(where)
 
 
 def _catch_up(run: Run, figures: _Figures) -> None:
     """The work before the next step: the sample grid of this one, and the unfinished work of the last run."""
-    if run.state.group.answered((run.first == 0 and run.sample.repeats) or _lacks_grid(run, run.first)):
+    if run.state.group.broadcast((run.first == 0 and run.sample.repeats) or _lacks_grid(run, run.first)):
         _sample_images(run, run.first, figures.trackers)
     if run.is_last(run.first):
-        with run.state.group.together():
+        with run.state.group.barrier():
             if run.leads:
                 write_result(run, run.first)
                 run.report()
@@ -299,7 +299,7 @@ class _Stepper:
         fail_point("train.before_update")
         inject_nan("train.gradient", run.state.optimizer.arena.grads)
         if run.state.exchanged is not None:
-            run.state.exchanged.tell(run.stop.signal_number, waited, self._backend.memory().peak or 0)
+            run.state.exchanged.put(run.stop.signal_number, waited, self._backend.memory().peak or 0)
             self._reduce()
         every = run.log.gradients_every
         gradients = self._norms.read() if every and step % every == 0 else {}

@@ -26,7 +26,7 @@ IMAGES: Final = "images.json"
 def save(run: Run, step: int) -> None:
     """A checkpoint; at the end also the result. Of several processes the leading one writes them, the others wait."""
     images = _all_images(run)
-    with run.state.group.together():
+    with run.state.group.barrier():
         if run.leads:
             _write_checkpoint(run, step, images)
 

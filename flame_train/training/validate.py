@@ -118,7 +118,7 @@ class Validator:
         begin = time.monotonic()
         losses = np.zeros((self._timesteps, len(self._images.names)), np.float64)
         batches, mine = self._batches(), list[tuple[int, int, float]]()
-        with self._group.together(), deterministic(True):
+        with self._group.barrier(), deterministic(True):
             for number in self._group.share(len(batches)):
                 between()
                 rows = batches[number]

@@ -49,7 +49,7 @@ def test_files_and_folders_are_made_read_renamed_and_removed(folder: Callable[[]
         assert (here / "outside" / "two").read_bytes() == b"2"
         opened.remove("outside")
         opened.remove("one")
-        assert opened.look("one") is None
+        assert opened.lstat("one") is None
         opened.sync()
         opened.check()
     assert os.listdir(here) == []

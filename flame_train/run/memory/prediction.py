@@ -20,7 +20,7 @@ from flame_train.data.choices import FIRST
 from flame_train.data.padding import collate
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.views import ViewedImage
-from flame_train.distributed.group import silent
+from flame_train.distributed.group import simulated_group
 from flame_train.engine import Tensor, capture, no_grad, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
@@ -146,7 +146,7 @@ def steps_alone(plans: Sequence[Plan], gpu: Gpu, processes: int = 1) -> list[Alo
     """A step of each plan, run once, eagerly, and its sampling. The plans differ in checkpointing alone."""
     plan, found = plans[0], list[Alone]()
     with shape_run(gpu) as run, deterministic(plan.config.train.deterministic):
-        denoiser, attached, state = loaded(plan, _DEVICE, group=silent(processes))
+        denoiser, attached, state = loaded(plan, _DEVICE, group=simulated_group(processes))
         sampled = _grid_sampler(plan, denoiser, attached, _Undecoded(plan.checked.sample_model.vae.network, _DEVICE))
         held, host = run.live_bytes, _batch(plan, _largest(plan.samples))
         batch = Batch(host, get_backend(_DEVICE), state.dtype, telling=plan.config.log.images_every > 0)
@@ -232,7 +232,7 @@ def _train(plan: Plan, largest: Sample, processes: int, run: ShapeRun) -> StepWo
 
     Returns the work of a step.
     """
-    denoiser, attached, state = loaded(plan, _DEVICE, group=silent(processes))
+    denoiser, attached, state = loaded(plan, _DEVICE, group=simulated_group(processes))
     host = _batch(plan, largest)
     backend = get_backend(_DEVICE)
     send = sender(backend, state.dtype)
