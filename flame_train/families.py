@@ -16,6 +16,7 @@ FAMILY_TITLES: Final[Mapping[str, str]] = MappingProxyType(
         "flux": "Flux.1",
         "zimage": "Z-Image",
         "flux2": "FLUX.2 klein",
+        "flux3": "FLUX.3 klein",
         "chroma": "Chroma",
         "krea2": "Krea 2",
         "anima": "Anima",

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accept_diffusers import missing
+from accept_diffusers import INDICES, missing
 from full_run import config, draw
 from PIL import Image
 
@@ -178,7 +178,7 @@ def beside(a: Acceptance, ours: str, theirs: str, lora: Path | None = None) -> d
     if lacking := missing(family_of(a.args.checkpoint).name):
         raise NotTried(f"{', '.join(lacking)} not installed")
     folder = a.args.beside
-    if not (folder / "model_index.json").is_file():
+    if not any((folder / index).is_file() for index in INDICES):
         raise NotTried("name a diffusers folder of the same model with --beside")
     script = Path(__file__).with_name("accept_diffusers.py")
     options = ["--size", str(a.args.size), "--steps", str(made["steps"]), "--guidance", str(made["guidance"])]

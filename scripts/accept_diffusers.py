@@ -27,11 +27,15 @@ PACKED = ("flux", "chroma", "krea2", "qwenimage", "qwenimage1")
 """Families whose pipelines take latents as tokens."""
 ADDED = {"zimage": -1.0, "krea2": -1.0}
 """What is added to the usual guidance scale, where a pipeline counts otherwise."""
+SEES = ("qwenimage", "flux3", "anima")
+"""Families whose reference needs torchvision: for Qwen3-VL's half for images, or to scale a mask."""
+INDICES = ("model_index.json", "modular_model_index.json")
+"""What a diffusers folder has one of; the latter where a pipeline is made of blocks."""
 
 
 def missing(family: str) -> list[str]:
     """The libraries that are not installed, of those that the family's pipeline needs."""
-    needed = (*NEEDED, *(("torchvision",) if family == "qwenimage" else ()))  # for the half of Qwen3-VL for images
+    needed = (*NEEDED, *(("torchvision",) if family in SEES else ()))
     return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
@@ -51,34 +55,57 @@ def draw(args: argparse.Namespace) -> dict[str, Any]:
 
     name, tokens, first = noise(args.folder, args.size, args.seed)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[args.precision]
-    pipeline = diffusers.DiffusionPipeline.from_pretrained(args.folder, torch_dtype=dtype, local_files_only=True)
+    modular = not (args.folder / INDICES[0]).is_file()
+    if modular:
+        pipeline = of_blocks(diffusers, args.folder, dtype)
+    else:
+        pipeline = diffusers.DiffusionPipeline.from_pretrained(args.folder, torch_dtype=dtype, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     told: dict[str, Any] = {"pipeline": type(pipeline).__name__, "diffusers": diffusers.__version__}
     if args.lora:
         pipeline.load_lora_weights(args.lora.parent, weight_name=args.lora.name)
         told["layers with the LoRA"] = adapted(pipeline)
-    if args.device != "cpu":
+    if args.device != "cpu" and modular:
+        pipeline.to(args.device)
+    elif args.device != "cpu":
         pipeline.enable_model_cpu_offload(device=args.device)
     if name == "chroma":
         mask_by_booleans(pipeline)
     latents = torch.from_numpy(first).to(dtype)
     if name in PACKED:
         latents = pipeline._pack_latents(latents, *latents.shape)
-    more: dict[str, Any] = {"max_sequence_length": tokens} if tokens else {}
-    if name.startswith("qwenimage"):  # which guides only with a negative prompt
+    if name == "anima":  # whose latents are of films
+        latents = latents.unsqueeze(2)
+    more: dict[str, Any] = {"max_sequence_length": tokens} if tokens and not modular else {}
+    if modular:
+        if "guider" in pipeline.components:
+            pipeline.update_components(guider=diffusers.ClassifierFreeGuidance(guidance_scale=args.guidance))
+        more["output"] = "images"
+    elif name.startswith("qwenimage"):  # which guides only with a negative prompt
         more |= {"true_cfg_scale": args.guidance} | ({"negative_prompt": ""} if args.guidance > 1.0 else {})
     else:
         more["guidance_scale"] = args.guidance + ADDED.get(name, 0.0)
-    image = pipeline(
+    made = pipeline(
         prompt=args.prompt,
         num_inference_steps=args.steps,
         height=args.size,
         width=args.size,
         latents=latents,
         **more,
-    ).images[0]
+    )
+    (image,) = made if modular else made.images
     image.convert("RGB").save(args.output)  # Qwen-Image 2.1's have an alpha channel
     return told
+
+
+def of_blocks(diffusers: Any, folder: Path, dtype: Any) -> Any:
+    """A pipeline of the blocks that a folder names, with the folder's networks; prompts are read as they are."""
+    named = json.loads((folder / INDICES[1]).read_text())["_blocks_class_name"]
+    blocks = getattr(diffusers, named)()
+    blocks.sub_blocks.pop("prompt_upsampler", None)
+    pipeline = blocks.init_pipeline(str(folder))
+    pipeline.load_components(pretrained_model_name_or_path=str(folder), torch_dtype=dtype, local_files_only=True)
+    return pipeline
 
 
 def mask_by_booleans(pipeline: Any) -> None:

@@ -90,6 +90,10 @@ SIZES = [
     Size("head of 256", 1, 16, 8, 4096, 4096, 256, "keys, bool"),
     Size("Flux at 2048", 1, 24, 24, 16384, 16384, 128),
     Size("dropout", 4, 16, 16, 1024, 1024, 64, dropout=0.1),
+    Size("dropout", 4, 10, 10, 4096, 4096, 64, dropout=0.1),
+    Size("dropout", 1, 24, 24, 4608, 4608, 128, dropout=0.1),
+    Size("dropout", 8, 32, 8, 512, 512, 128, causal=True, dropout=0.1),
+    Size("dropout", 4, 16, 16, 1024, 1024, 64, "keys, bool", dropout=0.1),
 ]
 
 
@@ -242,12 +246,16 @@ def torch_times(torch: Any, call: Callable[[], Any], row: Row) -> None:
             stream = torch.cuda.Stream()
             try:
                 with asked(torch, kind, exact):
-                    with torch.cuda.stream(stream):
-                        out, leaves = call()
-                    again = partial(torch.autograd.grad, out, leaves, out.detach().clone(), retain_graph=True)
-                    backward = _replayed(torch, stream, again)
                     with torch.no_grad():
                         forward = _replayed(torch, stream, call)
+                    with torch.cuda.stream(stream):
+                        out, leaves = call()
+                    g = out.detach().clone()
+                    if row.size.dropout:
+                        backward = _replayed(torch, stream, partial(_both, torch, call, g)) - forward
+                    else:
+                        again = partial(torch.autograd.grad, out, leaves, g, retain_graph=True)
+                        backward = _replayed(torch, stream, again)
             except RuntimeError:
                 torch.cuda.synchronize()  # not its kind of call
                 continue
@@ -255,6 +263,12 @@ def torch_times(torch: Any, call: Callable[[], Any], row: Row) -> None:
                 best = forward + backward
                 row.backends[how] = kind.name.split("_")[0].lower()
                 row.torch_forward[how], row.torch_backward[how] = forward, backward
+
+
+def _both(torch: Any, call: Callable[[], Any], g: Any) -> Any:
+    """A call and its gradients in one: captured apart from an eager call they read its seed as if on the device."""
+    out, leaves = call()
+    return torch.autograd.grad(out, leaves, g)
 
 
 def _replayed(torch: Any, stream: Any, fn: Callable[[], Any]) -> float:

@@ -1,6 +1,6 @@
 """How long captions and images of full size take to encode, on random weights, beside PyTorch where it is installed.
 
-    python scripts/encode_times.py [--only clip,t5,vae] [--torch] [--device cuda]
+    python scripts/encode_times.py [--only clip,t5,vae,qwen3] [--torch] [--device cuda]
 
 What is timed is what a run does of it: tokenizing or scaling, sending, computing, bringing back; a caption or an image
 in ms, of the second half of many, so that all is compiled and captured. Each row is held to the one-by-one result of
@@ -100,6 +100,8 @@ def main() -> None:
             same &= captions("sdxl", ["clip_l", "clip_g"], 512, args.device)
         if "t5" in only:
             same &= captions("flux-dev", ["t5"], 96, args.device)
+        if "qwen3" in only:
+            same &= captions("zimage", [encoder.key for encoder in find("zimage")[1].text], 256, args.device)
         for precision in ("bf16", "tf32", "fp32") if "vae" in only else ():
             same &= images(precision, 24, args.device)
             get_backend(args.device).empty_cache()

@@ -30,6 +30,7 @@ COMMANDS = {
     "zimage": "zimage-lora",
     "klein-4b": "flux2-lora",
     "klein-9b": "flux2-lora",
+    "flux3-klein": "flux3-lora",
     "chroma": "chroma-lora",
     "krea2": "krea2-lora",
     "qwen-image": "qwenimage-lora",

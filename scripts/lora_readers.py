@@ -56,6 +56,7 @@ PIPELINES = {
     "flux": "FluxPipeline",
     "zimage": "ZImagePipeline",
     "flux2": "Flux2KleinPipeline",
+    "flux3": "Flux3ModularPipeline",
     "krea2": "Krea2Pipeline",
     "chroma": "ChromaPipeline",
     "anima": "AnimaModularPipeline",
@@ -65,6 +66,7 @@ PIPELINES = {
 PUBLISHED = {
     "zimage": "zimage",
     "flux2": "klein-9b",
+    "flux3": "flux3-klein",
     "krea2": "krea2",
     "chroma": "chroma",
     "anima": "anima-2.9b",

@@ -49,11 +49,12 @@ class _Arrays:
 
 MODELS = (
     *("sdxl", "sd35-medium", "sd35-large", "flux-dev", "zimage", "klein-4b", "klein-9b", "krea2", "anima"),
-    *("anima-2.9b", "chroma", "qwen-image", "qwen-image-1"),
+    *("anima-2.9b", "chroma", "qwen-image", "qwen-image-1", "flux3-klein"),
 )
 _WHOLE = (
     "zimage",
     "flux2",
+    "flux3",
     "krea2",
     "anima",
     "chroma",

@@ -60,7 +60,7 @@ class SetKeys(Section):
     control: tuple[str, ...] = field(
         (),
         "folder of control images, which the model looks at: images to edit, with the images' names; a list: several "
-        "images beside each (FLUX.2 klein; FLUX.1 Kontext: one)",
+        "images beside each (FLUX.2 and FLUX.3 klein; FLUX.1 Kontext: one)",
         place=True,
         aka=("control_path", "control_directory", "conditioning_path"),
     )

@@ -37,6 +37,9 @@ def constant_shift(shift: float) -> Shift:
 
 NO_SHIFT: Shift = constant_shift(1.0)
 
+TARGET = "target_level"
+"""The name, in the conditioning, of the noise level that a step goes to."""
+
 
 def resolution_shift(low: float = 0.5, high: float = 1.15, low_tokens: int = 256, high_tokens: int = 4096) -> Shift:
     """Flux's: exp(mu), mu linear in the tokens through (256, 0.5) and (4096, 1.15)."""
@@ -169,6 +172,15 @@ class FlowPath:
         """The velocity, which is the model's prediction."""
         s = Tensor(x.backend.xp.full((x.shape[0],), self.levels[i], np.float32))
         return denoise(x, s, cond).float()
+
+
+class FlowMapPath(FlowPath):
+    """The same for a flow map, which is told where a step goes to: fp32 (1,), as `TARGET` of the conditioning."""
+
+    def slope(self, denoise: Denoise, x: Tensor, i: int, cond: Any) -> Tensor:
+        """The mean velocity from a level to the next, which is the model's prediction."""
+        target = Tensor(x.backend.xp.full((1,), self.levels[i + 1], np.float32))
+        return super().slope(denoise, x, i, {**cond, TARGET: target})
 
 
 def _closed(sigmas: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -4,6 +4,7 @@
 // is at `step` or, where that is null, `host_step`. normals: z[i] is the standard normal number of words[i], by the
 // same operations in the same order. Numbers of fp64 are wrapped so that the compiler joins no two of them.
 #pragma once
+#include "philox.cuh"
 
 struct Exact {
   double v;
@@ -46,21 +47,6 @@ __device__ __forceinline__ float normal(unsigned word) {
   return (float)normal_quantile((Exact{(double)word} + Exact{0.5}) * Exact{1.0 / 4294967296.0}).v;
 }
 
-__device__ __forceinline__ uint4 philox(unsigned c0, unsigned c1, unsigned c2, unsigned c3, long long seed) {
-  unsigned k0 = (unsigned)seed, k1 = (unsigned)(seed >> 32);
-#pragma unroll
-  for (int round = 0; round < ROUNDS; round++) {
-    unsigned long long p0 = c0 * MULTIPLIER_0, p1 = c2 * MULTIPLIER_1;
-    c0 = (unsigned)(p1 >> 32) ^ c1 ^ k0;
-    c1 = (unsigned)p1;
-    c2 = (unsigned)(p0 >> 32) ^ c3 ^ k1;
-    c3 = (unsigned)p0;
-    k0 += WEYL_0;
-    k1 += WEYL_1;
-  }
-  return make_uint4(c0, c1, c2, c3);
-}
-
 extern "C" __global__ void normals(const unsigned* words, float* z, long long count) {
   long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
   if (i < count) z[i] = normal(words[i]);
@@ -72,5 +58,5 @@ extern "C" __global__ void philox_words(
   long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
   if (i >= total) return;
   const unsigned at = (unsigned)(step ? *step : host_step);
-  reinterpret_cast<uint4*>(words)[i] = philox((unsigned)blocks[i % count], at, (unsigned)samples[i / count], (unsigned)stream, seed);
+  reinterpret_cast<uint4*>(words)[i] = philox((unsigned)blocks[i % count], at, (unsigned)samples[i / count], (unsigned)stream, keys_of(seed));
 }

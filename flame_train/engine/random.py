@@ -165,6 +165,11 @@ def uniform_of(words: Array) -> Array:
     return odd.astype(np.float32) * np.float32(2.0**-24)
 
 
+def least_kept(p: float) -> int:
+    """The least word for which `uniform_of` is at least fp32 `p`; 2^32 if there is none."""
+    return max(0, math.ceil((float(np.float32(p)) * 2.0**24 - 1.0) / 2.0)) << 9
+
+
 def normal_of(xp: Namespace, words: Array) -> Array:
     """uint32 words to fp32 standard normals, through the fp64 inverse of the distribution function."""
     kernels = backend_of(words).kernels
@@ -294,9 +299,6 @@ def tables() -> str:
     numbers = {
         "ROOT_HALF": f"{math.sqrt(0.5)!r}",
         "LOG_2": f"{math.log(2.0)!r}",
-        "ROUNDS": f"{_ROUNDS}",
-        **{f"MULTIPLIER_{i}": f"{int(m)}ull" for i, m in enumerate(_MULTIPLIERS)},
-        **{f"WEYL_{i}": f"{w}u" for i, w in enumerate(_WEYL)},
     }
     lines = [f"#define {name} {value}" for name, value in numbers.items()]
     lines += [f"__constant__ double {n}[] = {{{', '.join(map(repr, t))}}};" for n, t in rows.items()]
@@ -312,16 +314,24 @@ def signed(seed: int) -> np.int64:
     return np.int64((seed & 0xFFFFFFFFFFFFFFFF) - (seed >> 63 & 1) * (1 << 64))
 
 
+def round_keys(seed: int) -> np.ndarray[Any, Any]:
+    """A seed's keys of all rounds, as philox.cuh takes them by value."""
+    words = [[(seed >> 32 * i) + n * _WEYL[i] & 0xFFFFFFFF for n in range(_ROUNDS)] for i in range(2)]
+    return np.array([tuple(words)], np.dtype([("even", "u4", _ROUNDS), ("odd", "u4", _ROUNDS)]))
+
+
+def kernel_step(step: Array | int) -> tuple[Any, np.int64]:
+    """A step as kernels take it: its place on the device, or a null pointer and the number."""
+    if isinstance(step, int) or backend_of(step).kernels is None:
+        return np.int64(0), np.int64(int(step) & 0xFFFFFFFF)
+    return step.astype(np.int64, copy=False), np.int64(0)
+
+
 def _words_on_gpu(k: Any, seed: int, stream: int, step: Array | int, sample_index: Array, block: Array) -> Array:
     samples = k.contiguous(sample_index.reshape(-1).astype(np.int64, copy=False))
     words = k.empty((samples.size, 4 * block.size), np.dtype(np.uint32))
-    host_step, place = 0, np.int64(0)
-    if isinstance(step, int) or backend_of(step).kernels is None:
-        host_step = int(step) & 0xFFFFFFFF
-    else:
-        place = step.astype(np.int64, copy=False)
-    numbers = (host_step, stream, signed(seed), block.size, words.size // 4)
-    args = (words, samples, k.contiguous(block.view(np.int64)), place, *map(np.int64, numbers))
+    numbers = (stream, signed(seed), block.size, words.size // 4)
+    args = (words, samples, k.contiguous(block.view(np.int64)), *kernel_step(step), *map(np.int64, numbers))
     k.launch_source(_source(), "philox_words", words.size // 4, _THREADS, args)
     return words
 

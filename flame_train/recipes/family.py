@@ -144,20 +144,21 @@ class Family(ABC):
         return self.assemble(parts, opening)
 
     def distilled(self, base: Path) -> str:
-        """Why this checkpoint, by its name and its folder, is taken for one distilled to few steps; empty: it is not.
+        """Why this checkpoint is taken for one distilled to few steps; empty: it is not.
 
-        Its tensors do not tell: they have the shapes of the model that it was distilled from.
+        Its name and its folder tell where its tensors are those of the model that it was distilled from.
         """
         return ""
 
     def refuse_distilled(self, base: Path, model: ModelSection) -> None:
         """Raises ConfigError for a distilled checkpoint as a base for training, unless it has a training adapter."""
         reason = self.distilled(base)
-        if reason and not model.training_adapter:
+        adapts = "model.training_adapter" not in self.unsupported_keys()
+        if reason and not (adapts and model.training_adapter):
+            or_adapter = ", or name a de-distillation adapter in model.training_adapter" if adapts else ""
             raise ConfigError(
                 f"model.checkpoint: {base.name} {reason}, so it is distilled to few steps, which training on it would "
-                "undo; train on the model that it was made from, or name a de-distillation adapter in "
-                "model.training_adapter"
+                f"undo; train on the model that it was made from{or_adapter}"
             )
 
     def _lora_names(self, file: Path) -> LoraFamily:

@@ -55,6 +55,11 @@ class FlowModel(Model):
         """The noise levels of sampling, for an image of so many tokens."""
 
     @property
+    def path_kind(self) -> type[FlowPath]:
+        """How the network is asked along the way from noise to image."""
+        return FlowPath
+
+    @property
     def side_multiple(self) -> int:
         return self.patch * self.vae.downscale
 
@@ -84,7 +89,7 @@ class FlowModel(Model):
 
     def path(self, model: ModelSection, loss: LossSection, steps: int, size: Size) -> FlowPath:
         h, w, _ = self.vae.latent_shape(size)
-        return FlowPath(self.sigmas(steps, h * w // self.patch**2))
+        return self.path_kind(self.sigmas(steps, h * w // self.patch**2))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,6 +148,7 @@ def opened_qwen3(
     masked: bool,
     compact: bool = False,
     normalised: bool = True,
+    window: int = 0,
 ) -> Qwen3Encoder:
     """Qwen3, with a vocabulary from the folder of its file or of the checkpoint if there is one.
 
@@ -154,13 +160,15 @@ def opened_qwen3(
         masked: whether the denoiser does not look at padding.
         compact: whether the cache has its states in bf16 alone.
         normalised: whether the final norm is applied to the last layer's states.
+        window: of so many tokens the denoiser sees a multiple, padding included; 0: no padding of `masked` states.
 
     Returns:
         The text encoder.
     """
     own = Qwen3Keys.of(opening.text)
     places = (_folder_of(part, opening.base), opening.base)
-    return Qwen3Encoder(part, own.qwen3_dropout, template, taps, own.qwen3_tokens, masked, places, compact, normalised)
+    seen = masked, places, compact, normalised, window
+    return Qwen3Encoder(part, own.qwen3_dropout, template, taps, own.qwen3_tokens, *seen)
 
 
 def _folder_of(part: Part, base: Path) -> Path:

@@ -95,7 +95,7 @@ class QwenImageModel(FlowModel):
     def controls(self) -> ControlRule:
         return ControlRule(
             "Qwen-Image 2.1 reads images to edit through Qwen3-VL's vision tower too, which is not here; "
-            "FLUX.2 klein and FLUX.1 Kontext take them"
+            "FLUX.2 klein, FLUX.3 klein and FLUX.1 Kontext take them"
         )
 
 

@@ -42,8 +42,12 @@ def opened_for_samples(config: Config, family: Family, base: Model) -> Model:
 
 
 def _check_alike(place: Path, shapes: Mapping[str, tuple[int, ...]], network: Any, base: Model) -> None:
-    """Raises ConfigError unless the denoisers have the same tensors and the same architecture."""
+    """Raises ConfigError unless the denoisers have the same tensors and the same architecture.
+
+    What a distilled one has beside them is left out.
+    """
     theirs = base.denoiser.shapes
+    shapes = {name: shape for name, shape in shapes.items() if not name.startswith(base.distilled_parts)}
     other = [name for name in dict.fromkeys((*theirs, *shapes)) if theirs.get(name) != shapes.get(name)]
     if other:
         told = [f"{name} {shapes.get(name, 'missing')}, not {theirs.get(name, 'there')}" for name in other[:_SHOWN]]

@@ -27,6 +27,7 @@ from .encoder import EncoderKeys, TextEncoder
 
 _TOKENS = 8192  # of all captions that are encoded at once
 _UNIT = 32  # tokens, of which the longest caption of a batch has a multiple
+_PADDING_PLACE = 1  # the position of padding that the denoiser sees, as transformers 4.57 has it for Qwen3-VL
 
 
 class Qwen3Keys(EncoderKeys):
@@ -90,7 +91,7 @@ class ClosedTemplate(ChatTemplate):
 
 
 THINKING: Final = ChatTemplate("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
-"""A user's message that Qwen3 is to think about: Z-Image's."""
+"""A user's message that Qwen3 is to think about: Z-Image's. Qwen3-VL, which does not think, has it too: FLUX.3's."""
 WITHOUT_THINKING: Final = ChatTemplate(THINKING.before, THINKING.after + "<think>\n\n</think>\n\n")
 """A user's message with its thinking left empty: FLUX.2 klein's."""
 DESCRIBING: Final = ClosedTemplate(
@@ -115,6 +116,9 @@ class Qwen3Encoder(TextEncoder):
     With `masked` they are kept without padding, for a denoiser that does not look at it. A batch then has
     `qwen3_rows` (B,), the number of each caption's tokens. With `compact` the cache has them in bf16,
     whatever they were computed in. Without `normalised` the last layer's states are taken before the final norm.
+
+    With a `window` above 0 the denoiser looks at padding up to a multiple of so many tokens, which `qwen3_rows` counts.
+    Tokens do not see padding, and all padding of a caption has one state.
     """
 
     key = "qwen3"
@@ -127,6 +131,7 @@ class Qwen3Encoder(TextEncoder):
     places: tuple[Path, ...] = ()
     compact: bool = False
     normalised: bool = True
+    window: int = 0
 
     @cached_property
     def tokenizer(self) -> QwenTokenizer:
@@ -151,7 +156,7 @@ class Qwen3Encoder(TextEncoder):
 
     @property
     def paddings(self) -> Paddings:
-        return {"qwen3": Padding(self.length, _UNIT, "qwen3_rows")} if self.masked else {}
+        return {"qwen3": Padding(self.length, self.window or _UNIT, "qwen3_rows")} if self.masked else {}
 
     @property
     def limit(self) -> tuple[str, int]:
@@ -166,7 +171,8 @@ class Qwen3Encoder(TextEncoder):
         return {"ids": row.ids, "mask": row.mask}
 
     def rows(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> int:
-        return int(np.count_nonzero(inputs["mask"][self._unseen :]))
+        own = int(np.count_nonzero(inputs["mask"][self._unseen :]))
+        return self.paddings["qwen3"].length(own) if self.window else own
 
     @cached_property
     def _unseen(self) -> int:
@@ -177,11 +183,18 @@ class Qwen3Encoder(TextEncoder):
 
     def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         assert isinstance(network, Qwen3)
-        mask = None if self.masked else inputs["mask"]  # tokens do not see the padding after them
-        states = [state[:, self._unseen :] for state in network(inputs["ids"], mask, self.taps, self.normalised)]
-        made = {"qwen3": F.cat(states, dim=-1)}
-        seen = inputs["mask"][:, self._unseen :]
-        return made | ({"qwen3_rows": seen.to(int32).sum(dim=-1)} if self.masked else {})
+        # tokens do not see the padding after them: a mask is for the states of the padding
+        mask = inputs["mask"] if self.window or not self.masked else None
+        place = _PADDING_PLACE if self.window else None
+        found = network(inputs["ids"], mask, self.taps, self.normalised, place)
+        made = {"qwen3": F.cat([state[:, self._unseen :] for state in found], dim=-1)}
+        if not self.masked:
+            return made
+        own = inputs["mask"][:, self._unseen :]
+        if not self.window:
+            return made | {"qwen3_rows": own.to(int32).sum(dim=-1)}
+        begun = own[:, :: self.window].to(int32).sum(dim=-1)  # a window whose first place has a token
+        return made | {"qwen3_rows": F.clamp(begun * self.window, max=self.length)}
 
     def overlong(self, text: str) -> bool:
         return self.template.row(self.tokenizer, text, self.length).truncated > 0
@@ -189,4 +202,5 @@ class Qwen3Encoder(TextEncoder):
     @property
     def vocabulary(self) -> str:
         kind = f"{self.tokenizer.fingerprint} {self.length} {self.template} {self.taps}"
+        kind += f" {self.window}" if self.window else ""
         return hashlib.sha256(kind.encode()).hexdigest()

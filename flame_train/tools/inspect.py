@@ -22,7 +22,7 @@ from flame_train.models.common.files.identify import Identity, identify
 from flame_train.recipes import FAMILIES
 from flame_train.tools.families import components_of, lora_family
 
-_BEFORE_TARGET: Final = re.compile(r"\A.*(blocks?|layers)[._]\d+[._](\d+[._])?", re.DOTALL)
+_BEFORE_TARGET: Final = re.compile(r"\A.*(blocks?|layers)[._](image(_cond)?[._])?\d+[._](\d+[._])?", re.DOTALL)
 _COMPONENTS: Final = (
     (re.compile(r"lora_te2_|text_encoder_2\.|text_encoders\.clip_g\."), "text_encoder_2"),
     (re.compile(r"lora_te3_|text_encoder_3\.|text_encoders\.t5xxl\."), "text_encoder_3"),

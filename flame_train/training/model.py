@@ -134,6 +134,8 @@ class Model(ABC):
 
     flow: ClassVar[bool]
     """Whether it predicts the velocity of a flow; else noise or v."""
+    distilled_parts: ClassVar[tuple[str, ...]] = ()
+    """What the names of the denoiser's tensors begin with that a distilled checkpoint has beside those of its base."""
 
     name: str
     title: str
@@ -179,7 +181,9 @@ class Model(ABC):
     @property
     def controls(self) -> ControlRule:
         """Which control images it takes."""
-        return ControlRule(f"{self.title} looks at no control images here; FLUX.2 klein and FLUX.1 Kontext do")
+        return ControlRule(
+            f"{self.title} looks at no control images here; FLUX.2 klein, FLUX.3 klein and FLUX.1 Kontext do"
+        )
 
     @abstractmethod
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:

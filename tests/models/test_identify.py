@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from flame_train.models.common.files.identify import FAMILY_NAMES, could_be, identify
+from flame_train.recipes import FAMILIES
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
 
@@ -288,6 +289,23 @@ def test_metadata_decides_only_what_names_cannot():
     text_only = {name: s for name, s in kohya("lora_kohya_sdxl").items() if name.startswith("lora_te")}
     assert identify(text_only).family == "sdxl-sd3"
     assert identify(text_only, {"ss_base_model_version": "sdxl_base_v1-0"}).family == "sdxl"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_run_writes_down_names_its_family(family):
+    """Where names tell nothing: "flux" stands in what FLUX.2 and FLUX.3 write, too."""
+    own = FAMILIES[family].lora_names_in({})
+    nothing = {"lora_unet_x.lora_down.weight": (4, 64)}
+    for told in ({"ss_base_model_version": own.base_version}, {"modelspec.architecture": own.architecture}):
+        assert could_be(identify(nothing, told).family, family)
+
+
+@pytest.mark.parametrize("layer", ["to_q", "to_k", "to_v"])
+def test_metadata_tells_flux3_from_flux1_where_their_names_are_one(layer):
+    name = f"transformer.single_transformer_blocks.0.attn.{layer}"
+    shapes = {f"{name}.lora_A.weight": (4, 3072), f"{name}.lora_B.weight": (3072, 4)}
+    assert identify(shapes).family == "flux"
+    assert identify(shapes, {"modelspec.architecture": "flux-3-image-klein/lora"}).family == "flux3"
 
 
 @pytest.mark.parametrize(

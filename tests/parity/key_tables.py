@@ -40,6 +40,20 @@ def linear_layers(shapes):
     return {n.removesuffix(".weight") for n, shape in shapes.items() if len(shape) == 2 and n.endswith("weight")}
 
 
+def qwen3_vl_shapes(network, width, hidden):
+    """Names and shapes of Qwen3-VL as this class of transformers has it, with a small half for images."""
+    import transformers
+
+    config = transformers.Qwen3VLConfig(
+        text_config={
+            "vocab_size": 151936, "hidden_size": width, "num_hidden_layers": 36, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "intermediate_size": hidden, "head_dim": 128,
+        },
+        vision_config={"depth": 1, "out_hidden_size": width, "deepstack_visual_indexes": [0]},
+    )  # fmt: skip
+    return on_meta(getattr(transformers, network), config=config)
+
+
 def check_bijective(table, ours, theirs):
     """Each of our names has one of theirs and the other way round, with the same shapes."""
     there, back = table.pull(ours), table.inverse.pull(theirs)

@@ -15,6 +15,7 @@ from flame_train.errors import ModelFileError
 from flame_train.recipes import FAMILIES, NOTHING_NAMED
 from flame_train.tools.sample import sample
 from flame_train.training.image_sampling import SAMPLE_NOISE
+from tests.scripts.accepting import SCRIPTS, accept
 from tests.tools.test_sample import PLAIN
 
 torch = pytest.importorskip("torch")
@@ -87,3 +88,18 @@ def check_refused_config(family, folder, part, change, words):
             FAMILIES[family].open(opening(folder))
     finally:
         path.write_text(whole)
+
+
+def check_accepted(patch, folder, out, layers, *settings):
+    """`accept.py` passes a folder: its image, and that with the LoRA it trained, beside the pipeline's.
+
+    `layers` of the pipeline take the LoRA. What needs torchvision plays no part in these small models.
+    """
+    patch.syspath_prepend(str(SCRIPTS))
+    patch.setattr("accept_diffusers.SEES", ())
+    code, report = accept(patch, folder, out, *settings)
+    assert code == 0, report
+    assert {part["result"] for part in report["parts"].values()} == {"passed"}
+    plain, with_lora = (part for name, part in report["parts"].items() if name.endswith("beside diffusers'"))
+    assert max(plain["apart, of 255"], with_lora["apart, of 255"]) < 1
+    assert with_lora["layers with the LoRA"] == layers

@@ -20,6 +20,7 @@ from flame_train.errors import ModelFileError
 from flame_train.recipes import FAMILIES, NOTHING_NAMED, family_of
 from flame_train.tools.sample import sample
 from flame_train.training.image_sampling import SAMPLE_NOISE
+from tests.parity.pipelines import check_accepted
 from tests.tools.test_sample import PLAIN
 
 torch = pytest.importorskip("torch")
@@ -188,3 +189,8 @@ def test_a_config_that_says_something_else_is_refused(folder, part, change, word
             FAMILIES["anima"].open(opening(folder))
     finally:
         path.write_text(whole)
+
+
+@pytest.mark.proof
+def test_the_folder_is_accepted(folder, tmp_path, monkeypatch):
+    check_accepted(monkeypatch, folder, tmp_path / "out", 2 * 8, "--set", "data.bucket_step=32")

@@ -15,7 +15,7 @@ from tests.parity import key_tables as check
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
@@ -31,14 +31,7 @@ def theirs():
 @pytest.fixture(scope="module")
 def text():
     """The names and shapes of Qwen3-VL-8B as transformers has them, with the half for images and the head."""
-    config = transformers.Qwen3VLConfig(
-        text_config={
-            "vocab_size": 151936, "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32,
-            "num_key_value_heads": 8, "intermediate_size": 12288, "head_dim": 128,
-        },
-        vision_config={"depth": 1, "out_hidden_size": 4096, "deepstack_visual_indexes": [0]},
-    )  # fmt: skip
-    return check.on_meta(transformers.Qwen3VLForConditionalGeneration, config=config)
+    return check.qwen3_vl_shapes("Qwen3VLForConditionalGeneration", 4096, 12288)
 
 
 def test_the_table_is_total_and_bijective(theirs):

@@ -14,8 +14,15 @@ from flame_train.data.tokenizers.qwen import QwenTokenizer
 from flame_train.engine import no_grad, tensor
 from flame_train.recipes import FAMILIES, family_of
 from flame_train.text_encoders.qwen3 import DESCRIBING
-from tests.parity.pipelines import PROMPT, check_refused_config, check_sample, opening, qwen_tokenizer, random
-from tests.scripts.accepting import accept
+from tests.parity.pipelines import (
+    PROMPT,
+    check_accepted,
+    check_refused_config,
+    check_sample,
+    opening,
+    qwen_tokenizer,
+    random,
+)
 from tests.tools.test_sample import PLAIN
 
 torch = pytest.importorskip("torch")
@@ -155,12 +162,7 @@ def test_a_caption_that_is_cut_ends_as_the_pipelines(pipeline, folder):
 @pytest.mark.proof
 def test_the_folder_is_accepted(folder, tmp_path, monkeypatch):
     """Its image, and that with the LoRA it trained, beside the pipeline's."""
-    code, report = accept(monkeypatch, folder, tmp_path / "out", "--set", "data.bucket_step=32")
-    assert code == 0, report
-    assert {part["result"] for part in report["parts"].values()} == {"passed"}
-    plain, with_lora = (part for name, part in report["parts"].items() if name.endswith("beside diffusers'"))
-    assert max(plain["apart, of 255"], with_lora["apart, of 255"]) < 1
-    assert with_lora["layers with the LoRA"] == 2 * 5
+    check_accepted(monkeypatch, folder, tmp_path / "out", 2 * 5, "--set", "data.bucket_step=32")
 
 
 def test_the_instruction_has_the_published_length():

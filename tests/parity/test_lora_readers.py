@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 CASES = {
     "zimage": ("ZImagePipeline", "zimage-tiny"),
     "flux2": ("Flux2KleinPipeline", "flux2-tiny"),
+    "flux3": ("Flux3ModularPipeline", "flux3-tiny"),
     "krea2": ("Krea2Pipeline", "krea2-tiny"),
     "chroma": ("ChromaPipeline", "chroma"),  # whose reader of kohya's names knows this width alone
     "anima": ("AnimaModularPipeline", "anima-tiny"),
@@ -25,9 +26,12 @@ CASES = {
     "qwenimage1": ("QwenImagePipeline", "qwen-image-1-tiny"),
 }
 """Family -> its pipeline, and a model of it, small or so large that its first blocks are enough."""
-INSIDE = ("layers.", "double_blocks.", "single_blocks.", "blocks.", "transformer_blocks.")
+INSIDE = (
+    *("layers.", "double_blocks.", "single_blocks.", "blocks.", "transformer_blocks."),
+    *("content_mode_blocks.", "txt_mode_blocks."),
+)
 UNREAD = {
-    *(("zimage", "native"), ("krea2", "kohya"), ("chroma", "native"), ("anima", "kohya")),
+    *(("zimage", "native"), ("krea2", "kohya"), ("chroma", "native"), ("anima", "kohya"), ("flux3", "kohya")),
     *(("qwenimage", "kohya"), ("qwenimage", "native")),  # whose gate and value are one matrix
 }
 """What the loader of a family knows nothing of."""

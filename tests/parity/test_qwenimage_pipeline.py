@@ -15,8 +15,15 @@ from flame_train.engine import no_grad, tensor
 from flame_train.errors import ConfigError
 from flame_train.recipes import FAMILIES, family_of
 from flame_train.text_encoders.qwen3 import COMPREHENDING
-from tests.parity.pipelines import PROMPT, check_refused_config, check_sample, opening, qwen_tokenizer, random
-from tests.scripts.accepting import SCRIPTS, accept
+from tests.parity.pipelines import (
+    PROMPT,
+    check_accepted,
+    check_refused_config,
+    check_sample,
+    opening,
+    qwen_tokenizer,
+    random,
+)
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -169,14 +176,7 @@ def test_a_turbo_is_sampled_at_its_levels_and_refused_for_training(folder):
 def test_the_folder_is_accepted(pipeline, folder, tmp_path, monkeypatch):
     """Its image, and that with the LoRA it trained, beside the pipeline's; loading that would need torchvision."""
     monkeypatch.setattr(diffusers.DiffusionPipeline, "from_pretrained", lambda *args, **kwargs: pipeline)
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    monkeypatch.setattr("accept.missing", lambda family: [])
-    code, report = accept(monkeypatch, folder, tmp_path / "out", "--set", "data.bucket_step=32")
-    assert code == 0, report
-    assert {part["result"] for part in report["parts"].values()} == {"passed"}
-    plain, with_lora = (part for name, part in report["parts"].items() if name.endswith("beside diffusers'"))
-    assert max(plain["apart, of 255"], with_lora["apart, of 255"]) < 1
-    assert with_lora["layers with the LoRA"] == 2 * 4
+    check_accepted(monkeypatch, folder, tmp_path / "out", 2 * 4, "--set", "data.bucket_step=32")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,15 @@ import pytest
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.engine import no_grad, tensor
 from flame_train.recipes import FAMILIES, family_of
-from tests.parity.pipelines import PROMPT, check_refused_config, check_sample, opening, qwen_tokenizer, random
-from tests.scripts.accepting import accept
+from tests.parity.pipelines import (
+    PROMPT,
+    check_accepted,
+    check_refused_config,
+    check_sample,
+    opening,
+    qwen_tokenizer,
+    random,
+)
 from tests.tools.test_sample import PLAIN
 
 torch = pytest.importorskip("torch")
@@ -110,12 +117,8 @@ def test_the_training_loss_is_that_of_diffusers_script(pipeline, folder, off):
 
 def test_the_folder_is_accepted(folder, tmp_path, monkeypatch):
     """Its image, and that with the LoRA it trained, beside the pipeline's."""
-    code, report = accept(monkeypatch, folder, tmp_path / "out", "--set", "data.bucket_step=32")
-    assert code == 0, report
-    assert {part["result"] for part in report["parts"].values()} == {"passed"}
-    plain, with_lora = (part for name, part in report["parts"].items() if name.endswith("beside diffusers'"))
-    assert max(plain["apart, of 255"], with_lora["apart, of 255"]) < 1
-    assert with_lora["layers with the LoRA"] == 2 * 4  # queries, keys and values are one layer here
+    layers = 2 * 4  # queries, keys and values are one layer here
+    check_accepted(monkeypatch, folder, tmp_path / "out", layers, "--set", "data.bucket_step=32")
 
 
 @pytest.mark.parametrize(

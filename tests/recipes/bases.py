@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from flame_train.io.safetensors import SafetensorsFile
+from flame_train import cli
+from flame_train.adapters.formats import from_file
+from flame_train.io.lora_names import LoraFamily
+from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.recipes import FAMILIES
+from flame_train.recipes.small import write_vocabulary
 
 Array = np.ndarray[Any, Any]
+Train = Callable[..., int]
+FP8 = ml_dtypes.float8_e4m3fn
 
 
 def small_base(factory: pytest.TempPathFactory, family: str) -> Path:
@@ -31,3 +40,89 @@ def arrays_of(path: Path) -> dict[str, Array]:
 def first_loss(run: Path) -> float:
     """The loss of the first step in a run folder's log."""
     return float(json.loads((run / "log.jsonl").read_text().splitlines()[0])["loss"])
+
+
+def below(prefix: str, arrays: dict[str, Array]) -> dict[str, Array]:
+    """A component's tensors without their prefix."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def trainer(base: Path, images: Path, folder: Path, tokens: str = "", bucket_step: int = 32) -> Train:
+    """Trains on the base for four steps, with options more; `tokens` is a setting of `[text_encoders]`."""
+    config = folder / "config.toml"
+    config.write_text(
+        f'[model]\ncheckpoint = "{base}"\n[text_encoders]\n{tokens}\n[data]\npath = "{images}"\nresolution = 64\n'
+        f"bucket_step = {bucket_step}\nbatch_size = 2\n[lora]\nrank = 2\nalpha = 2.0\n"
+        'targets = ["full"]\n[train]\nsteps = 4\nprecision = "fp32"\n[checkpoint]\nevery = 2\n'
+        '[sample]\nevery = 4\nprompts = ["a red circle"]\nsteps = 2\n[output]\n'
+        f'format = "both"\ndir = "{folder / "run"}"\n'
+    )
+    return lambda *options: cli.run(["train", str(config), "--device", "cpu", *options])
+
+
+def options(*settings: str) -> tuple[str, ...]:
+    """Settings as options of the command line."""
+    return tuple(word for setting in settings for word in ("--set", setting))
+
+
+def short(train: Train, folder: Path, *settings: str) -> list[float]:
+    """The losses of two steps, whose run lies in `folder`."""
+    assert train(*options(f"output.dir={folder}", "train.steps=2", "sample.every=0", *settings)) == 0
+    return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def check_continuation(train: Train, run: Path, names: LoraFamily, layers: int) -> None:
+    """A run whose end is lost continues to the same bytes, and both formats of its file are the same LoRA."""
+    assert train() == 0
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in log] == [1, 2, 3, 4]
+    assert all(np.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in log)
+    assert (run / "samples" / "step-000004.png").exists()
+    last = run / "checkpoints" / "step-000004"
+    whole = (last / "lora.safetensors").read_bytes()
+    found = sorted(run.glob("lora*.safetensors"))
+    one, other = (from_file(path, names).state["transformer"] for path in found)
+    assert one.keys() == other.keys()
+    assert len(one) == layers
+    shutil.rmtree(last)
+    for path in found:
+        path.unlink()
+    assert train() == 0
+    assert (last / "lora.safetensors").read_bytes() == whole
+
+
+def check_separate_files(train: Train, base: Path, folder: Path, text: str, scaled: tuple[str, ...]) -> None:
+    """Separate files give the same losses as the checkpoint; the transformer's has factors for its fp8 weights.
+
+    Args:
+        train: what `trainer` made.
+        base: the checkpoint.
+        folder: where the files are written.
+        text: the prefix of Qwen3-VL's tensors in the checkpoint.
+        scaled: parts of the names of the weights in fp8.
+    """
+    arrays = arrays_of(base)
+    transformer = below("model.diffusion_model.", arrays)
+    linear = [name for name in transformer if any(part in name for part in scaled)]
+    assert linear
+    stored = {name: (8 * transformer[name].astype(np.float32)).astype(FP8) for name in linear}
+    factors = {name.replace(".weight", ".scale_weight"): np.array(0.125, np.float32) for name in linear}
+    rounded = {name: (array.astype(np.float32) * 0.125).astype(np.float16) for name, array in stored.items()}
+    save_file(folder / "apart.safetensors", transformer | stored | factors | {"scaled_fp8": np.zeros(0, FP8)})
+    images = {"visual.patch_embed.proj.bias": np.zeros(8, np.float16)}
+    save_file(folder / "qwen3vl.safetensors", below(text, arrays) | images)
+    save_file(folder / "whole.safetensors", arrays | {f"model.diffusion_model.{n}": a for n, a in rounded.items()})
+    write_vocabulary(folder, qwen=True)
+    named = [f"model.vae={base}", f"text_encoders.qwen3={folder / 'qwen3vl.safetensors'}"]
+    losses = [
+        short(train, folder / f"run-{file}", f"model.checkpoint={folder / file}", *more)
+        for file, more in (("apart.safetensors", named), ("whole.safetensors", []))
+    ]
+    assert losses[0] == losses[1]
+
+
+def with_a_longer_caption(images: Path) -> Path:
+    """The folder of images, one of whose captions takes more rows than the others."""
+    texts = sorted(images.glob("*.txt"))
+    texts[0].write_text(texts[0].read_text() + ", with so many words behind it that it takes more rows than the others")
+    return images

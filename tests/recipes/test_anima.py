@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +12,13 @@ import pytest
 from PIL import Image
 
 from flame_train import cli
-from flame_train.adapters.formats import from_file
 from flame_train.io.keymap import Op
 from flame_train.io.safetensors import save_file
 from flame_train.models.anima.keys import lora_family
 from flame_train.models.common.vae.keys_vae_qwen import qwen_vae_from_wan
 from flame_train.recipes import family_of
 from flame_train.recipes.small import write_vocabulary
-from tests.recipes.bases import arrays_of, first_loss, small_base
+from tests.recipes.bases import arrays_of, below, check_continuation, first_loss, small_base
 
 FP8 = ml_dtypes.float8_e4m3fn
 Array = np.ndarray[Any, Any]
@@ -56,11 +53,6 @@ def train(base: Path, drawn: Path, tmp_path: Path) -> Callable[..., int]:
     )
 
 
-def below(prefix: str, arrays: dict[str, Array]) -> dict[str, Array]:
-    """A component's tensors without their prefix."""
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-
-
 def as_wan(vae: dict[str, Array]) -> dict[str, Array]:
     """The VAE as published: Wan 2.1's names, kernels that last three frames, and convolutions between frames."""
     made = {"encoder.downsamples.3.time_conv.bias": np.zeros(3, np.float16)}
@@ -80,23 +72,7 @@ def as_wan(vae: dict[str, Array]) -> dict[str, Array]:
 def test_a_run_and_its_continuation_give_the_same_bytes(train: Callable[..., int], base: Path, tmp_path: Path) -> None:
     """And both formats of its file are the same LoRA."""
     assert family_of(base).name == "anima"
-    assert train() == 0
-    run = tmp_path / "run"
-    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in log] == [1, 2, 3, 4]
-    assert all(np.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in log)
-    assert (run / "samples" / "step-000004.png").exists()
-    whole = (run / "checkpoints" / "step-000004" / "lora.safetensors").read_bytes()
-    found = sorted(run.glob("lora*.safetensors"))
-    files = [from_file(path, lora_family()).state["transformer"] for path in found]
-    assert len(files) == 2
-    assert files[0].keys() == files[1].keys()
-    assert len(files[0]) == 32
-    shutil.rmtree(run / "checkpoints" / "step-000004")
-    for path in found:
-        path.unlink()
-    assert train() == 0
-    assert (run / "checkpoints" / "step-000004" / "lora.safetensors").read_bytes() == whole
+    check_continuation(train, tmp_path / "run", lora_family(), 32)
 
 
 def test_separate_files_and_scaled_fp8_are_the_checkpoint(

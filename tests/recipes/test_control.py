@@ -31,7 +31,7 @@ Train = Callable[..., int]
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Small bases; Flux's says by its name that it is Kontext."""
-    made = {"flux2": small_base(tmp_path_factory, "flux2"), "flux": small_base(tmp_path_factory, "flux")}
+    made = {family: small_base(tmp_path_factory, family) for family in ("flux2", "flux3", "flux")}
     kontext = made["flux"].with_name("flux1-kontext.safetensors")
     made["flux"].rename(kontext)
     return made | {"flux": kontext}
@@ -56,7 +56,7 @@ def config(bases: dict[str, Path], edits: Path) -> Callable[..., Path]:
 
     def made(family: str = "flux2", control: str = '["before", "style"]', more: str = "") -> Path:
         folders = re.sub(r"\b(before|style)\b", lambda found: str(edits / found[0]), control)
-        tokens = "qwen3_tokens = 128" if family == "flux2" else "t5_tokens = 77"
+        tokens = "t5_tokens = 77" if family == "flux" else "qwen3_tokens = 128"
         path = edits / "config.toml"
         path.write_text(
             f'[model]\ncheckpoint = "{bases[family]}"\n[text_encoders]\n{tokens}\n'
@@ -83,9 +83,12 @@ def planned(path: Path, *settings: str) -> Plan:
     return make_plan(check(load_located(str(path), settings)), StopRequest())
 
 
-def test_a_run_gives_the_same_bytes_again_and_after_it_was_cut_short(config: Callable[..., Path], edits: Path) -> None:
+@pytest.mark.parametrize("family", ["flux2", "flux3"])
+def test_a_run_gives_the_same_bytes_again_and_after_it_was_cut_short(
+    config: Callable[..., Path], edits: Path, family: str
+) -> None:
     """klein with two control images of different buckets, mirrored too, checkpointing, validation and previews."""
-    path, run = config(more="flip = true"), edits / "run"
+    path, run = config(family, more="flip = true"), edits / "run"
     control = f'control = ["{edits / "style" / "0.png"}"]'.replace(
         "0.png", sorted(p.name for p in (edits / "style").iterdir())[0]
     )

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from flame_train import cli
-from flame_train.adapters.formats import from_file
 from flame_train.io.safetensors import save_file
 from flame_train.models.qwenimage1.keys import lora_family
 from flame_train.recipes.small import write_vocabulary
-from tests.recipes.bases import arrays_of, small_base
+from tests.recipes.bases import arrays_of, below, check_continuation, short, small_base, trainer
 
 Train = Callable[..., int]
 
@@ -27,34 +23,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def train(base: Path, drawn: Path, tmp_path: Path) -> Train:
-    config = tmp_path / "config.toml"
-    config.write_text(
-        f'[model]\ncheckpoint = "{base}"\n[data]\npath = "{drawn}"\nresolution = 64\nbucket_step = 32\n'
-        'batch_size = 2\n[lora]\nrank = 2\nalpha = 2.0\ntargets = ["full"]\n[train]\nsteps = 2\nprecision = "fp32"\n'
-        '[checkpoint]\nevery = 1\n[sample]\nevery = 2\nprompts = ["a red circle"]\nsteps = 2\n[output]\n'
-        f'format = "both"\ndir = "{tmp_path / "run"}"\n[text_encoders]\nqwen3_tokens = 128\n'
-    )
-    return lambda *settings: cli.run(["train", str(config), "--device", "cpu", *settings])
+    return trainer(base, drawn, tmp_path, "qwen3_tokens = 128")
 
 
 def test_a_run_and_its_continuation_give_the_same_bytes(train: Train, tmp_path: Path) -> None:
     """And both formats of its file are the same LoRA."""
-    assert train() == 0
-    run = tmp_path / "run"
-    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in log] == [1, 2]
-    assert all(np.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in log)
-    assert (run / "samples" / "step-000002.png").exists()
-    whole = (run / "checkpoints" / "step-000002" / "lora.safetensors").read_bytes()
-    files = [from_file(path, lora_family()).state["transformer"] for path in sorted(run.glob("lora*.safetensors"))]
-    assert len(files) == 2
-    assert files[0].keys() == files[1].keys()
-    assert len(files[0]) == 6 + 2 * 14  # what stands once, and fourteen layers a block
-    shutil.rmtree(run / "checkpoints" / "step-000002")
-    for path in run.glob("lora*.safetensors"):
-        path.unlink()
-    assert train() == 0
-    assert (run / "checkpoints" / "step-000002" / "lora.safetensors").read_bytes() == whole
+    layers = 6 + 2 * 14  # what stands once, and fourteen layers a block
+    check_continuation(train, tmp_path / "run", lora_family(), layers)
 
 
 def test_separate_files_are_the_checkpoint(train: Train, base: Path, tmp_path: Path) -> None:
@@ -62,19 +37,12 @@ def test_separate_files_are_the_checkpoint(train: Train, base: Path, tmp_path: P
     arrays, prefix = arrays_of(base), "text_encoders.qwen25_7b.transformer."
     parts = {"q.safetensors": "model.diffusion_model.", "qwen_2.5_vl_7b.safetensors": prefix}
     for file, start in parts.items():
-        named = {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)}
-        save_file(tmp_path / file, named)
+        save_file(tmp_path / file, below(start, arrays))
     write_vocabulary(tmp_path, qwen=True)
     separate = [f"model.checkpoint={tmp_path / 'q.safetensors'}", f"model.vae={base}"]
     separate += [f"text_encoders.qwen3={tmp_path / 'qwen_2.5_vl_7b.safetensors'}"]
     separate += ["model.offload=1.0", "gradient.checkpointing=full"]
-    losses = []
-    for name, settings in (("whole", []), ("apart", separate)):
-        given = [f"output.dir={tmp_path / name}", "sample.every=0", *settings]
-        assert train(*(word for setting in given for word in ("--set", setting))) == 0
-        log = (tmp_path / name / "log.jsonl").read_text().splitlines()
-        losses.append([json.loads(line)["loss"] for line in log])
-    assert losses[0] == losses[1]
+    assert short(train, tmp_path / "apart", *separate) == short(train, tmp_path / "whole")
 
 
 def test_another_qwens_states_are_refused(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 from flame_train import cli
-from flame_train.adapters.formats import from_file
 from flame_train.io.safetensors import save_file
 from flame_train.models.zimage.keys import lora_family
 from flame_train.recipes import family_of
 from flame_train.recipes.small import write_vocabulary
-from tests.recipes.bases import arrays_of, first_loss, small_base
+from tests.recipes.bases import arrays_of, below, check_continuation, first_loss, small_base, trainer
 
 FP8 = ml_dtypes.float8_e4m3fn
 Array = np.ndarray[Any, Any]
@@ -39,39 +38,12 @@ def arrays(base: Path) -> dict[str, Array]:
 def train(base: Path, drawn: Path, tmp_path: Path) -> Callable[..., int]:
     texts = sorted(drawn.glob("*.txt"))
     texts[0].write_text(texts[0].read_text() + ", with so many words behind it that it takes more rows than the others")
-    config = tmp_path / "config.toml"
-    config.write_text(
-        f'[model]\ncheckpoint = "{base}"\n[data]\npath = "{drawn}"\nresolution = 64\nbucket_step = 32\n'
-        'batch_size = 2\n[lora]\nrank = 2\nalpha = 2.0\ntargets = ["full"]\n[train]\nsteps = 4\nprecision = "fp32"\n'
-        '[checkpoint]\nevery = 2\n[sample]\nevery = 4\nprompts = ["a red circle"]\nsteps = 2\n[output]\n'
-        f'format = "both"\ndir = "{tmp_path / "run"}"\n'
-    )
-    return lambda *settings: cli.run(["train", str(config), "--device", "cpu", *settings])
-
-
-def below(prefix: str, arrays: dict[str, Array]) -> dict[str, Array]:
-    """A component's tensors without their prefix."""
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    return trainer(base, drawn, tmp_path)
 
 
 def test_a_run_and_its_continuation_give_the_same_bytes(train: Callable[..., int], tmp_path: Path) -> None:
     """And both formats of its file are the same LoRA."""
-    assert train() == 0
-    run = tmp_path / "run"
-    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in log] == [1, 2, 3, 4]
-    assert all(np.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in log)
-    assert (run / "samples" / "step-000004.png").exists()
-    whole = (run / "checkpoints" / "step-000004" / "lora.safetensors").read_bytes()
-    files = [from_file(path, lora_family()).state["transformer"] for path in sorted(run.glob("lora*.safetensors"))]
-    assert len(files) == 2
-    assert files[0].keys() == files[1].keys()
-    assert len(files[0]) == 23
-    shutil.rmtree(run / "checkpoints" / "step-000004")
-    for path in run.glob("lora*.safetensors"):
-        path.unlink()
-    assert train() == 0
-    assert (run / "checkpoints" / "step-000004" / "lora.safetensors").read_bytes() == whole
+    check_continuation(train, tmp_path / "run", lora_family(), 23)
 
 
 def test_separate_files_and_scaled_fp8_are_the_checkpoint(

@@ -20,6 +20,7 @@ from flame_train.engine.shape_run import shape_run
 from flame_train.errors import EnvironmentFault
 from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
 from flame_train.models.common.vae.vae import Vae, VaeArch
+from flame_train.models.flux3.transformer import Flux3
 from flame_train.models.qwenimage.transformer import QwenImage
 from flame_train.models.sd3.mmdit import MMDiT
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
@@ -33,7 +34,7 @@ from flame_train.training.batch import Batch
 from flame_train.training.model import Denoiser, Model
 
 SMALL = [
-    *("sdxl-tiny", "sd3-tiny", "flux-tiny", "flux2-tiny", "zimage-tiny", "chroma-tiny", "anima-tiny"),
+    *("sdxl-tiny", "sd3-tiny", "flux-tiny", "flux2-tiny", "flux3-tiny", "zimage-tiny", "chroma-tiny", "anima-tiny"),
     *("qwen-image-tiny", "qwen-image-1-tiny"),
 ]
 
@@ -106,11 +107,17 @@ def _positions(network: object) -> int:
 
 
 def _at_text(network: object) -> int:
-    """What diffusers computes and drops.
+    """What diffusers computes and drops, or computes again and again.
 
     Of Z-Image: 16 tokens that are embedded as padding, and the last layer's outputs for 512 of the text and these 16.
     Of Qwen-Image 2.1: the last layer's outputs for 512 tokens of the text, and the last norm's scale at time 0.
+    Of FLUX.3: modulations of every token, where one row does for all of a kind; 512 of the text, 16 of the image.
     """
+    if isinstance(network, Flux3):
+        shapes = network.shapes()
+        of_kind = sum(math.prod(shapes[f"{when}_stream_modulations.txt.lin.weight"]) for when in ("early", "single"))
+        last = math.prod(shapes["final_layer.image.adaLN_modulation.1.weight"])
+        return 2 * (of_kind * (512 - 1) + (of_kind + last) * (16 - 1))
     if isinstance(network, QwenImage):
         shapes = network.shapes()
         return 2 * (512 * math.prod(shapes["proj_out.weight"]) + math.prod(shapes["norm_out.linear.weight"]))

@@ -114,6 +114,19 @@ class TestInspect:
         report = inspect_file(write(tmp_path / "x.safetensors", tensors))
         assert (report.lora.modules, report.identity.layout) == ({"transformer": 2}, "native")
 
+    @pytest.mark.parametrize("prefix", ["diffusion_model.", "lora_unet_"])
+    def test_blocks_of_every_kind_of_tokens_count_together(self, tmp_path, prefix):
+        blocks = (
+            "content_mode_blocks.image.3",
+            "content_mode_blocks.image_cond.0",
+            "txt_mode_blocks.1",
+            "single_blocks.27",
+        )
+        paths = [f"{block}.q_proj" for block in blocks]
+        names = [prefix + (path.replace(".", "_") if prefix.endswith("_") else path) for path in paths]
+        tensors = {f"{name}.lora_down.weight": np.zeros((1, 8), np.float16) for name in names}
+        assert inspect_file(write(tmp_path / "x.safetensors", tensors)).lora.targets == {"q_proj": 4}
+
     @pytest.mark.parametrize("name", ["lora_kohya_flux", "lora_kohya_sd35_large", "lora_kohya_sd3_medium"])
     def test_loras_of_other_families_are_told_too(self, tmp_path, name):
         tensors = {f"{m}.lora_down.weight": np.zeros((1, b["shape"][1]), np.float16) for m, b in golden(name).items()}

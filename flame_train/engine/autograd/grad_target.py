@@ -31,6 +31,10 @@ class GradTarget:
         """Whether the sum may be written over the addend."""
         return self.addend is not None and self.buffer is self.addend
 
+    def total(self, g: Array) -> Array:
+        """The sum of `g` and what has arrived."""
+        return g if self.addend is None else self.addend + g
+
 
 ALLOCATE = GradTarget()
 """The target of a gradient that is returned in new memory."""

@@ -61,7 +61,7 @@ struct FlatParameters {
 #pragma unroll
     for (int k = 0; k < 4; k++) g.e[k] = __fmul_rn(limited(divided(g.e[k], now[DIVISOR]), now[LIMIT]), now[CLIP]);
     if constexpr (NOISE) {
-      const uint4 w = philox((unsigned)(i % CHUNK / 4), (unsigned)(*count - 1), (unsigned)(i / CHUNK), STREAM, seed);
+      const uint4 w = philox((unsigned)(i % CHUNK / 4), (unsigned)(*count - 1), (unsigned)(i / CHUNK), STREAM, keys_of(seed));
       const unsigned words[4] = {w.x, w.y, w.z, w.w};
       const int left = filled[i / 64] - (int)(i % 64);
 #pragma unroll

@@ -36,16 +36,15 @@ class Borrowed:
     Both wait in host memory. Inside `in_place` the network has its own on the device; afterwards the other has.
 
     Args:
-        network: the network, whose memory for these weights is given back.
+        network: the network, whose memory for these weights is given back. Those that the other has not stay its own.
         lender: the other one, of the same architecture and number formats.
         streamed: the tensors of `network` that lie elsewhere.
     """
 
     def __init__(self, network: nn.Module, lender: nn.Module, streamed: frozenset[int]) -> None:
-        self._places = []
-        for (name, mine), (other, theirs) in zip(network.weights(), lender.weights(), strict=True):
-            assert name == other, f"{name} of one network and {other} of the other"
-            for own, place in zip(arrays_of(mine), arrays_of(theirs), strict=True):
+        self._places, own_weights = [], dict(network.weights())
+        for name, theirs in lender.weights():
+            for own, place in zip(arrays_of(own_weights[name]), arrays_of(theirs), strict=True):
                 if own.size and id(own) not in streamed:
                     self._places.append(_borrowed(own, place))
 

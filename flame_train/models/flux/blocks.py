@@ -46,17 +46,31 @@ FeedForward = Callable[[nn.ModuleList, Tensor, Tensor, Tensor, Tensor], Tensor]
 """(mlp, tokens, shift, scale, gate) to the tokens after an MLP."""
 
 
-def attend(streams: Sequence[Stream], cos_S1E: Tensor, sin_S1E: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attention of all streams' tokens to those of the mask, (B, S, D). Queries and keys are turned by positions.
+def attend(
+    streams: Sequence[Stream],
+    cos_S1E: Tensor,
+    sin_S1E: Tensor,
+    mask: Tensor | None = None,
+    seen_B: Tensor | None = None,
+) -> Tensor:
+    """Attention of all streams' tokens, whose queries and keys are turned by positions.
 
-    `mask` is bool (B, 1, 1, S); None: all are looked at.
+    Args:
+        streams: queries, keys and values of each stream, and their norms.
+        cos_S1E, sin_S1E: rotary angles of all positions, (S, 1, E).
+        mask: which are looked at, bool (B, 1, 1, S); None: all.
+        seen_B: how many are looked at, from the first on, int32 (B,); None: all.
+
+    Returns:
+        What all tokens find, (B, S, D).
     """
     norms = [norm for norm, _ in streams]
     queries, keys, values = zip(*([x.reshape(*x.shape[:2], -1, n.dim) for x in p] for n, p in streams), strict=True)
     q = F.cat_rms_norm(queries, [nn.compute_copy(n.query_norm.scale) for n in norms], cos_S1E, sin_S1E, 1, EPS)
     k = F.cat_rms_norm(keys, [nn.compute_copy(n.key_norm.scale) for n in norms], cos_S1E, sin_S1E, 1, EPS)
     v = values[0] if len(values) == 1 else F.cat(values, dim=1)
-    found = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), mask)
+    heads = (x.transpose(1, 2) for x in (q, k, v))
+    found = F.scaled_dot_product_attention(*heads, mask, key_value_seq_lengths=seen_B)
     return found.transpose(1, 2).reshape(*q.shape[:2], -1)
 
 

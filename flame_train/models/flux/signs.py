@@ -46,6 +46,8 @@ def _flux(shapes: Shapes) -> Network | None:
 def _diffusers_flux(shapes: Shapes) -> Network | None:
     if "single_transformer_blocks.0.attn.to_q.weight" not in shapes:
         return None
+    if "early_stream_modulations.image.linear.weight" in shapes:
+        return None  # FLUX.3
     guided = any(name.startswith("time_text_embed.guidance_embedder.") for name in shapes)
     family = _flux_family(guided, dim(shapes, "x_embedder.weight", 1))
     return Network(family, "diffusers", "transformer", "")

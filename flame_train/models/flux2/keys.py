@@ -69,7 +69,7 @@ def _native_vae(names: Collection[str]) -> KeyMap:
 
 
 _SDXL: Final = {component.name: component for component in sdxl.COMPONENTS}
-_VAE: Final = Component(
+VAE: Final = Component(
     "vae",
     _SDXL["vae"].prefixes,
     (
@@ -78,9 +78,10 @@ _VAE: Final = Component(
     ),
     re.compile(rf"{_SDXL['vae'].ignored.pattern}|bn\.num_batches_tracked"),
 )
+"""FLUX.2's autoencoder as a part of a model's files; FLUX.3's too."""
 COMPONENTS: Final = (
     component_of_table("double_blocks.", "single_transformer_blocks.", transformer_to_diffusers),
-    _VAE,
+    VAE,
     qwen3.component(
         "text_encoder",
         (

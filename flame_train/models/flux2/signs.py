@@ -8,7 +8,8 @@ from flame_train.models.common.files.signs import Network, Shapes, Signs, down_w
 
 
 class Flux2Signs(Signs):
-    names = MappingProxyType({"flux2": "FLUX.2 klein", "flux2-dev": "FLUX.2 dev"})
+    names = MappingProxyType({"flux2": "FLUX.2 klein", "flux2-dev": "FLUX.2 dev", "flux2-flux3": "FLUX.2 or FLUX.3"})
+    groups = MappingProxyType({"flux2-flux3": ("flux2", "flux2-dev")})
     written = (("flux2", "flux2"), ("flux.2", "flux2"), ("flux-2", "flux2"))
 
     def network(self, shapes: Shapes) -> Network | None:

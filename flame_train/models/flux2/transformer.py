@@ -28,7 +28,8 @@ from flame_train.models.common.rope import Angles, Grids, RopeTables, grid, rope
 from flame_train.models.flux.arch import DoubleSingleArch, block_sizes
 from flame_train.models.flux.blocks import DoubleStreamBase, QKNorm, Stream, attend, modulated
 
-_FREQUENCIES: Final = 256  # the width of the sinusoid of times
+FREQUENCIES: Final = 256
+"""The width of the sinusoid of times."""
 _THETA: Final = 2000.0
 _APART: Final = 10  # control images stand at 10, 20, ... on the axis of images
 _EPS: Final = 1e-6
@@ -85,7 +86,7 @@ class Flux2Arch(DoubleSingleArch):
             eps=_EPS,
             patch_size=1,
             guidance_embeds=False,
-            timestep_guidance_channels=_FREQUENCIES,
+            timestep_guidance_channels=FREQUENCIES,
         )
         return arch
 
@@ -109,7 +110,7 @@ class MLPEmbedder(nn.Module):
     """A time's sinusoid to the model's width: linear, silu, linear."""
 
     def __init__(self, width: int) -> None:
-        self.in_layer = nn.Linear(_FREQUENCIES, width, bias=False)
+        self.in_layer = nn.Linear(FREQUENCIES, width, bias=False)
         self.out_layer = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -148,18 +149,18 @@ def _mlp(arch: Flux2Arch) -> nn.ModuleList:
 # The inputs of linear layers are rematerialized: their own inputs have the same size and are saved anyway.
 
 
-def _gated(x: Tensor) -> Tensor:
+def gated(x: Tensor) -> Tensor:
     """silu(gate) * value of [gate, value] (arXiv 2002.05202)."""
     gate, value = F.chunk(x, 2, dim=-1)
     return F.silu(gate) * value
 
 
 def _beside(found_BSD: Tensor, hidden_BSF: Tensor) -> Tensor:
-    return F.cat([found_BSD, _gated(hidden_BSF)], dim=-1)
+    return F.cat([found_BSD, gated(hidden_BSF)], dim=-1)
 
 
 def _feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
-    made = mlp[2](rematerialize(_gated, mlp[0](modulated(x_BLD, shift, scale))))
+    made = mlp[2](rematerialize(gated, mlp[0](modulated(x_BLD, shift, scale))))
     return F.gated_add(x_BLD, gate, made)
 
 
@@ -219,9 +220,9 @@ class SingleStreamBlock(Block):
 class FinalLayer(nn.Module):
     """Modulation, and the way back to a token's features."""
 
-    def __init__(self, arch: Flux2Arch) -> None:
-        self.linear = nn.Linear(arch.width, arch.channels, bias=False)
-        self.adaLN_modulation = nn.ModuleList([None, nn.Linear(arch.width, 2 * arch.width, bias=False)])
+    def __init__(self, width: int, channels: int) -> None:
+        self.linear = nn.Linear(width, channels, bias=False)
+        self.adaLN_modulation = nn.ModuleList([None, nn.Linear(width, 2 * width, bias=False)])
 
     def forward(self, x_BLD: Tensor, silu_vec_BD: Tensor) -> Tensor:
         shift, scale = F.chunk(self.adaLN_modulation[1](silu_vec_BD).unsqueeze(1), 2, dim=-1)
@@ -242,7 +243,7 @@ class Flux2(BlockNetwork):
         self.single_stream_modulation = Modulation(arch.width, 1)
         self.double_blocks = nn.ModuleList([DoubleStreamBlock(arch) for _ in range(arch.depth)])
         self.single_blocks = nn.ModuleList([SingleStreamBlock(arch) for _ in range(arch.single_depth)])
-        self.final_layer = FinalLayer(arch)
+        self.final_layer = FinalLayer(arch.width, arch.channels)
 
     def forward(
         self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, controls: Sequence[Tensor] = ()
@@ -266,7 +267,7 @@ class Flux2(BlockNetwork):
         images = (x_BHWC, *controls)
         grids = tuple(token_grid("FLUX.2's transformer", image, self.arch.channels, 1)[1:] for image in images)
         (h, w), T = grids[0], context_BTC.shape[1]
-        silu_vec_BD = F.silu(self.time_in(F.timestep_embedding(timesteps_B, _FREQUENCIES, dtype=x_BHWC.dtype)))
+        silu_vec_BD = F.silu(self.time_in(F.timestep_embedding(timesteps_B, FREQUENCIES, dtype=x_BHWC.dtype)))
         both = (*self.double_stream_modulation_img(silu_vec_BD), *self.double_stream_modulation_txt(silu_vec_BD))
         turns = self.rope.of(T, grids, nn.compute_copy(self.img_in.weight))
         tokens = [image.flatten(1, 2) for image in images]

@@ -96,9 +96,10 @@ class Attention(nn.Module):
             for x, norm in ((q, self.norm_q), (k, self.norm_k))
         )
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        q_image, q_text = F.split(q, [L, S - L], 2)
         # padding stands behind a text, so that no token of the text sees it
-        of_text = F.scaled_dot_product_attention(*(x[:, :, L:] for x in (q, k, v)), is_causal=True)
-        of_image = F.scaled_dot_product_attention(q[:, :, :L], k, v, key_value_seq_lengths=seen_B)
+        of_text = F.scaled_dot_product_attention(q_text, k[:, :, L:], v[:, :, L:], is_causal=True)
+        of_image = F.scaled_dot_product_attention(q_image, k, v, key_value_seq_lengths=seen_B)
         return self.to_out[0](rematerialize(_joined, of_image, of_text))
 
 

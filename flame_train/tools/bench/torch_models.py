@@ -9,7 +9,8 @@ from flame_train.models.anima.transformer import Anima, AnimaArch
 from flame_train.models.chroma.transformer import Chroma, ChromaArch
 from flame_train.models.flux.positions import axes_of
 from flame_train.models.flux.transformer import Flux, FluxArch
-from flame_train.models.flux2.transformer import Flux2, Flux2Arch
+from flame_train.models.flux2.transformer import Flux2
+from flame_train.models.flux3.transformer import Flux3
 from flame_train.models.krea2.arch import Krea2Arch
 from flame_train.models.krea2.transformer import Krea2
 from flame_train.models.qwenimage.transformer import QwenImage
@@ -21,6 +22,7 @@ from flame_train.training.model import Model
 
 from .models import SIZE_CONDITIONING
 from .torch_baseline import Batch, Loss, Predict, Prepare, TorchBaseline, flow_step, sizes_of, velocity
+from .torch_flux2 import flux2, flux3
 from .torch_qwenimage import qwenimage, qwenimage1
 
 _UNET_TEXT = 77  # positions of the text
@@ -29,10 +31,6 @@ _JOINT = [*_ATTENTION, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
 _FLUX = (
     rf".*\.attn\.({'|'.join(_JOINT)})|.*\.(ff|ff_context)\.net\.(0\.proj|2)"
     r"|single_transformer_blocks\.\d+\.(proj_mlp|proj_out)"
-)
-_FLUX2 = (
-    rf"transformer_blocks\.\d+\.(attn\.({'|'.join(_JOINT)})|ff(_context)?\.linear_(in|out))"
-    r"|single_transformer_blocks\.\d+\.attn\.(to_qkv_mlp_proj|to_out)"
 )
 _ZIMAGE = rf"layers\.\d+\.(attention\.({'|'.join(_ATTENTION)})|feed_forward\.w[123])"
 _ANIMA = rf"transformer_blocks\.\d+\.(attn[12]\.({'|'.join(_ATTENTION)})|ff\.net\.(0\.proj|2))"
@@ -56,8 +54,9 @@ def torch_baseline(model: Model) -> TorchBaseline:
         loss, blocks = _zimage(arch, length["qwen3"]), ("ZImageTransformerBlock",)
         return TorchBaseline("ZImageTransformer2DModel", _zimage_arguments(arch), _ZIMAGE, blocks, loss)
     if isinstance(network, Flux2):
-        loss, blocks = _flux2(arch, length["qwen3"]), ("Flux2TransformerBlock", "Flux2SingleTransformerBlock")
-        return TorchBaseline("Flux2Transformer2DModel", _flux2_arguments(arch), _FLUX2, blocks, loss)
+        return flux2(arch, length["qwen3"])
+    if isinstance(network, Flux3):
+        return flux3(arch, length["qwen3"])
     if isinstance(network, Chroma):
         loss, blocks = _chroma(arch, length["t5"]), ("ChromaTransformerBlock", "ChromaSingleTransformerBlock")
         arguments = _chroma_arguments(arch)
@@ -245,32 +244,7 @@ def _anima(arch: AnimaArch, text: int) -> Prepare:
     return flow_step(inputs)
 
 
-# ---- FLUX.2 and Z-Image ---------------------------------------------------------------------------------------------
-
-
-def _flux2_arguments(arch: Flux2Arch) -> dict[str, Any]:
-    return {
-        "in_channels": arch.channels,
-        **sizes_of(arch),
-        "num_single_layers": arch.single_depth,
-        "joint_attention_dim": arch.context_dim,
-        "mlp_ratio": arch.mlp / arch.width,
-        "axes_dims_rope": arch.axes,
-        "guidance_embeds": False,
-    }
-
-
-def _flux2(arch: Flux2Arch, text: int) -> Prepare:
-    def inputs(batch: Batch) -> tuple[Any, Predict]:
-        pad = batch.torch.nn.functional.pad
-        return batch.tokens(arch.channels), velocity(
-            encoder_hidden_states=batch.randn(text, arch.context_dim),
-            img_ids=pad(batch.image_ids(), (0, 1)).to(**batch.like),
-            txt_ids=pad(batch.torch.arange(text)[:, None], (3, 0)).to(**batch.like),
-            guidance=None,
-        )
-
-    return flow_step(inputs)
+# ---- Z-Image --------------------------------------------------------------------------------------------------------
 
 
 def _zimage_arguments(arch: ZImageArch) -> dict[str, Any]:

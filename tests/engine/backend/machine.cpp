@@ -83,6 +83,9 @@ static float __shfl_xor_sync(unsigned, float v, int offset) {
   barrier(warp(), 32);
   return theirs;
 }
+static unsigned __shfl_xor_sync(unsigned all, unsigned v, int offset) {
+  return __float_as_uint(__shfl_xor_sync(all, __uint_as_float(v), offset));
+}
 static unsigned sum_of(unsigned v, int group, int members) {
   unsigned& all = votes[here()][group];
   all += v;

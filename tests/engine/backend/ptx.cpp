@@ -43,7 +43,11 @@ static void cp_async_cg_shared_global(u32 to, const void* from, int bytes) {
   if (drawn(asked++, 7) % 3) copies[current].push_back({to, from, groups_ended[current]});
   else memcpy(window(to, bytes), from, bytes);
 }
-static void cp_async_commit_group() { groups_ended[current]++; }
+static void cp_async_cg_shared_global(u32 to, const void* from, int bytes, int there) {
+  static const unsigned char zeros[16] = {};
+  cp_async_cg_shared_global(to, there ? from : zeros, bytes);
+}
+static void cp_async_commit_group() { apart = true, groups_ended[current]++; }
 static void cp_async_wait_group(int left) {
   std::deque<Copy>& all = copies[current];
   for (; !all.empty() && groups_ended[current] - all[0].group > left; all.pop_front())
@@ -224,6 +228,19 @@ static void ldmatrix_sync_aligned_m8n8_x4_shared_b16(u32& a, u32& b, u32& c, u32
   barrier(warp(), 32);
 }
 
+static void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(u32& a, u32& b, u32& c, u32& d, u32 row) {
+  rows[current] = row;
+  barrier(warp(), 32);
+  u32* found[4] = {&a, &b, &c, &d};
+  int lane = threadIdx.x % 32;
+  for (int m = 0; m < 4; m++) {
+    unsigned short two[2];
+    for (int i = 0; i < 2; i++) memcpy(two + i, window(own(rows[current - lane + m * 8 + lane % 4 * 2 + i]), 16) + lane / 4 * 2, 2);
+    memcpy(found[m], two, 4);
+  }
+  barrier(warp(), 32);
+}
+
 // Products of warpgroups, m64 n k16.
 static float of_bf16(unsigned short bits) { u32 u = (u32)bits << 16; float f; memcpy(&f, &u, 4); return f; }
 static float of_f16(unsigned short bits) { _Float16 h; memcpy(&h, &bits, 2); return h; }
@@ -306,6 +323,30 @@ static void wgmma_wait_group_sync_aligned(int left) {
   for (int w = 0, first = (current - threadIdx.x % 128) / 32; w < 4; w++)
     while (finished[first + w] < committed[current] - left) others();
 }
+
+// Products of a warp, m16 n8 k16, whose operands its threads have in registers.
+static u32 operands[ALL][6];
+__attribute__((optimize("O2"))) static void multiply_rows(float (*value)(unsigned short), float* (&sums)[4], const u32 (&held)[6]) {
+  memcpy(operands[current], held, sizeof held);
+  barrier(warp(), 32);
+  int lane = threadIdx.x % 32;
+  for (int e = 0; e < 4; e++)
+    for (int k = 0; k < 16; k++) {
+      int row = lane / 4, column = lane % 4 * 2 + e % 2;
+      u32 a = operands[current - lane + row * 4 + k % 8 / 2][k / 8 * 2 + e / 2];
+      u32 b = operands[current - lane + column * 4 + k % 8 / 2][4 + k / 8];
+      *sums[e] += value(a >> k % 2 * 16) * value(b >> k % 2 * 16);
+    }
+  barrier(warp(), 32);
+}
+#define WARP_PRODUCT(type)                                                                                          \
+  static void mma_sync_aligned_m16n8k16_row_col_f32_##type##_##type##_f32(                                          \
+      float& w, float& x, float& y, float& z, u32 a, u32 b, u32 c, u32 d, u32 e, u32 f, float, float, float, float) { \
+    float* sums[4] = {&w, &x, &y, &z};                                                                              \
+    multiply_rows(of_##type, sums, {a, b, c, d, e, f});                                                             \
+  }
+WARP_PRODUCT(bf16)
+WARP_PRODUCT(f16)
 
 static void setmaxnreg_dec_sync_aligned_u32(int) {}
 static void setmaxnreg_inc_sync_aligned_u32(int) {}

@@ -133,7 +133,10 @@ class Function:
         assert len(args) == len(self.parameters), f"{self.name}: {len(args)} arguments for {len(self.parameters)}"
         for n, (a, (kind, pointer)) in enumerate(zip(args, self.parameters, strict=True)):
             where = f"{self.name}, argument {n}"
-            if not pointer:
+            if not pointer and isinstance(a, np.ndarray):
+                assert re.search(rf"^struct {kind} {{", self.module.code, re.MULTILINE), f"{where}: no struct {kind}"
+                assert a.dtype.fields, f"{where}: {a.dtype} for {kind}"
+            elif not pointer:
                 assert type(a) is NUMBERS[kind], f"{where}: {type(a)} for {kind}"
             elif isinstance(a, (np.uint64, np.int64)):
                 assert a == 0, f"{where}: only a null pointer may be a number"

@@ -75,6 +75,25 @@ def test_kernels_compute_the_same(gpu: Any, compiled: Any, monkeypatch: pytest.M
                 np.testing.assert_allclose(got, want, rtol=limit, atol=limit, err_msg=f"{name} {dtype}")
 
 
+def test_a_constant_needs_no_operands(gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fills what is given, also where rows lie apart, and nothing between them; compiled as C++."""
+    monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
+
+    def filled() -> list[np.ndarray]:
+        found = []
+        for dtype, head in ((ml_dtypes.bfloat16, 128), (np.float32, 5)):
+            block = gpu.to_device(np.ones((2, 9, 3, 4, head), dtype))
+            gpu.kernels.elementwise(("0.f",), {}, (np.dtype(dtype),), out=(block[:, :, 1].transpose(0, 2, 1, 3),))
+            found.append(gpu.to_host(block).astype(np.float32))
+        return found
+
+    filled()
+    compiled.build()
+    for block in filled():
+        assert not block[:, :, 1].any()
+        assert block[:, :, ::2].all()
+
+
 def test_composed_functions_are_one_kernel() -> None:
     @flame.elementwise
     def inner(a, b=2.0):

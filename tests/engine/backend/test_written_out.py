@@ -93,7 +93,7 @@ def test_attention_by_warpgroups(
         out[...], lse[...] = truth["out"].astype(bfloat16), rows_sums(q, key, scale)
     else:
         wgmma.forward(k, q, key, value, out, lse, scale)
-    inputs = Inputs(q, key, value, None, causal, scale, False)
+    inputs = Inputs(q, key, value, None, causal, scale, False, None)
     wgmma.gradients(k, g, inputs, Saved(out, lse), into)
     for (name, t), got in zip(truth.items(), (out, *into), strict=True):
         assert distance(got.get(), t) <= 2 * distance(plain[name], t) + float(ml_dtypes.finfo(bfloat16).eps), name
@@ -128,7 +128,7 @@ def test_gradients_by_warpgroups_where_keys_are_barred(
     q, key, value, g = (flame.tensor(x, device="cuda").data for x in drawn)
     out, into = flame.tensor(found[float64][0].numpy().astype(bfloat16), device="cuda").data, (q, key, value)
     into = tuple(k.empty(x.shape, bfloat16) for x in into)
-    inputs = Inputs(q, key, value, flame.tensor(seen, device="cuda").data, causal, scale, False)
+    inputs = Inputs(q, key, value, flame.tensor(seen, device="cuda").data, causal, scale, False, None)
     wgmma.gradients(k, g, inputs, Saved(out, flame.tensor(lse, float32, "cuda").data), into)
     for got, plain, truth in zip(into, found[bfloat16][1:], found[float64][1:], strict=True):
         t = truth.numpy()

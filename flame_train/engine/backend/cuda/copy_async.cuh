@@ -13,6 +13,11 @@ template <typename P> __device__ __forceinline__ void copy_async(P* to, const P*
                  "l"(reinterpret_cast<const char*>(from) + i) : "memory");
 }
 
+// 16 bytes, or as many zeros.
+__device__ __forceinline__ void copy_or_zeros(unsigned place, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+
 // Ends a group of copies.
 __device__ __forceinline__ void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

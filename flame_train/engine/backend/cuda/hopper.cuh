@@ -2,9 +2,8 @@
 // blocks of a cluster that tell each other, and operands of warpgroup products. After PTX ISA 8.0, sections on mbarrier,
 // cp.async.bulk.tensor and wgmma.
 #pragma once
-#include "backend/cuda/common.cuh"
+#include "backend/cuda/fragments.cuh"
 
-typedef unsigned u32;
 typedef unsigned long long u64;
 
 struct alignas(64) TensorMap { u64 words[16]; };
@@ -16,8 +15,6 @@ template <int COUNT> struct Place {
     if (++stage == COUNT) stage = 0, phase ^= 1;
   }
 };
-
-__device__ __forceinline__ u32 shared_at(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
 __device__ __forceinline__ void begin_barrier(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
@@ -129,14 +126,3 @@ __device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_grou
 template <int left> __device__ __forceinline__ void products_done() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory");
 }
-
-__device__ __forceinline__ u32 packed(float x, float y, __half) {
-  __half2 pair = __floats2half2_rn(x, y);
-  return *reinterpret_cast<u32*>(&pair);
-}
-__device__ __forceinline__ u32 packed(float x, float y, __nv_bfloat16) {
-  __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-  return *reinterpret_cast<u32*>(&pair);
-}
-// Two sums as a product's left operand has them.
-__device__ __forceinline__ u32 packed(float x, float y) { return packed(x, y, T()); }

@@ -232,4 +232,9 @@ scaled_dot_product_attention.perf_samples(
     sample((2, 4, 1, 128), (2, 2, 300, 128), (2, 2, 300, 128), booleans(2, 1, 1, 300), enable_gqa=True),
     sample((2, 4, 130, 128), (2, 2, 300, 128), (2, 2, 300, 128), enable_gqa=True, key_value_seq_lengths=_LENGTHS),
     sample((2, 4, 300, 64), (2, 4, 300, 64), (2, 4, 300, 64), None, 0.0, True, key_value_seq_lengths=_LENGTHS),
+    sample((2, 4, 150, 64), (2, 4, 77, 64), (2, 4, 77, 64), None, 0.1, rng=_rng(2)),
+    sample(
+        (2, 4, 70, 128), (2, 2, 90, 128), (2, 2, 90, 128), booleans(70, 90), 0.3, True, enable_gqa=True, rng=_rng(2)
+    ),
+    sample((2, 2, 65, 80), (2, 2, 130, 80), (2, 2, 130, 40), (2, 1, 1, 130), 0.5, rng=_rng(2), stream=20),
 )

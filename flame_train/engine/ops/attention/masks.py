@@ -1,4 +1,4 @@
-"""A mask as cuDNN takes it: numbers to add to the scores, with a row for each query or one for all; and lengths."""
+"""A mask as tensor cores take it: numbers to add to scores, with a row for each query or one for all; and lengths."""
 
 from __future__ import annotations
 
@@ -24,18 +24,29 @@ def why_not(query: Array, attn_mask: Array | None) -> str:
     return ""
 
 
-def added(k: Launcher, mask: Array, query: Array, key: Array) -> Array:
+def added(k: Launcher, mask: Array, query: Array, key: Array, multiple: int = 1) -> Array:
     """`mask` as (B or 1, H or 1, L or 1, S) in the queries' dtype: itself, or a copy, where it bars minus infinity.
 
-    A dim along which it is the same has size 1, so that what bars keys alone is made and read as one row. Raises
-    ValueError unless it broadcasts to the scores.
+    A dim along which it is the same has size 1, so that what bars keys alone is made and read as one row.
+
+    Args:
+        k: the launcher.
+        mask: truth values, or numbers to add to the scores.
+        query, key: as in `scaled_dot_product_attention`.
+        multiple: a row has room for a multiple of so many keys.
+
+    Returns:
+        What is added.
+
+    Raises:
+        ValueError: it does not broadcast to the scores.
     """
     whole = k.xp.broadcast_to(mask, (*query.shape[:-1], key.shape[-2]))
     own = whole[tuple(slice(1) if distance == 0 else slice(None) for distance in whole.strides[:3])]
-    if own.dtype == query.dtype and lies_in_packets(own):
+    keys, each = own.shape[3], max(multiple, _PACKET)
+    if own.dtype == query.dtype and lies_in_packets(own) and not keys % multiple:
         return own
-    keys = own.shape[3]
-    room = k.empty((*own.shape[:3], -(-keys // _PACKET) * _PACKET), query.dtype)[..., :keys]
+    room = k.empty((*own.shape[:3], -(-keys // each) * each), query.dtype)[..., :keys]
     value = f"mask != 0.f ? 0.f : {MINUS_INFINITY}" if own.dtype == bool_ else "mask"
     k.elementwise((value,), {"mask": own}, (query.dtype,), out=(room,))
     return room

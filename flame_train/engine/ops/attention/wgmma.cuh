@@ -8,7 +8,6 @@
 
 constexpr int TILE = 64, HEAD = 64;
 constexpr u32 TILE_BYTES = TILE * HEAD * 2;
-constexpr float LOG2E = 1.4426950408889634f;
 
 struct Rows {
   T* at;
@@ -16,22 +15,6 @@ struct Rows {
   __device__ T* head_of(int b, int h) const { return at + b * batch + h * head; }
 };
 struct Sizes { int batches, heads, queries, keys; float scale; };
-
-__device__ __forceinline__ float exp2_of(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Of the four threads that share a row.
-__device__ __forceinline__ float of_row(float x, bool sum) {
-#pragma unroll
-  for (int o = 1; o < 4; o *= 2) {
-    float other = __shfl_xor_sync(0xffffffffu, x, o);
-    x = sum ? x + other : fmaxf(x, other);
-  }
-  return x;
-}
 
 // The n-th item of this block. Every other round goes through the blocks backwards. Items come longest first, so a block
 // that had a long one in one round has a shorter one in the next.

@@ -16,9 +16,10 @@ from ...backend.cuda.wgmma import warpgroup_product
 from ...dtype import Array, DType, bool_
 from ...mode import mode
 from . import masks
+from .factors import query_factors
 from .flops import backward_flops, forward_flops
 from .inputs import Inputs, Saved
-from .layout import in_packets, placed
+from .layout import in_packets
 
 _HEAD, _TILE = 64, 64  # as in those files
 _TILE_BYTES = 2 * _TILE * _HEAD
@@ -124,17 +125,7 @@ def gradients(k: Launcher, g: Array, inputs: Inputs, saved: Saved, into: tuple[A
     """
     query, key, value, out, g = (in_packets(k, x) for x in (inputs.query, inputs.key, inputs.value, saved.out, g))
     (b, heads, length, _), keys = query.shape, key.shape[2]
-    tiles = -(-length // _TILE)
-    factors = k.empty((b * heads, tiles, 2, _TILE), np.dtype(np.float32))
-    numbers = map(np.int32, (b, heads, length))
-    k.launch(
-        "ops/attention/wgmma_factors.cu",
-        "attention_factors",
-        g.dtype,
-        (-(-b * heads * tiles * _TILE // 32),),
-        256,
-        (*placed((g, out)), saved.lse, factors, *numbers),
-    )
+    factors = query_factors(k, g, out, saved.lse)
     k.launch_hooks.multiplied("attention", backward_flops(query, key, value))
     masked = inputs.attn_mask is not None
     bars = _bars(k, inputs.attn_mask, keys) if inputs.attn_mask is not None else factors  # which is not read as such

@@ -22,11 +22,6 @@ constexpr int CONSUMERS = 2, ROWS = TILE * CONSUMERS, THREADS = 128 * (CONSUMERS
 constexpr u32 FACTOR_BYTES = TILE * 4, STAGE_BYTES = 2 * TILE_BYTES, OWN_BYTES = 2 * ROWS * HEAD * 2;
 
 __device__ __forceinline__ int tiles_of(int rows) { return (rows + TILE - 1) / TILE; }
-__device__ __forceinline__ float2 pair_from(u32 at) {
-  float2 x;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
-  return x;
-}
 
 // A left operand of 64 rows of 64, from shared memory to registers.
 __device__ __forceinline__ void hold(u32 (&held)[16], u32 at) {

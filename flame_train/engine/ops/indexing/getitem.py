@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import ShapeError
+from ...autograd.grad_target import ALLOCATE, GradTarget, GradTargets
 from ...dtype import Array
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
@@ -25,12 +26,28 @@ def getitem(xp: Namespace, input: Array, index: Any) -> Array:
 
 
 @getitem.vjp("input")
-def _(xp: Namespace, g: Array, input_shape: Shape, index: Any) -> Array:
+def _(xp: Namespace, g: Array, input_shape: Shape, index: Any, targets: GradTargets) -> Array:
     first, rest = _steps(xp, index, input_shape)
-    if rest and not first:
-        return added_at(xp, input_shape, rest, g)
+    target = targets["input"]
+    if not rest:
+        return _spread(xp, g, input_shape, first, target)
+    if not first:
+        return target.total(added_at(xp, input_shape, rest, g))
     out = xp.zeros(input_shape, g.dtype)
-    out[first] = added_at(xp, out[first].shape, rest, g) if rest else g
+    out[first] = added_at(xp, out[first].shape, rest, g)
+    return target.total(out)
+
+
+def _spread(xp: Namespace, g: Array, shape: Shape, places: Places, target: GradTarget) -> Array:
+    """`g` at its places in a gradient of `shape`: added to what has arrived there, or among zeros."""
+    if target.addend is None:
+        out = xp.zeros(shape, g.dtype)
+        out[places] = g
+        return out
+    if target.addend.dtype != g.dtype:
+        return target.total(_spread(xp, g, shape, places, ALLOCATE))
+    out = target.addend if target.overwrites else target.addend.copy(order="K")
+    out[places] += g
     return out
 
 
@@ -97,10 +114,8 @@ def _window(shape: Shape, dim: int, start: int, length: int) -> tuple[slice, ...
 
 
 @narrow.vjp("input")
-def _(xp: Namespace, g: Array, input_shape: Shape, dim: int, start: int, length: int) -> Array:
-    out = xp.zeros(input_shape, g.dtype)
-    out[_window(input_shape, dim, start, length)] = g
-    return out
+def _(xp: Namespace, g: Array, input_shape: Shape, dim: int, start: int, length: int, targets: GradTargets) -> Array:
+    return _spread(xp, g, input_shape, _window(input_shape, dim, start, length), targets["input"])
 
 
 narrow.samples(sample((4, 5), 1, 1, 3), sample((4, 5), 0, 0, 4), sample((4, 5), 1, -3, 2))

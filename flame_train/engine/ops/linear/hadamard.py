@@ -160,7 +160,7 @@ def _products(k: Launcher, a: Array, b: Array, targets: tuple[GradTarget | None,
 def _sum(target: GradTarget | None, made: Array) -> Array | None:
     if target is None:
         return None
-    return made if target.addend is None else target.addend + made
+    return target.total(made)
 
 
 hadamard_add.samples(

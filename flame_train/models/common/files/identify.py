@@ -171,7 +171,7 @@ def _vae(shapes: Shapes) -> tuple[str, str] | None:
     first = film[0]
     if first is None or len(first) != 4:
         return None
-    family = {4: "sd1-sd2-sdxl", 16: "sd3-flux", 32: "flux2", 64: "qwenimage"}.get(first[1], "unknown")
+    family = {4: "sd1-sd2-sdxl", 16: "sd3-flux", 32: "flux2-flux3", 64: "qwenimage"}.get(first[1], "unknown")
     layout = "diffusers" if any(name.startswith("decoder.up_blocks.") for name in shapes) else "single-file"
     return family, layout
 

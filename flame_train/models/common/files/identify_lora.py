@@ -16,6 +16,7 @@ _LORA_ENDS: Final = re.compile(
 _SAME_NAMES: Final = {
     ("flux", "chroma"),
     ("flux", "qwenimage1"),
+    ("flux", "flux3"),
 }  # of what the names say, and what the metadata then makes of it
 # the layouts of published single files, below their prefix or without one
 _NATIVE: Final = (
@@ -53,9 +54,9 @@ def _by_names(flat: Shapes, every: Sequence[Signs]) -> str | None:
 
 
 def _by_metadata(metadata: Mapping[str, str], every: Sequence[Signs]) -> str | None:
-    """The model that is written down."""
+    """The model that is written down; as with names, of two that fit the one further down the list of families."""
     written = f"{metadata.get('ss_base_model_version', '')} {metadata.get('modelspec.architecture', '')}".lower()
-    return next((family for signs in every for sign, family in signs.written if sign in written), None)
+    return next((family for signs in reversed(every) for sign, family in signs.written if sign in written), None)
 
 
 def _by_part(flat: Shapes) -> str:

@@ -218,14 +218,23 @@ class Qwen3(BlockNetwork):
         mask_BT: Tensor | None = None,
         taps: Sequence[int] = (-1,),
         normalised: bool = True,
+        padding_place: int | None = None,
     ) -> tuple[Tensor, ...]:
-        """The hidden states at `taps`, (B, T, C) each, in the weights' dtype.
+        """The hidden states after some layers. Layers after the last of them do not run.
 
-        A tap counts the layers that have run, as transformers' `hidden_states` are numbered. Tap 0 is the embedding.
-        The last tap is `normalised`, and negative ones count from there. Layers after the last tap do not run.
+        A token attends only to itself and those before it. So padding at the end needs no mask, unless the states of
+        the padding itself are used.
 
-        `mask_BT` is True where a token may be attended to. A token attends only to itself and those before it. So
-        padding at the end needs no mask, unless the states of the padding itself are used.
+        Args:
+            ids_BT: token ids.
+            mask_BT: True where a token may be attended to; None: everywhere.
+            taps: how many layers have run, as transformers' `hidden_states` are numbered: 0 is the embedding, and
+                negative ones count from the end.
+            normalised: whether the last layer's states are.
+            padding_place: the position of all padding, for rotary angles; None: that of its place in the row.
+
+        Returns:
+            (B, T, C) for each tap, in the weights' dtype.
         """
         depth = self.arch.layers
         wanted = [depth + 1 + tap if tap < 0 else tap for tap in taps]
@@ -234,6 +243,10 @@ class Qwen3(BlockNetwork):
         turns, mask = self._turn(ids_BT.shape[1]), None
         if mask_BT is not None:
             mask = mask_BT.reshape(mask_BT.shape[0], 1, 1, -1)
+            if padding_place is not None:
+                own = mask_BT.reshape(*mask_BT.shape, 1, 1)
+                one = slice(padding_place, padding_place + 1)
+                turns = F.where(own, turns[0], turns[0][one]), F.where(own, turns[1], turns[1][one])
         states = {0: h_BTC}
         for i, layer in enumerate(list(self.layers)[: max(wanted)], start=1):
             h_BTC = layer(h_BTC, *turns, mask)

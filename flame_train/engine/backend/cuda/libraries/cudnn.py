@@ -6,12 +6,10 @@ few are timed, once for each problem and card.
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,6 +24,7 @@ from ..loading import load
 from ..tuning import tuning_for
 from ..workspace import Workspace
 from .cudnn_layouts import Layout, Steps, flat, nhwc, sdpa_layouts, strided
+from .cudnn_plan import Plan, collected
 
 _LOG = logging.getLogger(__name__)
 _CANDIDATES = 8  # plans that are timed
@@ -78,7 +77,7 @@ class CuDnn:
             cudnn.set_stream(handle=self._handle, stream=stream.ptr)
         except RuntimeError as e:
             raise EnvironmentFault(f"cuDNN did not start ({e}); run `flame-train doctor`") from e
-        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._plans: dict[tuple[Any, ...], Plan] = {}
         self._lock = threading.Lock()
 
     # ---- convolution ---------------------------------------------------------------------------------
@@ -245,13 +244,13 @@ class CuDnn:
         with self._lock:
             plan = self._plans.get(key)
             if plan is None:
-                with _collected():
+                with collected():
                     plan = self._plans[key] = self._make(key, dtype, build, arrays)
             workspace = self._workspace.get(plan.workspace)
             if self._launch_hooks.should_launch("attention" if key[0].startswith("sdpa") else "convolution"):
                 plan.graph.execute(plan.pointers(arrays), workspace.data.ptr, handle=self._handle)
 
-    def _make(self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None], arrays: dict[str, Array]) -> _Plan:
+    def _make(self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None], arrays: dict[str, Array]) -> Plan:
         """The plan kept on disk, or a new one; during a capture, in which nothing runs, a new one that is not timed."""
         question, capturing = f"{self._version} {key}", mode().capturing
         plan, most = None if capturing else self._restored(key, self._cache.get(question)), _most_bytes(key, arrays)
@@ -269,7 +268,7 @@ class CuDnn:
         plan.workspace = plan.graph.get_workspace_size()
         return plan
 
-    def _described(self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None], most: int) -> _Plan:
+    def _described(self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None], most: int) -> Plan:
         """The graph that `build` describes, with the plans that may be built for it; `most` is as of `_most_bytes`."""
         cudnn = self._cudnn
         full = cudnn.data_type.FLOAT
@@ -302,9 +301,9 @@ class CuDnn:
             graph.check_support()
         except (RuntimeError, cudnn.cudnnGraphNotSupportedError) as e:
             raise DeviceFault(f"cuDNN has no plan for {key}: {e}") from e
-        return _Plan(graph, tensors)
+        return Plan(graph, tensors)
 
-    def _fastest(self, plan: _Plan, arrays: dict[str, Array]) -> int:
+    def _fastest(self, plan: Plan, arrays: dict[str, Array]) -> int:
         """The index of the fastest plan, timed on `arrays`: plans write all of the outputs and read none."""
         graph = plan.graph
         usable: list[int] = []
@@ -324,7 +323,7 @@ class CuDnn:
         run = partial(graph.execute_plan_at_index, pointers, workspace.data.ptr, handle=self._handle)
         return usable[self._autotuner.fastest([partial(run, index=i) for i in usable])]
 
-    def _restored(self, key: tuple[Any, ...], kept: bytes | None) -> _Plan | None:
+    def _restored(self, key: tuple[Any, ...], kept: bytes | None) -> Plan | None:
         """A plan from disk, if cuDNN takes it.
 
         To deserialise a plan cuDNN captures its stream, so that is a side stream on which no other thread queues work.
@@ -341,7 +340,7 @@ class CuDnn:
             return None
         finally:
             self._cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
-        return _Plan(graph, json.loads(head))
+        return Plan(graph, json.loads(head))
 
     def _restrict(self, graph: Any, dtype: DType, kind: str) -> None:
         """Bars plans that compute fp32 in less than fp32, or TF32 if that is allowed; and for determinism those that
@@ -377,38 +376,3 @@ def _padding(layouts: dict[str, Layout], declare: Callable[..., Any]) -> dict[st
         f"seq_{name}": declare(name, layouts[name], dtype=int32) for name in ("len_q", "len_kv") if name in layouts
     }
     return {"use_padding_mask": True, **given} if given else {}
-
-
-@contextmanager
-def _collected() -> Iterator[None]:
-    """Frees at once what cuDNN's frontend leaves in reference cycles: exceptions that it keeps, and by way of their
-    frames all arrays of whoever called.
-
-    All of it is young, the collector being off meanwhile, so that only little is looked through.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.collect(0)
-        if enabled:
-            gc.enable()
-
-
-class _Plan:
-    """A graph, its tensors by name (objects or cuDNN's numbers for them), and the size of its workspace in bytes."""
-
-    __slots__ = ("graph", "tensors", "workspace")
-
-    def __init__(self, graph: Any, tensors: dict[str, Any]) -> None:
-        self.graph, self.tensors, self.workspace = graph, tensors, 0
-
-    def pointers(self, arrays: dict[str, Array]) -> dict[Any, int]:
-        """The addresses of `arrays`, given by name, as cuDNN's `execute` takes them."""
-        return {self.tensors[n]: a.data.ptr for n, a in arrays.items()}
-
-    def kept(self) -> bytes:
-        """The plan as it is written to disk: the tensors' numbers, a newline, and the serialised graph."""
-        numbers = {name: tensor.get_uid() for name, tensor in self.tensors.items()}
-        return json.dumps(numbers).encode() + b"\n" + bytes(self.graph.serialize())

@@ -1,15 +1,15 @@
-// Factors of each query for wgmma_gradients.cuh: -lse in units of log 2 and -sum(g out), (B H, tiles of queries, 2, TILE)
-// fp32. Minus infinity and 0 up to a whole tile.
+// Factors of each query for gradients on tensor cores: -lse in units of log 2 and -sum(g out), (B H, tiles of queries, 2,
+// TILE) fp32. Minus infinity and 0 up to a whole tile.
 //
-// g and out are (B, H, L, 64) with dense rows at multiples of 16 bytes, their distances in elements; lse (B, H, L) fp32.
-// Eight threads a query, 256 a block.
+// g and out are (B, H, L, width) with dense rows of whole packets at multiples of 16 bytes. Their distances are in elements.
+// lse is (B, H, L) fp32. Eight threads a query, 256 a block.
 #include "backend/cuda/common.cuh"
 
 constexpr int TILE = 64;
 
 extern "C" __global__ void attention_factors(
     const T* g, long long g_batch, long long g_head, long long g_row, const T* out, long long out_batch, long long out_head,
-    long long out_row, const float* lse, float* factors, int batches, int heads, int queries
+    long long out_row, const float* lse, float* factors, int batches, int heads, int queries, int width
 ) {
   int padded = (queries + TILE - 1) / TILE * TILE;
   long long i = (blockIdx.x * 256ll + threadIdx.x) / 8;
@@ -17,8 +17,7 @@ extern "C" __global__ void attention_factors(
   if (batch >= batches) return;
   bool there = query < queries;
   float drop = 0.f, a[8], b[8];
-  if (there) {
-    int column = threadIdx.x % 8 * 8;
+  for (int column = threadIdx.x % 8 * 8; there && column < width; column += 64) {
     load8(g + batch * g_batch + head * g_head + query * g_row + column, a);
     load8(out + batch * out_batch + head * out_head + query * out_row + column, b);
 #pragma unroll

@@ -1,0 +1,1 @@
+"""FLUX.3's network, its names in files, and how both are found."""

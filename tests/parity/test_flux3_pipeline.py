@@ -1,0 +1,261 @@
+"""A small FLUX.3 klein, read from the folder that diffusers saves: the same images, and the same training loss."""
+
+from __future__ import annotations
+
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from flame_train.config.schema import LossSection, ModelSection
+from flame_train.data.padding import collate
+from flame_train.engine import no_grad, tensor
+from flame_train.errors import ConfigError
+from flame_train.recipes import FAMILIES, family_of
+from flame_train.training.control import by_name
+from tests.parity.pipelines import (
+    PROMPT,
+    check_accepted,
+    check_refused_config,
+    check_sample,
+    control_images,
+    opening,
+    qwen_tokenizer,
+    random,
+)
+from tests.tools.test_sample import PLAIN
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+transformers = pytest.importorskip("transformers")
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+
+LONGER = "a much longer caption, which takes more than eighty tokens of bytes with the template around it"
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+class TextProcessor(transformers.ProcessorMixin):
+    """Qwen3-VL's without its part for images, which needs torchvision."""
+
+    def __init__(self, tokenizer=None, chat_template=None):
+        super().__init__(tokenizer, chat_template=chat_template)
+
+
+def text_encoder():
+    text = {
+        "vocab_size": 288, "hidden_size": 16, "num_hidden_layers": 33, "num_attention_heads": 2, "head_dim": 8,
+        "num_key_value_heads": 1, "intermediate_size": 24,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "mrope_section": [2, 1, 1]},
+    }  # fmt: skip
+    vision = {
+        "depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 16,
+        "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
+    }  # fmt: skip
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision)
+    return random(transformers.Qwen3VLForConditionalGeneration(config), 1)
+
+
+def transformer(flow_map):
+    made = diffusers.Flux3Transformer2DModel(
+        num_layers=2, num_single_layers=2, attention_head_dim=16, num_attention_heads=4, joint_attention_dim=8 * 16,
+        axes_dims_rope=(4, 4, 4, 4), flow_map=flow_map,
+    )  # fmt: skip
+    return random(made, 2, 0.12)
+
+
+def vae():
+    made = diffusers.AutoencoderKLFlux2(
+        down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4,
+        block_out_channels=[8, 16, 16, 16], layers_per_block=1, norm_num_groups=4,
+    )  # fmt: skip
+    made.bn.running_mean = 0.3 * torch.randn(128, generator=torch.Generator().manual_seed(4))
+    made.bn.running_var = 0.5 + torch.rand(128, generator=torch.Generator().manual_seed(5))
+    return random(made, 0, 0.1)
+
+
+def assembled(blocks, flow_map, folder):
+    """A pipeline of these blocks without the model that writes longer prompts, saved in `folder`."""
+    blocks.sub_blocks.pop("prompt_upsampler")
+    made = blocks.init_pipeline()
+    made.update_components(
+        tokenizer=TextProcessor(qwen_tokenizer(folder, TEMPLATE), chat_template=TEMPLATE),
+        text_encoder=text_encoder(),
+        transformer=transformer(flow_map),
+        vae=vae(),
+    )
+    made.set_progress_bar_config(disable=True)
+    made.save_pretrained(str(folder))
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("flux3")
+
+
+@pytest.fixture(scope="module")
+def pipeline(folder):
+    return assembled(diffusers.Flux3AutoBlocks(), False, folder)
+
+
+@pytest.fixture(scope="module")
+def few_steps(tmp_path_factory):
+    """The distilled pipeline, and its folder."""
+    path = tmp_path_factory.mktemp("distilled")
+    return assembled(diffusers.Flux3DistilledAutoBlocks(), True, path), path
+
+
+def drawing(pipeline):
+    """A call of a pipeline as `check_sample` wants it; the distilled one knows no guidance."""
+
+    def drawn_by(guidance_scale, **given):
+        if "guider" in pipeline.components:
+            pipeline.update_components(guider=diffusers.ClassifierFreeGuidance(guidance_scale=guidance_scale))
+        return SimpleNamespace(images=pipeline(output="images", **given))
+
+    return drawn_by
+
+
+def test_sample_draws_what_the_pipeline_draws(pipeline, folder, tmp_path):
+    assert family_of(folder).name == "flux3"
+    check_sample(folder, tmp_path / "image.png", (4, 6, 128), drawing(pipeline))
+
+
+@pytest.mark.parametrize("sizes", [[(112, 64)], [(100, 70), (65, 90)]], ids=["one", "two"])
+def test_sample_draws_what_the_pipeline_draws_of_control_images(pipeline, folder, tmp_path, sizes):
+    """Two are cut to whole tokens; one alone has whole ones, as the pipeline would fill it up."""
+    files = control_images(tmp_path, *sizes)
+    plain = check_sample(folder, tmp_path / "plain.png", (4, 6, 128), drawing(pipeline))
+    found = check_sample(folder, tmp_path / "image.png", (4, 6, 128), drawing(pipeline), control=files)
+    assert np.abs(found - plain).max() > 5
+
+
+@pytest.mark.parametrize("sizes", [[], [(112, 64)]], ids=["", "control image"])
+def test_sample_draws_what_the_distilled_pipeline_draws(few_steps, tmp_path, monkeypatch, sizes):
+    distilled, folder = few_steps
+    monkeypatch.setitem(PLAIN, "guidance_scale", 1.0)
+    files = control_images(tmp_path, *sizes)
+    check_sample(folder, tmp_path / "image.png", (4, 6, 128), drawing(distilled), 1.0, files)
+
+
+@pytest.mark.parametrize("beside", [(), ((3, 5), (4, 2))], ids=["", "control images"])
+def test_the_training_loss_is_that_of_diffusers_parts(pipeline, folder, off, beside):
+    """Of a batch whose captions have windows of other lengths; the pipeline reads each alone."""
+    model = FAMILIES["flux3"].open(opening(folder))
+    rng = np.random.default_rng(0)
+    latents, noise = (rng.standard_normal((2, 4, 6, 128)).astype(np.float32) for _ in range(2))
+    controls = [rng.standard_normal((2, *size, 128)).astype(np.float32) for size in beside]
+    levels = np.array([0.3, 0.875], np.float32)
+    (encoder,) = model.text
+    network, examples = encoder.load(device="cpu", dtype="fp32", precision="auto"), []
+    for text in (PROMPT, LONGER):
+        row = encoder.inputs(text)
+        with no_grad():
+            made = encoder.encode(network, {name: tensor(a[None]) for name, a in row.items()})
+        assert made["qwen3_rows"].numpy().tolist() == [encoder.rows(row)]
+        examples.append(encoder.without_padding(row, {"qwen3": made["qwen3"].numpy()[0]}))
+    objective = model.objective(ModelSection(), LossSection(), "cpu")
+    denoiser = model.load_denoiser(device="cpu", dtype="fp32")
+    x, n, t = tensor(latents), tensor(noise), tensor(levels)
+    cond = {name: tensor(a) for name, a in collate(examples, model.paddings).items()}
+    assert cond["qwen3"].shape == (2, 160, 8 * 16)
+    cond |= by_name(map(tensor, controls))
+    with no_grad():
+        found = objective.losses(denoiser.denoise(objective.noised(x, n, t), t, cond), x, n, t).mean().item()
+
+    from diffusers.modular_pipelines.flux3 import before_denoise, encoders
+
+    errors = []
+    with torch.no_grad():
+        for i, (text, ours) in enumerate(zip((PROMPT, LONGER), examples, strict=True)):
+            states = encoders.Flux3TextEncoderStep._get_qwen3_vl_prompt_embeds(
+                pipeline.text_encoder, pipeline.tokenizer, text
+            )
+            assert off(ours["qwen3"], states[0]) < 1e-5
+            image, noises = (torch.from_numpy(a[i : i + 1]).flatten(1, 2) for a in (latents, noise))
+            level = torch.from_numpy(levels[i : i + 1])
+            clean = [torch.from_numpy(each[i : i + 1]).flatten(1, 2) for each in controls]
+            ids = [before_denoise._prepare_image_ids(*size, 0.5, -(1 + k)) for k, size in enumerate(beside)]
+            predicted = pipeline.transformer(
+                (1.0 - level) * image + level * noises,
+                states,
+                level,
+                before_denoise._prepare_image_ids(4, 6, 0.5),
+                before_denoise.Flux3TextRoPEInputsStep._prepare_text_ids(states),
+                torch.cat(clean, dim=1) if beside else None,
+                torch.cat(ids) if beside else None,
+                return_dict=False,
+            )[0]
+            errors.append(float(torch.mean((predicted - (noises - image)) ** 2)))
+    expected = np.mean(errors)
+    assert abs(found - expected) < 1e-5 * expected
+    assert expected > 0.1
+
+
+@pytest.mark.parametrize("tokens", [81, 160, 161, 512])
+def test_windows_end_where_the_pipelines_do(pipeline, folder, off, tokens):
+    """At multiples of 80, and at the most tokens; of a caption that is cut, too."""
+    from diffusers.modular_pipelines.flux3 import encoders
+
+    (encoder,) = FAMILIES["flux3"].open(opening(folder)).text
+    text = "x" * (tokens - int(encoder.inputs("")["mask"].sum()))
+    row = encoder.inputs(text)
+    assert row["mask"].sum() == tokens
+    read = encoders.Flux3TextEncoderStep._get_qwen3_vl_prompt_embeds
+    theirs = read(pipeline.text_encoder, pipeline.tokenizer, text, max_sequence_length=512)
+    assert encoder.rows(row) == theirs.shape[1]
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "words"),
+    [
+        ("transformer", {"axes_dims_rope": [8, 4, 2, 2]}, "axes_dims_rope is"),
+        ("transformer", {"rope_theta": 2000}, "rope_theta is 2000"),
+        ("transformer", {"flow_map": True}, "flow_map is True, expected False"),
+        ("vae", {"batch_norm_eps": 1e-5}, "batch_norm_eps is 1e-05"),
+        ("text_encoder", {"text_config": {"hidden_act": "gelu"}}, "hidden_act is 'gelu'"),
+    ],
+)
+def test_a_config_that_says_something_else_is_refused(pipeline, folder, part, change, words):
+    check_refused_config("flux3", folder, part, change, words)
+
+
+def test_the_schedulers_shift_is_read(pipeline, folder):
+    """A pipeline's folder has none, its blocks do: it is read where one lies there, and another kind refused."""
+    family, file = FAMILIES["flux3"], folder / "scheduler" / "scheduler_config.json"
+    assert not file.exists()
+    assert family.open(opening(folder)).shift(4096) == pipeline.scheduler.config.shift == 6.93
+    diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0).save_pretrained(file.parent)
+    try:
+        assert family.open(opening(folder)).shift(4096) == 3.0
+        check_refused_config("flux3", folder, f"scheduler/{file.name}", {"use_dynamic_shifting": True}, "shifting is")
+    finally:
+        shutil.rmtree(file.parent)
+
+
+def test_the_distilled_one_is_refused_as_a_base(pipeline, folder, few_steps):
+    family, (_, distilled) = FAMILIES["flux3"], few_steps
+    assert family.distilled(folder) == ""
+    with pytest.raises(ConfigError, match="is a flow map") as refused:
+        family.refuse_distilled(distilled, ModelSection())
+    assert "training_adapter" not in str(refused.value)
+    model = family.open(opening(distilled))
+    assert (model.sampling_defaults.steps, model.sampling_defaults.guidance_scale) == (16, 1.0)
+    assert 'expected "euler"' in model.sampler_problem("heun")
+    assert family.open(opening(folder)).sampler_problem("heun") == ""
+
+
+@pytest.mark.proof
+def test_the_folder_is_accepted(pipeline, folder, tmp_path, monkeypatch):
+    """Its image, and that with the LoRA it trained, beside the pipeline's; the networks are the folder's own."""
+    index = folder / "modular_model_index.json"
+    whole = index.read_text()
+    index.write_text(whole.replace(str(folder), "black-forest-labs/flux-3-image-klein-base"))
+    try:
+        check_accepted(monkeypatch, folder, tmp_path / "out", 4 * (2 + 2 + 2))
+    finally:
+        index.write_text(whole)
