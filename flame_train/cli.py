@@ -36,7 +36,7 @@ from flame_train.bench_cli import bench_app
 from flame_train.errors import OutputError
 from flame_train.families import FAMILY_TITLES
 from flame_train.lora_cli import lora_app
-from flame_train.output import Printable, complain, complain_of, could_show, open_streams, show, tell
+from flame_train.output import Printable, could_show, open_streams, print_error, print_exception, show, tell
 from flame_train.progress import LogLines
 from flame_train.sweep_cli import sweep_app
 from flame_train.train_cli import train_app
@@ -90,7 +90,7 @@ def run(arguments: list[str]) -> int:
     try:
         os.getcwd()
     except FileNotFoundError:
-        complain("the folder that this was started in is gone; change to one that exists and start again")
+        print_error("the folder that this was started in is gone; change to one that exists and start again")
         return OutputError.exit_code
     try:
         could_show()
@@ -101,14 +101,14 @@ def run(arguments: list[str]) -> int:
             return _interrupted(debug)
         return code if isinstance(code, int) else 0
     except (BrokenPipeError, SystemExit):  # the parser's answer to a closed pipe is to exit with 1
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not print_error
         return 0
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted(debug)
     except Exception as error:
         if debug:
             traceback.print_exc()
-        return complain_of(error, debug)
+        return print_exception(error, debug)
 
 
 def _interrupted(debug: bool) -> int:
@@ -117,7 +117,7 @@ def _interrupted(debug: bool) -> int:
     try:
         thread.start()
     except RuntimeError as error:
-        return complain_of(error, debug)
+        return print_exception(error, debug)
     thread.join()
     tell("interrupted")
     return _INTERRUPTED

@@ -91,10 +91,10 @@ def merge(
     if lora is not None or target is not None or strength is not None or output is None:
         raise typer.BadParameter("with --to lora expected [BASE] --lora FILE[:STRENGTH] ... -o OUT")
     from flame_train.tools.lora_files import wanted
-    from flame_train.tools.merge_loras import Strong, merge_loras
+    from flame_train.tools.merge_loras import WeightedLora, merge_loras
 
     want = None if rank is None and error is None else wanted(rank, error)
-    show(merge_loras([Strong.parse(text) for text in loras or []], output, want, base, force), as_json)
+    show(merge_loras([WeightedLora.parse(text) for text in loras or []], output, want, base, force), as_json)
 
 
 @lora_app.command(epilog="Example: flame-train resize lora.safetensors --rank 8 -o small.safetensors")

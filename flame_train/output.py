@@ -127,7 +127,7 @@ def _print_table(rows: list[Mapping[str, Any]]) -> None:
     console.print(table)
 
 
-def complain_of(error: Exception, debug: bool) -> int:
+def print_exception(error: Exception, debug: bool) -> int:
     """Tell the user about `error` in their terms. Returns the exit code."""
     complaint = getattr(error, "show", None)  # the parser's own, about the command line
     if complaint is not None:
@@ -139,24 +139,24 @@ def complain_of(error: Exception, debug: bool) -> int:
     if isinstance(error, Interrupted):  # asked for, so no error
         tell(str(error))
     elif isinstance(error, FlameError):
-        complain(str(error))
+        print_error(str(error))
     elif is_out_of_memory(error):
-        complain(without_memory(error, "try data.batch_size=1, gradient.checkpointing=true, a lower rank"))
+        print_error(without_memory(error, "try data.batch_size=1, gradient.checkpointing=true, a lower rank"))
     elif is_device_failure(error):
         again = (
             "start again: a run continues from its last checkpoint; if it comes back, it may be a bug in flame-train"
         )
-        complain(f"the GPU failed: {error}; {again}{'' if debug else _saved_trace()}")
+        print_error(f"the GPU failed: {error}; {again}{'' if debug else _saved_trace()}")
     elif refused := of_environment(error):
-        complain(f"{refused}; look at this machine's limits (ulimit -a) and libraries (flame-train doctor)")
+        print_error(f"{refused}; look at this machine's limits (ulimit -a) and libraries (flame-train doctor)")
     elif isinstance(error, OSError) and status != 1:
-        complain(f"{error.filename or 'output'}: the disk is full; free some space and start again")
+        print_error(f"{error.filename or 'output'}: the disk is full; free some space and start again")
     else:
-        complain(f"this is a bug in flame-train: {type(error).__name__}: {error}{'' if debug else _saved_trace()}")
+        print_error(f"this is a bug in flame-train: {type(error).__name__}: {error}{'' if debug else _saved_trace()}")
     return status
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """One line about what went wrong."""
     tell(f"error: {message}")
 

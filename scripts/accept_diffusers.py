@@ -20,7 +20,7 @@ import numpy as np
 
 from flame_train.engine.random import Rng
 from flame_train.recipes import NOTHING_NAMED, family_of
-from flame_train.training.preview import PREVIEW_NOISE
+from flame_train.training.image_sampling import SAMPLE_NOISE
 
 NEEDED = ("torch", "diffusers", "transformers", "peft")
 PACKED = ("flux", "chroma", "krea2", "qwenimage", "qwenimage1")
@@ -43,7 +43,7 @@ def noise(folder: Path, size: int, seed: int) -> tuple[str, int, np.ndarray[Any,
     """The family, the tokens of its T5 (0: it has none), and the first noise (1, C, h, w)."""
     family = family_of(folder)
     model = family.open(replace(NOTHING_NAMED, base=folder))
-    drawn = Rng(np, seed, 0, np.zeros(1, np.int64)).normal(PREVIEW_NOISE, model.vae.latent_shape((size, size)))
+    drawn = Rng(np, seed, 0, np.zeros(1, np.int64)).normal(SAMPLE_NOISE, model.vae.latent_shape((size, size)))
     tokens = {name: shape[0] for name, shape in model.caption_shapes().items()}.get("t5", 0)
     return family.name, tokens, np.ascontiguousarray(np.moveaxis(np.asarray(drawn, np.float32), -1, 1))
 

@@ -110,7 +110,7 @@ class AdamsBashforth(Sampler):
     usual_name = "Adams-Bashforth"
     flow = True
 
-    def draw(self, denoise, noise, cond, path, fresh):
+    def sample(self, denoise, noise, cond, path, fresh):
         with no_grad():
             x, before = path.begin(noise), None
             for i in range(len(path.levels) - 1):

@@ -23,7 +23,7 @@ _OLD_TEXT_PARTS: Final = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", 
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MatchedKey:
     """The module that a spelling stands for, and the dialect it belongs to.
 
     `path` is the module's path in diffusers where its rows there are others than the module's own, else empty.
@@ -54,9 +54,9 @@ def _modern(module: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def spellings(family: LoraFamily) -> Mapping[str, Place]:
+def spellings(family: LoraFamily) -> Mapping[str, MatchedKey]:
     """Every spelling of every module of the family. ValueError if one spelling could mean two modules."""
-    found: dict[str, Place] = {}
+    found: dict[str, MatchedKey] = {}
     for component in family.components:
         for module in component.modules:
             for spelling, place in _spellings_of(component, module):
@@ -76,10 +76,10 @@ def diffusers_name(component: LoraComponent, path: str) -> str:
     return f"{component.name}.{path}"
 
 
-def _spellings_of(component: LoraComponent, module: str) -> list[tuple[str, Place]]:
+def _spellings_of(component: LoraComponent, module: str) -> list[tuple[str, MatchedKey]]:
     own = [(module, "")]
     own += [(path, "" if source.op is Op.COPY else path) for path, source in component.modules[module].items()]
-    found = [(kohya_name(component, module), Place(component.name, module, "kohya"))]
+    found = [(kohya_name(component, module), MatchedKey(component.name, module, "kohya"))]
     # newer software drops the leading text_model. of the text encoders
     written = dict.fromkeys(
         pair for path, part in own for pair in ((path, part), (path.removeprefix("text_model."), part))
@@ -89,9 +89,9 @@ def _spellings_of(component: LoraComponent, module: str) -> list[tuple[str, Plac
     if component.name in _DENOISERS:
         dotted["base_model.model."] = "peft"
     for prefix, dialect in dotted.items():
-        found += [(prefix + path, Place(component.name, module, dialect, part)) for path, part in written]
+        found += [(prefix + path, MatchedKey(component.name, module, dialect, part)) for path, part in written]
     for prefix in (component.kohya, *component.flat):
         for path, part in own[1:]:
-            place = Place(component.name, module, "kohya with diffusers paths", part)
+            place = MatchedKey(component.name, module, "kohya with diffusers paths", part)
             found.append((f"{prefix}_{path.replace('.', '_')}", place))
     return found

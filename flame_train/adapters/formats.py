@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from flame_train.adapters.dialects import Place, diffusers_name, kohya_name, spellings, split_key
+from flame_train.adapters.dialects import MatchedKey, diffusers_name, kohya_name, spellings, split_key
 from flame_train.adapters.eridiffusion import BLOCK, has_its_names, written_scale
 from flame_train.adapters.factors import Array, LoraState
 from flame_train.adapters.folding import alpha_record, recorded_alphas
@@ -97,7 +97,9 @@ def from_file(path: str | Path, family: LoraFamily) -> LoraFile:
     return LoraFile(_joined(path, factors, family), metadata, dialects)
 
 
-def _collect(file: SafetensorsFile, table: Mapping[str, Place], family: LoraFamily) -> tuple[_Places, tuple[str, ...]]:
+def _collect(
+    file: SafetensorsFile, table: Mapping[str, MatchedKey], family: LoraFamily
+) -> tuple[_Places, tuple[str, ...]]:
     places: _Places = {}
     dialects: set[str] = set()
     lost: list[str] = []
@@ -156,7 +158,7 @@ def _real(file: SafetensorsFile, key: str) -> Array:
     return file.read(key)
 
 
-def _lost_message(path: Path, lost: Sequence[str], table: Mapping[str, Place]) -> str:
+def _lost_message(path: Path, lost: Sequence[str], table: Mapping[str, MatchedKey]) -> str:
     if reason := without_place(lost):
         return f"{path}: is {reason}"
     if kind := other_kind(lost):
@@ -169,7 +171,7 @@ def _lost_message(path: Path, lost: Sequence[str], table: Mapping[str, Place]) -
     return "\n".join(lines)
 
 
-def _nearest(name: str, table: Mapping[str, Place]) -> list[str]:
+def _nearest(name: str, table: Mapping[str, MatchedKey]) -> list[str]:
     """The known name most like this one, if any is. Compared are those that begin or end as it does.
 
     Comparing it with all takes seconds, and minutes where a name is long.

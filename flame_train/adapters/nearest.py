@@ -17,7 +17,7 @@ _Values = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class Truncation:
     """How much of an update is kept: at most `rank` singular values, or as few as leave a relative `error`.
 
     Exactly one of the two is not zero. The error is |update - kept| / |update| in the Frobenius norm.
@@ -35,7 +35,7 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Truncated:
     """A module's nearest LoRA, and the norms of what it leaves out and of the whole update."""
 
     factors: LoraFactors
@@ -43,23 +43,23 @@ class Cut:
     norm: float
 
 
-def cut(factors: LoraFactors, want: Want) -> Cut:
+def truncate(factors: LoraFactors, want: Truncation) -> Truncated:
     """The LoRA nearest to another one, with its alpha / rank. One of no higher rank than wanted stays as it is."""
     left, s, right = _of_product(factors)
     left_out = _norms_left_out(s) * abs(factors.scale)
     rank = want.of(left_out)
     if rank >= factors.rank:
-        return Cut(factors, 0.0, float(left_out[0]))
+        return Truncated(factors, 0.0, float(left_out[0]))
     up, down = left[:, :rank] * np.sqrt(s[:rank]), np.sqrt(s[:rank])[:, None] * right[:rank]
     made = LoraFactors(
         down.astype(factors.down.dtype).reshape(rank, *factors.down.shape[1:]),
         up.astype(factors.up.dtype).reshape(len(up), rank, *factors.up.shape[2:]),
         factors.scale * rank,
     )
-    return Cut(made, float(left_out[rank]), float(left_out[0]))
+    return Truncated(made, float(left_out[rank]), float(left_out[0]))
 
 
-def nearest_to(update: Array, want: Want) -> Cut:
+def nearest_to(update: Array, want: Truncation) -> Truncated:
     """The LoRA nearest to an update in the shape of its weight, fp32, with alpha equal to its rank.
 
     The singular values are roots of the eigenvalues of the smaller Gram matrix, in fp64: exact to 1e-8 of the largest.
@@ -80,7 +80,7 @@ def nearest_to(update: Array, want: Want) -> Cut:
         up.astype(np.float32).reshape(out, rank, *(1 for _ in taps[1:])),
         float(rank),
     )
-    return Cut(factors, float(left_out[rank]), float(left_out[0]))
+    return Truncated(factors, float(left_out[rank]), float(left_out[0]))
 
 
 def largest(factors: LoraFactors, rank: int) -> tuple[Array, Array]:

@@ -12,15 +12,16 @@ from flame_train.globs import choose
 
 Presets = Mapping[str, tuple[str, ...]]
 
-_ATTENTION: Final = ("*.attn[12].to_[qkv]", "*.attn[12].to_out.0")
-_MLP: Final = ("*.ff.net.0.proj", "*.ff.net.2")
 
-UNET_PRESETS: Final[Presets] = MappingProxyType(
-    {
-        "attention": _ATTENTION,
-        "attention+mlp": (*_ATTENTION, *_MLP),
-        "full": ("input_blocks.[1-9]*", "middle_block.*", "output_blocks.*"),
-    }
+def presets(attention: tuple[str, ...], mlp: tuple[str, ...], full: tuple[str, ...]) -> Presets:
+    """The groups of layers that a config may name, from globs over layer names."""
+    return MappingProxyType({"attention": attention, "attention+mlp": (*attention, *mlp), "full": full})
+
+
+UNET_PRESETS: Final = presets(
+    attention=("*.attn[12].to_[qkv]", "*.attn[12].to_out.0"),
+    mlp=("*.ff.net.0.proj", "*.ff.net.2"),
+    full=("input_blocks.[1-9]*", "middle_block.*", "output_blocks.*"),
 )
 """For UNets with the names of the original checkpoints. In SDXL's these are 560, 700 and 788 layers; `full` is
 every linear layer and convolution inside the numbered blocks, as sd-scripts' convolution option has it."""

@@ -24,7 +24,7 @@ _Parts = Sequence[tuple[Factors, float]]
 
 
 @contextmanager
-def attached_together(model: nn.Module, several: Sequence[Strong]) -> Iterator[None]:
+def attach_sum(model: nn.Module, several: Sequence[Strong]) -> Iterator[None]:
     """Within, a loaded `model` computes with the sum of several files' adapters.
 
     A layer with one adapter has it as `attach_factors` does. With several LoRAs, one with their matrices side by side.

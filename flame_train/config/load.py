@@ -118,7 +118,7 @@ def with_overrides(sections: dict[str, dict[str, Any]], overrides: Sequence[str]
 
 
 @contextmanager
-def told_by_option() -> Iterator[None]:
+def with_option_names() -> Iterator[None]:
     """Within, each line of a ConfigError that begins with a key begins with the option of that name instead."""
     try:
         yield

@@ -64,7 +64,7 @@ class ConfigWithSource:
 
 
 @contextmanager
-def told_with_keys(located: ConfigWithSource) -> Iterator[None]:
+def with_key_names(located: ConfigWithSource) -> Iterator[None]:
     """Within, an error about a file or folder that the config names says which key names it, and where."""
     try:
         yield

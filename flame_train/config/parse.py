@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from flame_train.config.json_lines import parse_json
+from flame_train.config.toml_errors import toml_error
 from flame_train.config.toml_lines import key_lines
 from flame_train.config.yaml_tree import parse_yaml
 from flame_train.errors import ConfigError
@@ -17,7 +17,6 @@ KeyPath = tuple[str, ...]
 
 MAX_BYTES = 1 << 20
 _TEMPLATE = "; `flame-train init` writes a template"
-_IN_SINGLE_QUOTES = "; between double quotes a backslash is special: use single quotes for paths with it, or / instead"
 
 
 def name_of(source: str) -> str:
@@ -77,14 +76,4 @@ def parse(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     except RecursionError:
         raise ConfigError(f"{name_of(source)}: expected TOML, got values nested too deep") from None
     except ValueError as error:  # TOMLDecodeError, or a number Python refuses to convert
-        raise ConfigError(_toml_error(str(error), name_of(source), text)) from None
-
-
-def _toml_error(message: str, name: str, text: str) -> str:
-    found = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", message)
-    if found is None:
-        return f"{name}: expected TOML, got: {message}"
-    lines = text.splitlines() or [""]
-    line = int(found.group(1) or len(lines))
-    hint = _IN_SINGLE_QUOTES if re.search(r'"[^"]*\\', lines[line - 1]) else ""
-    return f"{name}:{line}: expected TOML, got a syntax error: {message[: found.start()]}{hint}"
+        raise ConfigError(toml_error(str(error), name_of(source), text)) from None

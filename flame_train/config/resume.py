@@ -46,7 +46,7 @@ def differences(old: str, new: Config, *, moved: bool = False, shared_out: bool 
     return table(rows, "that run") if rows else None
 
 
-def misfits(old: str, new: Config) -> str | None:
+def incompatible_settings(old: str, new: Config) -> str | None:
     """A table of the settings for which an optimizer's state of `old`, a resolved config, fits no run of `new`.
 
     They are the optimizer's name, and what the adapters' matrices and scales depend on but for the choice of layers.

@@ -138,12 +138,7 @@ def _csv(text: str, label: str) -> _Parsed:
 
 
 def _meta_cap(text: str, label: str) -> _Parsed:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{label}: not valid JSON ({error}): mend the file or remove it") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{label}: expected an object by image, got {type(content).__name__}: remove the file")
+    content = _json_object(text, "an object by image", "mend the file or remove it", f"{label}: ")
     for name, record in content.items():
         yield 0, partial(_parse_meta_cap, name, record)
 
@@ -178,16 +173,22 @@ def _parse_meta_cap(name: str, record: Any) -> tuple[str, str]:
 
 def _parse_line(line: str) -> tuple[str, str]:
     """(relative posix path, caption) of one line. Raises DataError without a place."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"not valid JSON ({error}): write one object a line") from error
-    if not isinstance(record, dict):
-        raise DataError(f"expected an object, got {type(record).__name__}: write one object a line")
+    record = _json_object(line, "an object", "write one object a line")
     name = record.get("file_name")
     if not isinstance(name, str) or not name:
         raise DataError(f'expected "file_name" with a relative path, got {name!r}: name the image')
     return _relative_key(name), _caption_of(record)
+
+
+def _json_object(text: str, what: str, advice: str, place: str = "") -> dict[str, Any]:
+    """The object in JSON. DataError, which begins with `place` and says `what` was expected, for all else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}not valid JSON ({error}): {advice}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{place}expected {what}, got {type(found).__name__}: {advice}")
+    return found
 
 
 def _relative_key(name: str) -> str:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+from flame_train.data.bucketed import BucketedDataset, bucket_rows
 from flame_train.data.buckets import Placement, Size
 from flame_train.data.control_files import Control
 from flame_train.data.dataset import DatasetError, Item
 from flame_train.data.order import BatchSchedule
-from flame_train.data.placed import Placed, bucket_rows
 from flame_train.data.sets import DataSet
 from flame_train.data.views import View, ViewedImage
 from flame_train.errors import DataError, shown
@@ -176,7 +176,7 @@ def _control_json(control: Control, placement: Placement) -> dict[str, Any]:
     return {"file": shown(f"{path.parent.name}/{path.name}"), **placement.to_json()}
 
 
-def samples_of(parts: Sequence[tuple[DataSet, Placed]]) -> Samples:
+def samples_of(parts: Sequence[tuple[DataSet, BucketedDataset]]) -> Samples:
     """The samples of sets in their buckets; a set comes once for each of its resolutions.
 
     An image that an earlier resolution of its set placed in the same way is left out with a notice. Raises DataError
@@ -184,7 +184,7 @@ def samples_of(parts: Sequence[tuple[DataSet, Placed]]) -> Samples:
     """
     rows: list[Sample] = []
     notices: list[str] = []
-    problems: dict[int, tuple[Placed, list[str]]] = {}
+    problems: dict[int, tuple[BucketedDataset, list[str]]] = {}
     sets = {id(own): own for own, _ in parts}
     texts: dict[tuple[int, tuple[str, ...]], tuple[str, ...]] = {}
     placed_before: set[tuple[int, str, Placement]] = set()

@@ -20,24 +20,24 @@ from typing import IO, Final
 
 from flame_train.disk.failpoint import fail_point
 from flame_train.disk.files import disk_errors, free_bytes, is_temporary, refuse_folder, temporary_name
-from flame_train.disk.held import Held, Place, Spot, path_of, spot
 from flame_train.disk.locks import lock
+from flame_train.disk.open_folder import FolderEntry, Location, OpenFolder, entry_at, path_of
 from flame_train.disk.system import NONBLOCK
 
 _YOUNG: Final = 60.0  # seconds: a file this young may be one that its writer has closed to rename it
 
 
-def write_atomically(place: Place, chunks: Iterable[bytes | memoryview], total: int) -> None:
+def write_atomically(place: Location, chunks: Iterable[bytes | memoryview], total: int) -> None:
     """Write `chunks`, `total` bytes in all, to `place`; missing parent folders of a path are made.
 
     Raises OutputError when the disk refuses (full, read-only, no permission, size limit); the old file then stays. An
     error raised by `chunks` itself passes through, with the same promise.
     """
-    if not isinstance(place, Spot):
+    if not isinstance(place, FolderEntry):
         refuse_folder(place)
         with disk_errors(place, needed=total):
             place.parent.mkdir(parents=True, exist_ok=True)
-    with spot(place) as target:
+    with entry_at(place) as target:
         target.folder.check()
         remove_stale(target.folder)
         with target.folder.errors(target.path, needed=total):
@@ -46,7 +46,7 @@ def write_atomically(place: Place, chunks: Iterable[bytes | memoryview], total: 
         _write(target, chunks, total)
 
 
-def _write(target: Spot, chunks: Iterable[bytes | memoryview], total: int) -> None:
+def _write(target: FolderEntry, chunks: Iterable[bytes | memoryview], total: int) -> None:
     folder, errors = target.folder, target.folder.errors
     with errors(target.path, needed=total):
         temporary, descriptor = create_temporary(folder, target.name)
@@ -78,7 +78,7 @@ def _close(stream: IO[bytes]) -> None:
         stream.close()
 
 
-def create_temporary(folder: Held, name: str) -> tuple[str, int]:
+def create_temporary(folder: OpenFolder, name: str) -> tuple[str, int]:
     """A new file for what will become `name`: its name, and a descriptor that is locked. Raises OSError."""
     while True:
         temporary = temporary_name(name)
@@ -99,7 +99,7 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
-def remove_stale(folder: Held) -> None:
+def remove_stale(folder: OpenFolder) -> None:
     """Remove what dead processes left half-written in `folder`: files of such names that nobody has a lock on."""
     with contextlib.suppress(OSError):
         for name in filter(is_temporary, folder.names()):
@@ -107,7 +107,7 @@ def remove_stale(folder: Held) -> None:
                 _remove_if_dead(folder, name)
 
 
-def _remove_if_dead(folder: Held, name: str) -> None:
+def _remove_if_dead(folder: OpenFolder, name: str) -> None:
     descriptor = folder.file(name, os.O_RDWR | NONBLOCK)
     try:
         found = os.fstat(descriptor)
@@ -124,15 +124,15 @@ def _remove_if_dead(folder: Held, name: str) -> None:
 
 def remove_stale_at(folder: Path) -> None:
     """As `remove_stale`, of a path; does nothing without a readable folder."""
-    with contextlib.suppress(OSError), Held.open(folder) as held:
+    with contextlib.suppress(OSError), OpenFolder.open(folder) as held:
         remove_stale(held)
 
 
-def remove(place: Place) -> bool:
+def remove(place: Location) -> bool:
     """Whether there was a file `place` to remove. Raises OutputError if it cannot be removed."""
-    with disk_errors(path_of(place)), spot(place) as target:
+    with disk_errors(path_of(place)), entry_at(place) as target:
         target.folder.check()
-        found = target.folder.look(target.name)
+        found = target.folder.lstat(target.name)
         if found is None or not stat.S_ISREG(found.st_mode):
             return False
         target.folder.remove(target.name)

@@ -27,7 +27,7 @@ class FolderHandle(Protocol):
     def make_folder(self, name: str) -> None: ...
     def file(self, name: str, flags: int, mode: int) -> int: ...
     def names(self) -> list[str]: ...
-    def look(self, name: str) -> os.stat_result: ...
+    def lstat(self, name: str) -> os.stat_result: ...
     def rename(self, name: str, new: str) -> None: ...
     def remove_file(self, name: str) -> None: ...
     def remove_folder(self, name: str) -> None: ...
@@ -67,7 +67,7 @@ class DescriptorHandle:
     def names(self) -> list[str]:
         return os.listdir(self._descriptor)
 
-    def look(self, name: str) -> os.stat_result:
+    def lstat(self, name: str) -> os.stat_result:
         return os.lstat(name, dir_fd=self._descriptor)
 
     def rename(self, name: str, new: str) -> None:
@@ -129,7 +129,7 @@ class PathHandle:
         self._check()
         return os.listdir(self._path)
 
-    def look(self, name: str) -> os.stat_result:
+    def lstat(self, name: str) -> os.stat_result:
         return os.lstat(self._at(name))
 
     def rename(self, name: str, new: str) -> None:

@@ -11,7 +11,7 @@ from flame_train.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankInfo:
     """A process among those that train together.
 
     Attributes:
@@ -54,7 +54,7 @@ _PORTS: Final = range(20_000, 40_000)
 """From these NCCL's port is chosen by the numbers of Slurm's job and step."""
 
 
-def read_place(environ: Mapping[str, str]) -> Place:
+def read_rank_info(environ: Mapping[str, str]) -> RankInfo:
     """The place of this process. Raises ConfigError for variables that contradict each other or are no numbers."""
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return _place(environ, _TORCHRUN, "torchrun", _torchrun_address)
@@ -65,10 +65,10 @@ def read_place(environ: Mapping[str, str]) -> Place:
         return _place(environ, _SLURM, launcher, None if launcher == "mpi" else _slurm_address)
     if _MPICH.rank in environ:
         return _place(environ, _MPICH, "mpi")
-    return Place()
+    return RankInfo()
 
 
-def _place(environ: Mapping[str, str], names: _Names, launcher: str, address: object = None) -> Place:
+def _place(environ: Mapping[str, str], names: _Names, launcher: str, address: object = None) -> RankInfo:
     rank, world = _number(environ, names.rank), _number(environ, names.world)
     local = _number(environ, names.local_rank) if names.local_rank in environ else rank
     local_world = _number(environ, names.local_world) if names.local_world in environ else 0
@@ -77,8 +77,8 @@ def _place(environ: Mapping[str, str], names: _Names, launcher: str, address: ob
             f"{names.rank}={rank} is not below {names.world}={world}; start all processes by one launcher"
         )
     if world == 1:
-        return Place()
-    return Place(rank, world, local, local_world, launcher, address(environ) if callable(address) else "")
+        return RankInfo()
+    return RankInfo(rank, world, local, local_world, launcher, address(environ) if callable(address) else "")
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -59,12 +59,12 @@ class ProcessGroup:
             return [text]
         return [raw.decode("utf-8", "surrogatepass") for raw in self.collectives.all_gather(_encoded(text))]
 
-    def answered(self, answer: bool) -> bool:
+    def broadcast(self, answer: bool) -> bool:
         """The leading process's answer, in all: where each looks at a shared disk, one may see an older state."""
         return self.all_gather("yes" if answer else "no")[0] == "yes"
 
     @contextmanager
-    def together(self, alone: Callable[[Exception], bool] = lambda error: False) -> Iterator[None]:
+    def barrier(self, alone: Callable[[Exception], bool] = lambda error: False) -> Iterator[None]:
         """Waits at the end of the block for all processes. If one of them failed in it, all of them fail.
 
         Args:
@@ -125,7 +125,7 @@ class _Silent:
         raise AssertionError("a run on shapes ends no other process")
 
 
-def silent(processes: int) -> ProcessGroup:
+def simulated_group(processes: int) -> ProcessGroup:
     """The first of so many processes, without the others: for runs on shapes alone."""
     return ProcessGroup(0, processes, _Silent() if processes > 1 else None)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from flame_train.engine.backend import get_backend, gpu_count
 from flame_train.errors import ConfigError
 
-from .environment import Place, read_place
+from .environment import RankInfo, read_rank_info
 from .group import ALONE, Collectives, ProcessGroup
 from .mpi import MpiCollectives, all_gather, started
 
@@ -33,7 +33,7 @@ def join(
         EnvironmentFault: MPI or NCCL is not there.
         DeviceFault: NCCL could not join the processes.
     """
-    place = read_place(environ)
+    place = read_rank_info(environ)
     if place.world == 1:
         return ALONE, device
     if device not in ("cpu", "cuda"):
@@ -50,7 +50,7 @@ def join(
     return ProcessGroup(place.rank, place.world, collectives), chosen
 
 
-def own_gpu(place: Place, visible: int, shared: bool) -> str:
+def own_gpu(place: RankInfo, visible: int, shared: bool) -> str:
     """The device of a process. Where the launcher shows it one GPU, that one. Raises ConfigError for too few GPUs.
 
     Args:
@@ -67,7 +67,7 @@ def own_gpu(place: Place, visible: int, shared: bool) -> str:
     return f"cuda:{index}" if index else "cuda"
 
 
-def _mpi(place: Place, device: str) -> Collectives:
+def _mpi(place: RankInfo, device: str) -> Collectives:
     if place.launcher != "mpi":
         raise ConfigError(
             f"{place.world} processes by {place.launcher} without MPI add up gradients by NCCL, on GPUs; "
@@ -76,7 +76,7 @@ def _mpi(place: Place, device: str) -> Collectives:
     return MpiCollectives(get_backend(device), started(place))
 
 
-def _nccl(place: Place, device: str, environ: MutableMapping[str, str]) -> Collectives:
+def _nccl(place: RankInfo, device: str, environ: MutableMapping[str, str]) -> Collectives:
     backend: Any = get_backend(device)
     if place.launcher != "mpi":
         environ.setdefault("NCCL_COMM_ID", place.address)

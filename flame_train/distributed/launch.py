@@ -19,7 +19,7 @@ from typing import Final
 
 from flame_train.errors import STOPPING, ConfigError, EnvironmentFault
 
-from .environment import read_place
+from .environment import read_rank_info
 
 _WARNING: Final = STOPPING[-1]  # SIGUSR1, which Open MPI passes on
 _PR_SET_PDEATHSIG: Final = 1  # of Linux's prctl
@@ -39,7 +39,7 @@ def start(processes: int, arguments: Sequence[str]) -> int:
         EnvironmentFault: there is no mpirun.
         ConfigError: a launcher started this process.
     """
-    if read_place(os.environ).world > 1:
+    if read_rank_info(os.environ).world > 1:
         raise ConfigError("--gpus starts the processes itself; leave it out where mpirun, srun or torchrun does")
     mpirun = shutil.which(
         "mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])

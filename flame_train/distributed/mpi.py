@@ -10,7 +10,7 @@ from flame_train.engine.backend import Backend
 from flame_train.engine.dtype import Array, bfloat16
 from flame_train.errors import ConfigError, EnvironmentFault
 
-from .environment import Place
+from .environment import RankInfo
 
 
 class MpiCollectives:
@@ -55,7 +55,7 @@ def all_gather(mpi: Any, data: bytes) -> list[bytes]:
     return [gathered[end - length : end].tobytes() for end, length in zip(ends, lengths, strict=True)]
 
 
-def started(place: Place) -> Any:
+def started(place: RankInfo) -> Any:
     """`mpi4py.MPI`, started. Raises EnvironmentFault without it, ConfigError where it knows other processes."""
     try:
         from mpi4py import MPI

@@ -42,7 +42,7 @@ class Watch:
 
     def __enter__(self) -> Self:
         if self._group.world > 1:
-            with self._group.together():
+            with self._group.barrier():
                 if self._group.leads:
                     self._folder.mkdir(exist_ok=True)
                     for old in self._folder.glob("*.json"):
@@ -57,7 +57,7 @@ class Watch:
         """Raises OutputError, in all processes, if one has another folder there than the leading one."""
         own = f"{socket.gethostname()}, process {os.getpid()}"
         leading, sign = self._group.all_gather(own)[0], self._read(0)
-        with self._group.together():
+        with self._group.barrier():
             if sign is None or f"{sign['host']}, process {sign['pid']}" != leading:
                 raise OutputError(
                     f"{self._folder.parent}: rank {self._group.rank} does not see what rank 0 writes there; "

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from flame_train.disk.failpoint import fail_point
 from flame_train.disk.files import disk_errors, free_bytes, reading
-from flame_train.disk.held import Held, Place, Spot, open_folder, path_of
+from flame_train.disk.open_folder import FolderEntry, Location, OpenFolder, open_folder, path_of
 from flame_train.disk.system import NONBLOCK, READ_AND_SYNC
 from flame_train.errors import OutputError
 
@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 MANIFEST: Final = "MANIFEST.json"
 FORMAT: Final = 1
 
-Content = Callable[[Spot], None] | bytes
+Content = Callable[[FolderEntry], None] | bytes
 
 _STEP: Final = re.compile(r"step-(\d{6,})")
 _LEFT: Final = re.compile(r"\.(tmp|del)-\d+-[0-9a-f]{16}")
@@ -53,7 +53,7 @@ class Found:
 
 
 def commit(
-    root: Place,
+    root: Location,
     step: int,
     files: Mapping[str, Content],
     keep: int,
@@ -82,15 +82,15 @@ def commit(
     final = path_of(root) / _name(step)
     known = sum(len(content) for content in files.values() if isinstance(content, bytes))
     needed = size or known or None
-    if isinstance(root, Spot):
+    if isinstance(root, FolderEntry):
         root.folder.check()
     with disk_errors(final, needed=needed):
         if isinstance(root, Path):
             root.mkdir(parents=True, exist_ok=True)
-        held = root.folder.folder(root.name, make=True) if isinstance(root, Spot) else Held.open(root)
+        held = root.folder.folder(root.name, make=True) if isinstance(root, FolderEntry) else OpenFolder.open(root)
     with held, held.errors(final, needed=needed):
         held.check()
-        there = held.look(_name(step)) is not None
+        there = held.lstat(_name(step)) is not None
         if there and _damage_of(held, _name(step)) is None:
             return final
         if size is not None and free_bytes(held.path) < size:
@@ -101,7 +101,7 @@ def commit(
     return final
 
 
-def _put(root: Held, step: int, files: Mapping[str, Content], there: bool) -> None:
+def _put(root: OpenFolder, step: int, files: Mapping[str, Content], there: bool) -> None:
     """Writes the checkpoint under another name and renames it; removes a damaged one that is `there`."""
     temporary = f".tmp-{step}-{secrets.token_hex(8)}"
     try:
@@ -120,7 +120,7 @@ def _put(root: Held, step: int, files: Mapping[str, Content], there: bool) -> No
     root.sync()
 
 
-def _write(folder: Held, step: int, files: Mapping[str, Content]) -> None:
+def _write(folder: OpenFolder, step: int, files: Mapping[str, Content]) -> None:
     fail_point("checkpoint.begin")
     entries = {}
     for name, content in files.items():
@@ -138,7 +138,7 @@ def _write(folder: Held, step: int, files: Mapping[str, Content]) -> None:
     folder.sync()
 
 
-def _write_bytes(folder: Held, name: str, content: bytes) -> None:
+def _write_bytes(folder: OpenFolder, name: str, content: bytes) -> None:
     with os.fdopen(folder.file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
         half = len(content) // 2
         file.write(content[:half])
@@ -147,7 +147,7 @@ def _write_bytes(folder: Held, name: str, content: bytes) -> None:
         file.write(content[half:])
 
 
-def _fingerprint(folder: Held, name: str, *, sync: bool = False) -> dict[str, Any]:
+def _fingerprint(folder: OpenFolder, name: str, *, sync: bool = False) -> dict[str, Any]:
     """Size and hash of a file; it syncs the file on request. Raises OSError."""
     flags = READ_AND_SYNC if sync else os.O_RDONLY
     with os.fdopen(folder.file(name, flags | NONBLOCK), "rb") as file:
@@ -157,7 +157,7 @@ def _fingerprint(folder: Held, name: str, *, sync: bool = False) -> dict[str, An
         return {"size": os.fstat(file.fileno()).st_size, "sha256": digest}
 
 
-def _prune(root: Held, step: int, keep: int, spare: Collection[int]) -> None:
+def _prune(root: OpenFolder, step: int, keep: int, spare: Collection[int]) -> None:
     """Keep the checkpoint of `step`, just written, the newest before it, and those before it to `spare`.
 
     Later steps go as well: had one of them been whole, the run would have continued from it. A file that cannot be
@@ -175,19 +175,19 @@ def _prune(root: Held, step: int, keep: int, spare: Collection[int]) -> None:
                 _LOG.warning("%s: an old checkpoint that cannot be removed: %s", path, error.strerror or error)
 
 
-def _delete(root: Held, step: int) -> None:
+def _delete(root: OpenFolder, step: int) -> None:
     doomed = f".del-{step}-{secrets.token_hex(8)}"
     root.rename(_name(step), doomed)
     fail_point("checkpoint.mid_prune")
     root.remove(doomed)
 
 
-def _discard(root: Held, name: str) -> None:
+def _discard(root: OpenFolder, name: str) -> None:
     with contextlib.suppress(OSError):  # the next start tries again
         root.remove(name, missing_ok=True)
 
 
-def remove_stale(root: Place) -> None:
+def remove_stale(root: Location) -> None:
     """Remove what killed processes left half-written or half-deleted. The caller must hold the run's lock."""
     path = path_of(root)
     with reading(path):
@@ -200,15 +200,15 @@ def remove_stale(root: Place) -> None:
                 _discard(held, name)
 
 
-class NoneWhole(OutputError):
+class NoIntactCheckpoint(OutputError):
     """There are checkpoints, and all of them are damaged."""
 
 
-def newest(root: Place) -> Found | None:
+def newest(root: Location) -> Found | None:
     """The newest checkpoint under `root` that verifies, or None where there is none at all.
 
     Raises:
-        NoneWhole: there are checkpoints, and none verifies; the message has the reason for each.
+        NoIntactCheckpoint: there are checkpoints, and none verifies; the message has the reason for each.
         OutputError: a checkpoint has a newer format, or cannot be read at the moment.
     """
     path, damaged = path_of(root), list[str]()
@@ -227,14 +227,14 @@ def newest(root: Place) -> Found | None:
                 damaged.append(f"{path / name}: {damage}")
     if not damaged:
         return None
-    raise NoneWhole(
+    raise NoIntactCheckpoint(
         "no checkpoint of this run is whole:\n  "
         + "\n  ".join(damaged)
         + "\nrestore one from a backup, or set output.dir to a new folder to start over"
     )
 
 
-def count(root: Place) -> int:
+def count(root: Location) -> int:
     """How many checkpoints lie under `root`, whole or not."""
     with reading(path_of(root)):
         try:
@@ -254,16 +254,16 @@ def _name(step: int) -> str:
     return f"step-{step:06d}"
 
 
-def _steps(root: Held) -> list[int]:
+def _steps(root: OpenFolder) -> list[int]:
     """The step of each checkpoint under `root`, whole or not, newest first. Raises OSError."""
     found = (_STEP.fullmatch(name) for name in root.names())
     steps = [int(match.group(1)) for match in found if match and match.group() == _name(int(match.group(1)))]
     return sorted(steps, reverse=True)
 
 
-def _damage_of(root: Held, name: str) -> str | None:
+def _damage_of(root: OpenFolder, name: str) -> str | None:
     """The damage of the checkpoint `name`, or None if it is whole. Raises OSError if that cannot be determined."""
-    status = root.look(name)
+    status = root.lstat(name)
     if status is None or not stat.S_ISDIR(status.st_mode):
         return "is no folder"
     with root.folder(name) as folder:
@@ -273,7 +273,7 @@ def _damage_of(root: Held, name: str) -> str | None:
         return _manifest_damage(folder, name, folder.read(MANIFEST, _LARGEST_MANIFEST))
 
 
-def _manifest_damage(folder: Held, name: str, raw: bytes) -> str | None:
+def _manifest_damage(folder: OpenFolder, name: str, raw: bytes) -> str | None:
     try:
         manifest = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -291,13 +291,13 @@ def _manifest_damage(folder: Held, name: str, raw: bytes) -> str | None:
     return next((damage for damage in damaged if damage is not None), None)
 
 
-def _file_damage(folder: Held, name: str, entry: Any) -> str | None:
+def _file_damage(folder: OpenFolder, name: str, entry: Any) -> str | None:
     if not _is_name(name) or not isinstance(entry, dict):
         return f"{MANIFEST} lists {name!r}, which is not a file of this folder"
     damage = _not_plain(folder, name)
     if damage is not None:
         return damage
-    found = folder.look(name)
+    found = folder.lstat(name)
     if found is not None and found.st_size != entry.get("size"):  # told before all of it is read: it may have no end
         return f"{name} has {found.st_size} bytes, its manifest says {entry.get('size')!r}"
     actual = _fingerprint(folder, name)
@@ -314,9 +314,9 @@ def _is_name(name: str) -> bool:
     )
 
 
-def _not_plain(folder: Held, name: str) -> str | None:
+def _not_plain(folder: OpenFolder, name: str) -> str | None:
     """The problem of a checkpoint's file before reading; reading a pipe would block."""
-    found = folder.look(name)
+    found = folder.lstat(name)
     if found is None:
         return f"{name} is missing"
     return None if stat.S_ISREG(found.st_mode) else f"{name} is no plain file"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from flame_train.disk.held import Held
+from flame_train.disk.open_folder import OpenFolder
 from flame_train.errors import OutputError
 from flame_train.io import commit
 from flame_train.io.runstatus import FORMAT, STATUS, read_status
@@ -20,7 +20,7 @@ Differences = Callable[[str, commit.Found | None], str | None]
 """(the folder's `config.toml`, its checkpoint) -> a table of the settings that forbid continuing, or None."""
 
 
-def examine(held: Held, folder: Path, lora: str, differences: Differences) -> commit.Found | None:
+def examine(held: OpenFolder, folder: Path, lora: str, differences: Differences) -> commit.Found | None:
     """The checkpoint to continue from, or None in a new run.
 
     Args:
@@ -32,8 +32,8 @@ def examine(held: Held, folder: Path, lora: str, differences: Differences) -> co
     Raises:
         OutputError: it holds what is no run, another run, or one that lost what it needs.
     """
-    present = [name for name in (*_OURS, lora) if held.look(name) is not None]
-    if held.look(STATUS) is None:
+    present = [name for name in (*_OURS, lora) if held.lstat(name) is not None]
+    if held.lstat(STATUS) is None:
         if present:
             raise OutputError(
                 f"{folder}: expected a new folder or one that holds a run, but found {present[0]} "
@@ -67,7 +67,7 @@ def _refuse_format(folder: Path, status: Mapping[str, Any]) -> None:
         )
 
 
-def _refuse_differences(held: Held, folder: Path, found: commit.Found | None, differences: Differences) -> None:
+def _refuse_differences(held: OpenFolder, folder: Path, found: commit.Found | None, differences: Differences) -> None:
     table = differences(held.read("config.toml", LARGEST).decode(errors="replace"), found)
     if table is not None:
         raise OutputError(
@@ -76,8 +76,8 @@ def _refuse_differences(held: Held, folder: Path, found: commit.Found | None, di
         )
 
 
-def _has_saved(held: Held, lora: str) -> bool:
+def _has_saved(held: OpenFolder, lora: str) -> bool:
     """Whether the run was far enough to have a checkpoint."""
     status = read_status(held)
     saved = status.get("saved", status.get("step") if status.get("state") == "done" else 0)
-    return bool(saved) or any(held.look(name) is not None for name in (f"{UNNAMED}.safetensors", lora))
+    return bool(saved) or any(held.lstat(name) is not None for name in (f"{UNNAMED}.safetensors", lora))

@@ -45,7 +45,7 @@ class LoraFamily:
     base_version: str
     architecture: str
     implementation: str
-    resolution: str
+    resolution: str = "1024x1024"
     network_module: str = "networks.lora"
     several_predictions: bool = False  # the noise or v: a file then says which
 

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable
 from typing import Final
 
-from flame_train.disk.held import Held
+from flame_train.disk.open_folder import OpenFolder
 from flame_train.errors import OutputError
 from flame_train.io.commit import is_checkpoint
 
@@ -25,7 +25,7 @@ def is_sample(name: str) -> bool:
     return _SAMPLE.fullmatch(name) is not None
 
 
-def refuse_links(folder: Held, lora: str = "lora") -> None:
+def refuse_links(folder: OpenFolder, lora: str = "lora") -> None:
     """Raises OutputError, before anything is written, where something else has the name of what a run owns.
 
     `lora` is the name of its result without the ending.
@@ -40,7 +40,7 @@ def refuse_links(folder: Held, lora: str = "lora") -> None:
                 _refuse_links_among(inside, name)
 
 
-def _refuse_links_among(folder: Held, kind: str) -> None:
+def _refuse_links_among(folder: OpenFolder, kind: str) -> None:
     for name in folder.names():
         if kind == "samples" and is_sample(name):
             _refuse_other(folder, name, stat.S_ISREG, "a plain file")
@@ -51,8 +51,8 @@ def _refuse_links_among(folder: Held, kind: str) -> None:
                     _refuse_other(checkpoint, file, lambda mode: not stat.S_ISLNK(mode), "a plain file")
 
 
-def _refuse_other(folder: Held, name: str, wanted: Callable[[int], bool], called: str) -> None:
-    found = folder.look(name)
+def _refuse_other(folder: OpenFolder, name: str, wanted: Callable[[int], bool], called: str) -> None:
+    found = folder.lstat(name)
     if found is None or wanted(found.st_mode):
         return
     path = folder.path / name

@@ -22,8 +22,8 @@ from typing import Any, Final, Self
 from flame_train.disk.atomic_write import remove_stale, write_atomically
 from flame_train.disk.failpoint import fail_point
 from flame_train.disk.files import could_make_folder, disk_errors, make_folder, reading
-from flame_train.disk.held import FolderLost, Held, Spot
 from flame_train.disk.locks import lock
+from flame_train.disk.open_folder import FolderEntry, FolderLost, OpenFolder
 from flame_train.disk.system import NONBLOCK
 from flame_train.errors import OutputError
 from flame_train.io import commit
@@ -53,7 +53,7 @@ class RunFolder:
         self._found: commit.Found | None = None
         self._config = config
         self._differences = differences
-        self._open: Held | None = None
+        self._open: OpenFolder | None = None
         self._lock: int | None = None
         self._log: LogFile | None = None
         self._live: dict[str, Any] = {}  # further figures of the status
@@ -64,7 +64,7 @@ class RunFolder:
         """Take the folder. Raises OutputError if it is in use, cannot be written or holds another run."""
         make_folder(self.folder)
         with reading(self.folder):
-            self._open = Held.open(self.folder)
+            self._open = OpenFolder.open(self.folder)
         try:
             with reading(self.folder):
                 refuse_links(self._held, self.lora.stem)
@@ -145,7 +145,7 @@ class RunFolder:
         """The name of a checkpoint's LoRA: with the step, so that it may be copied elsewhere as it is."""
         return f"{self.name}-{step:06d}.safetensors" if self.name else self.lora.name
 
-    def place(self, path: Path) -> Spot:
+    def place(self, path: Path) -> FolderEntry:
         """A path right in this folder, to be written to. Raises FolderLost if the folder is not there any more."""
         self._held.check()
         return self._held / path.relative_to(self.folder).name
@@ -197,13 +197,13 @@ class RunFolder:
                     self._held.folder("checkpoints") as checkpoints,
                     checkpoints.folder(self._found.path.name) as found,
                 ):
-                    waited = found.read("log.jsonl", LARGEST) if found.look("log.jsonl") else b""
+                    waited = found.read("log.jsonl", LARGEST) if found.lstat("log.jsonl") else b""
                     self._grids = {n: found.read(n, LARGEST) for n in found.names() if is_sample(n)}
             self._opened_log().cut(self.step, waited)
         self._write_grids()
         return self._found
 
-    def look(self, leader: bool = False) -> commit.Found | None:
+    def inspect(self, leader: bool = False) -> commit.Found | None:
         """The result of `resume`, without writing a file. Raises OutputError if the folder could not be opened.
 
         `leader`: another process of the same run has the folder open.
@@ -211,7 +211,7 @@ class RunFolder:
         could_make_folder(self.folder)
         with reading(self.folder):
             try:
-                held = Held.open(self.folder)
+                held = OpenFolder.open(self.folder)
             except FileNotFoundError:
                 return None
             with held:
@@ -308,7 +308,7 @@ class RunFolder:
         }
 
     @property
-    def _held(self) -> Held:
+    def _held(self) -> OpenFolder:
         assert self._open is not None, "the run folder is not open"
         return self._open
 
@@ -329,7 +329,7 @@ class RunFolder:
             self._open.close()
             self._open = None
 
-    def _refuse_locked(self, folder: Held) -> None:
+    def _refuse_locked(self, folder: OpenFolder) -> None:
         """As `_acquire` for a folder with a run, without writing a file."""
         try:
             descriptor = folder.file(LOCK, os.O_RDONLY | NONBLOCK)
@@ -340,7 +340,7 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
-    def _take(self, folder: Held, descriptor: int, *, shared: bool = False) -> None:
+    def _take(self, folder: OpenFolder, descriptor: int, *, shared: bool = False) -> None:
         """Raises OutputError if another run has the lock, or the disk has no locks."""
         try:
             lock(descriptor, shared=shared)
@@ -362,5 +362,5 @@ class RunFolder:
             with contextlib.suppress(OutputError):
                 write_status(self._held, as_dead(status))
 
-    def _examine(self, held: Held) -> commit.Found | None:
+    def _examine(self, held: OpenFolder) -> commit.Found | None:
         return examine(held, self.folder, self.lora.name, self._differences)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flame_train.disk.failpoint import fail_point
-from flame_train.disk.held import Spot
+from flame_train.disk.open_folder import FolderEntry
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class LogFile:
     the lines before those that wait, and a checkpoint that takes these along loses none.
     """
 
-    def __init__(self, place: Spot) -> None:
+    def __init__(self, place: FolderEntry) -> None:
         self._place = place
         self._warned = False
         self.waiting = b""

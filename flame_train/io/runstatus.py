@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from flame_train.disk.atomic_write import create_temporary, write_atomically
 from flame_train.disk.files import reading
-from flame_train.disk.held import Held
 from flame_train.disk.locks import lock
+from flame_train.disk.open_folder import OpenFolder
 from flame_train.disk.system import NONBLOCK
 from flame_train.errors import Interrupted, OutputError, exit_status
 
@@ -30,7 +30,7 @@ _UNIT: Final = 512  # bytes: a status is filled up to a multiple of them, so tha
 _LARGEST: Final = 1 << 16
 
 
-def write_status(folder: Held, status: Mapping[str, Any]) -> None:
+def write_status(folder: OpenFolder, status: Mapping[str, Any]) -> None:
     """Raises OutputError; on a disk without room the file that is there is written over: its size is the same."""
     raw = _padded(status)
     try:
@@ -41,7 +41,7 @@ def write_status(folder: Held, status: Mapping[str, Any]) -> None:
             raise
 
 
-def refresh_status(folder: Held, status: Mapping[str, Any]) -> None:
+def refresh_status(folder: OpenFolder, status: Mapping[str, Any]) -> None:
     """As `write_status`, of a run that goes on: readers see it whole, but it is not waited for the disk.
 
     A disk that refuses it keeps the status before.
@@ -67,7 +67,7 @@ def _padded(status: Mapping[str, Any]) -> bytes:
     return (text + " " * (-(len(text) + 1) % _UNIT) + "\n").encode()
 
 
-def _written_over(folder: Held, raw: bytes) -> bool:
+def _written_over(folder: OpenFolder, raw: bytes) -> bool:
     """Whether `raw` could be put into the file of just as many bytes that is there."""
     try:
         with os.fdopen(folder.file(STATUS, os.O_RDWR), "r+b") as file:
@@ -76,7 +76,7 @@ def _written_over(folder: Held, raw: bytes) -> bool:
         return False
 
 
-def read_status(folder: Held) -> dict[str, Any]:
+def read_status(folder: OpenFolder) -> dict[str, Any]:
     """What the file says; nothing where it is not there or makes no sense. OutputError where it cannot be read."""
     try:
         with reading(folder.path / STATUS, FileNotFoundError):
@@ -91,7 +91,7 @@ def state_of(path: Path) -> dict[str, Any]:
 
     Nothing is written. Raises OSError where there is no such folder, OutputError where its status cannot be read.
     """
-    with Held.open(path) as folder:
+    with OpenFolder.open(path) as folder:
         status = read_status(folder)
         return status if is_locked(folder) else as_dead(status)
 
@@ -101,7 +101,7 @@ def as_dead(status: Mapping[str, Any]) -> dict[str, Any]:
     return {**status, "state": "interrupted"} if status.get("state") == "running" else dict(status)
 
 
-def is_locked(folder: Held) -> bool:
+def is_locked(folder: OpenFolder) -> bool:
     """Whether a run has the folder."""
     try:
         descriptor = folder.file(LOCK, os.O_RDONLY | NONBLOCK)

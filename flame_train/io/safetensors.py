@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from flame_train.disk.atomic_write import write_atomically
-from flame_train.disk.held import Place
+from flame_train.disk.open_folder import Location
 from flame_train.errors import EnvironmentFault, ModelFileError, OutputError, of_environment
 from flame_train.io.dtypes import DTYPE_OF_TAG, Array, tag_of
 from flame_train.io.header import (
@@ -114,7 +114,7 @@ def describe(name: str, array: Array) -> TensorInfo:
     return TensorInfo(name, tag_of(array.dtype), array.shape, array.nbytes)
 
 
-def save_file(path: str | Place, tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> None:
+def save_file(path: str | Location, tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> None:
     """Write `tensors` to `path`, whole or not at all; equal contents give equal bytes.
 
     Any strides are allowed; values are stored in C order, little-endian. Raises OutputError when the disk refuses
@@ -125,7 +125,7 @@ def save_file(path: str | Place, tensors: Mapping[str, Array], metadata: Mapping
 
 
 def save_stream(
-    path: str | Place,
+    path: str | Location,
     infos: Iterable[TensorInfo],
     read: Callable[[str], Array],
     metadata: Mapping[str, str] | None = None,

@@ -11,7 +11,7 @@ from flame_train.engine.dtype import Array, float32
 from flame_train.engine.namespace import Namespace
 from flame_train.engine.optim import FlatParameters, State
 from flame_train.engine.optim.fused import Kernel
-from flame_train.engine.optim.matrices import Cutting, Matrices, last_two
+from flame_train.engine.optim.matrices import AsMatrices, Matrices, last_two
 
 THREADS = 512
 """Of the block that has a matrix."""
@@ -21,7 +21,7 @@ def matrix_kernel(
     arena: FlatParameters,
     text: str,
     *,
-    cut: Cutting = last_two,
+    cut: AsMatrices = last_two,
     pairs: int = 1,
     extra: Mapping[int, int] | None = None,
     tables: Mapping[str, Array] | None = None,

@@ -14,7 +14,7 @@ from flame_train.engine.dtype import Array, float32
 from flame_train.engine.namespace import Namespace
 from flame_train.engine.optim import FlatParameters, State, Step
 from flame_train.engine.optim.fused import Kernel
-from flame_train.engine.optim.matrices import Cut
+from flame_train.engine.optim.matrices import MatrixShape
 from flame_train.engine.optim.transform import singles
 from flame_train.settings import field
 
@@ -26,7 +26,7 @@ _EVERY = 11
 """d is estimated from every so many'th value of each parameter."""
 
 
-def first_two(shape: tuple[int, ...]) -> Cut | None:
+def first_two(shape: tuple[int, ...]) -> MatrixShape | None:
     """The first two dims are rows and columns, a convolution's window the inner one; small parameters are no matrices.
 
     The published implementation takes the two largest dims. These are the same where rank and channels are larger than
@@ -34,7 +34,7 @@ def first_two(shape: tuple[int, ...]) -> Cut | None:
     """
     if len(shape) < 2 or max(shape) < 32:
         return None
-    return Cut(1, shape[0], shape[1], math.prod(shape[2:]))
+    return MatrixShape(1, shape[0], shape[1], math.prod(shape[2:]))
 
 
 def whole(shape: tuple[int, ...]) -> None:
@@ -140,7 +140,9 @@ class ProdigyScheduleFreeRule:
             stack.scatter(xp, scaled, update)
         return scaled, moments.changed()
 
-    def _root(self, xp: Namespace, grads: Array, moments: Moments, i: int, cut: Cut | None, weight: Array) -> Array:
+    def _root(
+        self, xp: Namespace, grads: Array, moments: Moments, i: int, cut: MatrixShape | None, weight: Array
+    ) -> Array:
         """The root of the moment. Of a tall matrix it is that of each row's: the published implementation divides the
         moments of its columns by themselves.
 

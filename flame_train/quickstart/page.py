@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from flame_train.training.preview import places, write_png
+from flame_train.training.image_sampling import places, write_png
 
 _SIDE: Final = 168  # pixels of an image on the page
 _GAP: Final = 12
@@ -20,7 +20,7 @@ _INK, _PALE, _LINE = "#1f2328", "#59636e", "#d1d9e0"
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class CaptionedImage:
     """An image and the words under it."""
 
     pixels: Any
@@ -33,26 +33,28 @@ class Row:
     """A heading and the images below it, at most six of them."""
 
     heading: str
-    images: Sequence[Shown]
+    images: Sequence[CaptionedImage]
 
 
-def taught(folder: Path, count: int = _COLUMNS) -> list[Shown]:
+def taught(folder: Path, count: int = _COLUMNS) -> list[CaptionedImage]:
     """The first images of a folder with their captions, square ones first."""
     from PIL import Image
 
     found = [(np.asarray(Image.open(path).convert("RGB")), path) for path in sorted(folder.glob("*.png"))]
     found.sort(key=lambda pair: pair[0].shape[0] != pair[0].shape[1])
-    return [Shown(pixels, path.with_suffix(".txt").read_text(encoding="utf-8")) for pixels, path in found[:count]]
+    return [
+        CaptionedImage(pixels, path.with_suffix(".txt").read_text(encoding="utf-8")) for pixels, path in found[:count]
+    ]
 
 
-def sampled(grid: Path, prompts: Sequence[str]) -> list[Shown]:
+def sampled(grid: Path, prompts: Sequence[str]) -> list[CaptionedImage]:
     """The images of a sample grid with their prompts. Raises `ValueError` if it is not a grid of so many."""
     from PIL import Image
 
     sheet = np.asarray(Image.open(grid).convert("RGB"))
     found = places((sheet.shape[0], sheet.shape[1]), len(prompts))
     return [
-        Shown(sheet[top : top + h, left : left + w], words)
+        CaptionedImage(sheet[top : top + h, left : left + w], words)
         for (top, left, h, w), words in zip(found, prompts, strict=True)
     ]
 

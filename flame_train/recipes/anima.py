@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from flame_train.adapters.targets import Presets
+from flame_train.adapters.targets import presets
 from flame_train.diffusion.flow import NO_SHIFT, Shift, dynamic_sigmas
 from flame_train.engine import Tensor, nn
 from flame_train.errors import ConfigError
@@ -26,20 +26,16 @@ from flame_train.text_encoders.anima import PLAIN, AnimaEncoder, beside
 from flame_train.text_encoders.qwen3 import Qwen3Keys
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
-from .family import Family, Networks, Opening
-from .flow import FlowModel
+from .family import Networks, Opening
+from .flow import FlowFamily, FlowModel
 from .lesson import Lesson
 
 _SAMPLING_SHIFT: Final = 3.0  # ComfyUI's for Anima, and the published scheduler's
 
-_ATTENTION: Final = ("blocks.*_attn.*_proj",)
-_MLP: Final = ("blocks.*.mlp.layer[12]",)
-PRESETS: Final[Presets] = MappingProxyType(
-    {
-        "attention": _ATTENTION,
-        "attention+mlp": (*_ATTENTION, *_MLP),
-        "full": ("blocks.*",),
-    }
+PRESETS: Final = presets(
+    attention=("blocks.*_attn.*_proj",),
+    mlp=("blocks.*.mlp.layer[12]",),
+    full=("blocks.*",),
 )
 """224, 280 and 448 layers. `full` is every linear layer of the blocks, modulation included."""
 
@@ -65,6 +61,7 @@ class AnimaModel(FlowModel):
 
 
 def _networks(arch: AnimaArch, adapter: AdapterArch, qwen3: Qwen3Arch, vae: VaeArch) -> Networks:
+    """In the order in which `write_small` draws weights."""
     return {
         "transformer": Anima(arch),
         "text_conditioner": LlmAdapter(adapter),
@@ -73,11 +70,10 @@ def _networks(arch: AnimaArch, adapter: AdapterArch, qwen3: Qwen3Arch, vae: VaeA
     }
 
 
-class AnimaFamily(Family):
+class AnimaFamily(FlowFamily):
     name = "anima"
     files = ANIMA_FILES
     encoders = MappingProxyType({"qwen3": "text_encoder"})
-    unsupported = ("model.prediction", "data.max_tokens", "loss.zero_terminal_snr", "loss.guidance_scale")
     published = MappingProxyType(
         {
             "anima": lambda: _networks(AnimaArch.base(), AdapterArch(), Qwen3Arch.b0_6(), VaeArch.qwen_image()),
@@ -87,7 +83,6 @@ class AnimaFamily(Family):
             ),
         }
     )
-    bench_targets = "attention+mlp"
     small = "anima-tiny"
     lesson = Lesson("a small Anima with random weights, whose images are noise")
 

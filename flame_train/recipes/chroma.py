@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from flame_train.adapters.targets import Presets
 from flame_train.diffusion.flow import NO_SHIFT, Shift, dynamic_sigmas, resolution_shift
 from flame_train.engine import Tensor, nn
 from flame_train.io.lora_names import LoraFamily
@@ -22,25 +21,16 @@ from flame_train.models.common.text.t5 import T5Arch, T5Encoder
 from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
-from .family import Family, Networks, Opening, published_name
-from .flow import FlowModel, opened_t5
+from .family import Networks, Opening, published_name
+from .flow import DOUBLE_SINGLE_PRESETS, FlowFamily, FlowModel, opened_t5
 from .lesson import Lesson
 
 _TOKENS: Final = 512
 _BEHIND: Final = 1  # of the padding is looked at, as it was trained
 _SAMPLING_SHIFT: Final = resolution_shift()
 
-_ATTENTION: Final = ("double_blocks.*_attn.qkv", "double_blocks.*_attn.proj", "single_blocks.*.linear1")
-_MLP: Final = ("double_blocks.*_mlp.[02]", "single_blocks.*.linear2")
-PRESETS: Final[Presets] = MappingProxyType(
-    {
-        "attention": _ATTENTION,
-        "attention+mlp": (*_ATTENTION, *_MLP),
-        "full": ("double_blocks.*", "single_blocks.*"),
-    }
-)
-"""114, 228 and 228 layers. In a single-stream block queries, keys and values are one layer with the MLP's first, so
-`attention` has that too. The network that makes the modulations is in none of them: it is not to be trained."""
+PRESETS: Final = DOUBLE_SINGLE_PRESETS
+"""114, 228 and 228 layers. The network that makes the modulations is in none of them: it is not to be trained."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,14 +57,11 @@ def _networks(arch: ChromaArch, t5: T5Arch, vae: VaeArch) -> Networks:
     return {"transformer": Chroma(arch), "vae": Vae(vae), "text_encoder": T5Encoder(t5)}
 
 
-class ChromaFamily(Family):
+class ChromaFamily(FlowFamily):
     name = "chroma"
     files = CHROMA_FILES
     encoders = MappingProxyType({"t5": "text_encoder"})
-    unsupported = (
-        *("model.prediction", "data.max_tokens", "loss.zero_terminal_snr", "loss.guidance_scale"),
-        "text_encoders.t5_padding",  # it always looks at one token of it
-    )
+    unsupported = (*FlowFamily.unsupported, "text_encoders.t5_padding")  # it always looks at one token of padding
     published = MappingProxyType(
         {
             "chroma": lambda: _networks(ChromaArch.base(), T5Arch.xxl(), VaeArch.flux()),
@@ -83,7 +70,6 @@ class ChromaFamily(Family):
             ),
         }
     )
-    bench_targets = "attention+mlp"
     small = "chroma-tiny"
     lesson = Lesson("a small Chroma with random weights, whose images are noise")
 

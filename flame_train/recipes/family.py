@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeVar
 
 from flame_train.config.keys import keys
 from flame_train.config.render import toml_value
@@ -32,6 +32,7 @@ from .training_adapter import with_adapter
 OF_SOME: Final = ("model.kontext",)
 """Config keys that mean nothing for a family which does not say otherwise."""
 
+N = TypeVar("N", bound=nn.Module)
 Networks = Mapping[str, nn.Module]
 """The networks of a model by component, with their weights declared."""
 
@@ -201,6 +202,17 @@ NOTHING_NAMED: Final = Opening(Path(), ModelSection(), TextEncodersSection(), 75
 def published_name(base: Path) -> str:
     """What a checkpoint is called, in lower case: its file or folder, or the repository of a hub's snapshot."""
     return (base.parent.parent if base.parent.name == "snapshots" else base).name.lower()
+
+
+def says_distilled(base: Path) -> str:
+    """Why a checkpoint is taken for a distilled one, if its `model_index.json` says so, else empty."""
+    return "says so of itself" if stated_in(base, "model_index.json").values.get("is_distilled") is True else ""
+
+
+def network_of(part: Part, kind: type[N]) -> N:
+    """A part's network, which is of this class; its weights are declared, none loaded."""
+    assert isinstance(part.network, kind)
+    return part.network
 
 
 def stated_in(base: Path, file: str) -> Stated:

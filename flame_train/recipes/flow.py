@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from flame_train.adapters.targets import presets
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Size
 from flame_train.diffusion.flow import FlowObjective, FlowPath, Shift, constant_shift
@@ -16,12 +18,23 @@ from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import Noise
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
+from flame_train.engine import Tensor, nn
 from flame_train.models.common.files.part import Part
+from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
+from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.qwen3 import ChatTemplate, Qwen3Encoder, Qwen3Keys
 from flame_train.text_encoders.t5 import T5, T5Keys
-from flame_train.training.model import Model
+from flame_train.training.model import Model, SamplingDefaults
 
-from .family import Opening
+from .family import Family, Networks, Opening
+
+DOUBLE_SINGLE_PRESETS: Final = presets(
+    attention=("double_blocks.*_attn.qkv", "double_blocks.*_attn.proj", "single_blocks.*.linear1"),
+    mlp=("double_blocks.*_mlp.[02]", "single_blocks.*.linear2"),
+    full=("double_blocks.*", "single_blocks.*"),
+)
+"""For transformers of double and single blocks. In a single block one layer computes queries, keys, values and the
+MLP's first part, so `attention` includes the latter."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,9 +75,51 @@ class FlowModel(Model):
             device,
         )
 
+    def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
+        """The prediction of a network that gets noise levels, Qwen3's states, and how many of these are tokens.
+
+        Args:
+            network, x, t, cond, guidance: as in `Model.predict`.
+
+        Returns:
+            The velocity (B, h, w, Z).
+        """
+        out: Tensor = network(x, t, cond["qwen3"], cond["qwen3_rows"])
+        return out
+
     def path(self, model: ModelSection, loss: LossSection, steps: int, size: Size) -> FlowPath:
         h, w, _ = self.vae.latent_shape(size)
         return self.path_kind(self.sigmas(steps, h * w // self.patch**2))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DistillableModel(FlowModel):
+    """A model that is published for many steps, and distilled to few: `few_steps` says which this is."""
+
+    base_sampling: ClassVar[SamplingDefaults]
+    distilled_sampling: ClassVar[SamplingDefaults]
+    few_steps: bool = False
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        return self.distilled_sampling if self.few_steps else self.base_sampling
+
+
+class FlowFamily(Family):
+    """A family of flow models, with what holds for most: their guidance is classifier-free."""
+
+    unsupported: ClassVar[tuple[str, ...]] = (
+        "model.prediction",
+        "data.max_tokens",
+        "loss.zero_terminal_snr",
+        "loss.guidance_scale",
+    )
+    bench_targets = "attention+mlp"
+
+
+def networks_with_qwen3(denoiser: nn.Module, text: Qwen3Arch, vae: VaeArch) -> Networks:
+    """The networks of a model whose text encoder is a Qwen3, in the order in which `write_small` draws weights."""
+    return {"transformer": denoiser, "vae": Vae(vae), "text_encoder": Qwen3(text)}
 
 
 def opened_t5(part: Part, opening: Opening, usual_length: int, behind: int = 0) -> T5:

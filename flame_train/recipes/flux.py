@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from flame_train.adapters.targets import Presets
 from flame_train.data.buckets import Placement, Size
 from flame_train.diffusion.flow import NO_SHIFT, Shift, dynamic_sigmas, resolution_shift
 from flame_train.engine import Tensor, nn
@@ -27,22 +26,13 @@ from flame_train.text_encoders.clip import ClipL, ClipLKeys
 from flame_train.training.control import ControlRule, controls_of
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
-from .family import Family, Networks, Opening, published_name, stated_in
-from .flow import FlowModel, opened_t5
+from .family import Networks, Opening, network_of, published_name, stated_in
+from .flow import DOUBLE_SINGLE_PRESETS, FlowFamily, FlowModel, opened_t5
 from .lesson import Lesson
 
 _SHIFT = resolution_shift()
 
-_ATTENTION: Final = ("double_blocks.*_attn.qkv", "double_blocks.*_attn.proj", "single_blocks.*.linear1")
-_MLP: Final = ("double_blocks.*_mlp.[02]", "single_blocks.*.linear2")
-
-PRESETS: Final[Presets] = MappingProxyType(
-    {
-        "attention": _ATTENTION,
-        "attention+mlp": (*_ATTENTION, *_MLP),
-        "full": ("double_blocks.*", "single_blocks.*"),
-    }
-)
+PRESETS: Final = DOUBLE_SINGLE_PRESETS
 """114, 228 and 304 layers in dev. In a single-stream block one layer computes queries, keys, values and the MLP's first
 part, so `attention` includes the latter. `full` is every linear layer in the blocks, modulation included, as in
 sd-scripts."""
@@ -82,8 +72,7 @@ class FluxModel(FlowModel):
     @property
     def transformer(self) -> Flux:
         """The network with its weights declared, none loaded."""
-        assert isinstance(self.network, Flux)
-        return self.network
+        return network_of(self.denoiser, Flux)
 
     @property
     def guidance_distilled(self) -> bool:
@@ -140,7 +129,7 @@ def _is_kontext(base: Path) -> bool:
     return "kontext" in published_name(base) or "Kontext" in pipeline
 
 
-class FluxFamily(Family):
+class FluxFamily(FlowFamily):
     name = "flux"
     own_keys = ("model.kontext",)
     files = FLUX_FILES
@@ -152,14 +141,11 @@ class FluxFamily(Family):
             "flux-tiny": _small,
         }
     )
-    bench_targets = "attention+mlp"
     small = "flux-tiny"
     lesson = Lesson("a small Flux.1 dev with random weights")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> FluxModel:
-        transformer = parts["transformer"].network
-        assert isinstance(transformer, Flux)
-        dev, clip_l = transformer.arch.guidance, ClipLKeys.of(opening.text)
+        dev, clip_l = network_of(parts["transformer"], Flux).arch.guidance, ClipLKeys.of(opening.text)
         return FluxModel(
             name=self.name,
             title=self.title,

@@ -11,15 +11,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from flame_train.adapters.targets import Presets
 from flame_train.data.buckets import Placement, Size
 from flame_train.diffusion.flow import NO_SHIFT, Shift, dynamic_sigmas
 from flame_train.engine import Tensor, nn
 from flame_train.errors import DataError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.files.part import Part
-from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
-from flame_train.models.common.vae.vae import Vae, VaeArch
+from flame_train.models.common.text.qwen3 import Qwen3Arch
+from flame_train.models.common.vae.vae import VaeArch
 from flame_train.models.flux2 import keys
 from flame_train.models.flux2.files import FLUX2_FILES
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
@@ -27,23 +26,14 @@ from flame_train.text_encoders.qwen3 import WITHOUT_THINKING
 from flame_train.training.control import ControlRule, controls_of
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
-from .family import Family, Networks, Opening, published_name, stated_in
-from .flow import FlowModel, opened_qwen3
+from .family import Networks, Opening, network_of, published_name, says_distilled
+from .flow import DOUBLE_SINGLE_PRESETS, DistillableModel, FlowFamily, networks_with_qwen3, opened_qwen3
 from .lesson import Lesson
 
 _TAPS: Final = (9, 18, 27)
 
-_ATTENTION: Final = ("double_blocks.*_attn.qkv", "double_blocks.*_attn.proj", "single_blocks.*.linear1")
-_MLP: Final = ("double_blocks.*_mlp.[02]", "single_blocks.*.linear2")
-PRESETS: Final[Presets] = MappingProxyType(
-    {
-        "attention": _ATTENTION,
-        "attention+mlp": (*_ATTENTION, *_MLP),
-        "full": ("double_blocks.*", "single_blocks.*"),
-    }
-)
-"""40, 80 and 80 layers in klein 4B: the modulation is outside the blocks. In a single-stream block queries, keys and
-values are one layer with the MLP's first, so `attention` has that too."""
+PRESETS: Final = DOUBLE_SINGLE_PRESETS
+"""40, 80 and 80 layers in klein 4B: the modulation is outside the blocks."""
 
 
 def sampling_shift(tokens: int, steps: int) -> float:
@@ -71,16 +61,13 @@ def control_placement(size: Size, resolution: int) -> Placement:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Flux2Model(FlowModel):
+class Flux2Model(DistillableModel):
     """Times are noise levels in (0, 1). klein has no guidance input, and attends to the text's padding."""
 
     patch = 1
 
-    few_steps: bool = False
-
-    @property
-    def sampling_defaults(self) -> SamplingDefaults:
-        return SamplingDefaults(4, 1.0) if self.few_steps else SamplingDefaults(50, 4.0)
+    base_sampling = SamplingDefaults(50, 4.0)
+    distilled_sampling = SamplingDefaults(4, 1.0)
 
     @property
     def shift(self) -> Shift:
@@ -98,40 +85,33 @@ class Flux2Model(FlowModel):
         return out
 
 
-def _networks(arch: Flux2Arch, qwen3: Qwen3Arch, vae: VaeArch) -> Networks:
-    return {"transformer": Flux2(arch), "vae": Vae(vae), "text_encoder": Qwen3(qwen3)}
-
-
 def _small() -> Networks:
-    return _networks(Flux2Arch.tiny(), Qwen3Arch.tiny(layers=27), VaeArch.tiny(latent_channels=32))
+    return networks_with_qwen3(Flux2(Flux2Arch.tiny()), Qwen3Arch.tiny(layers=27), VaeArch.tiny(latent_channels=32))
 
 
-class Flux2Family(Family):
+class Flux2Family(FlowFamily):
     name = "flux2"
     files = FLUX2_FILES
     encoders = MappingProxyType({"qwen3": "text_encoder"})
-    unsupported = ("model.prediction", "data.max_tokens", "loss.zero_terminal_snr", "loss.guidance_scale")
     published = MappingProxyType(
         {
-            "klein-4b": lambda: _networks(Flux2Arch.klein_4b(), Qwen3Arch.b4(), VaeArch.flux2()),
-            "klein-9b": lambda: _networks(Flux2Arch.klein_9b(), Qwen3Arch.b8(), VaeArch.flux2()),
+            "klein-4b": lambda: networks_with_qwen3(Flux2(Flux2Arch.klein_4b()), Qwen3Arch.b4(), VaeArch.flux2()),
+            "klein-9b": lambda: networks_with_qwen3(Flux2(Flux2Arch.klein_9b()), Qwen3Arch.b8(), VaeArch.flux2()),
             "flux2-tiny": _small,
         }
     )
-    bench_targets = "attention+mlp"
     small = "flux2-tiny"
     lesson = Lesson("a small FLUX.2 klein with random weights, whose images are noise")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Flux2Model:
-        transformer = parts["transformer"].network
-        assert isinstance(transformer, Flux2)
+        arch = network_of(parts["transformer"], Flux2).arch
         return Flux2Model(
             name=self.name,
             title=self.title,
             denoiser=parts["transformer"],
             vae=Autoencoder(parts["vae"], VaeArch.flux2()),
             text=(opened_qwen3(parts["text_encoder"], opening, WITHOUT_THINKING, _TAPS, masked=False),),
-            lora_names=keys.lora_family(transformer.arch.depth, transformer.arch.single_depth),
+            lora_names=keys.lora_family(arch.depth, arch.single_depth),
             presets=PRESETS,
             few_steps=bool(self.distilled(opening.base)),
         )
@@ -140,7 +120,7 @@ class Flux2Family(Family):
         name = published_name(base)
         if "klein" in name and "base" not in name:
             return "is called klein without base"
-        return "says so of itself" if stated_in(base, "model_index.json").values.get("is_distilled") is True else ""
+        return says_distilled(base)
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
         return keys.lora_family()

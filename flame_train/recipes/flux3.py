@@ -10,15 +10,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from flame_train.adapters.targets import Presets
+from flame_train.adapters.targets import presets
 from flame_train.diffusion.flow import TARGET, FlowMapPath, FlowPath, Shift, constant_shift, dynamic_sigmas
 from flame_train.diffusion.samplers.euler import Euler
 from flame_train.engine import Tensor, nn
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weights import open_weights
 from flame_train.models.common.files.part import Part
-from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
-from flame_train.models.common.vae.vae import Vae, VaeArch
+from flame_train.models.common.text.qwen3 import Qwen3Arch
+from flame_train.models.common.vae.vae import VaeArch
 from flame_train.models.flux3 import keys
 from flame_train.models.flux3.files import FLUX3_FILES
 from flame_train.models.flux3.transformer import Flux3, Flux3Arch
@@ -26,8 +26,8 @@ from flame_train.text_encoders.qwen3 import THINKING
 from flame_train.training.control import ControlRule, controls_of
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
-from .family import Family, Networks, Opening, stated_in
-from .flow import FlowModel, opened_qwen3
+from .family import Networks, Opening, network_of, stated_in
+from .flow import FlowFamily, FlowModel, networks_with_qwen3, opened_qwen3
 from .flux2 import control_placement
 from .lesson import Lesson
 
@@ -36,14 +36,10 @@ _WINDOW: Final = 80  # tokens: of so many the text has a multiple, padding inclu
 _SHIFT: Final = 6.93  # of the published scheduler; training's too
 
 _STACKS: Final = ("content_mode_blocks.image", "txt_mode_blocks", "single_blocks")
-_ATTENTION: Final = tuple(f"{stack}.*.{part}" for stack in _STACKS for part in ("[qkv]_proj", "attn_out"))
-_MLP: Final = tuple(f"{stack}.*.mlp_{part}" for stack in _STACKS for part in ("in", "out"))
-PRESETS: Final[Presets] = MappingProxyType(
-    {
-        "attention": _ATTENTION,
-        "attention+mlp": (*_ATTENTION, *_MLP),
-        "full": tuple(f"{stack}.*" for stack in _STACKS),
-    }
+PRESETS: Final = presets(
+    attention=tuple(f"{stack}.*.{part}" for stack in _STACKS for part in ("[qkv]_proj", "attn_out")),
+    mlp=tuple(f"{stack}.*.mlp_{part}" for stack in _STACKS for part in ("in", "out")),
+    full=tuple(f"{stack}.*" for stack in _STACKS),
 )
 """152, 228 and 228 layers. The blocks of control images alone (`content_mode_blocks.image_cond`) are in none."""
 
@@ -90,35 +86,26 @@ class Flux3Model(FlowModel):
         return out
 
 
-def _networks(arch: Flux3Arch, qwen3: Qwen3Arch, vae: VaeArch) -> Networks:
-    return {"transformer": Flux3(arch), "vae": Vae(vae), "text_encoder": Qwen3(qwen3)}
-
-
 def _small() -> Networks:
-    return _networks(Flux3Arch.tiny(), Qwen3Arch.tiny(layers=_TAPS[-1] + 1), VaeArch.tiny(latent_channels=32))
+    text = Qwen3Arch.tiny(layers=_TAPS[-1] + 1)
+    return networks_with_qwen3(Flux3(Flux3Arch.tiny()), text, VaeArch.tiny(latent_channels=32))
 
 
-class Flux3Family(Family):
+class Flux3Family(FlowFamily):
     name = "flux3"
     files = FLUX3_FILES
     encoders = MappingProxyType({"qwen3": "text_encoder"})
-    unsupported = (
-        *("model.prediction", "model.training_adapter"),
-        *("data.max_tokens", "loss.zero_terminal_snr", "loss.guidance_scale"),
-    )
+    unsupported = (*FlowFamily.unsupported, "model.training_adapter")
     published = MappingProxyType(
         {
-            "flux3-klein": lambda: _networks(Flux3Arch.klein(), Qwen3Arch.vl_b4(), VaeArch.flux2()),
+            "flux3-klein": lambda: networks_with_qwen3(Flux3(Flux3Arch.klein()), Qwen3Arch.vl_b4(), VaeArch.flux2()),
             "flux3-tiny": _small,
         }
     )
-    bench_targets = "attention+mlp"
     small = "flux3-tiny"
     lesson = Lesson("a small FLUX.3 klein with random weights, whose images are noise")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Flux3Model:
-        transformer = parts["transformer"].network
-        assert isinstance(transformer, Flux3)
         text = opened_qwen3(parts["text_encoder"], opening, THINKING, _TAPS, masked=True, compact=True, window=_WINDOW)
         return Flux3Model(
             name=self.name,
@@ -129,7 +116,7 @@ class Flux3Family(Family):
             lora_names=keys.lora_family(),
             presets=PRESETS,
             level_shift=_shift_beside(opening.base),
-            flow_map=transformer.arch.flow_map,
+            flow_map=network_of(parts["transformer"], Flux3).arch.flow_map,
         )
 
     def distilled(self, base: Path) -> str:

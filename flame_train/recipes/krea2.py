@@ -11,15 +11,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from flame_train.adapters.targets import Presets
+from flame_train.adapters.targets import presets
 from flame_train.diffusion.flow import Shift, dynamic_sigmas, resolution_shift
-from flame_train.engine import Tensor, nn
 from flame_train.errors import ModelFileError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.files.part import Part
 from flame_train.models.common.files.stated import Stated
 from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
-from flame_train.models.common.vae.vae import Vae, VaeArch
+from flame_train.models.common.vae.vae import VaeArch
 from flame_train.models.krea2 import keys
 from flame_train.models.krea2.arch import PATCH, Krea2Arch
 from flame_train.models.krea2.files import KREA2_FILES
@@ -27,66 +26,54 @@ from flame_train.models.krea2.transformer import Krea2
 from flame_train.text_encoders.qwen3 import DESCRIBING
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
-from .family import Family, Networks, Opening, published_name, stated_in
-from .flow import FlowModel, opened_qwen3
+from .family import Networks, Opening, network_of, published_name, says_distilled, stated_in
+from .flow import DistillableModel, FlowFamily, networks_with_qwen3, opened_qwen3
 from .lesson import Lesson
 
 _TAPS: Final = (2, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35)
 _SHIFT: Final = resolution_shift(high_tokens=6400)  # of the published scheduler; training's too, as musubi-tuner has it
 _TURBO_SHIFT: Final = math.exp(1.15)
 
-_ATTENTION: Final = ("blocks.*.attn.*",)
-_MLP: Final = ("blocks.*.mlp.*",)
-PRESETS: Final[Presets] = MappingProxyType(
-    {"attention": _ATTENTION, "attention+mlp": (*_ATTENTION, *_MLP), "full": ("*",)}
+PRESETS: Final = presets(
+    attention=("blocks.*.attn.*",),
+    mlp=("blocks.*.mlp.*",),
+    full=("*",),
 )
 """140, 224 and 264 layers. `full` is every linear layer, those over the text and the time included."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Krea2Model(FlowModel):
+class Krea2Model(DistillableModel):
     """Times are noise levels in (0, 1), which the network gets unchanged."""
 
-    turbo: bool = False
-
-    @property
-    def sampling_defaults(self) -> SamplingDefaults:
-        """The card's 4.5 counts what is added to the conditional prediction; the usual scale is one more."""
-        return SamplingDefaults(8, 1.0) if self.turbo else SamplingDefaults(28, 5.5)
+    base_sampling = SamplingDefaults(28, 5.5)
+    """The card's 4.5 counts what is added to the conditional prediction; the usual scale is one more."""
+    distilled_sampling = SamplingDefaults(8, 1.0)
 
     @property
     def shift(self) -> Shift:
         return _SHIFT
 
     def sigmas(self, steps: int, tokens: int) -> np.ndarray[Any, Any]:
-        return dynamic_sigmas(steps, _TURBO_SHIFT if self.turbo else _SHIFT(tokens))
-
-    def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
-        out: Tensor = network(x, t, cond["qwen3"], cond["qwen3_rows"])
-        return out
-
-
-def _networks(arch: Krea2Arch, qwen3: Qwen3Arch, vae: VaeArch) -> Networks:
-    return {"transformer": Krea2(arch), "vae": Vae(vae), "text_encoder": Qwen3(qwen3)}
+        return dynamic_sigmas(steps, _TURBO_SHIFT if self.few_steps else _SHIFT(tokens))
 
 
 def _small() -> Networks:
     arch = Krea2Arch.tiny()
-    return _networks(arch, Qwen3Arch.tiny(layers=_TAPS[arch.text_layers - 1] + 1), VaeArch.tiny_qwen_image())
+    text = Qwen3Arch.tiny(layers=_TAPS[arch.text_layers - 1] + 1)
+    return networks_with_qwen3(Krea2(arch), text, VaeArch.tiny_qwen_image())
 
 
-class Krea2Family(Family):
+class Krea2Family(FlowFamily):
     name = "krea2"
     files = KREA2_FILES
     encoders = MappingProxyType({"qwen3": "text_encoder"})
-    unsupported = ("model.prediction", "data.max_tokens", "loss.zero_terminal_snr", "loss.guidance_scale")
     published = MappingProxyType(
         {
-            "krea2": lambda: _networks(Krea2Arch.base(), Qwen3Arch.vl_b4(), VaeArch.qwen_image()),
+            "krea2": lambda: networks_with_qwen3(Krea2(Krea2Arch.base()), Qwen3Arch.vl_b4(), VaeArch.qwen_image()),
             "krea2-tiny": _small,
         }
     )
-    bench_targets = "attention+mlp"
     small = "krea2-tiny"
     lesson = Lesson("a small Krea 2 with random weights, whose images are noise")
 
@@ -100,13 +87,13 @@ class Krea2Family(Family):
             text=(opened_qwen3(parts["text_encoder"], opening, DESCRIBING, taps, masked=True, compact=True),),
             lora_names=keys.lora_family(),
             presets=PRESETS,
-            turbo=bool(self.distilled(opening.base)),
+            few_steps=bool(self.distilled(opening.base)),
         )
 
     def distilled(self, base: Path) -> str:
         if "turbo" in published_name(base):
             return "is called Turbo"
-        return "says so of itself" if stated_in(base, "model_index.json").values.get("is_distilled") is True else ""
+        return says_distilled(base)
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
         return keys.lora_family()
@@ -118,9 +105,7 @@ def _taps(parts: Mapping[str, Part], index: Stated) -> tuple[int, ...]:
     A small model has the first of these, and a text encoder of one layer more, as the published one. Raises
     ModelFileError where denoiser and text encoder do not belong together.
     """
-    denoiser, encoder = parts["transformer"].network, parts["text_encoder"].network
-    assert isinstance(denoiser, Krea2)
-    assert isinstance(encoder, Qwen3)
+    denoiser, encoder = network_of(parts["transformer"], Krea2), network_of(parts["text_encoder"], Qwen3)
     index.must(patch_size=PATCH)
     wanted, width = denoiser.arch.text_layers, denoiser.arch.text_dim
     depth, own = encoder.arch.layers, encoder.arch.width

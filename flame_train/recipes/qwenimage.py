@@ -10,13 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from flame_train.adapters.targets import Presets
+from flame_train.adapters.targets import presets
 from flame_train.diffusion.flow import Shift, dynamic_sigmas, resolution_shift
-from flame_train.engine import Tensor, nn
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.files.part import Part
-from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
-from flame_train.models.common.vae.vae import Vae, VaeArch
+from flame_train.models.common.text.qwen3 import Qwen3Arch
 from flame_train.models.qwenimage import keys, vae
 from flame_train.models.qwenimage.arch import QwenImageArch
 from flame_train.models.qwenimage.files import QWENIMAGE_FILES
@@ -25,8 +23,8 @@ from flame_train.text_encoders.qwen3 import COMPREHENDING
 from flame_train.training.control import ControlRule
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
-from .family import Family, Networks, Opening, published_name, stated_in
-from .flow import FlowModel, opened_qwen3
+from .family import Opening, published_name, stated_in
+from .flow import FlowFamily, FlowModel, networks_with_qwen3, opened_qwen3
 from .lesson import Lesson
 
 _TAP: Final = -1  # the last hidden state, before the text encoder's final norm
@@ -35,10 +33,10 @@ _MU: Final = {"base_shift": 0.5, "max_shift": 0.9, "base_image_seq_len": 256.0, 
 _TERMINAL: Final = 0.02
 _SQUARE: Final = 2  # tokens a side of what stands for one token of the text encoder, which a published image has whole
 
-_ATTENTION: Final = ("transformer_blocks.*.attn.*",)
-_MLP: Final = ("transformer_blocks.*.img_mlp.*",)
-PRESETS: Final[Presets] = MappingProxyType(
-    {"attention": _ATTENTION, "attention+mlp": (*_ATTENTION, *_MLP), "full": ("*",)}
+PRESETS: Final = presets(
+    attention=("transformer_blocks.*.attn.*",),
+    mlp=("transformer_blocks.*.img_mlp.*",),
+    full=("*",),
 )
 """128, 192 and 200 layers. `full` is every linear layer, those over the text and the time included."""
 
@@ -100,27 +98,19 @@ class QwenImageModel(FlowModel):
             "FLUX.2 klein, FLUX.3 klein and FLUX.1 Kontext take them"
         )
 
-    def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
-        out: Tensor = network(x, t, cond["qwen3"], cond["qwen3_rows"])
-        return out
 
-
-def _networks(arch: QwenImageArch, qwen3: Qwen3Arch, autoencoder: VaeArch) -> Networks:
-    return {"transformer": QwenImage(arch), "vae": Vae(autoencoder), "text_encoder": Qwen3(qwen3)}
-
-
-class QwenImageFamily(Family):
+class QwenImageFamily(FlowFamily):
     name = "qwenimage"
     files = QWENIMAGE_FILES
     encoders = MappingProxyType({"qwen3": "text_encoder"})
-    unsupported = ("model.prediction", "data.max_tokens", "loss.zero_terminal_snr", "loss.guidance_scale")
     published = MappingProxyType(
         {
-            "qwen-image": lambda: _networks(QwenImageArch.base(), Qwen3Arch.vl_b8(), vae.PUBLISHED),
-            "qwen-image-tiny": lambda: _networks(QwenImageArch.tiny(), Qwen3Arch.tiny(), vae.TINY),
+            "qwen-image": lambda: networks_with_qwen3(
+                QwenImage(QwenImageArch.base()), Qwen3Arch.vl_b8(), vae.PUBLISHED
+            ),
+            "qwen-image-tiny": lambda: networks_with_qwen3(QwenImage(QwenImageArch.tiny()), Qwen3Arch.tiny(), vae.TINY),
         }
     )
-    bench_targets = "attention+mlp"
     small = "qwen-image-tiny"
     licence = "The Qwen Research Licence allows no commercial use of the published Qwen-Image 2.1."
     lesson = Lesson("a small Qwen-Image with random weights, whose images are noise", bucket_step=32)

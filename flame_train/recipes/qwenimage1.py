@@ -10,31 +10,30 @@ from typing import Any, Final
 
 import numpy as np
 
-from flame_train.adapters.targets import Presets
+from flame_train.adapters.targets import presets
 from flame_train.diffusion.flow import Shift, dynamic_sigmas
-from flame_train.engine import Tensor, nn
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.files.part import Part
-from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
-from flame_train.models.common.vae.vae import Vae, VaeArch
+from flame_train.models.common.text.qwen3 import Qwen3Arch
+from flame_train.models.common.vae.vae import VaeArch
 from flame_train.models.qwenimage1 import keys
 from flame_train.models.qwenimage1.files import QWENIMAGE1_FILES
 from flame_train.models.qwenimage1.transformer import QwenImage1, QwenImage1Arch
 from flame_train.text_encoders.qwen3 import DESCRIBING
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
-from .family import Family, Networks, Opening, published_name
-from .flow import FlowModel, opened_qwen3
+from .family import Opening, published_name
+from .flow import FlowFamily, FlowModel, networks_with_qwen3, opened_qwen3
 from .lesson import Lesson
 from .qwenimage import Schedule
 
 _TAP: Final = -1  # the last hidden state, normalised
 _FEW_STEPS: Final = ("lightning", "distill")  # in the names of checkpoints that were distilled
 
-_ATTENTION: Final = ("transformer_blocks.*.attn.*",)
-_MLP: Final = ("transformer_blocks.*.img_mlp.*", "transformer_blocks.*.txt_mlp.*")
-PRESETS: Final[Presets] = MappingProxyType(
-    {"attention": _ATTENTION, "attention+mlp": (*_ATTENTION, *_MLP), "full": ("*",)}
+PRESETS: Final = presets(
+    attention=("transformer_blocks.*.attn.*",),
+    mlp=("transformer_blocks.*.img_mlp.*", "transformer_blocks.*.txt_mlp.*"),
+    full=("*",),
 )
 """480, 720 and 846 layers. `full` is every linear layer, modulation and ends included."""
 
@@ -60,29 +59,21 @@ class QwenImage1Model(FlowModel):
     def sigmas(self, steps: int, tokens: int) -> np.ndarray[Any, Any]:
         return dynamic_sigmas(steps, self.schedule.shift(tokens), terminal=self.schedule.terminal)
 
-    def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
-        out: Tensor = network(x, t, cond["qwen3"], cond["qwen3_rows"])
-        return out
 
-
-def _networks(arch: QwenImage1Arch, text: Qwen3Arch, vae: VaeArch) -> Networks:
-    return {"transformer": QwenImage1(arch), "vae": Vae(vae), "text_encoder": Qwen3(text)}
-
-
-class QwenImage1Family(Family):
+class QwenImage1Family(FlowFamily):
     name = "qwenimage1"
     files = QWENIMAGE1_FILES
     encoders = MappingProxyType({"qwen3": "text_encoder"})
-    unsupported = ("model.prediction", "data.max_tokens", "loss.zero_terminal_snr", "loss.guidance_scale")
     published = MappingProxyType(
         {
-            "qwen-image-1": lambda: _networks(QwenImage1Arch.base(), Qwen3Arch.vl2_5_b7(), VaeArch.qwen_image()),
-            "qwen-image-1-tiny": lambda: _networks(
-                QwenImage1Arch.tiny(), Qwen3Arch.tiny_2_5(), VaeArch.tiny_qwen_image()
+            "qwen-image-1": lambda: networks_with_qwen3(
+                QwenImage1(QwenImage1Arch.base()), Qwen3Arch.vl2_5_b7(), VaeArch.qwen_image()
+            ),
+            "qwen-image-1-tiny": lambda: networks_with_qwen3(
+                QwenImage1(QwenImage1Arch.tiny()), Qwen3Arch.tiny_2_5(), VaeArch.tiny_qwen_image()
             ),
         }
     )
-    bench_targets = "attention+mlp"
     small = "qwen-image-1-tiny"
     lesson = Lesson("a small Qwen-Image 1 with random weights, whose images are noise")
 

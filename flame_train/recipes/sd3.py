@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from flame_train.adapters.targets import Presets
+from flame_train.adapters.targets import presets
 from flame_train.diffusion.flow import NO_SHIFT, Shift, static_sigmas
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
@@ -32,14 +32,10 @@ from .lesson import Lesson
 _T5_TOKENS = 256
 _SHIFT = 3.0  # of the published models' sampling
 
-_ATTENTION: Final = ("joint_blocks.*.attn.qkv", "joint_blocks.*.attn.proj", "joint_blocks.*.attn2.*")
-_MLP: Final = ("joint_blocks.*.mlp.fc[12]",)
-PRESETS: Final[Presets] = MappingProxyType(
-    {
-        "attention": _ATTENTION,
-        "attention+mlp": (*_ATTENTION, *_MLP),
-        "full": ("joint_blocks.*",),
-    }
+PRESETS: Final = presets(
+    attention=("joint_blocks.*.attn.qkv", "joint_blocks.*.attn.proj", "joint_blocks.*.attn2.*"),
+    mlp=("joint_blocks.*.mlp.fc[12]",),
+    full=("joint_blocks.*",),
 )
 """`full` is every linear layer of the blocks, modulation included, as sd-scripts has it."""
 

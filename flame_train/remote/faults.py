@@ -68,7 +68,7 @@ def told(address: str, *passed: type[Exception]) -> Iterator[None]:
         raise explained(address, error) from None
 
 
-def patiently(attempt: Callable[[], Result], check: Callable[[], None]) -> Result:
+def with_retries(attempt: Callable[[], Result], check: Callable[[], None]) -> Result:
     """What `attempt` gives, tried again some times where the store is unreachable. `check` may raise in between."""
     for left in reversed(range(_TRIES)):
         check()

@@ -19,8 +19,8 @@ from typing import Final
 
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.files import disk_errors, make_folder, preflight
-from flame_train.disk.held import Held
 from flame_train.disk.locks import lock
+from flame_train.disk.open_folder import OpenFolder
 from flame_train.errors import RemoteError
 from flame_train.io.checked_json import read_checked, write_checked
 from flame_train.io.digests import Digests
@@ -188,7 +188,7 @@ def _sha256(path: Path) -> str:
 @contextmanager
 def _alone(folder: Path, check: Callable[[], None]) -> Iterator[None]:
     """Waits while another process fetches the same: of a sweep's runs one does."""
-    with disk_errors(folder), Held.open(folder) as held:
+    with disk_errors(folder), OpenFolder.open(folder) as held:
         descriptor = held.file(".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         while True:

@@ -24,7 +24,7 @@ import psutil
 
 from flame_train.errors import RemoteError
 
-from .faults import Refused, patiently
+from .faults import Refused, with_retries
 from .store import Store
 
 _LOG = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _CLOCKS: Final = 300.0  # seconds by which clocks may differ without a word; S3 
 _LARGEST: Final = 1 << 16
 
 
-class Lost(RemoteError):
+class LeaseLost(RemoteError):
     """Another machine has the lease."""
 
 
@@ -53,11 +53,11 @@ class Lease:
         self._renewed = 0.0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
-        self.lost: Lost | None = None
+        self.lost: LeaseLost | None = None
 
     def __enter__(self) -> Lease:
         """Raises Refused where another machine has a young lease, or this user may not write."""
-        patiently(lambda: self._take(self._probe()), lambda: None)
+        with_retries(lambda: self._take(self._probe()), lambda: None)
         self._thread.start()
         return self
 
@@ -68,7 +68,7 @@ class Lease:
                 self._write(self._content(0.0))
 
     def check(self) -> None:
-        """Raises Lost if another machine has the lease. One that is no longer young is renewed first."""
+        """Raises LeaseLost if another machine has the lease. One that is no longer young is renewed first."""
         if self.lost is None and time.monotonic() - self._renewed > SECONDS / 2:
             self._renew()
         if self.lost is not None:
@@ -131,7 +131,7 @@ class Lease:
             if not self._write(self._content(SECONDS)):
                 holder, version = self._read()
                 if holder.get("holder") != self._token:
-                    self.lost = Lost(
+                    self.lost = LeaseLost(
                         f"{self._store}: {holder.get('host', 'another machine')} (process "
                         f"{holder.get('pid', 'unknown')}) trains this run now, for this machine's lease was out of "
                         f"date; what it trained since is in {self._folder} alone"

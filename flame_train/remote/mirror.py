@@ -34,7 +34,7 @@ from .layout import (
     remove_checkpoint,
     steps_in,
 )
-from .lease import Lease, Lost
+from .lease import Lease, LeaseLost
 from .store import Abandoned, Store
 
 _LOG = logging.getLogger(__name__)
@@ -84,12 +84,12 @@ class Mirror:
         self.notice()
 
     def check(self) -> None:
-        """Raises Lost if another machine trains this run now."""
+        """Raises LeaseLost if another machine trains this run now."""
         if self._lease.lost is not None:
             raise self._lease.lost
 
     def notice(self) -> None:
-        """Something in the folder is new. Returns at once. Raises Lost if another machine trains this run now."""
+        """Something in the folder is new. Returns at once. Raises LeaseLost if another machine trains this run now."""
         self.check()
         with self._wake:
             self._asked += 1
@@ -122,7 +122,7 @@ class Mirror:
                 return
             try:
                 self._sync()
-            except (Abandoned, Lost):
+            except (Abandoned, LeaseLost):
                 return
             except Exception as error:
                 self._fail(error)

@@ -18,15 +18,15 @@ from typing import Any, Final
 
 from flame_train.disk.failpoint import fail_point
 from flame_train.disk.files import make_folder, reading
-from flame_train.disk.held import Held, Spot
 from flame_train.disk.locks import lock
+from flame_train.disk.open_folder import FolderEntry, OpenFolder
 from flame_train.errors import OutputError
-from flame_train.io.commit import Found, NoneWhole, commit, newest
+from flame_train.io.commit import Found, NoIntactCheckpoint, commit, newest
 from flame_train.io.owned import is_sample, refuse_links
 from flame_train.io.runstatus import FORMAT, LOCK, STATUS, write_status
 from flame_train.version import __version__
 
-from .faults import Refused, Unreachable, patiently
+from .faults import Refused, Unreachable, with_retries
 from .layout import CHECKPOINTS, CONFIG, LARGEST, LOG, SAMPLES, Manifest, folder_of, manifest_in, steps_in
 from .lineage import apart
 from .store import Store
@@ -62,9 +62,9 @@ class Copy:
             OutputError: the run folder is in use or cannot be written.
             Unreachable: the store did not give what it lists.
         """
-        patiently(self._refuse_strangers, self.check)
+        with_retries(self._refuse_strangers, self.check)
         here = _newest_here(self.folder)
-        found = patiently(self._whole, self.check)
+        found = with_retries(self._whole, self.check)
         there = found.step if found is not None else 0
         if found is not None and here is not None:
             self._refuse_other_way(here.step, there)
@@ -77,7 +77,7 @@ class Copy:
 
     def bring_too(self, step: int) -> None:
         """Brings one more checkpoint, if it is whole there and not here."""
-        manifest = patiently(lambda: manifest_in(self.store, step), self.check)
+        manifest = with_retries(lambda: manifest_in(self.store, step), self.check)
         if manifest is not None and not (self.folder / folder_of(step)).exists():
             with _taken(self.folder) as held:
                 self._bring_checkpoint(held, manifest)
@@ -137,7 +137,7 @@ class Copy:
             return self.store.download(LOG, theirs.write)
 
         try:
-            patiently(fetch, self.check)
+            with_retries(fetch, self.check)
         except FileNotFoundError:
             return
         step = apart(mine, theirs.getvalue(), min(here, there))
@@ -158,30 +158,30 @@ class Copy:
             self._bring_file("images.json", held / "images.json")
             with held.folder(SAMPLES, make=True) as samples:
                 mine = samples.names()
-                for name in patiently(lambda: self.store.names(SAMPLES), self.check):
+                for name in with_retries(lambda: self.store.names(SAMPLES), self.check):
                     if is_sample(name) and name not in mine:
                         self._bring_file(f"{SAMPLES}/{name}", samples / name)
             self._bring_checkpoint(held, manifest)
 
-    def _begin(self, held: Held) -> None:
+    def _begin(self, held: OpenFolder) -> None:
         """By its status the folder is a run's, one that is at its beginning until the checkpoint is here."""
-        if held.look(STATUS) is None:
+        if held.lstat(STATUS) is None:
             begun = {"state": "interrupted", "exit_code": None, "step": 0, "saved": 0}
             write_status(held, {**begun, "version": __version__, "format": FORMAT})
-        if held.look(CONFIG) is None:
+        if held.lstat(CONFIG) is None:
             self._bring_file(CONFIG, held / CONFIG)
 
-    def _bring_checkpoint(self, held: Held, manifest: Manifest) -> None:
+    def _bring_checkpoint(self, held: OpenFolder, manifest: Manifest) -> None:
         folder = folder_of(manifest.step)
 
-        def content(name: str) -> Callable[[Spot], None]:
+        def content(name: str) -> Callable[[FolderEntry], None]:
             return lambda spot: self._bring_file(f"{folder}/{name}", spot, manifest.files[name][1])
 
         size = sum(size for size, _ in manifest.files.values())
         files = {name: content(name) for name in manifest.files}
         commit(held / CHECKPOINTS, manifest.step, files, _ALL, size)
 
-    def _bring_file(self, name: str, place: Spot, sha256: str = "") -> None:
+    def _bring_file(self, name: str, place: FolderEntry, sha256: str = "") -> None:
         """Writes a file of the store to `place`. One that the store does not have is left out, if no hash is asked."""
         partial = f".{place.name}.part"
 
@@ -201,7 +201,7 @@ class Copy:
             return found
 
         try:
-            patiently(fetch, self.check)
+            with_retries(fetch, self.check)
             place.folder.rename(partial, place.name)
             fail_point("remote.brought")
         except FileNotFoundError:
@@ -212,10 +212,10 @@ class Copy:
 
 
 @contextmanager
-def _taken(folder: Path) -> Iterator[Held]:
+def _taken(folder: Path) -> Iterator[OpenFolder]:
     """The run folder, held and locked. Raises OutputError if a run has it."""
     with reading(folder):
-        held = Held.open(folder)
+        held = OpenFolder.open(folder)
     with held:
         descriptor = held.file(LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -233,7 +233,7 @@ def _newest_here(folder: Path) -> Found | None:
     """The newest whole checkpoint of the run folder; none too where all are damaged: the store's may be whole."""
     try:
         return newest(folder / CHECKPOINTS)
-    except NoneWhole:
+    except NoIntactCheckpoint:
         return None
 
 

@@ -53,7 +53,7 @@ class Checked:
         own: what rules say of each adapted layer.
         begun: the finished adapter that a fresh run begins with, by layer.
         streamed: the names of the blocks whose weights wait in host memory.
-        drawn: the model that sample images are drawn with; None: the base.
+        other_sample_model: the model that samples images; None: the base.
         streamed_text: the share of the text encoders' blocks that waits in host memory while they encode.
     """
 
@@ -65,13 +65,13 @@ class Checked:
     own: Mapping[str, Own] = field(default_factory=dict)
     begun: Mapping[str, Factors] = field(default_factory=dict)
     streamed: frozenset[str] = frozenset()
-    drawn: Model | None = None
+    other_sample_model: Model | None = None
     streamed_text: float = 0.0
 
     @property
     def sample_model(self) -> Model:
-        """The model that sample images are drawn with."""
-        return self.drawn or self.model
+        """The model that samples images."""
+        return self.other_sample_model or self.model
 
     @property
     def networks(self) -> nn.Module:
@@ -118,20 +118,20 @@ def check(asked: Config | ConfigWithSource, family: Family | None = None) -> Che
     assert family is not None
     with wrong:
         config = config.model_copy(update={"sample": with_prompts_of_file(config.sample)})
-    drawn = model
+    sampling_model = model
     with wrong:
-        drawn = opened_for_samples(config, family, model)
-    config = config.model_copy(update={"sample": with_defaults(config.sample, drawn)})
+        sampling_model = opened_for_samples(config, family, model)
+    config = config.model_copy(update={"sample": with_defaults(config.sample, sampling_model)})
     with wrong:
         _check_loss(config.loss, model, family.unsupported_keys())
     with wrong:
         _check_grid(config.data.bucket_step, model)
     with wrong:
-        if problem := drawn.sampler_problem(SAMPLERS.chosen(config.sample).name):
+        if problem := sampling_model.sampler_problem(SAMPLERS.chosen(config.sample).name):
             raise ConfigError(f"sample.sampler: {problem}")
         if config.sample.repeats:
-            wanted = requests(config.sample, config.data.resolution, drawn)
-            check_sampling(wanted, config.model, config.loss, drawn)
+            wanted = requests(config.sample, config.data.resolution, sampling_model)
+            check_sampling(wanted, config.model, config.loss, sampling_model)
     with wrong:
         check_control_sets(config.data, model)
     layers: dict[str, Own] = {}
@@ -153,7 +153,7 @@ def check(asked: Config | ConfigWithSource, family: Family | None = None) -> Che
         streamed = blocks_streamed(model.network, offload, recomputes, blocks)
     wrong.raise_all()
     adapted = MappingProxyType(layers), MappingProxyType(begun)
-    return Checked(config, base, model, tuple(layers), blocks, *adapted, streamed, drawn, text_share(offload))
+    return Checked(config, base, model, tuple(layers), blocks, *adapted, streamed, sampling_model, text_share(offload))
 
 
 def storage_of(quantize: str, arithmetic: str) -> nn.Storage | None:

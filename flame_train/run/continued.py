@@ -11,7 +11,7 @@ import math
 from itertools import accumulate
 from pathlib import Path
 
-from flame_train.config.resume import misfits
+from flame_train.config.resume import incompatible_settings
 from flame_train.disk.files import reading
 from flame_train.errors import ConfigError
 from flame_train.io.commit import Found, newest
@@ -38,7 +38,8 @@ def continued(plan: Plan) -> Found | None:
     if found is None:
         raise ConfigError(f"train.continue_from: {run} has no checkpoint; train it for checkpoint.every steps or more")
     with reading(settings):
-        wrong = misfits(settings.read_text(errors="replace"), c) or _other_layers(plan, value_shapes(found))
+        old = settings.read_text(errors="replace")
+    wrong = incompatible_settings(old, c) or _other_layers(plan, value_shapes(found))
     if wrong:
         raise ConfigError(
             f"train.continue_from: the optimizer's state of {found.path} does not fit this config:\n{wrong}\n"

@@ -162,10 +162,10 @@ def encode(
     """
     with Digests(user_cache("digests")) as digests:
         cache = DiskCache(encoding.folder, digests)
-        with group.together():
+        with group.barrier():
             if group.leads:
                 cache.remove_stale()
-        with group.together():
+        with group.barrier():
             _fill(encoding, samples, keys, cache, device, stop, group)
     if group.leads:
         beside = {own.sha256: own.size for row in samples.rows for own in row.item.controls if own.plain}

@@ -19,7 +19,7 @@ from flame_train.io.runfolder import RunFolder
 from flame_train.training.meter import REMEMBERED, Meter
 from flame_train.training.model import Model
 from flame_train.training.result import LoraWriter, formats, standing_of
-from flame_train.training.validation import Standing
+from flame_train.training.validation import EarlyStopping
 from flame_train.version import __version__
 
 from .as_sd_scripts import as_sd_scripts
@@ -118,8 +118,8 @@ def _next(config: Config, lora: Path) -> list[str]:
 
 def _best(folder: RunFolder) -> dict[str, Any]:
     """The step of the lowest validation loss, and the LoRA of that step; nothing of a run without validations."""
-    found = folder.look(leader=True)
-    standing = Standing.read(standing_of(found) if found is not None else None)
+    found = folder.inspect(leader=True)
+    standing = EarlyStopping.read(standing_of(found) if found is not None else None)
     if standing.loss is None:
         return {}
     lora = folder.checkpoints / f"step-{standing.step:06d}" / folder.lora_of(standing.step)

@@ -18,17 +18,17 @@ from flame_train.engine.mode import deterministic
 from flame_train.engine.nn import Module
 from flame_train.errors import is_device_failure
 from flame_train.io.runfolder import RunFolder
+from flame_train.training.image_sampling import Pixels, SamplerSpec, grid, png
 from flame_train.training.model import Denoiser, Example, LoadedVae
-from flame_train.training.preview import Pixels, SamplerSpec, grid, png
 from flame_train.training.stop import StopRequest
 
 from .encode import Encoded
 from .plan import Plan
-from .sampling import Request, draw_request, drawing
-from .second import drawn_with, load_second
+from .sampling import Request, generate_image, sampler_spec
+from .second import load_second, sampling_with
 
 
-def preview(
+def grid_writer(
     plan: Plan,
     encoded: Encoded,
     denoiser: Denoiser,
@@ -53,17 +53,17 @@ def preview(
     Returns:
         A function of the step; it does nothing if the config wants no grids.
     """
-    drawn = grid_drawer(plan, plan.requests, encoded.caption, encoded.shown, denoiser, attached, device, stop, group)
+    sampled = grid_sampler(plan, plan.requests, encoded.caption, encoded.shown, denoiser, attached, device, stop, group)
 
     def write(step: int) -> None:
-        pixels = None if drawn is None else drawn()
+        pixels = None if sampled is None else sampled()
         if pixels is not None and group.leads:
             folder.write_sample(step, png(pixels))
 
     return write
 
 
-def grid_drawer(
+def grid_sampler(
     plan: Plan,
     wanted: Sequence[Request],
     captions: Callable[[str], Example],
@@ -95,13 +95,13 @@ def grid_drawer(
     if not wanted:
         return None
     c, model = plan.config, plan.checked.sample_model
-    how = [drawing(each, c.model, c.loss, model, device=device, dtype=c.train.precision) for each in wanted]
+    how = [sampler_spec(each, c.model, c.loss, model, device=device, dtype=c.train.precision) for each in wanted]
     second = None if model is plan.model else load_second(model, c, denoiser, device)
-    denoiser, acting = drawn_with(attached, denoiser, second, c.text_encoders.train)
+    denoiser, acting = sampling_with(attached, denoiser, second, c.text_encoders.train)
     vae = vae or model.vae.load(c.model.vae_precision, device, c.model.vae_tile)
-    drawn = list(zip(wanted, how, strict=True))
+    specs = list(zip(wanted, how, strict=True))
     shown = {request.number: controls(plan.shown_to(request)) for request in wanted}
-    return grid_of(drawn, captions, shown, denoiser, vae, acting, stop, group)
+    return grid_of(specs, captions, shown, denoiser, vae, acting, stop, group)
 
 
 def grid_of(
@@ -132,26 +132,26 @@ def grid_of(
 
     def one(request: Request, how: SamplerSpec) -> Pixels:
         with at_strength(request.strength):
-            return draw_request(request, how, captions, denoiser, vae, stop, shown[request.number])
+            return generate_image(request, how, captions, denoiser, vae, stop, shown[request.number])
 
     mine: dict[int, Pixels] = {}
 
     def sampled(i: int) -> None:
         mine[i] = one(*wanted[i])
 
-    def drawn() -> Pixels:
+    def sampled_grid() -> Pixels:
         mine.clear()
         # Choices are measured for what recurs thousands of times, and what training may vary in must not show here.
-        with group.together(alone=is_device_failure), deterministic(True):
+        with group.barrier(alone=is_device_failure), deterministic(True):
             for i in group.share(len(wanted)):
                 get_backend(wanted[i][1].device).run_once(partial(sampled, i))
         return grid(_of_all(mine, len(wanted), group))
 
-    return drawn
+    return sampled_grid
 
 
 def _of_all(mine: Mapping[int, Pixels], count: int, group: ProcessGroup) -> list[Pixels]:
-    """The images 0 to `count`, each drawn by one process of the group."""
+    """The images 0 to `count`, each sampled by one process of the group."""
     told = json.dumps({i: [*image.shape, base64.b64encode(image.tobytes()).decode()] for i, image in mine.items()})
     found = {i: image for text in group.all_gather(told) for i, image in json.loads(text).items()}
     images = (found[str(i)] for i in range(count))

@@ -15,7 +15,7 @@ from flame_train.io.commit import newest
 from flame_train.training.callbacks import Callbacks
 from flame_train.training.result import standing_of
 from flame_train.training.stop import StopRequest
-from flame_train.training.validation import Standing
+from flame_train.training.validation import EarlyStopping
 
 from .plan import Plan
 
@@ -51,7 +51,7 @@ def mirrored(
         return
     with ExitStack() as opened:
         heard = callbacks
-        with group.together():
+        with group.barrier():
             if group.leads:
                 heard = opened.enter_context(_copied(plan, stop, callbacks, wait))
         yield heard
@@ -91,7 +91,7 @@ def _copied(plan: Plan, stop: StopRequest, callbacks: Callbacks, wait: float | N
 def _bring_best(bring: Callable[[int], None], folder: Path) -> None:
     """The checkpoint of the best validation, which stays beside the newest."""
     found = newest(folder / "checkpoints")
-    best = Standing.read(standing_of(found)) if found is not None else Standing()
+    best = EarlyStopping.read(standing_of(found)) if found is not None else EarlyStopping()
     if found is not None and best.step and best.step != found.step:
         bring(best.step)
 

@@ -12,12 +12,12 @@ from flame_train.config.checks import broken
 from flame_train.config.located import ConfigWithSource
 from flame_train.config.schema import Config, DataSection
 from flame_train.config.updates import LONGEST_RUN, OptimizerSection
+from flame_train.data.bucketed import BucketedDataset, assign_buckets
 from flame_train.data.buckets import BucketRule
 from flame_train.data.control_files import Control
 from flame_train.data.dataset import Dataset, DatasetError, Item
 from flame_train.data.held_out import refuse_common, split
 from flame_train.data.order import BatchSchedule
-from flame_train.data.placed import Placed, place
 from flame_train.data.samples import Samples, samples_of
 from flame_train.data.seen import seen_images
 from flame_train.data.sets import DataSet, image_sets
@@ -77,8 +77,8 @@ class Plan:
     def requests(self) -> tuple[Request, ...]:
         """The images of a grid; none if the config wants no grids."""
         sample = self.config.sample
-        drawn, side = self.checked.sample_model, self.config.data.resolution
-        return requests(sample, side, drawn, self.files) if sample.repeats else ()
+        sampling_model, side = self.checked.sample_model, self.config.data.resolution
+        return requests(sample, side, sampling_model, self.files) if sample.repeats else ()
 
     def shown_to(self, request: Request) -> tuple[ViewedImage, ...]:
         """The control images of an image of a grid."""
@@ -179,7 +179,7 @@ def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
 def _read(config: Config, stop: StopRequest) -> Samples:
     """The images and captions of all sets, each in its buckets. Raises DataError with all that is wrong."""
     data = config.data
-    parts: list[tuple[DataSet, Placed]] = []
+    parts: list[tuple[DataSet, BucketedDataset]] = []
     read: list[tuple[DataSet, Sequence[Item]]] = []
     problems: list[str] = []
     seen = seen_images(cache_folder(data))
@@ -203,7 +203,9 @@ def _read(config: Config, stop: StopRequest) -> Samples:
                     digests=digests,
                 )
                 read.append((own, dataset.items))
-                parts += [(own, place(dataset, rule, data.on_bad_image)) for rule in _rules(data, own.resolutions)]
+                parts += [
+                    (own, assign_buckets(dataset, rule, data.on_bad_image)) for rule in _rules(data, own.resolutions)
+                ]
             except DataError as error:
                 problems.append(str(error))
                 read.append((own, error.items if isinstance(error, DatasetError) else ()))

@@ -1,4 +1,4 @@
-"""The model of `sample.model`, which draws sample images in place of the base: opened, and held to the base."""
+"""The model of `sample.model`, which samples images in place of the base: opened, and held to the base."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN = 3  # tensors that a message names
 
 
 def opened_for_samples(config: Config, family: Family, base: Model) -> Model:
-    """The model that sample images are drawn with: the base with the denoiser of `sample.model`, or the base itself.
+    """The model that samples images: the base with the denoiser of `sample.model`, or the base itself.
 
     It has the base's autoencoder and text encoders, and what its own name and folder say of steps, guidance and shift.
 

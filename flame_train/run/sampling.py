@@ -17,8 +17,8 @@ from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.engine import Tensor
 from flame_train.engine.dtype import as_dtype
 from flame_train.errors import ConfigError
+from flame_train.training.image_sampling import Pixels, SamplerSpec, generate
 from flame_train.training.model import Denoiser, Example, LoadedVae, Model
-from flame_train.training.preview import Pixels, SamplerSpec, draw
 from flame_train.training.stop import StopRequest
 
 NO_FILES: Final[Mapping[str, Control]] = MappingProxyType({})
@@ -161,7 +161,7 @@ def uncropped(model: Model, size: Size) -> Example:
     return model.size_conditioning(Placement(size, size, size, 0, 0))
 
 
-def drawing(
+def sampler_spec(
     request: Request, base: ModelSection, loss: LossSection, model: Model, *, device: str, dtype: str
 ) -> SamplerSpec:
     """The settings of the sampler for an image.
@@ -188,7 +188,7 @@ def drawing(
     )
 
 
-def draw_request(
+def generate_image(
     request: Request,
     how: SamplerSpec,
     captions: Callable[[str], Example],
@@ -218,4 +218,4 @@ def draw_request(
     def conditioned(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return guided.conditioned(arrays, how.dtype)
 
-    return draw(how, guided.denoise, vae.decode, wanted, unwanted, stop, conditioned)
+    return generate(how, guided.denoise, vae.decode, wanted, unwanted, stop, conditioned)

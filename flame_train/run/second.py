@@ -1,6 +1,6 @@
-"""A second network that draws with the adapters of the first, and takes two buffers of a block each on the GPU.
+"""A second network that samples with the adapters of the first, and takes two buffers of a block each on the GPU.
 
-Its blocks wait in host memory. Its other weights take the place of the first network's while it draws.
+Its blocks wait in host memory. Its other weights take the place of the first network's while it samples.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def _waiting(network: Any) -> frozenset[int]:
     return policy.tensors
 
 
-def drawn_with(
+def sampling_with(
     attached: Attached, denoiser: Denoiser, second: tuple[Denoiser, Borrowed] | None, trained: Collection[str]
 ) -> tuple[Denoiser, Callable[[float], AbstractContextManager[nn.Module]]]:
-    """What draws sample images, and a context in which its adapters act so strongly.
+    """The denoiser that samples images, and a context in which its adapters act so strongly.
 
     Args:
         attached: the adapters of the base.
         denoiser: the base.
-        second: what `load_second` made; None: the base draws.
+        second: what `load_second` made; None: the base samples.
         trained: the keys of the text encoders that are trained.
 
     Returns:

@@ -35,7 +35,7 @@ def refuse_unlike(group: ProcessGroup, config: Config, sources: Mapping[str, str
         if other.get(name) != lead.get(name)
     ]
     if lines:
-        with group.together():
+        with group.barrier():
             raise ConfigError(
                 "all processes train the same run, but these differ:\n" + "\n".join(lines) + "\n"
                 "start all of them with the same config, files and version"
@@ -47,7 +47,7 @@ def refuse_other_checkpoint(group: ProcessGroup, found: Found | None) -> None:
     steps = group.all_gather("anew" if found is None else f"after step {found.step}")
     other = next((rank for rank, step in enumerate(steps) if step != steps[0]), None)
     if other is not None:
-        with group.together():
+        with group.barrier():
             raise OutputError(
                 f"rank {other} would begin {steps[other]}, rank 0 {steps[0]}; give all processes the same output.dir "
                 "and train.continue_from, on a disk that their machines share"

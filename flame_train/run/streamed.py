@@ -15,7 +15,7 @@ _KEY = "model.offload"
 def blocks_streamed(
     network: BlockNetwork, offload: str | float | Sequence[str], checkpointing: Checkpointing, recomputed: Set[str]
 ) -> frozenset[str]:
-    """The names of the blocks that `model.offload` means; none for "auto", which `settled` decides.
+    """The names of the blocks that `model.offload` means; none for "auto", which `resolve_offload` decides.
 
     Args:
         network: the network.

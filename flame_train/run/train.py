@@ -33,7 +33,7 @@ from flame_train.io.runfolder import RunFolder
 from flame_train.show.report import reporter
 from flame_train.training.batch import sender
 from flame_train.training.callbacks import Callbacks
-from flame_train.training.exchange import Exchanged
+from flame_train.training.exchange import SharedVector
 from flame_train.training.gpu_readings import reader, spilling
 from flame_train.training.image_losses import ImageLosses
 from flame_train.training.loader import Loader
@@ -46,13 +46,13 @@ from flame_train.training.slow_steps import SlowSteps
 from flame_train.training.step import State
 from flame_train.training.stop import StopRequest
 from flame_train.training.text_in_step import RunningEncoder
-from flame_train.training.validate import HeldOut, Measured, Validator
-from flame_train.training.validation import Standing, Validation
+from flame_train.training.validate import HeldOut, ValidationLoss, Validator
+from flame_train.training.validation import EarlyStopping, Validation
 
 from .check import storage_of
 from .encode import Encoded
 from .finish import lora_writer
-from .grids import preview
+from .grids import grid_writer
 from .plan import Plan
 
 _LOG = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def train_run(
     """
     c = plan.config
     earlier = earlier_updates(found) if found is not None else updates_done(before) if before is not None else 0
-    with group.together():
+    with group.barrier():
         begun = plan.checked.begun if found is None else {}
         denoiser, attached, state = loaded(plan, device, begun, group, earlier)
     if before is not None:
@@ -114,7 +114,7 @@ def train_run(
             sources=sources,
             lora=lora_writer(c, plan.model, attached, plan.samples, plan.order.batches_per_epoch),
             first=first,
-            preview=best_effort(preview(plan, encoded, denoiser, attached, folder, device, stop, group)),
+            sample_images=best_effort(grid_writer(plan, encoded, denoiser, attached, folder, device, stop, group)),
             stop=stop,
             callbacks=callbacks,
             validation=_validation(plan, encoded, state, found, device, group),
@@ -153,11 +153,11 @@ def _validation(
     )
     validator = make_validator(plan, state, images, device, group)
 
-    def measure() -> Measured:
+    def measure() -> ValidationLoss:
         with state.optimizer.averaged():
             return validator.measure()
 
-    standing = Standing.read(standing_of(found)) if found is not None else None
+    standing = EarlyStopping.read(standing_of(found)) if found is not None else None
     return Validation(section, measure, standing)
 
 
@@ -331,7 +331,7 @@ def make_state(
     parameters = attached.parameters()
     of_all = gradient.model_copy(update={"accumulation": gradient.accumulation * group.world})
     made = build_optimizer(parameters, train, optimizer, schedule, of_all, backend, attached.faster, factors, earlier)
-    exchanged = Exchanged.between(group, backend)
+    exchanged = SharedVector.between(group, backend)
     told = 0 if exchanged is None else len(exchanged.names)
     rounded = exchanged is not None and gradient.all_reduce == "bf16"
     return State(

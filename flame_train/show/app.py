@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from flame_train.disk.held import Held
+from flame_train.disk.open_folder import OpenFolder
 from flame_train.disk.system import NONBLOCK
 
 from . import compare, sections
@@ -38,7 +38,7 @@ _KINDS: Final = {"css": "text/css", "js": "text/javascript"}
 _TEMPLATES: Final = ("layout.html", "run.html", "runs.html", "compare.html", "curves.html")
 
 
-class NotThere(Exception):
+class NotFound(Exception):
     """A request names a run or a file that is not there."""
 
 
@@ -64,7 +64,7 @@ class Pages:
             "/file": self.file,
             "/assets/{name}": self.asset,
         }
-        missing = {NotThere: lambda request, error: PlainTextResponse("this is not there\n", 404)}
+        missing = {NotFound: lambda request, error: PlainTextResponse("this is not there\n", 404)}
         return Starlette(routes=[Route(path, page) for path, page in paths.items()], exception_handlers=missing)
 
     def runs(self, request: Request) -> Response:
@@ -140,7 +140,7 @@ class Pages:
             step, prompt = _whole(request, "step", -1), _whole(request, "prompt", -1)
             raw = self._library.sample(view, step, prompt, full)
         except OSError:
-            raise NotThere from None
+            raise NotFound from None
         return _kept(raw, "image/png" if full else "image/jpeg")
 
     def sheet(self, request: Request) -> Response:
@@ -149,20 +149,20 @@ class Pages:
         try:
             raw = reader.sheet() if reader else b""
         except OSError:
-            raise NotThere from None
+            raise NotFound from None
         if not raw.startswith(b"\xff\xd8\xff"):
-            raise NotThere
+            raise NotFound
         return Response(raw, media_type="image/jpeg", headers={"Cache-Control": "no-cache"})
 
     def file(self, request: Request) -> Response:
         """A file of the run folder, to be saved: one of those that the page lists, by its exact name."""
         view, path = self._view(request), request.query_params.get("path", "")
         if path not in {kept.name for kept in view.files if not kept.folder}:
-            raise NotThere
+            raise NotFound
         try:
             size, chunks = _opened(view, path)
         except OSError:
-            raise NotThere from None
+            raise NotFound from None
         name = path.rpartition("/")[2].encode("ascii", "replace").decode().replace('"', "'")
         headers = {"Content-Disposition": f'attachment; filename="{name}"', "Content-Length": str(size)}
         return StreamingResponse(chunks, media_type="application/octet-stream", headers=headers)
@@ -173,7 +173,7 @@ class Pages:
         if name == "plotly.js":
             return _kept(_plotly(), "text/javascript")
         if name not in ("page.css", "page.js", "live.css", "live.js"):
-            raise NotThere
+            raise NotFound
         kind = _KINDS[name.rpartition(".")[2]]
         return Response(page_file(name), media_type=kind, headers={"Cache-Control": "no-cache"})
 
@@ -184,14 +184,14 @@ class Pages:
     def _view(self, request: Request) -> RunView:
         view = self._library.view(request.query_params.get("name", ""))
         if view is None:
-            raise NotThere
+            raise NotFound
         return view
 
     def _views(self, request: Request) -> list[RunView]:
         names = dict.fromkeys(request.query_params.getlist("name")[: compare.MOST])
         views = [view for name in names if (view := self._library.view(name))]
         if not views:
-            raise NotThere
+            raise NotFound
         return views
 
 
@@ -250,7 +250,7 @@ def _kept(raw: bytes, kind: str) -> Response:
 def _opened(view: RunView, path: str) -> tuple[int, Iterator[bytes]]:
     """The size and the bytes of a plain file below the run folder; links are refused. Raises OSError."""
     *folders, name = path.split("/")
-    with Held.open(view.folder) as top:
+    with OpenFolder.open(view.folder) as top:
         inside = top.folder(folders[0]) if folders else top
         try:
             file = os.fdopen(inside.file(name, os.O_RDONLY | NONBLOCK), "rb")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from flame_train.disk.held import Held
+from flame_train.disk.open_folder import OpenFolder
 from flame_train.disk.system import NONBLOCK
 from flame_train.io.runlog import step_of
 
@@ -79,7 +79,7 @@ class LogCurves:
         self._offset = 0
         self._line = b""  # the last that was read: where it is not there any more, the log was cut
 
-    def read(self, folder: Held) -> None:
+    def read(self, folder: OpenFolder) -> None:
         """Takes the new lines of the log in `folder`; all of them if it was cut back. Raises OSError."""
         with os.fdopen(folder.file(_NAME, os.O_RDONLY | NONBLOCK), "rb") as file:
             file.seek(self._offset - len(self._line))

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from PIL import Image
 
-from flame_train.training.preview import places
+from flame_train.training.image_sampling import places
 
 from .given import table, whole
 
@@ -21,7 +21,7 @@ Box = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class GridPrompt:
     """A prompt of the config, with the size of its image where the config says it; 0: the size of its place."""
 
     text: str
@@ -41,18 +41,18 @@ class Grid:
     written: int
 
 
-def prompts_of(tree: Mapping[str, Any]) -> tuple[Wanted, ...]:
+def prompts_of(tree: Mapping[str, Any]) -> tuple[GridPrompt, ...]:
     """The prompts of a resolved config."""
     section = table(tree.get("sample"))
     listed = section.get("prompts")
     return tuple(_wanted(prompt, section) for prompt in listed) if isinstance(listed, list) else ()
 
 
-def _wanted(prompt: Any, section: Mapping[str, Any]) -> Wanted:
+def _wanted(prompt: Any, section: Mapping[str, Any]) -> GridPrompt:
     if not isinstance(prompt, Mapping):
         prompt = {"text": prompt}
     height, width = (whole(prompt.get(side) or section.get(side)) or 0 for side in ("height", "width"))
-    return Wanted(str(prompt.get("text", "")), height, width)
+    return GridPrompt(str(prompt.get("text", "")), height, width)
 
 
 def step_of_grid(name: str) -> int | None:
@@ -61,7 +61,7 @@ def step_of_grid(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def cut(step: int, size: tuple[int, int], prompts: tuple[Wanted, ...], written: int = 0) -> Grid:
+def cut(step: int, size: tuple[int, int], prompts: tuple[GridPrompt, ...], written: int = 0) -> Grid:
     """The grid of a step, (height, width) in pixels. One that is not of these prompts is one image, the whole."""
     found = places(size, len(prompts))
     boxes = tuple(

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from flame_train.disk.held import Held
+from flame_train.disk.open_folder import OpenFolder
 from flame_train.errors import OutputError
 from flame_train.io.commit import is_checkpoint
 from flame_train.io.runstatus import as_dead, is_locked, read_status
 
 from .curves import Curve, LogCurves
 from .given import number, table, whole
-from .grids import Grid, Wanted, cut, prompts_of, size_of, step_of_grid
+from .grids import Grid, GridPrompt, cut, prompts_of, size_of, step_of_grid
 from .images import Band, TrainedImage, bands_of, images_of, with_losses
 from .settings import Setting, settings_of, tree_of
 from .sheet import SHEET
@@ -50,7 +50,7 @@ class RunView:
     curves: Mapping[str, Curve]
     last: Mapping[str, Any]
     settings: tuple[Setting, ...]
-    prompts: tuple[Wanted, ...]
+    prompts: tuple[GridPrompt, ...]
     grids: tuple[Grid, ...]
     images: tuple[TrainedImage, ...]
     images_written: object
@@ -85,7 +85,7 @@ class RunReader:
 
     def read(self) -> RunView:
         """The run as it stands. Raises OSError where the folder cannot be opened."""
-        with Held.open(self.folder) as folder:
+        with OpenFolder.open(self.folder) as folder:
             self._read_log(folder)
             tree, settings = self._part(folder, "config.toml", _config)
             prompts = prompts_of(tree)
@@ -112,28 +112,28 @@ class RunReader:
 
     def grid(self, step: int) -> bytes:
         """The file of a step's grid. Raises OSError."""
-        with Held.open(self.folder) as folder, folder.folder("samples") as samples:
+        with OpenFolder.open(self.folder) as folder, folder.folder("samples") as samples:
             return samples.read(f"step-{step:06d}.png", _LARGEST)
 
     def sheet(self) -> bytes:
         """The sheet of thumbnails. Raises OSError."""
-        with Held.open(self.folder) as folder:
+        with OpenFolder.open(self.folder) as folder:
             return folder.read(SHEET, _LARGEST)
 
-    def _read_log(self, folder: Held) -> None:
+    def _read_log(self, folder: OpenFolder) -> None:
         try:
             self._log.read(folder)
         except OSError:
             self._log = LogCurves()
 
-    def _part(self, folder: Held, name: str, make: Callable[[bytes], Any], of: object = None) -> Any:
+    def _part(self, folder: OpenFolder, name: str, make: Callable[[bytes], Any], of: object = None) -> Any:
         """`make` of a file's bytes, none if there is no file; kept until the file or `of`, the rest of it, changes."""
         stamps, key = (_stamp(folder, name), of), (folder.path.name, name)
         if self._kept.get(key, (None, None))[0] != stamps:
             self._kept[key] = stamps, make(_bytes(folder, name))
         return self._kept[key][1]
 
-    def _grids(self, folder: Held, prompts: tuple[Wanted, ...]) -> tuple[Grid, ...]:
+    def _grids(self, folder: OpenFolder, prompts: tuple[GridPrompt, ...]) -> tuple[Grid, ...]:
         found = []
         try:
             with folder.folder("samples") as samples:
@@ -152,7 +152,7 @@ def _config(raw: bytes) -> tuple[dict[str, Any], tuple[Setting, ...]]:
     return tree, settings_of(tree)
 
 
-def _status(folder: Held) -> Mapping[str, Any]:
+def _status(folder: OpenFolder) -> Mapping[str, Any]:
     try:
         status = read_status(folder)
     except OutputError:
@@ -160,26 +160,26 @@ def _status(folder: Held) -> Mapping[str, Any]:
     return status if is_locked(folder) else as_dead(status)
 
 
-def _stamp(folder: Held, name: str) -> tuple[int, int, int] | None:
+def _stamp(folder: OpenFolder, name: str) -> tuple[int, int, int] | None:
     try:
-        found = folder.look(name)
+        found = folder.lstat(name)
     except OSError:
         return None
     return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
-def _bytes(folder: Held, name: str) -> bytes:
+def _bytes(folder: OpenFolder, name: str) -> bytes:
     try:
         return folder.read(name, _LARGEST)
     except OSError:
         return b""
 
 
-def _files(folder: Held) -> list[KeptFile]:
+def _files(folder: OpenFolder) -> list[KeptFile]:
     """What lies right in the folder, and the checkpoints with their files summed up."""
     found = []
     for name in folder.names():
-        status = folder.look(name)
+        status = folder.lstat(name)
         if status is None or name.startswith("."):
             continue
         if name in ("checkpoints", "samples"):
@@ -189,17 +189,17 @@ def _files(folder: Held) -> list[KeptFile]:
     return found
 
 
-def _inside(folder: Held, kind: str) -> list[KeptFile]:
+def _inside(folder: OpenFolder, kind: str) -> list[KeptFile]:
     found = []
     try:
         with folder.folder(kind) as inside:
             for name in inside.names():
-                status = inside.look(name)
+                status = inside.lstat(name)
                 if status is None:
                     continue
                 if kind == "checkpoints" and is_checkpoint(name):
                     with inside.folder(name) as checkpoint:
-                        sizes = [checkpoint.look(file) for file in checkpoint.names()]
+                        sizes = [checkpoint.lstat(file) for file in checkpoint.names()]
                     size = sum(each.st_size for each in sizes if each is not None)
                     found.append(KeptFile(f"{kind}/{name}", size, True))
                 elif kind == "samples" and step_of_grid(name) is not None:

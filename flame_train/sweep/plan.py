@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Final
 from flame_train.addresses import problem_of
 from flame_train.config.keys import keys
 from flame_train.config.load import load_located
+from flame_train.config.parse import parse, read_text
 from flame_train.config.render import toml_value
 from flame_train.config.schema import Config
 from flame_train.errors import ConfigError
@@ -60,7 +60,7 @@ class Sweep:
 
 def read_sweep(file: Path) -> Sweep:
     """Reads a sweep's file. Raises ConfigError with everything that is wrong in it or in one of its runs."""
-    tree = _tree(file)
+    tree, _ = parse(read_text(str(file)), str(file))
     unknown = [name for name in tree if name not in _KEYS]
     if unknown:
         raise ConfigError(f"{file}: {unknown[0]}: unknown key; a sweep has {', '.join(_KEYS)}")
@@ -91,15 +91,6 @@ def read_sweep(file: Path) -> Sweep:
     if problems:
         raise ConfigError("\n".join(problems))
     return Sweep(file, config, folder, tuple(runs), tuple(lines))
-
-
-def _tree(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: expected a TOML file: {error}") from error
 
 
 def _settings(file: Path, tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

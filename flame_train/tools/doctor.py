@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from flame_train.disk.files import size
 from flame_train.engine.backend.capability import OLDEST, OLDEST_WITH_BF16
-from flame_train.tools.probe import CUPY_DISTRIBUTIONS, Machine, look
+from flame_train.tools.probe import CUPY_DISTRIBUTIONS, Machine, detect
 
 _OLDEST_CUDNN = (9, 18)
 _LOW_DISK = 10 << 30
@@ -50,7 +50,7 @@ class Report:
 
 def examine(device: str, machine: Machine | None = None) -> Report:
     """Judge `machine` (default: this one) for training on `device`, cuda or cpu."""
-    machine = machine or look()
+    machine = machine or detect()
     return Report(device, (*_base(machine), *_gpu(machine), *_room(machine)))
 
 

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from flame_train.adapters.factors import LoraFactors
-from flame_train.adapters.nearest import Cut, Want, nearest_to
+from flame_train.adapters.nearest import Truncated, Truncation, nearest_to
 from flame_train.disk.files import is_same_file, refuse_place
 from flame_train.errors import ConfigError, ModelFileError
 from flame_train.io.keymap import Shape, Source
@@ -30,7 +30,7 @@ PRECISIONS: Mapping[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16,
 
 
 def extract(
-    base: Path, tuned: Path, target: Path, want: Want, precision: str = "bf16", force: bool = False
+    base: Path, tuned: Path, target: Path, want: Truncation, precision: str = "bf16", force: bool = False
 ) -> dict[str, Any]:
     """Writes the LoRA nearest to `tuned` - `base`, in kohya's names. One weight of each file is in memory at a time.
 
@@ -142,8 +142,8 @@ def _difference(
     return after.reshape(before.shape) - before
 
 
-def _rounded(cut: Cut, dtype: Any) -> Cut:
+def _rounded(cut: Truncated, dtype: Any) -> Truncated:
     factors = cut.factors
     with np.errstate(over="ignore"):  # told by whoever counts it
         made = LoraFactors(factors.down.astype(dtype), factors.up.astype(dtype), factors.alpha)
-    return Cut(made, cut.left_out, cut.norm)
+    return Truncated(made, cut.left_out, cut.norm)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flame_train.adapters.dialects import Place, spellings
+from flame_train.adapters.dialects import MatchedKey, spellings
 from flame_train.adapters.factors import LoraState
 from flame_train.errors import ModelFileError, NonFiniteError
 from flame_train.io.keymap import Shape
@@ -58,7 +58,7 @@ def lora_family(path: Path, identity: Identity, base: Identity | None = None) ->
         return (own or fitting)[0].lora_names_in(weights.shapes)
 
 
-def components_of(identity: Identity, shapes: Mapping[str, Shape]) -> tuple[Mapping[str, Place], str]:
+def components_of(identity: Identity, shapes: Mapping[str, Shape]) -> tuple[Mapping[str, MatchedKey], str]:
     """The modules of a LoRA by how they are spelled, and the component that is adapted as a rule.
 
     Both empty for a family that is not supported.

@@ -16,7 +16,7 @@ from flame_train.adapters.factors import LoraFactors, LoraState
 from flame_train.adapters.folding import ALPHA_KEY
 from flame_train.adapters.formats import LoraFile, from_file, to_diffusers, to_kohya
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
-from flame_train.adapters.nearest import Cut, Want
+from flame_train.adapters.nearest import Truncated, Truncation
 from flame_train.adapters.peft_config import METADATA_KEY
 from flame_train.adapters.shared_alpha import for_kohya
 from flame_train.disk.files import is_same_file, refuse_place
@@ -38,18 +38,18 @@ def file_and_strength(text: str, usual: float = 1.0) -> tuple[Path, float]:
     return Path(os.path.expanduser(path if colon else text)), strength
 
 
-def wanted(rank: int | None, error: float | None) -> Want:
+def wanted(rank: int | None, error: float | None) -> Truncation:
     """What --rank and --error ask for. Raises ConfigError unless exactly one is given, with a sensible value."""
     if (rank is None) == (error is None):
         raise ConfigError("expected one of --rank N and --error E, " + ("got both" if rank is not None else "got none"))
     if rank is not None:
         if rank < 1:
             raise ConfigError(f"--rank: expected at least 1, got {rank}")
-        return Want(rank=rank)
+        return Truncation(rank=rank)
     assert error is not None
     if not 1e-6 <= error < 1.0:
         raise ConfigError(f"--error: expected a share of each layer's update from 1e-6 to below 1, got {error:g}")
-    return Want(error=error)
+    return Truncation(error=error)
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Errors:
     norm: float = 0.0
     worst: tuple[float, str] = (0.0, "")
 
-    def add(self, module: str, cut: Cut) -> LoraFactors:
+    def add(self, module: str, cut: Truncated) -> LoraFactors:
         """Counts a module in and returns its LoRA. Raises NonFiniteError where its number format is too small."""
         for array in (cut.factors.down, cut.factors.up):
             if not np.isfinite(array.astype(np.float32)).all():

@@ -14,7 +14,7 @@ import numpy as np
 from flame_train.adapters.factors import Array, LoraFactors
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.kinds import Factors
-from flame_train.adapters.nearest import Cut, Want, cut, nearest_to
+from flame_train.adapters.nearest import Truncated, Truncation, nearest_to, truncate
 from flame_train.adapters.summed import summed
 from flame_train.disk.files import is_same_file, refuse_place
 from flame_train.errors import ConfigError, ModelFileError
@@ -31,14 +31,14 @@ MERGED_KEY: Final = "flame_train.merged"
 
 
 @dataclass(frozen=True, slots=True)
-class Strong:
+class WeightedLora:
     """A LoRA's file and its strength."""
 
     path: Path
     strength: float
 
     @classmethod
-    def parse(cls, text: str) -> Strong:
+    def parse(cls, text: str) -> WeightedLora:
         """Of `FILE` or `FILE:STRENGTH`. Raises ConfigError for a strength that adds nothing or is not finite."""
         path, strength = file_and_strength(text)
         if not np.isfinite(strength) or strength == 0.0:
@@ -47,7 +47,7 @@ class Strong:
 
 
 def merge_loras(
-    loras: Sequence[Strong], target: Path, want: Want | None, base: Path | None = None, force: bool = False
+    loras: Sequence[WeightedLora], target: Path, want: Truncation | None, base: Path | None = None, force: bool = False
 ) -> dict[str, Any]:
     """Writes one LoRA, in kohya's names, whose update is the sum of all, each times its strength.
 
@@ -107,7 +107,7 @@ def merge_loras(
 _Parts = list[tuple[Factors, float]]
 
 
-def _read(loras: Sequence[Strong]) -> tuple[LoraFamily, dict[tuple[str, str], _Parts]]:
+def _read(loras: Sequence[WeightedLora]) -> tuple[LoraFamily, dict[tuple[str, str], _Parts]]:
     """The family, and every module's factors with their strengths. Raises ModelFileError for two families."""
     families: list[LoraFamily] = []
     found: dict[tuple[str, str], _Parts] = {}
@@ -125,7 +125,7 @@ def _read(loras: Sequence[Strong]) -> tuple[LoraFamily, dict[tuple[str, str], _P
     return max(families, key=lambda family: len(family.components[0].modules)), found
 
 
-def _check_kinds(found: Mapping[tuple[str, str], _Parts], want: Want | None, base: Path | None) -> None:
+def _check_kinds(found: Mapping[tuple[str, str], _Parts], want: Truncation | None, base: Path | None) -> None:
     """Raises ConfigError where what is not a plain LoRA lacks what its nearest LoRA needs."""
     others = {factors.kind for parts in found.values() for factors, _ in parts if not isinstance(factors, LoraFactors)}
     if not others:
@@ -137,7 +137,7 @@ def _check_kinds(found: Mapping[tuple[str, str], _Parts], want: Want | None, bas
         raise ConfigError(f"{kinds}: its update is known with the base model only; name it first: merge BASE --to lora")
 
 
-def _sum(parts: _Parts, want: Want | None, base: _Base | None, component: str, module: str) -> Cut:
+def _sum(parts: _Parts, want: Truncation | None, base: _Base | None, component: str, module: str) -> Truncated:
     """One module's LoRA.
 
     Args:
@@ -156,9 +156,9 @@ def _sum(parts: _Parts, want: Want | None, base: _Base | None, component: str, m
     if len(plain) == len(parts):
         whole = summed(plain)
         if want is not None:
-            return cut(whole, want)
+            return truncate(whole, want)
         norm = float(np.linalg.norm(whole.delta()))
-        return Cut(whole, 0.0, norm)
+        return Truncated(whole, 0.0, norm)
     assert want is not None
     assert base is not None
     weight = base.weight(component, module)

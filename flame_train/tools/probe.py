@@ -59,7 +59,7 @@ class Machine:
     choices: str
 
 
-def look() -> Machine:
+def detect() -> Machine:
     """Probe this machine. Never raises."""
     driver, driver_cuda, gpus, driver_error = _driver()
     return Machine(

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from flame_train.adapters.factors import LoraFactors
-from flame_train.adapters.nearest import Want, cut
+from flame_train.adapters.nearest import Truncation, truncate
 from flame_train.errors import ConfigError, ModelFileError
 from flame_train.tools.families import split_metadata
 from flame_train.tools.lora_files import Errors, read_source, same_naming, write_lora
 
 
-def resize(source: Path, target: Path, want: Want, force: bool = False) -> dict[str, Any]:
+def resize(source: Path, target: Path, want: Truncation, force: bool = False) -> dict[str, Any]:
     """Writes the LoRA nearest to `source`, module by module; alpha / rank, names and number format stay.
 
     Modules of no higher rank than wanted stay bit for bit.
@@ -44,7 +44,7 @@ def resize(source: Path, target: Path, want: Want, force: bool = False) -> dict[
                     "`flame-train merge --to lora` makes a LoRA of it"
                 )
             before = max(before, factors.rank)
-            made.setdefault(component, {})[module] = errors.add(f"{component} {module}", cut(factors, want))
+            made.setdefault(component, {})[module] = errors.add(f"{component} {module}", truncate(factors, want))
     if all(made[part][name] is factors for part, modules in lora.state.items() for name, factors in modules.items()):
         raise ConfigError(
             f"{source}: nothing can be cut: its highest rank is {before}, and each module has as few as that"

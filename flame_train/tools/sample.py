@@ -11,8 +11,8 @@ from typing import Any
 
 from flame_train.adapters.factors import LoraState
 from flame_train.adapters.formats import from_file
-from flame_train.adapters.together import attached_together
-from flame_train.config.load import from_options, told_by_option
+from flame_train.adapters.together import attach_sum
+from flame_train.config.load import from_options, with_option_names
 from flame_train.disk.files import refuse_place
 from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import check_formats
@@ -26,9 +26,9 @@ from flame_train.run.encoding import Encoding
 from flame_train.run.sampling import (
     Request,
     check_sampling,
-    draw_request,
-    drawing,
+    generate_image,
     requests,
+    sampler_spec,
     texts_of,
     with_defaults,
     with_prompts_of_file,
@@ -36,8 +36,8 @@ from flame_train.run.sampling import (
 from flame_train.text_encoders import too_long
 from flame_train.tools.families import refuse_non_finite, require_lora
 from flame_train.tools.parameters import parameters_of
+from flame_train.training.image_sampling import grid, write_png
 from flame_train.training.model import Example, Model
-from flame_train.training.preview import grid, write_png
 from flame_train.training.stop import StopRequest
 
 _LOG = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ def sample(
     check_formats(device, {"--precision": precision, "--text-precision": config.text_encoders.precision})
     if storage := storage_of(quantize, arithmetic):
         storage.check(device, precision)
-    with told_by_option():
+    with with_option_names():
         section = with_prompts_of_file(config.sample)
     if not section.prompts:
         raise ConfigError("sample: expected at least one --prompt or --prompt-file, got none")
@@ -150,7 +150,7 @@ def sample(
     base = resolve_checkpoint(checkpoint)
     family = family_of(base)
     side = config.data.resolution
-    with told_by_option():
+    with with_option_names():
         family.refuse_unsupported(config)
         model = family.open(Opening(base, config.model, config.text_encoders, config.data.max_tokens))
         section = with_defaults(section, model)
@@ -168,11 +168,11 @@ def sample(
         decoder = model.vae.load(config.model.vae_precision, device, config.model.vae_tile)
         images = []
         for request in wanted:
-            how = drawing(request, config.model, config.loss, model, device=device, dtype=precision)
+            how = sampler_spec(request, config.model, config.loss, model, device=device, dtype=precision)
             captions = examples[request.strength].__getitem__
             with _adapted(denoiser.component, denoiser.network, files, request.strength):
                 beside = encoded(shown_to(request, shown, model, side), model.vae, decoder)
-                images.append(draw_request(request, how, captions, denoiser, decoder, stop, beside))
+                images.append(generate_image(request, how, captions, denoiser, decoder, stop, beside))
     told = [parameters_of(request, checkpoint, loras) for request in wanted]
     for single, image, parameters in zip(singles, images, told, strict=False):
         write_png(single, image, parameters)
@@ -248,6 +248,4 @@ def _adapted(
     component: str, network: nn.Module, files: Sequence[_File], strength: float
 ) -> AbstractContextManager[None]:
     """A context in which a network has its part of every LoRA, `strength` times as strong as asked for."""
-    return attached_together(
-        network, [(state[component], own * strength) for state, own in files if component in state]
-    )
+    return attach_sum(network, [(state[component], own * strength) for state, own in files if component in state])

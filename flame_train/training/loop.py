@@ -60,7 +60,7 @@ class Run:
     sources: Sources
     lora: LoraWriter
     first: int
-    preview: Callable[[int], None]
+    sample_images: Callable[[int], None]
     stop: StopRequest
     callbacks: Callbacks = SILENT
     validation: Validation = field(default_factory=Validation)
@@ -126,15 +126,15 @@ def train(run: Run) -> dict[str, Any]:
                 figures.settle(run.validation.at)
             saved = stopping or run.is_last(step) or run.checkpoint.is_due(step, run.epoch)
             saved = saved or (measured and run.validation.is_best(step))
-            drawn = not stopping and run.sample.is_due(step, run.epoch)
-            if saved or drawn:
+            sampling = not stopping and run.sample.is_due(step, run.epoch)
+            if saved or sampling:
                 figures.settle()
             if saved:
                 save(run, step)
-            if drawn:
-                _draw(run, step, trackers)  # ends early when a signal comes
+            if sampling:
+                _sample_images(run, step, trackers)  # ends early when a signal comes
                 figures.listen()
-            if drawn and not saved and figures.stopping:
+            if sampling and not saved and figures.stopping:
                 save(run, step)
                 saved = True
             if saved and run.leads:
@@ -172,16 +172,16 @@ def _heed(run: Run, figures: _Figures, step: int, where: str) -> None:
     """Stops after a signal if work is left: steps, or the grid of the last."""
     if run.state.exchanged and not figures.stopping:  # the others do not know of it yet
         return
-    if not run.is_last(step) or run.state.group.answered(_lacks_grid(run, step)):
+    if not run.is_last(step) or run.state.group.broadcast(_lacks_grid(run, step)):
         run.stop.check(where)
 
 
 def _catch_up(run: Run, figures: _Figures) -> None:
     """The work before the next step: the sample grid of this one, and the unfinished work of the last run."""
-    if run.state.group.answered((run.first == 0 and run.sample.repeats) or _lacks_grid(run, run.first)):
-        _draw(run, run.first, figures.trackers)
+    if run.state.group.broadcast((run.first == 0 and run.sample.repeats) or _lacks_grid(run, run.first)):
+        _sample_images(run, run.first, figures.trackers)
     if run.is_last(run.first):
-        with run.state.group.together():
+        with run.state.group.barrier():
             if run.leads:
                 write_result(run, run.first)
                 run.report()
@@ -299,7 +299,7 @@ class _Stepper:
         fail_point("train.before_update")
         inject_nan("train.gradient", run.state.optimizer.arena.grads)
         if run.state.exchanged is not None:
-            run.state.exchanged.tell(run.stop.signal_number, waited, self._backend.memory().peak or 0)
+            run.state.exchanged.put(run.stop.signal_number, waited, self._backend.memory().peak or 0)
             self._reduce()
         every = run.log.gradients_every
         gradients = self._norms.read() if every and step % every == 0 else {}
@@ -366,9 +366,9 @@ def _advice(gradient: GradientSection, train: TrainSection) -> str:
     return " or ".join(filter(None, (", ".join(found[:-1]), found[-1])))
 
 
-def _draw(run: Run, step: int, trackers: Trackers) -> None:
+def _sample_images(run: Run, step: int, trackers: Trackers) -> None:
     with run.state.optimizer.averaged():
-        run.preview(step)
+        run.sample_images(step)
     if not run.leads:
         return
     if run.folder.sample(step).exists():
@@ -377,12 +377,12 @@ def _draw(run: Run, step: int, trackers: Trackers) -> None:
     run.callbacks.sample(step, run.folder.sample(step))
 
 
-def best_effort(preview: Callable[[int], None]) -> Callable[[int], None]:
-    """A preview whose failure costs the image, never the run. A signal ends it; the loop handles that."""
+def best_effort(sample_images: Callable[[int], None]) -> Callable[[int], None]:
+    """The function, whose failure costs the image, never the run. A signal ends it; the loop handles that."""
 
     def attempt(step: int) -> None:
         try:
-            preview(step)
+            sample_images(step)
         except Interrupted:
             return
         except OtherRankFailed as e:

@@ -30,7 +30,7 @@ from flame_train.text_encoders import TextEncoder
 
 from .control import ControlRule
 from .fixed_batch import FixedBatches, HostArrays, Layout
-from .text_in_step import RunningEncoder, together
+from .text_in_step import RunningEncoder, joint_module
 
 Example = HostArrays
 """Arrays of one sample, without a batch dimension."""
@@ -298,7 +298,7 @@ class Model(ABC):
 
     def networks(self, trained: Collection[str]) -> nn.Module:
         """The networks that get adapters, weights declared: the denoiser, and the text encoders of these keys."""
-        return together(self.network, {encoder.key: encoder.part.network for encoder in self.encoders(trained)})
+        return joint_module(self.network, {encoder.key: encoder.part.network for encoder in self.encoders(trained)})
 
     def place(self, layer: str, trained: Collection[str]) -> tuple[str, str]:
         """A layer of `networks`, by its name there: the component that it belongs to, and its name in that."""
@@ -335,7 +335,7 @@ class Denoiser:
 
     def networks(self, trained: Collection[str]) -> nn.Module:
         """The network, and the text encoders of these keys, as `Model.networks` has them; loaded."""
-        return together(self.network, {r.encoder.key: r.network for r in self.text if r.encoder.key in trained})
+        return joint_module(self.network, {r.encoder.key: r.network for r in self.text if r.encoder.key in trained})
 
     def guided(self, guidance_scale: float, device: str) -> Denoiser:
         """The same with another guidance as input."""

@@ -17,7 +17,7 @@ from flame_train.adapters.kinds import Factors
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
 from flame_train.adapters.shared_alpha import for_kohya
 from flame_train.disk.files import reading
-from flame_train.disk.held import Place
+from flame_train.disk.open_folder import Location
 from flame_train.engine.dtype import Array, DType, float32
 from flame_train.engine.optim import Optimizer
 from flame_train.errors import EnvironmentFault, ModelFileError, NonFiniteError, OutputError
@@ -61,7 +61,7 @@ class LoraWriter:
     metadata: Mapping[str, str]
     dtype: DType = float32
 
-    def write(self, path: Place, step: int, form: str) -> None:
+    def write(self, path: Location, step: int, form: str) -> None:
         """The file in `form`, one of `formats`. Raises `NonFiniteError` rather than write a NaN."""
         state: dict[str, dict[str, Factors]] = {}
         for layer, adapter in self.attached.adapters.items():

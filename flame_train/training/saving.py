@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from flame_train.adapters.formats import FORMATS
 from flame_train.disk.atomic_write import remove
 from flame_train.disk.failpoint import fail_point
-from flame_train.disk.held import Place
+from flame_train.disk.open_folder import Location
 
 from .image_losses import ImageLosses, merged
 from .result import checkpoint_files, formats
@@ -26,7 +26,7 @@ IMAGES: Final = "images.json"
 def save(run: Run, step: int) -> None:
     """A checkpoint; at the end also the result. Of several processes the leading one writes them, the others wait."""
     images = _all_images(run)
-    with run.state.group.together():
+    with run.state.group.barrier():
         if run.leads:
             _write_checkpoint(run, step, images)
 
@@ -78,6 +78,6 @@ def write_result(run: Run, step: int) -> None:
             _LOG.info("removed %s: output.format is %s now", beside, run.output.format)
 
 
-def _write_lora(run: Run, path: Place, step: int, form: str) -> None:
+def _write_lora(run: Run, path: Location, step: int, form: str) -> None:
     with run.state.optimizer.averaged():
         run.lora.write(path, step, form)

@@ -21,7 +21,7 @@ from flame_train.engine.optim import Optimizer
 from flame_train.engine.random import Rng
 
 from .batch import Batch
-from .exchange import Exchanged
+from .exchange import SharedVector
 
 _FURTHER = np.int64(1 << 31)
 """Added to the numbers of samples for the adapters' dropout in a second pass: batches have fewer samples."""
@@ -59,7 +59,7 @@ class State:
     loss: Tensor
     figures: Array
     group: ProcessGroup = ALONE
-    exchanged: Exchanged | None = None
+    exchanged: SharedVector | None = None
     """What processes tell each other in each step; None for a process by itself."""
     sent: Array | None = None
     """A buffer for the gradients in the number format in which processes add them up; None: they are added in fp32."""
@@ -235,6 +235,6 @@ def update(s: State) -> None:
     metrics = s.optimizer.metric_values
     s.figures[1 : 1 + metrics.size] = metrics
     if s.exchanged is not None:
-        s.figures[1 + metrics.size :] = s.exchanged.told
+        s.figures[1 + metrics.size :] = s.exchanged.rows
     s.optimizer.zero_grad()
     s.loss.data[...] = 0.0

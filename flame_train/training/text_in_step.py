@@ -86,6 +86,6 @@ class Networks(nn.Module):
         self._denoiser.bring(layer)
 
 
-def together(denoiser: nn.Module, encoders: Mapping[str, nn.Module]) -> nn.Module:
+def joint_module(denoiser: nn.Module, encoders: Mapping[str, nn.Module]) -> nn.Module:
     """The networks with adapters as one module: without `encoders` the denoiser itself."""
     return Networks(denoiser, encoders) if encoders else denoiser

@@ -97,7 +97,7 @@ def images_of(grid: Path, prompts: Sequence[str]) -> dict[str, bytes]:
     import numpy as np
     from PIL import Image
 
-    from .preview import places, png
+    from .image_sampling import places, png
 
     with Image.open(grid) as image:
         sheet = np.asarray(image.convert("RGB"))

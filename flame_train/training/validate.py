@@ -55,7 +55,7 @@ class HeldOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ValidationLoss:
     """The mean loss, the mean in each band of noise levels, in thousandths "0-250", and the time that it took."""
 
     loss: float
@@ -113,12 +113,12 @@ class Validator:
         self._losses = self._backend.to_device(np.zeros(batch_size, np.float32))
         self._steps: dict[Signature, tuple[Batch, Callable[[], None]]] = {}
 
-    def measure(self, between: Callable[[], object] = lambda: None) -> Measured:
+    def measure(self, between: Callable[[], object] = lambda: None) -> ValidationLoss:
         """The loss with the present weights. `between` is called before each batch; it may raise."""
         begin = time.monotonic()
         losses = np.zeros((self._timesteps, len(self._images.names)), np.float64)
         batches, mine = self._batches(), list[tuple[int, int, float]]()
-        with self._group.together(), deterministic(True):
+        with self._group.barrier(), deterministic(True):
             for number in self._group.share(len(batches)):
                 between()
                 rows = batches[number]
@@ -129,7 +129,9 @@ class Validator:
         means = losses.mean(axis=1)
         edges = [round(1000 * i / self._timesteps) for i in range(self._timesteps + 1)]
         names = [f"{low}-{high}" for low, high in itertools.pairwise(edges)]
-        return Measured(float(means.mean()), dict(zip(names, means.tolist(), strict=True)), time.monotonic() - begin)
+        return ValidationLoss(
+            float(means.mean()), dict(zip(names, means.tolist(), strict=True)), time.monotonic() - begin
+        )
 
     def _batches(self) -> list[list[_Row]]:
         """All rows in batches of one shape each; the order does not depend on anything but the images."""

@@ -9,13 +9,13 @@ from typing import Any
 
 from flame_train.config.repeated import ValidationSection
 
-from .validate import Measured
+from .validate import ValidationLoss
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class EarlyStopping:
     """The lowest loss so far, its step, and how many validations came after it; checkpoints hold it."""
 
     loss: float | None = None
@@ -23,14 +23,14 @@ class Standing:
     since: int = 0
 
     @classmethod
-    def read(cls, kept: Any) -> Standing:
+    def read(cls, kept: Any) -> EarlyStopping:
         """The standing that a checkpoint holds as JSON; a fresh one if it holds none."""
         return cls(**kept) if isinstance(kept, dict) and kept.keys() == asdict(cls()).keys() else cls()
 
-    def after(self, step: int, loss: float) -> Standing:
+    def after(self, step: int, loss: float) -> EarlyStopping:
         """The standing after one more validation. A loss that is no number is never the best."""
         if self.loss is None or loss < self.loss:
-            return Standing(loss if loss == loss else None, step)
+            return EarlyStopping(loss if loss == loss else None, step)
         return replace(self, since=self.since + 1)
 
 
@@ -40,8 +40,8 @@ class Validation:
     def __init__(
         self,
         section: ValidationSection | None = None,
-        measure: Callable[[], Measured] | None = None,
-        standing: Standing | None = None,
+        measure: Callable[[], ValidationLoss] | None = None,
+        standing: EarlyStopping | None = None,
     ) -> None:
         """The validations after those that `standing` is of.
 
@@ -51,7 +51,7 @@ class Validation:
             standing: of the run so far.
         """
         self._section, self._measure = section, measure
-        self.standing = standing or Standing()
+        self.standing = standing or EarlyStopping()
 
     def is_due(self, step: int, epoch: Callable[[int], float]) -> bool:
         """Whether one is due after `step`."""

@@ -22,7 +22,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.random import Rng
 from flame_train.models.common.text.conditioning_clip import encode_prompts
 from flame_train.models.sdxl.unet import vector_conditioning
-from flame_train.training.preview import grid, write_png
+from flame_train.training.image_sampling import grid, write_png
 
 CAPTIONS = (
     "a large red circle in the middle on a blue background",
@@ -68,7 +68,7 @@ def sheet(
     with no_grad():
         noise = Tensor(Rng(xp, seed, 0, xp.arange(count)).normal(_STREAM, shape))
         cond = conditioning([*captions, *[""] * (count if guidance != 1.0 else 0)])
-        latents = Euler().draw(
+        latents = Euler().sample(
             guided(denoise, guidance), noise, cond, NoisePath(NoiseSchedule.scaled_linear(), steps), lambda i: noise
         )
         pixels = nets.vae.decode(latents).numpy()

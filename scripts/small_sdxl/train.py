@@ -22,7 +22,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.models.sdxl.files import SDXL_FILES
 from flame_train.quickstart.drawings import scenes
-from flame_train.training.preview import write_png
+from flame_train.training.image_sampling import write_png
 
 TITLE = "small SDXL of drawn shapes, trained from scratch by flame-train"
 SEED = 2307

@@ -296,21 +296,14 @@ BAD_FILES = [
     ("rank = 4\n" + GOOD, "x.toml:1: rank: unknown key; did you mean lora.rank?"),
     ("lora = 4\n" + GOOD, "x.toml:1: lora: expected a table of keys, got 4"),
     (
-        "[model\n",
-        "x.toml:1: expected TOML, got a syntax error: Expected ']' at the end of a table declaration",
-    ),
-    ("a = 1\na = 2\n", "x.toml:2: expected TOML, got a syntax error: Cannot overwrite a value"),
-    ("\n\na = ", "x.toml:3: expected TOML, got a syntax error: Invalid value"),
-    (
         '[data]\npath = "D:\\Users\\me"\n',
-        "x.toml:2: expected TOML, got a syntax error: Invalid hex value; between double quotes a backslash is special: "
-        "use single quotes for paths with it, or / instead",
+        'x.toml:2:13: expected text without a single backslash, got sers\\me" in the line `path = "D:\\Users\\me"`; '
+        "between double quotes a backslash is special: use single quotes for paths with it, or / instead",
     ),
-    ("[a]\n[a]\n", "x.toml:2: expected TOML, got a syntax error: Cannot declare ('a',) twice"),
     ("a = " + "[" * 5000, "x.toml: expected TOML, got values nested too deep"),
     (
         "a = " + "9" * 5000,
-        "x.toml: expected TOML, got: Exceeds the limit (4300 digits) for integer string conversion",
+        "x.toml: expected TOML, got a number of too many digits; write a shorter one",
     ),
     ("extends = 3\n", "x.toml:1: extends: expected the path of another config, got 3"),
     ("extends = 'x.toml'\n", "x.toml: expected a chain of extends that ends, but it comes back to this file"),

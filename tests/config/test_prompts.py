@@ -166,7 +166,7 @@ def test_tables_are_read_as_kohya_reads_them(write, name, text):
     ("p.json", '[{"prompt": "x", "scale": 7, "guidance_scale": 3}]', [":1: expected scale or guidance_scale"]),
     ("p.json", '[{"prompt": "x", "text": "y"}]', [":1: text is there twice, under two names"]),
     ("p.json", "[", [":1: expected JSON, got a syntax error"]),
-    ("p.toml", "[prompt", [":1: expected TOML, got a syntax error"]),
+    ("p.toml", "[prompt", [":1:8: expected ] behind the section's name, got the end of the file"]),
 ])  # fmt: skip
 def test_all_that_is_wrong_in_tables_is_told_with_its_line(write, name, text, told):
     path = write(text, name)

@@ -17,7 +17,7 @@ class Half(Sampler):
     name = "half"
     usual_name = "Half"
 """
-WHOLE = "\n    def draw(self, denoise, noise, cond, path, noise_sampler):\n        return noise\n"
+WHOLE = "\n    def sample(self, denoise, noise, cond, path, noise_sampler):\n        return noise\n"
 
 
 def found(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> list[type[Sampler]]:
@@ -30,7 +30,7 @@ def found(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -
 
 
 def test_an_entry_without_a_method_of_its_interface_is_refused(tmp_path, monkeypatch):
-    with pytest.raises(TypeError, match=r"lacking_samplers.half.Half lacks draw of Sampler"):
+    with pytest.raises(TypeError, match=r"lacking_samplers.half.Half lacks sample of Sampler"):
         found(tmp_path, monkeypatch, "lacking_samplers", ENTRY)
 
 

@@ -142,7 +142,7 @@ def test_the_way_back_along_the_true_velocity_ends_at_the_image(sigmas: np.ndarr
         seen.append(float(s.numpy()[0]))
         return noise - x0
 
-    found = Euler().draw(denoise, noise, None, FlowPath(sigmas), lambda i: noise)
+    found = Euler().sample(denoise, noise, None, FlowPath(sigmas), lambda i: noise)
     np.testing.assert_allclose(found.numpy(), x0.numpy(), atol=1e-5)
     np.testing.assert_allclose(seen, sigmas[:-1], rtol=1e-6)
     assert sigmas[0] == 1.0

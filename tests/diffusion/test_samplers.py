@@ -44,7 +44,7 @@ def oracle(prediction: str) -> Any:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_the_perfect_denoiser_leads_to_its_image(sampler: str, spacing: str, prediction: str) -> None:
     path = NoisePath(SDXL, 8, prediction, spacing)
-    out = SAMPLERS[sampler]().draw(oracle(prediction), noise(), 0.7, path, fresh)
+    out = SAMPLERS[sampler]().sample(oracle(prediction), noise(), 0.7, path, fresh)
     left = 4 * math.sqrt(1 - SDXL.alphas_cumprod[0]) if sampler == "ddim" else 1e-4
     np.testing.assert_allclose(out.numpy(), 0.7, atol=left)
 
@@ -52,7 +52,7 @@ def test_the_perfect_denoiser_leads_to_its_image(sampler: str, spacing: str, pre
 @pytest.mark.parametrize("sampler", [name for name, kind in SAMPLERS.items() if kind.flow])
 def test_the_perfect_velocity_leads_to_its_image(sampler: str) -> None:
     path = FlowPath(static_sigmas(6, 3.0))
-    out = SAMPLERS[sampler]().draw(lambda x, s, cond: noise() - cond, noise(), 0.7, path, fresh)
+    out = SAMPLERS[sampler]().sample(lambda x, s, cond: noise() - cond, noise(), 0.7, path, fresh)
     np.testing.assert_allclose(out.numpy(), 0.7, atol=1e-5)
 
 
@@ -66,7 +66,7 @@ def test_samplers_are_pure_and_record_nothing(sampler: str) -> None:
         assert t.shape == (2,)
         return x * weight * 0.5
 
-    draw = SAMPLERS[sampler]().draw
+    draw = SAMPLERS[sampler]().sample
     first, second = (draw(denoise, start, None, NoisePath(SDXL, 5), fresh) for _ in range(2))
     np.testing.assert_array_equal(first.numpy(), second.numpy())
     np.testing.assert_array_equal(start.numpy(), before)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from flame_train.disk import held
+from flame_train.disk import open_folder
 from flame_train.disk.atomic_write import create_temporary, remove_stale, write_atomically
 from flame_train.disk.folder_handle import FolderHandle, PathHandle, open_handle
-from flame_train.disk.held import FolderLost, Held
+from flame_train.disk.open_folder import FolderLost, OpenFolder
 from flame_train.errors import OutputError
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.runstatus import state_of
@@ -22,20 +22,20 @@ MAKE = os.O_WRONLY | os.O_CREAT
 
 
 @pytest.fixture(params=[open_handle, PathHandle])
-def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], Held]:
+def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], OpenFolder]:
     """folder(): the folder `here`, held in either way, as every other one from then on."""
     kind: Callable[[Path], FolderHandle] = request.param
-    monkeypatch.setattr(held, "open_handle", kind)
+    monkeypatch.setattr(open_folder, "open_handle", kind)
     (tmp_path / "here").mkdir()
-    return lambda: Held.open(tmp_path / "here")
+    return lambda: OpenFolder.open(tmp_path / "here")
 
 
 @pytest.fixture
 def by_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "open_handle", PathHandle)
+    monkeypatch.setattr(open_folder, "open_handle", PathHandle)
 
 
-def test_files_and_folders_are_made_read_renamed_and_removed(folder: Callable[[], Held], tmp_path: Path) -> None:
+def test_files_and_folders_are_made_read_renamed_and_removed(folder: Callable[[], OpenFolder], tmp_path: Path) -> None:
     here = tmp_path / "here"
     with folder() as opened:
         write_atomically(opened / "one", [b"first"], 5)
@@ -49,13 +49,13 @@ def test_files_and_folders_are_made_read_renamed_and_removed(folder: Callable[[]
         assert (here / "outside" / "two").read_bytes() == b"2"
         opened.remove("outside")
         opened.remove("one")
-        assert opened.look("one") is None
+        assert opened.lstat("one") is None
         opened.sync()
         opened.check()
     assert os.listdir(here) == []
 
 
-def test_no_link_in_the_folder_is_followed(folder: Callable[[], Held], tmp_path: Path) -> None:
+def test_no_link_in_the_folder_is_followed(folder: Callable[[], OpenFolder], tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_bytes(b"other")
     (tmp_path / "here" / "link").symlink_to(tmp_path / "other" / "file")
@@ -75,7 +75,7 @@ def test_no_link_in_the_folder_is_followed(folder: Callable[[], Held], tmp_path:
     assert (tmp_path / "other" / "file").read_bytes() == b"other"
 
 
-def test_what_is_no_plain_file_is_not_read(folder: Callable[[], Held], tmp_path: Path) -> None:
+def test_what_is_no_plain_file_is_not_read(folder: Callable[[], OpenFolder], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "here" / "pipe")
     (tmp_path / "here" / "inside").mkdir()
     with folder() as opened:
@@ -84,10 +84,10 @@ def test_what_is_no_plain_file_is_not_read(folder: Callable[[], Held], tmp_path:
                 opened.read(name, 9)
 
 
-def test_a_folder_may_be_reached_by_a_link(folder: Callable[[], Held], tmp_path: Path) -> None:
+def test_a_folder_may_be_reached_by_a_link(folder: Callable[[], OpenFolder], tmp_path: Path) -> None:
     folder()
     (tmp_path / "link").symlink_to(tmp_path / "here")
-    with Held.open(tmp_path / "link") as opened:
+    with OpenFolder.open(tmp_path / "link") as opened:
         write_atomically(opened / "one", [b"1"], 1)
         opened.check()
     assert (tmp_path / "here" / "one").read_bytes() == b"1"
@@ -96,7 +96,7 @@ def test_a_folder_may_be_reached_by_a_link(folder: Callable[[], Held], tmp_path:
 @pytest.mark.parametrize("name", ["..", ".", "", "../other", "inside/file"])
 def test_by_path_a_name_leads_nowhere_else(by_path: None, tmp_path: Path, name: str) -> None:
     (tmp_path / "inside").mkdir()
-    with Held.open(tmp_path) as opened, pytest.raises(OSError, match="not a name in a folder"):
+    with OpenFolder.open(tmp_path) as opened, pytest.raises(OSError, match="not a name in a folder"):
         opened.file(name, MAKE)
 
 
@@ -122,7 +122,7 @@ def test_by_path_nothing_is_written_where_another_folder_is(
 ) -> None:
     path = tmp_path / "here"
     path.mkdir()
-    with Held.open(path) as opened, opened.folder("inside", make=True) as inside:
+    with OpenFolder.open(path) as opened, opened.folder("inside", make=True) as inside:
         way(path)
         there = sorted(tmp_path.rglob("*"))
         for held_folder in (opened, inside):
@@ -154,7 +154,7 @@ def test_by_path_a_run_whose_folder_was_replaced_stops(by_path: None, tmp_path: 
         assert found.step == 1
 
 
-def test_a_sweep_spares_what_somebody_writes(folder: Callable[[], Held]) -> None:
+def test_a_sweep_spares_what_somebody_writes(folder: Callable[[], OpenFolder]) -> None:
     with folder() as opened:
         name, descriptor = create_temporary(opened, "file")
         os.utime(descriptor, (0, 0))
@@ -166,7 +166,7 @@ def test_a_sweep_spares_what_somebody_writes(folder: Callable[[], Held]) -> None
 
 
 def test_by_path_a_sweep_spares_what_may_be_about_to_get_its_name(by_path: None, tmp_path: Path) -> None:
-    with Held.open(tmp_path) as opened:
+    with OpenFolder.open(tmp_path) as opened:
         name, descriptor = create_temporary(opened, "file")
         os.close(descriptor)
         remove_stale(opened)
@@ -179,6 +179,6 @@ def test_by_path_a_sweep_spares_what_may_be_about_to_get_its_name(by_path: None,
 
 def test_by_path_a_failed_write_leaves_what_was_there(by_path: None, tmp_path: Path) -> None:
     (tmp_path / "file").mkdir()
-    with pytest.raises(OutputError), Held.open(tmp_path) as opened:
+    with pytest.raises(OutputError), OpenFolder.open(tmp_path) as opened:
         write_atomically(opened / "file", [b"new"], 3)
     assert os.listdir(tmp_path) == ["file"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flame_train.distributed.environment import Place, first_host, read_place
+from flame_train.distributed.environment import RankInfo, first_host, read_rank_info
 from flame_train.distributed.join import own_gpu
 from flame_train.errors import ConfigError
 
@@ -35,30 +35,30 @@ SLURM = {
 
 
 def test_a_process_by_itself():
-    assert read_place({"PATH": "/bin", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) == Place()  # a batch script
-    assert read_place(OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}) == Place()
+    assert read_rank_info({"PATH": "/bin", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) == RankInfo()  # a batch script
+    assert read_rank_info(OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}) == RankInfo()
 
 
 @pytest.mark.parametrize("variables", [OPEN_MPI, MPICH], ids=["open mpi", "mpich"])
 def test_mpirun_s_variables(variables):
-    assert read_place(variables) == Place(3, 8, 1, 2, "mpi", "")
+    assert read_rank_info(variables) == RankInfo(3, 8, 1, 2, "mpi", "")
 
 
 def test_torchrun_s_variables_and_a_port_beside_its_agent_s():
-    assert read_place(TORCHRUN) == Place(3, 8, 1, 2, "torchrun", "10.0.0.1:29501")
+    assert read_rank_info(TORCHRUN) == RankInfo(3, 8, 1, 2, "torchrun", "10.0.0.1:29501")
 
 
 def test_srun_s_variables_give_each_job_its_port_on_the_first_host():
-    place = read_place(SLURM)
+    place = read_rank_info(SLURM)
     assert (place.rank, place.world, place.local_rank, place.launcher) == (3, 8, 1, "slurm")
     host, port = place.address.split(":")
     assert host == "gpu07"
     assert 20_000 <= int(port) < 40_000
-    assert read_place(SLURM | {"SLURM_JOB_ID": "4712"}).address != place.address
+    assert read_rank_info(SLURM | {"SLURM_JOB_ID": "4712"}).address != place.address
 
 
 def test_srun_with_mpi_uses_mpi():
-    assert read_place(SLURM | {"PMIX_RANK": "3"}).launcher == "mpi"
+    assert read_rank_info(SLURM | {"PMIX_RANK": "3"}).launcher == "mpi"
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ def test_the_first_host_of_slurm_s_list(hosts, first):
 )
 def test_variables_that_make_no_sense_are_refused(variables, said):
     with pytest.raises(ConfigError, match=said):
-        read_place(variables)
+        read_rank_info(variables)
 
 
 def test_each_process_takes_the_gpu_of_its_number_or_the_one_it_is_shown():
-    second = read_place(OPEN_MPI)
+    second = read_rank_info(OPEN_MPI)
     assert own_gpu(second, visible=2, shared=False) == "cuda:1"
     assert own_gpu(second, visible=1, shared=False) == "cuda"  # Slurm shows each task its own
-    assert own_gpu(Place(5, 8, 5, 8, "mpi"), visible=4, shared=True) == "cuda:1"
+    assert own_gpu(RankInfo(5, 8, 5, 8, "mpi"), visible=4, shared=True) == "cuda:1"
     with pytest.raises(ConfigError, match="at most 4 processes there"):
-        own_gpu(Place(5, 8, 5, 8, "mpi"), visible=4, shared=False)
+        own_gpu(RankInfo(5, 8, 5, 8, "mpi"), visible=4, shared=False)

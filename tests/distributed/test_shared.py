@@ -42,12 +42,12 @@ def test_grids_and_validations_are_the_same_bytes_whatever_the_number_of_process
 
 FAILING = """
 from flame_train.run import grids
-whole = grids.draw_request
-def draw_request(request, *rest):
+whole = grids.generate_image
+def generate_image(request, *rest):
     if request.number == 2:
         raise ValueError("no decoder")
     return whole(request, *rest)
-grids.draw_request = draw_request
+grids.generate_image = generate_image
 """
 
 
@@ -62,13 +62,13 @@ def test_an_image_that_one_process_cannot_draw_costs_the_grid_and_not_the_run(st
 SIGNALLED = """
 import os, signal
 from flame_train.run import grids
-whole, drawn = grids.draw_request, []
-def draw_request(request, *rest):
+whole, drawn = grids.generate_image, []
+def generate_image(request, *rest):
     drawn.append(request.number)
     if drawn.count(2) == 2:
         os.kill(os.getpid(), signal.SIGTERM)
     return whole(request, *rest)
-grids.draw_request = draw_request
+grids.generate_image = generate_image
 """
 
 

@@ -94,5 +94,5 @@ def test_the_leading_process_answers_for_all():
         def all_gather(self, data):
             return [b"yes", data]
 
-    assert ProcessGroup(1, 2, Leader()).answered(False) is True
-    assert ProcessGroup().answered(False) is False
+    assert ProcessGroup(1, 2, Leader()).broadcast(False) is True
+    assert ProcessGroup().broadcast(False) is False

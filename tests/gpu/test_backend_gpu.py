@@ -207,7 +207,7 @@ def test_what_is_not_finite_is_marked_wherever_it_stands(dtype: Any, size: int) 
         array[at] = value
     marks = NonFiniteFlags(backend, len(arrays))
     for place, array in enumerate(arrays):
-        marks.look(place, backend.to_device(array))
+        marks.check(place, backend.to_device(array))
     assert marks.places() == [0, 1, 2]
 
 
@@ -216,7 +216,7 @@ def test_what_is_not_finite_is_marked_in_any_order_of_dims() -> None:
     array = np.ones((3, 5, 2, 7), np.float32)
     array[2, 4, 1, 6] = np.nan
     marks = NonFiniteFlags(backend, 2)
-    marks.look(1, backend.to_device(np.ascontiguousarray(array.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)))
+    marks.check(1, backend.to_device(np.ascontiguousarray(array.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)))
     assert marks.places() == [1]
 
 

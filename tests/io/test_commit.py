@@ -17,7 +17,7 @@ import pytest
 
 from flame_train.disk import failpoint
 from flame_train.disk.atomic_write import write_atomically
-from flame_train.disk.held import Spot
+from flame_train.disk.open_folder import FolderEntry
 from flame_train.errors import OutputError
 from flame_train.io import commit as commit_module
 from flame_train.io.commit import commit, newest, remove_stale
@@ -269,7 +269,7 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_says_what_is_needed(
 
 
 def test_an_error_of_a_writer_passes_through_and_leaves_no_trace(tmp_path: Path) -> None:
-    def broken(place: Spot) -> None:
+    def broken(place: FolderEntry) -> None:
         write_atomically(place, [b"half"], 4)
         raise KeyError("a bug")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flame_train.disk.atomic_write import write_atomically
-from flame_train.disk.held import FolderLost, Spot
+from flame_train.disk.open_folder import FolderEntry, FolderLost
 from flame_train.errors import OutputError
 from flame_train.io.runfolder import RunFolder
 
@@ -119,7 +119,7 @@ def test_it_stops_while_a_checkpoint_is_being_written(tmp_path: Path, way: Calla
     path = tmp_path / "run"
     there: dict[str, bytes | str] = {}
 
-    def content(place: Spot) -> None:
+    def content(place: FolderEntry) -> None:
         way(path)
         there.update(contents(path))
         write_atomically(place, [b"optimizer"], 9)
@@ -137,7 +137,7 @@ def test_it_stops_between_the_files_of_a_checkpoint_and_its_place(tmp_path: Path
     path = tmp_path / "run"
     there: dict[str, bytes | str] = {}
 
-    def content(place: Spot) -> None:
+    def content(place: FolderEntry) -> None:
         write_atomically(place, [b"optimizer"], 9)
         way(path)
         there.update(contents(path))
@@ -234,7 +234,7 @@ def test_whatever_a_run_owns_is_a_plain_file_or_folder(tmp_path: Path, left: Pat
     else:
         (left / name).symlink_to(elsewhere if kind == "link" else tmp_path / "nowhere")
     before, outside = contents(left), elsewhere.read_bytes() if elsewhere.is_file() else contents(elsewhere)
-    for attempt in (run_folder(left).look, run_folder(left).__enter__):
+    for attempt in (run_folder(left).inspect, run_folder(left).__enter__):
         with pytest.raises(OutputError, match=f"{name}: expected a (plain file|folder) of this run, found") as caught:
             attempt()
         assert caught.value.exit_code == 6
@@ -246,7 +246,7 @@ def test_the_run_folder_itself_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "large disk").mkdir()
     (tmp_path / "run").symlink_to("large disk")
     for _ in range(2):
-        assert run_folder(tmp_path / "run").look() is None
+        assert run_folder(tmp_path / "run").inspect() is None
         with run_folder(tmp_path / "run") as run:
             run.resume()
             run.log({"step": 1})

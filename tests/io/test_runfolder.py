@@ -22,7 +22,7 @@ import pytest
 from flame_train.disk import failpoint
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.files import is_temporary, make_folder, temporary_name
-from flame_train.disk.held import Held
+from flame_train.disk.open_folder import OpenFolder
 from flame_train.errors import ConfigError, FlameError, Interrupted, NonFiniteError, OutputError
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.runlog import LogFile
@@ -160,7 +160,7 @@ def test_a_disk_that_has_no_locks_is_refused(tmp_path: Path, monkeypatch: pytest
         pass
     before = (tmp_path / "run" / "status.json").read_bytes()
     monkeypatch.setattr(fcntl, "flock", refuse)
-    for attempt in (folder(tmp_path / "run").look, folder(tmp_path / "run").__enter__):
+    for attempt in (folder(tmp_path / "run").inspect, folder(tmp_path / "run").__enter__):
         with pytest.raises(
             OutputError, match=f"cannot be locked .{os.strerror(number)}.; set output.dir to a local disk"
         ):
@@ -255,23 +255,23 @@ def files_of(path: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def test_looking_tells_what_opening_would_and_writes_nothing(tmp_path: Path) -> None:
-    assert folder(tmp_path / "none" / "run").look() is None
+    assert folder(tmp_path / "none" / "run").inspect() is None
     assert not (tmp_path / "none").exists()
     with folder(tmp_path / "run") as run:
         run.resume()
         run.checkpoint(3, {"state.json": b"{}"}, keep=1)
     left = files_of(tmp_path)
-    found = folder(tmp_path / "run").look()
+    found = folder(tmp_path / "run").inspect()
     assert found is not None
     assert found.step == 3
     with pytest.raises(OutputError, match="other settings"):
-        folder(tmp_path / "run", table="  a 1 2").look()
+        folder(tmp_path / "run", table="  a 1 2").inspect()
     assert files_of(tmp_path) == left
 
 
 def test_looking_sees_a_run_that_is_writing(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     with pytest.raises(OutputError, match=f"process {holder.pid} on"):
-        folder(tmp_path / "run").look()
+        folder(tmp_path / "run").inspect()
 
 
 def test_looking_sees_a_file_in_the_way_and_a_disk_that_is_only_read(
@@ -279,12 +279,12 @@ def test_looking_sees_a_file_in_the_way_and_a_disk_that_is_only_read(
 ) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OutputError, match="file is a file"):
-        folder(tmp_path / "file" / "run").look()
+        folder(tmp_path / "file" / "run").inspect()
     usual = os.statvfs(tmp_path)
     only_read = os.statvfs_result([*usual[:8], usual.f_flag | os.ST_RDONLY, *usual[9:]])
     monkeypatch.setattr(os, "statvfs", lambda path: only_read)
     with pytest.raises(OutputError, match="choose a folder this user may write to"):
-        folder(tmp_path / "run").look()
+        folder(tmp_path / "run").inspect()
 
 
 def test_a_run_that_was_killed_before_its_config_was_written_may_begin_again(tmp_path: Path) -> None:
@@ -303,9 +303,9 @@ def test_an_older_status_without_what_was_saved(tmp_path: Path, state: str, refu
     (tmp_path / "run" / "status.json").write_text(json.dumps({"state": state, "step": 4}))
     if refused:
         with pytest.raises(OutputError, match="checkpoints are gone"):
-            folder(tmp_path / "run").look()
+            folder(tmp_path / "run").inspect()
     else:
-        assert folder(tmp_path / "run").look() is None
+        assert folder(tmp_path / "run").inspect() is None
 
 
 @pytest.mark.parametrize("name", ["config.toml", "lora.safetensors", "log.jsonl"])
@@ -407,7 +407,7 @@ def lines_of(path: Path) -> list[int]:
 def test_a_full_disk_delays_lines_of_the_log_and_costs_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, room: int
 ) -> None:
-    with Held.open(tmp_path) as held:
+    with OpenFolder.open(tmp_path) as held:
         log = LogFile(held / "log.jsonl")
         with file_size_limit(room):
             log.append({"step": 1})
@@ -457,7 +457,7 @@ def test_what_waits_is_written_as_soon_as_there_is_room(tmp_path: Path) -> None:
 
 
 def test_numbers_that_json_has_not_are_null(tmp_path: Path) -> None:
-    with Held.open(tmp_path) as held:
+    with OpenFolder.open(tmp_path) as held:
         log = LogFile(held / "log.jsonl")
         log.append({"step": 1, "loss": float("nan"), "grad_norm": float("inf"), "lr": 0.5})
         log.close()
@@ -640,7 +640,7 @@ def test_a_checkpoint_without_an_end_is_damaged_and_not_read_whole(tmp_path: Pat
         path = run.checkpoint(1, {"state.json": b"{}"}, keep=1)
     os.truncate(path / "state.json", 1 << 40)
     with pytest.raises(OutputError, match=f"state.json has {1 << 40} bytes, its manifest says 2"):
-        folder(tmp_path / "run").look()
+        folder(tmp_path / "run").inspect()
 
 
 def test_a_pipe_in_place_of_the_lock_is_not_waited_for(tmp_path: Path) -> None:
@@ -675,7 +675,7 @@ def test_a_status_that_cannot_be_read_just_now_does_not_start_a_run_anew(
         return usual(path, flags, *arguments, **named)
 
     monkeypatch.setattr(os, "open", refuse)
-    for attempt in (folder(tmp_path / "run").look, folder(tmp_path / "run").__enter__):
+    for attempt in (folder(tmp_path / "run").inspect, folder(tmp_path / "run").__enter__):
         with pytest.raises(OutputError, match=r"cannot be read just now \(Input/output error\)"):
             attempt()
 

@@ -14,7 +14,7 @@ from flame_train.engine.random import Rng
 from flame_train.errors import ModelFileError
 from flame_train.recipes import FAMILIES, NOTHING_NAMED
 from flame_train.tools.sample import sample
-from flame_train.training.preview import PREVIEW_NOISE
+from flame_train.training.image_sampling import SAMPLE_NOISE
 from tests.scripts.accepting import SCRIPTS, accept
 from tests.tools.test_sample import PLAIN
 
@@ -49,7 +49,7 @@ def check_sample(folder, path, shape, drawn_by, guidance_scale=PLAIN["guidance_s
 
     `shape` is that of the latents, (H, W, C). `drawn_by` calls the pipeline. `control` are files of control images.
     """
-    noise = Rng(np, PLAIN["seed"], 0, np.zeros(1, np.int64)).normal(PREVIEW_NOISE, shape)
+    noise = Rng(np, PLAIN["seed"], 0, np.zeros(1, np.int64)).normal(SAMPLE_NOISE, shape)
     images = drawn_by(
         prompt=PROMPT,
         num_inference_steps=PLAIN["steps"],

@@ -19,7 +19,7 @@ from flame_train.engine.random import Rng
 from flame_train.errors import ModelFileError
 from flame_train.recipes import FAMILIES, NOTHING_NAMED, family_of
 from flame_train.tools.sample import sample
-from flame_train.training.preview import PREVIEW_NOISE
+from flame_train.training.image_sampling import SAMPLE_NOISE
 from tests.parity.pipelines import check_accepted
 from tests.tools.test_sample import PLAIN
 
@@ -106,7 +106,7 @@ def test_the_folder_is_anima(folder):
 
 def test_sample_draws_what_the_pipeline_draws(pipeline, folder, tmp_path):
     """From the same noise, guided, in fp32: within rounding of 8 bits."""
-    noise = Rng(np, PLAIN["seed"], 0, np.zeros(1, np.int64)).normal(PREVIEW_NOISE, (8, 12, 16))
+    noise = Rng(np, PLAIN["seed"], 0, np.zeros(1, np.int64)).normal(SAMPLE_NOISE, (8, 12, 16))
     pipeline.update_components(guider=diffusers.ClassifierFreeGuidance(guidance_scale=PLAIN["guidance_scale"]))
     expected = pipeline(
         prompt=PROMPT,

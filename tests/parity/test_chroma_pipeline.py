@@ -17,7 +17,7 @@ from flame_train.errors import ModelFileError
 from flame_train.recipes import FAMILIES, NOTHING_NAMED, family_of
 from flame_train.recipes.small import write_vocabulary
 from flame_train.tools.sample import sample
-from flame_train.training.preview import PREVIEW_NOISE
+from flame_train.training.image_sampling import SAMPLE_NOISE
 from tests.tools.test_sample import PLAIN
 
 torch = pytest.importorskip("torch")
@@ -95,7 +95,7 @@ def opening(folder):
 def test_sample_draws_what_the_pipeline_draws(pipeline, folder, tmp_path):
     """From the same noise, guided, in fp32: within rounding of 8 bits."""
     assert family_of(folder).name == "chroma"
-    noise = Rng(np, PLAIN["seed"], 0, np.zeros(1, np.int64)).normal(PREVIEW_NOISE, (8, 12, 16))
+    noise = Rng(np, PLAIN["seed"], 0, np.zeros(1, np.int64)).normal(SAMPLE_NOISE, (8, 12, 16))
     latents = torch.from_numpy(np.array(noise, np.float32)).permute(0, 3, 1, 2)
     expected = pipeline(
         PROMPT,

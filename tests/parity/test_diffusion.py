@@ -103,7 +103,7 @@ def test_trajectories(sampler: str, kind: str, steps: int, spacing: str, predict
 
     both = np.repeat(np.array([0.2, -0.1], np.float32), 2).reshape(4, 1, 1, 1)
     path = NoisePath(NoiseSchedule.scaled_linear(), steps, prediction, spacing)
-    result = SAMPLERS[sampler]().draw(guided(watched, 3.0), tensor(start()), tensor(both), path, fresh)
+    result = SAMPLERS[sampler]().sample(guided(watched, 3.0), tensor(start()), tensor(both), path, fresh)
     assert len(way) == steps
     for mine, expected in [*zip(way, expected_way, strict=True), (result.numpy(), x.numpy())]:
         np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
@@ -118,7 +118,7 @@ def test_euler_on_zero_terminal_snr() -> None:
         x = reference.step(toy(seen, torch.full((2,), float(t)), 0.2), t, x).prev_sample
     schedule = NoiseSchedule.scaled_linear().zero_terminal_snr()
     path = NoisePath(schedule, 10, "v", "trailing")
-    result = SAMPLERS["euler"]().draw(toy_flame, tensor(start()), 0.2, path, fresh)
+    result = SAMPLERS["euler"]().sample(toy_flame, tensor(start()), 0.2, path, fresh)
     np.testing.assert_allclose(result.numpy(), x.numpy(), rtol=1e-4, atol=1e-4)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from flame_train.adapters.dialects import spellings
 from flame_train.io.resolve import native_shapes
 from flame_train.models.anima.files import ANIMA_FILES
 from flame_train.models.anima.keys import adapter_modules, base_modules, lora_family, resolve, transformer_to_diffusers
@@ -12,6 +11,7 @@ from flame_train.models.anima.text import AdapterArch, LlmAdapter
 from flame_train.models.anima.transformer import Anima, AnimaArch
 from flame_train.models.common.files.identify import identify
 from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
+from tests.parity import key_tables as check
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -23,11 +23,6 @@ ADAPTER = LlmAdapter(AdapterArch()).shapes()
 ROTARY = (1.0, 4.0, 4.0)
 
 
-def on_meta(make):
-    with torch.device("meta"):
-        return {name: tuple(t.shape) for name, t in make().state_dict().items()}
-
-
 @pytest.fixture(scope="module", params=ARCHS)
 def arch(request):
     return ARCHS[request.param]
@@ -35,10 +30,12 @@ def arch(request):
 
 @pytest.fixture(scope="module")
 def theirs(arch):
-    return on_meta(
-        lambda: diffusers.CosmosTransformer3DModel(
-            num_attention_heads=16, num_layers=arch.depth, rope_scale=ROTARY, extra_pos_embed_type=None
-        )
+    return check.on_meta(
+        diffusers.CosmosTransformer3DModel,
+        num_attention_heads=16,
+        num_layers=arch.depth,
+        rope_scale=ROTARY,
+        extra_pos_embed_type=None,
     )
 
 
@@ -48,16 +45,12 @@ def ours(arch):
 
 
 def test_the_table_is_total_and_bijective(arch, theirs, ours):
-    table = transformer_to_diffusers()
-    there, back = table.pull(ours), table.inverse.pull(theirs)
-    assert there.unknown == back.unknown == ()
-    assert native_shapes(there.sources, ours) == theirs
-    assert native_shapes(back.sources, theirs) == ours
+    check.check_bijective(transformer_to_diffusers(), ours, theirs)
     assert AnimaArch.from_shapes(ours) == arch
 
 
 def test_the_adapter_has_diffusers_names():
-    assert on_meta(diffusers.AnimaTextConditioner) == ADAPTER
+    assert check.on_meta(diffusers.AnimaTextConditioner) == ADAPTER
     assert AdapterArch.from_shapes(ADAPTER) == AdapterArch()
 
 
@@ -88,69 +81,34 @@ def test_every_file_is_sorted_and_told_apart(theirs, ours):
     counted = {"pos_embedder.seq": (240,), "accum_iteration": ()}
     for prefix in ("", "net.", "model.diffusion_model.", "diffusion_model."):
         names = {f"{prefix}{name}": shape for name, shape in (single | counted).items()}
-        assert (identify(names).kind, identify(names).family) == ("transformer", "anima")
+        check.check_told(names, "transformer", "anima")
         found = resolve(names, only="transformer")
         assert native_shapes(found.sources["transformer"], names) == ours
         assert native_shapes(found.sources["text_conditioner"], names) == ADAPTER
         assert found.unknown == ()
         assert {name.removeprefix(prefix) for name in found.ignored} == set(counted)
-    whole = {f"model.diffusion_model.{name}": shape for name, shape in single.items()}
-    whole |= {f"text_encoders.qwen3_06b.transformer.model.{name}": shape for name, shape in native.items()}
-    folder = {f"transformer/{name}": shape for name, shape in theirs.items()}
-    folder |= {f"text_conditioner/{name}": shape for name, shape in ADAPTER.items()}
-    folder |= {
-        f"text_encoder/{name}": shape for name, shape in on_meta(lambda: transformers.Qwen3Model(config)).items()
-    }
-    folder |= {f"vae/{name}": shape for name, shape in on_meta(diffusers.AutoencoderKLQwenImage).items()}
+    whole = check.below({"model.diffusion_model.": single, "text_encoders.qwen3_06b.transformer.model.": native})
+    text = check.on_meta(transformers.Qwen3Model, config=config)
+    vae = check.on_meta(diffusers.AutoencoderKLQwenImage)
+    folder = check.below({"transformer/": theirs, "text_conditioner/": ADAPTER, "text_encoder/": text, "vae/": vae})
     for names in (whole, folder):
-        found = resolve(names)
-        assert native_shapes(found.sources["transformer"], names) == ours
-        assert native_shapes(found.sources["text_conditioner"], names) == ADAPTER
-        assert native_shapes(found.sources["text_encoder"], names) == native
-        assert found.unknown == ()
-        assert (identify(names).kind, identify(names).family) == ("checkpoint", "anima")
+        networks = {"transformer": ours, "text_conditioner": ADAPTER, "text_encoder": native}
+        check.check_checkpoint(resolve, names, "anima", networks)
     assert identify({f"net.{name}": shape for name, shape in ours.items()}).family == "cosmos2"
     assert ANIMA_FILES.alone[identify({f"model.{name}": shape for name, shape in native.items()}).family]
 
 
-@pytest.mark.parametrize(
-    ("prefix", "spell"),
-    [
-        ("diffusion_model.", lambda path: path),
-        ("lora_unet_", lambda path: path.replace(".", "_")),
-        ("transformer.", None),
-    ],
-)
+@pytest.mark.parametrize(("prefix", "spell"), [check.NATIVE, check.KOHYA, check.DIFFUSERS])
 def test_every_linear_layer_has_a_name_in_lora_files(theirs, ours, prefix, spell):
-    linear = {name.removesuffix(".weight") for name, shape in ours.items() if len(shape) == 2}
-    assert linear <= set(base_modules())
-    component = lora_family().components[0]
-    paths = linear if spell else {path for module in linear for path in component.modules[module]}
-    shapes = ours if spell else theirs
-    rest = {f"llm_adapter.{name}" if spell else name for name in adapter_modules()}
-    down, up = ("lora_down", "lora_up") if prefix == "lora_unet_" else ("lora_A", "lora_B")
-    names = {}
-    for path in paths:
-        rows, width = shapes[f"{path}.weight"]
-        spelled = prefix + (spell(path) if spell else path)
-        names |= {f"{spelled}.{down}.weight": (4, width), f"{spelled}.{up}.weight": (rows, 4)}
-    for path in rest:
-        rows, width = ADAPTER[f"{path.removeprefix('llm_adapter.')}.weight"]
-        spelled = prefix + spell(path) if spell else f"text_conditioner.{path}"
-        names |= {f"{spelled}.{down}.weight": (4, width), f"{spelled}.{up}.weight": (rows, 4)}
-    assert {name for name, shape in ADAPTER.items() if len(shape) == 2} == {
-        *(f"{name}.weight" for name in adapter_modules()), "embed.weight",
-    }  # fmt: skip
-    assert (identify(names).kind, identify(names).family) == ("lora", "anima")
-    known = spellings(lora_family())
-    assert all(name.rsplit(".", 2)[0] in known for name in names)
+    assert check.linear_layers(ours) <= set(base_modules())
+    assert check.linear_layers(ADAPTER) == {*adapter_modules(), "embed"}
+    names = check.spelled_loras(lora_family(), ours, theirs, prefix, spell)
+    rest = prefix + spell("llm_adapter.") if spell else "text_conditioner."
+    names |= check.lora_names(adapter_modules(), ADAPTER, rest, spell)
+    check.check_lora(names, lora_family())
 
 
 @pytest.mark.parametrize("part", ["attn1.to_q", "attn2.to_k", "norm3.linear_2", "ff.net.0.proj attn1.to_v"])
 def test_loras_in_diffusers_names_of_few_layers_are_told_from_sd3(theirs, part):
-    names = {}
-    for name in part.split():
-        rows, width = theirs[f"transformer_blocks.0.{name}.weight"]
-        spelled = f"transformer.transformer_blocks.0.{name}"
-        names |= {f"{spelled}.lora_A.weight": (4, width), f"{spelled}.lora_B.weight": (rows, 4)}
-    assert identify(names).family == "anima"
+    paths = [f"transformer_blocks.0.{name}" for name in part.split()]
+    assert identify(check.lora_names(paths, theirs, "transformer.")).family == "anima"

@@ -16,13 +16,13 @@ from flame_train.adapters.kinds.dora import DoraFactors
 from flame_train.adapters.kinds.loha import LohaFactors
 from flame_train.adapters.kinds.lokr import LokrFactors
 from flame_train.adapters.metadata import network_metadata, with_hashes
-from flame_train.adapters.nearest import Want
+from flame_train.adapters.nearest import Truncation
 from flame_train.adapters.peft_config import peft_scales
 from flame_train.adapters.shared_alpha import for_kohya, misread
 from flame_train.io.safetensors import save_file
 from flame_train.models.sdxl.keys import lora_family
 from flame_train.recipes import FAMILIES
-from flame_train.tools.merge_loras import Strong, merge_loras
+from flame_train.tools.merge_loras import WeightedLora, merge_loras
 from flame_train.tools.resize import resize
 from flame_train.tools.verify import verify
 
@@ -201,8 +201,8 @@ def test_a_resized_and_a_merged_lora_are_loaded_and_computed_as_here(tmp_path, u
         down = rng.standard_normal((4, into, *kernel)).astype(np.float32)
         state[path] = LoraFactors(down, rng.standard_normal((out, 4, *[1] * len(kernel))).astype(np.float32), 3.0)
     save_file(tmp_path / "a.safetensors", *to_diffusers({"unet": state}, SDXL))
-    resize(tmp_path / "a.safetensors", tmp_path / "resized.safetensors", Want(rank=2))
-    merge_loras([Strong(tmp_path / "a.safetensors", 0.25)] * 2, tmp_path / "merged.safetensors", None)
+    resize(tmp_path / "a.safetensors", tmp_path / "resized.safetensors", Truncation(rank=2))
+    merge_loras([WeightedLora(tmp_path / "a.safetensors", 0.25)] * 2, tmp_path / "merged.safetensors", None)
     for name, rank in (("resized", 2), ("merged", 8)):
         file = tmp_path / f"{name}.safetensors"
         loaded, alphas, metadata = StableDiffusionXLPipeline.lora_state_dict(

@@ -30,7 +30,7 @@ from flame_train.tools.bench.torch_models import unet_arguments
 from flame_train.tools.lora_files import write_lora
 from flame_train.tools.merge import merge
 from flame_train.tools.sample import sample
-from flame_train.training.preview import PREVIEW_NOISE
+from flame_train.training.image_sampling import SAMPLE_NOISE
 from flame_train.training.stop import StopRequest
 from tests.parity.test_diffusion import theirs as theirs_of_schedule
 from tests.tools.test_sample import PLAIN
@@ -271,7 +271,7 @@ def test_the_pipeline_draws_what_sample_draws(pipeline, networks, base, tmp_path
     pipeline.scheduler = theirs_of_schedule("EulerDiscreteScheduler")
     pipeline.set_progress_bar_config(disable=True)
     assert loaded(pipeline, file, "unet", "CLIPTextModel") == len(names)
-    noise = Rng(np, PLAIN["seed"], 0, np.zeros(1, np.int64)).normal(PREVIEW_NOISE, (8, 12, 4))
+    noise = Rng(np, PLAIN["seed"], 0, np.zeros(1, np.int64)).normal(SAMPLE_NOISE, (8, 12, 4))
     expected = pipeline(
         "a blue circle",
         negative_prompt="",

@@ -24,7 +24,7 @@ ABAR = NoiseSchedule.scaled_linear().alphas_cumprod
 
 def drawn(sampler: str, steps: int, prediction: Any, spacing: Any) -> np.ndarray:
     path = NoisePath(NoiseSchedule.scaled_linear(), steps, prediction, spacing)
-    return SAMPLERS[sampler]().draw(toy_flame, tensor(start()), 0.2, path, fresh).numpy()
+    return SAMPLERS[sampler]().sample(toy_flame, tensor(start()), 0.2, path, fresh).numpy()
 
 
 def close(mine: np.ndarray, expected: np.ndarray) -> None:
@@ -137,5 +137,5 @@ def test_flow(kind: str, steps: int, sigmas: str) -> None:
         return toy(x, s * 1000.0, cond)
 
     name = "heun" if "Heun" in kind else "euler"
-    mine = SAMPLERS[name]().draw(velocity, tensor(start()), 0.2, FlowPath(levels), fresh)
+    mine = SAMPLERS[name]().sample(velocity, tensor(start()), 0.2, FlowPath(levels), fresh)
     close(mine.numpy(), x.numpy())

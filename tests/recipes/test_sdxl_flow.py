@@ -63,7 +63,7 @@ def test_its_sampler_comes_to_the_image(small_base: Path) -> None:
     """For a network that knows the image: x_s = (1 - s) image + s noise gives noise - image."""
     image, noise = (np.random.default_rng(i).standard_normal((1, 4, 4, 4)).astype(np.float32) for i in range(2))
     path = opened(small_base).path(ModelSection(prediction="flow"), LossSection(), 7, (32, 32))
-    found = Euler().draw(lambda x, s, cond: Tensor(noise - image), Tensor(noise), None, path, lambda i: Tensor(noise))
+    found = Euler().sample(lambda x, s, cond: Tensor(noise - image), Tensor(noise), None, path, lambda i: Tensor(noise))
     np.testing.assert_allclose(found.numpy(), image, atol=1e-5)
 
 

@@ -22,7 +22,7 @@ from flame_train.run.check import check
 from flame_train.run.commands.stages import preflighted, run_folder, train_plan
 from flame_train.run.memory import within
 from flame_train.run.memory.budget import OUTSIDE, SPARE, Where, _Ladder, fitted
-from flame_train.run.memory.levers import LEVERS, allowed, given, value_of, with_settings
+from flame_train.run.memory.options import MEMORY_OPTIONS, allowed, given, value_of, with_settings
 from flame_train.run.memory.prediction import predicted_memory, steps_alone
 from flame_train.run.memory.within import RESERVE, Card, chosen_before, limited, tell, within_budget
 from flame_train.run.plan import Plan, make_plan
@@ -75,10 +75,10 @@ def test_a_budget_that_is_large_enough_changes_nothing(small_config: Configs) ->
 def test_the_choice_is_the_fastest_of_all_that_fit(small_config: Configs) -> None:
     """Every combination is rehearsed as a whole; the ladder measures one setting at a time."""
     plan = plan_of(small_config)
-    levers = [lever for lever in LEVERS if lever.is_open(plan.config)]
-    assert [lever.keys[0] for lever in levers] == ["gradient.checkpointing", "model.quantize"]
+    options = [option for option in MEMORY_OPTIONS if option.is_open(plan.config)]
+    assert [option.keys[0] for option in options] == ["gradient.checkpointing", "model.quantize"]
     every = {}
-    for each in itertools.product(*(lever.values(plan.config) for lever in levers)):
+    for each in itertools.product(*(option.values(plan.config) for option in options)):
         settings = {path: value for one in each for path, value in one.items()}
         memory = predicted_memory(with_settings(plan, settings), H100, limit=1 << 60)
         every[tuple(settings.items())] = memory.peak, memory.seconds
@@ -124,7 +124,7 @@ def test_less_than_the_cuda_context_is_refused(small_config: Configs) -> None:
 def test_micro_batches_keep_the_images_of_an_update(small_config: Configs) -> None:
     plan = open_plan(small_config)
     parts = [(4, 1), (2, 2), (1, 4)]
-    assert [tuple(values.values()) for values in LEVERS[0].values(plan.config)] == parts
+    assert [tuple(values.values()) for values in MEMORY_OPTIONS[0].values(plan.config)] == parts
     peaks = []
     for size, accumulation in parts:
         changed = with_settings(plan, {"data.batch_size": size, "gradient.accumulation": accumulation})
@@ -132,7 +132,7 @@ def test_micro_batches_keep_the_images_of_an_update(small_config: Configs) -> No
         assert changed.order.samples_per_epoch >= plan.order.samples_per_epoch - plan.order.filled_per_epoch
         peaks.append(predicted_memory(changed, H100).training)
     assert peaks == sorted(peaks, reverse=True)
-    assert not LEVERS[0].is_open(plan_of(small_config).config)
+    assert not MEMORY_OPTIONS[0].is_open(plan_of(small_config).config)
 
 
 # ---- a run keeps to it ----------------------------------------------------------------------------------
@@ -280,12 +280,12 @@ def test_what_was_chosen_is_told_with_the_lines_that_fix_it(
 def test_blocks_wait_on_the_host_where_the_config_leaves_it_open(small_config: Configs) -> None:
     """Each share holds less of the GPU than the one before. The last is measured with the checkpointing it needs."""
     plan = open_plan(small_config)
-    lever = next(lever for lever in LEVERS if lever.keys == ("model.offload",))
-    assert lever.is_open(plan.config)
-    assert not lever.is_open(plan_of(small_config).config)
+    option = next(option for option in MEMORY_OPTIONS if option.keys == ("model.offload",))
+    assert option.is_open(plan.config)
+    assert not option.is_open(plan_of(small_config).config)
     assert not allowed(plan, {"model.offload": 1.0})
-    off, *_, half, _, last = lever.values(plan.config)
-    shares = [with_settings(plan, {**lever.needs, **settings}) for settings in (off, half, last)]
+    off, *_, half, _, last = option.values(plan.config)
+    shares = [with_settings(plan, {**option.needs, **settings}) for settings in (off, half, last)]
     held = [steps_alone([each], H100)[0].held for each in shares]
     assert held == sorted(set(held), reverse=True)
     assert predicted_memory(shares[-1], H100).host > 0
@@ -305,8 +305,8 @@ def test_auto_lets_the_budget_choose_the_share(small_config: Configs) -> None:
     """Though nothing says what is recomputed; without a budget "auto" asks for that."""
     keys = {"model": {"offload": "auto", "quantize": "off"}, "memory": {"budget": "1 GiB"}}
     plan = plan_of(small_config, **keys)
-    lever = next(lever for lever in LEVERS if lever.keys == ("model.offload",))
-    assert lever.is_open(plan.config)
+    option = next(option for option in MEMORY_OPTIONS if option.keys == ("model.offload",))
+    assert option.is_open(plan.config)
     free = fitted(plan, Where(H100), 1 << 33)
     assert free.lines == ['model.offload = "off"']
     candidates = [

@@ -15,9 +15,9 @@ from PIL import Image
 from flame_train.adapters.targets import resolve
 from flame_train.config.load import from_options
 from flame_train.config.schema import Config
+from flame_train.data.bucketed import assign_buckets
 from flame_train.data.buckets import BucketRule
 from flame_train.data.dataset import Dataset
-from flame_train.data.placed import place
 from flame_train.data.samples import samples_of
 from flame_train.data.sets import image_sets
 from flame_train.engine.shape_run import H100, RTX_3090
@@ -146,7 +146,7 @@ def plan_of(tmp_path: Path) -> Callable[..., Plan]:
         blocks = blocks_named(model.network, config.gradient.checkpointing, config.gradient.checkpoint_blocks)
         data = config.data
         rule = BucketRule(data.resolution, data.bucket_step, data.min_bucket, data.max_bucket, data.upscale)
-        placed = place(Dataset.scan(Path(data.path), 1), rule, "stop")
+        placed = assign_buckets(Dataset.scan(Path(data.path), 1), rule, "stop")
         samples = samples_of([(image_sets(data)[0], placed)])
         return Plan(Checked(config, tmp_path, model, targets, blocks), samples)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flame_train.disk.held import FolderLost
+from flame_train.disk.open_folder import FolderLost
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.run.commands.stages import train
 from flame_train.show import sheet

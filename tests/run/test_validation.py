@@ -25,7 +25,7 @@ from flame_train.run.plan import make_plan
 from flame_train.run.train import loaded, make_validator
 from flame_train.training.stop import StopRequest
 from flame_train.training.validate import HeldOut
-from flame_train.training.validation import Standing
+from flame_train.training.validation import EarlyStopping
 
 
 @pytest.fixture
@@ -267,12 +267,12 @@ def test_the_predicted_memory_has_the_validation(asked):
 
 
 def test_the_standing_counts_from_the_best():
-    standing = Standing()
+    standing = EarlyStopping()
     for step, loss in enumerate([3.0, 2.0, 2.0, float("nan"), 1.5], 1):
         standing = standing.after(step, loss)
         if step == 4:
-            assert standing == Standing(2.0, 2, 2)
-    assert standing == Standing(1.5, 5, 0)
-    assert Standing().after(1, float("nan")).after(2, 9.0) == Standing(9.0, 2, 0)
-    assert Standing.read({"loss": 1.5, "step": 5, "since": 0}) == standing
-    assert Standing.read(None) == Standing.read({"other": 1}) == Standing()
+            assert standing == EarlyStopping(2.0, 2, 2)
+    assert standing == EarlyStopping(1.5, 5, 0)
+    assert EarlyStopping().after(1, float("nan")).after(2, 9.0) == EarlyStopping(9.0, 2, 0)
+    assert EarlyStopping.read({"loss": 1.5, "step": 5, "since": 0}) == standing
+    assert EarlyStopping.read(None) == EarlyStopping.read({"other": 1}) == EarlyStopping()

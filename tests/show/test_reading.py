@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from flame_train.disk.held import Held
+from flame_train.disk.open_folder import OpenFolder
 from flame_train.io.runfolder import RunFolder
 from flame_train.show.axes import axis
 from flame_train.show.charts import charts_of
@@ -26,8 +26,8 @@ from flame_train.show.run_reader import RunReader
 from flame_train.show.sections import summary
 from flame_train.show.settings import Setting, without_folders
 from flame_train.show.sheet import sheet_of
+from flame_train.training.image_sampling import grid, places
 from flame_train.training.meter import KEPT, Meter
-from flame_train.training.preview import grid, places
 
 from .conftest import record
 
@@ -72,16 +72,16 @@ def test_a_log_that_grows_is_read_line_by_line_and_one_that_was_cut_from_its_beg
     for part in ("".join(lines[:9]), lines[9][:5], lines[9][5:], "".join(lines[10:])):
         written += part
         log.write_text(written)
-        with Held.open(tmp_path) as folder:
+        with OpenFolder.open(tmp_path) as folder:
             curves.read(folder)
         assert list(curves.curves["loss"].steps) == list(range(1, written.count("\n") + 1))
     other = [json.dumps({"step": i, "loss": i / 9}) + "\n" for i in range(1, 60)]
     log.write_text("".join(lines[:20] + other[20:]))
-    with Held.open(tmp_path) as folder:
+    with OpenFolder.open(tmp_path) as folder:
         curves.read(folder)
     assert list(curves.curves["loss"].values) == [i / 7 for i in range(1, 21)] + [i / 9 for i in range(21, 60)]
     log.write_text("".join(lines[:3]))
-    with Held.open(tmp_path) as folder:
+    with OpenFolder.open(tmp_path) as folder:
         curves.read(folder)
     assert list(curves.curves["loss"].steps) == [1, 2, 3]
 
@@ -90,7 +90,7 @@ def test_a_line_that_is_no_record_ends_the_curve(tmp_path):
     for bad in ("{}\n", "[1]\n", '{"step": "2"}\n', "\0" * 70000):
         (tmp_path / "log.jsonl").write_text('{"step": 1, "loss": null, "lr": true, "x": 1e400}\n' + bad)
         curves = LogCurves()
-        with Held.open(tmp_path) as folder:
+        with OpenFolder.open(tmp_path) as folder:
             curves.read(folder)
         assert (curves.last["step"], set(curves.curves)) == (1, {"step"})
 

@@ -11,7 +11,7 @@ import pytest
 
 from flame_train.engine.backend.cuda.autotune_cache import AutotuneCache, default_folder
 from flame_train.tools.doctor import Report, examine, render
-from flame_train.tools.probe import Gpu, Machine, look
+from flame_train.tools.probe import Gpu, Machine, detect
 
 H200 = Gpu("NVIDIA H200", 141 << 30, 140 << 30, (9, 0))
 PACKAGES = dict.fromkeys(("flame-train", "numpy", "ml-dtypes", "pillow", "tokenizers", "nvidia-cudnn-frontend"), "1.0")
@@ -147,7 +147,7 @@ def test_this_machine_can_be_looked_at_even_without_the_driver_module(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it now raises ImportError
-    machine = look()
+    machine = detect()
     assert machine.driver is None
     assert machine.driver_error
     assert machine.packages["numpy"]
@@ -162,13 +162,13 @@ def test_a_user_without_a_home_is_told_that_nothing_is_kept(monkeypatch: pytest.
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    (line,) = [line for line in examine("cuda", look()).lines if line.name == "kept choices"]
+    (line,) = [line for line in examine("cuda", detect()).lines if line.name == "kept choices"]
     assert "set XDG_CACHE_HOME" in line.found
 
 
 def test_where_choices_are_kept_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def told() -> str:
-        (line,) = [line for line in examine("cuda", look()).lines if line.name == "kept choices"]
+        (line,) = [line for line in examine("cuda", detect()).lines if line.name == "kept choices"]
         return line.found
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

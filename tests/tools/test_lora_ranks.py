@@ -14,7 +14,7 @@ from flame_train.adapters.formats import from_file, to_kohya
 from flame_train.adapters.kinds.dora import DoraFactors
 from flame_train.adapters.kinds.loha import LohaFactors
 from flame_train.adapters.kinds.lokr import LokrFactors
-from flame_train.adapters.nearest import Want, cut, nearest_to
+from flame_train.adapters.nearest import Truncation, nearest_to, truncate
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.sdxl.keys import lora_family
 from flame_train.tools.convert import convert
@@ -288,7 +288,7 @@ class TestMergeLoras:
 @pytest.mark.parametrize("rank", [1, 3])
 def test_the_nearest_product_is_that_of_the_svd(shape, rank):
     update = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
-    found = nearest_to(update, Want(rank=rank))
+    found = nearest_to(update, Truncation(rank=rank))
     u, s, vt = np.linalg.svd(update.reshape(shape[0], -1).astype(np.float64), full_matrices=False)
     np.testing.assert_allclose(
         found.factors.delta().reshape(shape[0], -1), (u[:, :rank] * s[:rank]) @ vt[:rank], atol=1e-5
@@ -299,8 +299,8 @@ def test_the_nearest_product_is_that_of_the_svd(shape, rank):
 
 def test_an_update_of_zeros_has_a_lora_of_zeros():
     for found in (
-        nearest_to(np.zeros((4, 6), np.float32), Want(error=0.1)),
-        cut(LoraFactors(np.ones((3, 6), np.float32), np.zeros((4, 3), np.float32), 3.0), Want(rank=1)),
+        nearest_to(np.zeros((4, 6), np.float32), Truncation(error=0.1)),
+        truncate(LoraFactors(np.ones((3, 6), np.float32), np.zeros((4, 3), np.float32), 3.0), Truncation(rank=1)),
     ):
         assert (found.factors.rank, found.left_out, found.norm) == (1, 0.0, 0.0)
         assert not found.factors.delta().any()

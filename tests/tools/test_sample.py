@@ -40,7 +40,7 @@ PROMPTS = ("a blue circle", "a red house")
 
 
 @pytest.fixture
-def drawn_with(small_base, tmp_path):
+def sampled_with(small_base, tmp_path):
     """The pixels that `sample` writes, by default for one prompt and without a LoRA."""
 
     def draw(prompts=PROMPTS[:1], base=small_base, *, lora=None, strength=1.0, **changes):
@@ -110,42 +110,42 @@ def trained_as(small_base, state, tmp_path):
     return write
 
 
-def test_one_image_a_prompt_in_a_grid(drawn_with):
-    both = drawn_with(PROMPTS)
+def test_one_image_a_prompt_in_a_grid(sampled_with):
+    both = sampled_with(PROMPTS)
     assert both.shape == (64, 96 + 4 + 96, 3)
-    np.testing.assert_array_equal(both[:, :96], drawn_with(PROMPTS[:1]))
-    np.testing.assert_array_equal(both[:, 100:], drawn_with(PROMPTS[1:], seed=4))
+    np.testing.assert_array_equal(both[:, :96], sampled_with(PROMPTS[:1]))
+    np.testing.assert_array_equal(both[:, 100:], sampled_with(PROMPTS[1:], seed=4))
 
 
-def test_a_lora_acts_and_its_strength_counts(drawn_with, kohya):
-    plain, without = drawn_with(), drawn_with(lora=kohya, strength=0.0)
-    half, whole = (drawn_with(lora=kohya, strength=s) for s in (0.5, 1.0))
+def test_a_lora_acts_and_its_strength_counts(sampled_with, kohya):
+    plain, without = sampled_with(), sampled_with(lora=kohya, strength=0.0)
+    half, whole = (sampled_with(lora=kohya, strength=s) for s in (0.5, 1.0))
     np.testing.assert_array_equal(without, plain)
     distances = [np.abs(p - plain).mean() for p in (half, whole)]
     assert 1.0 < distances[0] < distances[1]
 
 
-def test_both_formats_draw_the_same(drawn_with, kohya, diffusers):
+def test_both_formats_draw_the_same(sampled_with, kohya, diffusers):
     """Up to the rounding of the folded scale, which may turn a value to the next."""
-    one, other = (drawn_with(lora=path) for path in (kohya, diffusers))
+    one, other = (sampled_with(lora=path) for path in (kohya, diffusers))
     assert np.abs(one - other).max() <= 1
 
 
-def test_a_lora_attached_is_a_lora_merged(drawn_with, kohya, small_base, tmp_path):
+def test_a_lora_attached_is_a_lora_merged(sampled_with, kohya, small_base, tmp_path):
     """The merged base, in fp32 so that nothing is rounded away, draws the same image."""
     with SafetensorsFile(small_base) as file:
         exact = {name: np.array(file.read(name), np.float32) for name in file.names}
     base, merged = tmp_path / "fp32.safetensors", tmp_path / "merged.safetensors"
     save_file(base, exact)
     merge(base, kohya, merged, 0.7)
-    difference = drawn_with(base=merged) - drawn_with(base=base, lora=kohya, strength=0.7)
+    difference = sampled_with(base=merged) - sampled_with(base=base, lora=kohya, strength=0.7)
     assert np.abs(difference).max() <= 1
 
 
 @pytest.mark.parametrize(
     ("kind", "keys"), [("loha", {}), ("lokr", {"factor": 2}), ("dora", {}), ("dora", {"wd_on_output": True})], ids=str
 )
-def test_so_is_an_adapter_of_any_kind(drawn_with, state, small_base, tmp_path, kind, keys):
+def test_so_is_an_adapter_of_any_kind(sampled_with, state, small_base, tmp_path, kind, keys):
     """Beside the base that it was merged into, at half its strength."""
     with SafetensorsFile(small_base) as file:
         exact = {name: np.array(file.read(name), np.float32) for name in file.names}
@@ -164,21 +164,21 @@ def test_so_is_an_adapter_of_any_kind(drawn_with, state, small_base, tmp_path, k
         adapters[module] = attached.adapters["layer"].factors()
     save_file(lora, to_kohya({"unet": adapters}, lora_family()))
     merge(base, lora, merged, 0.5)
-    attached_image = drawn_with(base=base, lora=lora, strength=0.5)
-    assert np.abs(drawn_with(base=merged) - attached_image).max() <= 1
-    assert not np.array_equal(attached_image, drawn_with(base=base))
+    attached_image = sampled_with(base=base, lora=lora, strength=0.5)
+    assert np.abs(sampled_with(base=merged) - attached_image).max() <= 1
+    assert not np.array_equal(attached_image, sampled_with(base=base))
 
 
-def test_the_text_encoders_part_is_used(drawn_with, state, tmp_path):
+def test_the_text_encoders_part_is_used(sampled_with, state, tmp_path):
     text_only = tmp_path / "text.safetensors"
     save_file(text_only, to_kohya({"text_encoder": state["text_encoder"]}, lora_family()))
-    assert not np.array_equal(drawn_with(lora=text_only, strength=8.0), drawn_with())
+    assert not np.array_equal(sampled_with(lora=text_only, strength=8.0), sampled_with())
 
 
 @pytest.mark.parametrize(("width", "height"), [(100, 64), (64, 8)])
-def test_a_size_the_model_cannot_draw_is_refused(drawn_with, width, height):
+def test_a_size_the_model_cannot_draw_is_refused(sampled_with, width, height):
     with pytest.raises(ConfigError, match="multiple of"):
-        drawn_with(width=width, height=height)
+        sampled_with(width=width, height=height)
 
 
 @pytest.mark.parametrize(
@@ -192,12 +192,12 @@ def test_a_size_the_model_cannot_draw_is_refused(drawn_with, width, height):
         ({"negative": "x", "guidance_scale": 1.0}, "--negative: expected none, got 'x': with a "),
     ],
 )
-def test_what_the_options_cannot_ask_for_is_told_by_their_names(drawn_with, change, message):
+def test_what_the_options_cannot_ask_for_is_told_by_their_names(sampled_with, change, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
-        drawn_with(**change)
+        sampled_with(**change)
 
 
-def test_a_lora_of_another_family_is_refused(drawn_with, tmp_path):
+def test_a_lora_of_another_family_is_refused(sampled_with, tmp_path):
     path = tmp_path / "flux.safetensors"
     name = "lora_unet_double_blocks_0_img_attn_qkv"
     save_file(
@@ -208,10 +208,10 @@ def test_a_lora_of_another_family_is_refused(drawn_with, tmp_path):
         },
     )
     with pytest.raises(ModelFileError, match=r"expected a LoRA for SDXL.*Flux"):
-        drawn_with(lora=path)
+        sampled_with(lora=path)
 
 
-def test_a_lora_for_a_larger_base_is_refused_by_name(drawn_with, tmp_path):
+def test_a_lora_for_a_larger_base_is_refused_by_name(sampled_with, tmp_path):
     path = tmp_path / "large.safetensors"
     name = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q"
     save_file(
@@ -222,17 +222,17 @@ def test_a_lora_for_a_larger_base_is_refused_by_name(drawn_with, tmp_path):
         },
     )
     with pytest.raises(ModelFileError, match=r"another base model"):
-        drawn_with(lora=path)
+        sampled_with(lora=path)
 
 
-def test_a_base_model_is_no_lora_and_a_lora_no_base_model(drawn_with, kohya, small_base):
+def test_a_base_model_is_no_lora_and_a_lora_no_base_model(sampled_with, kohya, small_base):
     with pytest.raises(ModelFileError, match="expected a LoRA, but this is: SDXL"):
-        drawn_with(lora=small_base)
+        sampled_with(lora=small_base)
     with pytest.raises(
         ModelFileError,
         match=f"expected a base model of {', '.join(FAMILY_TITLES.values())}, but this is: LoRA",
     ):
-        drawn_with(base=kohya)
+        sampled_with(base=kohya)
 
 
 def test_the_command_says_where_the_image_is(small_base, kohya, tmp_path, capsys):
@@ -249,12 +249,12 @@ def test_the_command_says_where_the_image_is(small_base, kohya, tmp_path, capsys
 
 
 @pytest.mark.parametrize("strength", [np.nan, np.inf])
-def test_a_strength_that_is_no_number_is_refused(drawn_with, kohya, strength):
+def test_a_strength_that_is_no_number_is_refused(sampled_with, kohya, strength):
     with pytest.raises(ConfigError, match="finite"):
-        drawn_with(lora=kohya, strength=strength)
+        sampled_with(lora=kohya, strength=strength)
 
 
-def test_a_lora_that_holds_nan_is_not_drawn_with(drawn_with, kohya, tmp_path):
+def test_a_lora_that_holds_nan_is_not_drawn_with(sampled_with, kohya, tmp_path):
     with SafetensorsFile(kohya) as file:
         tensors = {name: np.array(file.read(name)) for name in file.names}
         said = dict(file.metadata)
@@ -262,13 +262,13 @@ def test_a_lora_that_holds_nan_is_not_drawn_with(drawn_with, kohya, tmp_path):
     spoiled = tmp_path / "nan.safetensors"
     save_file(spoiled, tensors, said)
     with pytest.raises(NonFiniteError, match=r"nan\.safetensors: its .* holds NaN"):
-        drawn_with(lora=spoiled)
+        sampled_with(lora=spoiled)
 
 
-def test_an_image_that_is_nan_is_not_written(drawn_with, kohya, tmp_path):
+def test_an_image_that_is_nan_is_not_written(sampled_with, kohya, tmp_path):
     """A LoRA that is finite and overflows."""
     with pytest.raises(NonFiniteError, match="no image"), np.errstate(all="ignore"):
-        drawn_with(lora=kohya, strength=1e38)
+        sampled_with(lora=kohya, strength=1e38)
     assert not (tmp_path / "sample.png").exists()
 
 
@@ -284,9 +284,9 @@ def told_by(path):
         return PARAMETERS.fullmatch(image.info["parameters"]).groupdict(), np.asarray(image).astype(int)
 
 
-def test_single_images_say_how_they_were_made_and_the_grid_has_them_all(drawn_with, kohya, tmp_path, small_base):
+def test_single_images_say_how_they_were_made_and_the_grid_has_them_all(sampled_with, kohya, tmp_path, small_base):
     prompts = ["a blue circle --n a house --d 9 --s 2", {"text": "a red house", "width": 64, "sampler": "heun"}]
-    sheet = drawn_with(prompts, lora=kohya, strength=0.5)
+    sheet = sampled_with(prompts, lora=kohya, strength=0.5)
     first, one = told_by(tmp_path / "sample-1.png")
     second, other = told_by(tmp_path / "sample-2.png")
     assert first == {
@@ -304,14 +304,14 @@ def test_single_images_say_how_they_were_made_and_the_grid_has_them_all(drawn_wi
     np.testing.assert_array_equal(sheet[:, 100:164], other)
     with Image.open(tmp_path / "sample.png") as image:
         assert "parameters" not in image.info
-    alone = drawn_with(["a red house"], lora=kohya, strength=0.5, sampler="heun", seed=4, width=64)
+    alone = sampled_with(["a red house"], lora=kohya, strength=0.5, sampler="heun", seed=4, width=64)
     np.testing.assert_array_equal(alone, other)
 
 
-def test_what_is_written_is_enough_to_make_the_image_again(drawn_with, tmp_path):
-    drawn_with(["a blue circle", "a red house --ss dpmpp_2m --d 11 --l 4"])
+def test_what_is_written_is_enough_to_make_the_image_again(sampled_with, tmp_path):
+    sampled_with(["a blue circle", "a red house --ss dpmpp_2m --d 11 --l 4"])
     told, image = told_by(tmp_path / "sample-2.png")
-    again = drawn_with(
+    again = sampled_with(
         [told["prompt"]],
         steps=int(told["steps"]),
         seed=int(told["seed"]),
@@ -321,35 +321,37 @@ def test_what_is_written_is_enough_to_make_the_image_again(drawn_with, tmp_path)
     np.testing.assert_array_equal(again, image)
 
 
-def test_several_loras_add_up(drawn_with, kohya, diffusers):
+def test_several_loras_add_up(sampled_with, kohya, diffusers):
     """Two halves are one whole; a part of another strength counts; the order does not matter."""
-    whole = drawn_with(lora=kohya, strength=1.0)
-    halves = drawn_with(loras=[(kohya, 0.5), (diffusers, 0.5)])
+    whole = sampled_with(lora=kohya, strength=1.0)
+    halves = sampled_with(loras=[(kohya, 0.5), (diffusers, 0.5)])
     assert np.abs(halves - whole).max() <= 1
-    uneven = drawn_with(loras=[(kohya, 0.25), (diffusers, 0.75)])
+    uneven = sampled_with(loras=[(kohya, 0.25), (diffusers, 0.75)])
     assert np.abs(uneven - whole).max() <= 1
-    np.testing.assert_array_equal(drawn_with(loras=[(kohya, 0.5), (diffusers, -0.5)]), drawn_with())
+    np.testing.assert_array_equal(sampled_with(loras=[(kohya, 0.5), (diffusers, -0.5)]), sampled_with())
 
 
 @pytest.mark.parametrize("kind", ["dora", "loha", "lokr"])
 def test_a_lora_beside_one_of_another_kind_is_the_sum_of_the_updates(
-    drawn_with, kohya, small_base, trained_as, tmp_path, kind
+    sampled_with, kohya, small_base, trained_as, tmp_path, kind
 ):
     """As the base model with both merged into it, one after the other, which is the sum where neither is a DoRA."""
     other = trained_as(kind)
-    both = drawn_with(loras=[(kohya, 1.0), (other, 0.5)])
-    assert not np.array_equal(both, drawn_with(lora=kohya))
-    assert not np.array_equal(both, drawn_with(lora=other, strength=0.5))
-    np.testing.assert_array_equal(drawn_with(loras=[(other, 0.5), (kohya, 1.0)]), both)
+    both = sampled_with(loras=[(kohya, 1.0), (other, 0.5)])
+    assert not np.array_equal(both, sampled_with(lora=kohya))
+    assert not np.array_equal(both, sampled_with(lora=other, strength=0.5))
+    np.testing.assert_array_equal(sampled_with(loras=[(other, 0.5), (kohya, 1.0)]), both)
     if kind != "dora":
         merge(small_base, kohya, tmp_path / "one.safetensors", 1.0)
         merge(tmp_path / "one.safetensors", other, tmp_path / "two.safetensors", 0.5)
-        assert np.abs(drawn_with(base=tmp_path / "two.safetensors") - both).max() <= 3
+        assert np.abs(sampled_with(base=tmp_path / "two.safetensors") - both).max() <= 3
 
 
-def test_a_prompts_strength_multiplies_those_of_the_loras(drawn_with, kohya):
-    np.testing.assert_array_equal(drawn_with(["x --am 0.5"], lora=kohya), drawn_with(["x"], lora=kohya, strength=0.5))
-    np.testing.assert_array_equal(drawn_with(["x --am 0"], lora=kohya), drawn_with(["x"]))
+def test_a_prompts_strength_multiplies_those_of_the_loras(sampled_with, kohya):
+    np.testing.assert_array_equal(
+        sampled_with(["x --am 0.5"], lora=kohya), sampled_with(["x"], lora=kohya, strength=0.5)
+    )
+    np.testing.assert_array_equal(sampled_with(["x --am 0"], lora=kohya), sampled_with(["x"]))
 
 
 def test_prompts_come_from_a_file_too(small_base, tmp_path, capsys):

@@ -31,7 +31,7 @@ def trained(tmp_path):
     def train(
         feed: Feed,
         *,
-        preview: Callable[[int], None] = lambda step: None,
+        sample_images: Callable[[int], None] = lambda step: None,
         stop: StopRequest | None = None,
         name: str = "run",
         callbacks: Callbacks = SILENT,
@@ -74,7 +74,7 @@ def trained(tmp_path):
                 Sources("", "", "", "data"),
                 LoraWriter(attached, lambda layer: ("unet", layer), NAMES, "toy", {}, {}),
                 first,
-                preview,
+                sample_images,
                 stop or StopRequest(),
                 callbacks,
             )

@@ -115,7 +115,7 @@ def test_when_checkpoints_are_made_and_how_many_stay(trained, tmp_path, every, k
 
 def test_when_grids_are_drawn(trained):
     drawn: list[int] = []
-    trained(Feed(1), preview=drawn.append, sample={"every": 3})
+    trained(Feed(1), sample_images=drawn.append, sample={"every": 3})
     assert drawn == [0, 3, 6]
 
 
@@ -127,9 +127,9 @@ def test_grids_and_result_show_the_moving_average(trained, tmp_path, monkeypatch
     def look(step: int) -> None:
         seen[step] = runs[-1].lora.attached.adapters["proj"].up.numpy().copy()
 
-    trained(Feed(1), name="plain", preview=look, sample={"every": 1})
+    trained(Feed(1), name="plain", sample_images=look, sample={"every": 1})
     weights, mean = dict(seen), 0.0
-    trained(Feed(1), name="calm", preview=look, sample={"every": 1}, train={"ema_decay": 0.3})
+    trained(Feed(1), name="calm", sample_images=look, sample={"every": 1}, train={"ema_decay": 0.3})
     for step in range(1, 9):
         decay = min(0.3, step / (9 + step)) if step > 1 else 0.0
         mean = decay * mean + (1 - decay) * weights[step]

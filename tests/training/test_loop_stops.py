@@ -27,7 +27,7 @@ def test_a_grid_that_the_last_run_did_not_come_to_is_drawn_first(trained, exists
         if exists:
             folder.sample(4).write_bytes(b"an image")
 
-    run, _ = trained(Feed(1), preview=drawn.append, before=put, sample={"every": 4, "prompts": ("a disc",)})
+    run, _ = trained(Feed(1), sample_images=drawn.append, before=put, sample={"every": 4, "prompts": ("a disc",)})
     assert run.first == 4
     assert drawn == ([8] if exists else [4, 8])
 
@@ -52,7 +52,7 @@ def test_a_request_saves_the_step_that_is_being_made(trained, tmp_path, during):
 
     feed = Feed(1, on_take=lambda micro: ask(micro + 1, "take"))
     with pytest.raises(Interrupted, match="stopped after step 4, saved; run the same command to continue"):
-        trained(feed, stop=stop, preview=lambda step: ask(step, "grid"), sample={"every": 2})
+        trained(feed, stop=stop, sample_images=lambda step: ask(step, "grid"), sample={"every": 2})
     assert steps_of(tmp_path / "run") == [4]
     assert [r["step"] for r in log_of(tmp_path / "run")] == [1, 2, 3, 4]
     assert not (tmp_path / "run" / "lora.safetensors").exists()
@@ -81,10 +81,10 @@ def test_a_request_in_the_last_step_leaves_its_grid_for_the_next_run(trained, tm
     stop, drawn = StopRequest(), []
     sample = {"every": 4, "prompts": ("a disc",)}
     with pytest.raises(Interrupted, match="stopped after step 8"):
-        trained(last_step_asks(stop), stop=stop, sample=sample, preview=drawn.append)
+        trained(last_step_asks(stop), stop=stop, sample=sample, sample_images=drawn.append)
     assert drawn == [0, 4]
     assert (tmp_path / "run" / "lora.safetensors").exists()
-    trained(Feed(1), sample=sample, preview=drawn.append)
+    trained(Feed(1), sample=sample, sample_images=drawn.append)
     assert drawn == [0, 4, 8]
 
 

@@ -19,7 +19,9 @@ class Ddim(Sampler):
     name = "ddim"
     usual_name = "DDIM"
 
-    def draw(self, denoise: Denoise, noise: Tensor, cond: Any, path: NoisePath, noise_sampler: NoiseSampler) -> Tensor:
+    def sample(
+        self, denoise: Denoise, noise: Tensor, cond: Any, path: NoisePath, noise_sampler: NoiseSampler
+    ) -> Tensor:
         abar, stride = path.schedule.alphas_cumprod, path.schedule.steps // path.steps
         with no_grad():
             x = noise.float()

@@ -21,7 +21,7 @@ class Dpmpp2M(Sampler):
     aka = ("dpm++ 2m", "dpmsolver++", "dpmsolver", "dpmsingle", "k_dpmpp_2m", "dpm_2m")
     usual_name = "DPM++ 2M"
 
-    def draw(self, denoise: Denoise, noise: Tensor, cond: Any, path: Path, noise_sampler: NoiseSampler) -> Tensor:
+    def sample(self, denoise: Denoise, noise: Tensor, cond: Any, path: Path, noise_sampler: NoiseSampler) -> Tensor:
         levels, before = path.levels, None
         with no_grad():
             x = path.begin(noise)

@@ -15,7 +15,7 @@ class Euler(Sampler):
     usual_name = "Euler"
     flow = True
 
-    def draw(self, denoise: Denoise, noise: Tensor, cond: Any, path: Path, noise_sampler: NoiseSampler) -> Tensor:
+    def sample(self, denoise: Denoise, noise: Tensor, cond: Any, path: Path, noise_sampler: NoiseSampler) -> Tensor:
         levels = path.levels
         with no_grad():
             x = path.begin(noise)

@@ -17,7 +17,7 @@ class EulerAncestral(Sampler):
     aka = ("euler_a", "euler a", "k_euler_a", "k_euler_ancestral")
     usual_name = "Euler a"
 
-    def draw(self, denoise: Denoise, noise: Tensor, cond: Any, path: Path, noise_sampler: NoiseSampler) -> Tensor:
+    def sample(self, denoise: Denoise, noise: Tensor, cond: Any, path: Path, noise_sampler: NoiseSampler) -> Tensor:
         levels = path.levels
         with no_grad():
             x = path.begin(noise)

@@ -19,7 +19,7 @@ class Heun(Sampler):
     flow = True
     calls = 2
 
-    def draw(self, denoise: Denoise, noise: Tensor, cond: Any, path: Path, noise_sampler: NoiseSampler) -> Tensor:
+    def sample(self, denoise: Denoise, noise: Tensor, cond: Any, path: Path, noise_sampler: NoiseSampler) -> Tensor:
         levels = path.levels
         with no_grad():
             x = path.begin(noise)

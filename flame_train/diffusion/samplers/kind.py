@@ -43,7 +43,7 @@ class Sampler(Entry):
     """Its name in AUTOMATIC1111's web interface and its descendants."""
 
     @abstractmethod
-    def draw(self, denoise: Denoise, noise: Tensor, cond: Any, path: Any, noise_sampler: NoiseSampler) -> Tensor:
+    def sample(self, denoise: Denoise, noise: Tensor, cond: Any, path: Any, noise_sampler: NoiseSampler) -> Tensor:
         """Latents of an image.
 
         Args:

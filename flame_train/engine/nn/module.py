@@ -289,7 +289,7 @@ def load(
         if packs and (kept := _kept_nf4(source, name, spec, storage, device)) is not None:
             object.__setattr__(part, attr, kept)
             if check_finite:
-                broken.look(place, kept.magnitudes)
+                broken.check(place, kept.magnitudes)
             completion.after(place)
             continue
         with np.errstate(over="ignore"):  # numbers too large for the dtype become infinite, and are reported below
@@ -297,7 +297,7 @@ def load(
             given = backend.to_device(host)
             array = _place(part, attr, given.astype(target, copy=False))
         if check_finite and is_float(target):
-            broken.look(place, array)
+            broken.check(place, array)
         if packs:  # from the file's own values, so that these are rounded only once
             _place(part, attr, given)
             part.quantize(storage, packed[part])

@@ -22,7 +22,7 @@ from ..autograd.versions import VERSIONS
 from ..backend import Backend
 from ..dtype import Array, DType, as_dtype, float32
 from ..tensors.tensor import ComputeCopy, Frozen, Parameter, Tensor
-from .matrices import Cutting, Matrices, last_two
+from .matrices import AsMatrices, Matrices, last_two
 from .stacks import Stack, stacks_of
 
 _ALIGNMENT = 64
@@ -93,7 +93,7 @@ class FlatParameters:
         self.parameters = dict(named)
         self.backend = backend or named[0][1].backend
         self.segments = _lay_out(named)
-        self._matrices: dict[Cutting, Matrices] = {}
+        self._matrices: dict[AsMatrices, Matrices] = {}
         xp, size = self.backend.xp, _aligned(self.segments[-1].stop)
         self.values: Array = xp.zeros(size, float32)
         self.grads: Array = xp.zeros(size, float32)
@@ -141,7 +141,7 @@ class FlatParameters:
         """Parameters of one shape together. A rule asks for them in its `init`: a captured step cannot make them."""
         return stacks_of([(s.shape, s.start) for s in self.segments], self.backend)
 
-    def matrices(self, cut: Cutting = last_two) -> Matrices:
+    def matrices(self, cut: AsMatrices = last_two) -> Matrices:
         """The parameters as matrices, cut so. As with `stacks`, a rule asks in its `init`."""
         if cut not in self._matrices:
             self._matrices[cut] = Matrices([(s.shape, s.start) for s in self.segments], self.backend, cut)

@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class MatrixShape:
     """A shape as `batches` matrices of `rows` by `cols`, each place of which holds `inner` values next to another."""
 
     batches: int
@@ -29,12 +29,12 @@ class Cut:
         return {"row": self.batches * self.rows * self.inner, "col": self.batches * self.cols * self.inner}
 
 
-def last_two(shape: Shape) -> Cut | None:
+def last_two(shape: Shape) -> MatrixShape | None:
     """Rows and columns are the last two dims, as Adafactor has them; a vector is no matrix."""
-    return None if len(shape) < 2 else Cut(math.prod(shape[:-2]), *shape[-2:])
+    return None if len(shape) < 2 else MatrixShape(math.prod(shape[:-2]), *shape[-2:])
 
 
-Cutting = Callable[[Shape], Cut | None]
+AsMatrices = Callable[[Shape], MatrixShape | None]
 
 
 class Matrices:
@@ -44,7 +44,7 @@ class Matrices:
     whole.
     """
 
-    def __init__(self, segments: Sequence[tuple[Shape, int]], backend: Backend, cut: Cutting = last_two) -> None:
+    def __init__(self, segments: Sequence[tuple[Shape, int]], backend: Backend, cut: AsMatrices = last_two) -> None:
         groups: dict[Shape, list[int]] = {}
         for shape, start in segments:
             groups.setdefault(shape, []).append(start)

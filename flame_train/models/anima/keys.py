@@ -17,7 +17,7 @@ from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they
 from flame_train.io.resolve import Component, Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.anima.transformer import MODULATIONS
-from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
+from flame_train.models.common.keys_transformer import LORA_PREFIXES, component_of_table, lora_component
 from flame_train.models.common.text import keys_qwen3 as qwen3
 from flame_train.models.common.vae.keys_vae_qwen import qwen_vae_component
 
@@ -67,10 +67,7 @@ def _adapter(names: Collection[str]) -> KeyMap:
 
 # what training counted, and positions that are computed anew
 _COUNTED: Final = r"accum_\w+|pos_embedder\..*|.*_extra_state|.*rotary_emb\.inv_freq"
-_TRANSFORMER: Final = transformer_component(
-    *transformer_layouts(".self_attn.", ".attn1.", lambda _: transformer_to_diffusers()),
-    unused=_COUNTED,
-)
+_TRANSFORMER: Final = component_of_table(".self_attn.", ".attn1.", transformer_to_diffusers, unused=_COUNTED)
 _CONDITIONER: Final = Component(
     "text_conditioner",
     (
@@ -142,19 +139,17 @@ def adapter_modules(layers: int = 6) -> tuple[str, ...]:
 def lora_family() -> LoraFamily:
     """How LoRA files of Anima name their modules: those of Anima-2.9B, of which Anima has a part."""
     modules = modules_by_table(base_modules(), transformer_to_diffusers())
-    native = ("diffusion_model.", "model.diffusion_model.", "")
     adapter = LoraComponent(
         "text_conditioner",
         "lora_unet_llm_adapter",
         modules_as_they_are(adapter_modules()),
-        tuple(f"{prefix}llm_adapter." for prefix in native),
+        tuple(f"{prefix}llm_adapter." for prefix in LORA_PREFIXES),
     )
     return LoraFamily(
         name="anima",
-        components=(LoraComponent("transformer", "lora_unet", modules, native, ("lycoris",)), adapter),
+        components=(lora_component(modules), adapter),
         base_version="anima",
         architecture="anima/lora",
         implementation="https://github.com/circlestone-labs/anima",
-        resolution="1024x1024",
         network_module="networks.lora_anima",
     )

@@ -18,11 +18,12 @@ from flame_train.engine import Tensor, checkpoint, nn, rematerialize, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.errors import ModelFileError
+from flame_train.models.common.arch import TransformerArch
 from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
 from flame_train.models.common.files.shapes import block_count, shape_of
 from flame_train.models.common.files.stated import NOTHING, Stated
 from flame_train.models.common.fp16 import bounded
-from flame_train.models.common.latents import check_latents
+from flame_train.models.common.latents import token_grid, unpatchify
 from flame_train.models.common.vae.vae_latents import patched
 from flame_train.models.flux.blocks import modulated
 
@@ -36,16 +37,11 @@ _shape: Final = partial(shape_of, "Anima", "Anima's transformer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnimaArch:
+class AnimaArch(TransformerArch):
     """Everything that decides the network's shapes, and how far its positions are stretched."""
 
-    width: int
-    depth: int
-    head_dim: int = 128
     hidden: int
     """The width of the MLPs."""
-    channels: int = 16
-    """Of the latents."""
     context_dim: int = 1024
     """Of the text."""
     rank: int = 256
@@ -270,14 +266,12 @@ class Anima(BlockNetwork):
         self.final_layer = FinalLayer(arch)
 
     def forward(self, x_BHWC: Tensor, times_B: Tensor, context_BTC: Tensor) -> Tensor:
-        """The velocity for noised latents.
+        """The velocity for noised latents, which like the text have the dtype of the weights.
 
         Args:
             x_BHWC: latents (B, H, W, C), H and W even.
             times_B: noise levels in (0, 1), (B,), fp32.
             context_BTC: the text (B, T, context_dim), whose padding is looked at.
-
-        Latents and text have the dtype of the weights.
 
         Returns:
             The velocity (B, H, W, C).
@@ -285,9 +279,7 @@ class Anima(BlockNetwork):
         Raises:
             ShapeError: latents of other sizes.
         """
-        check_latents("Anima's transformer", x_BHWC, self.arch.channels, PATCH)
-        B, H, W, C = x_BHWC.shape
-        h, w = H // PATCH, W // PATCH
+        _, h, w = token_grid("Anima's transformer", x_BHWC, self.arch.channels, PATCH)
         sinusoid_BD = F.timestep_embedding(times_B, self.arch.width, dtype=x_BHWC.dtype)
         shared = self.t_embedder[1](sinusoid_BD)
         silu_time_BD = F.silu(self.t_embedding_norm(sinusoid_BD))
@@ -295,8 +287,7 @@ class Anima(BlockNetwork):
         x_BLD = self.x_embedder(x_BHWC)
         for block in self.blocks:
             x_BLD = block(x_BLD, context_BTC, silu_time_BD, shared, *turns)
-        out = self.final_layer(x_BLD, silu_time_BD, shared).reshape(B, h, w, PATCH, PATCH, C)
-        return out.permute(0, 1, 3, 2, 4, 5).reshape(B, H, W, C)
+        return unpatchify(self.final_layer(x_BLD, silu_time_BD, shared), (h, w), PATCH, channels_first=False)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
         """The blocks' linear layers."""

@@ -13,7 +13,7 @@ from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import Resolved
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
+from flame_train.models.common.keys_transformer import component_of_table, lora_component
 from flame_train.models.common.text import keys_t5 as t5
 from flame_train.models.flux.keys import blocks_to_diffusers
 from flame_train.models.sdxl import keys as sdxl
@@ -41,9 +41,7 @@ def transformer_to_diffusers() -> KeyMap:
 
 _SDXL: Final = {component.name: component for component in sdxl.COMPONENTS}
 COMPONENTS: Final = (
-    transformer_component(
-        *transformer_layouts("double_blocks.", "single_transformer_blocks.", lambda _: transformer_to_diffusers()),
-    ),
+    component_of_table("double_blocks.", "single_transformer_blocks.", transformer_to_diffusers),
     _SDXL["vae"],
     t5.component("text_encoder", (t5.SINGLE_FILE_PREFIX, "text_encoder/")),
 )
@@ -80,16 +78,14 @@ def lora_family() -> LoraFamily:
     modules = base_modules()
     transformer = modules_by_table(modules["transformer"], transformer_to_diffusers())
     text = modules_as_they_are(modules["text_encoder"])
-    native = ("diffusion_model.", "model.diffusion_model.", "")
     return LoraFamily(
         name="chroma",
         components=(
-            LoraComponent("transformer", "lora_unet", transformer, native, ("lora_transformer", "lycoris")),
+            lora_component(transformer, "lora_transformer"),
             LoraComponent("text_encoder", "lora_te3", text, (t5.SINGLE_FILE_PREFIX,), ("lora_te1",)),
         ),
         base_version="chroma",
         architecture="chroma/lora",
         implementation="https://github.com/lodestone-rock/flow",
-        resolution="1024x1024",
         network_module="networks.lora_flux",
     )

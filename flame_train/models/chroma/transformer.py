@@ -23,8 +23,9 @@ from flame_train.errors import ModelFileError
 from flame_train.models.common.blocks import BlockNetwork, linears_in
 from flame_train.models.common.files.shapes import block_count, shape_of
 from flame_train.models.common.files.stated import NOTHING, Stated
-from flame_train.models.common.latents import check_latents
+from flame_train.models.common.latents import patchify, token_grid, unpatchify
 from flame_train.models.common.rope import RopeTables
+from flame_train.models.flux.arch import DoubleSingleArch, block_sizes
 from flame_train.models.flux.blocks import (
     EPS,
     DoubleStreamBase,
@@ -46,17 +47,9 @@ _shape: Final = partial(shape_of, "Chroma", "a Chroma transformer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChromaArch:
+class ChromaArch(DoubleSingleArch):
     """Everything that decides the network's shapes."""
 
-    width: int
-    depth: int
-    """Blocks with a stream for the image and one for the text."""
-    single_depth: int
-    """Blocks with one stream for image and text."""
-    head_dim: int = 128
-    channels: int = 16
-    """Of the latents."""
     context_dim: int = 4096
     """Of T5's output."""
     hidden: int
@@ -80,23 +73,19 @@ class ChromaArch:
 
         Raises ModelFileError naming a missing tensor, or what is stated otherwise.
         """
-        width, features = _shape(shapes, "img_in.weight")
+        features = _shape(shapes, "img_in.weight")[1]
         hidden, told = _shape(shapes, "distilled_guidance_layer.in_proj.weight")
         if told != _FEATURES:
             raise ModelFileError(f"Chroma: expected an approximator of {_FEATURES} features, found {told}")
         arch = cls(
-            width=width,
-            depth=block_count(shapes, "double_blocks"),
-            single_depth=block_count(shapes, "single_blocks"),
-            head_dim=_shape(shapes, "double_blocks.0.img_attn.norm.query_norm.scale")[0],
+            **block_sizes(_shape, shapes),
             channels=features // PATCH**2,
-            context_dim=_shape(shapes, "txt_in.weight")[1],
             hidden=hidden,
             layers=block_count(shapes, "distilled_guidance_layer.layers"),
         )
         stated.must(
             attention_head_dim=arch.head_dim,
-            num_attention_heads=width // arch.head_dim,
+            num_attention_heads=arch.width // arch.head_dim,
             axes_dims_rope=axes_of(arch.head_dim),
             patch_size=1,
             approximator_num_channels=_FEATURES,
@@ -203,7 +192,7 @@ class Chroma(BlockNetwork):
         self.final_layer = FinalLayer(arch)
 
     def forward(self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, rows_B: Tensor) -> Tensor:
-        """The velocity for noised latents.
+        """The velocity for noised latents, which like the states have the dtype of the weights.
 
         Args:
             x_BHWC: latents (B, H, W, C), H and W even.
@@ -211,23 +200,19 @@ class Chroma(BlockNetwork):
             context_BTC: T5's output (B, T, context_dim).
             rows_B: how many of its rows, from the first on, are looked at, (B,) int32.
 
-        Latents and states have the dtype of the weights.
-
         Returns:
             The velocity (B, H, W, C).
 
         Raises:
             ShapeError: latents of other sizes.
         """
-        check_latents("Chroma's transformer", x_BHWC, self.arch.channels, PATCH)
-        B, H, W, C = x_BHWC.shape
-        h, w, T = H // PATCH, W // PATCH, context_BTC.shape[1]
+        _, h, w = token_grid("Chroma's transformer", x_BHWC, self.arch.channels, PATCH)
+        T = context_BTC.shape[1]
         like = nn.compute_copy(self.img_in.weight)
         turns, mask = self.rope.of(T, ((h, w),), like), self._seen(rows_B, T, h * w)
         rows_BMD = self.distilled_guidance_layer(self._told(timesteps_B, x_BHWC.dtype))
         singles, img, txt, final = F.split(rows_BMD, self._kinds, dim=1)
-        tokens = x_BHWC.reshape(B, h, PATCH, w, PATCH, C).permute(0, 1, 3, 5, 2, 4).reshape(B, h * w, -1)
-        img_BLD, txt_BTD = self.img_in(tokens), self.txt_in(context_BTC)
+        img_BLD, txt_BTD = self.img_in(patchify(x_BHWC, PATCH, channels_first=True)), self.txt_in(context_BTC)
         of_two = zip(F.chunk(img, self.arch.depth, dim=1), F.chunk(txt, self.arch.depth, dim=1), strict=True)
         for block, (of_img, of_txt) in zip(self.double_blocks, of_two, strict=True):
             img_BLD, txt_BTD = block(img_BLD, txt_BTD, of_img, of_txt, *turns, mask)
@@ -235,8 +220,7 @@ class Chroma(BlockNetwork):
         of_one = F.chunk(singles, self.arch.single_depth, dim=1)
         for block, of_block in zip(self.single_blocks, of_one, strict=True):
             x_BSD = block(x_BSD, of_block, *turns, mask)
-        out = self.final_layer(x_BSD[:, T:], final).reshape(B, h, w, C, PATCH, PATCH)
-        return out.permute(0, 1, 4, 2, 5, 3).reshape(B, H, W, C)
+        return unpatchify(self.final_layer(x_BSD[:, T:], final), (h, w), PATCH, channels_first=True)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
         """The blocks' linear layers."""

@@ -11,11 +11,7 @@ class TransformerArch:
 
     width: int
     depth: int
-    """Blocks with a stream for the image and one for the text."""
-    head_dim: int = 64
+    """Blocks, but for those of a kind that a network counts apart."""
+    head_dim: int = 128
     channels: int = 16
     """Of the latents."""
-    context_dim: int = 4096
-    """Of the text encoders' output."""
-    pooled_dim: int
-    """Of the CLIPs' pooled output."""

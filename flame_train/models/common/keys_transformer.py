@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from typing import Final
 
 from flame_train.io.keymap import KeyMap, Rule, scaled_fp8_rules
+from flame_train.io.lora_names import LoraComponent, Modules
 from flame_train.io.resolve import Component, Layout
+
+LORA_PREFIXES: Final = ("diffusion_model.", "model.diffusion_model.", "")
+"""What stands before a transformer's native paths in LoRA files; some have none."""
 
 
 def transformer_component(*layouts: Layout, unused: str = r"(?!)") -> Component:
@@ -36,3 +41,15 @@ def transformer_layouts(
         return table(names).inverse
 
     return Layout("single-file", single_file, native), Layout("diffusers", diffusers, from_diffusers)
+
+
+def component_of_table(
+    single_file: str, diffusers: str, table: Callable[[], KeyMap], unused: str = r"(?!)"
+) -> Component:
+    """The transformer in both layouts, for a table that serves any depth; the rest as `transformer_layouts` has it."""
+    return transformer_component(*transformer_layouts(single_file, diffusers, lambda _: table()), unused=unused)
+
+
+def lora_component(modules: Modules, *flat: str) -> LoraComponent:
+    """The transformer as LoRA files speak of it; `flat` are prefixes of flattened names but kohya's and LyCORIS's."""
+    return LoraComponent("transformer", "lora_unet", modules, LORA_PREFIXES, (*flat, "lycoris"))

@@ -17,7 +17,7 @@ from flame_train.io.keymap import KeyMap, Op, Rule, lines, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import Resolved
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
+from flame_train.models.common.keys_transformer import component_of_table, lora_component
 from flame_train.models.common.text import keys_t5 as t5
 from flame_train.models.sdxl import keys as sdxl
 from flame_train.models.sdxl.keys_modules import clip_modules
@@ -91,9 +91,7 @@ def transformer_to_diffusers() -> KeyMap:
 _SDXL: Final = {component.name: component for component in sdxl.COMPONENTS}
 _ELSEWHERE: Final = re.compile(r"text_encoders\.\w+\.(logit_scale|transformer\.text_projection\.weight)|model_ema\..*")
 COMPONENTS: Final = (
-    transformer_component(
-        *transformer_layouts("double_blocks.", "single_transformer_blocks.", lambda _: transformer_to_diffusers()),
-    ),
+    component_of_table("double_blocks.", "single_transformer_blocks.", transformer_to_diffusers),
     _SDXL["vae"],
     replace(_SDXL["text_encoder"], prefixes=("text_encoders.clip_l.transformer.", "text_encoder/")),
     t5.component("text_encoder_2", (t5.SINGLE_FILE_PREFIX, "text_encoder_2/")),
@@ -138,18 +136,16 @@ def lora_family(dev: bool = True) -> LoraFamily:
     modules = base_modules()
     transformer = modules_by_table(modules["transformer"], transformer_to_diffusers())
     text = {name: modules_as_they_are(modules[name]) for name in ("text_encoder", "text_encoder_2")}
-    native = ("diffusion_model.", "model.diffusion_model.", "")  # BFL's own LoRAs have no prefix
     clip_l, t5xxl = ("text_encoders.clip_l.transformer.",), (t5.SINGLE_FILE_PREFIX,)
     return LoraFamily(
         name="flux",
         components=(
-            LoraComponent("transformer", "lora_unet", transformer, native, ("lora_transformer", "lycoris")),
+            lora_component(transformer, "lora_transformer"),
             LoraComponent("text_encoder", "lora_te1", text["text_encoder"], clip_l),
             LoraComponent("text_encoder_2", "lora_te3", text["text_encoder_2"], t5xxl, ("lora_te2",)),
         ),
         base_version="flux1",
         architecture=f"flux-1-{'dev' if dev else 'schnell'}/lora",
         implementation="https://github.com/black-forest-labs/flux",
-        resolution="1024x1024",
         network_module="networks.lora_flux",
     )

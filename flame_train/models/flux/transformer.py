@@ -18,12 +18,12 @@ from typing import Final, Self
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.errors import ModelFileError
-from flame_train.models.common.arch import TransformerArch
 from flame_train.models.common.blocks import BlockNetwork, linears_in
-from flame_train.models.common.files.shapes import block_count, shape_of
+from flame_train.models.common.files.shapes import shape_of
 from flame_train.models.common.files.stated import NOTHING, Stated
-from flame_train.models.common.latents import check_latents
+from flame_train.models.common.latents import patchify, token_grid, unpatchify
 from flame_train.models.common.rope import RopeTables
+from flame_train.models.flux.arch import DoubleSingleArch, block_sizes
 from flame_train.models.flux.blocks import (
     EPS,
     DoubleStreamBase,
@@ -40,11 +40,13 @@ _shape: Final = partial(shape_of, "Flux", "a Flux.1 transformer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FluxArch(TransformerArch):
+class FluxArch(DoubleSingleArch):
     """Everything that decides the network's shapes. schnell differs from dev in that it is not told a guidance."""
 
-    single_depth: int
-    """Blocks with one stream for image and text."""
+    context_dim: int = 4096
+    """Of T5's output."""
+    pooled_dim: int
+    """Of CLIP-L's pooled output."""
     guidance: bool = True
 
     @classmethod
@@ -77,7 +79,7 @@ class FluxArch(TransformerArch):
         Raises ModelFileError naming a missing tensor, what is stated otherwise, or for inpainting and control variants
         (extra input channels).
         """
-        width, features = _shape(shapes, "img_in.weight")
+        features = _shape(shapes, "img_in.weight")[1]
         made = _shape(shapes, "final_layer.linear.weight")[0]
         if features != made:
             raise ModelFileError(
@@ -85,12 +87,8 @@ class FluxArch(TransformerArch):
                 "Fill, Canny or Depth model, which needs a second image; use Flux.1 dev or schnell"
             )
         arch = cls(
-            width=width,
-            depth=block_count(shapes, "double_blocks"),
-            single_depth=block_count(shapes, "single_blocks"),
-            head_dim=_shape(shapes, "double_blocks.0.img_attn.norm.query_norm.scale")[0],
+            **block_sizes(_shape, shapes),
             channels=made // PATCH**2,
-            context_dim=_shape(shapes, "txt_in.weight")[1],
             pooled_dim=_shape(shapes, "vector_in.in_layer.weight")[1],
             guidance="guidance_in.in_layer.weight" in shapes,
         )
@@ -179,13 +177,6 @@ class FinalLayer(nn.Module):
         return self.linear(F.layer_norm_modulate(x_BLD, scale, shift, EPS))
 
 
-def _tokens(x_BHWC: Tensor) -> Tensor:
-    """Latents as tokens (B, L, 4 C)."""
-    B, H, W, C = x_BHWC.shape
-    squares = x_BHWC.reshape(B, H // PATCH, PATCH, W // PATCH, PATCH, C)
-    return squares.permute(0, 1, 3, 5, 2, 4).reshape(B, H // PATCH * (W // PATCH), -1)
-
-
 class Flux(BlockNetwork):
     """Predicts the velocity of the flow in noised latents. Its blocks are those of two streams and of one."""
 
@@ -231,22 +222,20 @@ class Flux(BlockNetwork):
             ShapeError: latents of other sizes.
         """
         images = (x_BHWC, *controls)
-        for latents in images:
-            check_latents("Flux's transformer", latents, self.arch.channels, PATCH)
+        grids = tuple(token_grid("Flux's transformer", image, self.arch.channels, PATCH)[1:] for image in images)
         silu_vec_BD = F.silu(self._vector(timesteps_B, pooled_BP, guidance_B))
-        B, H, W, C = x_BHWC.shape
-        h, w, T = H // PATCH, W // PATCH, context_BTC.shape[1]
-        grids = tuple((image.shape[1] // PATCH, image.shape[2] // PATCH) for image in images)
+        (h, w), T = grids[0], context_BTC.shape[1]
         turns = self.rope.of(T, grids, nn.compute_copy(self.img_in.weight))
-        tokens = F.cat([_tokens(image) for image in images], dim=1) if controls else _tokens(x_BHWC)
-        img_BLD, txt_BTD = self.img_in(tokens), self.txt_in(context_BTC)
+        tokens = [patchify(image, PATCH, channels_first=True) for image in images]
+        img_BLD = self.img_in(F.cat(tokens, dim=1) if controls else tokens[0])
+        txt_BTD = self.txt_in(context_BTC)
         for block in self.double_blocks:
             img_BLD, txt_BTD = block(img_BLD, txt_BTD, silu_vec_BD, *turns)
         x_BSD = F.cat([txt_BTD, img_BLD], dim=1)
         for block in self.single_blocks:
             x_BSD = block(x_BSD, silu_vec_BD, *turns)
-        out = self.final_layer(x_BSD[:, T : T + h * w], silu_vec_BD).reshape(B, h, w, C, PATCH, PATCH)
-        return out.permute(0, 1, 4, 2, 5, 3).reshape(B, H, W, C)
+        out = self.final_layer(x_BSD[:, T : T + h * w], silu_vec_BD)
+        return unpatchify(out, (h, w), PATCH, channels_first=True)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
         """The blocks' linear layers."""

@@ -12,10 +12,10 @@ from functools import lru_cache, partial
 from typing import Final
 
 from flame_train.io.keymap import KeyMap, Rule, lines, table
-from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_by_table
+from flame_train.io.lora_names import LoraFamily, modules_by_table
 from flame_train.io.resolve import Component, Layout
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
+from flame_train.models.common.keys_transformer import component_of_table, lora_component
 from flame_train.models.common.text import keys_qwen3 as qwen3
 from flame_train.models.sdxl import keys as sdxl
 
@@ -80,9 +80,7 @@ VAE: Final = Component(
 )
 """FLUX.2's autoencoder as a part of a model's files; FLUX.3's too."""
 COMPONENTS: Final = (
-    transformer_component(
-        *transformer_layouts("double_blocks.", "single_transformer_blocks.", lambda _: transformer_to_diffusers()),
-    ),
+    component_of_table("double_blocks.", "single_transformer_blocks.", transformer_to_diffusers),
     VAE,
     qwen3.component(
         "text_encoder",
@@ -118,13 +116,11 @@ def _linears(depth: int, single_depth: int) -> Iterator[str]:
 def lora_family(depth: int = 8, single_depth: int = 24) -> LoraFamily:
     """How LoRA files of FLUX.2 klein name their modules; by default klein 9B's, of which 4B has a part."""
     modules = modules_by_table(base_modules(depth, single_depth), transformer_to_diffusers())
-    native = ("diffusion_model.", "model.diffusion_model.", "")
     return LoraFamily(
         name="flux2",
-        components=(LoraComponent("transformer", "lora_unet", modules, native, ("lora_transformer", "lycoris")),),
+        components=(lora_component(modules, "lora_transformer"),),
         base_version="flux2",
         architecture="flux-2-klein/lora",
         implementation="https://github.com/black-forest-labs/flux2",
-        resolution="1024x1024",
         network_module="networks.lora_flux_2",
     )

@@ -20,11 +20,12 @@ from flame_train.engine import Tensor, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.errors import ModelFileError
 from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
-from flame_train.models.common.files.shapes import block_count, shape_of
+from flame_train.models.common.files.shapes import shape_of
 from flame_train.models.common.files.stated import NOTHING, Stated
 from flame_train.models.common.fp16 import bounded
-from flame_train.models.common.latents import check_latents
+from flame_train.models.common.latents import token_grid
 from flame_train.models.common.rope import Angles, Grids, RopeTables, grid, rope_angles
+from flame_train.models.flux.arch import DoubleSingleArch, block_sizes
 from flame_train.models.flux.blocks import DoubleStreamBase, QKNorm, Stream, attend, modulated
 
 FREQUENCIES: Final = 256
@@ -36,15 +37,9 @@ _shape: Final = partial(shape_of, "FLUX.2", "a FLUX.2 transformer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flux2Arch:
+class Flux2Arch(DoubleSingleArch):
     """Everything that decides the network's shapes."""
 
-    width: int
-    depth: int
-    """Blocks with a stream for the image and one for the text."""
-    single_depth: int
-    """Blocks with one stream for image and text."""
-    head_dim: int = 128
     mlp: int
     """The width of the gated MLPs."""
     channels: int = 128
@@ -78,19 +73,14 @@ class Flux2Arch:
                 "FLUX.2: expected klein, found a guidance input: this is FLUX.2 dev, whose text encoder is not "
                 "supported here; use klein base 4B or 9B"
             )
-        width, channels = _shape(shapes, "img_in.weight")
         arch = cls(
-            width=width,
-            depth=block_count(shapes, "double_blocks"),
-            single_depth=block_count(shapes, "single_blocks"),
-            head_dim=_shape(shapes, "double_blocks.0.img_attn.norm.query_norm.scale")[0],
+            **block_sizes(_shape, shapes),
             mlp=_shape(shapes, "double_blocks.0.img_mlp.2.weight")[1],
-            channels=channels,
-            context_dim=_shape(shapes, "txt_in.weight")[1],
+            channels=_shape(shapes, "img_in.weight")[1],
         )
         stated.must(
             attention_head_dim=arch.head_dim,
-            num_attention_heads=width // arch.head_dim,
+            num_attention_heads=arch.width // arch.head_dim,
             axes_dims_rope=arch.axes,
             rope_theta=_THETA,
             eps=_EPS,
@@ -275,15 +265,12 @@ class Flux2(BlockNetwork):
             ShapeError: latents of other sizes.
         """
         images = (x_BHWC, *controls)
-        for latents in images:
-            check_latents("FLUX.2's transformer", latents, self.arch.channels, 1)
-        B, H, W, C = x_BHWC.shape
-        T = context_BTC.shape[1]
+        grids = tuple(token_grid("FLUX.2's transformer", image, self.arch.channels, 1)[1:] for image in images)
+        (h, w), T = grids[0], context_BTC.shape[1]
         silu_vec_BD = F.silu(self.time_in(F.timestep_embedding(timesteps_B, FREQUENCIES, dtype=x_BHWC.dtype)))
         both = (*self.double_stream_modulation_img(silu_vec_BD), *self.double_stream_modulation_txt(silu_vec_BD))
-        grids = tuple((image.shape[1], image.shape[2]) for image in images)
         turns = self.rope.of(T, grids, nn.compute_copy(self.img_in.weight))
-        tokens = [image.reshape(B, -1, C) for image in images]
+        tokens = [image.flatten(1, 2) for image in images]
         img_BLD = self.img_in(F.cat(tokens, dim=1) if controls else tokens[0])
         txt_BTD = self.txt_in(context_BTC)
         for block in self.double_blocks:
@@ -291,7 +278,7 @@ class Flux2(BlockNetwork):
         x_BSD, one = F.cat([txt_BTD, img_BLD], dim=1), self.single_stream_modulation(silu_vec_BD)
         for block in self.single_blocks:
             x_BSD = block(x_BSD, *turns, *one)
-        return self.final_layer(x_BSD[:, T : T + H * W], silu_vec_BD).reshape(B, H, W, C)
+        return self.final_layer(x_BSD[:, T : T + h * w], silu_vec_BD).reshape(x_BHWC.shape)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
         """The blocks' linear layers."""

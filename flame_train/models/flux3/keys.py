@@ -11,9 +11,9 @@ from functools import lru_cache, partial
 from typing import Final
 
 from flame_train.io.keymap import KeyMap, lines, table
-from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_by_table
+from flame_train.io.lora_names import LoraFamily, modules_by_table
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
+from flame_train.models.common.keys_transformer import component_of_table, lora_component
 from flame_train.models.common.text import keys_qwen3 as qwen3
 from flame_train.models.flux2.keys import VAE
 
@@ -60,16 +60,15 @@ def transformer_to_diffusers() -> KeyMap:
     return KeyMap(table(_ENDS, blocks, {"block": _BLOCK}))
 
 
-_LAYOUTS: Final = transformer_layouts(
-    "content_mode_blocks.", "single_transformer_blocks.", lambda _: transformer_to_diffusers()
-)
 COMPONENTS: Final = (
-    transformer_component(
-        *_LAYOUTS,
+    component_of_table(
+        "content_mode_blocks.",
+        "single_transformer_blocks.",
+        transformer_to_diffusers,
         unused=r"repa_projectors\..*",  # of training alone
     ),
     VAE,
-    qwen3.component("text_encoder", qwen3.VL_4B_PREFIXES),
+    qwen3.vl_component("qwen3vl_4b"),
 )
 
 
@@ -96,13 +95,11 @@ def _linears(depth: int, single_depth: int) -> Iterator[str]:
 def lora_family(depth: int = 5, single_depth: int = 28) -> LoraFamily:
     """How LoRA files of FLUX.3 klein name their modules."""
     modules = modules_by_table(base_modules(depth, single_depth), transformer_to_diffusers())
-    native = ("diffusion_model.", "model.diffusion_model.", "")
     return LoraFamily(
         name="flux3",
-        components=(LoraComponent("transformer", "lora_unet", modules, native, ("lora_transformer", "lycoris")),),
+        components=(lora_component(modules, "lora_transformer"),),
         base_version="flux3",
         architecture="flux-3-image-klein/lora",
         implementation="https://github.com/black-forest-labs/flux-3-image-klein",
-        resolution="1024x1024",
         network_module="networks.lora_flux_3",
     )

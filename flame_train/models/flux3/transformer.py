@@ -18,6 +18,7 @@ import numpy as np
 
 from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
+from flame_train.models.common.arch import TransformerArch
 from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
 from flame_train.models.common.files.shapes import block_count, shape_of
 from flame_train.models.common.files.stated import NOTHING, Stated
@@ -35,15 +36,13 @@ _shape: Final = partial(shape_of, "FLUX.3", "a FLUX.3 transformer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flux3Arch:
+class Flux3Arch(TransformerArch):
     """Everything that decides the network's shapes."""
 
-    width: int
     depth: int
     """Blocks for each kind of tokens: the image's, those of control images, the text's."""
     single_depth: int
     """Blocks over all tokens."""
-    head_dim: int = 128
     mlp: int
     """The width of the gated MLPs."""
     channels: int = 128

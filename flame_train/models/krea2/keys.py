@@ -6,14 +6,13 @@ diffusers a matrix of six rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache, partial
 from typing import Final
 
 from flame_train.io.keymap import KeyMap, lines, table
-from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_by_table
+from flame_train.io.lora_names import LoraFamily, modules_by_table
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
+from flame_train.models.common.keys_transformer import component_of_table, lora_component
 from flame_train.models.common.text import keys_qwen3 as qwen3
 from flame_train.models.common.vae.keys_vae_qwen import qwen_vae_component
 
@@ -56,11 +55,9 @@ def transformer_to_diffusers() -> KeyMap:
 
 
 COMPONENTS: Final = (
-    transformer_component(
-        *transformer_layouts("txtfusion.projector.", "text_fusion.projector.", lambda _: transformer_to_diffusers()),
-    ),
+    component_of_table("txtfusion.projector.", "text_fusion.projector.", transformer_to_diffusers),
     qwen_vae_component(),
-    qwen3.component("text_encoder", qwen3.VL_4B_PREFIXES),
+    qwen3.vl_component("qwen3vl_4b"),
 )
 
 
@@ -70,15 +67,10 @@ resolve: Final = partial(resolve_components, COMPONENTS)
 
 def base_modules() -> tuple[str, ...]:
     """Native paths of the transformer's linear layers: 264 in Krea 2."""
-    return tuple(_linears())
-
-
-def _linears(depth: int = 28, layerwise: int = 2, refiners: int = 2) -> Iterator[str]:
-    yield from ("first", "tmlp.0", "tmlp.2", "tproj.1", "txtmlp.1", "txtmlp.3", "txtfusion.projector", "last.linear")
-    stacks = ("txtfusion.layerwise_blocks", layerwise), ("txtfusion.refiner_blocks", refiners), ("blocks", depth)
+    ends = ("first", "tmlp.0", "tmlp.2", "tproj.1", "txtmlp.1", "txtmlp.3", "txtfusion.projector", "last.linear")
+    blocks = {"txtfusion.layerwise_blocks": 2, "txtfusion.refiner_blocks": 2, "blocks": 28}
     parts = (*(f"attn.{name}" for name in ("wq", "wk", "wv", "gate", "wo")), "mlp.gate", "mlp.up", "mlp.down")
-    for stack, blocks in stacks:
-        yield from (f"{stack}.{i}.{part}" for i in range(blocks) for part in parts)
+    return *ends, *(f"{stack}.{i}.{part}" for stack, count in blocks.items() for i in range(count) for part in parts)
 
 
 @lru_cache(maxsize=1)
@@ -88,13 +80,11 @@ def lora_family() -> LoraFamily:
     ai-toolkit's first files have native paths below `base_model.model.`.
     """
     modules = modules_by_table(base_modules(), transformer_to_diffusers())
-    native = ("diffusion_model.", "model.diffusion_model.", "")
     return LoraFamily(
         name="krea2",
-        components=(LoraComponent("transformer", "lora_unet", modules, native, ("lycoris",)),),
+        components=(lora_component(modules),),
         base_version="krea2",
         architecture="Krea-2/lora",
         implementation="https://github.com/krea-ai/krea-2",
-        resolution="1024x1024",
         network_module="networks.lora_krea2",
     )

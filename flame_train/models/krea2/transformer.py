@@ -16,7 +16,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
 from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
-from flame_train.models.common.latents import check_latents
+from flame_train.models.common.latents import patchify, token_grid, unpatchify
 from flame_train.models.common.rope import grid, rope_angles
 from flame_train.models.krea2.arch import PATCH, Krea2Arch
 from flame_train.models.krea2.parts import Attention, FeedForward, ZeroCentredNorm
@@ -103,15 +103,13 @@ class Krea2(BlockNetwork):
         self.last = LastLayer(arch)
 
     def forward(self, x_BHWC: Tensor, times_B: Tensor, states_BTF: Tensor, rows_B: Tensor) -> Tensor:
-        """The velocity for noised latents.
+        """The velocity for noised latents, which like the states have the dtype of the weights.
 
         Args:
             x_BHWC: latents (B, H, W, C), H and W even.
             times_B: noise levels (B,), fp32.
             states_BTF: a text's states after N layers, side by side, (B, T, N text_dim).
             rows_B: how many of them, from the first on, are tokens, (B,) int32; behind them is padding.
-
-        Latents and states have the dtype of the weights.
 
         Returns:
             The velocity (B, H, W, C).
@@ -120,20 +118,18 @@ class Krea2(BlockNetwork):
             ShapeError: latents of other sizes.
         """
         arch = self.arch
-        check_latents("Krea 2's transformer", x_BHWC, arch.channels, PATCH)
-        B, H, W, C = x_BHWC.shape
-        h, w, T = H // PATCH, W // PATCH, states_BTF.shape[1]
+        B, h, w = token_grid("Krea 2's transformer", x_BHWC, arch.channels, PATCH)
+        T = states_BTF.shape[1]
         cos_S1E, sin_S1E = self._table(T, h, w)
         time_B1D = self._time(times_B, x_BHWC.dtype)
         states_BTNC = states_BTF.reshape(B, T, arch.text_layers, arch.text_dim)
         text_BTD = self._text(self.txtfusion(states_BTNC, rows_B))
-        tokens = x_BHWC.reshape(B, h, PATCH, w, PATCH, C).permute(0, 1, 3, 5, 2, 4).reshape(B, h * w, -1)
+        tokens = patchify(x_BHWC, PATCH, channels_first=True)
         x_BSD = F.cat([self.first(tokens), text_BTD], dim=1)  # padding comes last, where attention leaves it out
         seen_B, shared_B1M = rows_B + h * w, self.tproj[1](_gelu(time_B1D))
         for block in self.blocks:
             x_BSD = block(x_BSD, cos_S1E, sin_S1E, seen_B, shared_B1M)
-        out = self.last(x_BSD[:, : h * w], time_B1D).reshape(B, h, w, C, PATCH, PATCH)
-        return out.permute(0, 1, 4, 2, 5, 3).reshape(B, H, W, C)
+        return unpatchify(self.last(x_BSD[:, : h * w], time_B1D), (h, w), PATCH, channels_first=True)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
         """The linear layers of all blocks, those over the text included."""

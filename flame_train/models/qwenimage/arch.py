@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Self
 
+from flame_train.models.common.arch import TransformerArch
 from flame_train.models.common.files.shapes import block_count, shape_of
 from flame_train.models.common.files.stated import NOTHING, Stated
 from flame_train.models.common.rope import stated_axes
@@ -23,12 +24,9 @@ def image_axes(head_dim: int) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QwenImageArch:
+class QwenImageArch(TransformerArch):
     """Everything that decides the network's shapes, and the base of its rotary frequencies."""
 
-    width: int
-    depth: int
-    head_dim: int = 128
     hidden: int
     """The width of the gated network."""
     channels: int = 64

@@ -6,14 +6,13 @@ network, and diffusers has one for each. All other names are the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache, partial
 from typing import Final
 
 from flame_train.io.keymap import KeyMap, lines, table
-from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_by_table
+from flame_train.io.lora_names import LoraFamily, modules_by_table
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
+from flame_train.models.common.keys_transformer import component_of_table, lora_component
 from flame_train.models.common.text import keys_qwen3 as qwen3
 from flame_train.models.common.vae.keys_vae_qwen import nested_vae_component
 
@@ -41,18 +40,10 @@ def transformer_to_diffusers() -> KeyMap:
     return KeyMap(table(lines("\n".join(ends)), blocks, {"block": _BLOCK}))
 
 
-# the text half of Qwen3-VL, whose half for images lies beside it and plays no part
-_TEXT_PREFIXES: Final = (
-    "text_encoders.qwen3vl_8b.transformer.model.",
-    "text_encoder/language_model.",
-    "text_encoder/model.language_model.",
-)
 COMPONENTS: Final = (
-    transformer_component(
-        *transformer_layouts(".img_mlp.gate_up.", ".img_mlp.gate_layer.", lambda _: transformer_to_diffusers()),
-    ),
+    component_of_table(".img_mlp.gate_up.", ".img_mlp.gate_layer.", transformer_to_diffusers),
     nested_vae_component(),
-    qwen3.component("text_encoder", _TEXT_PREFIXES),
+    qwen3.vl_component("qwen3vl_8b"),
 )
 
 
@@ -62,12 +53,7 @@ resolve: Final = partial(resolve_components, COMPONENTS)
 
 def base_modules() -> tuple[str, ...]:
     """Native paths of the transformer's linear layers: 200 in Qwen-Image 2.1."""
-    return tuple(_linears())
-
-
-def _linears(depth: int = 32) -> Iterator[str]:
-    yield from _ENDS
-    yield from (f"transformer_blocks.{i}.{part}" for i in range(depth) for part in _LINEAR)
+    return *_ENDS, *(f"transformer_blocks.{i}.{part}" for i in range(32) for part in _LINEAR)
 
 
 @lru_cache(maxsize=1)
@@ -77,13 +63,11 @@ def lora_family() -> LoraFamily:
     ComfyUI reads gate and value apart below `transformer.`, and as one below its own prefix and kohya's.
     """
     modules = modules_by_table(base_modules(), transformer_to_diffusers())
-    native = ("diffusion_model.", "model.diffusion_model.", "")
     return LoraFamily(
         name="qwenimage",
-        components=(LoraComponent("transformer", "lora_unet", modules, native, ("lycoris",)),),
+        components=(lora_component(modules),),
         base_version="qwen_image_2.1",
         architecture="Qwen-Image-2.1/lora",
         implementation="https://github.com/QwenLM/Qwen-Image",
-        resolution="1024x1024",
         network_module="networks.lora_qwen_image",
     )

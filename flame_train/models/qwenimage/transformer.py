@@ -16,7 +16,7 @@ from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
 from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
 from flame_train.models.common.fp16 import bounded
-from flame_train.models.common.latents import check_latents
+from flame_train.models.common.latents import token_grid
 from flame_train.models.krea2.parts import swish_gated
 from flame_train.models.qwenimage.arch import FREQUENCIES, QwenImageArch
 from flame_train.models.qwenimage.positions import Positions
@@ -189,7 +189,7 @@ class QwenImage(BlockNetwork):
         self.proj_out = nn.Linear(width, arch.channels, bias=False)
 
     def forward(self, x_BHWC: Tensor, times_B: Tensor, states_BTF: Tensor, rows_B: Tensor) -> Tensor:
-        """The velocity for noised latents.
+        """The velocity for noised latents, which like the states have the dtype of the weights.
 
         Args:
             x_BHWC: latents (B, H, W, C).
@@ -197,26 +197,23 @@ class QwenImage(BlockNetwork):
             states_BTF: a text's states (B, T, text_dim).
             rows_B: how many of them, from the first on, are tokens, (B,) int32; behind them is padding.
 
-        Latents and states have the dtype of the weights.
-
         Returns:
             The velocity (B, H, W, C).
 
         Raises:
             ShapeError: latents of other sizes.
         """
-        check_latents("Qwen-Image 2.1's transformer", x_BHWC, self.arch.channels, 1)
-        B, H, W, C = x_BHWC.shape
-        T, L = states_BTF.shape[1], H * W
+        B, h, w = token_grid("Qwen-Image 2.1's transformer", x_BHWC, self.arch.channels, 1)
+        T, L = states_BTF.shape[1], h * w
         weight = nn.compute_copy(self.img_in.weight)
         assert isinstance(weight, Tensor)
-        cos_BS1E, sin_BS1E = self.positions.placed(rows_B, T, (H, W), compute_dtype(weight.dtype))
+        cos_BS1E, sin_BS1E = self.positions.placed(rows_B, T, (h, w), compute_dtype(weight.dtype))
         of_both = self.time_text_embed.timestep_embedder(F.cat([times_B * 0.0, times_B], dim=0), x_BHWC.dtype)
         modulation = self._modulation(of_both, T, L)
-        x_BSD, seen_B = F.cat([self.img_in(x_BHWC.reshape(B, L, C)), self.txt_in(states_BTF)], dim=1), rows_B + L
+        x_BSD, seen_B = F.cat([self.img_in(x_BHWC.reshape(B, L, -1)), self.txt_in(states_BTF)], dim=1), rows_B + L
         for block in self.transformer_blocks:
             x_BSD = block(x_BSD, cos_BS1E, sin_BS1E, L, seen_B, *modulation)
-        return self.proj_out(self.norm_out(x_BSD[:, :L], of_both[B:])).reshape(B, H, W, C)
+        return self.proj_out(self.norm_out(x_BSD[:, :L], of_both[B:])).reshape(x_BHWC.shape)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
         """The blocks' linear layers."""

@@ -7,10 +7,10 @@ from functools import lru_cache, partial
 from typing import Final
 
 from flame_train.io.keymap import KeyMap, Line, lines, scaled_fp8_rules, table
-from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are
+from flame_train.io.lora_names import LoraFamily, modules_as_they_are
 from flame_train.io.resolve import Layout
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.common.keys_transformer import transformer_component
+from flame_train.models.common.keys_transformer import lora_component, transformer_component
 from flame_train.models.common.text import keys_qwen3 as qwen3
 from flame_train.models.common.vae.keys_vae_qwen import qwen_vae_component
 
@@ -38,17 +38,10 @@ def transformer_table(names: Collection[str] = ()) -> KeyMap:
     return KeyMap(scaled_fp8_rules(names, table(ends, [(place, place, "block")], {"block": block})))
 
 
-# the text half of Qwen2.5-VL, whose half for images lies beside it and plays no part
-_TEXT_PREFIXES: Final = (
-    "text_encoders.qwen25_7b.transformer.model.",
-    "text_encoder/model.language_model.",
-    "text_encoder/language_model.",
-    "text_encoder/model.",
-)
 COMPONENTS: Final = (
     transformer_component(Layout("diffusers", ".attn.add_q_proj.", transformer_table)),
     qwen_vae_component(),
-    qwen3.component("text_encoder", _TEXT_PREFIXES),
+    qwen3.vl_component("qwen25_7b", "text_encoder/model."),
 )
 
 
@@ -65,13 +58,11 @@ def base_modules(depth: int = 60) -> tuple[str, ...]:
 def lora_family() -> LoraFamily:
     """How LoRA files of Qwen-Image 1 name their modules."""
     modules = modules_as_they_are(base_modules())
-    native = ("diffusion_model.", "model.diffusion_model.", "")
     return LoraFamily(
         name="qwenimage1",
-        components=(LoraComponent("transformer", "lora_unet", modules, native, ("lycoris",)),),
+        components=(lora_component(modules),),
         base_version="qwen_image",
         architecture="Qwen-Image/lora",
         implementation="https://github.com/QwenLM/Qwen-Image",
-        resolution="1024x1024",
         network_module="networks.lora_qwen_image",
     )

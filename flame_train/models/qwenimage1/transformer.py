@@ -17,12 +17,13 @@ import numpy as np
 from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import float32
+from flame_train.models.common.arch import TransformerArch
 from flame_train.models.common.attention import feed_forward
 from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
 from flame_train.models.common.files.shapes import block_count, shape_of
 from flame_train.models.common.files.stated import NOTHING, Stated
 from flame_train.models.common.fp16 import bounded
-from flame_train.models.common.latents import check_latents
+from flame_train.models.common.latents import patchify, token_grid, unpatchify
 from flame_train.models.common.rope import Angles, Grids, RopeTables, rope_angles, stated_axes
 from flame_train.models.qwenimage.arch import FREQUENCIES, image_axes
 
@@ -33,14 +34,9 @@ _shape: Final = partial(shape_of, "Qwen-Image 1", "a Qwen-Image 1 transformer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QwenImage1Arch:
+class QwenImage1Arch(TransformerArch):
     """Everything that decides the network's shapes, and the base of its rotary frequencies."""
 
-    width: int
-    depth: int
-    head_dim: int = 128
-    channels: int = 16
-    """Of the latents."""
     text_dim: int = 3584
     """Of the text encoder's states."""
     axes: tuple[int, int, int] = (16, 56, 56)
@@ -226,7 +222,7 @@ class QwenImage1(BlockNetwork):
         self.proj_out = nn.Linear(width, PATCH**2 * arch.channels)
 
     def forward(self, x_BHWC: Tensor, times_B: Tensor, states_BTF: Tensor, rows_B: Tensor) -> Tensor:
-        """The velocity for noised latents.
+        """The velocity for noised latents, which like the states have the dtype of the weights.
 
         Args:
             x_BHWC: latents (B, H, W, C), H and W even.
@@ -234,17 +230,14 @@ class QwenImage1(BlockNetwork):
             states_BTF: a text's states (B, T, text_dim).
             rows_B: how many of them, from the first on, are tokens, (B,) int32; behind them is padding.
 
-        Latents and states have the dtype of the weights.
-
         Returns:
             The velocity (B, H, W, C).
 
         Raises:
             ShapeError: latents of other sizes.
         """
-        check_latents("Qwen-Image 1's transformer", x_BHWC, self.arch.channels, PATCH)
-        B, H, W, C = x_BHWC.shape
-        h, w, T = H // PATCH, W // PATCH, states_BTF.shape[1]
+        B, h, w = token_grid("Qwen-Image 1's transformer", x_BHWC, self.arch.channels, PATCH)
+        T = states_BTF.shape[1]
         turns = self.turns.of(T, ((h, w),), nn.compute_copy(self.img_in.weight))
         places_1T = Tensor(rows_B.backend.xp.arange(T, dtype=np.float32)[None])
         own_BT = places_1T < rows_B.to(float32).reshape(B, 1)
@@ -252,13 +245,12 @@ class QwenImage1(BlockNetwork):
         embedder = self.time_text_embed.timestep_embedder
         sinusoid = F.timestep_embedding(times_B * 1000.0, FREQUENCIES, dtype=x_BHWC.dtype)
         time_B1D = F.silu(embedder.linear_2(F.silu(embedder.linear_1(sinusoid)))).unsqueeze(1)
-        tokens = x_BHWC.reshape(B, h, PATCH, w, PATCH, C).permute(0, 1, 3, 5, 2, 4).reshape(B, h * w, -1)
-        img_BLD, txt_BTD = self.img_in(tokens), self.txt_in(self.txt_norm(states_BTF))
+        img_BLD = self.img_in(patchify(x_BHWC, PATCH, channels_first=True))
+        txt_BTD = self.txt_in(self.txt_norm(states_BTF))
         for block in self.transformer_blocks:
             img_BLD, txt_BTD = block(img_BLD, txt_BTD, time_B1D, *turns, mask)
         scale, shift = F.chunk(self.norm_out.linear(time_B1D), 2, dim=-1)
-        out = self.proj_out(_modulated(img_BLD, shift, scale)).reshape(B, h, w, C, PATCH, PATCH)
-        return out.permute(0, 1, 4, 2, 5, 3).reshape(B, H, W, C)
+        return unpatchify(self.proj_out(_modulated(img_BLD, shift, scale)), (h, w), PATCH, channels_first=True)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
         """The blocks' linear layers."""

@@ -15,7 +15,7 @@ from flame_train.io.keymap import Shape
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import Resolved
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
+from flame_train.models.common.keys_transformer import lora_component, transformer_component, transformer_layouts
 from flame_train.models.common.text import keys_t5 as t5
 from flame_train.models.sd3.keys_mmdit import depth_of, mmdit_to_diffusers
 from flame_train.models.sdxl import keys as sdxl
@@ -74,17 +74,15 @@ def lora_family(depth: int = 38, dual: Sequence[int] | None = None) -> LoraFamil
         LoraComponent("text_encoder_2", "lora_te2", modules_as_they_are(text["text_encoder_2"]), (clip_g,)),
         LoraComponent("text_encoder_3", "lora_te3", modules_as_they_are(t5.modules(24)), (t5xxl,)),
     )
-    native = ("diffusion_model.", "model.diffusion_model.", "")  # diffusers' models save theirs without a prefix
     return LoraFamily(
         name="sd3",
         components=(
-            LoraComponent("transformer", "lora_unet", transformer, native, ("lora_transformer", "lycoris")),
+            lora_component(transformer, "lora_transformer"),
             *encoders,
         ),
         base_version="sd3",
         architecture=f"stable-diffusion-3{_model(depth, dual)}/lora",
         implementation="diffusers",
-        resolution="1024x1024",
         network_module="networks.lora_sd3",
     )
 

@@ -24,7 +24,7 @@ from flame_train.models.common.attention import feed_forward
 from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
 from flame_train.models.common.files.shapes import shape_of
 from flame_train.models.common.files.stated import NOTHING, Stated
-from flame_train.models.common.latents import check_latents
+from flame_train.models.common.latents import token_grid, unpatchify
 
 _PATCH = 2
 _FREQUENCIES = 256  # the width of the timestep's sinusoid
@@ -36,6 +36,11 @@ _shape: Final = partial(shape_of, "MMDiT", "an SD3 transformer")
 class MMDiTArch(TransformerArch):
     """Everything that decides the network's shapes, and the width of a head, which SD3 medium's do not tell."""
 
+    head_dim: int = 64
+    context_dim: int = 4096
+    """Of the text encoders' output."""
+    pooled_dim: int
+    """Of the CLIPs' pooled output."""
     positions: int = 192
     """Along each side of the table of positions."""
     qk_norm: bool = False
@@ -259,18 +264,14 @@ class MMDiT(BlockNetwork):
         timesteps are 1000 times the noise level; context is (B, T, context_dim), pooled (B, pooled_dim). All but the
         timesteps are in the dtype of the weights. Raises ShapeError for other latents.
         """
-        check_latents("MMDiT", x_BHWC, self.arch.channels, _PATCH)
-        B, H, W, C = x_BHWC.shape
+        B, h, w = token_grid("MMDiT", x_BHWC, self.arch.channels, _PATCH)
         t_BF = F.timestep_embedding(timesteps_B, _FREQUENCIES, dtype=pooled_BP.dtype)
         silu_c_BD = F.silu(self.t_embedder(t_BF) + self.y_embedder(pooled_BP))
-        tokens = self.x_embedder(x_BHWC)
-        h, w, D = tokens.shape[1:]
-        x_BLD = tokens.reshape(B, h * w, D) + self._positions(h, w)
+        x_BLD = self.x_embedder(x_BHWC).reshape(B, h * w, -1) + self._positions(h, w)
         c_BTD = self.context_embedder(context_BTC)
         for block in self.joint_blocks:
             x_BLD, c_BTD = block(x_BLD, c_BTD, silu_c_BD)
-        out = self.final_layer(x_BLD, silu_c_BD).reshape(B, h, w, _PATCH, _PATCH, C)
-        return out.permute(0, 1, 3, 2, 4, 5).reshape(B, H, W, C)
+        return unpatchify(self.final_layer(x_BLD, silu_c_BD), (h, w), _PATCH, channels_first=False)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
         """The joint blocks' linear layers."""

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from flame_train.engine import nn
 from flame_train.errors import ModelFileError
-from flame_train.io.keymap import Shape
 from flame_train.io.weights import open_weights
 from flame_train.models.common.files.family_files import FamilyFiles
-from flame_train.models.common.files.stated import Stated
-from flame_train.models.common.text.clip import Activation, ClipArch, ClipTextEncoder
+from flame_train.models.common.files.parts import built_by
+from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
 from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.sdxl import keys as sdxl
 from flame_train.models.sdxl.unet import UNet, UNetArch
 
-
-def _build(component: str, native: Mapping[str, Shape], stated: Stated) -> nn.Module:
-    if component == "unet":
-        return UNet(UNetArch.from_shapes(native, stated))
-    if component == "vae":
-        return Vae(VaeArch.from_shapes(native, VaeArch.sdxl(), stated))
-    activation: Activation = "quick_gelu" if component == "text_encoder" else "gelu"
-    return ClipTextEncoder(ClipArch.from_shapes(native, activation, stated))
-
-
+_NETWORKS: Final = built_by(
+    unet=(UNet, UNetArch.from_shapes),
+    vae=(Vae, partial(VaeArch.from_shapes, published=VaeArch.sdxl())),
+    text_encoder=(ClipTextEncoder, partial(ClipArch.from_shapes, activation="quick_gelu")),
+    text_encoder_2=(ClipTextEncoder, partial(ClipArch.from_shapes, activation="gelu")),
+)
 _ALONE: Final = {"clip-l": "text_encoder", "clip-bigg": "text_encoder_2"}
-SDXL_FILES: Final = FamilyFiles("sdxl", sdxl.COMPONENTS, sdxl.resolve, _ALONE, _build)
+SDXL_FILES: Final = FamilyFiles("sdxl", sdxl.COMPONENTS, sdxl.resolve, _ALONE, _NETWORKS)
 
 _V_MARKERS: Final = frozenset({"v_pred", "ztsnr"})  # empty tensors in single files of such models, as NoobAI's
 _PREDICTIONS: Final = {"v": "v", "v_prediction": "v", "epsilon": "epsilon", "flow": "flow"}

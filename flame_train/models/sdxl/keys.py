@@ -110,6 +110,5 @@ def lora_family() -> LoraFamily:
         base_version="sdxl_base_v1-0",
         architecture="stable-diffusion-xl-v1-base/lora",
         implementation="https://github.com/Stability-AI/generative-models",
-        resolution="1024x1024",
         several_predictions=True,
     )

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
-from flame_train.engine import nn
-from flame_train.io.keymap import Shape
 from flame_train.models.common.files.family_files import FamilyFiles
-from flame_train.models.common.files.stated import Stated
+from flame_train.models.common.files.parts import built_by
 from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
 from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.zimage import keys
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
 
-
-def _build(component: str, native: Mapping[str, Shape], stated: Stated) -> nn.Module:
-    if component == "transformer":
-        return ZImage(ZImageArch.from_shapes(native, stated))
-    if component == "vae":
-        return Vae(VaeArch.from_shapes(native, VaeArch.flux(), stated))
-    return Qwen3(Qwen3Arch.from_shapes(native, stated))
-
-
-ZIMAGE_FILES: Final = FamilyFiles("zimage", keys.COMPONENTS, keys.resolve, {"qwen3-4b": "text_encoder"}, _build)
+_NETWORKS: Final = built_by(
+    transformer=(ZImage, ZImageArch.from_shapes),
+    vae=(Vae, partial(VaeArch.from_shapes, published=VaeArch.flux())),
+    text_encoder=(Qwen3, Qwen3Arch.from_shapes),
+)
+ZIMAGE_FILES: Final = FamilyFiles("zimage", keys.COMPONENTS, keys.resolve, {"qwen3-4b": "text_encoder"}, _NETWORKS)

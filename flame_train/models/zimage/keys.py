@@ -11,9 +11,9 @@ from functools import lru_cache, partial
 from typing import Final
 
 from flame_train.io.keymap import KeyMap, lines, table
-from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_by_table
+from flame_train.io.lora_names import LoraFamily, modules_by_table
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.common.keys_transformer import transformer_component, transformer_layouts
+from flame_train.models.common.keys_transformer import component_of_table, lora_component
 from flame_train.models.common.text import keys_qwen3 as qwen3
 from flame_train.models.sdxl import keys as sdxl
 
@@ -53,8 +53,10 @@ def transformer_to_diffusers() -> KeyMap:
 
 _SDXL: Final = {component.name: component for component in sdxl.COMPONENTS}
 COMPONENTS: Final = (
-    transformer_component(
-        *transformer_layouts(".attention.qkv.", ".attention.to_q.", lambda _: transformer_to_diffusers()),
+    component_of_table(
+        ".attention.qkv.",
+        ".attention.to_q.",
+        transformer_to_diffusers,
         unused=r"norm_final\.weight",  # of the code that Z-Image's began from
     ),
     _SDXL["vae"],
@@ -88,13 +90,11 @@ def lora_family() -> LoraFamily:
     ComfyUI reads diffusers' paths below its own prefix too, as ai-toolkit writes them.
     """
     modules = modules_by_table(base_modules(), transformer_to_diffusers())
-    native = ("diffusion_model.", "model.diffusion_model.", "")
     return LoraFamily(
         name="zimage",
-        components=(LoraComponent("transformer", "lora_unet", modules, native, ("lycoris",)),),
+        components=(lora_component(modules),),
         base_version="zimage",
         architecture="Z-Image/lora",
         implementation="https://github.com/Tongyi-MAI/Z-Image",
-        resolution="1024x1024",
         network_module="networks.lora_zimage",
     )

@@ -18,11 +18,12 @@ from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
+from flame_train.models.common.arch import TransformerArch
 from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
 from flame_train.models.common.files.shapes import block_count, shape_of
 from flame_train.models.common.files.stated import NOTHING, Stated
 from flame_train.models.common.fp16 import bounded
-from flame_train.models.common.latents import check_latents
+from flame_train.models.common.latents import patchify, token_grid, unpatchify
 from flame_train.models.common.rope import published_axes, stated_axes
 from flame_train.models.zimage.positions import UNIT, Positions
 
@@ -34,19 +35,13 @@ _shape: Final = partial(shape_of, "Z-Image", "a Z-Image transformer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ZImageArch:
+class ZImageArch(TransformerArch):
     """Everything that decides the network's shapes, and the base of its rotary frequencies."""
 
-    width: int
-    depth: int
-    """Blocks of image and text together."""
     refiners: int = 2
-    """Blocks before these for the image alone, and as many for the text alone."""
-    head_dim: int = 128
+    """Blocks before the others for the image alone, and as many for the text alone."""
     hidden: int
     """The width of the gated network."""
-    channels: int = 16
-    """Of the latents."""
     context_dim: int = 2560
     """Of the text encoder's output."""
     time_dim: int = 256
@@ -248,7 +243,7 @@ class ZImage(BlockNetwork):
         self.final_layer = FinalLayer(arch)
 
     def forward(self, x_BHWC: Tensor, times_B: Tensor, context_BTC: Tensor, rows_B: Tensor) -> Tensor:
-        """x_0 - noise for noised latents.
+        """x_0 - noise for noised latents, which like the states have the dtype of the weights.
 
         Args:
             x_BHWC: latents (B, H, W, C), H and W even.
@@ -256,19 +251,15 @@ class ZImage(BlockNetwork):
             context_BTC: Qwen3's hidden states (B, T, context_dim).
             rows_B: how many of them, from the first on, are tokens, (B,) int32; behind them is padding.
 
-        Latents and states have the dtype of the weights.
-
         Returns:
             The prediction (B, H, W, C).
 
         Raises:
             ShapeError: latents of other sizes.
         """
-        check_latents("Z-Image's transformer", x_BHWC, self.arch.channels, PATCH)
-        B, H, W, C = x_BHWC.shape
-        h, w = H // PATCH, W // PATCH
+        _, h, w = token_grid("Z-Image's transformer", x_BHWC, self.arch.channels, PATCH)
         time_BF = self.t_embedder(times_B, x_BHWC.dtype)
-        tokens = x_BHWC.reshape(B, h, PATCH, w, PATCH, C).permute(0, 1, 3, 2, 4, 5).reshape(B, h * w, -1)
+        tokens = patchify(x_BHWC, PATCH, channels_first=False)
         x_BLD = self._filled(self.x_embedder(tokens), self.x_pad_token)
         context_BTC = F.pad(context_BTC, (0, 0, 0, -context_BTC.shape[1] % UNIT))
         L, S = x_BLD.shape[1], x_BLD.shape[1] + context_BTC.shape[1]
@@ -282,8 +273,7 @@ class ZImage(BlockNetwork):
         x_BSD = F.cat([x_BLD, c_BTD], dim=1)
         for block in self.layers:
             x_BSD = block(x_BSD, *turns, seen_B + L, time_BF)
-        out = self.final_layer(x_BSD[:, : h * w], time_BF).reshape(B, h, w, PATCH, PATCH, C)
-        return out.permute(0, 1, 3, 2, 4, 5).reshape(B, H, W, C)
+        return unpatchify(self.final_layer(x_BSD[:, : h * w], time_BF), (h, w), PATCH, channels_first=False)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
         """The blocks' linear layers."""

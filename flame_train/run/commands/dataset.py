@@ -19,7 +19,7 @@ from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.files import make_folder, refuse_folder
 from flame_train.errors import OutputError, shown
 from flame_train.io.hub import fetching
-from flame_train.training.preview import png
+from flame_train.training.image_sampling import png
 from flame_train.training.stop import StopRequest
 
 from ..check import check

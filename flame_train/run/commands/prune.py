@@ -14,7 +14,7 @@ from flame_train.io.hub import fetching
 from flame_train.training.stop import StopRequest
 
 from ..check import check
-from ..memory.levers import encodings
+from ..memory.options import encodings
 from ..plan import Plan, make_plan
 
 _ENDINGS = (".toml", ".yaml", ".yml")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flame_train.config.load import load_located
-from flame_train.config.located import ConfigWithSource, told_with_keys
+from flame_train.config.located import ConfigWithSource, with_key_names
 from flame_train.config.render import resolved
 from flame_train.config.resume import differences
 from flame_train.config.schema import Config
@@ -47,7 +47,7 @@ from ..encode import encode
 from ..encoding import Keys, could_cache
 from ..fetched import fetch_inputs
 from ..finish import report
-from ..memory.offloading import refuse_small_host, settled
+from ..memory.offloading import refuse_small_host, resolve_offload
 from ..memory.prediction import PredictedMemory, predicted_memory
 from ..memory.within import limited, tell, within_budget
 from ..mirrored import mirrored
@@ -95,13 +95,13 @@ def train(
     lacking = FAMILIES[family].unsupported_keys() if family else ()
     if dry_run:
         asked = load_located(source, overrides, lacking)
-        with told_with_keys(asked):
+        with with_key_names(asked):
             return _trained(asked, device, True, family, callbacks, ProcessGroup(0, processes))
     group, device = join(device, transport)
     with ending_together(group):
-        with group.together():
+        with group.barrier():
             asked = load_located(source, overrides, lacking)
-        with told_with_keys(asked):
+        with with_key_names(asked):
             return _trained(asked, device, False, family, callbacks, group, remote_wait)
 
 
@@ -115,17 +115,17 @@ def _trained(
     remote_wait: float | None = None,
 ) -> dict[str, Any]:
     with StopRequest() as stop, fetching(not dry_run):
-        with group.together():
+        with group.barrier():
             if not dry_run:
                 check_device(asked.config, device)
             fetch_inputs(asked.config, not dry_run, lambda: stop.check("while files were fetched"))
             plan = planned(asked, FAMILIES[family] if family else None, stop, group.world)
-        with group.together():
+        with group.barrier():
             budget = within_budget(plan, device, group)
         plan = plan if budget is None else budget.plan
-        with group.together():
+        with group.barrier():
             gpu = None if device == "cpu" and not dry_run else gpu_of(device)
-            plan = settled(plan, gpu, group.world)
+            plan = resolve_offload(plan, gpu, group.world)
             refuse_small_host(plan)
         if dry_run:
             if preflighted(plan, run_folder(plan, group)) is None:
@@ -149,7 +149,7 @@ def check_device(config: Config, device: str) -> None:
 def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) -> dict[str, Any]:
     """Encodes the images and captions of a config ahead of training. Returns counts."""
     asked = load_located(source, overrides)
-    with told_with_keys(asked), StopRequest() as stop, fetching(not dry_run):
+    with with_key_names(asked), StopRequest() as stop, fetching(not dry_run):
         if not dry_run:
             check_formats(device, encoding_formats(asked.config))
         fetch_inputs(asked.config, not dry_run, lambda: stop.check("while files were fetched"))
@@ -187,7 +187,7 @@ def train_plan(
         All paths, for the report; nothing in a process that does not lead.
     """
     closed = run_folder(plan, group)
-    with group.together():
+    with group.barrier():
         found = preflighted(plan, closed) if group.leads else None
         if group.leads and found is None:
             continued(plan)  # refused before files are hashed
@@ -199,14 +199,14 @@ def train_plan(
             check_sources(found, sources, partial(_changed, plan, keys, closed))
     refuse_unlike(group, plan.config, asdict(sources))
     with ExitStack() as opened:
-        with group.together():
+        with group.barrier():
             if group.leads:
                 opened.enter_context(closed)
-        with group.together():
-            found = _resume(plan, keys, closed, sources) if group.leads else closed.look(leader=True)
+        with group.barrier():
+            found = _resume(plan, keys, closed, sources) if group.leads else closed.inspect(leader=True)
             before = continued(plan) if found is None else None
         refuse_other_checkpoint(group, found or before)
-        with group.together():
+        with group.barrier():
             plan = shared_out(plan, found, group)
             if group.leads:
                 _write_report(plan, keys, closed)
@@ -218,7 +218,7 @@ def train_plan(
             encoded = encode(plan.encoding, plan.everything, keys, plan.model.size_conditioning, device, stop, group)
         with deterministic(plan.config.train.deterministic), watch.telling():
             last = train_run(plan, encoded, closed, found, before, sources, device, stop, callbacks, group)
-        with group.together():  # the others wait for the leading process, or it would miss their signs of life
+        with group.barrier():  # the others wait for the leading process, or it would miss their signs of life
             return report(closed, plan.config, last or closed.last()) if group.leads else {}
 
 
@@ -235,7 +235,7 @@ def run_folder(plan: Plan, group: ProcessGroup = ALONE) -> RunFolder:
 
 def preflighted(plan: Plan, folder: RunFolder) -> Found | None:
     """The checkpoint to continue from; this writes no file. Raises OutputError if the run could not go on here."""
-    found, c = folder.look(), plan.config
+    found, c = folder.inspect(), plan.config
     could_cache(plan.encoding.folder)
     if found is not None and found.step > c.train.steps:
         raise OutputError(

@@ -1,8 +1,8 @@
 """A memory budget: the fastest settings whose run fits under it, among those that the config leaves to the plan.
 
-What each setting of the ladder (`levers.py`) saves and costs is measured on shapes, one setting at a time. Combinations
-come in the order of their estimated step time. The first whose whole run does not run out of memory, rehearsed on
-shapes with pools of the budget's size, is taken.
+What each setting of the ladder (`options.py`) saves and costs is measured on shapes, one setting at a time.
+Combinations come in the order of their estimated step time. The first whose whole run does not run out of memory,
+rehearsed on shapes with pools of the budget's size, is taken.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flame_train.engine.shape_run import Gpu
 from flame_train.errors import ConfigError
 
 from ..plan import Plan
-from .levers import LEVERS, Lever, Settings, Stage, allowed, given, value_of, with_settings
+from .options import MEMORY_OPTIONS, MemoryOption, Settings, Stage, allowed, given, value_of, with_settings
 from .prediction import (
     Alone,
     PredictedMemory,
@@ -59,7 +59,7 @@ _STEP: Final = 10 << 20
 """Bytes to which the budget of such a message is rounded up."""
 
 Combination = Sequence[Settings]
-"""A value of each open lever."""
+"""A value of each open option."""
 
 
 class Where(NamedTuple):
@@ -176,7 +176,7 @@ def _refusal(plan: Plan, least: Settings, where: Where, budget: int, tried: Pred
     needed = _needed(cheapest, where, memory)
     changed = [f"{path} = {toml_value(v)}" for path, v in least.items() if v != value_of(plan.config, path)]
     with_them = f" with {', '.join(changed)}" if changed else ""
-    fixed = [key for lever in LEVERS for key in lever.asked or lever.keys if given(plan.config, key)]
+    fixed = [key for option in MEMORY_OPTIONS for key in option.asked or option.keys if given(plan.config, key)]
     grids = " or sample.width and sample.height" if plan.requests else ""
     remove = f"; or remove {', '.join(fixed)} from the config, so that the plan may choose them" if fixed else ""
     return (
@@ -190,31 +190,31 @@ class _Ladder:
     """What the open settings save and cost, each measured alone and only when it is asked for."""
 
     def __init__(self, plan: Plan, where: Where) -> None:
-        self.levers = [lever for lever in LEVERS if lever.is_open(plan.config)]
+        self.options = [option for option in MEMORY_OPTIONS if option.is_open(plan.config)]
         """The settings that the config leaves open."""
-        self._values = {lever: lever.values(plan.config) for lever in self.levers}
+        self._values = {option: option.values(plan.config) for option in self.options}
         self._plan = with_settings(plan, _together([values[0] for values in self._values.values()]))
         self._where = where
         self._known: dict[tuple[Stage, frozenset[tuple[str, object]]], Alone] = {}
         self._estimates: dict[tuple[Stage, frozenset[tuple[str, object]]], _Estimate] = {}
-        for lever in self.levers:
-            if lever.live:
-                self._measure(self._values[lever])
+        for option in self.options:
+            if option.live:
+                self._measure(self._values[option])
 
     @cached_property
     def candidates(self) -> list[Combination]:
-        """A value of each lever: the fastest first, and of those as fast the one that changes least."""
-        useful = [self._useful(lever) for lever in self.levers]
+        """A value of each option: the fastest first, and of those as fast the one that changes least."""
+        useful = [self._useful(option) for option in self.options]
         barred = self._barred(useful)
         found = [each for each in itertools.product(*useful) if not any(pair <= _items(each) for pair in barred)]
         return sorted(found, key=self._rank)
 
     def _barred(self, useful: Sequence[Sequence[Settings]]) -> list[frozenset[tuple[str, object]]]:
-        """Pairs of values that break a rule: of a lever, and of one of which it needs a value."""
+        """Pairs of values that break a rule: of an option, and of one of which it needs a value."""
         found = []
-        for lever, values in zip(self.levers, useful, strict=True):
-            for other, others in zip(self.levers, useful, strict=True):
-                if set(other.keys) & set(lever.needs):
+        for option, values in zip(self.options, useful, strict=True):
+            for other, others in zip(self.options, useful, strict=True):
+                if set(other.keys) & set(option.needs):
                     pairs = itertools.product(values, others)
                     found += [_items(pair) for pair in pairs if not allowed(self._plan, _together(pair))]
         return found
@@ -222,7 +222,7 @@ class _Ladder:
     def _rank(self, each: Combination) -> tuple[int, int, float]:
         """By step time, of which predictions tell no less than `_TELLS`; then by how far the ladder was climbed."""
         seconds = self._estimate(Stage.STEP, each).seconds
-        climbed = sum(self._values[lever].index(own) for lever, own in zip(self.levers, each, strict=True))
+        climbed = sum(self._values[option].index(own) for option, own in zip(self.options, each, strict=True))
         return round(math.log(seconds) / math.log(1 + _TELLS)), climbed, seconds
 
     @cached_property
@@ -236,41 +236,41 @@ class _Ladder:
         training = step.held + decoding.held + max(step.works, self._alone(Stage.STEP, {}).sampling, decoding.works)
         return max(captions.held + captions.works, images.held + images.works, training)
 
-    def _useful(self, lever: Lever) -> list[Settings]:
-        """The values of a lever of which each saves something in a stage, beside the config's own."""
-        first, *others = self._values[lever]
-        others = [value for value in others if allowed(self._plan, {**self._needs(lever), **value})]
-        if not others or not allowed(self._plan, self._needs(lever)):
+    def _useful(self, option: MemoryOption) -> list[Settings]:
+        """The values of an option of which each saves something in a stage, beside the config's own."""
+        first, *others = self._values[option]
+        others = [value for value in others if allowed(self._plan, {**self._needs(option), **value})]
+        if not others or not allowed(self._plan, self._needs(option)):
             return [first]
-        own = {stage: self._alone(stage, self._needs(lever)).peak for stage in lever.stages}
-        saving = [v for v in others if any(self._with(stage, lever, v).peak < own[stage] for stage in lever.stages)]
+        own = {stage: self._alone(stage, self._needs(option)).peak for stage in option.stages}
+        saving = [v for v in others if any(self._with(stage, option, v).peak < own[stage] for stage in option.stages)]
         return [first, *saving]
 
-    def _needs(self, lever: Lever) -> Settings:
-        """What the lever needs, as far as the config leaves it open."""
-        is_open = {key for one in self.levers for key in one.keys}
-        return {key: value for key, value in lever.needs.items() if key in is_open}
+    def _needs(self, option: MemoryOption) -> Settings:
+        """What the option needs, as far as the config leaves it open."""
+        is_open = {key for one in self.options for key in one.keys}
+        return {key: value for key, value in option.needs.items() if key in is_open}
 
     def _estimate(self, stage: Stage, each: Combination) -> _Estimate:
         """A stage: each setting of those that change it changes what is held, what works and the time by a factor."""
-        chosen = [(lever, own) for lever, own in zip(self.levers, each, strict=True) if stage in lever.stages]
+        chosen = [(option, own) for option, own in zip(self.options, each, strict=True) if stage in option.stages]
         key = stage, _items([own for _, own in chosen])
         if key not in self._estimates:
             own = self._alone(stage, {})
             found = _Estimate(own.held, own.works, own.seconds, own.copying)
-            for lever, settings in chosen:
-                if own.peak and settings != self._values[lever][0]:
-                    before = self._alone(stage, self._needs(lever))
-                    found = found.changed(before, self._with(stage, lever, settings))
+            for option, settings in chosen:
+                if own.peak and settings != self._values[option][0]:
+                    before = self._alone(stage, self._needs(option))
+                    found = found.changed(before, self._with(stage, option, settings))
             self._estimates[key] = found
         return self._estimates[key]
 
-    def _with(self, stage: Stage, lever: Lever, settings: Settings) -> Alone:
-        """A stage with one value of a lever, and what that needs."""
-        needs, last = self._needs(lever), self._values[lever][-1]
-        if lever.way is None or settings == last:
+    def _with(self, stage: Stage, option: MemoryOption, settings: Settings) -> Alone:
+        """A stage with one value of an option, and what that needs."""
+        needs, last = self._needs(option), self._values[option][-1]
+        if option.fractions is None or settings == last:
             return self._alone(stage, {**needs, **settings})
-        way = lever.way(self._plan, settings)
+        way = option.fractions(self._plan, settings)
         return self._alone(stage, needs).towards(self._alone(stage, {**needs, **last}), *way)
 
     def _alone(self, stage: Stage, settings: Settings) -> Alone:

@@ -18,7 +18,7 @@ _LEFT = 1 << 30  # bytes of the GPU for what the prediction leaves out: the CUDA
 _STEP = 1 / 16  # by which a share is raised until a run fits
 
 
-def settled(plan: Plan, gpu: Gpu | None, processes: int = 1) -> Plan:
+def resolve_offload(plan: Plan, gpu: Gpu | None, processes: int = 1) -> Plan:
     """The plan with the blocks that "auto" streams on a GPU: as few as fit its memory. On the CPU it streams none."""
     if plan.config.model.offload != "auto" or gpu is None:
         return plan

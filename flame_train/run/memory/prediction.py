@@ -20,7 +20,7 @@ from flame_train.data.choices import FIRST
 from flame_train.data.padding import collate
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.views import ViewedImage
-from flame_train.distributed.group import silent
+from flame_train.distributed.group import simulated_group
 from flame_train.engine import Tensor, capture, no_grad, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
@@ -33,7 +33,7 @@ from flame_train.training.text_in_step import tokens_of
 from flame_train.training.validate import HeldOut
 
 from ..controls import blank
-from ..grids import grid_drawer
+from ..grids import grid_sampler
 from ..plan import Plan
 from ..train import loaded, make_validator, set_checkpointing
 from .step_time import StepWork
@@ -146,8 +146,8 @@ def steps_alone(plans: Sequence[Plan], gpu: Gpu, processes: int = 1) -> list[Alo
     """A step of each plan, run once, eagerly, and its sampling. The plans differ in checkpointing alone."""
     plan, found = plans[0], list[Alone]()
     with shape_run(gpu) as run, deterministic(plan.config.train.deterministic):
-        denoiser, attached, state = loaded(plan, _DEVICE, group=silent(processes))
-        drawn = _drawer(plan, denoiser, attached, _Undecoded(plan.checked.sample_model.vae.network, _DEVICE))
+        denoiser, attached, state = loaded(plan, _DEVICE, group=simulated_group(processes))
+        sampled = _grid_sampler(plan, denoiser, attached, _Undecoded(plan.checked.sample_model.vae.network, _DEVICE))
         held, host = run.live_bytes, _batch(plan, _largest(plan.samples))
         batch = Batch(host, get_backend(_DEVICE), state.dtype, telling=plan.config.log.images_every > 0)
         for each in plans:
@@ -158,7 +158,7 @@ def steps_alone(plans: Sequence[Plan], gpu: Gpu, processes: int = 1) -> list[Alo
             found.append(Alone(held, run.peak_bytes, *work.parts(gpu)))
         run.backend.empty_cache()
         run.backend.reset_peak()
-        _draw(drawn, state)
+        _sample_grid(sampled, state)
         return [replace(alone, sampling=run.peak_bytes - held) for alone in found]
 
 
@@ -232,13 +232,13 @@ def _train(plan: Plan, largest: Sample, processes: int, run: ShapeRun) -> StepWo
 
     Returns the work of a step.
     """
-    denoiser, attached, state = loaded(plan, _DEVICE, group=silent(processes))
+    denoiser, attached, state = loaded(plan, _DEVICE, group=simulated_group(processes))
     host = _batch(plan, largest)
     backend = get_backend(_DEVICE)
     send = sender(backend, state.dtype)
     sent = [send(host), send(host)]  # one is trained on, one is ahead
-    drawn = _drawer(plan, denoiser, attached)
-    _draw(drawn, state)
+    sampled = _grid_sampler(plan, denoiser, attached)
+    _sample_grid(sampled, state)
     batch = Batch(host, backend, state.dtype, telling=plan.config.log.images_every > 0)
     of_batch, *of_step = [
         capture(step, _DEVICE) for step in (lambda: micro(state, batch), lambda: reduce(state), lambda: update(state))
@@ -248,7 +248,7 @@ def _train(plan: Plan, largest: Sample, processes: int, run: ShapeRun) -> StepWo
         work = _work_of(plan, run, of_batch, *of_step)
         backend.memory()  # as the log does at each step: it counts what graphs keep
     _validate(plan, state)
-    _draw(drawn, state)
+    _sample_grid(sampled, state)
     return work
 
 
@@ -262,7 +262,7 @@ def _work_of(plan: Plan, run: ShapeRun, of_batch: Callable[[], None], *of_step: 
     return StepWork.of(run).since(begun).plus(one, plan.config.gradient.accumulation - 1)
 
 
-def _drawer(
+def _grid_sampler(
     plan: Plan, denoiser: Denoiser, attached: Attached, vae: LoadedVae | None = None
 ) -> Callable[[], object] | None:
     """Samples the grid of a run, in few steps."""
@@ -275,7 +275,7 @@ def _drawer(
     def captions(text: str) -> Example:
         return plan.encoding.caption_blank()
 
-    return grid_drawer(plan, few, captions, controls, denoiser, attached, _DEVICE, StopRequest(), vae=vae)
+    return grid_sampler(plan, few, captions, controls, denoiser, attached, _DEVICE, StopRequest(), vae=vae)
 
 
 def _validate(plan: Plan, state: State) -> None:
@@ -289,10 +289,10 @@ def _validate(plan: Plan, state: State) -> None:
             validator.measure()
 
 
-def _draw(drawn: Callable[[], object] | None, state: State) -> None:
-    if drawn is not None:
+def _sample_grid(sampled: Callable[[], object] | None, state: State) -> None:
+    if sampled is not None:
         with state.optimizer.averaged():
-            drawn()
+            sampled()
 
 
 def _batch(plan: Plan, largest: Sample) -> HostBatch:

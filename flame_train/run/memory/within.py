@@ -19,7 +19,7 @@ from flame_train.errors import ConfigError, EnvironmentFault, OutOfMemory, is_ou
 
 from ..plan import Plan
 from .budget import GIB, OUTSIDE, Fitted, Where, fitted, refuse_if_beyond
-from .levers import LEVERS, Settings
+from .options import MEMORY_OPTIONS, Settings
 
 _LOG = logging.getLogger(__name__)
 
@@ -109,11 +109,11 @@ def chosen_before(plan: Plan) -> Settings | None:
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return None
     found: dict[str, Any] = {}
-    for lever in LEVERS:
-        if lever.is_open(plan.config):
-            values = lever.values(plan.config)
+    for option in MEMORY_OPTIONS:
+        if option.is_open(plan.config):
+            values = option.values(plan.config)
             same = [v for v in values if all(_written(before, p) == value for p, value in v.items())]
-            found |= same[0] if same else values[0] if lever.has_auto(plan.config) else {}
+            found |= same[0] if same else values[0] if option.has_auto(plan.config) else {}
     return found
 
 

@@ -14,7 +14,7 @@ from flame_train.adapters.attach import attach
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.rules import rates
 from flame_train.config.load import from_options, with_overrides
-from flame_train.distributed.group import ALONE, ProcessGroup, silent
+from flame_train.distributed.group import ALONE, ProcessGroup, simulated_group
 from flame_train.engine import Frozen, capture, nn
 from flame_train.engine.backend import Backend, check_formats, get_backend
 from flame_train.engine.dtype import DType, as_dtype
@@ -304,7 +304,7 @@ def predicted(case: BenchCase, processes: int = 1) -> Predicted:
     Of several processes it is one; what NCCL keeps is not counted.
     """
     with shape_run(gpu_of(case.device)) as run, deterministic(case.deterministic):
-        p = prepare(replace(case, device="cuda"), silent(processes))
+        p = prepare(replace(case, device="cuda"), simulated_group(processes))
         run.backend.reset_peak()
         flops = run.multiplied(p.step)
         p.captured()

@@ -7,24 +7,67 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flame_train.models.common.arch import TransformerArch
+
 Loss = Callable[[Any, Any], Any]
 """(torch, network) -> the loss of one batch, with new random inputs."""
+
+Prepare = Callable[[Any, int, int, dict[str, Any]], Loss]
+"""(torch, size, pixels a side, tensor options) -> `Loss`."""
+Predict = Callable[[Any, Any, Any], Any]
+"""(network, noised latents, noise levels) -> velocity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a batch's inputs are made of: PyTorch, the number of images, their pixels a side, and tensor options."""
+
+    torch: Any
+    size: int
+    resolution: int
+    like: Mapping[str, Any]
+
+    @property
+    def side(self) -> int:
+        """Tokens of 16 pixels a side."""
+        return self.resolution // 16
+
+    def randn(self, *shape: int) -> Any:
+        """Random values (size, *shape)."""
+        return self.torch.randn(self.size, *shape, **self.like)
+
+    def tokens(self, features: int) -> Any:
+        """The latents as tokens (size, L, features)."""
+        return self.randn(self.side * self.side, features)
+
+    def seen(self, tokens: int) -> Any:
+        """A mask (size, tokens) that lets all be seen."""
+        return self.torch.ones(self.size, tokens, dtype=self.torch.bool, device=self.like["device"])
+
+    def image_ids(self) -> Any:
+        """(0, row, column) of each token."""
+        rows = self.torch.arange(self.side)
+        return self.torch.cartesian_prod(self.torch.arange(1), rows, rows)
+
+
+Inputs = Callable[[Batch], tuple[Any, Predict]]
+"""-> latents, and how the network is called."""
 
 
 @dataclass(frozen=True, slots=True)
 class TorchBaseline:
     """diffusers' class with its arguments, the layers PEFT adapts, the blocks compiled one by one, and a step's loss.
 
-    `loss` is (torch, size, pixels a side, tensor options) -> `Loss`. `channels_last` is how convolutions are fastest.
-    Without `cudnn_attention` PyTorch takes the next of its attention kernels. `tables` gives values to what the network
-    keeps beside parameters and buffers, since it is made on the meta device.
+    `channels_last` is how convolutions are fastest. Without `cudnn_attention` PyTorch takes the next of its attention
+    kernels. `tables` gives values to what the network keeps beside parameters and buffers, since it is made on the meta
+    device.
     """
 
     network: str
     arguments: Mapping[str, Any]
     targets: list[str] | str
     blocks: tuple[str, ...]
-    loss: Callable[[Any, int, int, dict[str, Any]], Loss]
+    loss: Prepare
     channels_last: bool = False
     cudnn_attention: bool = True
     tables: Callable[[Any], None] | None = None
@@ -40,3 +83,27 @@ def flow_loss(torch: Any, latents: Any, predict: Callable[[Any, Any], Any]) -> A
     level = torch.sigmoid(torch.randn(latents.shape[0], device=latents.device)).to(latents.dtype)
     out = predict(torch.lerp(latents, noise, level.view(-1, *[1] * (latents.dim() - 1))), level)
     return torch.nn.functional.mse_loss(out.float(), (noise - latents).float())
+
+
+def velocity(**given: Any) -> Predict:
+    """The usual call of diffusers' transformers, with these further arguments."""
+    return lambda network, x, t: network(hidden_states=x, timestep=t, **given, return_dict=False)[0]
+
+
+def flow_step(inputs: Inputs) -> Prepare:
+    """The loss of a flow model whose batch `inputs` makes."""
+
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        latents, predict = inputs(Batch(torch, size, resolution, like))
+        return lambda torch, network: flow_loss(torch, latents, lambda x, t: predict(network, x, t))
+
+    return prepare
+
+
+def sizes_of(arch: TransformerArch) -> dict[str, Any]:
+    """The arguments that diffusers' transformers share."""
+    return {
+        "num_layers": arch.depth,
+        "attention_head_dim": arch.head_dim,
+        "num_attention_heads": arch.width // arch.head_dim,
+    }

@@ -7,7 +7,7 @@ from typing import Any
 from flame_train.models.flux2.transformer import Flux2Arch
 from flame_train.models.flux3.transformer import Flux3Arch
 
-from .torch_baseline import Loss, TorchBaseline, flow_loss
+from .torch_baseline import Batch, Predict, TorchBaseline, flow_step, sizes_of, velocity
 
 _JOINT = r"to_q|to_k|to_v|to_out\.0|add_q_proj|add_k_proj|add_v_proj|to_add_out"
 _TARGETS = (
@@ -61,29 +61,20 @@ def _baseline(
     """
     arguments = more | {
         "in_channels": arch.channels,
-        "num_layers": arch.depth,
+        **sizes_of(arch),
         "num_single_layers": arch.single_depth,
-        "attention_head_dim": arch.head_dim,
-        "num_attention_heads": arch.width // arch.head_dim,
         "joint_attention_dim": arch.context_dim,
         "mlp_ratio": arch.mlp / arch.width,
         "axes_dims_rope": arch.axes,
     }
 
-    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
-        side = resolution // 16
-        latents = torch.randn(size, side * side, arch.channels, **like)
-        axes = [torch.arange(n) for n in (1, side, side, 1, text)]
-        given = settings | {
-            "encoder_hidden_states": torch.randn(size, text, arch.context_dim, **like),
-            "img_ids": (torch.cartesian_prod(*axes[:4]) * scale).to(**like),
-            "txt_ids": torch.nn.functional.pad(axes[4][:, None], (3, 0)).to(**like),
-            "return_dict": False,
-        }
+    def inputs(batch: Batch) -> tuple[Any, Predict]:
+        pad = batch.torch.nn.functional.pad
+        return batch.tokens(arch.channels), velocity(
+            encoder_hidden_states=batch.randn(text, arch.context_dim),
+            img_ids=(pad(batch.image_ids(), (0, 1)) * scale).to(**batch.like),
+            txt_ids=pad(batch.torch.arange(text)[:, None], (3, 0)).to(**batch.like),
+            **settings,
+        )
 
-        def loss(torch: Any, transformer: Any) -> Any:
-            return flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
-
-        return loss
-
-    return TorchBaseline(network, arguments, targets, blocks, prepare)
+    return TorchBaseline(network, arguments, targets, blocks, flow_step(inputs))

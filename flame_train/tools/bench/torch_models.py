@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from flame_train.errors import ConfigError
@@ -22,7 +21,7 @@ from flame_train.models.zimage.transformer import ZImage, ZImageArch
 from flame_train.training.model import Model
 
 from .models import SIZE_CONDITIONING
-from .torch_baseline import Loss, TorchBaseline, flow_loss
+from .torch_baseline import Batch, Loss, Predict, Prepare, TorchBaseline, flow_step, sizes_of, velocity
 from .torch_flux2 import flux2, flux3
 from .torch_qwenimage import qwenimage, qwenimage1
 
@@ -106,7 +105,7 @@ def unet_arguments(arch: UNetArch) -> dict[str, Any]:
     }
 
 
-def _unet(arch: UNetArch) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+def _unet(arch: UNetArch) -> Prepare:
     def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
         side = resolution // 8
         latents = torch.randn(size, arch.in_channels, side, side, **like).to(memory_format=torch.channels_last)
@@ -139,9 +138,7 @@ def _mmdit_arguments(arch: MMDiTArch) -> dict[str, Any]:
         "patch_size": 2,
         "in_channels": arch.channels,
         "out_channels": arch.channels,
-        "num_layers": arch.depth,
-        "attention_head_dim": arch.head_dim,
-        "num_attention_heads": arch.width // arch.head_dim,
+        **sizes_of(arch),
         "joint_attention_dim": arch.context_dim,
         "caption_projection_dim": arch.width,
         "pooled_projection_dim": arch.pooled_dim,
@@ -151,30 +148,23 @@ def _mmdit_arguments(arch: MMDiTArch) -> dict[str, Any]:
     }
 
 
-def _sd3(arch: MMDiTArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
-    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
-        latents = torch.randn(size, arch.channels, resolution // 8, resolution // 8, **like)
-        given = {
-            "encoder_hidden_states": torch.randn(size, text, arch.context_dim, **like),
-            "pooled_projections": torch.randn(size, arch.pooled_dim, **like),
-            "return_dict": False,
-        }
+def _sd3(arch: MMDiTArch, text: int) -> Prepare:
+    def inputs(batch: Batch) -> tuple[Any, Predict]:
+        latents = batch.randn(arch.channels, batch.resolution // 8, batch.resolution // 8)
+        predict = velocity(
+            encoder_hidden_states=batch.randn(text, arch.context_dim),
+            pooled_projections=batch.randn(arch.pooled_dim),
+        )
+        return latents, lambda transformer, x, t: predict(transformer, x, t * 1000)
 
-        def loss(torch: Any, transformer: Any) -> Any:
-            return flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t * 1000, **given)[0])
-
-        return loss
-
-    return prepare
+    return flow_step(inputs)
 
 
 def _flux_arguments(arch: FluxArch) -> dict[str, Any]:
     return {
         "in_channels": 4 * arch.channels,
-        "num_layers": arch.depth,
+        **sizes_of(arch),
         "num_single_layers": arch.single_depth,
-        "attention_head_dim": arch.head_dim,
-        "num_attention_heads": arch.width // arch.head_dim,
         "joint_attention_dim": arch.context_dim,
         "pooled_projection_dim": arch.pooled_dim,
         "guidance_embeds": arch.guidance,
@@ -182,35 +172,24 @@ def _flux_arguments(arch: FluxArch) -> dict[str, Any]:
     }
 
 
-def _flux(arch: FluxArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
-    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
-        side = resolution // 16
-        latents = torch.randn(size, side * side, 4 * arch.channels, **like)
-        places = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"), dim=-1)
-        given = {
-            "encoder_hidden_states": torch.randn(size, text, arch.context_dim, **like),
-            "pooled_projections": torch.randn(size, arch.pooled_dim, **like),
-            "img_ids": torch.nn.functional.pad(places.reshape(-1, 2), (1, 0)).to(**like),
-            "txt_ids": torch.zeros(text, 3, **like),
-            "guidance": torch.ones(size, **like) if arch.guidance else None,
-            "return_dict": False,
-        }
+def _flux(arch: FluxArch, text: int) -> Prepare:
+    def inputs(batch: Batch) -> tuple[Any, Predict]:
+        return batch.tokens(4 * arch.channels), velocity(
+            encoder_hidden_states=batch.randn(text, arch.context_dim),
+            pooled_projections=batch.randn(arch.pooled_dim),
+            img_ids=batch.image_ids().to(**batch.like),
+            txt_ids=batch.torch.zeros(text, 3, **batch.like),
+            guidance=batch.torch.ones(batch.size, **batch.like) if arch.guidance else None,
+        )
 
-        def loss(torch: Any, transformer: Any) -> Any:
-            return flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
-
-        return loss
-
-    return prepare
+    return flow_step(inputs)
 
 
 def _chroma_arguments(arch: ChromaArch) -> dict[str, Any]:
     return {
         "in_channels": 4 * arch.channels,
-        "num_layers": arch.depth,
+        **sizes_of(arch),
         "num_single_layers": arch.single_depth,
-        "attention_head_dim": arch.head_dim,
-        "num_attention_heads": arch.width // arch.head_dim,
         "joint_attention_dim": arch.context_dim,
         "axes_dims_rope": axes_of(arch.head_dim),
         "approximator_hidden_dim": arch.hidden,
@@ -218,27 +197,18 @@ def _chroma_arguments(arch: ChromaArch) -> dict[str, Any]:
     }
 
 
-def _chroma(arch: ChromaArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+def _chroma(arch: ChromaArch, text: int) -> Prepare:
     """Captions are as long as they may be, so the mask lets all tokens be seen; it is given, as with any caption."""
 
-    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
-        side = resolution // 16
-        latents = torch.randn(size, side * side, 4 * arch.channels, **like)
-        places = torch.cartesian_prod(torch.arange(1), torch.arange(side), torch.arange(side))
-        given = {
-            "encoder_hidden_states": torch.randn(size, text, arch.context_dim, **like),
-            "img_ids": places.to(**like),
-            "txt_ids": torch.zeros(text, 3, **like),
-            "attention_mask": torch.ones(size, text + side * side, dtype=torch.bool, device=like["device"]),
-            "return_dict": False,
-        }
+    def inputs(batch: Batch) -> tuple[Any, Predict]:
+        return batch.tokens(4 * arch.channels), velocity(
+            encoder_hidden_states=batch.randn(text, arch.context_dim),
+            img_ids=batch.image_ids().to(**batch.like),
+            txt_ids=batch.torch.zeros(text, 3, **batch.like),
+            attention_mask=batch.seen(text + batch.side**2),
+        )
 
-        def loss(torch: Any, transformer: Any) -> Any:
-            return flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
-
-        return loss
-
-    return prepare
+    return flow_step(inputs)
 
 
 # ---- Anima ----------------------------------------------------------------------------------------------------------
@@ -249,9 +219,7 @@ def _anima_arguments(arch: AnimaArch) -> dict[str, Any]:
     return {
         "in_channels": arch.channels + 1,
         "out_channels": arch.channels,
-        "num_attention_heads": arch.width // arch.head_dim,
-        "attention_head_dim": arch.head_dim,
-        "num_layers": arch.depth,
+        **sizes_of(arch),
         "mlp_ratio": arch.hidden / arch.width,
         "text_embed_dim": arch.context_dim,
         "adaln_lora_dim": arch.rank,
@@ -261,24 +229,19 @@ def _anima_arguments(arch: AnimaArch) -> dict[str, Any]:
     }
 
 
-def _anima(arch: AnimaArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
-    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
-        side = resolution // 8
-        latents = torch.randn(size, arch.channels, 1, side, side, **like)
-        context = torch.randn(size, text, arch.context_dim, **like)
+def _anima(arch: AnimaArch, text: int) -> Prepare:
+    def inputs(batch: Batch) -> tuple[Any, Predict]:
+        side = batch.resolution // 8
+        latents = batch.randn(arch.channels, 1, side, side)
+        context = batch.randn(text, arch.context_dim)
 
-        def loss(torch: Any, transformer: Any) -> Any:
-            return flow_loss(
-                torch,
-                latents,
-                lambda x, t: transformer(
-                    torch.nn.functional.pad(x, (0, 0) * 3 + (0, 1)), t, context, return_dict=False
-                )[0],
-            )
+        def predict(transformer: Any, x: Any, t: Any) -> Any:
+            padded = batch.torch.nn.functional.pad(x, (0, 0) * 3 + (0, 1))
+            return transformer(padded, t, context, return_dict=False)[0]
 
-        return loss
+        return latents, predict
 
-    return prepare
+    return flow_step(inputs)
 
 
 # ---- Z-Image --------------------------------------------------------------------------------------------------------
@@ -302,22 +265,19 @@ def _zimage_arguments(arch: ZImageArch) -> dict[str, Any]:
     }
 
 
-def _zimage(arch: ZImageArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
-    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
-        side = resolution // 8
-        latents = torch.randn(size, arch.channels, side, side, **like)
-        captions = list(torch.randn(size, text, arch.context_dim, **like).unbind(0))
+def _zimage(arch: ZImageArch, text: int) -> Prepare:
+    def inputs(batch: Batch) -> tuple[Any, Predict]:
+        side = batch.resolution // 8
+        latents = batch.randn(arch.channels, side, side)
+        captions = list(batch.randn(text, arch.context_dim).unbind(0))
 
-        def predict(transformer: Any, x: Any, level: Any) -> Any:
-            made = transformer(list(x.unsqueeze(2).unbind(0)), 1 - level, captions, return_dict=False)[0]
-            return -torch.stack(made).squeeze(2)
+        def predict(transformer: Any, x: Any, t: Any) -> Any:
+            made = transformer(list(x.unsqueeze(2).unbind(0)), 1 - t, captions, return_dict=False)[0]
+            return -batch.torch.stack(made).squeeze(2)
 
-        def loss(torch: Any, transformer: Any) -> Any:
-            return flow_loss(torch, latents, lambda x, t: predict(transformer, x, t))
+        return latents, predict
 
-        return loss
-
-    return prepare
+    return flow_step(inputs)
 
 
 def _krea2_arguments(arch: Krea2Arch) -> dict[str, Any]:
@@ -340,21 +300,12 @@ def _krea2_arguments(arch: Krea2Arch) -> dict[str, Any]:
     }
 
 
-def _krea2(arch: Krea2Arch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
-    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
-        side = resolution // 16
-        latents = torch.randn(size, side * side, 4 * arch.channels, **like)
-        places = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"), dim=-1)
-        given = {
-            "encoder_hidden_states": torch.randn(size, text, arch.text_layers, arch.text_dim, **like),
-            "position_ids": torch.nn.functional.pad(places.reshape(-1, 2), (1, 0, text, 0)).to(like["device"]),
-            "encoder_attention_mask": torch.ones(size, text, dtype=torch.bool, device=like["device"]),
-            "return_dict": False,
-        }
+def _krea2(arch: Krea2Arch, text: int) -> Prepare:
+    def inputs(batch: Batch) -> tuple[Any, Predict]:
+        return batch.tokens(4 * arch.channels), velocity(
+            encoder_hidden_states=batch.randn(text, arch.text_layers, arch.text_dim),
+            position_ids=batch.torch.nn.functional.pad(batch.image_ids(), (0, 0, text, 0)).to(batch.like["device"]),
+            encoder_attention_mask=batch.seen(text),
+        )
 
-        def loss(torch: Any, transformer: Any) -> Any:
-            return flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
-
-        return loss
-
-    return prepare
+    return flow_step(inputs)

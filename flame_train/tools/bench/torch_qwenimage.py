@@ -7,7 +7,7 @@ from typing import Any
 from flame_train.models.qwenimage.arch import QwenImageArch
 from flame_train.models.qwenimage1.transformer import QwenImage1Arch
 
-from .torch_baseline import Loss, TorchBaseline, flow_loss
+from .torch_baseline import Batch, Predict, TorchBaseline, flow_step, sizes_of, velocity
 
 _JOINT = r"to_q|to_k|to_v|to_out\.0|add_q_proj|add_k_proj|add_v_proj|to_add_out"
 _TARGETS_1 = rf"transformer_blocks\.\d+\.(attn\.({_JOINT})|(img|txt)_mlp\.net\.(0\.proj|2))"
@@ -19,36 +19,26 @@ def qwenimage(arch: QwenImageArch, text: int) -> TorchBaseline:
     arguments = {
         "in_channels": arch.channels,
         "out_channels": arch.channels,
-        "num_layers": arch.depth,
-        "attention_head_dim": arch.head_dim,
-        "num_attention_heads": arch.width // arch.head_dim,
+        **sizes_of(arch),
         "context_in_dim": arch.text_dim,
         "mlp_ratio": arch.hidden // arch.width,
         "axes_dims_rope": arch.axes,
     }
 
-    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
-        side = resolution // 16
-        tokens = side * side
-        latents = torch.randn(size, tokens, arch.channels, **like)
-        slots = torch.arange(text + tokens // 4, device=like["device"]) >= text  # one for four tokens of the image
-        given = {
-            "encoder_hidden_states": torch.randn(size, text, arch.text_dim, **like),
-            "img_shapes": [[(1, side, side)]] * size,
-            "img_mask": slots.expand(size, -1),
-            "return_dict": False,
-        }
-
-        def loss(torch: Any, transformer: Any) -> Any:
-            def predict(x: Any, t: Any) -> Any:
-                return transformer(hidden_states=x, timestep=t, **given)[0][:, -tokens:]
-
-            return flow_loss(torch, latents, predict)
-
-        return loss
+    def inputs(batch: Batch) -> tuple[Any, Predict]:
+        tokens = batch.side**2
+        latents = batch.tokens(arch.channels)
+        # one for four tokens of the image
+        slots = batch.torch.arange(text + tokens // 4, device=batch.like["device"]) >= text
+        predict = velocity(
+            encoder_hidden_states=batch.randn(text, arch.text_dim),
+            img_shapes=[[(1, batch.side, batch.side)]] * batch.size,
+            img_mask=slots.expand(batch.size, -1),
+        )
+        return latents, lambda transformer, x, t: predict(transformer, x, t)[:, -tokens:]
 
     network, blocks = "QwenImage21Transformer2DModel", ("QwenImage21TransformerBlock",)
-    return TorchBaseline(network, arguments, _TARGETS, blocks, prepare, tables=_tables)
+    return TorchBaseline(network, arguments, _TARGETS, blocks, flow_step(inputs), tables=_tables)
 
 
 def qwenimage1(arch: QwenImage1Arch, text: int) -> TorchBaseline:
@@ -56,30 +46,20 @@ def qwenimage1(arch: QwenImage1Arch, text: int) -> TorchBaseline:
     arguments = {
         "in_channels": 4 * arch.channels,
         "out_channels": arch.channels,
-        "num_layers": arch.depth,
-        "attention_head_dim": arch.head_dim,
-        "num_attention_heads": arch.width // arch.head_dim,
+        **sizes_of(arch),
         "joint_attention_dim": arch.text_dim,
         "axes_dims_rope": arch.axes,
     }
 
-    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
-        side = resolution // 16
-        latents = torch.randn(size, side * side, 4 * arch.channels, **like)
-        given = {
-            "encoder_hidden_states": torch.randn(size, text, arch.text_dim, **like),
-            "encoder_hidden_states_mask": torch.ones(size, text, dtype=torch.bool, device=like["device"]),
-            "img_shapes": [[(1, side, side)]] * size,
-            "return_dict": False,
-        }
-
-        def loss(torch: Any, transformer: Any) -> Any:
-            return flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
-
-        return loss
+    def inputs(batch: Batch) -> tuple[Any, Predict]:
+        return batch.tokens(4 * arch.channels), velocity(
+            encoder_hidden_states=batch.randn(text, arch.text_dim),
+            encoder_hidden_states_mask=batch.seen(text),
+            img_shapes=[[(1, batch.side, batch.side)]] * batch.size,
+        )
 
     network, blocks = "QwenImageTransformer2DModel", ("QwenImageTransformerBlock",)
-    return TorchBaseline(network, arguments, _TARGETS_1, blocks, prepare, tables=_tables)
+    return TorchBaseline(network, arguments, _TARGETS_1, blocks, flow_step(inputs), tables=_tables)
 
 
 def _tables(transformer: Any) -> None:

@@ -363,7 +363,7 @@ def test_what_is_not_finite_is_marked_wherever_it_stands(
     def found() -> Any:
         marks = NonFiniteFlags(gpu, len(arrays))
         for place, array in enumerate(arrays):
-            marks.look(place, gpu.to_device(array))
+            marks.check(place, gpu.to_device(array))
         return marks.places()
 
     found()

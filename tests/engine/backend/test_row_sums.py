@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flame_train.engine.backend.cuda.codegen.row_tiling import totals_cut
+from flame_train.engine.backend.cuda.codegen.row_tiling import row_sums_tiling
 from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY, Op, Sample, sample
 from flame_train.engine.op_samples import materialise
@@ -60,10 +60,10 @@ def test_blocks_that_go_through_many_rows(gpu: Any, dtype: Any, compiled: Any, m
 def test_cuts_for_totals_have_room_for_a_row_in_whole_warps_and_little_shared_memory() -> None:
     for width, totals, vectors in itertools.product((1, 2, 4, 8), (1, 2), (0, 2)):
         for columns in range(2 * width, 4096 * width // (2 if width == 8 else 1), 7 * width):
-            cut = totals_cut(columns, width, 2, totals, vectors)
-            assert cut.width * cut.threads * (cut.packets - 1) < columns <= cut.elements
-            assert cut.block % 32 == 0
-            assert cut.block <= 1024
-            apart = cut.block // max(32, cut.threads)
-            assert apart // 2 * totals * cut.elements * 4 <= 40 << 10
-    assert [totals_cut(c, 8, 2, 2, 0).threads for c in (640, 1280, 3072)] == [16, 32, 64]
+            tiling = row_sums_tiling(columns, width, 2, totals, vectors)
+            assert tiling.width * tiling.threads * (tiling.packets - 1) < columns <= tiling.elements
+            assert tiling.block % 32 == 0
+            assert tiling.block <= 1024
+            apart = tiling.block // max(32, tiling.threads)
+            assert apart // 2 * totals * tiling.elements * 4 <= 40 << 10
+    assert [row_sums_tiling(c, 8, 2, 2, 0).threads for c in (640, 1280, 3072)] == [16, 32, 64]

@@ -9,7 +9,7 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.backend.cuda.codegen.row_tiling import Cut, cut_of, staged_cut
+from flame_train.engine.backend.cuda.codegen.row_tiling import RowTiling, row_tiling, staged_tiling
 from flame_train.engine.backend.cuda.codegen.rows import divisor
 
 
@@ -43,19 +43,21 @@ def test_one_kernel_for_any_number_of_rows_and_for_lengths_that_are_cut_alike(gp
 def test_cuts_have_room_for_a_row_and_waste_nothing_on_lengths_of_models() -> None:
     for columns in range(8, 9000, 8):
         for loads in (1, 2, 3, 4):
-            cut = cut_of(columns, 8, loads, loads + 2)
-            assert columns <= cut.elements
-            assert columns >= cut.width * cut.threads * (cut.packets - 1), "only a thread's last packet may be missing"
-            assert cut.block <= 1024
+            tiling = row_tiling(columns, 8, loads, loads + 2)
+            assert columns <= tiling.elements
+            assert columns >= tiling.width * tiling.threads * (tiling.packets - 1), (
+                "only a thread's last packet may be missing"
+            )
+            assert tiling.block <= 1024
     for columns in (64, 128, 320, 640, 1280, 1536, 2048, 3072, 4096):
-        assert cut_of(columns, 8, 1, 3).elements == columns
-    assert cut_of(1280, 8, 2, 2) == Cut(8, 160, 1)
+        assert row_tiling(columns, 8, 1, 3).elements == columns
+    assert row_tiling(1280, 8, 2, 2) == RowTiling(8, 160, 1)
 
 
 def test_staged_rows_fit_shared_memory() -> None:
     for columns in range(1, 700):
-        cut = staged_cut(columns, 1, 16)
-        assert cut is None or (cut.elements >= columns and cut.elements * cut.rows * 16 <= 32 << 10)
-        assert cut is None or columns >= cut.threads * (cut.packets - 1)
-    assert staged_cut(77, 1, 4) == Cut(1, 8, 10, staged=True)
-    assert staged_cut(80, 8, 4) is None
+        tiling = staged_tiling(columns, 1, 16)
+        assert tiling is None or (tiling.elements >= columns and tiling.elements * tiling.rows * 16 <= 32 << 10)
+        assert tiling is None or columns >= tiling.threads * (tiling.packets - 1)
+    assert staged_tiling(77, 1, 4) == RowTiling(1, 8, 10, staged=True)
+    assert staged_tiling(80, 8, 4) is None

@@ -14,7 +14,7 @@ import pytest
 from flame_train.errors import RemoteError
 from flame_train.remote import lease as module
 from flame_train.remote.faults import Refused
-from flame_train.remote.lease import Lease, Lost
+from flame_train.remote.lease import Lease, LeaseLost
 from flame_train.remote.mirror import Mirror
 from flame_train.remote.store import Store
 
@@ -78,11 +78,11 @@ def test_a_machine_that_lost_its_lease_sends_nothing_more(
         assert lease.lost is None
         elsewhere(bucket, place)
         lease._renew()
-        assert isinstance(lease.lost, Lost)
+        assert isinstance(lease.lost, LeaseLost)
         (tmp_path / "status.json").write_text("{}")
-        with pytest.raises(Lost, match="far"):
+        with pytest.raises(LeaseLost, match="far"):
             mirror.notice()
-        with pytest.raises(Lost, match=f"is in {tmp_path} alone"):
+        with pytest.raises(LeaseLost, match=f"is in {tmp_path} alone"):
             mirror.finish(10)
     assert json.loads(bucket.cat(f"{place}/lease.json"))["host"] == "far"
     assert not bucket.exists(f"{place}/status.json")

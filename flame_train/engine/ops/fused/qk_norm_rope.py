@@ -83,17 +83,17 @@ cat_rms_norm.perf_samples(
 )
 
 
-Place = tuple[Any, ...]
+Index = tuple[Any, ...]
 
 
-def _parts(tensors: Sequence[Array], dim: int) -> list[Place]:
+def _parts(tensors: Sequence[Array], dim: int) -> list[Index]:
     """The index of each tensor in the joined one."""
     after, ends = tensors[0].ndim - dim % tensors[0].ndim - 1, itertools.accumulate(x.shape[dim] for x in tensors)
     tail = (slice(None),) * after
     return [(..., slice(end - x.shape[dim], end), *tail) for x, end in zip(tensors, ends, strict=True)]
 
 
-def _part(x: Array, part: Place, size: int) -> Array:
+def _part(x: Array, part: Index, size: int) -> Array:
     """The rows of cosines or sines for one part, or all of them if they are the same along the joined dim."""
     dim = 1 - len(part)
     return x[part] if x.ndim >= -dim and x.shape[dim] == size > 1 else x
@@ -119,7 +119,7 @@ def _alike(tensors: Sequence[Array], weights: Sequence[Array], cos: Maybe, sin: 
     return ""
 
 
-def _angles(k: Launcher, cos: Maybe, sin: Maybe, part: Place, size: int, shape: Shape) -> Angles:
+def _angles(k: Launcher, cos: Maybe, sin: Maybe, part: Index, size: int, shape: Shape) -> Angles:
     if cos is None or sin is None:
         return {}
     return angle_rows(k, _part(cos, part, size), _part(sin, part, size), shape)

@@ -106,7 +106,7 @@ def _whole_product(xp: Namespace, x: Array, columns: Array) -> Array:
     return made.reshape(*x.shape[:-1], columns.shape[1])
 
 
-def broadcast_grad(xp: Namespace, g: Array, data: Array, scales: Array, dynamic: bool) -> Array:
+def input_grad(xp: Namespace, g: Array, data: Array, scales: Array, dynamic: bool) -> Array:
     """g @ weight, the gradient of a layer's input; with `dynamic` its rows are rounded.
 
     Each row of the weight meets one column of g, so its factor is multiplied into that column before the rounding.
@@ -114,8 +114,7 @@ def broadcast_grad(xp: Namespace, g: Array, data: Array, scales: Array, dynamic:
     Args:
         xp: the array namespace.
         g: (..., out).
-        data: e4m3 in uint8, or int8 (out, in).
-        scales: uint32 (out,).
+        data, scales: as in `stored_product`.
         dynamic: whether g's rows are rounded to data's format.
 
     Returns:
@@ -129,7 +128,7 @@ def broadcast_grad(xp: Namespace, g: Array, data: Array, scales: Array, dynamic:
     return rows_product(xp, e4m3.rounded(xp, g), e4m3.decoded(xp, data, g.dtype))
 
 
-scaled_linear.vjp("input")(lambda xp, g, data, scales, dynamic: broadcast_grad(xp, g, data, scales, dynamic))
+scaled_linear.vjp("input")(lambda xp, g, data, scales, dynamic: input_grad(xp, g, data, scales, dynamic))
 scaled_linear.vjp("bias")(lambda xp, g: g)
 scaled_linear.vjp("residual")(lambda xp, g: g)
 scaled_linear.samples(

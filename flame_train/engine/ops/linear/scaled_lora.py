@@ -27,8 +27,8 @@ from .lora import (
 from .lora_gradients import factor_gradients, listed, side_by_side
 from .matmul import rows_product
 from .scaled import (
-    broadcast_grad,
     check_layer,
+    input_grad,
     products,
     scaled_product_to,
     storage,
@@ -139,7 +139,7 @@ def _(
     if "input" in needs:
         whole = xp.concatenate(rows, axis=-1), xp.concatenate(weights.data), xp.concatenate(weights.scales)
         updates = sum(xp.matmul(h, down) for h, down in zip(grad_hidden, lora.downs, strict=True))
-        dx = (broadcast_grad(xp, *whole, dynamic) + updates).reshape(input.shape)
+        dx = (input_grad(xp, *whole, dynamic) + updates).reshape(input.shape)
     d_downs = [xp.matmul(h.T, x) for h in grad_hidden] if "downs" in needs else None
     ends = np.cumsum([len(d) for d in lora.downs])[:-1]
     hiddens = xp.split(lora.lora_hidden, ends.tolist(), axis=-1)

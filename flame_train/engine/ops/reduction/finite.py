@@ -20,7 +20,7 @@ class NonFiniteFlags:
         self._backend = backend
         self._marks = backend.to_device(np.zeros(most, np.int32))
 
-    def look(self, place: int, x: Array) -> None:
+    def check(self, place: int, x: Array) -> None:
         """Marks number `place` if an element of `x` is not finite. `x` must be dense, in any order of dims."""
         mark, k = self._marks[place : place + 1], self._backend.kernels
         if k is None or x.dtype not in AT_MOST_FP32:

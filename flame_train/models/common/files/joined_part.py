@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from flame_train.engine import nn
-from flame_train.engine.dtype import DType
 from flame_train.io.digests import Digests
-from flame_train.models.common.files.part import Part
-from flame_train.models.common.streamed import StreamedWeights
+from flame_train.models.common.files.part import Part, Target
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -34,17 +32,9 @@ class JoinedPart(Part):
         network = join(**{name: part.network for name, part in parts.items()})
         return cls(parts[first].component, parts[first].path, network, build, {}, {}, parts)
 
-    def _fill(
-        self,
-        network: nn.Module,
-        device: str,
-        dtype: DType | str,
-        storage: nn.Storage | None,
-        check_finite: bool,
-        mover: StreamedWeights | None,
-    ) -> None:
+    def _fill(self, network: nn.Module, target: Target) -> None:
         for name, part in self.parts.items():
-            part._fill(getattr(network, name), device, dtype, storage, check_finite, mover)
+            part._fill(getattr(network, name), target)
 
     def digest(self, digests: Digests | None = None) -> str:
         summed = [f"{name} {part.digest(digests)}" for name, part in sorted(self.parts.items())]

@@ -24,6 +24,17 @@ from flame_train.models.common.streamed import StreamedWeights
 from flame_train.progress import progress
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a network's weights go, as `Part.load` has it; `mover` takes those of blocks that wait in host memory."""
+
+    device: str
+    dtype: DType | str
+    storage: nn.Storage | None
+    check_finite: bool
+    mover: StreamedWeights | None
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Part:
     """A network with its weights declared and none loaded.
@@ -76,22 +87,15 @@ class Part:
         """
         network = self.build()
         blocks = StreamedWeights(network, streamed) if streamed else None
-        self._fill(network, device, dtype, storage, check_finite, blocks)
+        self._fill(network, Target(device, dtype, storage, check_finite, blocks))
         if blocks is not None:
             blocks.begin(get_backend(device))
         return network
 
-    def _fill(
-        self,
-        network: nn.Module,
-        device: str,
-        dtype: DType | str,
-        storage: nn.Storage | None,
-        check_finite: bool,
-        mover: StreamedWeights | None,
-    ) -> None:
-        if get_backend(device).described:
-            nn.allocate(network, dtype=dtype, device=device, storage=storage, mover=mover)
+    def _fill(self, network: nn.Module, target: Target) -> None:
+        if get_backend(target.device).described:
+            dtype, device, storage = target.dtype, target.device, target.storage
+            nn.allocate(network, dtype=dtype, device=device, storage=storage, mover=target.mover)
             return
         with open_weights(self.path) as weights:
             name = self.component.replace("_", " ")
@@ -101,12 +105,12 @@ class Part:
                 nn.load(
                     network,
                     source,
-                    dtype=dtype,
-                    device=device,
+                    dtype=target.dtype,
+                    device=target.device,
                     what=what,
-                    check_finite=check_finite,
-                    storage=storage,
-                    mover=mover,
+                    check_finite=target.check_finite,
+                    storage=target.storage,
+                    mover=target.mover,
                 )
 
     def source(self, weights: Weights, advance: Callable[[float], None]) -> Native:

@@ -24,6 +24,19 @@ Build = Callable[[str, Mapping[str, Shape], Stated], nn.Module]
 """A component's empty network, from its name, its native names and shapes, and what its folder states."""
 
 
+def built_by(**networks: tuple[Callable[[Any], nn.Module], Callable[..., Any]]) -> Build:
+    """The `Build` of a table: component -> its network's class, and what reads the architecture that the class takes.
+
+    The latter is called as `from_shapes(native, stated=stated)`.
+    """
+
+    def build(component: str, native: Mapping[str, Shape], stated: Stated) -> nn.Module:
+        network, from_shapes = networks[component]
+        return network(from_shapes(native, stated=stated))
+
+    return build
+
+
 class Native:
     """One component's tensors by native name: a `WeightSource` over the open file."""
 

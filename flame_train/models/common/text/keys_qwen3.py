@@ -23,12 +23,6 @@ _LAYER: Final = (
 )
 _BIASES: Final = tuple(f"self_attn.{part}.bias" for part in ("q_proj", "k_proj", "v_proj"))  # of Qwen2.5 alone
 _NAMES: Final = ("embed_tokens.weight", "norm.weight", *(f"layers.{{i}}.{name}" for name in (*_LAYER, *_BIASES)))
-VL_4B_PREFIXES: Final = (
-    "text_encoders.qwen3vl_4b.transformer.model.",
-    "text_encoder/language_model.",
-    "text_encoder/model.language_model.",
-)
-"""What stands before the text half of Qwen3-VL-4B in a model's files. Its half for images plays no part."""
 # what marks a scaled file, or serves products in fp8
 _EXTRAS: Final = re.compile(r"scaled_fp8|.*\.scale_input")
 
@@ -41,6 +35,15 @@ def qwen3_table(names: Collection[str] = ()) -> KeyMap:
 def component(name: str, prefixes: tuple[str, ...]) -> Component:
     """The encoder as a part of a model, below one of `prefixes`; ("",) if the file holds the encoder only."""
     return Component(name, prefixes, (Layout("transformers", "layers.0.", qwen3_table),), _EXTRAS)
+
+
+def vl_component(single_file: str, *others: str) -> Component:
+    """The text half of a vision-language model, whose half for images lies beside it and plays no part.
+
+    `single_file` is its name in ComfyUI's checkpoints; `others` are further prefixes.
+    """
+    folder = "text_encoder/language_model.", "text_encoder/model.language_model."
+    return component("text_encoder", (f"text_encoders.{single_file}.transformer.model.", *folder, *others))
 
 
 def prefix_of(names: Iterable[str]) -> str | None:

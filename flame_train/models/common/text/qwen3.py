@@ -89,23 +89,23 @@ class Qwen3Arch:
         return cls(width, layers, 4, 2, 2 * width, vocabulary, 8)
 
     @classmethod
-    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], config: Stated = NOTHING, theta: float = THETA) -> Self:
+    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING, theta: float = THETA) -> Self:
         """The architecture of a file's decoder, from its native names and shapes, and what its folder states.
 
         `theta` is what holds where the folder states none. Qwen3-VL states its text half as `text_config`. Its
         positions on three axes are one for text. Raises ModelFileError naming a missing tensor, or what the folder
         states and this code cannot do.
         """
-        config = config.within("text_config") if "text_config" in config.values else config
+        stated = stated.within("text_config") if "text_config" in stated.values else stated
         vocabulary, width = _shape(shapes, "embed_tokens.weight", 2)
         layers = {int(found[1]) for name in shapes if (found := re.match(r"layers\.(\d+)\.", name))}
         biases = f"{_LAYER}.self_attn.q_proj.bias" in shapes
         if biases:
-            head_dim = int(width // config.number("num_attention_heads", width // 128))
+            head_dim = int(width // stated.number("num_attention_heads", width // 128))
         else:
             (head_dim,) = _shape(shapes, f"{_LAYER}.self_attn.q_norm.weight", 1)
-        rotary = config.within("rope_parameters")
-        scaling = config.within("rope_scaling")
+        rotary = stated.within("rope_parameters")
+        scaling = stated.within("rope_scaling")
         for part in (rotary, scaling):
             part.must(rope_type="default")
         arch = cls(
@@ -116,11 +116,11 @@ class Qwen3Arch:
             hidden=_shape(shapes, f"{_LAYER}.mlp.gate_proj.weight", 2)[0],
             vocabulary=vocabulary,
             head_dim=head_dim,
-            theta=rotary.number("rope_theta", config.number("rope_theta", theta)),
-            eps=config.number("rms_norm_eps", 1e-6),
+            theta=rotary.number("rope_theta", stated.number("rope_theta", theta)),
+            eps=stated.number("rms_norm_eps", 1e-6),
             biases=biases,
         )
-        config.must(
+        stated.must(
             num_attention_heads=arch.heads,
             num_key_value_heads=arch.kv_heads,
             hidden_act="silu",
@@ -128,7 +128,7 @@ class Qwen3Arch:
             use_sliding_window=False,
         )
         if "mrope_section" not in scaling.values:
-            config.must(rope_scaling=None)
+            stated.must(rope_scaling=None)
         return arch
 
 

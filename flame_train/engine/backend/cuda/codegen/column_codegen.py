@@ -42,13 +42,13 @@ SHARED = "float* part, unsigned* counters, const long long reduced, const long l
 """The arguments of kernels whose blocks may share a reduction; `part` is null where none do."""
 
 
-def rows_read(inputs: Inputs, cut: ColumnTiling, each: str) -> str:
+def rows_read(inputs: Inputs, tiling: ColumnTiling, each: str) -> str:
     """The loop over a thread's rows, in batches whose packets are all loaded before the first is used.
 
     `each` is the text for one row, in which q_NAME are the packets and NAME the values of columns. Around the loop, `x`
     and `y` are the thread's place in the block, `c` its first column, `first` and `last` the block's rows.
     """
-    ahead, lanes, w = cut.ahead(len(inputs.rows)), cut.lanes, cut.width
+    ahead, lanes, w = tiling.ahead(len(inputs.rows)), tiling.lanes, tiling.width
     held, reads, own, once = [], [], [], []
     for n, d in (*inputs.rows, *inputs.single, *inputs.tables):
         packet = f"Packet<{element_name(d)}, {w}>"
@@ -89,18 +89,18 @@ def _table_row(name: str) -> str:
     return f"(long long){divided(f'count_{name}')}.rest({divided(f'run_{name}')}.quotient((unsigned)row))"
 
 
-def place_of(cut: ColumnTiling) -> str:
+def place_of(tiling: ColumnTiling) -> str:
     """Lines that compute a thread's place in the block, its first column, the block's rows, and the tile's index."""
-    return f"""  const int x = threadIdx.x % {cut.across}, y = threadIdx.x / {cut.across};
-  const int c = (blockIdx.z * {cut.across} + x) * {cut.width};
+    return f"""  const int x = threadIdx.x % {tiling.across}, y = threadIdx.x / {tiling.across};
+  const int c = (blockIdx.z * {tiling.across} + x) * {tiling.width};
   const long long first = blockIdx.y * stretch, last = first + stretch < reduced ? first + stretch : reduced;
   const long long place = blockIdx.x * (long long)gridDim.z + blockIdx.z;
 """
 
 
-def column_source(rs: Sequence[Reduction], inputs: Inputs, dtype: DType, cut: ColumnTiling) -> str:
+def column_source(rs: Sequence[Reduction], inputs: Inputs, dtype: DType, tiling: ColumnTiling) -> str:
     """The kernel down columns. Grid (outer, stretches, tiles); the last block of a tile combines all blocks' totals."""
-    w, t, columns, left = cut.width, cut.threads, cut.columns, f"Left<{cut.columns}, {cut.threads}>"
+    w, t, columns, left = tiling.width, tiling.threads, tiling.columns, f"Left<{tiling.columns}, {tiling.threads}>"
     step = len(rs) * columns
     names = [f"const float {n} = to_float(q_{n}.e[i]);" for n, _ in (*inputs.rows, *inputs.single, *inputs.tables)]
     none, each, block, shared, results = "", " ".join(names), "", "", ""
@@ -108,18 +108,18 @@ def column_source(rs: Sequence[Reduction], inputs: Inputs, dtype: DType, cut: Co
         how = r.how.capitalize()
         none += f"own[{j}][i] = {how}::none(); "
         each += f" own[{j}][i] = {how}::of(own[{j}][i], {r.value});"
-        block += f"  totals[{j}] = of_columns<{how}, {cut.across}, {w}, {t}>(own[{j}]);\n"
+        block += f"  totals[{j}] = of_columns<{how}, {tiling.across}, {w}, {t}>(own[{j}]);\n"
         shared += f"    totals[{j}] = of_blocks<{how}, {columns}, {t}>(left + {j * columns}, gridDim.y, {step});\n"
         place = f"made[({j}ll * gridDim.x + blockIdx.x) * inner + column]"
         results += f"  {{ const float total = totals[{j}]; from_float({r.result}, {place}); }}\n"
     loop = f"#pragma unroll\n        for (int i = 0; i < {w}; i++) {{ {each} }}"
     return f"""{inputs.begin()}
-extern "C" __global__ void __launch_bounds__({t}, {cut.resident}) columns({", ".join(inputs.arguments())},
+extern "C" __global__ void __launch_bounds__({t}, {tiling.resident}) columns({", ".join(inputs.arguments())},
     {element_name(dtype)}* __restrict__ made, {SHARED}, const int inner, const float n) {{
-{place_of(cut)}  float own[{len(rs)}][{w}], totals[{len(rs)}];
+{place_of(tiling)}  float own[{len(rs)}][{w}], totals[{len(rs)}];
 #pragma unroll
   for (int i = 0; i < {w}; i++) {{ {none}}}
-{rows_read(inputs, cut, loop)}{block}  int column = column_of<{cut.across}, {w}>(threadIdx.x);
+{rows_read(inputs, tiling, loop)}{block}  int column = column_of<{tiling.across}, {w}>(threadIdx.x);
   if (gridDim.y > 1) {{
     float* const left = part + place * gridDim.y * {step};
     if (threadIdx.x < {columns})

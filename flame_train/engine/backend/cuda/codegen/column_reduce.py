@@ -18,7 +18,7 @@ import numpy as np
 from ....dtype import Array, DType, float32
 from ..nvrtc import KernelModules
 from .column_codegen import STRETCH_THREADS, Inputs, column_source, stretch_source
-from .column_tiling import ColumnTiling, column_cut
+from .column_tiling import ColumnTiling, column_tiling
 from .kernel_ir import Extent, Operands, Program, Reduction, Table
 from .rows import Rows, by_count, divisor, names_of
 
@@ -91,9 +91,9 @@ class Columns:
         rows = {n: self._xp.ascontiguousarray(a) for n, a in operands.rows.items()}
         single, several = by_count(operands.tables)
         width = _width(rows, operands.tables, e.inner, 8 if len(rs) < 3 else 4)
-        cut = column_cut(e.inner, e.reduced, width, min(a.dtype.itemsize for a in rows.values()))
-        tiles = cut.tiles(e.inner)
-        stretch = cut.stretch(e.reduced, tiles * e.outer, self._multiprocessors)
+        tiling = column_tiling(e.inner, e.reduced, width, min(a.dtype.itemsize for a in rows.values()))
+        tiles = tiling.tiles(e.inner)
+        stretch = tiling.stretch(e.reduced, tiles * e.outer, self._multiprocessors)
         count = -(-e.reduced // stretch)
         made = self._xp.empty((len(rs), e.outer, e.inner), dtype)
         inputs = Inputs(
@@ -107,13 +107,13 @@ class Columns:
         for t in several.values():
             arguments += [t.array, *divisor(t.run), *divisor(t.count)]
         arguments += [*operands.columns.values(), *(np.float32(v) for v in operands.numbers.values()), made]
-        arguments += self.shared(tiles * e.outer, count, len(rs) * cut.columns)
+        arguments += self.shared(tiles * e.outer, count, len(rs) * tiling.columns)
         arguments += [np.int64(e.reduced), np.int64(stretch), np.int32(e.inner), np.float32(e.reduced)]
-        self._function(rs, inputs, dtype, cut)((e.outer, count, tiles), (cut.threads,), tuple(arguments))
+        self._function(rs, inputs, dtype, tiling)((e.outer, count, tiles), (tiling.threads,), tuple(arguments))
         return [*made]
 
-    def _compiled(self, rs: tuple[Reduction, ...], inputs: Inputs, dtype: DType, cut: ColumnTiling) -> Any:
-        return self._modules.generated(column_source(rs, inputs, dtype, cut), "columns")
+    def _compiled(self, rs: tuple[Reduction, ...], inputs: Inputs, dtype: DType, tiling: ColumnTiling) -> Any:
+        return self._modules.generated(column_source(rs, inputs, dtype, tiling), "columns")
 
 
 def _width(rows: Mapping[str, Array], tables: Mapping[str, Table], length: int, most: int) -> int:

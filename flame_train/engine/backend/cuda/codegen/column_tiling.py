@@ -48,8 +48,8 @@ class ColumnTiling:
         return max(-(-reduced // share), _LEAST * self.lanes)
 
 
-def column_cut(inner: int, reduced: int, width: int, itemsize: int) -> ColumnTiling:
-    """The cut for `reduced` rows of `inner` elements of `itemsize` bytes, `width` to a packet.
+def column_tiling(inner: int, reduced: int, width: int, itemsize: int) -> ColumnTiling:
+    """The tiling for `reduced` rows of `inner` elements of `itemsize` bytes, `width` to a packet.
 
     A block has whole warps, and at least a thread for each of its columns.
     """

@@ -18,7 +18,7 @@ from ....dtype import Array, DType, float32
 from ..nvrtc import KernelModules, element_name
 from .column_codegen import SHARED, Inputs, place_of, rows_read
 from .column_reduce import Columns
-from .column_tiling import ColumnTiling, column_cut
+from .column_tiling import ColumnTiling, column_tiling
 
 
 class Moments:
@@ -41,15 +41,15 @@ class Moments:
         together = inner == 1
         if together:  # a row is read as `width` columns, whose moments are merged into one
             reduced, inner = reduced // width, width
-        cut = column_cut(inner, reduced, width, x.itemsize)
-        tiles = cut.tiles(inner)
-        stretch = cut.stretch(reduced, tiles * outer, self._multiprocessors)
+        tiling = column_tiling(inner, reduced, width, x.itemsize)
+        tiles = tiling.tiles(inner)
+        stretch = tiling.stretch(reduced, tiles * outer, self._multiprocessors)
         count = -(-reduced // stretch)
-        shared = self._columns.shared(tiles * outer, count, 2 * (1 if together else cut.columns))
-        text = _source(x.dtype, result, tuple(numbers), dtype, cut, together)
+        shared = self._columns.shared(tiles * outer, count, 2 * (1 if together else tiling.columns))
+        text = _source(x.dtype, result, tuple(numbers), dtype, tiling, together)
         self._modules.generated(text, "moments")(
             (outer, count, tiles),
-            (cut.threads,),
+            (tiling.threads,),
             (
                 x,
                 *(np.float32(v) for v in numbers.values()),
@@ -65,7 +65,9 @@ class Moments:
         return made, means
 
 
-def _source(stored: DType, result: str, numbers: Sequence[str], dtype: DType, cut: ColumnTiling, together: bool) -> str:
+def _source(
+    stored: DType, result: str, numbers: Sequence[str], dtype: DType, tiling: ColumnTiling, together: bool
+) -> str:
     """The kernel. Grid (outer, stretches, tiles), as in columns; where `together`, a block's columns are one result.
 
     Args:
@@ -73,20 +75,20 @@ def _source(stored: DType, result: str, numbers: Sequence[str], dtype: DType, cu
         result: the expression of the result.
         numbers: names of the numbers in it.
         dtype: the result's dtype.
-        cut: how the columns are divided among threads.
+        tiling: how the columns are divided among threads.
         together: whether a block's columns are one result.
 
     Returns:
         The text in CUDA C.
     """
-    inputs, w, t = Inputs((("x", stored),), numbers=tuple(numbers)), cut.width, cut.threads
-    across, width, parts = (1, 1, w) if together else (cut.across, w, 1)
+    inputs, w, t = Inputs((("x", stored),), numbers=tuple(numbers)), tiling.width, tiling.threads
+    across, width, parts = (1, 1, w) if together else (tiling.across, w, 1)
     columns, step, inner = across * width, 2 * across * width, "1" if together else "inner"
     return f"""{inputs.begin()}#include "backend/cuda/codegen/moments.cuh"
-extern "C" __global__ void __launch_bounds__({t}, {cut.resident}) moments({", ".join(inputs.arguments())},
+extern "C" __global__ void __launch_bounds__({t}, {tiling.resident}) moments({", ".join(inputs.arguments())},
     {element_name(dtype)}* __restrict__ made, float* __restrict__ means, {SHARED}, const int inner, const float n) {{
-{place_of(cut)}  Running<{w}> own;
-{rows_read(inputs, cut, "own.add(q_x);")}  auto each = [&](auto use) {{
+{place_of(tiling)}  Running<{w}> own;
+{rows_read(inputs, tiling, "own.add(q_x);")}  auto each = [&](auto use) {{
 #pragma unroll
     for (int i = 0; i < {parts}; i++) use(own.count, own.mean + i, own.squares + i);
   }};

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from ....dtype import DType
 from ..nvrtc import begin, element_name
 from .kernel_ir import Program
-from .row_tiling import Cut
+from .row_tiling import RowTiling
 
 Names = tuple[tuple[str, DType], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a kernel's text depends on besides program and cut.
+    """What a kernel's text depends on besides program and tiling.
 
     The names and dtypes of rows, of tables with a `single` row, of `tables` with several, and of columns. The names of
     numbers. The outputs' dtypes, and the number of leading dims. `alike` names, for each of `tables`, the first one
@@ -36,9 +36,9 @@ class Signature:
 class RowText:
     """Writes the kernel of a program."""
 
-    def __init__(self, program: Program, signature: Signature, cut: Cut, columns: int) -> None:
-        self.program, self.cut, self.signature = program, cut, signature
-        self.whole = cut.elements == columns
+    def __init__(self, program: Program, signature: Signature, tiling: RowTiling, columns: int) -> None:
+        self.program, self.tiling, self.signature = program, tiling, signature
+        self.whole = tiling.elements == columns
         self.rows = {n: element_name(d) for n, d in signature.rows}
         self.tables = {n: element_name(d) for n, d in (*signature.single, *signature.tables)}
         self.outputs = [element_name(d) for d in signature.outputs]
@@ -50,7 +50,7 @@ class RowText:
         """The whole text. Where the row fills all packets of all threads, its length is a constant of the kernel."""
         steps = "".join(map(self._step, group_reductions(self.program.steps)))
         outputs = self._outputs()
-        c, types = self.cut, [*self.rows.values(), *self.tables.values(), *self.made.values()]
+        c, types = self.tiling, [*self.rows.values(), *self.tables.values(), *self.made.values()]
         head, arguments = begin("float" not in types), ", ".join(self._arguments())
         return f"""{head}extern "C" __global__ void __launch_bounds__({c.block}) rows({arguments}) {{
   const unsigned row = blockIdx.x * {c.rows} + threadIdx.x / {c.threads};
@@ -101,13 +101,13 @@ class RowText:
 
     def _tile(self, name: str) -> str:
         """Where a staged row begins."""
-        return f"tile_{name} + threadIdx.x / {self.cut.threads} * length"
+        return f"tile_{name} + threadIdx.x / {self.tiling.threads} * length"
 
     # ---- in ------------------------------------------------------------------------------------------
 
     def _staged(self) -> str:
         """Copies the block's rows into shared memory, in which there is room for the outputs' rows as well."""
-        c, lines = self.cut, []
+        c, lines = self.tiling, []
         for name, t in (self.rows | self.made).items():
             packet, size = f"Packet<{t}, 16 / sizeof({t})>", f"{c.elements * c.rows} * sizeof({t}) / 16"
             lines += [f"  __shared__ {packet} packets_{name}[{size}];\n"]
@@ -118,12 +118,12 @@ class RowText:
         return "".join([*lines, "  __syncthreads();\n"])
 
     def _carried(self, t: str, to: str, source: str) -> str:
-        return f"  carry<{t}, {self.cut.block}, {self.cut.elements * self.cut.rows}>({to}, {source}, held);\n"
+        return f"  carry<{t}, {self.tiling.block}, {self.tiling.elements * self.tiling.rows}>({to}, {source}, held);\n"
 
     def _loads(self) -> str:
-        w, k = self.cut.width, self.cut.packets
+        w, k = self.tiling.width, self.tiling.packets
         held = "".join(f"  Packet<{t}, {w}> q_{name}[{k}];\n" for name, t in self.rows.items())
-        places = {n: self._tile(n) if self.cut.staged else f"p_{n} + {self._place(n)}" for n in self.rows}
+        places = {n: self._tile(n) if self.tiling.staged else f"p_{n} + {self._place(n)}" for n in self.rows}
         reads = "".join(
             f"    q_{name}[k] = *reinterpret_cast<const Packet<{t}, {w}>*>({places[name]} + p * {w});\n"
             for name, t in self.rows.items()
@@ -137,8 +137,8 @@ class RowText:
     def _packets(self, body: str) -> str:
         """`body` for every packet of the row that this thread has."""
         return f"""#pragma unroll
-  for (int k = 0; k < {self.cut.packets}; k++) {{
-    const int p = lane + k * {self.cut.threads};
+  for (int k = 0; k < {self.tiling.packets}; k++) {{
+    const int p = lane + k * {self.tiling.threads};
 {self._left_out()}{body}  }}
 """
 
@@ -147,13 +147,13 @@ class RowText:
 
         Missing rows are not skipped where rows are staged: they have a place in shared memory, which is not copied out.
         """
-        missing = [] if self.cut.staged or self.cut.rows == 1 else ["!live"]
-        missing += [] if self.whole else [f"k == {self.cut.packets - 1} && p >= packets"]
+        missing = [] if self.tiling.staged or self.tiling.rows == 1 else ["!live"]
+        missing += [] if self.whole else [f"k == {self.tiling.packets - 1} && p >= packets"]
         return f"    if ({' || '.join(missing)}) continue;\n" if missing else ""
 
     def _each(self, body: str, before: str = "", after: str = "") -> str:
         """`body` for every element, with the operands it names at hand."""
-        w, words = self.cut.width, _words(body)
+        w, words = self.tiling.width, _words(body)
         tables = "".join(
             f"    const Packet<{t}, {w}> q_{name} = *reinterpret_cast<const Packet<{t}, {w}>*>(r_{name} + p * {w});\n"
             for name, t in self.tables.items()
@@ -176,7 +176,7 @@ class RowText:
         if what == "row":
             body = self._each(f"v_{name}[k][i] = {text};")
             self.vectors.append(name)
-            return f"  float v_{name}[{self.cut.packets}][{self.cut.width}];\n{body}"
+            return f"  float v_{name}[{self.tiling.packets}][{self.tiling.width}];\n{body}"
         return self._totals(what.capitalize(), steps)
 
     def _totals(self, how: str, steps: Sequence[_Step]) -> str:
@@ -186,16 +186,16 @@ class RowText:
         own = [f"own{place}[{j}]" for j in range(len(steps))]
         body = " ".join(f"{o} = {how}::of({o}, {self._expression(s[2])});" for o, s in zip(own, steps, strict=True))
         found = ", ".join(f"{s[1]} = {o}" for o, s in zip(own, steps, strict=True))
-        rows = f", {self.cut.rows}" if self.cut.threads > 32 and self.cut.rows > 1 else ""
+        rows = f", {self.tiling.rows}" if self.tiling.threads > 32 and self.tiling.rows > 1 else ""
         return f"""  float own{place}[{len(steps)}] = {{{", ".join([f"{how}::none()"] * len(steps))}}};
-{self._each(body)}  of_all<{how}, {self.cut.threads}{rows}>(own{place}, shared + {place});
+{self._each(body)}  of_all<{how}, {self.tiling.threads}{rows}>(own{place}, shared + {place});
   const float {found};
 """
 
     # ---- out -----------------------------------------------------------------------------------------
 
     def _outputs(self) -> str:
-        w, staged, parts = self.cut.width, self.cut.staged, []
+        w, staged, parts = self.tiling.width, self.tiling.staged, []
         for text, (name, t) in zip(self.program.rows, self.made.items(), strict=True):
             place = self._tile(name) if staged else f"{name} + {self._place(name)}"
             store = f"    store<{t}, {w}>({place} + p * {w}, result);\n"

@@ -20,7 +20,7 @@ from .column_reduce import Columns
 from .kernel_ir import Extent, Operands, Program, Reduction
 from .row_codegen import Signature
 from .row_sums_codegen import RowTotalsText
-from .row_tiling import RowSumsTiling, totals_cut
+from .row_tiling import RowSumsTiling, row_sums_tiling
 from .rows import Rows, demands
 
 
@@ -69,12 +69,12 @@ class RowSums:
         """
         call = self._rows.prepared(program, operands, dtypes, out)
         run = call.count // groups
-        function, cut = self._function(program, tuple(totals), call.signature, call.columns, call.step)
-        most = max(1, self._multiprocessors * cut.resident // groups)
-        blocks = min(-(-run // cut.rows), most)
+        function, tiling = self._function(program, tuple(totals), call.signature, call.columns, call.step)
+        most = max(1, self._multiprocessors * tiling.resident // groups)
+        blocks = min(-(-run // tiling.rows), most)
         part = self._xp.empty((groups * blocks, len(totals) * call.columns), float32)
         sizes = (np.uint32(call.count), np.uint32(call.columns))
-        function((blocks, groups), (cut.block,), (*call.arguments, *sizes, part, np.uint32(run)))
+        function((blocks, groups), (tiling.block,), (*call.arguments, *sizes, part, np.uint32(run)))
         if blocks > 1:
             extent = Extent(groups, blocks, part.shape[1])
             part = self._columns([Reduction("sum", "part")], Operands({"part": part}), extent, summed)[0]
@@ -85,5 +85,5 @@ class RowSums:
         self, program: Program, totals: tuple[str, ...], s: Signature, columns: int, step: int
     ) -> tuple[Any, RowSumsTiling]:
         width, loads, vectors = demands(program, s, step)
-        cut = totals_cut(columns, width, loads, len(totals), vectors, self._rows.tuning)
-        return self._modules.generated(RowTotalsText(program, totals, s, cut, columns).source(), "rows"), cut
+        tiling = row_sums_tiling(columns, width, loads, len(totals), vectors, self._rows.tuning)
+        return self._modules.generated(RowTotalsText(program, totals, s, tiling, columns).source(), "rows"), tiling

@@ -17,23 +17,23 @@ class RowTotalsText(RowText):
         program: what is computed of each row.
         totals: the expressions to sum.
         signature: dtypes and shapes of operands and outputs.
-        cut: how rows are divided among threads.
+        tiling: how rows are divided among threads.
         columns: elements of a row.
     """
 
-    cut: RowSumsTiling
+    tiling: RowSumsTiling
 
     def __init__(
-        self, program: Program, totals: Sequence[str], signature: Signature, cut: RowSumsTiling, columns: int
+        self, program: Program, totals: Sequence[str], signature: Signature, tiling: RowSumsTiling, columns: int
     ) -> None:
-        super().__init__(program, signature, cut, columns)
+        super().__init__(program, signature, tiling, columns)
         self._sums = totals
 
     def source(self) -> str:
         """The whole text. Grid (blocks, groups of `run` rows)."""
         steps = "".join(map(self._step, group_reductions(self.program.steps)))
         sums = [f"own[{j}][k][i] += {self._expression(text)};" for j, text in enumerate(self._sums)]
-        c, types, count = self.cut, [*self.rows.values(), *self.tables.values(), *self.made.values()], len(sums)
+        c, types, count = self.tiling, [*self.rows.values(), *self.tables.values(), *self.made.values()], len(sums)
         return f"""{begin("float" not in types)}#include "backend/cuda/codegen/row_sums.cuh"
 extern "C" __global__ void __launch_bounds__({c.block}, {c.resident}) rows({", ".join(self._arguments())},
     float* __restrict__ part, const unsigned run) {{
@@ -58,4 +58,4 @@ extern "C" __global__ void __launch_bounds__({c.block}, {c.resident}) rows({", "
 
     def _left_out(self) -> str:
         """A thread's last packet beyond the row. In place of a missing row, the last one is read once more."""
-        return "" if self.whole else f"    if (k == {self.cut.packets - 1} && p >= packets) continue;\n"
+        return "" if self.whole else f"    if (k == {self.tiling.packets - 1} && p >= packets) continue;\n"

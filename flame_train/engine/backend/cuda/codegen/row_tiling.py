@@ -1,4 +1,4 @@
-"""How a row is cut among threads: whole packets for all of them where its length allows it."""
+"""How a row is divided among threads: whole packets for all of them where its length allows it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STAGED_BYTES = 32 << 10  # of shared memory to a block
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class RowTiling:
     """Elements to a packet, threads to a row, packets to a thread.
 
     A block's `staged` rows go through shared memory, in packets wider than a row of their length has.
@@ -47,11 +47,11 @@ class Cut:
         return self.width * self.threads * self.packets
 
 
-def cut_of(columns: int, width: int, loads: int, held: int, tuning: Tuning = SM_90) -> Cut:
-    """The cut for rows of `columns` elements in packets of `width`.
+def row_tiling(columns: int, width: int, loads: int, held: int, tuning: Tuning = SM_90) -> RowTiling:
+    """The tiling for rows of `columns` elements in packets of `width`.
 
     For each packet of a row a thread loads `loads` packets of 16 bytes and holds `held` in registers. Only few
-    different cuts are used, so that rows of many lengths share kernels.
+    different tilings are used, so that rows of many lengths share kernels.
 
     Args:
         columns: elements of a row.
@@ -61,25 +61,25 @@ def cut_of(columns: int, width: int, loads: int, held: int, tuning: Tuning = SM_
         tuning: the thresholds of an architecture.
 
     Returns:
-        The cut.
+        The tiling.
     """
     packets = columns // width
     if packets <= _WARP:
-        return Cut(width, 1 << (packets - 1).bit_length(), 1)
+        return RowTiling(width, 1 << (packets - 1).bit_length(), 1)
     most = min(tuning.whole_packets.get(loads, 1), max(1, tuning.packets_held // held))
     for threads in (8, 16, *range(_WARP, 513, _WARP)):
         if packets % threads == 0 and packets // threads <= most:
-            return Cut(width, threads, packets // threads)
+            return RowTiling(width, threads, packets // threads)
     limit = max(1, min(tuning.packets_in_flight // loads, tuning.packets_held // held))
     for threads in (32, 64, 128, 256, 512):
         if -(-packets // threads) <= limit:
-            return Cut(width, threads, -(-packets // threads))
-    return Cut(width, 1024, -(-packets // 1024))
+            return RowTiling(width, threads, -(-packets // threads))
+    return RowTiling(width, 1024, -(-packets // 1024))
 
 
 @dataclass(frozen=True, slots=True)
-class RowSumsTiling(Cut):
-    """A cut for blocks that go through many rows, `together` at once, and keep totals of columns in registers.
+class RowSumsTiling(RowTiling):
+    """A tiling for blocks that go through many rows, `together` at once, and keep totals of columns in registers.
 
     `resident` blocks are to be on a multiprocessor at once, which limits a kernel's registers.
     """
@@ -93,10 +93,10 @@ class RowSumsTiling(Cut):
         return self.together
 
 
-def totals_cut(
+def row_sums_tiling(
     columns: int, width: int, loads: int, totals: int, vectors: int, tuning: Tuning = SM_90
 ) -> RowSumsTiling:
-    """The cut for rows of `columns` elements in packets of `width`, with so many `totals` of each column.
+    """The tiling for rows of `columns` elements in packets of `width`, with so many `totals` of each column.
 
     For each packet of a row a thread loads `loads` packets of 16 bytes and keeps `vectors` further numbers of each
     element. Few threads with many packets are best: their sums take fewer steps, and the kernel waits for those.
@@ -126,8 +126,8 @@ def totals_cut(
     return RowSumsTiling(width, threads, each, together=together, resident=resident)
 
 
-def staged_cut(columns: int, width: int, bytes_each: int) -> Cut | None:
-    """The cut for dense rows whose length allows no wide packets; None where staging them does not fit or pay.
+def staged_tiling(columns: int, width: int, bytes_each: int) -> RowTiling | None:
+    """The tiling for dense rows whose length allows no wide packets; None where staging them does not fit or pay.
 
     `bytes_each` is what all operands and outputs store for an element. Staged rows need fewer threads than such narrow
     packets would, and so their sums cost less.
@@ -136,7 +136,7 @@ def staged_cut(columns: int, width: int, bytes_each: int) -> Cut | None:
     if width > 2 or packets <= 8:
         return None
     for threads in (8, 16, 32):
-        cut = Cut(width, threads, -(-packets // threads), staged=True)
-        if cut.packets <= _STAGED_PACKETS:
-            return cut if cut.elements * _STAGED_ROWS * bytes_each <= _STAGED_BYTES else None
+        tiling = RowTiling(width, threads, -(-packets // threads), staged=True)
+        if tiling.packets <= _STAGED_PACKETS:
+            return tiling if tiling.elements * _STAGED_ROWS * bytes_each <= _STAGED_BYTES else None
     return None

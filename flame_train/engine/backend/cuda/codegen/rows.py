@@ -11,7 +11,7 @@ Expressions are C over the operands' names, those of earlier steps, `n` (the row
 defines. Contract of the generated kernels: operands are 16-byte aligned (others are copied first). The elements of a
 row are contiguous, and rows lie at the strides of their leading dims, in operands and outputs. A row stays in the
 registers of up to 1024 threads. Arithmetic and sums are fp32, sums in a fixed order. Outputs are assigned, never
-accumulated. A kernel serves any number of rows, and all lengths that are cut alike (`row_cuts.py`).
+accumulated. A kernel serves any number of rows, and all lengths that are divided alike (`row_tiling.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..tuning import SM_90, Tuning
 from .broadcast_plan import Shape, Strides, merged
 from .kernel_ir import Operands, Program, Table
 from .row_codegen import Names, RowText, Signature
-from .row_tiling import Cut, cut_of, staged_cut
+from .row_tiling import RowTiling, row_tiling, staged_tiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class Rows:
         """The program's outputs, first rows (..., C) and then numbers (R,): new arrays of `dtypes`, or `out`."""
         call = self.prepared(program, operands, dtypes, out)
         if call.count and call.columns:
-            function, cut = self._function(program, call.signature, call.columns, call.step, call.dense)
+            function, tiling = self._function(program, call.signature, call.columns, call.step, call.dense)
             rest = (np.uint32(call.count), np.uint32(call.columns))
-            function((-(-call.count // cut.rows),), (cut.block,), (*call.arguments, *rest))
+            function((-(-call.count // tiling.rows),), (tiling.block,), (*call.arguments, *rest))
         return call.made
 
     def prepared(
@@ -93,15 +93,15 @@ class Rows:
             a = self._xp.ascontiguousarray(a)
         return a.copy() if a.data.ptr & 15 else a  # a copy is aligned, as all blocks of the pool are
 
-    def _compiled(self, program: Program, s: Signature, columns: int, step: int, dense: bool) -> tuple[Any, Cut]:
+    def _compiled(self, program: Program, s: Signature, columns: int, step: int, dense: bool) -> tuple[Any, RowTiling]:
         width, wide, vectors = demands(program, s, step)
         passing = sum(d.itemsize for d in (*(d for _, d in s.rows), *s.outputs[: len(program.rows)]))
         # Eight rows of bytes may be no packets of 16.
         whole = dense and min(d.itemsize for d in _stored(program, s)) > 1
-        cut = (staged_cut(columns, width, passing) if whole else None) or cut_of(
+        tiling = (staged_tiling(columns, width, passing) if whole else None) or row_tiling(
             columns, width, wide, wide + vectors * max(1, width // 4), self.tuning
         )
-        return self._modules.generated(RowText(program, s, cut, columns).source(), "rows"), cut
+        return self._modules.generated(RowText(program, s, tiling, columns).source(), "rows"), tiling
 
 
 def demands(program: Program, s: Signature, step: int) -> tuple[int, int, int]:

@@ -17,7 +17,7 @@ WELL_KEPT = 0.8  # a image that keeps less of its area is worth a notice
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class BucketedDataset:
     """`placements[i]` belongs to `dataset.items[i]`, and `controls[i]` to its control images."""
 
     dataset: Dataset
@@ -68,7 +68,7 @@ def bucket_rows(placements: Sequence[Placement]) -> list[dict[str, Any]]:
     ]
 
 
-def place(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") -> Placed:
+def assign_buckets(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") -> BucketedDataset:
     """Give every image its bucket.
 
     Images too small for any bucket raise a DatasetError that lists them all. With on_bad "skip" they are left out
@@ -97,7 +97,9 @@ def place(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") -> Placed
             f"{len(cropped)} image(s) lose over {1 - WELL_KEPT:.0%} to the crop, e.g. {shown(cropped[0])}: "
             "dataset.json in the run folder has them all; a smaller data.bucket_step crops less"
         )
-    return Placed(replace(dataset, items=tuple(kept), notices=tuple(notices)), tuple(placements), tuple(controls))
+    return BucketedDataset(
+        replace(dataset, items=tuple(kept), notices=tuple(notices)), tuple(placements), tuple(controls)
+    )
 
 
 def _beside(item: Item, placement: Placement, rule: BucketRule) -> tuple[Placement, ...]:

@@ -16,8 +16,8 @@ from flame_train.engine import no_grad
 from flame_train.errors import ConfigError, Interrupted
 from flame_train.run.check import check
 from flame_train.run.plan import make_plan
-from flame_train.run.sampling import check_sampling, draw_request, drawing, requests, uncropped
-from flame_train.training.preview import draw, grid, write_png
+from flame_train.run.sampling import check_sampling, generate_image, requests, sampler_spec, uncropped
+from flame_train.training.image_sampling import generate, grid, write_png
 from flame_train.training.stop import StopRequest
 
 SIZE = (64, 96)  # height, width
@@ -42,15 +42,15 @@ def studio(small_config):
         wanted = requests(sample, 96, model)
         config = Config()
         check_sampling(wanted, config.model, config.loss, model)
-        how = [drawing(each, config.model, config.loss, model, device="cpu", dtype="fp32") for each in wanted]
+        how = [sampler_spec(each, config.model, config.loss, model, device="cpu", dtype="fp32") for each in wanted]
         stop = stop or StopRequest()
         if watched is not None:
             sizes = uncropped(model, wanted[0].size)
             examples = [captions[text] | sizes for text in (wanted[0].text, wanted[0].negative)]
-            return draw(how[0], partial(watched, denoiser), lambda latents: latents.numpy(), *examples, stop)
+            return generate(how[0], partial(watched, denoiser), lambda latents: latents.numpy(), *examples, stop)
         return [
-            draw_request(each, drawing_, captions.__getitem__, denoiser, vae, stop)
-            for each, drawing_ in zip(wanted, how, strict=True)
+            generate_image(each, spec, captions.__getitem__, denoiser, vae, stop)
+            for each, spec in zip(wanted, how, strict=True)
         ]
 
     images.network, images.captions = denoiser.network, captions
@@ -58,12 +58,12 @@ def studio(small_config):
 
 
 def test_same_seed_same_bytes(studio, tmp_path):
-    drawn = {name: grid(studio(PROMPTS[:2])) for name in "ab"}
-    for name, sheet in drawn.items():
+    sampled = {name: grid(studio(PROMPTS[:2])) for name in "ab"}
+    for name, sheet in sampled.items():
         write_png(tmp_path / f"{name}.png", sheet)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     stored = np.asarray(Image.open(io.BytesIO((tmp_path / "a.png").read_bytes())))
-    np.testing.assert_array_equal(stored, drawn["b"])
+    np.testing.assert_array_equal(stored, sampled["b"])
 
 
 def test_images_have_the_size_asked_for(studio):
@@ -159,7 +159,7 @@ def test_a_strength_acts_within_and_leaves_the_adapters_as_they_were(studio):
         np.testing.assert_array_equal(studio(PROMPTS[:1])[0], whole)
 
 
-def test_drawing_stops_when_asked(studio):
+def test_sampling_stops_when_asked(studio):
     stop = StopRequest()
     stop.signal_number = 15
     with pytest.raises(Interrupted, match="while sampling"):

@@ -28,7 +28,7 @@ from .stop import StopRequest
 
 _LOG = logging.getLogger(__name__)
 _GAP = 4  # pixels between the images of a grid
-PREVIEW_NOISE = 33  # a stream of random numbers; see `engine/random.py`
+SAMPLE_NOISE = 33  # a stream of random numbers; see `engine/random.py`
 
 Pixels = np.ndarray[Any, Any]
 
@@ -51,7 +51,7 @@ class SamplerSpec:
     kept: int = 0
 
 
-def draw(
+def generate(
     d: SamplerSpec,
     denoise: Callable[[Tensor, Tensor, Mapping[str, Tensor]], Tensor],
     decode: Callable[[Tensor], Pixels],
@@ -82,7 +82,7 @@ def draw(
     with no_grad(), progress("sampling", 0 if backend.described else asked) as advance:
 
         def noise(number: int) -> Tensor:
-            return Tensor(Rng(xp, d.seed, number, xp.zeros((1,), np.int64)).normal(PREVIEW_NOISE, d.latent))
+            return Tensor(Rng(xp, d.seed, number, xp.zeros((1,), np.int64)).normal(SAMPLE_NOISE, d.latent))
 
         def step(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
             fail_point("sample.step")
@@ -97,7 +97,7 @@ def draw(
             return made
 
         cond = conditioned(_conditioning([prompt] if d.guidance == 1.0 else [prompt, negative], d))
-        latents = d.sampler.draw(told, noise(0), cond, d.path, lambda i: noise(i + 1))
+        latents = d.sampler.sample(told, noise(0), cond, d.path, lambda i: noise(i + 1))
         if not np.isfinite(latents.numpy()).all():
             raise NonFiniteError(
                 "sampling gave NaN or infinity, which is no image; if it does so with every prompt, the model "

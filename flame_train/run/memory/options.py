@@ -1,7 +1,7 @@
 """The ladder of a memory budget: the settings that the plan may choose where the config says nothing of them.
 
-Each is an entry of `LEVERS`. A new setting that saves memory is one more entry. What it costs and saves is measured on
-shapes (`budget.py`), so nothing else needs to know it.
+Each is an entry of `MEMORY_OPTIONS`. A new setting that saves memory is one more entry. What it costs and saves is
+measured on shapes (`budget.py`), so nothing else needs to know it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Stage(Enum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lever:
+class MemoryOption:
     """A setting of a config that saves memory.
 
     Attributes:
@@ -54,7 +54,7 @@ class Lever:
     """What must be set for its values to be measured: they mean nothing alone."""
     live: bool = False
     """Whether a loaded network can change it, so that its values are measured in one go."""
-    way: Callable[[Plan, Settings], tuple[float, float]] | None = None
+    fractions: Callable[[Plan, Settings], tuple[float, float]] | None = None
     """How far a value lies between the first and the last, which alone are measured: in memory, and in copies."""
 
     def is_open(self, config: Config) -> bool:
@@ -67,9 +67,9 @@ class Lever:
         return any(value_of(config, key) == "auto" != values[0][key] for key in self.keys)
 
 
-def _one_of(key: str, *values: str | int, stages: set[Stage], live: bool = False) -> Lever:
+def _one_of(key: str, *values: str | int, stages: set[Stage], live: bool = False) -> MemoryOption:
     """A key with values that save more and more; the first is its default."""
-    return Lever((key,), frozenset(stages), lambda _: [{key: value} for value in values], live=live)
+    return MemoryOption((key,), frozenset(stages), lambda _: [{key: value} for value in values], live=live)
 
 
 def _micro_batches(config: Config) -> list[Settings]:
@@ -94,8 +94,8 @@ def _streamed(plan: Plan, settings: Settings) -> tuple[float, float]:
     return max((share - buffers) / (1.0 - buffers), 0.0) if buffers < 1 else float(share), float(share)
 
 
-LEVERS: Final = (
-    Lever(
+MEMORY_OPTIONS: Final = (
+    MemoryOption(
         ("data.batch_size", "gradient.accumulation"),
         frozenset({Stage.STEP}),
         _micro_batches,
@@ -103,12 +103,12 @@ LEVERS: Final = (
     ),
     _one_of("gradient.checkpointing", "off", "mlp", "full", "offload", stages={Stage.STEP}, live=True),
     _one_of("model.quantize", "off", "fp8", stages={Stage.STEP}),
-    Lever(
+    MemoryOption(
         ("model.offload",),
         frozenset({Stage.STEP, Stage.CAPTIONS}),
         lambda _: [{"model.offload": value} for value in ("off", 0.25, 0.5, 0.75, 1.0)],
         needs={"gradient.checkpointing": "full"},
-        way=_streamed,
+        fractions=_streamed,
     ),
     _one_of("text_encoders.precision", "auto", "fp8", stages={Stage.CAPTIONS}),
     _one_of("model.vae_tile", 0, 512, stages={Stage.IMAGES, Stage.DECODING}),
@@ -160,8 +160,10 @@ def _in_batches(samples: Samples, size: int) -> Samples:
 def encodings(plan: Plan) -> Iterator[Plan]:
     """The plan with each way to encode that its budget may choose; without a budget the plan alone."""
     decisive = {Stage.CAPTIONS, Stage.IMAGES} if plan.config.memory.budget else set()
-    levers = [one for one in LEVERS if one.stages & decisive and not one.way and one.is_open(plan.config)]
-    for each in itertools.product(*(lever.values(plan.config) for lever in levers)):
+    options = [
+        one for one in MEMORY_OPTIONS if one.stages & decisive and not one.fractions and one.is_open(plan.config)
+    ]
+    for each in itertools.product(*(option.values(plan.config) for option in options)):
         yield with_settings(plan, {path: value for settings in each for path, value in settings.items()})
 
 

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from flame_train.data.bucketed import assign_buckets
 from flame_train.data.buckets import BucketRule
 from flame_train.data.dataset import Dataset, DatasetError
-from flame_train.data.placed import place
 
 Folder = Callable[[dict[str, tuple[int, int]]], Path]
 
@@ -27,7 +27,7 @@ def text(table: Table) -> str:
 
 
 def test_report(folder: Folder) -> None:
-    placed = place(Dataset.scan(folder(SIZES)), BucketRule(64, 16))
+    placed = assign_buckets(Dataset.scan(folder(SIZES)), BucketRule(64, 16))
     assert placed.buckets == ((64, 64), (80, 48), (48, 80), (64, 64))
     report = json.loads(json.dumps(placed.to_json()))
     assert [row["file"] for row in report] == list(SIZES)
@@ -53,9 +53,9 @@ def test_report(folder: Folder) -> None:
 def test_too_small_images_are_listed_together_or_left_out(folder: Folder) -> None:
     dataset = Dataset.scan(folder({"a.png": (64, 64), "s.png": (9, 9), "t.png": (12, 40)}))
     with pytest.raises(DatasetError) as caught:
-        place(dataset, BucketRule(64, 16))
+        assign_buckets(dataset, BucketRule(64, 16))
     assert [problem.split(":")[0] for problem in caught.value.problems] == ["s.png", "t.png"]
-    placed = place(dataset, BucketRule(64, 16), on_bad="skip")
+    placed = assign_buckets(dataset, BucketRule(64, 16), on_bad="skip")
     assert [item.key for item in placed.dataset.items] == ["a.png"]
     assert len(placed.placements) == 1
     assert sum(notice.startswith("left out: ") for notice in placed.dataset.notices) == 2
@@ -63,7 +63,7 @@ def test_too_small_images_are_listed_together_or_left_out(folder: Folder) -> Non
 
 def test_heavy_crops_are_noted(folder: Folder) -> None:
     dataset = Dataset.scan(folder({"a.png": (64, 64), "wide.png": (31, 64)}))
-    placed = place(dataset, BucketRule(64, 16))
+    placed = assign_buckets(dataset, BucketRule(64, 16))
     assert placed.placements[1].bucket == (16, 64)
     (notice,) = placed.dataset.notices
     assert notice.startswith("1 image(s) lose over 20% to the crop, e.g. wide.png")
@@ -73,4 +73,4 @@ def test_heavy_crops_are_noted(folder: Folder) -> None:
 def test_none_left_is_refused(folder: Folder) -> None:
     dataset = Dataset.scan(folder({"s.png": (9, 9)}))
     with pytest.raises(DatasetError, match="too small"):
-        place(dataset, BucketRule(64, 16), on_bad="skip")
+        assign_buckets(dataset, BucketRule(64, 16), on_bad="skip")

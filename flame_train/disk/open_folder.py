@@ -30,10 +30,10 @@ class FolderLost(OutputError):
     """The path of a folder that is being written to leads elsewhere, or nowhere."""
 
 
-class Held:
+class OpenFolder:
     """An open folder. `path` is what messages call it; a context manager that closes it."""
 
-    def __init__(self, path: Path, handle: FolderHandle, parent: Held | None = None) -> None:
+    def __init__(self, path: Path, handle: FolderHandle, parent: OpenFolder | None = None) -> None:
         self.path, self._handle = path, handle
         self._parent = parent
 
@@ -42,15 +42,15 @@ class Held:
         """The folder that `path` leads to, by links too. Raises OSError."""
         return cls(path, open_handle(path))
 
-    def __truediv__(self, name: str) -> Spot:
-        return Spot(self, name)
+    def __truediv__(self, name: str) -> FolderEntry:
+        return FolderEntry(self, name)
 
-    def folder(self, name: str, *, make: bool = False) -> Held:
+    def folder(self, name: str, *, make: bool = False) -> OpenFolder:
         """The folder `name` in this one, held. Raises OSError: also where it is a link."""
         if make:
             with contextlib.suppress(FileExistsError):
                 self.make_folder(name)
-        return Held(self.path / name, self._handle.folder(name), self)
+        return OpenFolder(self.path / name, self._handle.folder(name), self)
 
     def make_folder(self, name: str) -> None:
         """A new folder `name` in this one. Raises OSError: also where there is something of that name."""
@@ -69,10 +69,10 @@ class Held:
         """The names in this folder, sorted. Raises OSError."""
         return sorted(self._handle.names())
 
-    def look(self, name: str) -> os.stat_result | None:
+    def lstat(self, name: str) -> os.stat_result | None:
         """The status of `name`, of a link itself and not its target; None if it does not exist. Raises OSError."""
         try:
-            return self._handle.look(name)
+            return self._handle.lstat(name)
         except FileNotFoundError:
             return None
 
@@ -89,7 +89,7 @@ class Held:
 
     def remove(self, name: str, *, missing_ok: bool = False) -> None:
         """Removes a file, a link, or a folder with its content; never the target of a link."""
-        found = self.look(name)
+        found = self.lstat(name)
         if found is not None and stat.S_ISDIR(found.st_mode):
             self._handle.remove_folder(name)
         elif found is not None or not missing_ok:
@@ -104,7 +104,7 @@ class Held:
         if self._parent is not None:
             self._parent.check()
         try:
-            found = os.stat(self.path) if self._parent is None else self._parent.look(self.path.name)
+            found = os.stat(self.path) if self._parent is None else self._parent.lstat(self.path.name)
         except OSError as error:
             if error.errno not in _GONE:
                 return  # nobody knows; what is written is written below the handle all the same
@@ -154,10 +154,10 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class FolderEntry:
     """A name in a held folder: where something is to be read or written."""
 
-    folder: Held
+    folder: OpenFolder
     name: str
 
     @property
@@ -169,27 +169,27 @@ class Spot:
         return str(self.path)
 
 
-Place = Path | Spot
+Location = Path | FolderEntry
 """Where something is written: any path, or a name in a folder that is held."""
 
 
-def path_of(place: Place) -> Path:
+def path_of(place: Location) -> Path:
     """What messages call it."""
-    return place.path if isinstance(place, Spot) else place
+    return place.path if isinstance(place, FolderEntry) else place
 
 
-def open_folder(place: Place) -> Held:
+def open_folder(place: Location) -> OpenFolder:
     """The folder at `place`, held. Raises OSError."""
-    return place.folder.folder(place.name) if isinstance(place, Spot) else Held.open(place)
+    return place.folder.folder(place.name) if isinstance(place, FolderEntry) else OpenFolder.open(place)
 
 
 @contextmanager
-def spot(place: Place) -> Iterator[Spot]:
+def entry_at(place: Location) -> Iterator[FolderEntry]:
     """`place` as a name in a held folder; that of a plain path is held meanwhile. Raises OutputError without one."""
-    if isinstance(place, Spot):
+    if isinstance(place, FolderEntry):
         yield place
         return
     with disk_errors(place):
-        folder = Held.open(place.parent)
+        folder = OpenFolder.open(place.parent)
     with folder:
         yield folder / place.name
