@@ -24,7 +24,7 @@ from flame_train.run.memory import within
 from flame_train.run.memory.budget import OUTSIDE, SPARE, Where, _Ladder, fitted
 from flame_train.run.memory.options import MEMORY_OPTIONS, allowed, given, value_of, with_settings
 from flame_train.run.memory.prediction import predicted_memory, steps_alone
-from flame_train.run.memory.within import RESERVE, Card, chosen_before, limited, tell, within_budget
+from flame_train.run.memory.within import CONTEXT, RESERVE, Card, chosen_before, limited, tell, within_budget
 from flame_train.run.plan import Plan, make_plan
 from flame_train.training.stop import StopRequest
 
@@ -107,7 +107,7 @@ def test_what_the_config_says_is_not_chosen(small_config: Configs) -> None:
 
 def test_a_refusal_names_the_least_that_would_do(small_config: Configs) -> None:
     plan = open_plan(small_config)
-    with pytest.raises(ConfigError, match=r"no settings keep this run within 0\.6[0-9] GiB") as error:
+    with pytest.raises(ConfigError, match=r"no settings keep this run within 1\.0[0-9] GiB") as error:
         fitted(plan, Where(H100), OUTSIDE + 8 * MIB)
     said = str(error.value)
     assert "gradient.checkpointing = " in said
@@ -117,7 +117,7 @@ def test_a_refusal_names_the_least_that_would_do(small_config: Configs) -> None:
 
 
 def test_less_than_the_cuda_context_is_refused(small_config: Configs) -> None:
-    with pytest.raises(ConfigError, match=r"more than the 0\.62 GiB that the CUDA context alone takes, got 0\.50 GiB"):
+    with pytest.raises(ConfigError, match=r"more than the 1\.00 GiB that the CUDA context alone takes, got 0\.50 GiB"):
         fitted(plan_of(small_config), Where(H100), 1 << 29)
 
 
@@ -174,17 +174,17 @@ def test_an_uploads_memory_counts_until_its_uploader_is_gone() -> None:
 
 def test_the_limit_holds_inside_and_what_reaches_it_is_told(small_config: Configs) -> None:
     with shape_run(H100) as run:
-        found = fitted(plan_of(small_config), Where(H100), 1 << 30)
+        found = fitted(plan_of(small_config), Where(H100), 2 << 30)
         limits = []
 
         def work() -> None:
             with limited("cuda", found):
                 limits.append(run.backend._pools.limit)
-                run.backend.malloc(1 << 30)
+                run.backend.malloc(2 << 30)
 
-        with pytest.raises(OutOfMemory, match=r"reached its memory\.budget of 1\.00 GiB, of which 0\.6[0-9] were pred"):
+        with pytest.raises(OutOfMemory, match=r"reached its memory\.budget of 2\.00 GiB, of which 1\.0[0-9] were pred"):
             work()
-        assert limits == [(1 << 30) - OUTSIDE]
+        assert limits == [(2 << 30) - OUTSIDE]
         assert run.backend._pools.limit == 0
         with limited("cuda", None):
             assert run.backend._pools.limit == 0
@@ -221,7 +221,7 @@ def test_a_continued_run_that_fits_no_more_is_refused(small_config: Configs) -> 
     plan = plan_of(small_config, memory={"budget": "1 GiB"})
     with StopRequest() as stop:
         train_plan(plan, "cpu", stop)
-    small = plan_of(small_config, memory={"budget": "650 MiB"})
+    small = plan_of(small_config, memory={"budget": "1034 MiB"})
     with pytest.raises(ConfigError, match=r"was begun with .*, and these decide its result\. With them") as error:
         within_budget(small, "cuda")
     needed = re.findall(r'Set memory\.budget to "([0-9]+ MiB)" or more', str(error.value))[0]
@@ -245,17 +245,17 @@ def test_no_budget_is_no_choice_and_the_cpu_has_none(small_config: Configs) -> N
 
 
 def test_auto_takes_what_is_free_and_says_that_others_have_some(caplog: pytest.LogCaptureFixture) -> None:
-    alone = Card(RTX_3090, RTX_3090.memory - OUTSIDE)
+    alone = Card(RTX_3090, RTX_3090.memory - CONTEXT)
     assert alone.budget("auto") == RTX_3090.memory - RESERVE
     assert not caplog.records
     shared = Card(RTX_3090, 9 << 30)
-    assert shared.budget("auto") == (9 << 30) + OUTSIDE - RESERVE
+    assert shared.budget("auto") == (9 << 30) + CONTEXT - RESERVE
     assert "other processes have 14.4 of the card's 24.0 GiB; this run takes at most 9.1" in caplog.text
 
 
 def test_more_than_the_card_has_or_than_is_free_is_refused() -> None:
     with pytest.raises(ConfigError, match=r'at most the 24\.00 GiB of the card, got 32 GiB; "auto" takes what is free'):
-        Card(RTX_3090, RTX_3090.memory - OUTSIDE).budget("32 GiB")
+        Card(RTX_3090, RTX_3090.memory - CONTEXT).budget("32 GiB")
     with pytest.raises(ConfigError, match=r"12 GiB are not free: other processes have 14\.38 of the card's 24\.00 GiB"):
         Card(RTX_3090, 9 << 30).budget("12 GiB")
     assert Card(RTX_3090, 9 << 30).budget("9 GiB") == bytes_of("9 GiB")

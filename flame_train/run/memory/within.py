@@ -29,6 +29,9 @@ RESERVE: Final = 512 << 20
 _NOTED: Final = 256 << 20
 """Bytes that others have of a card, from which on it counts as shared."""
 
+CONTEXT: Final = 640 << 20
+"""Bytes that this process has of a card when it asks what is free: its CUDA context."""
+
 
 @dataclass(frozen=True, slots=True)
 class Card:
@@ -44,18 +47,18 @@ class Card:
         try:
             return cls(gpu, get_backend(device).free_memory())
         except EnvironmentFault:
-            return cls(gpu, gpu.memory - OUTSIDE)
+            return cls(gpu, gpu.memory - CONTEXT)
 
     @property
     def others(self) -> int:
         """Bytes that other processes have, about."""
-        return max(self.gpu.memory - OUTSIDE - self.free, 0)
+        return max(self.gpu.memory - CONTEXT - self.free, 0)
 
     def budget(self, asked: str) -> int:
         """The bytes of a budget. Raises ConfigError for more than the card has, or than is free."""
         shared = self.others > _NOTED
         if asked == AUTO:
-            found = self.free + OUTSIDE - RESERVE
+            found = self.free + CONTEXT - RESERVE
             if shared:
                 _LOG.warning(
                     'memory.budget = "auto": other processes have %.1f of the card\'s %.1f GiB; this run takes at most '
@@ -69,7 +72,7 @@ class Card:
                 f"memory.budget: expected at most the {self.gpu.memory / GIB:.2f} GiB of the card, got {asked}; "
                 '"auto" takes what is free'
             )
-        if shared and found > self.free + OUTSIDE:
+        if shared and found > self.free + CONTEXT:
             raise ConfigError(
                 f"memory.budget: {asked} are not free: other processes have {self.others / GIB:.2f} of the card's "
                 f'{self.gpu.memory / GIB:.2f} GiB; end them, or set "auto", which takes what is free'

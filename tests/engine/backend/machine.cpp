@@ -25,6 +25,12 @@ template <typename N> static N max(N a, N b) { return a < b ? b : a; }
 static unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 static float __int_as_float(int u) { float f; memcpy(&f, &u, 4); return f; }
 static float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
+static unsigned __byte_perm(unsigned a, unsigned b, unsigned order) {  // byte i of the result: byte order[i] of b, a
+  const unsigned long long both = (unsigned long long)b << 32 | a;
+  unsigned made = 0;
+  for (int i = 0; i < 4; i++) made |= (unsigned)(both >> 8 * (order >> 4 * i & 7) & 255) << 8 * i;
+  return made;
+}
 static int __float_as_int(float f) { int u; memcpy(&u, &f, 4); return u; }
 static unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
 struct uint4 { unsigned x, y, z, w; };

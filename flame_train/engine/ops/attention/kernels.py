@@ -74,7 +74,14 @@ def _flash_with_mask(query: Array, attn_mask: Array | None) -> str:
 
 
 def _plain(query: Array, key: Array, value: Array, attn_mask: Array | None, key_value_seq_lengths: Array | None) -> str:
-    """Why our kernels for flash attention cannot be used; "" if they can."""
+    """Why our kernels for flash attention cannot be used; "" if they can.
+
+    Args:
+        query, key, value, attn_mask, key_value_seq_lengths: as in `scaled_dot_product_attention`.
+
+    Returns:
+        The reason, or "".
+    """
     return "no mask" if attn_mask is not None else _alike(query, key, value, key_value_seq_lengths)
 
 

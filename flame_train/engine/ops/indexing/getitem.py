@@ -39,7 +39,18 @@ def _(xp: Namespace, g: Array, input_shape: Shape, index: Any, targets: GradTarg
 
 
 def _spread(xp: Namespace, g: Array, shape: Shape, places: Places, target: GradTarget) -> Array:
-    """`g` at its places in a gradient of `shape`: added to what has arrived there, or among zeros."""
+    """`g` at its places in a gradient of `shape`: added to what has arrived there, or among zeros.
+
+    Args:
+        xp: the array namespace.
+        g: the gradient of a part.
+        shape: the whole's.
+        places: where the part lies in it, as basic indexing says it.
+        target: where the whole's gradient goes.
+
+    Returns:
+        The whole's gradient.
+    """
     if target.addend is None:
         out = xp.zeros(shape, g.dtype)
         out[places] = g
