@@ -1,7 +1,10 @@
-"""Servers of stores on this machine: moto's S3, OpenSSH's SFTP, one that says no, and a proxy that spoils a network."""
+"""Servers of stores on this machine: moto's S3, OpenSSH's SFTP, one of SFTP on a small disk, one that says no, and a
+proxy that spoils a network.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import getpass
 import http.server
@@ -17,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 KEY, SECRET = "AKIAPLANTEDKEY000000", "planted/SECRET/0123456789abcdefghijklmnop"
 """Credentials that must be found in no file and no message."""
@@ -85,7 +89,7 @@ SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin")
 
 @dataclass(frozen=True)
 class Sftp:
-    """OpenSSH's server for this user. `home` has the key, the known host and the settings that ssh reads."""
+    """A server of SFTP for this user. `home` has the key, the known host and the settings that ssh reads."""
 
     port: int
     home: Path
@@ -97,16 +101,28 @@ class Sftp:
         return f"sftp://{getpass.getuser()}@127.0.0.1:{self.port}{folder}"
 
 
+def _keys(folder: Path, port: int) -> Path:
+    """Makes the keys of a server and of its user. Returns the user's home."""
+    import asyncssh
+
+    home = folder / "home"
+    (home / ".ssh").mkdir(parents=True, mode=0o700)
+    for path in (folder / "host", home / ".ssh" / "id_ed25519"):
+        made = asyncssh.generate_private_key("ssh-ed25519")
+        made.write_private_key(path)
+        path.chmod(0o600)
+        made.write_public_key(f"{path}.pub")
+    public = (folder / "host.pub").read_text().split()[:2]
+    (home / ".ssh" / "known_hosts").write_text(f"[127.0.0.1]:{port} {' '.join(public)}\n")
+    return home
+
+
 @contextmanager
 def sshd(folder: Path) -> Iterator[Sftp]:
     """OpenSSH's server while the block runs, its keys in `folder`."""
     assert SSHD is not None
-    home, port = folder / "home", free_port()
-    (home / ".ssh").mkdir(parents=True, mode=0o700)
-    for key in (folder / "host", home / ".ssh" / "id_ed25519"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    public = (folder / "host.pub").read_text().split()[:2]
-    (home / ".ssh" / "known_hosts").write_text(f"[127.0.0.1]:{port} {' '.join(public)}\n")
+    port = free_port()
+    home = _keys(folder, port)
     settings = {
         "Port": port,
         "ListenAddress": "127.0.0.1",
@@ -130,6 +146,68 @@ def sshd(folder: Path) -> Iterator[Sftp]:
     finally:
         process.terminate()
         process.wait()
+
+
+class Disk:
+    """What is below a folder, files that are open and removed too, may take `room` bytes."""
+
+    def __init__(self, folder: Path, room: int) -> None:
+        self.folder, self.room = folder, room
+        self.opened = list[Any]()
+
+    def left(self) -> int:
+        """Bytes that may still be written."""
+        self.opened = [file for file in self.opened if not file.closed]
+        found = [os.fstat(file.fileno()) for file in self.opened]
+        found += [path.stat() for path in self.folder.rglob("*") if path.is_file()]
+        return self.room - sum({each.st_ino: each.st_size for each in found}.values())
+
+
+@contextmanager
+def small_sftp(folder: Path, disk: Disk) -> Iterator[Sftp]:
+    """asyncssh's server while the block runs. Where its disk is full it answers as OpenSSH's does, without a reason."""
+    import asyncssh
+
+    class Server(asyncssh.SFTPServer):
+        def open(self, path: bytes, pflags: int, attrs: Any) -> Any:
+            made: Any = super().open(path, pflags, attrs)
+            disk.opened.append(made)
+            return made
+
+        def write(self, file_obj: Any, offset: int, data: bytes) -> Any:
+            if len(data) > disk.left():
+                raise asyncssh.SFTPFailure("Failure")
+            return super().write(file_obj, offset, data)
+
+        def statvfs(self, path: bytes) -> Any:
+            os.stat(path)
+            left = max(0, disk.left())
+            return asyncssh.SFTPVFSAttrs(bsize=1, frsize=1, blocks=disk.room, bfree=left, bavail=left)
+
+    port = free_port()
+    home = _keys(folder, port)
+    keys = {"server_host_keys": [str(folder / "host")], "authorized_client_keys": str(home / ".ssh/id_ed25519.pub")}
+    loop, ended, listening = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
+
+    async def serve() -> None:
+        connections = list[Any]()
+        keep = {"acceptor": connections.append}
+        async with asyncssh.listen("127.0.0.1", port, sftp_factory=Server, **keep, **keys):
+            listening.set()
+            await ended.wait()
+        for connection in connections:
+            connection.abort()
+            await connection.wait_closed()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+    thread.start()
+    listening.wait()
+    try:
+        yield Sftp(port, home)
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join()
+        loop.close()
 
 
 @contextmanager

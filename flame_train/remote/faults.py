@@ -35,6 +35,7 @@ _DENIED: Final = (
 )
 _CLOCK: Final = ("RequestTimeTooSkewed", "RequestExpired")
 _FULL: Final = ("QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "507", "EntityTooLarge")
+_NO_ROOM: Final = ("SFTPNoSpaceOnFilesystem", "SFTPQuotaExceeded")  # of a version of SFTP that few servers speak
 _LOGIN: Final = ("NoCredentialsError", "PartialCredentialsError", "PermissionDenied", "KeyImportError")
 _HOST_KEY: Final = ("HostKeyNotVerifiable",)
 
@@ -45,6 +46,10 @@ class Unreachable(RemoteError):
 
 class Refused(RemoteError):
     """The store answers and says no: waiting does not help by itself."""
+
+
+class Full(Refused):
+    """The store has no room for what is sent."""
 
 
 @contextmanager
@@ -87,8 +92,8 @@ def explained(address: str, error: BaseException) -> RemoteError:
     names, codes = _chain(error)
     if any(code in _CLOCK for code in codes):
         return Refused(f"{address}: the store refuses requests of this machine's clock; set the clock, and start again")
-    if any(code in _FULL for code in codes) or _errno(error) in (errno.ENOSPC, errno.EDQUOT):
-        return Refused(f"{address}: the store is full ({_reason(error, codes)}); free some space there")
+    if _has_no_room(error, names, codes):
+        return Full(f"{address}: the store is full ({_reason(error, codes)}); free some space there")
     if any(name in _HOST_KEY for name in names):
         return Refused(
             f"{address}: the host's key is not in ~/.ssh/known_hosts; log in once with ssh and compare it, and start "
@@ -105,6 +110,8 @@ def explained(address: str, error: BaseException) -> RemoteError:
         return Refused(f"{address}: there is no such bucket or folder; make it, or correct the address")
     if isinstance(error, ValueError) and "rotocol not known" in str(error):
         return Refused(f"{address}: fsspec knows no store of this kind; s3:// and sftp:// are tested")
+    if "SFTPFailure" in names:
+        return Unreachable(f"{address}: the server says that it failed, and not why; a quota there may be used up")
     return Unreachable(f"{address}: the store does not answer as it should ({_reason(error, codes)})")
 
 
@@ -119,6 +126,14 @@ def _chain(error: BaseException) -> tuple[list[str], list[str]]:
             codes.append(str(response.get("Error", {}).get("Code", "")))
         each = each.__cause__ or each.__context__
     return names, codes
+
+
+def _has_no_room(error: BaseException, names: list[str], codes: list[str]) -> bool:
+    """Whether a store, or the disk of a server, is full. SFTP has no code for it, and some servers send the text."""
+    texts = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
+    if getattr(error, "reason", None) in texts or _errno(error) in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return any(code in _FULL for code in codes) or any(name in _NO_ROOM for name in names)
 
 
 def _errno(error: BaseException) -> int | None:

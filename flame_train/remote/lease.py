@@ -68,8 +68,11 @@ class Lease:
                 self._write(self._content(0.0))
 
     def check(self) -> None:
-        """Raises LeaseLost if another machine has the lease. One that is no longer young is renewed first."""
-        if self.lost is None and time.monotonic() - self._renewed > SECONDS / 2:
+        """Raises LeaseLost if another machine has the lease. One that is no longer young is renewed first.
+
+        Where the store writes on no condition, renewing would tell nothing, and fail where there is no room.
+        """
+        if self._conditional and self.lost is None and time.monotonic() - self._renewed > SECONDS / 2:
             self._renew()
         if self.lost is not None:
             raise self.lost

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Final
 
@@ -22,6 +22,7 @@ from flame_train.io.commit import MANIFEST, is_checkpoint
 from flame_train.io.owned import is_sample
 from flame_train.io.runstatus import STATUS
 
+from .faults import Full
 from .layout import (
     CHECKPOINTS,
     CONFIG,
@@ -126,6 +127,8 @@ class Mirror:
                 return
             except Exception as error:
                 self._fail(error)
+                if isinstance(error, Full):
+                    self._make_room()
                 with self._wake:
                     closing = self._closing
                     self._wake.wait_for(lambda: self._given_up or self._closing != closing, pause)  # noqa: B023
@@ -155,6 +158,7 @@ class Mirror:
         while (step := self._next()) is not None:
             self._send_log()
             self._send_checkpoint(step)
+            self._prune()  # before the next is sent: it may need the room
         self._send_log()
         for name in sorted(name for name in _names(self._folder) if name.endswith(".safetensors")):
             self._send_changed(name)
@@ -235,6 +239,14 @@ class Mirror:
                 fail_point("remote.before_prune")
                 remove_checkpoint(self._store, step)
                 self._there.discard(step)
+
+    def _make_room(self) -> None:
+        """Removes what has no manifest: files of a checkpoint that found no room take it from one that would fit."""
+        with suppress(RemoteError):
+            for step in steps_in(self._store):
+                if step not in self._there and manifest_in(self._store, step) is None:
+                    self._lease.check()
+                    remove_checkpoint(self._store, step)
 
     def _is_given_up(self) -> bool:
         return self._given_up or self._lease.lost is not None

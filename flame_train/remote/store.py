@@ -8,9 +8,11 @@ it has, that is compared; elsewhere the file is read back.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import logging
+import os
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -125,23 +127,45 @@ class Store:
         Raises:
             Abandoned: `unwanted` said so between two chunks.
             Unreachable: what arrived is not what was sent.
+            Full: the store has no room for it.
         """
         path = self._path(name)
         target = f"{path}.{secrets.token_hex(4)}.part" if self._is_tree else path
         with told(self.address, Abandoned):
-            if self._is_tree:
-                self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
             try:
+                if self._is_tree:
+                    self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
                 sums = self._send(target, file, unwanted)
                 self._check(target, name, sums)
                 if self._is_tree:
                     self._fs.mv(target, path)
-            except BaseException:
+            except BaseException as error:
+                is_full = type(error).__name__ == "SFTPFailure" and self._has_no_room()
                 if self._is_tree:
                     with contextlib.suppress(Exception):
                         self._fs.rm_file(target)
+                if is_full:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
                 raise
         return sums.sha256.hexdigest()
+
+    def _has_no_room(self) -> bool:
+        """Whether the disk of an SFTP server has no room for a chunk: of a write that failed it does not say why."""
+        from fsspec.asyn import sync
+
+        async def ask(path: str) -> Any:
+            async with self._fs._pool.get() as channel:
+                return await channel.statvfs(path)
+
+        folder = self._root
+        while folder:
+            try:
+                disk = sync(self._fs.loop, ask, folder)
+            except Exception:  # the folder is not there yet, or the server does not tell
+                folder = folder.rpartition("/")[0]
+                continue
+            return bool(disk.bavail * disk.frsize < _CHUNK or (disk.files and not disk.favail))
+        return False
 
     def _send(self, path: str, file: Readable, unwanted: Callable[[], bool]) -> _Sums:
         """Writes `path`. What could not be sent to its end is not made a file, where the store can leave it out."""
@@ -159,6 +183,8 @@ class Store:
                 out.discard()
             with contextlib.suppress(Exception):
                 out.closed = True  # its destructor would send what there is
+            with contextlib.suppress(Exception):
+                out.close()  # a file of a disk, which keeps its room as long as it is open, removed or not
             raise
         return sums
 

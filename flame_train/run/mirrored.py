@@ -35,7 +35,8 @@ def mirrored(
 
     Args:
         plan: the plan of the run.
-        group: the processes that train together; the leading one has the run folder.
+        group: the processes that train together; the leading one has the run folder, the lease and the copy. The
+            others wait for it before and after, and end as it does.
         stop: raises Interrupted after a signal.
         callbacks: the caller's own.
         wait: seconds to wait at the end for what is not there yet; None: as usual.
@@ -54,7 +55,15 @@ def mirrored(
         with group.barrier():
             if group.leads:
                 heard = opened.enter_context(_copied(plan, stop, callbacks, wait))
-        yield heard
+        try:
+            yield heard
+        except Exception as error:
+            if group.is_shared(error):  # the others end too: a launcher would end the upload with the first of them
+                with group.together():
+                    opened.__exit__(type(error), error, error.__traceback__)
+            raise
+        with group.together():
+            opened.close()
 
 
 @contextmanager
