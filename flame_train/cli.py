@@ -168,7 +168,9 @@ def init(
     ],
     preset: Annotated[
         str | None,
-        typer.Option("--preset", help="What is trained: character, style or concept.", autocompletion=presets_from),
+        typer.Option(
+            "--preset", help="What is trained: character, style, concept or edit.", autocompletion=presets_from
+        ),
     ] = None,
     card: Annotated[int | None, typer.Option("--card", metavar="GB", min=1, help="Memory of the GPU.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Every key, as without --preset and --card.")] = False,

@@ -22,10 +22,11 @@ class Preset(NamedTuple):
     notes: tuple[str, ...]
 
 
-def names() -> list[str]:
-    """The presets, a file each."""
+def names(family: str | None = None) -> list[str]:
+    """The presets, a file each; those that a family has, where one is named."""
     found = (file.name.removesuffix(".toml") for file in _FOLDER.iterdir() if file.name.endswith(".toml"))
-    return sorted(name for name in found if name != _CARDS)
+    all_of_them = sorted(name for name in found if name != _CARDS)
+    return [name for name in all_of_them if family is None or family in _read(name)["family"]]
 
 
 def recipes() -> tuple[str, ...]:
@@ -52,10 +53,13 @@ def preset(family: str, name: str | None, card: int | None) -> Preset:
         own = found["family"].get(family)
         if own is None:
             known = ", ".join(sorted(found["family"]))
-            raise ConfigError(f"--preset: expected one of {known}, got {family}, for which no recipe was published yet")
+            why = found.get("why", "for which no recipe was published yet")
+            others = f"; it has {', '.join(names(family))}" if names(family) else ""
+            raise ConfigError(f"--preset {name}: expected one of {known}, got {family}, {why}{others}")
         values |= found["keys"] | own["keys"]
         must = tuple(found["must"])
         notes.append(f"Preset {name}, for {found['title']}. Source: {own['source']}.")
+        notes += [f"{found['note']}."] if "note" in found else []
     if card is not None:
         fitting = [row for row in cards(family) if row["gb"] <= card]
         if not cards(family):

@@ -129,7 +129,7 @@ def recipes_page(family: str) -> str:
     title = FAMILY_TITLES[family]
     lines = [f"# Recipes for {title}", ""]
     lines += [f"`flame-train init {family} --preset NAME --card GB -o my.toml` writes one; the files are as below."]
-    for name in names():
+    for name in names(family):
         lines += ["", f"## {name.capitalize()}", "", "```toml", template(family, name).rstrip(), "```"]
     lines += ["", "## Cards", "", "What `--card` adds. Each row has been measured.", ""]
     lines += ["| GB | keys | measured |", "|---|---|---|"]

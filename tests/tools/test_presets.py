@@ -6,11 +6,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from flame_train.config.keys import keys
 from flame_train.config.load import load
 from flame_train.errors import ConfigError
 from flame_train.recipes import FAMILIES
+from flame_train.run.commands.stages import train
 from flame_train.tools.init import template
 from flame_train.tools.presets import cards, names, preset, recipes
 
@@ -18,12 +20,14 @@ FILLED = ("model.checkpoint=a", "data.path=b", "output.dir=c")
 
 
 @pytest.mark.parametrize("family", recipes())
-@pytest.mark.parametrize("name", [None, "character", "style", "concept"])
+@pytest.mark.parametrize("name", [None, "character", "style", "concept", "edit"])
 @pytest.mark.parametrize("card", [None, 24, 40])
 def test_a_preset_is_short_loads_and_is_the_same_in_full(
     tmp_path: Path, family: str, name: str | None, card: int | None
 ) -> None:
     if (name is None and card is None) or (card is not None and not cards(family)):
+        return
+    if name is not None and name not in names(family):
         return
     files = {full: tmp_path / f"{full}.toml" for full in (False, True)}
     for full, file in files.items():
@@ -60,11 +64,49 @@ def test_a_family_without_a_measured_card_says_so(family: str) -> None:
 
 
 def test_the_presets_are_the_files() -> None:
-    assert names() == ["character", "concept", "style"]
+    assert names() == ["character", "concept", "edit", "style"]
 
 
 def test_an_unknown_preset_or_a_card_without_measurement_is_refused() -> None:
-    with pytest.raises(ConfigError, match="expected one of character, concept, style, got stile; did you mean style"):
+    with pytest.raises(
+        ConfigError, match="expected one of character, concept, edit, style, got stile; did you mean style"
+    ):
         template("sdxl", "stile")
     with pytest.raises(ConfigError, match="expected at least 16 GB for flux"):
         template("flux", None, 8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_preset_for_edits_is_of_the_families_whose_models_take_control_images(tmp_path: Path, family: str) -> None:
+    """A dry run on a small base opens the model, which says so itself, and resolves the layers."""
+    FAMILIES[family].write_small_base(tmp_path, 3)
+    for folder, seed in (("before", 1), ("after", 2)):
+        (tmp_path / folder).mkdir()
+        Image.effect_noise((64, 64), 20.0 * seed).convert("RGB").save(tmp_path / folder / "IMAGE.png")
+    (tmp_path / "after" / "IMAGE.txt").write_text("make it night", encoding="utf-8")
+    filled = {
+        "model.checkpoint": tmp_path / "base.safetensors",
+        "data.path": tmp_path / "after",
+        "data.control": tmp_path / "before",
+        "data.cache": tmp_path / "cache",
+        "data.resolution": 64,
+        "data.bucket_step": 32,
+        "output.dir": tmp_path / "run",
+        "sample.control": tmp_path / "before" / "IMAGE.png",
+        "train.precision": "fp32",
+    }
+    config = tmp_path / "config.toml"
+    has_it = "edit" in names(family)
+    if has_it:
+        config.write_text(template(family, "edit"), encoding="utf-8")
+    else:
+        with pytest.raises(ConfigError, match=f"--preset edit: expected one of flux, .*, got {family}, which"):
+            template(family, "edit")
+        config.write_text("format = 1\n", encoding="utf-8")
+    overrides = [f"{path}={value}" for path, value in filled.items()]
+    if has_it:
+        plan = train(str(config), overrides, "cpu", True, family)
+        assert plan["images"] == 1
+        return
+    with pytest.raises(ConfigError, match="control"):
+        train(str(config), overrides, "cpu", True, family)
