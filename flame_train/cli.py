@@ -321,12 +321,19 @@ def show_runs(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folder of a run, or one with runs in it.")],
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Whether to open the page.")] = True,
+    host: Annotated[
+        str,
+        typer.Option("--host", help="Address to listen on. Others than 127.0.0.1 need the token that is printed."),
+    ] = "127.0.0.1",
+    token: Annotated[bool, typer.Option("--token", help="Need a token on 127.0.0.1 too: others use this machine.")] = (
+        False
+    ),
     debug: Debug = False,
 ) -> None:
     """Show runs as a page of this machine: curves, samples, dataset and config, also while they go on."""
     from flame_train.show.serve import show as serve
 
-    serve(runs, port, browser, lambda address: typer.echo(f"{address}  (Ctrl-C ends it)"))
+    serve(runs, port, browser, lambda address: typer.echo(f"{address}  (Ctrl-C ends it)"), host, token)
 
 
 app.registered_commands += lora_app.registered_commands

@@ -1,13 +1,19 @@
-"""Who may ask the server: this machine's browser for its own address, and nobody else.
+"""Who may ask the server: this machine's browser for its own address, or whoever has its token.
 
-The socket is bound to 127.0.0.1, so other machines do not reach it. A page of another site could: its name may resolve
-to 127.0.0.1 (DNS rebinding). Its requests carry its name in the Host header, and are refused.
+As a rule the socket is bound to 127.0.0.1, so other machines do not reach it. A page of another site could: its name
+may resolve to 127.0.0.1 (DNS rebinding). Its requests carry its name in the Host header, and are refused.
+
+Where others reach the socket, each request needs a token, as Jupyter's do. The address that the command prints has it.
+The answer to that address keeps it as a cookie, which no other site's page can send, and leads on without it.
 """
 
 from __future__ import annotations
 
+import hmac
+import ipaddress
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
+from urllib.parse import parse_qsl, quote, urlencode
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -16,6 +22,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 HOST: Final = "127.0.0.1"
+TOKEN: Final = "token"
 
 _HEADERS: Final[Mapping[str, str]] = {
     # Plotly sets styles; no script runs but the files of this server, whatever a caption holds
@@ -31,11 +38,21 @@ _HEADERS: Final[Mapping[str, str]] = {
 
 
 class Guard:
-    """Refuses what is not asked for this server's own address, or would change something. Adds headers to answers."""
+    """Refuses what is not asked for this server's own address, or would change something. Adds headers to answers.
 
-    def __init__(self, app: App, port: int) -> None:
-        self._app = app
-        self._hosts = {f"{name}:{port}".encode() for name in (HOST, "localhost")}
+    Args:
+        app: what answers.
+        port: where it listens.
+        host: the address that it listens on. Any name may stand for one that other machines reach.
+        token: what each request must show; empty: nothing. Other machines need one.
+    """
+
+    def __init__(self, app: App, port: int, host: str = HOST, token: str = "") -> None:
+        assert token or is_own(host)
+        self._app, self._token = app, token
+        self._cookie = f"flame-train-{port}"  # a browser keeps cookies by host, for all of its ports
+        names = (f"[{host}]" if ":" in host else host, "localhost")
+        self._hosts = {f"{name}:{port}".encode() for name in names} if is_own(host) else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -44,12 +61,37 @@ class Guard:
                 await self._app(scope, receive, send)
             return
         hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) != 1 or hosts[0].lower() not in self._hosts:
-            await _refuse(send, 421, "this server answers for its own address alone")
+        if len(hosts) != 1 or (self._hosts is not None and hosts[0].lower() not in self._hosts):
+            await _say(send, 421, "this server answers for its own address alone")
         elif scope["method"] not in ("GET", "HEAD"):
-            await _refuse(send, 405, "this server only shows")
-        else:
+            await _say(send, 405, "this server only shows")
+        elif not self._token or self._is(_cookies(scope).get(self._cookie, "")):
             await self._app(scope, receive, _with_headers(send))
+        elif self._is(dict(query := parse_qsl(scope["query_string"].decode("latin-1"))).get(TOKEN, "")):
+            await self._lead_on(scope["path"], query, send)
+        else:
+            await _say(send, 403, "this page needs a token: open the whole address that `flame-train show` printed")
+
+    def _is(self, said: str) -> bool:
+        return hmac.compare_digest(said.encode(), self._token.encode())
+
+    async def _lead_on(self, path: str, query: list[tuple[str, str]], send: Send) -> None:
+        """Leads to the same page, without the token in its address; the browser shows that from now on."""
+        rest = urlencode([(name, value) for name, value in query if name != TOKEN])
+        place = f"/{quote(path.strip('/'))}" + (f"?{rest}" if rest else "")
+        cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Lax"
+        await _say(send, 303, "this way", {"Location": place, "Set-Cookie": cookie, "Cache-Control": "no-store"})
+
+
+def is_own(host: str) -> bool:
+    """Whether an address is one that this machine alone reaches."""
+    return ipaddress.ip_address(host).is_loopback
+
+
+def _cookies(scope: Scope) -> dict[str, str]:
+    sent = [value.decode("latin-1") for name, value in scope["headers"] if name == b"cookie"]
+    pairs = (part.strip().partition("=") for part in ";".join(sent).split(";"))
+    return {name: value for name, _, value in pairs}
 
 
 def _with_headers(send: Send) -> Send:
@@ -61,8 +103,8 @@ def _with_headers(send: Send) -> Send:
     return sent
 
 
-async def _refuse(send: Send, status: int, why: str) -> None:
-    headers = _encoded({"Content-Type": "text/plain; charset=utf-8", **_HEADERS})
+async def _say(send: Send, status: int, why: str, more: Mapping[str, str] | None = None) -> None:
+    headers = _encoded({"Content-Type": "text/plain; charset=utf-8", **_HEADERS, **(more or {})})
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": f"{why}\n".encode()})
 

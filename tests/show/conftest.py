@@ -18,7 +18,7 @@ from PIL import Image
 from flame_train.config.load import load
 from flame_train.config.render import resolved
 from flame_train.io.runfolder import RunFolder
-from flame_train.show.guard import Guard
+from flame_train.show.guard import HOST, Guard
 from flame_train.show.library import Library
 from flame_train.show.report import REPORT, Report
 from flame_train.show.serve import listening
@@ -128,16 +128,16 @@ def made(tmp_path: Path) -> Callable[..., Made]:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., int]]:
-    """serve(folder, ...): the port of a server that shows these folders until the test ends."""
+    """serve(folder, ..., host, token): the port of a server that shows these folders until the test ends."""
     uvicorn = pytest.importorskip("uvicorn", reason="the extra `show` is not installed")
     from flame_train.show.app import Pages
 
     running = []
 
-    def start(*folders: Path) -> int:
-        listener = listening(0)
+    def start(*folders: Path, host: str = HOST, token: str = "") -> int:
+        listener = listening(0, host)
         port: int = listener.getsockname()[1]
-        app = Guard(Pages(Library(folders)).app(), port)
+        app = Guard(Pages(Library(folders)).app(), port, host, token)
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()

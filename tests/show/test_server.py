@@ -9,12 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode, urljoin, urlsplit
 
 import pytest
 
 from flame_train import cli
 from flame_train.errors import ConfigError
+from flame_train.show.guard import Guard
 from flame_train.show.library import Library
 from flame_train.show.serve import listening
 
@@ -85,6 +86,66 @@ def test_no_other_site_may_read_or_frame_an_answer_and_no_script_but_ours_runs(p
         policy = headers["content-security-policy"]
         assert "script-src 'self';" in policy
         assert "frame-ancestors 'none'" in policy
+
+
+TOKEN = "aToken-of_64"
+PAGES = ("/", "/run?name=run", "/run.json?name=run", "/file?name=run&path=log.jsonl", "/assets/page.js", "/nothing")
+
+
+@pytest.fixture(params=["127.0.0.1", "0.0.0.0"])
+def guarded(made, serve, request):
+    """The port of a server that needs a token."""
+    return serve(made().folder, host=request.param, token=TOKEN)
+
+
+@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("shown", [None, "", "x", TOKEN[:-1], TOKEN + "x", "é"])
+def test_without_the_token_nothing_is_told(guarded, path, shown):
+    cookies = {} if shown is None else {"Cookie": f"flame-train-{guarded}={shown}; token={TOKEN}"}
+    asked = path if shown is None else f"{path}{'&' if '?' in path else '?'}token={quote(shown)}"
+    status, headers, body = ask(guarded, asked, headers=cookies)
+    assert status == 403
+    assert "set-cookie" not in headers
+    assert body == b"this page needs a token: open the whole address that `flame-train show` printed\n"
+
+
+@pytest.mark.parametrize("path", PAGES[1:4])
+def test_the_address_with_the_token_leads_to_the_page_without_it(guarded, path):
+    status, headers, body = ask(guarded, f"{path}&token={TOKEN}")
+    assert (status, unquote(headers["location"])) == (303, unquote(path))
+    assert TOKEN not in body.decode() + headers["location"]
+    cookie, *rest = headers["set-cookie"].split("; ")
+    assert {"HttpOnly", "SameSite=Lax", "Path=/"} == set(rest)
+    status, headers, _ = ask(guarded, path, headers={"Cookie": f"other=1; {cookie}"})
+    assert status == 200
+    assert "set-cookie" not in headers
+
+
+def test_the_address_with_the_token_leads_to_no_other_host(guarded):
+    for path in ("//evil.example", "///evil.example/x", "/\\evil.example"):
+        _, headers, _ = ask(guarded, f"{path}?token={TOKEN}")
+        place = headers.get("location", "/").replace("\\", "/")  # as browsers read it
+        assert urlsplit(urljoin(f"http://127.0.0.1:{guarded}/", place)).port == guarded
+
+
+def test_other_machines_ask_by_any_name_and_with_the_token(made, serve):
+    port = serve(made().folder, host="0.0.0.0", token=TOKEN)
+    cookie = {"Cookie": f"flame-train-{port}={TOKEN}"}
+    assert ask(port, "/run?name=run", host="pod.example", headers=cookie)[0] == 200
+    assert ask(port, "/run?name=run", host="pod.example")[0] == 403
+    assert ask(port, "/run?name=run", host="pod.example", headers=cookie, method="POST")[0] == 405
+
+
+def test_no_server_that_others_reach_is_without_a_token():
+    for host in ("0.0.0.0", "192.0.2.1", "::"):
+        with pytest.raises(AssertionError):
+            Guard(None, 80, host)
+
+
+@pytest.mark.parametrize("host", ["localhost", "evil.example", "", "1.2.3", "192.0.2.1"])
+def test_an_address_that_is_none_of_this_machine_is_refused(made, capsys, host):
+    assert cli.run(["show", str(made().folder), "--no-browser", "--host", host]) == 2
+    assert "--host" in capsys.readouterr().err
 
 
 # ---- which files -------------------------------------------------------------------------------------------
@@ -200,12 +261,15 @@ def test_without_the_extra_the_command_says_how_to_install_it(made, monkeypatch,
     assert "pip install 'flame-train[show]'" in capsys.readouterr().err
 
 
-def test_the_command_serves_until_ctrl_c(made):
+@pytest.mark.parametrize("options", [[], ["--token"], ["--host", "0.0.0.0"]])
+def test_the_command_serves_until_ctrl_c(made, options):
     folder = made().folder
-    command = [sys.executable, "-m", "flame_train", "show", str(folder), "--no-browser"]
+    command = [sys.executable, "-m", "flame_train", "show", str(folder), "--no-browser", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        address = process.stdout.readline().split()[0]
-        port = int(address.rstrip("/").rpartition(":")[2])
-        assert ask(port, "/run.json?name=run")[0] == 200
+        address = urlsplit(process.stdout.readline().split()[0])
+        assert ask(address.port, "/run.json?name=run")[0] == (403 if options else 200)
+        _, headers, _ = ask(address.port, f"/?{address.query}")
+        cookie = {"Cookie": headers.get("set-cookie", "")}
+        assert ask(address.port, "/run.json?name=run", headers=cookie)[0] == 200
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
