@@ -42,6 +42,7 @@ ELSEWHERE = frozenset(
         "report.json",
         "images.json",
         "dataset.jpg",
+        "controls.png",
         "report.html",
         "loss.png",
         "base.safetensors",

@@ -13,7 +13,7 @@ from flame_train.errors import OutputError
 from flame_train.io.commit import is_checkpoint
 
 _FILES: Final = re.compile(
-    r"\.lock|(config\.toml|(status|dataset|images)\.json|log\.jsonl|dataset\.jpg|report\.html|loss\.png)"
+    r"\.lock|(config\.toml|(status|dataset|images)\.json|log\.jsonl|dataset\.jpg|controls\.png|report\.html|loss\.png)"
 )
 _LORA: Final = r"(lora|{})(\.\w+)?\.safetensors"
 _FOLDERS: Final = ("checkpoints", "samples", "tensorboard", "wandb")

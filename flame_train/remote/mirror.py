@@ -43,7 +43,15 @@ _LOG = logging.getLogger(__name__)
 _AHEAD: Final = 2  # checkpoints that may be missing there without a word
 _QUIET: Final = 60.0  # seconds between two warnings
 _LONGEST_PAUSE: Final = 30.0
-_REPORTS: Final = (CONFIG, "dataset.json", "dataset.jpg", "images.json", "report.html", "loss.png")
+_REPORTS: Final = (
+    CONFIG,
+    "dataset.json",
+    "dataset.jpg",
+    "controls.png",
+    "images.json",
+    "report.html",
+    "loss.png",
+)
 
 
 class Mirror:

@@ -60,6 +60,7 @@ class Pages:
             "/compare.json": self.compare_data,
             "/dataset": self.dataset,
             "/sample": self.sample,
+            "/control": self.control,
             "/sheet": self.sheet,
             "/file": self.file,
             "/assets/{name}": self.asset,
@@ -91,7 +92,9 @@ class Pages:
             "charts": [chart.to_json() for chart in charts_of(view, _POINTS, **_smoothing(request))],
             "sections": {
                 "summary": html(sections.summary(view, live=True)),
-                "samples": html(sections.samples(view, _sample(view, "small"), _sample(view, "full"))),
+                "samples": html(
+                    sections.samples(view, _sample(view, "small"), _sample(view, "full"), control=_control(view))
+                ),
                 "config": html(sections.config(view.settings)),
                 "files": html(sections.files(view, live=True, link=_file(view))),
             },
@@ -142,6 +145,14 @@ class Pages:
         except OSError:
             raise NotFound from None
         return _kept(raw, "image/png" if full else "image/jpeg")
+
+    def control(self, request: Request) -> Response:
+        """The control images of a prompt."""
+        try:
+            raw = self._library.control(self._view(request), _whole(request, "prompt", -1))
+        except OSError:
+            raise NotThere from None
+        return _kept(raw, "image/jpeg")
 
     def sheet(self, request: Request) -> Response:
         """The sheet of thumbnails, as it lies in the run folder."""
@@ -216,6 +227,12 @@ def _sample(view: RunView, size: str) -> sections.GridImage:
     return lambda step, prompt: _path(
         "/sample", name=view.name, step=step, prompt=prompt, size=size, written=written[step]
     )
+
+
+def _control(view: RunView) -> Callable[[int], str]:
+    """Where the control images of a run's prompts are."""
+    written = view.controls.written if view.controls else 0
+    return lambda prompt: _path("/control", name=view.name, prompt=prompt, written=written)
 
 
 def _matches(image: TrainedImage, wanted: str) -> bool:

@@ -106,6 +106,13 @@ class Library:
                     self._cut.popitem(last=False)
             return self._cut[key][number]
 
+    def control(self, view: RunView, number: int) -> bytes:
+        """The control images of a prompt, as a small JPEG. Raises OSError where there are none."""
+        reader = self.readers().get(view.name)
+        if view.controls is None or reader is None or not 0 <= number < len(view.controls.boxes):
+            raise FileNotFoundError(f"no control image of prompt {number}")
+        return cropped(reader.controls(), view.controls.boxes[number : number + 1], _SMALL, "JPEG")[0]
+
 
 def _names(runs: Sequence[Path]) -> dict[str, Path]:
     """The runs by the shortest ends of their paths that tell them apart."""

@@ -61,7 +61,8 @@ class Report:
 
     def _page(self, view: RunView) -> str:
         steps = _spread([grid.step for grid in view.grids], max(_SAMPLES // max(len(view.prompts), 1), 2))
-        self._drawn = {key: uri for key, uri in self._drawn.items() if key[0] in view.grids and key[0].step in steps}
+        kept = [grid for grid in view.grids if grid.step in steps] + [view.controls]
+        self._drawn = {key: uri for key, uri in self._drawn.items() if key[0] in kept}
         images = view.images[:_ROWS]
         left = len(view.images) - len(images)
         note = f"{left} more are in dataset.json and images.json of the run folder." if left else ""
@@ -70,7 +71,12 @@ class Report:
             navigation(),
             sections.summary(view, live=False),
             element("section", element("h2", "Curves"), element("div", *charts, class_="plots"), id="curves"),
-            sections.samples(view, lambda step, number: self._image(view, step, number), steps=steps),
+            sections.samples(
+                view,
+                lambda step, number: self._image(view, step, number),
+                steps=steps,
+                control=lambda number: self._control(view, number),
+            ),
             sections.dataset(view, images, note=note),
             sections.config([without_folders(setting) for setting in view.settings]),
             sections.files(view, live=False),
@@ -81,9 +87,16 @@ class Report:
 
     def _image(self, view: RunView, step: int, number: int) -> str:
         grid = next(grid for grid in view.grids if grid.step == step)
+        return self._part(grid, number, lambda: self._reader.grid(step))
+
+    def _control(self, view: RunView, number: int) -> str:
+        assert view.controls is not None
+        return self._part(view.controls, number, self._reader.controls)
+
+    def _part(self, grid: Grid, number: int, read: Callable[[], bytes]) -> str:
         if (grid, number) not in self._drawn:
             try:
-                parts = cropped(self._reader.grid(step), grid.boxes, _SIDE, "JPEG")
+                parts = cropped(read(), grid.boxes, _SIDE, "JPEG")
             except OSError:  # it was replaced meanwhile, or is damaged
                 parts = [b""] * len(grid.boxes)
             self._drawn |= {(grid, i): _uri("image/jpeg", part) for i, part in enumerate(parts)}

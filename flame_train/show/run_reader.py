@@ -17,9 +17,10 @@ from flame_train.errors import OutputError
 from flame_train.io.commit import is_checkpoint
 from flame_train.io.runstatus import as_dead, is_locked, read_status
 
+from .controls import CONTROLS
 from .curves import Curve, LogCurves
 from .given import number, table, whole
-from .grids import Grid, GridPrompt, cut, prompts_of, size_of, step_of_grid
+from .grids import Grid, GridPrompt, cut, cut_controls, prompts_of, size_of, step_of_grid
 from .images import Band, TrainedImage, bands_of, images_of, with_losses
 from .settings import Setting, settings_of, tree_of
 from .sheet import SHEET
@@ -40,7 +41,8 @@ class KeptFile:
 class RunView:
     """A run as it stands. `curves` are by name as in `curves.py`; `steps` is the length of the run, 0: unknown.
 
-    `images_written` is another value where the files of the images were written again.
+    `controls` has the control images of each prompt; None: there are none. `images_written` is another value where the
+    files of the images were written again.
     """
 
     name: str
@@ -52,6 +54,7 @@ class RunView:
     settings: tuple[Setting, ...]
     prompts: tuple[GridPrompt, ...]
     grids: tuple[Grid, ...]
+    controls: Grid | None
     images: tuple[TrainedImage, ...]
     images_written: object
     bands: tuple[Band, ...]
@@ -104,6 +107,7 @@ class RunReader:
                 settings=settings,
                 prompts=prompts,
                 grids=self._grids(folder, prompts),
+                controls=self._controls(folder, prompts),
                 images=images,
                 images_written=(_stamp(folder, "dataset.json"), _stamp(folder, "images.json"), sheet),
                 bands=bands,
@@ -114,6 +118,11 @@ class RunReader:
         """The file of a step's grid. Raises OSError."""
         with OpenFolder.open(self.folder) as folder, folder.folder("samples") as samples:
             return samples.read(f"step-{step:06d}.png", _LARGEST)
+
+    def controls(self) -> bytes:
+        """The sheet of control images. Raises OSError."""
+        with OpenFolder.open(self.folder) as folder:
+            return folder.read(CONTROLS, _LARGEST)
 
     def sheet(self) -> bytes:
         """The sheet of thumbnails. Raises OSError."""
@@ -145,6 +154,10 @@ class RunReader:
         except OSError:
             return ()
         return tuple(sorted(found, key=lambda grid: grid.step))
+
+    def _controls(self, folder: OpenFolder, prompts: tuple[GridPrompt, ...]) -> Grid | None:
+        size = self._part(folder, CONTROLS, size_of)
+        return None if size is None else cut_controls(size, prompts, (_stamp(folder, CONTROLS) or (0,))[0])
 
 
 def _config(raw: bytes) -> tuple[dict[str, Any], tuple[Setting, ...]]:

@@ -11,6 +11,7 @@ from flame_train.version import __version__
 
 from .elements import Element, element
 from .given import number, whole
+from .grids import Grid
 from .images import TrainedImage
 from .run_reader import RunView
 from .settings import Setting
@@ -61,12 +62,23 @@ def validation_of(view: RunView) -> str:
 
 
 def samples(
-    view: RunView, image: GridImage, large: GridImage | None = None, steps: Sequence[int] | None = None
+    view: RunView,
+    image: GridImage,
+    large: GridImage | None = None,
+    steps: Sequence[int] | None = None,
+    control: Callable[[int], str] | None = None,
 ) -> Element:
     """A table of steps by prompts; the page's script adds the slider and the zoom.
 
-    `image` says where the table's images are, `large` where those of slider and zoom; None: they are the same.
-    `steps` are those shown; None: all.
+    Args:
+        view: the run.
+        image: where the table's images are.
+        large: where those of slider and zoom are; None: they are the same.
+        steps: those shown; None: all.
+        control: where the control images of a prompt are, which stand above its samples; None: nowhere.
+
+    Returns:
+        The section.
     """
     grids = [grid for grid in view.grids if steps is None or grid.step in steps]
     if not grids:
@@ -74,7 +86,7 @@ def samples(
     names = [prompt.text or "(empty prompt)" for prompt in view.prompts]
     columns = max(len(grid.boxes) for grid in grids)
     heads = [names[i] if i < len(names) else "whole grid" for i in range(columns)]
-    rows = []
+    rows = [] if control is None or view.controls is None else [_controls(view, view.controls, control)]
     for grid in grids:
         texts = names if len(grid.boxes) == len(names) else ["whole grid"]
         cells = [
@@ -96,6 +108,19 @@ def samples(
         element("div", table, class_="scroll", tabindex=0, role="region", aria_label="samples by step and prompt"),
         id="samples",
     )
+
+
+def _controls(view: RunView, grid: Grid, control: Callable[[int], str]) -> Element:
+    """The row of the control images: what the samples of each prompt were made from."""
+    cells = [
+        element(
+            "td", element("img", src=control(i), alt=f"control: {prompt.text}", width=right - left, height=bottom - top)
+        )
+        if prompt.looks
+        else element("td")
+        for i, (prompt, (left, top, right, bottom)) in enumerate(zip(view.prompts, grid.boxes, strict=True))
+    ]
+    return element("tr", element("th", "control", scope="row"), *cells)
 
 
 def sample_image(

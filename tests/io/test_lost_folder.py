@@ -193,6 +193,7 @@ OWN = [
     "status.json",
     "dataset.json",
     "dataset.jpg",
+    "controls.png",
     "report.html",
     "loss.png",
     "log.jsonl",
@@ -216,7 +217,8 @@ def left(tmp_path: Path) -> Path:
         run.log({"step": 200})
         run.checkpoint(200, FILES, keep=3)
         run.write_sample(200, b"grid")
-        for name in ("dataset.json", "dataset.jpg", "report.html", "loss.png", "lora.safetensors", OTHER_FORMAT):
+        reports = ("dataset.json", "dataset.jpg", "controls.png", "report.html", "loss.png")
+        for name in (*reports, "lora.safetensors", OTHER_FORMAT):
             (path / name).write_bytes(b"its own")
         run.owned("tensorboard").mkdir()
     return path

@@ -101,6 +101,10 @@ def test_a_run_gives_the_same_bytes_again_and_after_it_was_cut_short(
     image = (run / "samples" / "step-000004.png").read_bytes()
     with Image.open(run / "samples" / "step-000004.png") as grid:
         assert grid.size in ((80, 48), (48, 80))
+    with Image.open(run / "controls.png") as shown, Image.open(json.loads(control.partition(" = ")[2])[0]) as looked_at:
+        assert shown.size == looked_at.size
+        assert shown.tobytes() == looked_at.convert("RGB").tobytes()
+    assert "control: a red circle" in (run / "report.html").read_text()
     rows = json.loads((run / "dataset.json").read_text())
     assert {len(row["controls"]) for row in rows} == {2}
     assert rows[0]["controls"][0]["file"].startswith("before/")

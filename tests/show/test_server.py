@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+from html.parser import HTMLParser
 from urllib.parse import quote, unquote, urlencode, urljoin, urlsplit
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from flame_train import cli
 from flame_train.errors import ConfigError
 from flame_train.show.guard import Guard
 from flame_train.show.library import Library
 from flame_train.show.serve import listening
+from flame_train.training.preview import grid, png
 
 
 def ask(port, path, host=None, method="GET", headers=None):
@@ -207,6 +213,45 @@ def test_a_sample_or_sheet_that_became_a_link_is_not_given(made, serve, tmp_path
     assert ask(port, "/sample?name=run&step=10&prompt=0")[0] == 404
     assert ask(port, "/sheet?name=run")[0] == 404
     assert ask(port, "/sample?name=run&step=20&prompt=0")[0] == 200
+
+
+def images_of(section):
+    """The attributes of each image in some HTML, as a browser reads them."""
+    found = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: found.append(dict(attributes)) if tag == "img" else None
+    parser.feed(section)
+    return found
+
+
+def test_the_control_images_of_a_prompt_stand_above_its_samples(made, serve):
+    folder = made().folder
+    text = (folder / "config.toml").read_text()
+    head, _, sample = text.partition("[sample]\n")
+    prompts = json.loads(next(line for line in sample.splitlines() if line.startswith("prompts = "))[10:])
+    told = ", ".join(f'{{text = {json.dumps(prompt)}, control = ["x"]}}' for prompt in prompts[:2])
+    sample = re.sub(r"(?m)^prompts = .*$", lambda _: f"prompts = [{told}, {json.dumps(prompts[2])}]", sample)
+    (folder / "config.toml").write_text(f"{head}[sample]\n{sample}")
+    red, blue = (np.full((40, 60, 3), pixel, np.uint8) for pixel in ((250, 0, 0), (0, 0, 250)))
+    (folder / "controls.png").write_bytes(png(grid([red, blue, np.full((1, 1, 3), 255, np.uint8)])))
+    port = serve(folder)
+    section = json.loads(ask(port, "/run.json?name=run")[2])["sections"]["samples"]
+    assert '<th scope="row">control</th>' in section
+    found = [image for image in images_of(section) if image["src"].startswith("/control?")]
+    assert [image["alt"] for image in found] == [f"control: {prompt}" for prompt in prompts[:2]]
+    for image, pixel in zip(found, ((250, 0, 0), (0, 0, 250)), strict=True):
+        status, _, raw = ask(port, image["src"])
+        assert status == 200
+        with Image.open(io.BytesIO(raw)) as shown:
+            assert shown.size == (60, 40)
+            assert np.abs(np.asarray(shown).mean((0, 1)) - pixel).max() < 4
+    for query in ("prompt=3", "prompt=-1", "prompt=x", ""):
+        assert ask(port, f"/control?name=run&{query}")[0] == 404
+
+
+def test_a_run_without_control_images_has_none(port):
+    assert ask(port, "/control?name=run&prompt=0")[0] == 404
+    assert "control" not in json.loads(ask(port, "/run.json?name=run")[2])["sections"]["samples"]
 
 
 def test_numbers_that_make_no_sense_are_not_there(port):

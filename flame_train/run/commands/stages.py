@@ -34,6 +34,7 @@ from flame_train.io.hub import fetching
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.weights import sampled_digest
 from flame_train.recipes import FAMILIES
+from flame_train.show.controls import write_controls
 from flame_train.show.sheet import write_sheet
 from flame_train.training.callbacks import SILENT, Callbacks
 from flame_train.training.result import Sources, check_sources, knows_sources, micro_batches_of
@@ -351,3 +352,4 @@ def _write_report(plan: Plan, keys: Keys, folder: RunFolder) -> None:
     raw = f"[\n {lines}\n]\n".encode("utf-8", "backslashreplace")
     write_atomically(folder.place(folder.folder / _REPORT), [raw], len(raw))
     write_sheet(folder, plan.everything.rows)
+    write_controls(folder, [[plan.files[path] for path in request.control] for request in plan.requests])
