@@ -59,10 +59,10 @@ def mirrored(
             yield heard
         except Exception as error:
             if group.is_shared(error):  # the others end too: a launcher would end the upload with the first of them
-                with group.together():
+                with group.barrier():
                     opened.__exit__(type(error), error, error.__traceback__)
             raise
-        with group.together():
+        with group.barrier():
             opened.close()
 
 

@@ -151,7 +151,7 @@ class Pages:
         try:
             raw = self._library.control(self._view(request), _whole(request, "prompt", -1))
         except OSError:
-            raise NotThere from None
+            raise NotFound from None
         return _kept(raw, "image/jpeg")
 
     def sheet(self, request: Request) -> Response:

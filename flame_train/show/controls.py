@@ -16,7 +16,7 @@ from PIL import Image
 from flame_train.data.control_files import Control
 from flame_train.data.images import load_image
 from flame_train.io.runfolder import RunFolder
-from flame_train.training.preview import Pixels, grid, png
+from flame_train.training.image_sampling import Pixels, grid, png
 
 _LOG = logging.getLogger(__name__)
 

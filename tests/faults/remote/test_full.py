@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fsspec.implementations.local import LocalFileOpener
 
-from flame_train.disk.held import Held
+from flame_train.disk.open_folder import OpenFolder
 from flame_train.errors import RemoteError
 from flame_train.io.commit import commit
 from flame_train.remote.faults import Full
@@ -152,5 +152,5 @@ def manifests(small: Small) -> list[int]:
 def save(folder: Path, step: int, size: int) -> None:
     """A checkpoint of two files, the smaller one first, and no other beside it."""
     files = {"small": b"1" * (size // 2), "large": b"2" * size}
-    with Held.open(folder) as held:
-        commit(held / "checkpoints", step, files, 1, 2 * size)
+    with OpenFolder.open(folder) as opened:
+        commit(opened / "checkpoints", step, files, 1, 2 * size)
