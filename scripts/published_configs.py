@@ -95,8 +95,10 @@ def on_small_model(tree: dict[str, Any], family: str, folder: Path) -> dict[str,
     sample = tree.get("sample", {})
     for key in ("width", "height", "prompt_file"):
         sample.pop(key, None)
-    sample["prompts"] = [{k: v for k, v in p.items() if k not in ("width", "height")} if isinstance(p, dict) else p
-                         for p in sample.get("prompts", [])]  # fmt: skip
+    sample["prompts"] = [
+        {k: v for k, v in p.items() if k not in ("width", "height")} if isinstance(p, dict) else p
+        for p in sample.get("prompts", [])
+    ]
     tree["sample"] = sample
     tree["output"] = tree.get("output", {}) | {"dir": str(folder / "run")}
     for key in ("min_bucket", "max_bucket", "resolutions", "cache", "mask_folder"):

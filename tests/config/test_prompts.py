@@ -26,33 +26,48 @@ def write(tmp_path):
     return to
 
 
-@pytest.mark.parametrize(("line", "expected"), [
-    ("a cat", {"text": "a cat"}),
-    ("a cat --n blurry, bad --w 832 --h 1216 --d 7 --l 6.5 --s 28",
-     {"text": "a cat", "negative": "blurry, bad", "width": 832, "height": 1216, "seed": 7, "guidance_scale": 6.5,
-      "steps": 28}),
-    ("  two-tone -- not a flag --d 3 ", {"text": "two-tone -- not a flag", "seed": 3}),
-    ("a--w 3", {"text": "a--w 3"}),
-    ("--n nothing but this", {"text": "", "negative": "nothing but this"}),
-    ("x --l 1 --g 3.5", {"text": "x", "guidance_scale": 3.5}),
-    ("x --g 2", {"text": "x", "guidance_scale": 2.0}),
-    ("x --n", {"text": "x", "negative": ""}),
-    ("x --d=5", {"text": "x", "seed": 5}),
-    ("x --ss euler_a --am 0.5", {"text": "x", "sampler": "euler_a", "strength": 0.5}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("a cat", {"text": "a cat"}),
+        (
+            "a cat --n blurry, bad --w 832 --h 1216 --d 7 --l 6.5 --s 28",
+            {
+                "text": "a cat",
+                "negative": "blurry, bad",
+                "width": 832,
+                "height": 1216,
+                "seed": 7,
+                "guidance_scale": 6.5,
+                "steps": 28,
+            },
+        ),
+        ("  two-tone -- not a flag --d 3 ", {"text": "two-tone -- not a flag", "seed": 3}),
+        ("a--w 3", {"text": "a--w 3"}),
+        ("--n nothing but this", {"text": "", "negative": "nothing but this"}),
+        ("x --l 1 --g 3.5", {"text": "x", "guidance_scale": 3.5}),
+        ("x --g 2", {"text": "x", "guidance_scale": 2.0}),
+        ("x --n", {"text": "x", "negative": ""}),
+        ("x --d=5", {"text": "x", "seed": 5}),
+        ("x --ss euler_a --am 0.5", {"text": "x", "sampler": "euler_a", "strength": 0.5}),
+    ],
+)
 def test_a_line_is_read_as_kohya_reads_it(line, expected):
     assert read_flags(line) == expected
 
 
-@pytest.mark.parametrize(("line", "told"), [
-    ("x --q 3", "unknown flag --q; known are --n \\(negative\\), --w"),
-    ("x --cn pose.png", "unknown flag --cn"),
-    ("x --w wide", "--w: expected a whole number, got 'wide'"),
-    ("x --w", "--w: expected a whole number, got ''"),
-    ("x --l 7,5", "--l: expected a number, got '7,5'"),
-    ("x --d 1 --d 2", "--d is there twice"),
-    ("x --l 7 --g 3", "expected --l or --g, got both"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("x --q 3", "unknown flag --q; known are --n \\(negative\\), --w"),
+        ("x --cn pose.png", "unknown flag --cn"),
+        ("x --w wide", "--w: expected a whole number, got 'wide'"),
+        ("x --w", "--w: expected a whole number, got ''"),
+        ("x --l 7,5", "--l: expected a number, got '7,5'"),
+        ("x --d 1 --d 2", "--d is there twice"),
+        ("x --l 7 --g 3", "expected --l or --g, got both"),
+    ],
+)
 def test_a_flag_that_is_wrong_is_named(line, told):
     with pytest.raises(ValueError, match=told):
         read_flags(line)
@@ -73,13 +88,16 @@ def test_tables_and_strings_are_prompts_and_come_back_from_the_resolved_config(w
     assert 'prompts = ["a cat", {text = "a dog", width = 64}]' in resolved(strings)
 
 
-@pytest.mark.parametrize(("lines", "told"), [
-    ('[sample]\nprompts = ["ok", "x --q 1"]', "8: sample.prompts: .*; in sample.prompts 2: unknown flag --q"),
-    ('[sample]\nprompts = ["x --w 30"]', "8: sample.prompts: .*; in sample.prompts 1: width: .*multiple of 8"),
-    ('[[sample.prompts]]\ntext = "x"\nwdth = 64', "7: sample.prompts: .*; in sample.prompts 1: wdth: unknown key"),
-    ('[[sample.prompts]]\ntext = "x"\nsampler = "lms"', "7: sample.prompts: .*; in sample.prompts 1: sampler: "),
-    ('[[sample.prompts]]\ntext = "a\\u0000"', "7: sample.prompts: expected text, got a NUL character"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ('[sample]\nprompts = ["ok", "x --q 1"]', "8: sample.prompts: .*; in sample.prompts 2: unknown flag --q"),
+        ('[sample]\nprompts = ["x --w 30"]', "8: sample.prompts: .*; in sample.prompts 1: width: .*multiple of 8"),
+        ('[[sample.prompts]]\ntext = "x"\nwdth = 64', "7: sample.prompts: .*; in sample.prompts 1: wdth: unknown key"),
+        ('[[sample.prompts]]\ntext = "x"\nsampler = "lms"', "7: sample.prompts: .*; in sample.prompts 1: sampler: "),
+        ('[[sample.prompts]]\ntext = "a\\u0000"', "7: sample.prompts: expected text, got a NUL character"),
+    ],
+)
 def test_what_is_wrong_has_its_line_and_the_prompts_number(write, lines, told):
     with pytest.raises(ConfigError, match=told):
         load(write(GOOD + lines))
@@ -104,15 +122,18 @@ def test_every_wrong_line_of_a_file_is_told_with_its_number(write):
     assert len(rest) == 2
 
 
-@pytest.mark.parametrize(("name", "raw", "told"), [
-    ("p.json", b"[]", "expected prompts, got none"),
-    ("p.json", b'{"prompts": ["a"]}', "expected a list of prompts"),
-    ("p.json", b"[3]", "expected a list of prompts"),
-    ("p.toml", b'prompts = ["a"]', r"expected a table \[\[prompt.subset\]\] a prompt"),
-    ("p.txt", b"# nothing\n", "expected prompts, got none"),
-    ("p.txt", b"\xff\xfe", "expected UTF-8 text"),
-    ("p.txt", b"a" * (1 << 20) + b"b", "expected at most 1 MiB"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "raw", "told"),
+    [
+        ("p.json", b"[]", "expected prompts, got none"),
+        ("p.json", b'{"prompts": ["a"]}', "expected a list of prompts"),
+        ("p.json", b"[3]", "expected a list of prompts"),
+        ("p.toml", b'prompts = ["a"]', r"expected a table \[\[prompt.subset\]\] a prompt"),
+        ("p.txt", b"# nothing\n", "expected prompts, got none"),
+        ("p.txt", b"\xff\xfe", "expected UTF-8 text"),
+        ("p.txt", b"a" * (1 << 20) + b"b", "expected at most 1 MiB"),
+    ],
+)
 def test_a_file_that_is_none_is_refused(tmp_path, name, raw, told):
     (tmp_path / name).write_bytes(raw)
     with pytest.raises(ConfigError, match=rf"sample\.prompt_file: .*{told}"):
@@ -156,18 +177,27 @@ def test_tables_are_read_as_kohya_reads_them(write, name, text):
     assert more == ([Prompt(text="a fox", seed=5)] if name == "p.json" else [])
 
 
-@pytest.mark.parametrize(("name", "text", "told"), [
-    ("p.toml", '[prompt]\nwidth = 30\n[[prompt.subset]]\nprompt = "x"\n', [":2: width: .*multiple of 8"]),
-    ("p.toml", '[[prompt.subset]]\nprompt = "x"\nsample_steps = 0\ncontrolnet_image = "pose.png"\n',
-     [":3: steps: ", ":4: controlnet_image: unknown key"]),
-    ("p.toml", '[[prompt.subset]]\nprompt = "x"\n[[prompt.subset]]\nseed = 3\n', [":3: expected the key prompt"]),
-    ("p.json", '[\n"fine",\n"x --q 1",\n{"prompt": "x",\n "scale": 0}\n]',
-     [":3: unknown flag --q", ":5: guidance_scale: "]),
-    ("p.json", '[{"prompt": "x", "scale": 7, "guidance_scale": 3}]', [":1: expected scale or guidance_scale"]),
-    ("p.json", '[{"prompt": "x", "text": "y"}]', [":1: text is there twice, under two names"]),
-    ("p.json", "[", [":1: expected JSON, got a syntax error"]),
-    ("p.toml", "[prompt", [":1:8: expected ] behind the section's name, got the end of the file"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("p.toml", '[prompt]\nwidth = 30\n[[prompt.subset]]\nprompt = "x"\n', [":2: width: .*multiple of 8"]),
+        (
+            "p.toml",
+            '[[prompt.subset]]\nprompt = "x"\nsample_steps = 0\ncontrolnet_image = "pose.png"\n',
+            [":3: steps: ", ":4: controlnet_image: unknown key"],
+        ),
+        ("p.toml", '[[prompt.subset]]\nprompt = "x"\n[[prompt.subset]]\nseed = 3\n', [":3: expected the key prompt"]),
+        (
+            "p.json",
+            '[\n"fine",\n"x --q 1",\n{"prompt": "x",\n "scale": 0}\n]',
+            [":3: unknown flag --q", ":5: guidance_scale: "],
+        ),
+        ("p.json", '[{"prompt": "x", "scale": 7, "guidance_scale": 3}]', [":1: expected scale or guidance_scale"]),
+        ("p.json", '[{"prompt": "x", "text": "y"}]', [":1: text is there twice, under two names"]),
+        ("p.json", "[", [":1: expected JSON, got a syntax error"]),
+        ("p.toml", "[prompt", [":1:8: expected ] behind the section's name, got the end of the file"]),
+    ],
+)
 def test_all_that_is_wrong_in_tables_is_told_with_its_line(write, name, text, told):
     path = write(text, name)
     with pytest.raises(ConfigError) as error:

@@ -188,10 +188,18 @@ def test_a_run_on_the_second_writes_the_bytes_of_one_on_the_first(
     def run(device: str) -> dict[str, bytes]:
         folder = tmp_path / device.replace(":", "-")
         keys = {
-            "model.checkpoint": small_base, "data.path": drawn, "data.resolution": 96, "data.bucket_step": 32,
-            "lora.rank": 4, "lora.alpha": 4.0, "train.steps": 6, "checkpoint.every": 3, "sample.every": 6,
-            "sample.steps": 2, "output.dir": folder,
-        }  # fmt: skip
+            "model.checkpoint": small_base,
+            "data.path": drawn,
+            "data.resolution": 96,
+            "data.bucket_step": 32,
+            "lora.rank": 4,
+            "lora.alpha": 4.0,
+            "train.steps": 6,
+            "checkpoint.every": 3,
+            "sample.every": 6,
+            "sample.steps": 2,
+            "output.dir": folder,
+        }
         (tmp_path / "config.toml").write_text("")
         settings = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
         command = [sys.executable, "-m", "flame_train", "sdxl-lora", "--config", str(tmp_path / "config.toml")]

@@ -46,11 +46,16 @@ def qwen3_vl_shapes(network, width, hidden):
 
     config = transformers.Qwen3VLConfig(
         text_config={
-            "vocab_size": 151936, "hidden_size": width, "num_hidden_layers": 36, "num_attention_heads": 32,
-            "num_key_value_heads": 8, "intermediate_size": hidden, "head_dim": 128,
+            "vocab_size": 151936,
+            "hidden_size": width,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "intermediate_size": hidden,
+            "head_dim": 128,
         },
         vision_config={"depth": 1, "out_hidden_size": width, "deepstack_visual_indexes": [0]},
-    )  # fmt: skip
+    )
     return on_meta(getattr(transformers, network), config=config)
 
 

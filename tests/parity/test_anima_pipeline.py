@@ -58,9 +58,15 @@ def pipeline(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vocabularies")
     (folder / "tokenizer.json").write_text(bytes_alone())
     text = transformers.Qwen3Config(
-        vocab_size=288, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=48, head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 5e4},
-    )  # fmt: skip
+        vocab_size=288,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        head_dim=8,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e4},
+    )
     made = diffusers.AnimaAutoBlocks().init_pipeline()
     made.update_components(
         tokenizer=transformers.PreTrainedTokenizerFast(
@@ -70,21 +76,32 @@ def pipeline(tmp_path_factory):
         text_encoder=random(transformers.Qwen3Model(text), 1),
         text_conditioner=random(
             diffusers.AnimaTextConditioner(
-                source_dim=32, target_dim=24, model_dim=32, num_layers=2, num_attention_heads=2, mlp_ratio=2.0,
+                source_dim=32,
+                target_dim=24,
+                model_dim=32,
+                num_layers=2,
+                num_attention_heads=2,
+                mlp_ratio=2.0,
                 min_sequence_length=16,
             ),
             2,
         ),
         transformer=random(
             diffusers.CosmosTransformer3DModel(
-                num_attention_heads=2, attention_head_dim=24, num_layers=2, mlp_ratio=2.0, text_embed_dim=24,
-                adaln_lora_dim=8, rope_scale=(1.0, 3.0, 4.0), extra_pos_embed_type=None,
+                num_attention_heads=2,
+                attention_head_dim=24,
+                num_layers=2,
+                mlp_ratio=2.0,
+                text_embed_dim=24,
+                adaln_lora_dim=8,
+                rope_scale=(1.0, 3.0, 4.0),
+                extra_pos_embed_type=None,
             ),
             3,
         ),
         vae=random(diffusers.AutoencoderKLQwenImage(base_dim=8, num_res_blocks=1), 4),
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
-    )  # fmt: skip
+    )
     made.set_progress_bar_config(disable=True)
     return made
 
@@ -150,9 +167,11 @@ def test_the_training_loss_is_that_of_diffusers_parts(pipeline, folder, off):
     )
     with torch.no_grad():
         text = pipeline.text_conditioner(
-            encoded["qwen_prompt_embeds"], encoded["t5_input_ids"], encoded["t5_attention_mask"],
+            encoded["qwen_prompt_embeds"],
+            encoded["t5_input_ids"],
+            encoded["t5_attention_mask"],
             encoded["qwen_attention_mask"],
-        )  # fmt: skip
+        )
         for ours, theirs, row in zip(context, text, rows, strict=True):
             own = encoder.rows(row)
             assert off(ours[:own], theirs[:own]) < 1e-5

@@ -54,14 +54,27 @@ def pipeline(tmp_path_factory):
         vocab_size=384, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, feed_forward_proj="gated-gelu"
     )
     transformer = diffusers.ChromaTransformer2DModel(
-        num_layers=2, num_single_layers=2, attention_head_dim=16, num_attention_heads=4, joint_attention_dim=32,
-        axes_dims_rope=[4, 6, 6], approximator_hidden_dim=48, approximator_layers=2,
-    )  # fmt: skip
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=4,
+        joint_attention_dim=32,
+        axes_dims_rope=[4, 6, 6],
+        approximator_hidden_dim=48,
+        approximator_layers=2,
+    )
     vae = diffusers.AutoencoderKL(
-        down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4,
-        block_out_channels=[8, 16, 16, 16], layers_per_block=1, latent_channels=16, norm_num_groups=4,
-        scaling_factor=0.3611, shift_factor=0.1159, use_quant_conv=False, use_post_quant_conv=False,
-    )  # fmt: skip
+        down_block_types=["DownEncoderBlock2D"] * 4,
+        up_block_types=["UpDecoderBlock2D"] * 4,
+        block_out_channels=[8, 16, 16, 16],
+        layers_per_block=1,
+        latent_channels=16,
+        norm_num_groups=4,
+        scaling_factor=0.3611,
+        shift_factor=0.1159,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
     made = diffusers.ChromaPipeline(
         diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         random(vae, 0),

@@ -40,17 +40,30 @@ TEMPLATE = (
 def pipeline(tmp_path_factory):
     tokenizer = qwen_tokenizer(tmp_path_factory.mktemp("qwen"), TEMPLATE)
     text = transformers.Qwen3Config(
-        vocab_size=288, hidden_size=16, num_hidden_layers=28, num_attention_heads=2, num_key_value_heads=1,
-        intermediate_size=24, head_dim=8,
-    )  # fmt: skip
+        vocab_size=288,
+        hidden_size=16,
+        num_hidden_layers=28,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=24,
+        head_dim=8,
+    )
     transformer = diffusers.Flux2Transformer2DModel(
-        num_layers=2, num_single_layers=2, attention_head_dim=16, num_attention_heads=4, joint_attention_dim=48,
-        axes_dims_rope=[4, 4, 4, 4], guidance_embeds=False,
-    )  # fmt: skip
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=4,
+        joint_attention_dim=48,
+        axes_dims_rope=[4, 4, 4, 4],
+        guidance_embeds=False,
+    )
     vae = diffusers.AutoencoderKLFlux2(
-        down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4,
-        block_out_channels=[8, 16, 16, 16], layers_per_block=1, norm_num_groups=4,
-    )  # fmt: skip
+        down_block_types=["DownEncoderBlock2D"] * 4,
+        up_block_types=["UpDecoderBlock2D"] * 4,
+        block_out_channels=[8, 16, 16, 16],
+        layers_per_block=1,
+        norm_num_groups=4,
+    )
     vae.bn.running_mean = 0.3 * torch.randn(128, generator=torch.Generator().manual_seed(4))
     vae.bn.running_var = 0.5 + torch.rand(128, generator=torch.Generator().manual_seed(5))
     made = diffusers.Flux2KleinPipeline(

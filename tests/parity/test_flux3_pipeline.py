@@ -47,31 +47,49 @@ class TextProcessor(transformers.ProcessorMixin):
 
 def text_encoder():
     text = {
-        "vocab_size": 288, "hidden_size": 16, "num_hidden_layers": 33, "num_attention_heads": 2, "head_dim": 8,
-        "num_key_value_heads": 1, "intermediate_size": 24,
+        "vocab_size": 288,
+        "hidden_size": 16,
+        "num_hidden_layers": 33,
+        "num_attention_heads": 2,
+        "head_dim": 8,
+        "num_key_value_heads": 1,
+        "intermediate_size": 24,
         "rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "mrope_section": [2, 1, 1]},
-    }  # fmt: skip
+    }
     vision = {
-        "depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 16,
-        "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
-    }  # fmt: skip
+        "depth": 1,
+        "hidden_size": 16,
+        "num_heads": 2,
+        "intermediate_size": 16,
+        "out_hidden_size": 16,
+        "deepstack_visual_indexes": [0],
+        "num_position_embeddings": 16,
+    }
     config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision)
     return random(transformers.Qwen3VLForConditionalGeneration(config), 1)
 
 
 def transformer(flow_map):
     made = diffusers.Flux3Transformer2DModel(
-        num_layers=2, num_single_layers=2, attention_head_dim=16, num_attention_heads=4, joint_attention_dim=8 * 16,
-        axes_dims_rope=(4, 4, 4, 4), flow_map=flow_map,
-    )  # fmt: skip
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=4,
+        joint_attention_dim=8 * 16,
+        axes_dims_rope=(4, 4, 4, 4),
+        flow_map=flow_map,
+    )
     return random(made, 2, 0.12)
 
 
 def vae():
     made = diffusers.AutoencoderKLFlux2(
-        down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4,
-        block_out_channels=[8, 16, 16, 16], layers_per_block=1, norm_num_groups=4,
-    )  # fmt: skip
+        down_block_types=["DownEncoderBlock2D"] * 4,
+        up_block_types=["UpDecoderBlock2D"] * 4,
+        block_out_channels=[8, 16, 16, 16],
+        layers_per_block=1,
+        norm_num_groups=4,
+    )
     made.bn.running_mean = 0.3 * torch.randn(128, generator=torch.Generator().manual_seed(4))
     made.bn.running_var = 0.5 + torch.rand(128, generator=torch.Generator().manual_seed(5))
     return random(made, 0, 0.1)

@@ -73,9 +73,14 @@ def test_names_are_those_of_diffusers_converters(ours):
 def test_every_file_is_sorted_and_told_apart(theirs, ours):
     """The native file bare and below each prefix, with and without the rest of the model, and the folder."""
     config = transformers.Qwen3Config(
-        vocab_size=151936, hidden_size=1024, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8,
-        intermediate_size=3072, head_dim=128,
-    )  # fmt: skip
+        vocab_size=151936,
+        hidden_size=1024,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        intermediate_size=3072,
+        head_dim=128,
+    )
     native = Qwen3(Qwen3Arch.b0_6()).shapes()
     single = ours | {f"llm_adapter.{name}": shape for name, shape in ADAPTER.items()}
     counted = {"pos_embedder.seq": (240,), "accum_iteration": ()}

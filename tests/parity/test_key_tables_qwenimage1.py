@@ -31,11 +31,15 @@ def text():
     """The names and shapes of Qwen2.5-VL-7B as transformers has them, with the half for images and the head."""
     config = transformers.Qwen2_5_VLConfig(
         text_config={
-            "vocab_size": 152064, "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
-            "num_key_value_heads": 4, "intermediate_size": 18944,
+            "vocab_size": 152064,
+            "hidden_size": 3584,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "intermediate_size": 18944,
         },
         vision_config={"depth": 1, "out_hidden_size": 3584},
-    )  # fmt: skip
+    )
     return check.on_meta(transformers.Qwen2_5_VLForConditionalGeneration, config=config)
 
 

@@ -43,16 +43,25 @@ def test_values_are_those_of_diffusers_converter():
 def test_whole_checkpoints_of_both_layouts_are_sorted(theirs):
     """Every name of a full checkpoint and of a folder goes to its component, and no name is left."""
     config = transformers.Qwen3Config(
-        vocab_size=151936, hidden_size=2560, num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8,
-        intermediate_size=9728, head_dim=128,
-    )  # fmt: skip
+        vocab_size=151936,
+        hidden_size=2560,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        intermediate_size=9728,
+        head_dim=128,
+    )
     text = check.on_meta(transformers.Qwen3ForCausalLM, config=config)
     vae = check.on_meta(
         diffusers.AutoencoderKL,
-        down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4,
-        block_out_channels=[128, 256, 512, 512], layers_per_block=2, latent_channels=16, use_quant_conv=False,
+        down_block_types=["DownEncoderBlock2D"] * 4,
+        up_block_types=["UpDecoderBlock2D"] * 4,
+        block_out_channels=[128, 256, 512, 512],
+        layers_per_block=2,
+        latent_channels=16,
+        use_quant_conv=False,
         use_post_quant_conv=False,
-    )  # fmt: skip
+    )
     native = Qwen3(Qwen3Arch.b4()).shapes()
     folder = check.below({"transformer/": theirs, "text_encoder/": text, "vae/": vae})
     single = check.below({"model.diffusion_model.": OURS, "text_encoders.qwen3_4b.transformer.model.": native})

@@ -27,14 +27,27 @@ T5 = {"vocab_size": 384, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 2,
 @pytest.fixture(scope="module")
 def pipeline():
     transformer = diffusers.FluxTransformer2DModel(
-        num_layers=2, num_single_layers=2, attention_head_dim=16, num_attention_heads=4, joint_attention_dim=64,
-        pooled_projection_dim=32, guidance_embeds=True, axes_dims_rope=[4, 6, 6],
-    )  # fmt: skip
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=4,
+        joint_attention_dim=64,
+        pooled_projection_dim=32,
+        guidance_embeds=True,
+        axes_dims_rope=[4, 6, 6],
+    )
     vae = diffusers.AutoencoderKL(
-        down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4,
-        block_out_channels=[8, 16, 16, 16], layers_per_block=1, latent_channels=16, norm_num_groups=4,
-        scaling_factor=0.3611, shift_factor=0.1159, use_quant_conv=False, use_post_quant_conv=False,
-    )  # fmt: skip
+        down_block_types=["DownEncoderBlock2D"] * 4,
+        up_block_types=["UpDecoderBlock2D"] * 4,
+        block_out_channels=[8, 16, 16, 16],
+        layers_per_block=1,
+        latent_channels=16,
+        norm_num_groups=4,
+        scaling_factor=0.3611,
+        shift_factor=0.1159,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
     clip = transformers.CLIPTextConfig(num_attention_heads=2, projection_dim=32, **CLIP)
     made = diffusers.FluxKontextPipeline(
         diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),

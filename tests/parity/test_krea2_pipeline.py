@@ -53,14 +53,24 @@ def template_of_bytes():
 
 def text_encoder():
     text = {
-        "vocab_size": 288, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 8,
-        "num_key_value_heads": 2, "intermediate_size": 48,
+        "vocab_size": 288,
+        "hidden_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "head_dim": 8,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
         "rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "mrope_section": [2, 1, 1]},
-    }  # fmt: skip
+    }
     vision = {
-        "depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32,
-        "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
-    }  # fmt: skip
+        "depth": 1,
+        "hidden_size": 16,
+        "num_heads": 2,
+        "intermediate_size": 16,
+        "out_hidden_size": 32,
+        "deepstack_visual_indexes": [0],
+        "num_position_embeddings": 16,
+    }
     return random(transformers.Qwen3VLModel(transformers.Qwen3VLConfig(text_config=text, vision_config=vision)), 1)
 
 
@@ -68,11 +78,24 @@ def text_encoder():
 def pipeline(tmp_path_factory):
     tokenizer = qwen_tokenizer(tmp_path_factory.mktemp("qwen"), None)
     transformer = diffusers.Krea2Transformer2DModel(
-        in_channels=64, num_layers=2, attention_head_dim=16, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=80, timestep_embed_dim=32, text_hidden_dim=32, num_text_layers=3, text_num_attention_heads=4,
-        text_num_key_value_heads=4, text_intermediate_size=40, num_layerwise_text_blocks=1, num_refiner_text_blocks=1,
-        axes_dims_rope=(8, 4, 4), rope_theta=500.0, norm_eps=1e-4,
-    )  # fmt: skip
+        in_channels=64,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=80,
+        timestep_embed_dim=32,
+        text_hidden_dim=32,
+        num_text_layers=3,
+        text_num_attention_heads=4,
+        text_num_key_value_heads=4,
+        text_intermediate_size=40,
+        num_layerwise_text_blocks=1,
+        num_refiner_text_blocks=1,
+        axes_dims_rope=(8, 4, 4),
+        rope_theta=500.0,
+        norm_eps=1e-4,
+    )
     vae = random(diffusers.AutoencoderKLQwenImage(base_dim=8, num_res_blocks=1), 4)
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(
         use_dynamic_shifting=True, base_image_seq_len=256, max_image_seq_len=6400

@@ -32,37 +32,95 @@ def published(module: str, name: str, **settings: Any) -> Callable[..., Any]:
 
 CASES: list[tuple[str, float, dict[str, Any], Callable[..., Any]]] = [
     ("adamw", 0.01, {"weight_decay": 0.1}, published("torch.optim", "AdamW", weight_decay=0.1)),
-    ("sgd", 0.01, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
-     published("torch.optim", "SGD", momentum=0.9, nesterov=True, weight_decay=0.01)),
+    (
+        "sgd",
+        0.01,
+        {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+        published("torch.optim", "SGD", momentum=0.9, nesterov=True, weight_decay=0.01),
+    ),
     ("lion", 0.01, {}, published("lion_pytorch", "Lion")),
-    ("lion", 0.01, {"betas": (0.95, 0.98), "weight_decay": 0.1},
-     published("lion_pytorch", "Lion", betas=(0.95, 0.98), weight_decay=0.1)),
+    (
+        "lion",
+        0.01,
+        {"betas": (0.95, 0.98), "weight_decay": 0.1},
+        published("lion_pytorch", "Lion", betas=(0.95, 0.98), weight_decay=0.1),
+    ),
     ("prodigy", 1.0, {}, published("prodigyopt", "Prodigy")),
-    ("prodigy", 1.0, {"d0": 1e-4, "d_coef": 2.0, "growth_rate": 1.02, "weight_decay": 0.01, "use_bias_correction": True,
-                      "safeguard_warmup": True, "betas": (0.9, 0.99)},
-     published("prodigyopt", "Prodigy", d0=1e-4, d_coef=2.0, growth_rate=1.02, weight_decay=0.01,
-               use_bias_correction=True, safeguard_warmup=True, betas=(0.9, 0.99))),
+    (
+        "prodigy",
+        1.0,
+        {
+            "d0": 1e-4,
+            "d_coef": 2.0,
+            "growth_rate": 1.02,
+            "weight_decay": 0.01,
+            "use_bias_correction": True,
+            "safeguard_warmup": True,
+            "betas": (0.9, 0.99),
+        },
+        published(
+            "prodigyopt",
+            "Prodigy",
+            d0=1e-4,
+            d_coef=2.0,
+            growth_rate=1.02,
+            weight_decay=0.01,
+            use_bias_correction=True,
+            safeguard_warmup=True,
+            betas=(0.9, 0.99),
+        ),
+    ),
     ("schedule_free_adamw", 0.01, {}, published("schedulefree", "AdamWScheduleFree")),
-    ("schedule_free_adamw", 0.01, {"betas": (0.95, 0.99), "weight_decay": 0.1},
-     published("schedulefree", "AdamWScheduleFree", betas=(0.95, 0.99), weight_decay=0.1)),
+    (
+        "schedule_free_adamw",
+        0.01,
+        {"betas": (0.95, 0.99), "weight_decay": 0.1},
+        published("schedulefree", "AdamWScheduleFree", betas=(0.95, 0.99), weight_decay=0.1),
+    ),
     ("adafactor", 0.01, {}, published("transformers", "Adafactor", scale_parameter=False, relative_step=False)),
-    ("adafactor", 0.1, {"beta1": 0.9, "weight_decay": 0.1, "scale_parameter": True, "clip_threshold": 0.5},
-     published("transformers", "Adafactor", relative_step=False, beta1=0.9, weight_decay=0.1, clip_threshold=0.5)),
-    ("adafactor", 1.0, {"relative_step": True, "scale_parameter": True},
-     lambda parameters, lr: published("transformers", "Adafactor", relative_step=True)(parameters, None)),
-    ("adafactor", 1.0, {"relative_step": True, "warmup_init": True, "scale_parameter": True, "beta1": 0.9},
-     lambda parameters, lr: published("transformers", "Adafactor", relative_step=True, warmup_init=True, beta1=0.9)(
-         parameters, None)),
-    ("adafactor", 1.0, {"relative_step": True, "weight_decay": 0.1},
-     lambda parameters, lr: published("transformers", "Adafactor", scale_parameter=False, weight_decay=0.1)(
-         parameters, None)),
+    (
+        "adafactor",
+        0.1,
+        {"beta1": 0.9, "weight_decay": 0.1, "scale_parameter": True, "clip_threshold": 0.5},
+        published("transformers", "Adafactor", relative_step=False, beta1=0.9, weight_decay=0.1, clip_threshold=0.5),
+    ),
+    (
+        "adafactor",
+        1.0,
+        {"relative_step": True, "scale_parameter": True},
+        lambda parameters, lr: published("transformers", "Adafactor", relative_step=True)(parameters, None),
+    ),
+    (
+        "adafactor",
+        1.0,
+        {"relative_step": True, "warmup_init": True, "scale_parameter": True, "beta1": 0.9},
+        lambda parameters, lr: published("transformers", "Adafactor", relative_step=True, warmup_init=True, beta1=0.9)(
+            parameters, None
+        ),
+    ),
+    (
+        "adafactor",
+        1.0,
+        {"relative_step": True, "weight_decay": 0.1},
+        lambda parameters, lr: published("transformers", "Adafactor", scale_parameter=False, weight_decay=0.1)(
+            parameters, None
+        ),
+    ),
     ("came", 0.01, {}, published("pytorch_optimizer", "CAME")),
-    ("came", 0.01, {"came_betas": (0.8, 0.9, 0.99), "weight_decay": 0.1, "clip_threshold": 0.5},
-     published("pytorch_optimizer", "CAME", betas=(0.8, 0.9, 0.99), weight_decay=0.1, clip_threshold=0.5)),
+    (
+        "came",
+        0.01,
+        {"came_betas": (0.8, 0.9, 0.99), "weight_decay": 0.1, "clip_threshold": 0.5},
+        published("pytorch_optimizer", "CAME", betas=(0.8, 0.9, 0.99), weight_decay=0.1, clip_threshold=0.5),
+    ),
     ("muon", 0.01, {}, published("torch.optim", "Muon", weight_decay=0.1, adjust_lr_fn="match_rms_adamw")),
-    ("muon", 0.01, {"momentum": 0.8, "nesterov": False, "weight_decay": 0.0, "muon_scale": "original"},
-     published("torch.optim", "Muon", weight_decay=0.0, momentum=0.8, nesterov=False, adjust_lr_fn="original")),
-]  # fmt: skip
+    (
+        "muon",
+        0.01,
+        {"momentum": 0.8, "nesterov": False, "weight_decay": 0.0, "muon_scale": "original"},
+        published("torch.optim", "Muon", weight_decay=0.0, momentum=0.8, nesterov=False, adjust_lr_fn="original"),
+    ),
+]
 IDS = [f"{name}-{i}" for i, (name, *_) in enumerate(CASES)]
 
 

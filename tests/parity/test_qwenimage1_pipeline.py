@@ -21,10 +21,14 @@ LONGER = "a much longer caption, which takes more than thirty-two tokens of byte
 
 def text_encoder():
     text = {
-        "vocab_size": 288, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
+        "vocab_size": 288,
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
         "num_key_value_heads": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "mrope_section": [2, 1, 1]},
-    }  # fmt: skip
+    }
     vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32}
     config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision)
     return random(transformers.Qwen2_5_VLForConditionalGeneration(config), 1)

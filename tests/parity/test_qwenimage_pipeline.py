@@ -50,14 +50,24 @@ class Processor:
 
 def text_encoder():
     text = {
-        "vocab_size": 288, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 8,
-        "num_key_value_heads": 2, "intermediate_size": 48,
+        "vocab_size": 288,
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "head_dim": 8,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
         "rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "mrope_section": [2, 1, 1]},
-    }  # fmt: skip
+    }
     vision = {
-        "depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32,
-        "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
-    }  # fmt: skip
+        "depth": 1,
+        "hidden_size": 16,
+        "num_heads": 2,
+        "intermediate_size": 16,
+        "out_hidden_size": 32,
+        "deepstack_visual_indexes": [0],
+        "num_position_embeddings": 16,
+    }
     config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision)
     return random(transformers.Qwen3VLForConditionalGeneration(config), 1)
 
@@ -65,9 +75,13 @@ def text_encoder():
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory):
     transformer = diffusers.QwenImage21Transformer2DModel(
-        num_layers=2, attention_head_dim=16, num_attention_heads=4, context_in_dim=32, axes_dims_rope=(8, 4, 4),
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=4,
+        context_in_dim=32,
+        axes_dims_rope=(8, 4, 4),
         eps=1e-5,
-    )  # fmt: skip
+    )
     vae = diffusers.AutoencoderKLQwenImage21(base_dim=8, decoder_base_dim=12, num_res_blocks=1)
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(
         use_dynamic_shifting=True, base_image_seq_len=256, max_image_seq_len=8192, max_shift=0.9, shift_terminal=0.02

@@ -36,18 +36,37 @@ TEMPLATE = (
 def pipeline(tmp_path_factory):
     tokenizer = qwen_tokenizer(tmp_path_factory.mktemp("qwen"), TEMPLATE)
     text = transformers.Qwen3Config(
-        vocab_size=288, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=48, head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 5e4},
-    )  # fmt: skip
+        vocab_size=288,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        head_dim=8,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e4},
+    )
     transformer = diffusers.ZImageTransformer2DModel(
-        dim=96, n_layers=2, n_refiner_layers=1, n_heads=3, n_kv_heads=3, cap_feat_dim=32, axes_dims=[8, 12, 12],
+        dim=96,
+        n_layers=2,
+        n_refiner_layers=1,
+        n_heads=3,
+        n_kv_heads=3,
+        cap_feat_dim=32,
+        axes_dims=[8, 12, 12],
         axes_lens=[1024, 64, 64],
-    )  # fmt: skip
+    )
     vae = diffusers.AutoencoderKL(
-        down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4,
-        block_out_channels=[8, 16, 16, 16], layers_per_block=1, latent_channels=16, norm_num_groups=4,
-        scaling_factor=0.3611, shift_factor=0.1159, use_quant_conv=False, use_post_quant_conv=False,
-    )  # fmt: skip
+        down_block_types=["DownEncoderBlock2D"] * 4,
+        up_block_types=["UpDecoderBlock2D"] * 4,
+        block_out_channels=[8, 16, 16, 16],
+        layers_per_block=1,
+        latent_channels=16,
+        norm_num_groups=4,
+        scaling_factor=0.3611,
+        shift_factor=0.1159,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
     made = diffusers.ZImagePipeline(
         diffusers.FlowMatchEulerDiscreteScheduler(shift=6.0),
         random(vae, 0),

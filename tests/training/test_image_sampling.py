@@ -99,9 +99,16 @@ def test_what_is_wanted_and_what_is_not_go_through_the_denoiser_together(studio)
 
 
 CHANGES = [
-    {"seed": 6}, {"steps": 4}, {"sampler": "ddim"}, {"sampler": "heun"}, {"sampler": "dpmpp_2m"},
-    {"sampler": "euler_ancestral"}, {"guidance_scale": 1.0}, {"negative": "a red house"}, {"width": 64},
-]  # fmt: skip
+    {"seed": 6},
+    {"steps": 4},
+    {"sampler": "ddim"},
+    {"sampler": "heun"},
+    {"sampler": "dpmpp_2m"},
+    {"sampler": "euler_ancestral"},
+    {"guidance_scale": 1.0},
+    {"negative": "a red house"},
+    {"width": 64},
+]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
@@ -120,11 +127,17 @@ def test_new_noise_of_a_sampler_follows_the_seed(studio):
     assert not np.array_equal(first, other)
 
 
-@pytest.mark.parametrize(("prompt", "told"), [
-    ({"text": "", "width": 40}, "sample.prompts: width of prompt 2: expected a multiple of 32 for this model, got 40"),
-    ({"text": "", "steps": 1000}, "sample.prompts: steps of prompt 2: 1000 leading steps do not fit"),
-    ({"text": "", "guidance_scale": 1.0, "negative": "x"}, "sample.prompts: negative of prompt 2: expected none"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        (
+            {"text": "", "width": 40},
+            "sample.prompts: width of prompt 2: expected a multiple of 32 for this model, got 40",
+        ),
+        ({"text": "", "steps": 1000}, "sample.prompts: steps of prompt 2: 1000 leading steps do not fit"),
+        ({"text": "", "guidance_scale": 1.0, "negative": "x"}, "sample.prompts: negative of prompt 2: expected none"),
+    ],
+)
 def test_a_prompt_that_allows_no_image_is_told_by_its_number(studio, prompt, told):
     with pytest.raises(ConfigError) as error:
         studio([PROMPTS[0], prompt])

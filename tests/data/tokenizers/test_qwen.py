@@ -19,17 +19,50 @@ TEMPLATE = (
     "<|im_start|>assistant\n{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
 )
 TRAPS = [
-    "", " ", "\n", "\t\n  \r\n", "  leading and trailing  ", "A PHOTO OF SKS DOG, 8K!!!", "it's THEY'RE don't 'tis",
-    "café naïve Ångström façade — déjà vu", "cafe\u0301 nai\u0308ve", "🐱 a cat 🐶🏽 family 👨‍👩‍👧‍👦",
+    "",
+    " ",
+    "\n",
+    "\t\n  \r\n",
+    "  leading and trailing  ",
+    "A PHOTO OF SKS DOG, 8K!!!",
+    "it's THEY'RE don't 'tis",
+    "café naïve Ångström façade — déjà vu",
+    "cafe\u0301 nai\u0308ve",
+    "🐱 a cat 🐶🏽 family 👨‍👩‍👧‍👦",
     "猫の写真、東京タワー。",
-    "고양이 사진", "кошка на крыше", "قطة على السطح", "חתול על הגג", "แมวบนหลังคา", "छत पर बिल्ली", "γάτα στη στέγη",
-    "<|im_end|> a <think> b </think>", "<|endoftext|>", "hello\u00a0world\u2003wide\u200bzero\ufeffbom", "½ ² Ⅷ ﬁ",
-    "a" * 300, "1,000,000 3.14159 1920x1080", "masterpiece,best quality,(detailed:1.2),[sketch],{{x}}", "\u0000nul",
-    "İstanbul ǅ ß ẞ \u017f", "\U0001f9ff\U00010348", "word " * 700,
+    "고양이 사진",
+    "кошка на крыше",
+    "قطة على السطح",
+    "חתול על הגג",
+    "แมวบนหลังคา",
+    "छत पर बिल्ली",
+    "γάτα στη στέγη",
+    "<|im_end|> a <think> b </think>",
+    "<|endoftext|>",
+    "hello\u00a0world\u2003wide\u200bzero\ufeffbom",
+    "½ ² Ⅷ ﬁ",
+    "a" * 300,
+    "1,000,000 3.14159 1920x1080",
+    "masterpiece,best quality,(detailed:1.2),[sketch],{{x}}",
+    "\u0000nul",
+    "İstanbul ǅ ß ẞ \u017f",
+    "\U0001f9ff\U00010348",
+    "word " * 700,
     "一幅为名为“造相「Z-IMAGE-TURBO」”的项目设计的创意海报",
-]  # fmt: skip
-SCRIPTS = [(0x20, 0x7E), (0xA0, 0x24F), (0x370, 0x4FF), (0x590, 0x6FF), (0x900, 0xDFF), (0xE00, 0x10FF),
-           (0x1E00, 0x2BFF), (0x3040, 0x30FF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x1F300, 0x1FAFF)]  # fmt: skip
+]
+SCRIPTS = [
+    (0x20, 0x7E),
+    (0xA0, 0x24F),
+    (0x370, 0x4FF),
+    (0x590, 0x6FF),
+    (0x900, 0xDFF),
+    (0xE00, 0x10FF),
+    (0x1E00, 0x2BFF),
+    (0x3040, 0x30FF),
+    (0x4E00, 0x9FFF),
+    (0xAC00, 0xD7A3),
+    (0x1F300, 0x1FAFF),
+]
 
 
 def captions(count: int) -> list[str]:

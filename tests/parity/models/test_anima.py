@@ -147,9 +147,15 @@ def test_the_adapter(fill, scrambled, dtype, bound, off):
     """Captions of several lengths, one of them empty for Qwen3, cut to what is their own."""
     model = scrambled(LlmAdapter(ADAPTER), dtype)
     twin = diffusers.AnimaTextConditioner(
-        source_dim=24, target_dim=20, model_dim=32, num_layers=2, num_attention_heads=4, mlp_ratio=2.0,
-        target_vocab_size=50, min_sequence_length=12,
-    )  # fmt: skip
+        source_dim=24,
+        target_dim=20,
+        model_dim=32,
+        num_layers=2,
+        num_attention_heads=4,
+        mlp_ratio=2.0,
+        target_vocab_size=50,
+        min_sequence_length=12,
+    )
     fill(model, twin)
     rng = np.random.default_rng(2)
     states = rng.standard_normal((3, 6, 24)).astype(dtype)

@@ -95,10 +95,15 @@ def test_qwen2_5_of_a_vision_model(off, tmp_path):
         if t.ndim == 1:
             t.data[...] = rng.uniform(0.5, 1.5, t.shape)
     text = {
-        "vocab_size": 90, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-        "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+        "vocab_size": 90,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]},
-    }  # fmt: skip
+    }
     vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32}
     twin = transformers.Qwen2_5_VLForConditionalGeneration(
         transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision)
