@@ -184,10 +184,21 @@ class Encoding:
             made |= {name: made[name].astype(dtype, copy=False) for name in encoder.outputs}
         return made
 
-    def caption_blank(self) -> Example:
-        """The arrays of a caption, all zeros but for token ids: of what shapes a step's are."""
+    def longest(self, texts: Collection[str]) -> dict[str, int]:
+        """The rows of the longest text, by the array that is kept without padding."""
+        return {
+            name: max(encoder.rows(encoder.inputs(text)) for text in texts)
+            for encoder in self.text
+            for name in encoder.paddings
+        }
+
+    def caption_blank(self, rows: Mapping[str, int]) -> Example:
+        """The arrays of a caption, all zeros but for token ids: of what shapes a step's are.
+
+        `rows` says how many rows arrays have, as `longest` does; those it does not name have all that they can have.
+        """
         shapes = {name: shape for encoder in self.text for name, shape in encoder.outputs.items()}
-        blank = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        blank = {name: np.zeros((rows.get(name, most), *rest), np.float32) for name, (most, *rest) in shapes.items()}
         return blank | tokens_of(self.running, "")
 
     def encoders(self, device: str) -> CaptionEncoders:

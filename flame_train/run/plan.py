@@ -52,6 +52,8 @@ class Plan:
     """The images of validation, which are never trained on."""
     files: Mapping[str, Control] = field(default_factory=dict)
     """The control images of prompts, by the paths that the config gives."""
+    text_rows: Mapping[str, int] = field(default_factory=dict)
+    """The tokens of the longest text, by the array that is kept without padding."""
 
     @property
     def config(self) -> Config:
@@ -173,7 +175,8 @@ def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
     plan = _with_steps(Plan(checked, samples, held_out, files), processes)
     _notice_long_texts(model, "caption", list(dict.fromkeys(text for row in whole.rows for text in row.texts)))
     _notice_long_texts(model, "prompt", [request.text for request in plan.requests])
-    return plan
+    captions = {text for row in plan.everything.rows for text in row.texts}
+    return replace(plan, text_rows=plan.encoding.longest({"", *captions, *plan.prompts}))
 
 
 def _read(config: Config, stop: StopRequest) -> Samples:

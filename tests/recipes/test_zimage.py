@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,16 @@ import numpy as np
 import pytest
 
 from flame_train import cli
+from flame_train.config.load import load_located
+from flame_train.engine.shape_run import H100
 from flame_train.io.safetensors import save_file
 from flame_train.models.zimage.keys import lora_family
 from flame_train.recipes import family_of
 from flame_train.recipes.small import write_vocabulary
+from flame_train.run.check import check
+from flame_train.run.memory.prediction import predicted_memory
+from flame_train.run.plan import make_plan
+from flame_train.training.stop import StopRequest
 from tests.recipes.bases import arrays_of, below, check_continuation, first_loss, small_base, trainer
 
 FP8 = ml_dtypes.float8_e4m3fn
@@ -44,6 +51,27 @@ def train(base: Path, drawn: Path, tmp_path: Path) -> Callable[..., int]:
 def test_a_run_and_its_continuation_give_the_same_bytes(train: Callable[..., int], tmp_path: Path) -> None:
     """And both formats of its file are the same LoRA."""
     check_continuation(train, tmp_path / "run", lora_family(), 23)
+
+
+def test_memory_is_predicted_for_the_longest_text_of_the_run(
+    train: Callable[..., int], drawn: Path, tmp_path: Path
+) -> None:
+    """Of captions and prompts; one that is cut takes as many tokens as a text can have."""
+    config, words = tmp_path / "config.toml", " and one word more" * 12
+
+    def taken() -> tuple[int, int, int]:
+        plan = make_plan(check(load_located(str(config), ["train.precision=bf16"])), StopRequest())
+        own, most = (predicted_memory(each, H100).peak for each in (plan, replace(plan, text_rows={})))
+        return plan.text_rows["qwen3"], own, most
+
+    before, small, whole = taken()
+    config.write_text(config.read_text().replace("a red circle", f"a red circle{words}"))
+    prompted, larger, _ = taken()
+    caption = min(drawn.glob("*.txt"))
+    caption.write_text(caption.read_text() + words * 20)
+    cut, most, largest = taken()
+    assert before < prompted < cut == 512
+    assert small < larger < most == largest == whole
 
 
 def test_separate_files_and_scaled_fp8_are_the_checkpoint(

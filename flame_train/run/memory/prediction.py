@@ -273,7 +273,7 @@ def _grid_sampler(
         return blank(images, own_vae)
 
     def captions(text: str) -> Example:
-        return plan.encoding.caption_blank()
+        return plan.encoding.caption_blank(plan.text_rows)
 
     return grid_sampler(plan, few, captions, controls, denoiser, attached, _DEVICE, StopRequest(), vae=vae)
 
@@ -321,4 +321,4 @@ def _example(plan: Plan, sample: Sample) -> Example:
 
 def _captions(plan: Plan) -> Example:
     """The arrays of a caption in training."""
-    return plan.encoding.caption_blank() | tokens_of(plan.encoding.running, "", frozenset())
+    return plan.encoding.caption_blank(plan.text_rows) | tokens_of(plan.encoding.running, "", frozenset())
