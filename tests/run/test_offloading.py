@@ -63,7 +63,7 @@ def of(memory: int) -> Gpu:
 @pytest.mark.parametrize("gib", [8, 12, 16, 20, 24])
 def test_as_few_blocks_are_streamed_as_fit(sizes: dict[str, int], asked: list[int], gib: int) -> None:
     memory = gib << 30
-    streamed = offloading.settled(plan(), of(memory)).checked.streamed
+    streamed = offloading.resolve_offload(plan(), of(memory)).checked.streamed
     if not streamed:
         assert asked[0] <= memory - offloading._LEFT
         return
@@ -74,11 +74,11 @@ def test_as_few_blocks_are_streamed_as_fit(sizes: dict[str, int], asked: list[in
 
 
 def test_where_not_even_all_is_enough_all_are_streamed(sizes: dict[str, int], asked: list[int]) -> None:
-    assert offloading.settled(plan(), of(1 << 30)).checked.streamed == frozenset(sizes)
+    assert offloading.resolve_offload(plan(), of(1 << 30)).checked.streamed == frozenset(sizes)
 
 
 def test_what_is_not_recomputed_stays(sizes: dict[str, int], asked: list[int]) -> None:
-    assert offloading.settled(plan(only=7), of(1 << 30)).checked.streamed == frozenset(list(sizes)[:7])
+    assert offloading.resolve_offload(plan(only=7), of(1 << 30)).checked.streamed == frozenset(list(sizes)[:7])
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,13 @@ def test_a_config_says_what_streaming_needs(offload: Any, others: dict[str, Any]
 def test_text_encoders_are_streamed_where_they_find_no_room(monkeypatch: pytest.MonkeyPatch, gib: int) -> None:
     taken = PredictedMemory(10 << 30, 1 << 30, KernelRequests((), (), ()), 1.0)
     monkeypatch.setattr(offloading, "predicted_memory", lambda *_: taken)
-    decided = offloading.settled(plan(), of(gib << 30)).checked
+    decided = offloading.resolve_offload(plan(), of(gib << 30)).checked
     assert (decided.streamed_text, decided.streamed) == (float(gib < 11), frozenset())
 
 
 def test_on_the_cpu_and_without_auto_nothing_is_decided(asked: list[int]) -> None:
     for given, gpu in ((plan(), None), (plan("off"), H100)):
-        assert offloading.settled(given, gpu) is given
+        assert offloading.resolve_offload(given, gpu) is given
     assert not asked
 
 
