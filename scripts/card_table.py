@@ -59,7 +59,8 @@ _SHORT: Final = {
 }
 
 HEAD = """\
-What `memory.budget` chooses for a card, with sample images, 1024 x 1024, batch 1, rank 16 and captions of a few words. {said}
+What `memory.budget` chooses for a card, with sample images, 1024 x 1024, batch 1, rank 16 and captions of a few words.
+{said}
 The peak includes the CUDA context. Predicted times are of an H200, measured ones of the card that the log names.
 "none" means that nothing keeps the run within so much; behind it stands the least that would do.
 `docs/memory.md` says more, and has other families.
