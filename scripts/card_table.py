@@ -71,7 +71,7 @@ def table(rows: list[dict[str, Any]], models: Sequence[str]) -> str:
     """The table in Markdown: cards down, families across."""
     rows = [row for row in rows if row["model"] in models]
     measured = any(row.get("measured") for row in rows)
-    said = "In bold what was measured; the rest is predicted." if measured else "All of it is predicted, not measured."
+    said = "Bold figures were measured, the others predicted." if measured else "All of it is predicted, not measured."
     titles = [MODELS[model][0] for model in models]
     lines = [HEAD.format(said=said), f"| card | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
     by_case = {(row["model"], row["gib"]): row for row in rows}

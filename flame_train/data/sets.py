@@ -47,7 +47,10 @@ class SetKeys(Section):
         aka=("masked_loss", "masked_training"),
     )
     mask_folder: str = field(
-        "", "folder of masks with the images' names; empty: masks lie beside the images", place=True, aka=("mask_path",)
+        "",
+        "folder of masks, each named as its image; empty: masks lie beside the images",
+        place=True,
+        aka=("mask_path",),
     )
     mask_weight: float = field(
         0.0, "weight of the loss outside the mask", ge=0, le=1, aka=("unmasked_weight", "mask_min_value")
@@ -59,8 +62,8 @@ class SetKeys(Section):
     )
     control: tuple[str, ...] = field(
         (),
-        "folder of control images, which the model looks at: images to edit, with the images' names; a list: several "
-        "images beside each (FLUX.2 and FLUX.3 klein; FLUX.1 Kontext: one)",
+        "folder of control images (images to edit), each named as its image; a list gives several for each image "
+        "(FLUX.2 and FLUX.3 klein; FLUX.1 Kontext: one)",
         place=True,
         aka=("control_path", "control_directory", "conditioning_path"),
     )

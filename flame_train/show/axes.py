@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,9 @@ class Axis:
         return f"{tick:.6g}"
 
 
+_LEAST: Final = 1e-300  # a shorter axis counts as none: its ticks would be no normal numbers
+
+
 def axis(values: Iterable[float], count: int = 5, *, zero: bool = False, share: float = 1.0) -> Axis:
     """An axis for values, with about `count` ticks.
 
@@ -46,8 +50,8 @@ def axis(values: Iterable[float], count: int = 5, *, zero: bool = False, share: 
     low, high = ordered[0], ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
     if zero and low > 0.0:
         low = 0.0
-    if high <= low:
-        high = low + (abs(low) or 1.0)
+    if high - low < _LEAST:
+        high = low + (abs(low) if abs(low) > _LEAST else 1.0)
     unit = _round_up((high - low) / count)
     first, last = math.floor(low / unit + 1e-9), math.ceil(high / unit - 1e-9)
     return Axis(first * unit, last * unit, tuple(i * unit for i in range(first, last + 1)))

@@ -24,13 +24,13 @@ Box = tuple[int, int, int, int]
 class GridPrompt:
     """A prompt of the config, with the size of its image where the config says it; 0: the size of its place.
 
-    `looks` says whether it has control images.
+    `has_control` says whether it has control images.
     """
 
     text: str
     height: int = 0
     width: int = 0
-    looks: bool = False
+    has_control: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ def _wanted(prompt: Any, section: Mapping[str, Any]) -> GridPrompt:
     if not isinstance(prompt, Mapping):
         prompt = {"text": prompt}
     height, width = (whole(prompt.get(side) or section.get(side)) or 0 for side in ("height", "width"))
-    looks = bool(prompt.get("control", section.get("control")))
-    return GridPrompt(str(prompt.get("text", "")), height, width, looks)
+    has_control = bool(prompt.get("control", section.get("control")))
+    return GridPrompt(str(prompt.get("text", "")), height, width, has_control)
 
 
 def step_of_grid(name: str) -> int | None:
@@ -79,7 +79,7 @@ def cut(step: int, size: tuple[int, int], prompts: tuple[GridPrompt, ...], writt
 def cut_controls(size: tuple[int, int], prompts: tuple[GridPrompt, ...], written: int = 0) -> Grid | None:
     """The sheet of control images, (height, width) in pixels, as a grid of step -1; None: not of these prompts."""
     found = cut(-1, size, tuple(GridPrompt(prompt.text) for prompt in prompts), written)
-    return found if len(found.boxes) == len(prompts) and any(prompt.looks for prompt in prompts) else None
+    return found if len(found.boxes) == len(prompts) and any(prompt.has_control for prompt in prompts) else None
 
 
 def size_of(raw: bytes) -> tuple[int, int] | None:

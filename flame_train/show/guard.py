@@ -45,10 +45,14 @@ class Guard:
         port: where it listens.
         host: the address that it listens on. Any name may stand for one that other machines reach.
         token: what each request must show; empty: nothing. Other machines need one.
+
+    Raises:
+        ValueError: other machines reach the address, and there is no token.
     """
 
     def __init__(self, app: App, port: int, host: str = HOST, token: str = "") -> None:
-        assert token or is_own(host)
+        if not (token or is_own(host)):
+            raise ValueError(f"expected a token for {host}, which other machines reach")
         self._app, self._token = app, token
         self._cookie = f"flame-train-{port}"  # a browser keeps cookies by host, for all of its ports
         names = (f"[{host}]" if ":" in host else host, "localhost")

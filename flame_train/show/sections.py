@@ -116,7 +116,7 @@ def _controls(view: RunView, grid: Grid, control: Callable[[int], str]) -> Eleme
         element(
             "td", element("img", src=control(i), alt=f"control: {prompt.text}", width=right - left, height=bottom - top)
         )
-        if prompt.looks
+        if prompt.has_control
         else element("td")
         for i, (prompt, (left, top, right, bottom)) in enumerate(zip(view.prompts, grid.boxes, strict=True))
     ]

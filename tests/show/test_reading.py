@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -96,6 +96,9 @@ def test_a_line_that_is_no_record_ends_the_curve(tmp_path):
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=50), st.booleans())
+@example([5e-324], False)
+@example([5e-324], True)
+@example([0.0, 5e-324], False)
 def test_an_axis_holds_all_values_between_round_ticks(values, zero):
     found = axis(values, 5, zero=zero)
     slack = 1e-6 * (found.high - found.low)

@@ -144,7 +144,7 @@ def test_other_machines_ask_by_any_name_and_with_the_token(made, serve):
 
 def test_no_server_that_others_reach_is_without_a_token():
     for host in ("0.0.0.0", "192.0.2.1", "::"):
-        with pytest.raises(AssertionError):
+        with pytest.raises(ValueError, match=f"expected a token for {host}, which other machines reach"):
             Guard(None, 80, host)
 
 

@@ -133,3 +133,16 @@ def test_plans_of_either_precision_are_told_apart(library: cudnn.CuDnn, gpu: Any
         with set_float32_matmul_precision(precision):
             library.conv_forward(x, w, None, out, cudnn.Steps((1, 1), (0, 0), (1, 1)))
     assert len(library._plans) == 2
+
+
+def test_a_kept_plan_that_works_in_too_much_is_made_anew(
+    library: cudnn.CuDnn, gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, sizes = list[int](), [165 << 30, 0, 0, 0]
+    monkeypatch.setattr(library._cache, "get", lambda question: b'{"x": 1, "w": 2, "y": 3}\nplan')
+    monkeypatch.setattr(Plan, "get_workspace_size", lambda _: sizes.pop(0))
+    monkeypatch.setattr(Plan, "build_plans", lambda _: made.append(1), raising=False)
+    for images in (4, 5):  # the second's kept plan is small, and taken
+        x, w, out = (gpu.empty((1, images, 4, 8), np.dtype(np.float32)) for _ in range(3))
+        library.conv_forward(x, w, None, out, cudnn.Steps((1, 1), (0, 0), (1, 1)))
+    assert len(made) == 1
