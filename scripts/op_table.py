@@ -30,10 +30,7 @@ LIMIT = 1.2  # of PyTorch's time: what is over it is named above the table
 
 
 def measure(path: Path, precisions: Sequence[str], seconds: float) -> None:
-    """Writes the times of all ops, as far as the seconds last; of other precisions the file's are kept."""
-    import cupy
-    import torch
-
+    """Writes the times of all ops after each precision, while the seconds last; other precisions keep their rows."""
     from flame_train.engine.op import REGISTRY
     from flame_train.tools.bench import ops
 
@@ -52,6 +49,13 @@ def measure(path: Path, precisions: Sequence[str], seconds: float) -> None:
         print(
             f"{precision}: {len(found['reached'])} of {len(names)} ops, {end - time.monotonic():.0f} s left", flush=True
         )
+        _write(path, rows, missed, failed)
+
+
+def _write(path: Path, rows: list[dict[str, Any]], missed: dict[str, Any], failed: dict[str, Any]) -> None:
+    import cupy
+    import torch
+
     card = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
     measured = {
         "card": card,

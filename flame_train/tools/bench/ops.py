@@ -29,7 +29,7 @@ from flame_train.tools.bench.ceilings import Ceilings, ceilings
 from flame_train.tools.bench.flops import differentiable, on_device
 from flame_train.tools.bench.ready import Ready, all_ready
 from flame_train.tools.bench.timing import seconds, turns
-from flame_train.tools.bench.torch_ops import torch_seconds
+from flame_train.tools.bench.torch_ops import empty_torch_cache, torch_seconds
 
 PRECISIONS: Mapping[str, str] = {"fp32": "fp32", "tf32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 """The dtype of the inputs by precision. In "tf32" products and convolutions round operands of fp32, PyTorch's too."""
@@ -108,6 +108,8 @@ def run(
                 failed[call.op.name] = f"{error}".partition("\n")[0]
             reached += 1
             backend.empty_cache()
+            if against:
+                empty_torch_cache()
     return {
         "device": device,
         "precision": precision,

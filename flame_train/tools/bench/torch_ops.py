@@ -225,6 +225,13 @@ def torch_seconds(
         return _timed(torch, _calls(torch, fn, every, wanted, phase), stream, captured)
 
 
+def empty_torch_cache() -> None:
+    """Gives back what PyTorch keeps of the device, of which the next call may need most."""
+    torch = importlib.import_module("torch")
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def _calls(
     torch: Any, fn: Callable[..., Any], every: Sequence[dict[str, Any]], wanted: Sequence[str], phase: str
 ) -> list[Callable[[], Any]]:
