@@ -49,7 +49,11 @@ LENGTHS: dict[str, list[Sample]] = {
     "lerp": [sample((3, 5, 7, 9), (5, 1, 1), (3, 1, 1, 9))],
     "softmax": [sample((n, c), -1) for n, c in ((1, 77), (19, 9), (9, 129), (3, 513), (2, 1280), (17, 642))],
     "layer_norm": [sample((n, c), (c,), (c,), (c,)) for n, c in ((9, 77), (8, 131), (2, 2560), (1, 3072), (3, 1284))],
-    "rms_norm_rope": [sample((2, 3, 5, c), (c,), (5, c), (5, c)) for c in (22, 70, 640)],
+    "rms_norm_rope": [
+        *(sample((2, 3, 5, c), (c,), (5, c), (5, c)) for c in (22, 70, 640)),
+        *(sample((2, 3, 5, c), (c,), (5, c), (5, c), 1e-6, False) for c in (8, 40, 64, 96, 128, 256, 512)),
+    ],
+    "rope": [sample((2, 7, 3, c), (7, 1, c), (7, 1, c), False) for c in (8, 72, 128, 256)],
     "var": [sample((9, 601), 0), sample((3, 4099), -1), sample((2, 1100, 13), 1), sample((3, 24_576 // 3), (0, 1))],
     "sum": [
         sample((3000, 13), 0),

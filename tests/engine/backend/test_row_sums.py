@@ -27,6 +27,8 @@ MANY_ROWS: list[tuple[str, Sample]] = [
     ("rms_norm", sample((300, 128), (128,), (128,))),
     ("rms_norm", sample((21, 3, 768), (3, 768), (3, 768))),
     ("rms_norm_rope", sample((2, 40, 5, 64), (64,), (5, 64), (5, 64))),
+    ("rms_norm_rope", sample((2, 40, 5, 128), (128,), (5, 128), (5, 128), 1e-6, False)),
+    ("rms_norm_rope", sample((60, 5, 24), (24,), (5, 24), (5, 24), 1e-6, False)),
 ]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.backend.cuda.codegen.row_tiling import RowTiling, row_tiling, staged_tiling
+from flame_train.engine.backend.cuda.codegen.row_tiling import RowTiling, halved_tiling, row_tiling, staged_tiling
 from flame_train.engine.backend.cuda.codegen.rows import divisor
 
 
@@ -52,6 +52,38 @@ def test_cuts_have_room_for_a_row_and_waste_nothing_on_lengths_of_models() -> No
     for columns in (64, 128, 320, 640, 1280, 1536, 2048, 3072, 4096):
         assert row_tiling(columns, 8, 1, 3).elements == columns
     assert row_tiling(1280, 8, 2, 2) == RowTiling(8, 160, 1)
+
+
+def test_threads_have_both_halves_of_a_pair() -> None:
+    for columns in range(8, 520, 8):
+        for width in (1, 2, 4, 8):
+            if columns // 2 % width == 0:
+                tiling = halved_tiling(columns, width)
+                assert tiling.elements == columns
+                assert tiling.packets % 2 == 0
+                assert tiling.threads & (tiling.threads - 1) == 0
+    assert halved_tiling(128, 8) == RowTiling(8, 8, 2)
+
+
+def test_halves_of_rows_that_lie_apart_and_of_few_packets_are_rotated(
+    gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads out of one product's columns, and rows from an address that allows packets of two elements only."""
+    monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
+    rng = np.random.default_rng(3)
+    wide = rng.standard_normal((2, 5, 3 * 4 * 24 + 2)).astype(np.float32)
+    turns = [rng.standard_normal((5, 1, 24)).astype(np.float32) for _ in range(2)]
+
+    def found(device: str, start: int) -> np.ndarray[Any, Any]:
+        x = flame.tensor(wide, device=device)[:, :, start : start + 96].reshape(2, 5, 4, 24)
+        return F.rope(x, *(flame.tensor(t, device=device) for t in turns), False).numpy()
+
+    for start in (0, 2, 96):
+        found("cuda", start)
+    compiled.build()
+    for start in (0, 2, 96):
+        np.testing.assert_allclose(found("cuda", start), found("cpu", start), rtol=1e-6, atol=1e-6)
+    assert sum("? -v_x[(k" in text for text, _ in compiled.texts) == 2
 
 
 def test_staged_rows_fit_shared_memory() -> None:

@@ -33,7 +33,7 @@ def _as_rows(x: Array, dims: int) -> Array:
 def _dense_rows(x: Array, dims: int) -> bool:
     lead = [s for n, s in zip(x.shape[:-dims], x.strides[:-dims], strict=True) if n > 1]
     if math.prod(x.shape[-dims:]) % 2 == 0 and any(at // x.itemsize % 2 for at in (x.data.ptr, *lead)):
-        return False  # `rotate_half` needs both elements of a pair in one packet
+        return False  # `rotate_every_two` needs both elements of a pair in one packet
     step: int = x.itemsize
     for n, stride in zip(x.shape[: -dims - 1 : -1], x.strides[: -dims - 1 : -1], strict=True):
         if n > 1 and stride != step:

@@ -15,7 +15,7 @@ from ...op import ErrorSample, composite, sample
 from ...tensors.tensor import Tensor
 from ..common.dims import Shape, size_along
 from ..common.row_kernels import shared, why_not_rows
-from ..norm.rms_norm import Angles, angle_rows, norm_gradients, norm_rows, rms_norm, rope
+from ..norm.rms_norm import UNROTATED, Angles, angle_rows, norm_gradients, norm_rows, rms_norm, rope
 from ..shape.concat import cat
 
 Maybe = Array | None
@@ -121,7 +121,7 @@ def _alike(tensors: Sequence[Array], weights: Sequence[Array], cos: Maybe, sin: 
 
 def _angles(k: Launcher, cos: Maybe, sin: Maybe, part: Index, size: int, shape: Shape) -> Angles:
     if cos is None or sin is None:
-        return {}
+        return UNROTATED
     return angle_rows(k, _part(cos, part, size), _part(sin, part, size), shape)
 
 

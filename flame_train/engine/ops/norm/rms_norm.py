@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -77,8 +78,21 @@ def _weighted(k: Launcher, weight: Array | None) -> tuple[dict[str, Table], str]
     return one_row(k, weight=weight), "" if weight is None else " * weight"
 
 
-Angles = dict[str, Table]
-"""Cosines and sines as shared rows; none where nothing is rotated."""
+@dataclass(frozen=True, slots=True)
+class Angles:
+    """Cosines and sines as shared rows, and whether pairs are neighbours; no rows where nothing is rotated."""
+
+    rows: dict[str, Table] = field(default_factory=dict)
+    interleaved: bool = True
+
+    def rotated(self, name: str) -> str:
+        """What a program calls the pairs of its row `name`, each (a, b) as (-b, a)."""
+        return f"{'rotate_every_two' if self.interleaved else 'rotate_half'}({name})"
+
+
+UNROTATED = Angles()
+_LONGEST_HALVES = 512
+"""Elements of a row whose halves are pairs: threads hold all of them by twos or more."""
 
 
 def norm_rows(
@@ -105,11 +119,11 @@ def norm_rows(
         The rows, and `rstd` (R,), fp32.
     """
     tables, by = _weighted(k, weight)
-    turned = (f"row x = input * rstd{by}",) if angles else ()
-    value = "x * cosine + rotate_half(x) * sine" if angles else f"input * rstd{by}"
+    turned = (f"row x = input * rstd{by}",) if angles.rows else ()
+    value = f"x * cosine + {angles.rotated('x')} * sine" if angles.rows else f"input * rstd{by}"
     steps = ("sum s = input * input", "let rstd = rsqrtf(s / n + eps)", *turned)
     dtype = input.dtype if weight is None else promote_floats([input.dtype, weight.dtype])
-    operands = Operands({"input": rows_at(k, input, dims)}, tables | angles, {}, {"eps": eps})
+    operands = Operands({"input": rows_at(k, input, dims)}, tables | angles.rows, {}, {"eps": eps})
     y, rstd = k.rows(Program(steps, (value,), ("rstd",)), operands, (dtype, float32), out)
     return y, rstd
 
@@ -139,14 +153,14 @@ def norm_gradients(
     tables, by = _weighted(k, weight)
     more, added, out = target_rows(k, targets.get("input", ALLOCATE), dims)
     # `d` already has the weight where only the input's gradient reads it
-    within, outside = ("", by) if "weight" in targets or not angles else (by, "")
-    steps = ["row t = g * sine", f"row d = (g * cosine - rotate_half(t)){within}"] if angles else []
-    d, outputs = "d" if angles else "g", []
+    within, outside = ("", by) if "weight" in targets or not angles.rows else (by, "")
+    steps = ["row t = g * sine", f"row d = (g * cosine - {angles.rotated('t')}){within}"] if angles.rows else []
+    d, outputs = "d" if angles.rows else "g", []
     if "input" in targets:
         steps += [f"sum s = {d}{outside} * input", "let q = s * rstd * rstd / n"]
         outputs += [f"rstd * ({d}{outside} - input * q){added}"]
     rows = {"g": rows_at(k, g, dims), "input": rows_at(k, input, dims), **more}
-    operands = Operands(rows, tables | angles, {"rstd": rstd.reshape(-1)})
+    operands = Operands(rows, tables | angles.rows, {"rstd": rstd.reshape(-1)})
     sums = {n: f"{d} * input * rstd" for n in ("weight",) if n in targets}
     program = Program(tuple(steps), tuple(outputs))
     kind = float32 if weight is None else weight.dtype
@@ -160,7 +174,7 @@ def _(
     k: Launcher, input: Array, normalized_shape: Sequence[int], weight: Array | None, eps: float | None
 ) -> tuple[Array, Array]:
     dims, small = len(normalized_shape), eps if eps is not None else float(np.finfo(np.float32).eps)
-    y, rstd = norm_rows(k, input, weight, small, {}, dims)
+    y, rstd = norm_rows(k, input, weight, small, UNROTATED, dims)
     return y.reshape(input.shape), rstd.reshape((*input.shape[:-dims], *[1] * dims))
 
 
@@ -174,7 +188,7 @@ def _(
     normalized_shape: Sequence[int],
     targets: GradTargets,
 ) -> tuple[Array | None, ...]:
-    return norm_gradients(k, g, input, weight, rstd, {}, targets, len(normalized_shape))
+    return norm_gradients(k, g, input, weight, rstd, UNROTATED, targets, len(normalized_shape))
 
 
 rms_norm.perf_samples(
@@ -223,30 +237,34 @@ rope.vjp("sin")(lambda xp, g, input, interleaved: g * _rotate_half(xp, input, in
 
 
 def _pairs(input: Array, cos: Array, sin: Array, interleaved: bool) -> str:
-    if input.ndim == 0 or input.shape[-1] % 2 or not interleaved:
-        return "only neighbouring pairs"
+    if input.ndim == 0 or input.shape[-1] % 2:
+        return "no pairs"
+    if not interleaved and (input.shape[-1] % 8 or input.shape[-1] > _LONGEST_HALVES):
+        return f"pairs of halves other than 8 to {_LONGEST_HALVES} elements in eights"
     if shared(cos, input.shape) is None or shared(sin, input.shape) is None:
         return "cos or sin broadcast in another way than by rows"
     return why_not_rows(input, 1, cos, sin)
 
 
-def angle_rows(k: Launcher, cos: Array, sin: Array, shape: Shape) -> Angles:
+def angle_rows(k: Launcher, cos: Array, sin: Array, shape: Shape, interleaved: bool = True) -> Angles:
     """Cosines and sines as rows shared among those of `shape`."""
-    return {"cosine": table(k, cos, shape), "sine": table(k, sin, shape)}
+    return Angles({"cosine": table(k, cos, shape), "sine": table(k, sin, shape)}, interleaved)
 
 
 @rope.cuda("rows", when=_pairs)
-def _(k: Launcher, input: Array, cos: Array, sin: Array) -> Array:
-    program = Program(("row x = input",), ("x * cosine + rotate_half(x) * sine",))
-    operands = Operands({"input": rows_at(k, input)}, angle_rows(k, cos, sin, input.shape))
+def _(k: Launcher, input: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
+    angles = angle_rows(k, cos, sin, input.shape, interleaved)
+    program = Program(("row x = input",), (f"x * cosine + {angles.rotated('x')} * sine",))
+    operands = Operands({"input": rows_at(k, input)}, angles.rows)
     dtype = promote_floats([input.dtype, cos.dtype, sin.dtype])
     return k.rows(program, operands, (dtype,))[0].reshape(input.shape)
 
 
 @rope.cuda_vjp("rows", "input", when=_pairs, accumulates=False)
-def _(k: Launcher, g: Array, input: Array, cos: Array, sin: Array, targets: GradTargets) -> Array:
-    program = Program(("row t = g * sine",), ("g * cosine - rotate_half(t)",))
-    operands = Operands({"g": rows_at(k, g)}, angle_rows(k, cos, sin, g.shape))
+def _(k: Launcher, g: Array, input: Array, cos: Array, sin: Array, interleaved: bool, targets: GradTargets) -> Array:
+    angles = angle_rows(k, cos, sin, g.shape, interleaved)
+    program = Program(("row t = g * sine",), (f"g * cosine - {angles.rotated('t')}",))
+    operands = Operands({"g": rows_at(k, g)}, angles.rows)
     return row_program(k, program, operands, input.dtype, g.shape, 1, targets["input"].buffer)
 
 
@@ -256,14 +274,22 @@ def _(k: Launcher, g: Array, input: Array, cos_shape: Shape) -> Array:
 
 
 @rope.cuda_vjp("rows", "sin", when=_pairs)
-def _(k: Launcher, g: Array, input: Array, sin_shape: Shape) -> Array:
-    program = Program(("row x = input",), ("g * rotate_half(x)",))
+def _(k: Launcher, g: Array, input: Array, interleaved: bool, sin_shape: Shape) -> Array:
+    program = Program(("row x = input",), (f"g * {Angles(interleaved=interleaved).rotated('x')}",))
     each = row_program(k, program, Operands({"g": rows_at(k, g), "input": rows_at(k, input)}), float32, g.shape, 1)
     return broadcast_grad(k, "g", {"g": each}, sin_shape)
 
 
-rope.perf_samples(sample((2, 3, 300, 128), (300, 128), (300, 128)), sample((2, 300, 3, 64), (300, 1, 64), (300, 1, 64)))
-rope.samples(sample((2, 2, 3, 4), (3, 4), (3, 4)), sample((2, 3, 6), (3, 6), (3, 6), False))
+rope.perf_samples(
+    sample((2, 3, 300, 128), (300, 128), (300, 128)),
+    sample((2, 300, 3, 64), (300, 1, 64), (300, 1, 64)),
+    sample((2, 300, 3, 128), (300, 1, 128), (300, 1, 128), False),
+)
+rope.samples(
+    sample((2, 2, 3, 4), (3, 4), (3, 4)),
+    sample((2, 3, 6), (3, 6), (3, 6), False),
+    sample((2, 3, 24), (3, 24), (3, 24), False),
+)
 rope.errors(ErrorSample(sample((2, 3), (3,), (3,)), ShapeError, "rope: expected an even last dim"))
 
 
@@ -293,7 +319,11 @@ rms_norm_rope.errors(
     ErrorSample(sample((2, 3), None, (3,), (3,)), ShapeError, "rope: expected an even last dim"),
     ErrorSample(sample((), None, (), ()), ShapeError, "rms_norm_rope: expected a tensor of at least 1 dim"),
 )
-rms_norm_rope.samples(sample((2, 2, 3, 4), (4,), (3, 4), (3, 4)), sample((2, 3, 6), None, (3, 6), (3, 6), 1e-3, False))
+rms_norm_rope.samples(
+    sample((2, 2, 3, 4), (4,), (3, 4), (3, 4)),
+    sample((2, 3, 6), None, (3, 6), (3, 6), 1e-3, False),
+    sample((2, 3, 16), (16,), (3, 16), (3, 16), 1e-3, False),
+)
 
 
 def _pairs_of_norm(input: Array, weight: Array | None, cos: Array, sin: Array, interleaved: bool) -> str:
@@ -303,8 +333,10 @@ def _pairs_of_norm(input: Array, weight: Array | None, cos: Array, sin: Array, i
 
 
 @rms_norm_rope.cuda("rows", when=_pairs_of_norm)
-def _(k: Launcher, input: Array, weight: Array | None, cos: Array, sin: Array, eps: float) -> tuple[Array, Array]:
-    y, rstd = norm_rows(k, input, weight, eps, angle_rows(k, cos, sin, input.shape))
+def _(
+    k: Launcher, input: Array, weight: Array | None, cos: Array, sin: Array, eps: float, interleaved: bool
+) -> tuple[Array, Array]:
+    y, rstd = norm_rows(k, input, weight, eps, angle_rows(k, cos, sin, input.shape, interleaved))
     return y.reshape(input.shape), rstd.reshape((*input.shape[:-1], 1))
 
 
@@ -317,12 +349,15 @@ def _(
     cos: Array,
     sin: Array,
     rstd: Array,
+    interleaved: bool,
     targets: GradTargets,
 ) -> tuple[Array | None, ...]:
-    angles = angle_rows(k, cos, sin, input.shape)
+    angles = angle_rows(k, cos, sin, input.shape, interleaved)
     return norm_gradients(k, g, input, weight, rstd, angles, targets)
 
 
 rms_norm_rope.perf_samples(
-    sample((2, 3, 300, 128), (128,), (300, 128), (300, 128)), sample((2, 300, 3, 64), None, (300, 1, 64), (300, 1, 64))
+    sample((2, 3, 300, 128), (128,), (300, 128), (300, 128)),
+    sample((2, 300, 3, 64), None, (300, 1, 64), (300, 1, 64)),
+    sample((2, 300, 3, 128), (128,), (300, 1, 128), (300, 1, 128), 1e-6, False),
 )

@@ -166,7 +166,10 @@ class RowText:
         return self._packets(tables + before + loop + after)
 
     def _expression(self, text: str) -> str:
-        return re.sub(r"rotate_half\((\w+)\)", r"(i & 1 ? v_\1[k][i ^ 1] : -v_\1[k][i ^ 1])", text)
+        text = re.sub(r"rotate_every_two\((\w+)\)", r"(i & 1 ? v_\1[k][i ^ 1] : -v_\1[k][i ^ 1])", text)
+        half = self.tiling.packets // 2
+        other = rf"v_\1[(k + {half}) % {2 * half}][i]"
+        return re.sub(r"rotate_half\((\w+)\)", rf"(k < {half} ? -{other} : {other})", text)
 
     def _step(self, steps: Sequence[_Step]) -> str:
         what, name, text = steps[0]

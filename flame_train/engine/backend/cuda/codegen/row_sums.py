@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from .kernel_ir import Extent, Operands, Program, Reduction
 from .row_codegen import Signature
 from .row_sums_codegen import RowTotalsText
 from .row_tiling import RowSumsTiling, row_sums_tiling
-from .rows import Rows, demands
+from .rows import Rows, demands, pairs_halves
 
 
 class RowSums:
@@ -84,6 +85,7 @@ class RowSums:
     def _compiled(
         self, program: Program, totals: tuple[str, ...], s: Signature, columns: int, step: int
     ) -> tuple[Any, RowSumsTiling]:
-        width, loads, vectors = demands(program, s, step)
-        tiling = row_sums_tiling(columns, width, loads, len(totals), vectors, self._rows.tuning)
+        halves = pairs_halves(program)
+        width, loads, vectors = demands(program, s, gcd(step, columns // 2) if halves else step)
+        tiling = row_sums_tiling(columns, width, loads, len(totals), vectors, self._rows.tuning, halves)
         return self._modules.generated(RowTotalsText(program, totals, s, tiling, columns).source(), "rows"), tiling

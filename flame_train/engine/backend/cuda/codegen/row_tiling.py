@@ -93,8 +93,18 @@ class RowSumsTiling(RowTiling):
         return self.together
 
 
+def halved_tiling(columns: int, width: int) -> RowTiling:
+    """The tiling by which each thread has the same packets of both halves of a row.
+
+    Half a row is whole packets of `width` elements.
+    """
+    half = columns // width // 2
+    threads = min(_WARP, half & -half)  # the largest power of 2 that divides it
+    return RowTiling(width, threads, 2 * half // threads)
+
+
 def row_sums_tiling(
-    columns: int, width: int, loads: int, totals: int, vectors: int, tuning: Tuning = SM_90
+    columns: int, width: int, loads: int, totals: int, vectors: int, tuning: Tuning = SM_90, halves: bool = False
 ) -> RowSumsTiling:
     """The tiling for rows of `columns` elements in packets of `width`, with so many `totals` of each column.
 
@@ -108,6 +118,7 @@ def row_sums_tiling(
         totals: sums of each column.
         vectors: numbers that are kept of each element.
         tuning: the architecture's thresholds.
+        halves: whether each thread has the same packets of both halves of a row.
 
     Returns:
         The tiling.
@@ -117,6 +128,7 @@ def row_sums_tiling(
     sizes = [t for t in (8, 16, *range(_WARP, 1025, _WARP)) if -(-packets // t) <= most]
     whole = [t for t in sizes if packets % t == 0 and 2 * t <= 3 * sizes[0]]
     threads = 1 << (packets - 1).bit_length() if packets <= _WARP else (whole or sizes or [1024])[0]
+    threads = halved_tiling(columns, width).threads if halves else threads
     each = -(-packets // threads)
     handed = 2 * each * totals * width * threads  # bytes for a row's totals, half of which are handed over
     together = max(1, min(_BLOCK // threads, _SHARED // handed))

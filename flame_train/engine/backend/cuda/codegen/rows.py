@@ -4,8 +4,9 @@ A program is a list of steps over a row's elements, in order:
 
 - "sum NAME = EXPRESSION", "max ..." and "min ...": one number for a row, reduced from an expression over each element;
 - "let NAME = EXPRESSION": one number for a row, computed from other such numbers;
-- "row NAME = EXPRESSION": one value for each element, kept in registers. `rotate_half(NAME)` is then a rotation by 90
-  degrees of each pair of neighbours: (a, b) becomes (-b, a).
+- "row NAME = EXPRESSION": one value for each element, kept in registers. `rotate_every_two(NAME)` is then a rotation by
+  90 degrees of each pair of neighbours: (a, b) becomes (-b, a). `rotate_half(NAME)` is that of pairs half a row apart:
+  a thread then has the same packets of both halves.
 
 Expressions are C over the operands' names, those of earlier steps, `n` (the row's length) and what `dtypes.cuh`
 defines. Contract of the generated kernels: operands are 16-byte aligned (others are copied first). The elements of a
@@ -30,7 +31,7 @@ from ..tuning import SM_90, Tuning
 from .broadcast_plan import Shape, Strides, merged
 from .kernel_ir import Operands, Program, Table
 from .row_codegen import Names, RowText, Signature
-from .row_tiling import RowTiling, row_tiling, staged_tiling
+from .row_tiling import RowTiling, halved_tiling, row_tiling, staged_tiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +95,24 @@ class Rows:
         return a.copy() if a.data.ptr & 15 else a  # a copy is aligned, as all blocks of the pool are
 
     def _compiled(self, program: Program, s: Signature, columns: int, step: int, dense: bool) -> tuple[Any, RowTiling]:
+        tiling = self._tiling(program, s, columns, step, dense)
+        return self._modules.generated(RowText(program, s, tiling, columns).source(), "rows"), tiling
+
+    def _tiling(self, program: Program, s: Signature, columns: int, step: int, dense: bool) -> RowTiling:
+        if pairs_halves(program):
+            return halved_tiling(columns, demands(program, s, gcd(step, columns // 2))[0])
         width, wide, vectors = demands(program, s, step)
         passing = sum(d.itemsize for d in (*(d for _, d in s.rows), *s.outputs[: len(program.rows)]))
         # Eight rows of bytes may be no packets of 16.
         whole = dense and min(d.itemsize for d in _stored(program, s)) > 1
-        tiling = (staged_tiling(columns, width, passing) if whole else None) or row_tiling(
+        return (staged_tiling(columns, width, passing) if whole else None) or row_tiling(
             columns, width, wide, wide + vectors * max(1, width // 4), self.tuning
         )
-        return self._modules.generated(RowText(program, s, tiling, columns).source(), "rows"), tiling
+
+
+def pairs_halves(program: Program) -> bool:
+    """Whether the program rotates pairs of elements that lie half a row apart."""
+    return any("rotate_half(" in text for text in (*program.steps, *program.rows))
 
 
 def demands(program: Program, s: Signature, step: int) -> tuple[int, int, int]:
