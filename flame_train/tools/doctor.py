@@ -98,6 +98,10 @@ def _gpu(machine: Machine) -> Iterator[Line]:
         "cuda",
     )
     yield Line("kept choices", "ok", machine.choices)
+    if machine.kernels:
+        own = machine.libraries.get("nvrtc")
+        unused = "" if own in machine.kernels else f"; not used, for this is NVRTC {own}"
+        yield Line("compiled kernels", "ok", f"of NVRTC {', '.join(machine.kernels)}{unused}")
 
 
 def _extra(machine: Machine) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from flame_train.engine.backend.cuda.autotune_cache import default_folder
+from flame_train.engine.backend.cuda.prebuilt import package_folder
 from flame_train.version import __version__
 
 CUPY_DISTRIBUTIONS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
@@ -42,7 +43,8 @@ class Machine:
     `driver` and `driver_cuda` are versions, None without a driver (`driver_error` then says why).
     `packages` has installed distributions by name, `libraries` the version of each CUDA library that loads. `codecs`
     has the image formats that Pillow can read. `visible` is CUDA_VISIBLE_DEVICES if set. `choices` is the folder of
-    the autotune cache with its size.
+    the autotune cache with its size. `kernels` has the versions of NVRTC whose compiled kernels an installed package
+    brings.
     """
 
     python: str
@@ -57,6 +59,7 @@ class Machine:
     memory: int | None
     disk: int | None
     choices: str
+    kernels: tuple[str, ...] = ()
 
 
 def detect() -> Machine:
@@ -75,6 +78,7 @@ def detect() -> Machine:
         memory=_memory(),
         disk=_disk(),
         choices=_choices(),
+        kernels=_kernels(),
     )
 
 
@@ -205,6 +209,11 @@ def _disk() -> int | None:
         return shutil.disk_usage(Path.cwd()).free
     except OSError:
         return None
+
+
+def _kernels() -> tuple[str, ...]:
+    folder = package_folder()
+    return tuple(sorted(each.name for each in folder.iterdir() if each.name[0].isdigit())) if folder else ()
 
 
 def _choices() -> str:

@@ -175,3 +175,12 @@ def test_where_choices_are_kept_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert told() == str(tmp_path / "flame-train" / "choices")
     AutotuneCache(default_folder(), "a card").put("which?", b"this")
     assert told() == f"{tmp_path / 'flame-train' / 'choices'}, 1 files"
+
+
+def test_compiled_kernels_of_another_nvrtc_are_said_not_to_be_used() -> None:
+    def told(*versions: str) -> list[str]:
+        return [line.found for line in changed(kernels=versions).lines if line.name == "compiled kernels"]
+
+    assert told() == []
+    assert told("12.9", "13.0") == ["of NVRTC 12.9, 13.0"]
+    assert told("12.9") == ["of NVRTC 12.9; not used, for this is NVRTC 13.0"]

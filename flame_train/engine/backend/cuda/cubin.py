@@ -12,7 +12,9 @@ from ...dtype import DType
 from .autotune_cache import AutotuneCache
 from .made_once import MadeOnce, started
 from .nvrtc import options
+from .prebuilt import PrebuiltKernels, compiler_version
 
+ARCHITECTURE = "sm_90a"
 _SHARED_BYTES_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -26,7 +28,11 @@ class Cubins:
     @cached_property
     def version(self) -> str:
         """The compiler's version."""
-        return ".".join(map(str, self._cupy.cuda.nvrtc.getVersion()))
+        return compiler_version(self._cupy)
+
+    @cached_property
+    def _prebuilt(self) -> PrebuiltKernels:
+        return PrebuiltKernels(self._cupy, ARCHITECTURE)
 
     def get(self, text: str, kernel: str, dtype: DType, shared_bytes: int) -> Any:
         """The function `kernel` of a text for elements of `dtype`, allowed `shared_bytes` of shared memory.
@@ -47,21 +53,27 @@ class Cubins:
         return function, module
 
     def _compiled(self, text: str, dtype: DType) -> bytes:
-        flags = (*options(dtype), "-arch=sm_90a")
+        flags = options(dtype)
+        found = self._prebuilt.find(text, flags)
+        if found:
+            return found.read_bytes()
+        flags = (*flags, f"-arch={ARCHITECTURE}")
         question = f"cubin, NVRTC {self.version}, {flags}: {hashlib.sha256(text.encode()).hexdigest()}"
         kept = self._cache.get(question)
         if kept is None:
-            kept = self._compile(text, flags)
+            kept = compiled(self._cupy.cuda.nvrtc, text, flags)
             self._cache.put(question, kept)
         return kept
 
-    def _compile(self, text: str, flags: tuple[str, ...]) -> bytes:
-        nvrtc = self._cupy.cuda.nvrtc
-        program = nvrtc.createProgram(text, "kernel.cu", (), ())
-        try:
-            nvrtc.compileProgram(program, flags)
-            return bytes(nvrtc.getCUBIN(program))
-        except nvrtc.NVRTCError as e:
-            raise DeviceFault(f"a kernel does not compile for sm_90a ({e}): {nvrtc.getProgramLog(program)}") from e
-        finally:
-            nvrtc.destroyProgram(program)
+
+def compiled(nvrtc: Any, text: str, flags: tuple[str, ...]) -> bytes:
+    """The cubin of a text, by CuPy's binding of NVRTC. Raises DeviceFault if it does not compile."""
+    program = nvrtc.createProgram(text, "kernel.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, flags)
+        return bytes(nvrtc.getCUBIN(program))
+    except nvrtc.NVRTCError as e:
+        asked = flags[-1].removeprefix("-arch=")
+        raise DeviceFault(f"a kernel does not compile for {asked} ({e}): {nvrtc.getProgramLog(program)}") from e
+    finally:
+        nvrtc.destroyProgram(program)

@@ -1,9 +1,13 @@
-"""Our own kernels, compiled on first use and cached on disk by CuPy: *.cu files by element type, and generated text."""
+"""Our own kernels: *.cu files by element type, and generated text.
+
+They are compiled on first use, and cached on disk by CuPy, unless an installed package brings them compiled.
+"""
 
 from __future__ import annotations
 
 import re
 import threading
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ from ...dtype import DType, bfloat16, bool_, float16, float32, int8, int32, int6
 from .launch_hooks import LaunchHooks
 from .loading import header_directory
 from .made_once import MadeOnce
+from .prebuilt import PrebuiltKernels
 
 _ENGINE = Path(__file__).parents[2]
 _TYPES = {float32: "float", float16: "__half", bfloat16: "__nv_bfloat16"}
@@ -19,6 +24,8 @@ _SHARED_BYTES = 48 << 10  # shared memory that every kernel may use without aski
 _INCLUDE = re.compile(r'#include "([\w/]+\.cuh)"')
 _GENERATED = {float32: "float", float16: "fp16", bfloat16: "bf16", bool_: "bool", int32: "int", int64: "long long"}
 _GENERATED |= {uint8: "e4m3", int8: "int8"}
+TEXT_OPTIONS = ("-std=c++17",)
+"""Compiler options for generated texts."""
 
 
 def options(dtype: DType) -> tuple[str, ...]:
@@ -50,6 +57,11 @@ def included(text: str) -> str:
         return _INCLUDE.sub(header, (_ENGINE / found[1]).read_text(encoding="utf-8")).replace("#pragma once\n", "")
 
     return _INCLUDE.sub(header, text)
+
+
+def file_text(file: str) -> str:
+    """What is compiled of `file`, a path in `engine/`."""
+    return included((_ENGINE / file).read_text(encoding="utf-8"))
 
 
 class _Function:
@@ -92,6 +104,10 @@ class KernelModules:
         self._generated = MadeOnce[tuple[str, str], _Function]()
         self._lock = threading.Lock()
 
+    @cached_property
+    def _prebuilt(self) -> PrebuiltKernels:
+        return PrebuiltKernels(self._cupy, f"sm_{self._cupy.cuda.Device().compute_capability}")
+
     def get(self, file: str, kernel: str, dtype: DType, shared_bytes: int = 0) -> _Function:
         """The function `kernel` of `file`, a path in `engine/`, for elements of `dtype`.
 
@@ -108,8 +124,7 @@ class KernelModules:
 
     def _of_file(self, file: str, kernel: str, dtype: DType) -> _Function:
         def module() -> Any:
-            code = included((_ENGINE / file).read_text(encoding="utf-8"))
-            made = self._cupy.RawModule(code=code, options=options(dtype))
+            made = self._built(file_text(file), options(dtype))
             made.get_function(kernel)  # which compiles all of the file
             return made
 
@@ -117,5 +132,10 @@ class KernelModules:
         return _Function(found, kernel, self._launch_hooks)
 
     def _of_text(self, text: str, kernel: str) -> _Function:
-        module = self._cupy.RawModule(code=included(text), options=("-std=c++17",))
+        module = self._built(included(text), TEXT_OPTIONS)
         return _Function(module.get_function(kernel), kernel, self._launch_hooks)
+
+    def _built(self, code: str, flags: tuple[str, ...]) -> Any:
+        """The module of a text: from the package of compiled kernels, from CuPy's cache, or compiled now."""
+        found = self._prebuilt.find(code, flags)
+        return self._cupy.RawModule(path=str(found)) if found else self._cupy.RawModule(code=code, options=flags)
