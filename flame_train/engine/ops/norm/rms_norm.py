@@ -247,7 +247,17 @@ def _pairs(input: Array, cos: Array, sin: Array, interleaved: bool) -> str:
 
 
 def angle_rows(k: Launcher, cos: Array, sin: Array, shape: Shape, interleaved: bool = True) -> Angles:
-    """Cosines and sines as rows shared among those of `shape`."""
+    """Cosines and sines as rows shared among those of `shape`.
+
+    Args:
+        k: launches kernels.
+        cos, sin: (..., C), broadcast to `shape`.
+        shape: (..., C), of what is rotated.
+        interleaved: whether pairs are neighbours.
+
+    Returns:
+        The angles.
+    """
     return Angles({"cosine": table(k, cos, shape), "sine": table(k, sin, shape)}, interleaved)
 
 
