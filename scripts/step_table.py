@@ -23,9 +23,9 @@ HEAD = """# Figures: time and memory of a training step
 `scripts/step_table.py` writes this page from `docs/step_times.json`; do not edit it.
 
 Every step trains a LoRA of rank 16 at 1024 x 1024 in bf16. In SDXL and SD3.5 the LoRA adapts the attention layers, in
-the other models what their preset names. Weights are random, because no published checkpoint was at hand; the arithmetic is the same. `[n]`
-names the command below the table, with the options as they are spelled today. `docs/log.md` has every measurement with
-its date, failures included.
+the other models what their preset names. Weights are random, because no published checkpoint was at hand; the
+arithmetic is the same. `[n]` names the command below the table, with the options as they are spelled today.
+`docs/log.md` has every measurement with its date, failures included.
 
 The floor is the arithmetic of the step at the rate of the card's best matrix product. "Same bytes" says
 whether sums have a fixed order, so that a step gives the same bytes each time. `train.deterministic = false` gives that

@@ -237,4 +237,5 @@ scaled_dot_product_attention.perf_samples(
         (2, 4, 70, 128), (2, 2, 90, 128), (2, 2, 90, 128), booleans(70, 90), 0.3, True, enable_gqa=True, rng=_rng(2)
     ),
     sample((2, 2, 65, 80), (2, 2, 130, 80), (2, 2, 130, 40), (2, 1, 1, 130), 0.5, rng=_rng(2), stream=20),
+    sample((1, 2, 1100, 64), (1, 2, 1000, 64), (1, 2, 1000, 40)),
 )

@@ -2,8 +2,9 @@
 
 bf16 and fp16 go through cuDNN, masks, grouped heads and all, except where a kernel of ours is faster. That is so for
 few keys, such as a caption's (short_kv_forward.cuh), and for heads of size 64 on compute capability 9.0 (wgmma.cuh).
-With dropout, for which cuDNN has other random numbers, they go through mma.cuh. All else goes through tiled.cuh, up to
-head sizes where the reference, whose products cuBLASLt makes, is faster.
+With dropout, for which cuDNN has other random numbers, they go through mma.cuh. Long sequences in fp32 are made by
+products, some at a time (by_products.py). All else goes through tiled.cuh, up to head sizes where the reference, whose
+products cuBLASLt makes, is faster.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ...autograd.grad_target import GradTargets
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ..common import conditions
-from . import masks, mma, short_kv, wgmma
+from . import by_products, masks, mma, short_kv, wgmma
 from .attention import scaled_dot_product_attention
 from .flops import backward_flops, forward_flops
 from .head_split import head_parts
@@ -231,7 +232,20 @@ def _by_cudnn(
     return into
 
 
-# ---- our kernels ---------------------------------------------------------------------------------------
+# ---- products, and our kernels -------------------------------------------------------------------------
+
+
+@scaled_dot_product_attention.cuda("products", when=by_products.why_not)
+def _(k: Launcher, inputs: Inputs) -> tuple[Array, Array]:
+    inputs.check()
+    return by_products.forward(k, inputs)
+
+
+@scaled_dot_product_attention.cuda_vjp("products", "query", "key", "value", when=by_products.why_not)
+def _(
+    k: Launcher, g: Array, inputs: Inputs, saved: Saved, needs: frozenset[str]
+) -> tuple[Array | None, Array | None, Array | None]:
+    return by_products.gradients(k, g, inputs, saved.out, saved.lse, needs)
 
 
 @scaled_dot_product_attention.cuda("flame", when=forward_tiles)
