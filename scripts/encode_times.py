@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from flame_train.data.reading import Reading
 from flame_train.engine import no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
@@ -72,7 +73,7 @@ def captions(model: str, keys: Sequence[str], count: int, device: str) -> bool:
     }  # T5's vocabulary comes with no package
 
     def inputs(text: str) -> Any:
-        return {"t5": {"ids": ids[text]}} if "t5" in keys else encoders.inputs(text)
+        return {"t5": {"ids": ids[text]}} if "t5" in keys else encoders.inputs(Reading(text))
 
     return timed(f"a caption, {' and '.join(keys)}, bf16", texts, inputs, encoders.start, encoders.at_once)
 

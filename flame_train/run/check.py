@@ -74,6 +74,13 @@ class Checked:
         return self.other_sample_model or self.model
 
     @property
+    def shows(self) -> bool:
+        """Whether any image or prompt has control images."""
+        data, sample = self.config.data, self.config.sample
+        prompts = (sample.control, *(prompt.control or () for prompt in sample.prompts))
+        return any(own.control for own in image_sets(data)) or any(prompts)
+
+    @property
     def networks(self) -> nn.Module:
         """The networks that get adapters, weights declared."""
         return self.model.networks(self.config.text_encoders.train)

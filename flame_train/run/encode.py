@@ -14,6 +14,7 @@ from flame_train.data.buckets import Placement, Size
 from flame_train.data.cache import DiskCache, Shapes
 from flame_train.data.choices import FIRST, Choice
 from flame_train.data.mask_files import latent_mask, loss_weights
+from flame_train.data.reading import Reading
 from flame_train.data.samples import Samples
 from flame_train.data.seen import remember
 from flame_train.data.views import ViewedImage
@@ -62,8 +63,8 @@ class Encoded:
         The arrays of dropped text encoders are zeros. Raises `DataError` if they are not in the cache any more.
         """
         row = self.samples.rows[index]
-        text = "" if choice.drop_caption else row.text(choice.text)
-        caption = self._cached(text) | tokens_of(self.encoding.running, text, choice.dropped)
+        text, beside = "" if choice.drop_caption else row.text(choice.text), row.seen_beside(choice.view)
+        caption = self._cached(text, beside) | tokens_of(self.encoding.running, text, choice.dropped)
         zeros = {
             n: np.zeros_like(caption[n]) for encoder in sorted(choice.dropped) for n in self.outputs.get(encoder, ())
         }
@@ -74,11 +75,7 @@ class Encoded:
             **zeros,
             **self.size_conditioning(row.views[choice.view].seen),
             **self._loss_weight(index, choice.view),
-            **(
-                self._beside(row.seen_beside(choice.view), self.keys.controls[index][choice.view])
-                if row.controls
-                else {}
-            ),
+            **(self._beside(beside, self.keys.controls[index][choice.view]) if row.controls else {}),
         }
 
     def shown(self, images: Sequence[ViewedImage]) -> Example:
@@ -106,19 +103,23 @@ class Encoded:
             weights = weights * loss_weights(mask, row.set.mask_weight, row.set.mask_normalize)
         return {LOSS_WEIGHT: weights}
 
-    def caption(self, text: str) -> Example:
-        """The arrays of a caption or prompt that was among those to encode, and the token ids of encoders that run."""
-        return self._cached(text) | tokens_of(self.encoding.running, text)
+    def caption(self, text: str, images: Sequence[ViewedImage] = ()) -> Example:
+        """The arrays of a caption or prompt that was among those to encode, and the token ids of encoders that run.
 
-    def further(self, text: str) -> Example:
+        `images` are the control images that are shown with it.
+        """
+        return self._cached(text, images) | tokens_of(self.encoding.running, text)
+
+    def further(self, text: str, images: Sequence[ViewedImage] = ()) -> Example:
         """The arrays of a further caption of a sample, for which no encoder is dropped."""
-        return self._cached(text) | tokens_of(self.encoding.running, text, frozenset())
+        return self._cached(text, images) | tokens_of(self.encoding.running, text, frozenset())
 
-    def _cached(self, text: str) -> Example:
+    def _cached(self, text: str, images: Sequence[ViewedImage]) -> Example:
         """What the cache has of a text, if anything of texts is cached."""
         if not self.encoding.text:
             return {}
-        return self._read(self.keys.captions[text], self.encoding.caption_shapes, _quoted(text))
+        key = self.keys.captions[self.encoding.reading(text, images)]
+        return self._read(key, self.encoding.caption_shapes, _quoted(text))
 
     def _read(self, key: str, shapes: Shapes, what: str) -> Example:
         found = self.cache.get(key, shapes)
@@ -253,14 +254,14 @@ def _share(entries: Mapping[str, _T], group: ProcessGroup) -> dict[str, _T]:
 
 
 def _encode_captions(
-    encoding: Encoding, cache: DiskCache, captions: Mapping[str, str], device: str, stop: StopRequest
+    encoding: Encoding, cache: DiskCache, captions: Mapping[str, Reading], device: str, stop: StopRequest
 ) -> None:
     encoders = encoding.encoders(device)
     keys = list(captions)
     pipeline = Pipeline[str, Mapping[str, HostArrays]](
         lambda key: encoders.inputs(captions[key]),
         encoders.start,
-        lambda key, example: _keep(cache, key, _quoted(captions[key]), encoding.kept(example)),
+        lambda key, example: _keep(cache, key, _quoted(captions[key].text), encoding.kept(example)),
         get_backend(device).asynchronous,
     )
     with progress("encoding captions", len(keys)) as advance:

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from flame_train.config.schema import DataSection
 from flame_train.data.buckets import Placement
 from flame_train.data.cache import Shapes, cache_key, cache_keys
+from flame_train.data.reading import Reading, readings
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.sets import image_sets
 from flame_train.data.views import View, ViewedImage
@@ -50,13 +51,13 @@ class Keys:
         masks: of each sample, one a view; none where it has no mask.
         controls: of each sample, for each view one a control image.
         shown: of the control images of prompts.
-        captions: by text.
+        captions: by what is read.
         networks: the digests of the networks that encode.
     """
 
     images: tuple[tuple[str, ...], ...]
     masks: tuple[tuple[str, ...], ...]
-    captions: Mapping[str, str]
+    captions: Mapping[Reading, str]
     networks: Mapping[str, str]
     controls: tuple[tuple[tuple[str, ...], ...], ...]
     shown: Mapping[ViewedImage, str]
@@ -95,7 +96,21 @@ class Encoding:
     streamed: float = 0.0
     vae_tile: int = 0
 
-    def keys(self, samples: Samples, prompts: Sequence[str], shown: Sequence[ViewedImage] = ()) -> Keys:
+    @property
+    def looking(self) -> bool:
+        """Whether a text encoder reads control images beside a text."""
+        return any(encoder.looking for encoder in self.text)
+
+    def reading(self, text: str, images: Sequence[ViewedImage]) -> Reading:
+        """What is read of a text beside these control images."""
+        return Reading(text, tuple(images) if self.looking else ())
+
+    def readings(self, samples: Samples) -> dict[Reading, None]:
+        """What is read of the captions of samples, and of the empty one, each once."""
+        rows = (each for row in samples.rows for each in readings(row, ("", *row.texts), self.looking))
+        return dict.fromkeys([Reading(""), *rows])
+
+    def keys(self, samples: Samples, prompts: Sequence[Reading], shown: Sequence[ViewedImage] = ()) -> Keys:
         """The keys of every array that training and sampling will read, over all that the array depends on."""
         with Digests(user_cache("digests")) as digests, ThreadPoolExecutor() as hashing:  # which leaves Python free
             image = hashing.submit(self.vae.part.digest, digests)
@@ -120,11 +135,14 @@ class Encoding:
         masks = tuple(
             tuple(self._mask_key(row, view) for view in row.views) if row.item.mask else () for row in samples.rows
         )
-        wanted = dict.fromkeys(["", *(text for row in samples.rows for text in row.texts), *prompts])
+        wanted = self.readings(samples) | dict.fromkeys(prompts)
         of_text = cache_keys("text", cached, text)
-        captions = {
-            caption: of_text(hashlib.sha256(caption.encode()).hexdigest()) for caption in (wanted if self.text else ())
-        }
+
+        def of_reading(reading: Reading) -> str:
+            parts = (reading.text, *map(of_image, reading.images))
+            return of_text(hashlib.sha256("\0".join(parts).encode()).hexdigest())
+
+        captions = {reading: of_reading(reading) for reading in (wanted if self.text else ())}
         return Keys(images, masks, captions, networks, controls, {image: of_image(image) for image in shown})
 
     def _mask_key(self, row: Sample, view: View) -> str:
@@ -147,7 +165,7 @@ class Encoding:
         """The arrays of any caption, as the cache keeps them: their names and shapes."""
         return {name: shape for encoder in self.text for name, shape in encoder.kept.items()}
 
-    def bytes_of(self, samples: Samples, prompts: Sequence[str], shown: Sequence[ViewedImage] = ()) -> int:
+    def bytes_of(self, samples: Samples, prompts: Sequence[Reading], shown: Sequence[ViewedImage] = ()) -> int:
         """What the cache takes on disk with everything encoded, but for the headers of its files."""
         images: dict[tuple[str, str], int] = {}
         for row in samples.rows:
@@ -158,22 +176,21 @@ class Encoding:
             for image in (each for view in views for each in row.seen_beside(view)):
                 images.setdefault((image.sha256, repr(image.view.settings)), self.image_bytes(image.view.placement))
         images |= {(each.sha256, repr(each.view.settings)): self.image_bytes(each.view.placement) for each in shown}
-        texts = {"", *(text for row in samples.rows for text in row.texts), *prompts}
-        return sum(images.values()) + self.captions_bytes(texts)
+        return sum(images.values()) + self.captions_bytes({*self.readings(samples), *prompts})
 
     def image_bytes(self, placement: Placement) -> int:
         """What the arrays of an image take: fp32."""
         return 4 * sum(map(math.prod, self.image_shapes(placement).values()))
 
-    def captions_bytes(self, texts: Collection[str]) -> int:
+    def captions_bytes(self, read: Collection[Reading]) -> int:
         """What the arrays of captions take, of those kept without padding the rows of their own tokens alone."""
         total = 0
         for encoder in self.text:
             itemsize = encoder.kept_dtype(self.precision, self.text_precision).itemsize
             whole = [shape for name, shape in encoder.outputs.items() if name not in encoder.paddings]
             row = sum(math.prod(encoder.outputs[name][1:]) for name in encoder.paddings)
-            rows = sum(encoder.rows(encoder.inputs(text)) for text in texts) if row else 0
-            total += itemsize * (len(texts) * sum(map(math.prod, whole)) + rows * row)
+            rows = sum(map(encoder.rows_of, read)) if row else 0
+            total += itemsize * (len(read) * sum(map(math.prod, whole)) + rows * row)
         return total
 
     def kept(self, caption: Example) -> Example:
@@ -184,13 +201,9 @@ class Encoding:
             made |= {name: made[name].astype(dtype, copy=False) for name in encoder.outputs}
         return made
 
-    def longest(self, texts: Collection[str]) -> dict[str, int]:
+    def longest(self, read: Collection[Reading]) -> dict[str, int]:
         """The rows of the longest text, by the array that is kept without padding."""
-        return {
-            name: max(encoder.rows(encoder.inputs(text)) for text in texts)
-            for encoder in self.text
-            for name in encoder.paddings
-        }
+        return {name: max(map(encoder.rows_of, read)) for encoder in self.text for name in encoder.paddings}
 
     def caption_blank(self, rows: Mapping[str, int]) -> Example:
         """The arrays of a caption, all zeros but for token ids: of what shapes a step's are.
@@ -233,9 +246,11 @@ class CaptionEncoders:
         """How many captions are worth starting on together."""
         return max(self._at_once.values(), default=1)
 
-    def inputs(self, text: str) -> dict[str, HostArrays]:
-        """What `start` takes of a caption: the inputs of each encoder, by its key."""
-        return {encoder.key: encoder.inputs(text) for encoder in self._encoders}
+    def inputs(
+        self, reading: Reading, pixels: Callable[[ViewedImage], np.ndarray[Any, Any]] = ViewedImage.pixels
+    ) -> dict[str, HostArrays]:
+        """What `start` takes of a caption and its images: the inputs of each encoder, by its key."""
+        return {encoder.key: encoder.read(reading, pixels) for encoder in self._encoders}
 
     def start(self, captions: Sequence[Mapping[str, HostArrays]]) -> Callable[[], list[Example]]:
         """Starts on captions; calling the result waits for the arrays of each, without padding that is
@@ -257,13 +272,13 @@ class CaptionEncoders:
 
         return wait
 
-    def captions(self, texts: Sequence[str]) -> list[Example]:
+    def captions(self, read: Sequence[Reading]) -> list[Example]:
         """The conditioning arrays of captions."""
-        return self.start([self.inputs(text) for text in texts])()
+        return self.start([self.inputs(reading) for reading in read])()
 
     def caption(self, text: str) -> Example:
-        """The conditioning arrays of a caption."""
-        return self.captions([text])[0]
+        """The conditioning arrays of a caption beside no images."""
+        return self.captions([Reading(text)])[0]
 
 
 def _text_digest(encoders: Sequence[TextEncoder], digests: Digests, hashing: Executor) -> str:

@@ -66,7 +66,7 @@ def grid_writer(
 def grid_sampler(
     plan: Plan,
     wanted: Sequence[Request],
-    captions: Callable[[str], Example],
+    captions: Callable[[str, Sequence[ViewedImage]], Example],
     controls: Callable[[Sequence[ViewedImage]], Example],
     denoiser: Denoiser,
     attached: Attached,
@@ -80,7 +80,7 @@ def grid_sampler(
     Args:
         plan: the plan of the run.
         wanted: the images.
-        captions: the arrays of a prompt.
+        captions: the arrays of a prompt that is shown with these control images.
         controls: the arrays of control images.
         denoiser: the network.
         attached: its adapters.
@@ -100,13 +100,21 @@ def grid_sampler(
     denoiser, acting = sampling_with(attached, denoiser, second, c.text_encoders.train)
     vae = vae or model.vae.load(c.model.vae_precision, device, c.model.vae_tile)
     specs = list(zip(wanted, how, strict=True))
-    shown = {request.number: controls(plan.shown_to(request)) for request in wanted}
-    return grid_of(specs, captions, shown, denoiser, vae, acting, stop, group)
+    images = {request.number: plan.shown_to(request) for request in wanted}
+    shown = {number: controls(own) for number, own in images.items()}
+    read = {number: partial(_read, captions, own) for number, own in images.items()}
+    return grid_of(specs, read, shown, denoiser, vae, acting, stop, group)
+
+
+def _read(
+    captions: Callable[[str, Sequence[ViewedImage]], Example], images: Sequence[ViewedImage], text: str
+) -> Example:
+    return captions(text, images)
 
 
 def grid_of(
     wanted: Sequence[tuple[Request, SamplerSpec]],
-    captions: Callable[[str], Example],
+    captions: Mapping[int, Callable[[str], Example]],
     shown: Mapping[int, Example],
     denoiser: Denoiser,
     vae: LoadedVae,
@@ -118,8 +126,8 @@ def grid_of(
 
     Args:
         wanted: the images, with the settings of the sampler.
-        captions: the arrays of a prompt.
-        shown: the arrays of the control images of each image, by its number.
+        captions: the arrays of a prompt or negative prompt of each image, by its number.
+        shown: the arrays of the control images of each image.
         denoiser: the network.
         vae: the loaded decoder.
         at_strength: a context in which the adapters act so strongly.
@@ -132,7 +140,8 @@ def grid_of(
 
     def one(request: Request, how: SamplerSpec) -> Pixels:
         with at_strength(request.strength):
-            return generate_image(request, how, captions, denoiser, vae, stop, shown[request.number])
+            number = request.number
+            return generate_image(request, how, captions[number], denoiser, vae, stop, shown[number])
 
     mine: dict[int, Pixels] = {}
 

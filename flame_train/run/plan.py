@@ -18,6 +18,7 @@ from flame_train.data.control_files import Control
 from flame_train.data.dataset import Dataset, DatasetError, Item
 from flame_train.data.held_out import refuse_common, split
 from flame_train.data.order import BatchSchedule
+from flame_train.data.reading import Reading, readings
 from flame_train.data.samples import Samples, samples_of
 from flame_train.data.seen import seen_images
 from flame_train.data.sets import DataSet, image_sets
@@ -102,9 +103,15 @@ class Plan:
         return self.encoding.bytes_of(self.everything, self.prompts, self.shown)
 
     @property
-    def prompts(self) -> tuple[str, ...]:
-        """Every text that sampling and preservation need in addition to the captions."""
-        return tuple(dict.fromkeys((*texts_of(self.requests), *self.preserved.texts(self.samples))))
+    def prompts(self) -> tuple[Reading, ...]:
+        """What is read for sampling and preservation in addition to the captions."""
+        encoding = self.encoding
+        sampled = (
+            encoding.reading(text, self.shown_to(request)) for request in self.requests for text in texts_of([request])
+        )
+        preserved = self.preserved
+        further = (each for row in self.samples.rows for each in readings(row, preserved.texts(row), encoding.looking))
+        return tuple(dict.fromkeys((*sampled, *further)))
 
     @property
     def preserved(self) -> Preserved:
@@ -115,9 +122,10 @@ class Plan:
     def encoding(self) -> Encoding:
         """By what images and captions are encoded."""
         c, running = self.config, self.checked.running
+        text = tuple(encoder for encoder in self.model.text if encoder not in running)
         return Encoding(
             self.model.vae,
-            tuple(encoder for encoder in self.model.text if encoder not in running),
+            tuple(encoder.with_images() for encoder in text) if self.checked.shows else text,
             c.model.vae_precision,
             c.train.precision,
             c.text_encoders.precision,
@@ -175,8 +183,8 @@ def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
     plan = _with_steps(Plan(checked, samples, held_out, files), processes)
     _notice_long_texts(model, "caption", list(dict.fromkeys(text for row in whole.rows for text in row.texts)))
     _notice_long_texts(model, "prompt", [request.text for request in plan.requests])
-    captions = {text for row in plan.everything.rows for text in row.texts}
-    return replace(plan, text_rows=plan.encoding.longest({"", *captions, *plan.prompts}))
+    encoding = plan.encoding
+    return replace(plan, text_rows=encoding.longest({*encoding.readings(plan.everything), *plan.prompts}))
 
 
 def _read(config: Config, stop: StopRequest) -> Samples:

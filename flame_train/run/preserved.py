@@ -36,13 +36,10 @@ class Preserved:
         """Of a config, for samples that are trained on."""
         return cls(PRESERVATIONS.chosen(config.preservation), any(own.taught for own in samples.sets))
 
-    def texts(self, samples: Samples) -> tuple[str, ...]:
-        """Every further caption of samples, each once."""
+    def texts(self, row: Sample) -> tuple[str, ...]:
+        """Every further caption of a sample, each once."""
         every = (
-            further
-            for row in samples.rows
-            for text in ("", *row.texts)
-            for further in self.kind.texts(text, row.set.captions.trigger).values()
+            further for text in ("", *row.texts) for further in self.kind.texts(text, row.set.captions.trigger).values()
         )
         return tuple(dict.fromkeys(every))
 

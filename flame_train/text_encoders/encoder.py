@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +14,8 @@ import numpy as np
 from flame_train.adapters.targets import Presets, layer_shapes
 from flame_train.data.cache import Shapes, UpTo
 from flame_train.data.padding import Paddings
+from flame_train.data.reading import Reading
+from flame_train.data.views import ViewedImage
 from flame_train.engine import Tensor, nn
 from flame_train.engine.dtype import DType, as_dtype
 from flame_train.models.common.blocks import BlockNetwork
@@ -90,6 +92,25 @@ class TextEncoder(ABC):
     @abstractmethod
     def at_once(self) -> int:
         """How many captions a GPU encodes at once: a few thousand tokens keep it busy."""
+
+    @property
+    def looking(self) -> bool:
+        """Whether it reads control images beside a text."""
+        return False
+
+    def with_images(self) -> TextEncoder:
+        """The encoder that reads control images too, if there is one. Raises ModelFileError if its weights lack."""
+        return self
+
+    def read(
+        self, reading: Reading, pixels: Callable[[ViewedImage], np.ndarray[Any, Any]] = ViewedImage.pixels
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """What `encode` takes of a text and its images, of which `pixels` gives uint8 (H, W, 3)."""
+        return self.inputs(reading.text)
+
+    def rows_of(self, reading: Reading) -> int:
+        """`rows` of what is read, whose images are not opened."""
+        return self.rows(self.inputs(reading.text))
 
     @abstractmethod
     def inputs(self, text: str) -> dict[str, np.ndarray[Any, Any]]:

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from flame_train.adapters.factors import LoraState
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.together import attach_sum
 from flame_train.config.load import from_options, with_option_names
+from flame_train.data.reading import Reading
+from flame_train.data.views import ViewedImage
 from flame_train.disk.files import refuse_place
 from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import check_formats
@@ -159,20 +162,20 @@ def sample(
         wanted = requests(section, side, model, shown)
         check_sampling(wanted, config.model, config.loss, model)
     files = [(_factors(path, model), strength) for path, strength in loras]
-    text = Encoding(
-        model.vae, model.text, config.model.vae_precision, precision, config.text_encoders.precision, Path()
-    )
+    encoders = tuple(encoder.with_images() for encoder in model.text) if shown else model.text
+    text = Encoding(model.vae, encoders, config.model.vae_precision, precision, config.text_encoders.precision, Path())
+    beside = {request.number: shown_to(request, shown, model, side) for request in wanted}
     with StopRequest() as stop:
-        examples = _conditioning(text, wanted, device, files, stop)
+        examples = _conditioning(text, wanted, beside, device, files, stop)
         denoiser = model.load_denoiser(device=device, dtype=precision, storage=storage)
         decoder = model.vae.load(config.model.vae_precision, device, config.model.vae_tile)
         images = []
         for request in wanted:
             how = sampler_spec(request, config.model, config.loss, model, device=device, dtype=precision)
-            captions = examples[request.strength].__getitem__
+            captions = partial(_of_prompt, examples[request.strength], text, beside[request.number])
             with _adapted(denoiser.component, denoiser.network, files, request.strength):
-                beside = encoded(shown_to(request, shown, model, side), model.vae, decoder)
-                images.append(generate_image(request, how, captions, denoiser, decoder, stop, beside))
+                controls = encoded(beside[request.number], model.vae, decoder)
+                images.append(generate_image(request, how, captions, denoiser, decoder, stop, controls))
     told = [parameters_of(request, checkpoint, loras) for request in wanted]
     for single, image, parameters in zip(singles, images, told, strict=False):
         write_png(single, image, parameters)
@@ -212,36 +215,47 @@ def _factors(lora: Path, model: Model) -> LoraState:
 def _conditioning(
     encoding: Encoding,
     wanted: Sequence[Request],
+    beside: Mapping[int, Sequence[ViewedImage]],
     device: str,
     files: Sequence[_File],
     stop: StopRequest,
-) -> dict[float, dict[str, Example]]:
+) -> dict[float, dict[Reading, Example]]:
     """Encodes every prompt and negative prompt; unloads the text encoders afterwards.
 
     Args:
         encoding: the text encoders.
         wanted: the images.
+        beside: the control images of each, by its number.
         device: "cuda" or "cpu".
         files: the LoRAs by component, with their strengths.
         stop: raises Interrupted after a signal.
 
     Returns:
-        The denoiser's arrays of each text, by the strength of the LoRAs.
+        The denoiser's arrays of each text and its images, by the strength of the LoRAs.
     """
     examples = {}
     with no_grad():
         encoders = encoding.encoders(device)
         for strength in dict.fromkeys(request.strength for request in wanted):
             stop.check("while reading the prompts")
-            texts = texts_of([request for request in wanted if request.strength == strength])
+            own = [request for request in wanted if request.strength == strength]
+            read = dict.fromkeys(
+                encoding.reading(text, beside[request.number]) for request in own for text in texts_of([request])
+            )
             with ExitStack() as adapted:
                 for component, network in encoders.networks.items():
                     adapted.enter_context(_adapted(component, network, files, strength))
-                examples[strength] = dict(zip(texts, encoders.captions(texts), strict=True))
+                examples[strength] = dict(zip(read, encoders.captions([*read]), strict=True))
     cut, longest = too_long(encoding.text, [request.text for request in wanted])
     if cut and longest is not None:
         _LOG.warning("%d prompt(s) are longer than %d tokens; the rest is not seen", cut, longest.limit[1])
     return examples
+
+
+def _of_prompt(
+    examples: Mapping[Reading, Example], encoding: Encoding, images: Sequence[ViewedImage], text: str
+) -> Example:
+    return examples[encoding.reading(text, images)]
 
 
 def _adapted(

@@ -20,6 +20,7 @@ from flame_train.config.outputs import OutputSection
 from flame_train.config.schema import Config, DataSection, ModelSection, SampleSection, TextEncodersSection
 from flame_train.config.updates import TrainSection
 from flame_train.data.choices import Choice
+from flame_train.data.reading import Reading
 from flame_train.engine import functional as F
 from flame_train.engine import nn, tensor
 from flame_train.engine.mode import mode
@@ -84,7 +85,7 @@ def test_captions_encoded_by_a_t5_in_fewer_bits_are_others(
         )
         plan = planned(family, config)
         found = plan.encoding.encoders("cpu").caption("a red circle").values()
-        key = plan.encoding.keys(plan.samples, ["a red circle"]).captions["a red circle"]
+        key = plan.encoding.keys(plan.samples, [Reading("a red circle")]).captions[Reading("a red circle")]
         made[key] = np.concatenate([np.ravel(a) for a in found]).astype(np.float64)
     exact, rounded = made.values()
     assert 0 < np.linalg.norm(rounded - exact) < near * np.linalg.norm(exact)

@@ -1,13 +1,16 @@
-"""Qwen-Image 2.1's denoiser: one stream of text and image, whose text sees neither the image nor what comes after it.
+"""Qwen-Image 2.1's denoiser: one stream of text and images, in which no token sees what comes after it.
 
-Attribute names are those of the published single file. The text is modulated as at time 0, so nothing of it depends on
-the noise. One modulation serves all blocks. Activations are channels-last. Shape letters: B batch, H height and W width
-in latent pixels, C channels of the latents, D model width, E width of a head. There are L image tokens and T text
-tokens, S = T + L in all.
+The image that is made comes last, and control images stand among the text. An image's tokens all see each other.
+Attribute names are those of the published single file. Text and control images are modulated as at time 0, so nothing
+of them depends on the noise. One modulation serves all blocks. Activations are channels-last. Shape letters: B batch, H
+height and W width in latent pixels, C channels of the latents, D model width, E width of a head. There are L tokens of
+the image, M of control images and T of the text, in this order, S in all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from flame_train.engine import Tensor, checkpoint, nn, rematerialize
@@ -19,17 +22,32 @@ from flame_train.models.common.fp16 import bounded
 from flame_train.models.common.latents import token_grid
 from flame_train.models.krea2.parts import swish_gated
 from flame_train.models.qwenimage.arch import FREQUENCIES, QwenImageArch
-from flame_train.models.qwenimage.positions import Positions
+from flame_train.models.qwenimage.positions import NONE, Positions, Shown
 
 _PARTS: Final = 4  # scale and gate, of the attention and of the gated network
 
 # The inputs of linear layers are rematerialized: their own inputs have the same size and are saved anyway.
 
 
-def _joined(of_text: Tensor, of_image: Tensor) -> Tensor:
-    """The heads' values of all tokens side by side, (B, S, D), of (B, N, T, E) and (B, N, L, E)."""
-    found = F.cat([x.transpose(1, 2) for x in (of_text, of_image)], dim=1)
+def _joined(*parts: Tensor) -> Tensor:
+    """The heads' values of all tokens side by side, (B, S, D), of parts (B, N, tokens, E)."""
+    found = F.cat([x.transpose(1, 2) for x in parts], dim=1)
     return found.reshape(*found.shape[:2], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What stands before the image, of which its tokens see all.
+
+    Attributes:
+        seen: how many of all tokens are no padding, int32 (B,). Padding stands last.
+        shown: the control images.
+        seen_by_text: at which control images' and texts' tokens those of the text may look; None without images.
+    """
+
+    seen: Tensor
+    shown: Shown = NONE
+    seen_by_text: Tensor | None = None
 
 
 class ZeroCentredNorm(nn.Module):
@@ -79,7 +97,7 @@ class TimeEmbedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """Text attends to the text up to itself, the image to all text and to itself; queries and keys are normalised."""
+    """The image attends to all; a control image to itself and what is before it; text to what is before it."""
 
     def __init__(self, arch: QwenImageArch) -> None:
         self.head_dim, self.eps = arch.head_dim, arch.eps
@@ -87,7 +105,7 @@ class Attention(nn.Module):
         self.to_out = nn.ModuleList([nn.Linear(arch.width, arch.width, bias=False)])
         self.norm_q, self.norm_k = (nn.RMSNorm(arch.head_dim, arch.eps) for _ in range(2))
 
-    def forward(self, x_BSD: Tensor, cos_BS1E: Tensor, sin_BS1E: Tensor, L: int, seen_B: Tensor) -> Tensor:
+    def forward(self, x_BSD: Tensor, cos_BS1E: Tensor, sin_BS1E: Tensor, L: int, before: Before) -> Tensor:
         B, S, _ = x_BSD.shape
         made = nn.grouped_linear([self.to_q, self.to_k, self.to_v], x_BSD)
         q, k, v = (part.reshape(B, S, -1, self.head_dim) for part in made)
@@ -96,11 +114,22 @@ class Attention(nn.Module):
             for x, norm in ((q, self.norm_q), (k, self.norm_k))
         )
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        q_image, q_text = F.split(q, [L, S - L], 2)
+        q_image, *q_shown, q_text = F.split(q, [L, *before.shown.sizes, S - L - sum(before.shown.sizes)], 2)
         # padding stands behind a text, so that no token of the text sees it
-        of_text = F.scaled_dot_product_attention(q_text, k[:, :, L:], v[:, :, L:], is_causal=True)
-        of_image = F.scaled_dot_product_attention(q_image, k, v, key_value_seq_lengths=seen_B)
-        return self.to_out[0](rematerialize(_joined, of_image, of_text))
+        mask = before.seen_by_text
+        of_text = F.scaled_dot_product_attention(q_text, k[:, :, L:], v[:, :, L:], mask, is_causal=mask is None)
+        of_image = F.scaled_dot_product_attention(q_image, k, v, key_value_seq_lengths=before.seen)
+        of_shown = [
+            F.scaled_dot_product_attention(own, *(_before(x, L, before.shown, i) for x in (k, v)))
+            for i, own in enumerate(q_shown)
+        ]
+        return self.to_out[0](rematerialize(_joined, of_image, *of_shown, of_text))
+
+
+def _before(x: Tensor, L: int, shown: Shown, i: int) -> Tensor:
+    """What a control image's tokens see of keys or values (B, N, S, E): images up to itself, and the text before it."""
+    text = L + sum(shown.sizes)
+    return F.cat([x[:, :, L : L + shown.ends[i]], x[:, :, text : text + shown.starts[i]]], dim=2)
 
 
 class FeedForward(nn.Module):
@@ -128,7 +157,7 @@ class TransformerBlock(Block):
         cos_BS1E: Tensor,
         sin_BS1E: Tensor,
         L: int,
-        seen_B: Tensor,
+        before: Before,
         scale_BSD: Tensor,
         gate_BSD: Tensor,
         feed_scale_BSD: Tensor,
@@ -138,10 +167,10 @@ class TransformerBlock(Block):
         """The tokens after the block.
 
         Args:
-            x_BSD: the image's tokens and the text's (B, S, D).
+            x_BSD: the image's tokens, control images' and the text's (B, S, D).
             cos_BS1E, sin_BS1E: their rotary angles, (B, S, 1, E).
             L: how many are the image's.
-            seen_B: how many of all are tokens, int32 (B,); the others are padding behind them.
+            before: what the others are.
             scale_BSD, gate_BSD: 1 + scale multiplies a normalised token, gate what the attention makes of it.
             feed_scale_BSD, feed_gate_BSD: the same of the gated network.
             shift_11D: zeros, which the modulation adds.
@@ -150,7 +179,7 @@ class TransformerBlock(Block):
             Tokens of the same shape.
         """
         scaled = rematerialize(F.layer_norm_modulate, x_BSD, scale_BSD, shift_11D, self.eps)
-        found = self.attn(scaled, cos_BS1E, sin_BS1E, L, seen_B)
+        found = self.attn(scaled, cos_BS1E, sin_BS1E, L, before)
         x_BSD = F.gated_add(x_BSD, gate_BSD, found)
         if self.checkpointing == "mlp":
             return checkpoint(self._fed, x_BSD, feed_scale_BSD, feed_gate_BSD, shift_11D)
@@ -188,7 +217,15 @@ class QwenImage(BlockNetwork):
         self.norm_out = LastNorm(width, arch.eps)
         self.proj_out = nn.Linear(width, arch.channels, bias=False)
 
-    def forward(self, x_BHWC: Tensor, times_B: Tensor, states_BTF: Tensor, rows_B: Tensor) -> Tensor:
+    def forward(
+        self,
+        x_BHWC: Tensor,
+        times_B: Tensor,
+        states_BTF: Tensor,
+        rows_B: Tensor,
+        controls: Sequence[Tensor] = (),
+        starts: Sequence[int] = (),
+    ) -> Tensor:
         """The velocity for noised latents, which like the states have the dtype of the weights.
 
         Args:
@@ -196,6 +233,8 @@ class QwenImage(BlockNetwork):
             times_B: noise levels (B,), fp32.
             states_BTF: a text's states (B, T, text_dim).
             rows_B: how many of them, from the first on, are tokens, (B,) int32; behind them is padding.
+            controls: latents without noise (B, h, w, C) of images that are looked at, of any size each.
+            starts: how many of the text's states stand before each of them.
 
         Returns:
             The velocity (B, H, W, C).
@@ -204,33 +243,39 @@ class QwenImage(BlockNetwork):
             ShapeError: latents of other sizes.
         """
         B, h, w = token_grid("Qwen-Image 2.1's transformer", x_BHWC, self.arch.channels, 1)
-        T, L = states_BTF.shape[1], h * w
+        T, L, shown = states_BTF.shape[1], h * w, NONE
+        if controls:
+            shown = Shown(tuple((x.shape[1], x.shape[2]) for x in controls), tuple(starts))
         weight = nn.compute_copy(self.img_in.weight)
         assert isinstance(weight, Tensor)
-        cos_BS1E, sin_BS1E = self.positions.placed(rows_B, T, (h, w), compute_dtype(weight.dtype))
+        cos_BS1E, sin_BS1E = self.positions.placed(rows_B, T, (h, w), compute_dtype(weight.dtype), shown)
         of_both = self.time_text_embed.timestep_embedder(F.cat([times_B * 0.0, times_B], dim=0), x_BHWC.dtype)
-        modulation = self._modulation(of_both, T, L)
-        x_BSD, seen_B = F.cat([self.img_in(x_BHWC.reshape(B, L, -1)), self.txt_in(states_BTF)], dim=1), rows_B + L
+        M = sum(shown.sizes)
+        modulation = self._modulation(of_both, M + T, L)
+        images = [self.img_in(x.reshape(B, -1, x.shape[-1])) for x in (x_BHWC, *controls)]
+        x_BSD = F.cat([*images, self.txt_in(states_BTF)], dim=1)
+        mask = self.positions.seen_by_text(T, shown, x_BHWC.device) if controls else None
+        before = Before(rows_B + (L + M), shown, mask)
         for block in self.transformer_blocks:
-            x_BSD = block(x_BSD, cos_BS1E, sin_BS1E, L, seen_B, *modulation)
+            x_BSD = block(x_BSD, cos_BS1E, sin_BS1E, L, before, *modulation)
         return self.proj_out(self.norm_out(x_BSD[:, :L], of_both[B:])).reshape(x_BHWC.shape)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
         """The blocks' linear layers."""
         return linears_in(self.transformer_blocks)
 
-    def _modulation(self, times_2BxD: Tensor, T: int, L: int) -> tuple[Tensor, ...]:
+    def _modulation(self, times_2BxD: Tensor, N: int, L: int) -> tuple[Tensor, ...]:
         """Scale and gate of attention and gated network, (B, S, D) each, and a shift of zeros (1, 1, D).
 
-        Those of a text are of time 0, those of an image of its own. All blocks share them, so they are made once, with
-        a row a token. With the shift a norm and its modulation are one kernel.
+        Those of the N tokens before the image are of time 0, those of the image of its own. All blocks share them, so
+        they are made once, with a row a token. With the shift a norm and its modulation are one kernel.
         """
         scale, gate, feed_scale, feed_gate = F.chunk(self.modulation[1](F.silu(times_2BxD)).unsqueeze(1), _PARTS, -1)
         parts = scale, F.tanh(gate), feed_scale, F.tanh(feed_gate)
-        return *(_rows(part, T, L) for part in parts), (scale[:1] * 0.0).detach()
+        return *(_rows(part, N, L) for part in parts), (scale[:1] * 0.0).detach()
 
 
-def _rows(of_both: Tensor, T: int, L: int) -> Tensor:
-    """A row a token (B, L + T, D), of the values for texts and for images (2 B, 1, D)."""
+def _rows(of_both: Tensor, N: int, L: int) -> Tensor:
+    """A row a token (B, L + N, D), of the values at time 0 and of the image (2 B, 1, D)."""
     B, _, D = of_both.shape[0] // 2, *of_both.shape[1:]
-    return F.cat([of_both[B:].expand(B, L, D), of_both[:B].expand(B, T, D)], dim=1)
+    return F.cat([of_both[B:].expand(B, L, D), of_both[:B].expand(B, N, D)], dim=1)

@@ -18,6 +18,7 @@ from flame_train.config.located import ConfigWithSource, with_key_names
 from flame_train.config.render import resolved
 from flame_train.config.resume import differences
 from flame_train.config.schema import Config
+from flame_train.data.reading import readings
 from flame_train.data.samples import Samples
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.files import preflight
@@ -263,7 +264,8 @@ def dataset_digest(samples: Samples, keys: Keys) -> str:
 
     Of captions that are not cached the text counts; the text encoders have a hash of their own.
     """
-    texts = ([keys.captions.get(text, text) for text in row.texts] for row in samples.rows)
+    looking = any(reading.images for reading in keys.captions)
+    texts = ([keys.captions.get(each, each.text) for each in readings(row, row.texts, looking)] for row in samples.rows)
     beside = ([key for view in views for key in view] for views in keys.controls)
     parts = zip(samples.names, keys.images, texts, keys.masks, beside, strict=False)
     rows = (  # what is held out comes last among the keys, and does not count

@@ -18,6 +18,7 @@ from flame_train.adapters.attach import Attached
 from flame_train.data.buckets import Size
 from flame_train.data.choices import FIRST
 from flame_train.data.padding import collate
+from flame_train.data.reading import Reading
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.views import ViewedImage
 from flame_train.distributed.group import simulated_group
@@ -196,6 +197,14 @@ def _pixels(sample: Sample) -> tuple[int, Size]:
     return each * sample.set.batch_size, bucket
 
 
+def _seen_pixels(reading: Reading) -> int:
+    return sum(math.prod(image.view.placement.bucket) for image in reading.images)
+
+
+def _black(image: ViewedImage) -> np.ndarray[Any, Any]:
+    return np.zeros((*image.view.placement.bucket, 3), np.uint8)
+
+
 def encode_captions(plan: Plan) -> int:
     """As `encode` does: two batches of captions, the first of which runs eagerly, and the second is captured.
 
@@ -206,8 +215,9 @@ def encode_captions(plan: Plan) -> int:
         return 0
     with no_grad():
         captions = encoding.encoders(_DEVICE)
+        largest = max((*encoding.readings(plan.everything), *plan.prompts), key=_seen_pixels)
         for _ in range(2):
-            captions.caption("")
+            captions.start([captions.inputs(largest, _black)])()
     host = backend.host_bytes
     del captions
     backend.empty_cache()
@@ -272,7 +282,7 @@ def _grid_sampler(
     def controls(images: Sequence[ViewedImage]) -> Example:
         return blank(images, own_vae)
 
-    def captions(text: str) -> Example:
+    def captions(text: str, images: Sequence[ViewedImage]) -> Example:
         return plan.encoding.caption_blank(plan.text_rows)
 
     return grid_sampler(plan, few, captions, controls, denoiser, attached, _DEVICE, StopRequest(), vae=vae)

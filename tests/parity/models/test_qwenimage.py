@@ -21,6 +21,8 @@ ARCH = QwenImageArch(width=64, depth=2, head_dim=16, hidden=192, channels=6, tex
 SIZE = (4, 6)
 LENGTHS = (5, 9)  # of 9 rows
 LINEAR = 8 + 6 * 2  # what stands once, and six layers a block
+SHOWN = {"none": [], "one image": [((2, 4), 3)], "two images": [((4, 2), 2), ((2, 2), 4)]}
+"""Rows and columns of control images, and how many of the text's tokens stand before each."""
 
 
 def diffusers_qwenimage(arch):
@@ -49,8 +51,8 @@ def in_fp64(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
 
 
-@pytest.fixture
-def batch(dtype):
+@pytest.fixture(params=SHOWN)
+def batch(dtype, request):
     rng = np.random.default_rng(1)
     mask = np.arange(9)[None] < np.array(LENGTHS)[:, None]
     return {
@@ -59,12 +61,14 @@ def batch(dtype):
         "states": (rng.standard_normal((2, 9, 24)) * mask[..., None]).astype(dtype),
         "rows": np.array(LENGTHS, np.int32),
         "weight": rng.standard_normal((2, *SIZE, 6)).astype(dtype),
+        "shown": [(rng.standard_normal((2, *size, 6)).astype(dtype), start) for size, start in SHOWN[request.param]],
     }
 
 
 def ours(model, batch, latents=None):
     x = tensor(batch["latents"]) if latents is None else latents
-    return model(x, *(tensor(batch[name]) for name in ("times", "states", "rows")))
+    controls, starts = [tensor(own) for own, _ in batch["shown"]], [start for _, start in batch["shown"]]
+    return model(x, *(tensor(batch[name]) for name in ("times", "states", "rows")), controls, starts)
 
 
 def theirs(twin, batch, weights=None, latents=None):
@@ -72,18 +76,24 @@ def theirs(twin, batch, weights=None, latents=None):
     (height, width), latents = SIZE, fp64(batch["latents"]) if latents is None else latents
     made = []
     for i, rows in enumerate(batch["rows"]):
-        slots = torch.ones(1, rows + height * width // 4, dtype=torch.bool)
-        slots[:, :rows] = False
+        # an image's places in the text are a quarter of its tokens, and its states there are not read
+        slots, states, begun = [], [], 0
+        for own, start in [*batch["shown"], (batch["latents"], rows)]:
+            places = own.shape[1] * own.shape[2] // 4
+            slots += [False] * (start - begun) + [True] * places
+            states += [batch["states"][i, begun:start], np.full((places, 24), 7.0)]
+            begun = start
+        images = [fp64(own[i : i + 1]).reshape(1, -1, 6) for own, _ in batch["shown"]]
         call = {
-            "hidden_states": latents[i : i + 1].reshape(1, height * width, -1),
-            "encoder_hidden_states": fp64(batch["states"][i : i + 1, :rows]),
+            "hidden_states": torch.cat([*images, latents[i : i + 1].reshape(1, height * width, -1)], dim=1),
+            "encoder_hidden_states": fp64(np.concatenate(states[:-1])[None]),
             "timestep": fp64(batch["times"][i : i + 1]),
-            "img_shapes": [[(1, height, width)]],
-            "img_mask": slots,
+            "img_shapes": [[(1, *own.shape[1:3]) for own, _ in batch["shown"]] + [(1, height, width)]],
+            "img_mask": torch.tensor([slots]),
             "return_dict": False,
         }
         found = torch.func.functional_call(twin, weights or {}, kwargs=call)[0]
-        made.append(found[:, rows:].reshape(1, height, width, -1))
+        made.append(found[:, -height * width :].reshape(1, height, width, -1))
     return torch.cat(made)
 
 

@@ -1,0 +1,23 @@
+"""What a text encoder reads: a text, and the control images beside it, where the encoder looks at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from flame_train.data.samples import Sample
+from flame_train.data.views import ViewedImage
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A caption or prompt, and the control images that stand before it; none for an encoder of texts alone."""
+
+    text: str
+    images: tuple[ViewedImage, ...] = ()
+
+
+def readings(row: Sample, texts: Iterable[str], looking: bool) -> Iterator[Reading]:
+    """What is read of texts of a sample: each once, or where encoders look at images, once a view of these."""
+    seen = [row.seen_beside(view) for view in range(len(row.views))] if looking and row.controls else [()]
+    return (Reading(text, images) for text in texts for images in seen)
