@@ -1,9 +1,9 @@
 """The vision tower of Qwen3-VL (arXiv 2511.21631): an image to tokens that the text half reads.
 
 It is a vision transformer (arXiv 2010.11929) with rotary positions. Some layers' states leave it as well: DeepStack
-(arXiv 2406.04334). Attribute names are those of transformers below `model.visual.` (`blocks.0.attn.qkv.weight`). The sum
-that runs through all blocks is kept in fp32 at least, as in the text half. Shape letters: B batch, N patches, M merged
-tokens, C channels, H heads, E width of a head.
+(arXiv 2406.04334). Attribute names are those of transformers below `model.visual.` (`blocks.0.attn.qkv.weight`). The
+sum that runs through all blocks is kept in fp32 at least, as in the text half. Shape letters: B batch, H and W pixels,
+N patches, P values of a patch, M merged tokens, C channels, E width of a head.
 """
 
 from __future__ import annotations
@@ -110,17 +110,19 @@ class VisionArch:
 
     def check(self, channels: int, mergers: int) -> None:
         """Raises ModelFileError for a tower of so many `channels` and `mergers` of taps that this code cannot run."""
-        faults = {
-            f"{channels} channels, expected {CHANNELS}": channels != CHANNELS,
-            f"{self.heads} heads of {self.width} channels, expected a multiple of 4 each": self.width % (4 * self.heads),
-            f"{self.positions} positions, expected a square": isqrt(self.positions) ** 2 != self.positions,
-            f"deepstack_visual_indexes {self.taps}, expected {mergers} of {self.layers} blocks in order": (
-                len(self.taps) != mergers or self.taps != tuple(sorted({*self.taps} & {*range(self.layers)}))
+        in_order = tuple(i for i in range(self.layers) if i in self.taps)
+        checks = (
+            (channels == CHANNELS, f"{channels} channels, expected {CHANNELS}"),
+            (self.width % (4 * self.heads) == 0, f"{self.heads} heads of {self.width} values, expected multiples of 4"),
+            (isqrt(self.positions) ** 2 == self.positions, f"{self.positions} positions, expected a square number"),
+            (
+                self.taps == in_order and len(in_order) == mergers,
+                f"deepstack_visual_indexes {list(self.taps)}, expected {mergers} of {self.layers} blocks in order",
             ),
-        }
-        wrong = [words for words, is_so in faults.items() if is_so]
+        )
+        wrong = [words for holds, words in checks if not holds]
         if wrong:
-            raise ModelFileError(f"vision tower: {'; '.join(wrong)}: this variant is not supported here")
+            raise ModelFileError(f"vision tower: {'; '.join(wrong)}: this is a variant that is not supported here")
 
 
 def _usual_taps(layers: int, taps: int) -> tuple[int, ...]:
@@ -223,12 +225,13 @@ class Merger(nn.Module):
 class Tables(NamedTuple):
     """What depends on an image's size alone. A captured call cannot bring it from the host."""
 
-    rows_N4: Tensor
-    """Rows of the position table around each patch."""
-    shares_N41: Tensor
-    """Their shares in its position."""
-    cos_N1E: Tensor
-    sin_N1E: Tensor
+    places: Tensor
+    """Rows of the position table around each patch, (N, 4)."""
+    shares: Tensor
+    """Their shares in its position, (N, 4, 1)."""
+    cos: Tensor
+    """Of the rotary angles, (N, 1, E)."""
+    sin: Tensor
 
 
 class VisionTower(BlockNetwork):
@@ -250,20 +253,18 @@ class VisionTower(BlockNetwork):
         sides that are no multiples of 32.
         """
         side = self.arch.patch * self.arch.merge
-        if images_BHWC.ndim != 4 or images_BHWC.shape[3] != CHANNELS or any(n % side for n in images_BHWC.shape[1:3]):
+        shape = images_BHWC.shape
+        if len(shape) != 4 or shape[3] != CHANNELS or any(n % side or n == 0 for n in shape[1:3]):
             raise ShapeError(
                 f"VisionTower: expected RGB images (B, H, W, {CHANNELS}) with sides of multiples of {side}, "
-                f"got {tuple(images_BHWC.shape)}; resize them"
+                f"got {tuple(shape)}; resize them"
             )
-        H, W = (n // self.arch.patch for n in images_BHWC.shape[1:3])
-        if not H * W:
-            raise ShapeError("VisionTower: expected images with pixels, got none")
-        tables = self._of(H, W)
+        tables = self._of(shape[1] // self.arch.patch, shape[2] // self.arch.patch)
         h_BNC = self.patch_embed.proj(self._patches(images_BHWC))
         h_BNC = h_BNC.to(compute_dtype(h_BNC.dtype)) + self._positions(tables)
-        tapped = []
+        tapped: list[Tensor] = []
         for i, block in enumerate(self.blocks):
-            h_BNC = block(h_BNC, tables.cos_N1E, tables.sin_N1E)
+            h_BNC = block(h_BNC, tables.cos, tables.sin)
             if i in self.arch.taps:
                 tapped.append(self.deepstack_merger_list[len(tapped)](h_BNC))
         return self.merger(h_BNC), *tapped
@@ -282,18 +283,16 @@ class VisionTower(BlockNetwork):
 
     def _positions(self, tables: Tables) -> Tensor:
         """The position of each patch (N, C), between those of the table."""
-        found_N4C: Tensor = self.pos_embed(tables.rows_N4)
-        return (found_N4C.to(tables.shares_N41.dtype) * tables.shares_N41).sum(1)
+        found_N4C: Tensor = self.pos_embed(tables.places)
+        return (found_N4C.to(tables.shares.dtype) * tables.shares).sum(1)
 
     def _of(self, rows: int, columns: int) -> Tables:
         """The tables of an image of so many patches."""
         if (rows, columns) not in self._tables:
             arch, like = self.arch, self.pos_embed.weight
-            dtype = compute_dtype(like.dtype)
-            index_N4, shares_N4 = interpolation(rows, columns, isqrt(arch.positions), arch.merge)
-            angles_N1E = patch_angles(rows, columns, arch.width // arch.heads, arch.merge)[:, None]
-            self._tables[rows, columns] = Tables(
-                tensor(index_N4, device=like.device),
-                *(tensor(x, dtype, like.device) for x in (shares_N4[..., None], np.cos(angles_N1E), np.sin(angles_N1E))),
-            )
+            places_N4, shares_N4 = interpolation(rows, columns, isqrt(arch.positions), arch.merge)
+            angles = patch_angles(rows, columns, arch.width // arch.heads, arch.merge)[:, None]
+            floats = shares_N4[..., None], np.cos(angles), np.sin(angles)
+            made = (tensor(array, compute_dtype(like.dtype), like.device) for array in floats)
+            self._tables[rows, columns] = Tables(tensor(places_N4, device=like.device), *made)
         return self._tables[rows, columns]
