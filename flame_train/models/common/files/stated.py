@@ -60,6 +60,13 @@ class Stated:
             raise ModelFileError(f"{self.path}: {key}: expected a positive number, got {found!r}; mend the file")
         return float(found)
 
+    def whole_numbers(self, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        """Whole numbers of at least 0. Raises ModelFileError for anything else."""
+        found = self.values.get(key, default)
+        if not isinstance(found, list | tuple) or not all(type(n) is int and n >= 0 for n in found):
+            raise ModelFileError(f"{self.path}: {key}: expected a list of whole numbers, got {found!r}; mend the file")
+        return tuple(found)
+
     def must(self, **expected: object) -> None:
         """Raises ModelFileError, naming all of them, for keys that state something else than `expected`."""
         wrong = [

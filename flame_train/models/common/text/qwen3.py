@@ -19,9 +19,11 @@ import numpy as np
 from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import compute_dtype, float16, float32
+from flame_train.errors import ModelFileError, Unsupported
 from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
 from flame_train.models.common.files.shapes import shape_of_encoder
 from flame_train.models.common.files.stated import NOTHING, Stated
+from flame_train.models.common.text.seen import Grid, Seen, interleaved_angles, positions
 
 _LAYER: Final = "layers.0"
 _shape: Final = partial(shape_of_encoder, "a Qwen3")
@@ -29,6 +31,8 @@ THETA: Final = 1e6
 """The base of Qwen3's rotary frequencies."""
 VL_THETA: Final = 5e6
 """And of Qwen3-VL's."""
+SECTIONS: Final = 24, 20, 20
+"""Qwen3-VL's frequencies of a head of 128 for time, rows and columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class Qwen3Arch:
     eps: float = 1e-6
     biases: bool = False
     """Whether queries, keys and values have biases, and queries and keys no norms: Qwen2.5's."""
+    sections: tuple[int, int, int] = SECTIONS
+    """How many frequencies turn by time, row and column where there are images; text does without."""
 
     @classmethod
     def b0_6(cls) -> Self:
@@ -119,6 +125,7 @@ class Qwen3Arch:
             theta=rotary.number("rope_theta", stated.number("rope_theta", theta)),
             eps=stated.number("rms_norm_eps", 1e-6),
             biases=biases,
+            sections=SECTIONS if biases else _sections(scaling if "mrope_section" in scaling.values else rotary),
         )
         stated.must(
             num_attention_heads=arch.heads,
@@ -130,6 +137,15 @@ class Qwen3Arch:
         if "mrope_section" not in scaling.values:
             stated.must(rope_scaling=None)
         return arch
+
+
+def _sections(rotary: Stated) -> tuple[int, int, int]:
+    """The frequencies of each axis that a folder states. Raises ModelFileError unless they are three, interleaved."""
+    rotary.must(mrope_interleaved=True)
+    found = rotary.whole_numbers("mrope_section", SECTIONS)
+    if len(found) != 3:
+        raise ModelFileError(f"{rotary.path}: mrope_section: expected three numbers, got {list(found)}; mend the file")
+    return found
 
 
 class SelfAttention(nn.Module):
@@ -206,7 +222,8 @@ class Qwen3(BlockNetwork):
         self.embed_tokens = nn.Embedding(arch.vocabulary, arch.width)
         self.layers = nn.ModuleList([Layer(arch) for _ in range(arch.layers)])
         self.norm = nn.RMSNorm(arch.width, arch.eps)
-        self._turns: dict[int, tuple[Tensor, Tensor]] = {}  # by length: a captured call cannot bring them from the host
+        # by length and images: a captured call cannot bring them from the host
+        self._turns: dict[tuple[int, tuple[int, ...], tuple[Grid, ...]], tuple[Tensor, Tensor]] = {}
 
     def quantizable(self) -> dict[nn.Linear, bool]:
         """The layers' linear layers."""
@@ -219,6 +236,7 @@ class Qwen3(BlockNetwork):
         taps: Sequence[int] = (-1,),
         normalised: bool = True,
         padding_place: int | None = None,
+        seen: Seen | None = None,
     ) -> tuple[Tensor, ...]:
         """The hidden states after some layers. Layers after the last of them do not run.
 
@@ -232,36 +250,52 @@ class Qwen3(BlockNetwork):
                 negative ones count from the end.
             normalised: whether the last layer's states are.
             padding_place: the position of all padding, for rotary angles; None: that of its place in the row.
+            seen: images of Qwen3-VL, whose features take their placeholders' places and are added after layers.
 
         Returns:
             (B, T, C) for each tap, in the weights' dtype.
+
+        Raises:
+            Unsupported: images for Qwen2.5-VL, whose positions are other ones.
         """
         depth = self.arch.layers
         wanted = [depth + 1 + tap if tap < 0 else tap for tap in taps]
         h_BTC = self.embed_tokens(ids_BT)
         weights, h_BTC = h_BTC.dtype, h_BTC.to(compute_dtype(h_BTC.dtype))
-        turns, mask = self._turn(ids_BT.shape[1]), None
+        turns, mask = self._turn(ids_BT.shape[1], seen), None
         if mask_BT is not None:
             mask = mask_BT.reshape(mask_BT.shape[0], 1, 1, -1)
             if padding_place is not None:
                 own = mask_BT.reshape(*mask_BT.shape, 1, 1)
                 one = slice(padding_place, padding_place + 1)
                 turns = F.where(own, turns[0], turns[0][one]), F.where(own, turns[1], turns[1][one])
+        h_BTC = h_BTC if seen is None else seen.placed(h_BTC)
         states = {0: h_BTC}
         for i, layer in enumerate(list(self.layers)[: max(wanted)], start=1):
             h_BTC = layer(h_BTC, *turns, mask)
+            h_BTC = h_BTC if seen is None else seen.added(h_BTC, i)
             if i in wanted:
                 states[i] = _normed(self.norm, h_BTC) if normalised and i == depth else h_BTC
         return tuple(states[tap].to(weights) for tap in wanted)
 
-    def _turn(self, length: int) -> tuple[Tensor, Tensor]:
+    def _turn(self, length: int, seen: Seen | None) -> tuple[Tensor, Tensor]:
         """Cosine and sine of the rotary angles, (T, 1, E), in fp32 at least."""
         like = self.embed_tokens.weight
-        if length not in self._turns:
-            angles = rotary_angles(length, self.arch.head_dim, self.arch.theta)[:, None]
+        key = (length, (), ()) if seen is None else (length, seen.starts, seen.grids)
+        if key not in self._turns:
+            angles = self._angles(*key)[:, None]
             dtype = compute_dtype(like.dtype)
-            self._turns[length] = tensor(np.cos(angles), dtype, like.device), tensor(np.sin(angles), dtype, like.device)
-        return self._turns[length]
+            self._turns[key] = tensor(np.cos(angles), dtype, like.device), tensor(np.sin(angles), dtype, like.device)
+        return self._turns[key]
+
+    def _angles(self, length: int, starts: tuple[int, ...], grids: tuple[Grid, ...]) -> np.ndarray[Any, Any]:
+        """The rotary angles, fp64 (T, E). Raises Unsupported for images of Qwen2.5-VL."""
+        arch = self.arch
+        if not starts:
+            return rotary_angles(length, arch.head_dim, arch.theta)
+        if arch.biases:
+            raise Unsupported("Qwen2.5-VL's positions of images are not supported; leave `seen` out")
+        return interleaved_angles(positions(length, starts, grids), arch.head_dim, arch.theta, arch.sections)
 
 
 def rotary_angles(length: int, head_dim: int, theta: float) -> np.ndarray[Any, Any]:
