@@ -149,6 +149,7 @@ def opened_qwen3(
     compact: bool = False,
     normalised: bool = True,
     window: int = 0,
+    kind: type[Qwen3Encoder] = Qwen3Encoder,
 ) -> Qwen3Encoder:
     """Qwen3, with a vocabulary from the folder of its file or of the checkpoint if there is one.
 
@@ -161,6 +162,7 @@ def opened_qwen3(
         compact: whether the cache has its states in bf16 alone.
         normalised: whether the final norm is applied to the last layer's states.
         window: of so many tokens the denoiser sees a multiple, padding included; 0: no padding of `masked` states.
+        kind: the text encoder's class.
 
     Returns:
         The text encoder.
@@ -168,7 +170,7 @@ def opened_qwen3(
     own = Qwen3Keys.of(opening.text)
     places = (_folder_of(part, opening.base), opening.base)
     seen = masked, places, compact, normalised, window
-    return Qwen3Encoder(part, own.qwen3_dropout, template, taps, own.qwen3_tokens, *seen)
+    return kind(part, own.qwen3_dropout, template, taps, own.qwen3_tokens, *seen)
 
 
 def _folder_of(part: Part, base: Path) -> Path:

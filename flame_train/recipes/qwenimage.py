@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,10 @@ from typing import Any, Final
 import numpy as np
 
 from flame_train.adapters.targets import presets
+from flame_train.data.buckets import Placement, Size
 from flame_train.diffusion.flow import Shift, dynamic_sigmas, resolution_shift
+from flame_train.engine import Tensor, nn
+from flame_train.errors import DataError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.files.part import Part
 from flame_train.models.common.text.qwen3 import Qwen3Arch
@@ -20,7 +24,8 @@ from flame_train.models.qwenimage.arch import QwenImageArch
 from flame_train.models.qwenimage.files import QWENIMAGE_FILES
 from flame_train.models.qwenimage.transformer import QwenImage
 from flame_train.text_encoders.qwen3 import COMPREHENDING
-from flame_train.training.control import ControlRule
+from flame_train.text_encoders.qwen3_vl import Qwen3VLEncoder
+from flame_train.training.control import ControlRule, controls_of
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
 from .family import Opening, published_name, stated_in
@@ -31,6 +36,7 @@ _TAP: Final = -1  # the last hidden state, before the text encoder's final norm
 # of the published scheduler: mu by the image's tokens, and the last noise level before 0
 _MU: Final = {"base_shift": 0.5, "max_shift": 0.9, "base_image_seq_len": 256.0, "max_image_seq_len": 8192.0}
 _TERMINAL: Final = 0.02
+_GRID: Final = 32  # pixels a side of a token of Qwen3-VL
 _SQUARE: Final = 2  # tokens a side of what stands for one token of the text encoder, which a published image has whole
 
 PRESETS: Final = presets(
@@ -39,6 +45,16 @@ PRESETS: Final = presets(
     full=("*",),
 )
 """128, 192 and 200 layers. `full` is every linear layer, those over the text and the time included."""
+
+
+def control_placement(size: Size, resolution: int) -> Placement:
+    """A control image as QwenImage21Pipeline has it: stretched to some resolution^2 pixels in sides of whole tokens."""
+    height, width = size
+    wide = math.sqrt(resolution**2 * width / height)
+    bucket = round(wide * height / width / _GRID) * _GRID, round(wide / _GRID) * _GRID
+    if not all(bucket):
+        raise DataError(f"{width}x{height} pixels are too narrow for a control image of some {resolution}x{resolution}")
+    return Placement(size, bucket, bucket, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +109,14 @@ class QwenImageModel(FlowModel):
 
     @property
     def controls(self) -> ControlRule:
-        return ControlRule(
-            "Qwen-Image 2.1 reads images to edit through Qwen3-VL's vision tower too, which is not here; "
-            "FLUX.2 klein, FLUX.3 klein and FLUX.1 Kontext take them"
-        )
+        return ControlRule(placed=control_placement)
+
+    def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
+        (text,), controls = self.text, controls_of(cond)
+        assert isinstance(text, Qwen3VLEncoder)
+        starts = text.starts(len(controls))
+        out: Tensor = network(x, t, cond["qwen3"], cond["qwen3_rows"], controls, starts)
+        return out
 
 
 class QwenImageFamily(FlowFamily):
@@ -116,7 +136,8 @@ class QwenImageFamily(FlowFamily):
     lesson = Lesson("a small Qwen-Image with random weights, whose images are noise", bucket_step=32)
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> QwenImageModel:
-        text = opened_qwen3(parts["text_encoder"], opening, COMPREHENDING, (_TAP,), masked=True, normalised=False)
+        how: dict[str, Any] = {"masked": True, "normalised": False, "kind": Qwen3VLEncoder}
+        text = opened_qwen3(parts["text_encoder"], opening, COMPREHENDING, (_TAP,), **how)
         return QwenImageModel(
             name=self.name,
             title=self.title,

@@ -74,13 +74,6 @@ class Checked:
         return self.other_sample_model or self.model
 
     @property
-    def shows(self) -> bool:
-        """Whether any image or prompt has control images."""
-        data, sample = self.config.data, self.config.sample
-        prompts = (sample.control, *(prompt.control or () for prompt in sample.prompts))
-        return any(own.control for own in image_sets(data)) or any(prompts)
-
-    @property
     def networks(self) -> nn.Module:
         """The networks that get adapters, weights declared."""
         return self.model.networks(self.config.text_encoders.train)
@@ -90,6 +83,23 @@ class Checked:
         """The text encoders that run in each step: those that are trained, or all if no captions are cached."""
         text = self.config.text_encoders
         return self.model.text if text.cache == "off" else self.model.encoders(text.train)
+
+
+def _shows(config: Config) -> bool:
+    """Whether any image or prompt has control images."""
+    prompts = (config.sample.control, *(prompt.control or () for prompt in config.sample.prompts))
+    return any(own.control for own in image_sets(config.data)) or any(prompts)
+
+
+def _looking(model: Model, config: Config) -> Model:
+    """The model whose text encoders read control images, if they can. Raises ConfigError where they run in each step."""
+    found = model.with_images()
+    if config.text_encoders.cache == "off" and any(encoder.looking for encoder in found.text):
+        raise ConfigError(
+            f'text_encoders.cache: expected "on" for {model.title} with control images, which its text encoder reads; '
+            'got "off"'
+        )
+    return found
 
 
 def check(asked: Config | ConfigWithSource, family: Family | None = None) -> Checked:
@@ -125,6 +135,8 @@ def check(asked: Config | ConfigWithSource, family: Family | None = None) -> Che
     assert family is not None
     with wrong:
         config = config.model_copy(update={"sample": with_prompts_of_file(config.sample)})
+    with wrong:
+        model = _looking(model, config) if _shows(config) else model
     sampling_model = model
     with wrong:
         sampling_model = opened_for_samples(config, family, model)

@@ -282,11 +282,11 @@ class CaptionEncoders:
 
 
 def _text_digest(encoders: Sequence[TextEncoder], digests: Digests, hashing: Executor) -> str:
-    made = hashing.map(lambda e: e.part.digest(digests), encoders)
+    made = hashing.map(lambda e: [part.digest(digests) for part in e.parts], encoders)
     parts = [
         part
-        for e, digest in zip(encoders, made, strict=True)
-        for part in (e.part.component, digest, e.vocabulary, *e.outputs)
+        for e, found in zip(encoders, made, strict=True)
+        for part in (e.part.component, *found, e.vocabulary, *e.outputs)
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

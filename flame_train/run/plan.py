@@ -122,10 +122,9 @@ class Plan:
     def encoding(self) -> Encoding:
         """By what images and captions are encoded."""
         c, running = self.config, self.checked.running
-        text = tuple(encoder for encoder in self.model.text if encoder not in running)
         return Encoding(
             self.model.vae,
-            tuple(encoder.with_images() for encoder in text) if self.checked.shows else text,
+            tuple(encoder for encoder in self.model.text if encoder not in running),
             c.model.vae_precision,
             c.train.precision,
             c.text_encoders.precision,

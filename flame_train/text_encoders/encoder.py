@@ -94,6 +94,11 @@ class TextEncoder(ABC):
         """How many captions a GPU encodes at once: a few thousand tokens keep it busy."""
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """All networks on which its arrays depend."""
+        return (self.part,)
+
+    @property
     def looking(self) -> bool:
         """Whether it reads control images beside a text."""
         return False

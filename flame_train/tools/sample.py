@@ -162,8 +162,8 @@ def sample(
         wanted = requests(section, side, model, shown)
         check_sampling(wanted, config.model, config.loss, model)
     files = [(_factors(path, model), strength) for path, strength in loras]
-    encoders = tuple(encoder.with_images() for encoder in model.text) if shown else model.text
-    text = Encoding(model.vae, encoders, config.model.vae_precision, precision, config.text_encoders.precision, Path())
+    model = model.with_images() if shown else model
+    text = Encoding(model.vae, model.text, config.model.vae_precision, precision, config.text_encoders.precision, Path())
     beside = {request.number: shown_to(request, shown, model, side) for request in wanted}
     with StopRequest() as stop:
         examples = _conditioning(text, wanted, beside, device, files, stop)

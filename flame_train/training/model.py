@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -291,6 +291,10 @@ class Model(ABC):
     def paddings(self) -> Paddings:
         """How the arrays of captions that are kept without padding are filled up in a batch."""
         return {name: padding for encoder in self.text for name, padding in encoder.paddings.items()}
+
+    def with_images(self) -> Self:
+        """The model whose text encoders read control images too, if they can. Raises ModelFileError as they do."""
+        return replace(self, text=tuple(encoder.with_images() for encoder in self.text))
 
     def encoders(self, keys: Collection[str]) -> tuple[TextEncoder, ...]:
         """The text encoders of these keys, in the model's order."""

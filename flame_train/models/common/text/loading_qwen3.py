@@ -16,6 +16,7 @@ from flame_train.models.common.files.stated import Stated
 from flame_train.models.common.text import keys_qwen3 as qwen3
 from flame_train.models.common.text.loading_text import TextNetwork
 from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
+from flame_train.models.common.text.qwen3_vision import VisionArch, VisionTower
 
 
 def qwen3_part(path: str | Path, component: str = "", files: FamilyFiles | None = None) -> Part:
@@ -31,6 +32,23 @@ def qwen3_part(path: str | Path, component: str = "", files: FamilyFiles | None 
     if files is not None:
         _refuse_others(path, files)
     return TextNetwork("Qwen3", "qwen_3_4b.safetensors", qwen3.prefix_of, qwen3.component, build).part(path, component)
+
+
+def vision_part(path: str | Path, width: int) -> Part:
+    """The vision tower beside a text half of this width, in the same file or folder.
+
+    Raises ModelFileError: there is none, it is not whole, or it is that of another Qwen3-VL.
+    """
+
+    def build(native: Mapping[str, Shape], stated: Stated) -> nn.Module:
+        arch = VisionArch.from_shapes(native, stated)
+        if arch.out_width != width:
+            raise ModelFileError(f"{path}: expected a vision tower that makes {width} values, got {arch.out_width}")
+        return VisionTower(arch)
+
+    example = "the whole Qwen3-VL, which reads control images"
+    tower = TextNetwork("Qwen3-VL", example, qwen3.vision_prefix_of, qwen3.vision_alone, build, "vision tower")
+    return tower.part(path, "vision")
 
 
 def _refuse_others(path: str | Path, files: FamilyFiles) -> None:

@@ -21,7 +21,7 @@ from flame_train.models.common.files.stated import Stated
 
 @dataclass(frozen=True, slots=True)
 class TextNetwork:
-    """A kind of text encoder whose tensors are known by their names, whatever stands before them.
+    """A kind of text encoder, or a part of one, whose tensors are known by their names, whatever stands before them.
 
     Attributes:
         name: what a person calls it, such as "T5".
@@ -29,6 +29,7 @@ class TextNetwork:
         prefix_of: what stands before its names in a file, maybe ""; None if the file holds no such encoder.
         component: its component below some prefixes.
         build: the network, from native names and shapes, and what its folder states.
+        noun: what it is.
     """
 
     name: str
@@ -36,6 +37,7 @@ class TextNetwork:
     prefix_of: Callable[[Iterable[str]], str | None]
     component: Callable[[str, tuple[str, ...]], Component]
     build: Callable[[Mapping[str, Shape], Stated], nn.Module]
+    noun: str = "text encoder"
 
     def part(self, path: str | Path, component: str = "") -> Part:
         """The encoder in a file or folder, with its weights declared: only headers are read.
@@ -47,7 +49,7 @@ class TextNetwork:
         Raises:
             ModelFileError: there is no such encoder, or tensors are missing, unexpected or mis-shaped.
         """
-        named = f"{self.name} text encoder"
+        named = f"{self.name} {self.noun}"
         with open_weights(path) as weights:
             found, resolved = self._resolved(weights, named)
             built = parts(weights, weights.shapes, resolved, [found], self._build)[named]
