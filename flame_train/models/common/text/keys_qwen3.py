@@ -1,5 +1,7 @@
 """The names of Qwen3 as a text encoder: those of transformers below `model.`, whatever a file puts before them.
 
+And those of Qwen3-VL's half for images: of transformers below `model.visual.`, of ComfyUI below `visual.`
+
 Stand-alone files have `model.`, which Qwen3-VL calls `model.language_model.`. Full checkpoints have
 `text_encoders.qwen3_4b.transformer.model.`, diffusers folders `text_encoder/model.`. What predicts the next token
 from the last state, `lm_head`, plays no part. ComfyUI's scaled fp8 files store a factor for each fp8 matrix, by which
@@ -23,8 +25,15 @@ _LAYER: Final = (
 )
 _BIASES: Final = tuple(f"self_attn.{part}.bias" for part in ("q_proj", "k_proj", "v_proj"))  # of Qwen2.5 alone
 _NAMES: Final = ("embed_tokens.weight", "norm.weight", *(f"layers.{{i}}.{name}" for name in (*_LAYER, *_BIASES)))
-# what marks a scaled file, or serves products in fp8
-_EXTRAS: Final = re.compile(r"scaled_fp8|.*\.scale_input")
+_MERGER: Final = tuple(f"{part}.{{p}}" for part in ("norm", "linear_fc1", "linear_fc2"))
+_VISION: Final = (
+    *("patch_embed.proj.{p}", "pos_embed.weight"),
+    *(f"blocks.{{i}}.{part}.{{p}}" for part in ("norm1", "norm2", "attn.qkv", "attn.proj")),
+    *(f"blocks.{{i}}.mlp.{part}.{{p}}" for part in ("linear_fc1", "linear_fc2")),
+    *(f"{merger}.{name}" for merger in ("merger", "deepstack_merger_list.{i}") for name in _MERGER),
+)
+# what marks a scaled file or serves products in fp8, and the half for images where it lies below the text half's names
+_EXTRAS: Final = re.compile(r"scaled_fp8|.*\.scale_input|visual\..*")
 
 
 def qwen3_table(names: Collection[str] = ()) -> KeyMap:
@@ -44,6 +53,22 @@ def vl_component(single_file: str, *others: str) -> Component:
     """
     folder = "text_encoder/language_model.", "text_encoder/model.language_model."
     return component("text_encoder", (f"text_encoders.{single_file}.transformer.model.", *folder, *others))
+
+
+def vision_table(names: Collection[str] = ()) -> KeyMap:
+    """The same of the half for images."""
+    return KeyMap(scaled_fp8_rules(names, table([(name, name, Op.COPY) for name in _VISION])))
+
+
+def vision_component(single_file: str, *others: str) -> Component:
+    """The half for images of a vision-language model; arguments are those of `vl_component`.
+
+    It stands before the text half among a family's components. That one leaves out what it finds of this one.
+    """
+    inside = f"text_encoders.{single_file}.transformer."
+    below = (inside, f"{inside}model.", "text_encoder/model.", "text_encoder/")
+    prefixes = (*(f"{prefix}visual." for prefix in below), *others)
+    return Component("vision", prefixes, (Layout("transformers", "patch_embed.", vision_table),), _EXTRAS)
 
 
 def prefix_of(names: Iterable[str]) -> str | None:
