@@ -92,7 +92,10 @@ def _shows(config: Config) -> bool:
 
 
 def _looking(model: Model, config: Config) -> Model:
-    """The model whose text encoders read control images, if they can. Raises ConfigError where they run in each step."""
+    """The model whose text encoders read control images, if they can.
+
+    Raises ConfigError where they run in each step, ModelFileError where their weights lack.
+    """
     found = model.with_images()
     if config.text_encoders.cache == "off" and any(encoder.looking for encoder in found.text):
         raise ConfigError(

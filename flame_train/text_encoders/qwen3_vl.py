@@ -104,7 +104,8 @@ class Qwen3VLEncoder(Qwen3Encoder):
 
     @property
     def vocabulary(self) -> str:
-        return hashlib.sha256(f"{super().vocabulary} images".encode()).hexdigest() if self.looking else super().vocabulary
+        of_texts = super().vocabulary
+        return hashlib.sha256(f"{of_texts} images".encode()).hexdigest() if self.looking else of_texts
 
     def starts(self, count: int) -> tuple[int, ...]:
         """How many of a caption's states stand before each of so many images."""

@@ -163,7 +163,8 @@ def sample(
         check_sampling(wanted, config.model, config.loss, model)
     files = [(_factors(path, model), strength) for path, strength in loras]
     model = model.with_images() if shown else model
-    text = Encoding(model.vae, model.text, config.model.vae_precision, precision, config.text_encoders.precision, Path())
+    formats = config.model.vae_precision, precision, config.text_encoders.precision
+    text = Encoding(model.vae, model.text, *formats, Path())
     beside = {request.number: shown_to(request, shown, model, side) for request in wanted}
     with StopRequest() as stop:
         examples = _conditioning(text, wanted, beside, device, files, stop)

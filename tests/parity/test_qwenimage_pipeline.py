@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from flame_train.config.schema import LossSection, ModelSection
+from flame_train.data.buckets import Placement
 from flame_train.data.padding import collate
+from flame_train.data.reading import Reading
 from flame_train.data.tokenizers.qwen import QwenTokenizer
+from flame_train.data.views import View, ViewedImage
 from flame_train.engine import no_grad, tensor
 from flame_train.errors import ConfigError
-from flame_train.recipes import FAMILIES, family_of
+from flame_train.recipes import FAMILIES, family_of, qwenimage
+from flame_train.recipes.qwenimage import control_placement
 from flame_train.text_encoders.qwen3 import COMPREHENDING
+from flame_train.training.control import by_name
 from tests.parity.pipelines import (
     PROMPT,
     check_accepted,
     check_refused_config,
     check_sample,
+    control_images,
     opening,
     qwen_tokenizer,
     random,
@@ -31,24 +39,34 @@ transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
 LONGER = "a much longer caption, which takes more than thirty-two tokens of bytes"
+ANY_SIZE = {"shortest_edge": 32**2, "longest_edge": 4096**2}  # in pixels
 PARTS = ("transformer", "vae", "text_encoder", "scheduler")
 
 
 class Processor:
-    """The half of Qwen3-VL's processor for text; the other half needs torchvision."""
+    """Qwen3-VL's processor without its half for films, which needs torchvision."""
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
+        how = {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+        self.image_processor = transformers.Qwen2VLImageProcessor(**how, size=ANY_SIZE)
 
     def apply_chat_template(self, messages, tokenize, return_dict):
         ((role, content),) = ((message["role"], message["content"][0]["text"]) for message in messages)
         return [self.tokenizer(f"<|im_start|>{role}\n{content}<|im_end|>\n").input_ids]
 
-    def __call__(self, text, padding, padding_side, return_tensors):
-        return self.tokenizer(text, padding=padding, padding_side=padding_side, return_tensors=return_tensors)
+    def __call__(self, text, padding, padding_side, return_tensors, images=None):
+        made = {} if images is None else self.image_processor(images=images, return_tensors="pt")
+        counts = iter(int(grid.prod()) // 4 for grid in made.get("image_grid_thw", ()))
+        whole = [re.sub(r"<\|image_pad\|>", lambda found: found[0] * next(counts), each) for each in text]
+        read = self.tokenizer(whole, padding=padding, padding_side=padding_side, return_tensors=return_tensors)
+        if images is not None:
+            place = self.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+            read["mm_token_type_ids"] = (read["input_ids"] == place).int()
+        return transformers.BatchFeature({**read, **made})
 
 
-def text_encoder():
+def text_encoder(tokenizer):
     text = {
         "vocab_size": 288,
         "hidden_size": 32,
@@ -68,7 +86,8 @@ def text_encoder():
         "deepstack_visual_indexes": [0],
         "num_position_embeddings": 16,
     }
-    config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision)
+    places = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{name}_pad|>") for name in ("image", "video")}
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **places)
     return random(transformers.Qwen3VLForConditionalGeneration(config), 1)
 
 
@@ -87,7 +106,8 @@ def pipeline(tmp_path_factory):
         use_dynamic_shifting=True, base_image_seq_len=256, max_image_seq_len=8192, max_shift=0.9, shift_terminal=0.02
     )
     processor = Processor(qwen_tokenizer(tmp_path_factory.mktemp("qwen"), None))
-    made = diffusers.QwenImage21Pipeline(scheduler, random(vae, 4), text_encoder(), processor, random(transformer, 2))
+    text = text_encoder(processor.tokenizer)
+    made = diffusers.QwenImage21Pipeline(scheduler, random(vae, 4), text, processor, random(transformer, 2))
     made.set_progress_bar_config(disable=True)
     return made
 
@@ -116,6 +136,80 @@ def test_sample_draws_what_the_pipeline_draws(pipeline, folder, tmp_path):
         return SimpleNamespace(images=[image.convert("RGB")])
 
     check_sample(folder, tmp_path / "image.png", (4, 6, 64), drawn_by)
+
+
+@pytest.mark.parametrize("sizes", [[(100, 70)], [(65, 90), (64, 64)]], ids=["one image", "two images"])
+def test_sample_draws_what_the_pipeline_draws_of_control_images(pipeline, folder, tmp_path, monkeypatch, sizes):
+    """The pipeline scales them to as many pixels as `output_resolution` says."""
+    monkeypatch.setattr(qwenimage, "control_placement", lambda size, _: control_placement(size, 96))
+
+    def drawn_by(latents, guidance_scale, **given):
+        packed = pipeline._pack_latents(latents, *latents.shape)
+        how = {"true_cfg_scale": guidance_scale, "negative_prompt": "", "output_resolution": 96}
+        (image,) = pipeline(latents=packed, **how, **given).images
+        return SimpleNamespace(images=[image.convert("RGB")])
+
+    check_sample(folder, tmp_path / "image.png", (4, 6, 64), drawn_by, control=control_images(tmp_path, *sizes))
+
+
+@pytest.mark.parametrize("size", [(100, 70), (2000, 1500), (1024, 1024), (90, 1000)])
+def test_a_control_image_is_scaled_as_in_the_pipeline(pipeline, size):
+    pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    wide, tall, _ = diffusers.pipelines.qwenimage21.pipeline_qwenimage21.calculate_dimensions(
+        512 * 512, size[0] / size[1]
+    )
+    expected = pipeline.image_processor.resize(Image.fromarray(pixels).convert("RGBA"), width=wide, height=tall)
+    found = View(control_placement(size[::-1], 512)).pixels(pixels)
+    np.testing.assert_array_equal(found, np.asarray(expected.convert("RGB")))
+
+
+def test_the_training_loss_is_that_of_diffusers_with_control_images(pipeline, folder, tmp_path, off):
+    """Of two captions of two lengths, each beside images of its own, of the same two sizes."""
+    model = FAMILIES["qwenimage"].open(opening(folder)).with_images()
+    texts, sizes = (PROMPT, LONGER), [(96, 64), (64, 96)]
+    rng = np.random.default_rng(0)
+    latents, noise = (rng.standard_normal((2, 4, 6, 64)).astype(np.float32) for _ in range(2))
+    levels = np.array([0.3, 0.875], np.float32)
+    images = [[rng.integers(0, 256, (h, w, 3), np.uint8) for w, h in sizes] for _ in texts]
+    (encoder,) = model.text
+    network, vae = encoder.load(device="cpu", dtype="fp32", precision="auto"), model.vae.load("fp32", "cpu", 0)
+    examples = []
+    for text, own in zip(texts, images, strict=True):
+        files = [ViewedImage(tmp_path, "", View(Placement(x.shape[:2], x.shape[:2], x.shape[:2], 0, 0))) for x in own]
+        given = iter(own)
+        row = encoder.read(Reading(text, tuple(files)), lambda _, given=given: next(given))
+        with no_grad():
+            made = encoder.encode(network, {name: tensor(a[None]) for name, a in row.items()})
+            clean = [vae.encoder().start([vae.inputs(x)])()[0]["mean"] for x in own]
+        kept = encoder.without_padding(row, {"qwen3": made["qwen3"].numpy()[0]})
+        assert len(kept["qwen3"]) == encoder.rows_of(Reading(text, tuple(files))) == int(made["qwen3_rows"].numpy()[0])
+        examples.append(kept | by_name(model.vae.seen(x) for x in clean))
+    objective = model.objective(ModelSection(), LossSection(), "cpu")
+    denoiser = model.load_denoiser(device="cpu", dtype="fp32")
+    x, n, t = tensor(latents), tensor(noise), tensor(levels)
+    cond = {name: tensor(a) for name, a in collate(examples, model.paddings).items()}
+    with no_grad():
+        found = objective.losses(denoiser.denoise(objective.noised(x, n, t), t, cond), x, n, t).mean().item()
+
+    losses = []
+    for text, own, image, noised, level in zip(texts, images, latents, noise, levels, strict=True):
+        opaque = [Image.fromarray(each).convert("RGBA") for each in own]
+        with torch.no_grad():
+            states, mask, slots = pipeline.encode_prompt(text, opaque)
+            assert mask is None
+            seen = [pipeline.image_processor.preprocess(each).unsqueeze(2) for each in opaque]
+            _, clean = pipeline.prepare_latents(seen, 1, 64, 64, 96, torch.float32, "cpu", None)
+            begin, end = torch.from_numpy(image).reshape(1, 24, 64), torch.from_numpy(noised).reshape(1, 24, 64)
+            predicted = pipeline.transformer(
+                torch.cat([clean, (1.0 - level) * begin + level * end], dim=1),
+                states,
+                torch.tensor([level]),
+                [[*((1, h // 16, w // 16) for w, h in sizes), (1, 4, 6)]],
+                torch.cat([slots, slots.new_ones(1, 6)], dim=1),
+                return_dict=False,
+            )[0][:, -24:]
+            losses.append(float(torch.mean((predicted.float() - (end - begin)) ** 2)))
+    assert abs(found - np.mean(losses)) < 1e-5 * np.mean(losses)
 
 
 def test_the_training_loss_is_that_of_diffusers(pipeline, folder, off):

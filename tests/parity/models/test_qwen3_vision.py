@@ -195,8 +195,10 @@ def test_the_names_are_the_published_models(size):
     check_bijective(keys_qwen3.vision_table(), vision, theirs)
     assert VisionArch.from_shapes(vision) == tower
 
-    halves = keys_qwen3.vision_component("vl", "model.visual.", "visual."), keys_qwen3.vl_component("vl", "model.")
     inside = "text_encoders.vl.transformer."
+    places = ("text_encoder/model.", inside, f"{inside}model.", "model.", "")
+    seen = keys_qwen3.vision_component("vision", tuple(f"{place}visual." for place in places))
+    halves = seen, keys_qwen3.vl_component("vl", "model.")
     for names in (
         below({"text_encoder/": whole}),
         below({f"{inside}model.": native, f"{inside}visual.": vision}),

@@ -25,6 +25,7 @@ _LAYER: Final = (
 )
 _BIASES: Final = tuple(f"self_attn.{part}.bias" for part in ("q_proj", "k_proj", "v_proj"))  # of Qwen2.5 alone
 _NAMES: Final = ("embed_tokens.weight", "norm.weight", *(f"layers.{{i}}.{name}" for name in (*_LAYER, *_BIASES)))
+_VISION_SIGN: Final = "patch_embed.proj.weight"
 _MERGER: Final = tuple(f"{part}.{{p}}" for part in ("norm", "linear_fc1", "linear_fc2"))
 _VISION: Final = (
     *("patch_embed.proj.{p}", "pos_embed.weight"),
@@ -60,15 +61,15 @@ def vision_table(names: Collection[str] = ()) -> KeyMap:
     return KeyMap(scaled_fp8_rules(names, table([(name, name, Op.COPY) for name in _VISION])))
 
 
-def vision_component(single_file: str, *others: str) -> Component:
-    """The half for images of a vision-language model; arguments are those of `vl_component`.
+def vision_component(name: str, prefixes: tuple[str, ...]) -> Component:
+    """The half for images, below one of `prefixes`."""
+    return Component(name, prefixes, (Layout("transformers", "patch_embed.", vision_table),), _EXTRAS)
 
-    It stands before the text half among a family's components. That one leaves out what it finds of this one.
-    """
-    inside = f"text_encoders.{single_file}.transformer."
-    below = (inside, f"{inside}model.", "text_encoder/model.", "text_encoder/")
-    prefixes = (*(f"{prefix}visual." for prefix in below), *others)
-    return Component("vision", prefixes, (Layout("transformers", "patch_embed.", vision_table),), _EXTRAS)
+
+def vision_prefix_of(names: Iterable[str]) -> str | None:
+    """What stands before the names of the half for images in a file; None if the file holds none."""
+    found = (name.removesuffix(_VISION_SIGN) for name in names if name.endswith(f"visual.{_VISION_SIGN}"))
+    return next(found, None)
 
 
 def prefix_of(names: Iterable[str]) -> str | None:

@@ -47,7 +47,7 @@ def vision_part(path: str | Path, width: int) -> Part:
         return VisionTower(arch)
 
     example = "the whole Qwen3-VL, which reads control images"
-    tower = TextNetwork("Qwen3-VL", example, qwen3.vision_prefix_of, qwen3.vision_alone, build, "vision tower")
+    tower = TextNetwork("Qwen3-VL", example, qwen3.vision_prefix_of, qwen3.vision_component, build, "vision tower")
     return tower.part(path, "vision")
 
 
