@@ -19,6 +19,8 @@ from flame_train.errors import DataError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.files.part import Part
 from flame_train.models.common.text.qwen3 import Qwen3Arch
+from flame_train.models.common.text.qwen3_vision import VisionArch, VisionTower
+from flame_train.models.common.vae.vae import VaeArch
 from flame_train.models.qwenimage import keys, vae
 from flame_train.models.qwenimage.arch import QwenImageArch
 from flame_train.models.qwenimage.files import QWENIMAGE_FILES
@@ -28,7 +30,7 @@ from flame_train.text_encoders.qwen3_vl import Qwen3VLEncoder
 from flame_train.training.control import ControlRule, controls_of
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
-from .family import Opening, published_name, stated_in
+from .family import Networks, Opening, published_name, stated_in
 from .flow import FlowFamily, FlowModel, networks_with_qwen3, opened_qwen3
 from .lesson import Lesson
 
@@ -114,9 +116,14 @@ class QwenImageModel(FlowModel):
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
         (text,), controls = self.text, controls_of(cond)
         assert isinstance(text, Qwen3VLEncoder)
-        starts = text.starts(len(controls))
+        starts = text.starts(len(controls)) if controls else ()
         out: Tensor = network(x, t, cond["qwen3"], cond["qwen3_rows"], controls, starts)
         return out
+
+
+def _networks(denoiser: QwenImageArch, text: Qwen3Arch, own_vae: VaeArch, vision: VisionArch) -> Networks:
+    made = networks_with_qwen3(QwenImage(denoiser), text, own_vae)
+    return {**made, "vision": VisionTower(vision)}
 
 
 class QwenImageFamily(FlowFamily):
@@ -125,10 +132,10 @@ class QwenImageFamily(FlowFamily):
     encoders = MappingProxyType({"qwen3": "text_encoder"})
     published = MappingProxyType(
         {
-            "qwen-image": lambda: networks_with_qwen3(
-                QwenImage(QwenImageArch.base()), Qwen3Arch.vl_b8(), vae.PUBLISHED
+            "qwen-image": lambda: _networks(QwenImageArch.base(), Qwen3Arch.vl_b8(), vae.PUBLISHED, VisionArch.b8()),
+            "qwen-image-tiny": lambda: _networks(
+                QwenImageArch.tiny(), Qwen3Arch.tiny(), vae.TINY, VisionArch.tiny(Qwen3Arch.tiny().width)
             ),
-            "qwen-image-tiny": lambda: networks_with_qwen3(QwenImage(QwenImageArch.tiny()), Qwen3Arch.tiny(), vae.TINY),
         }
     )
     small = "qwen-image-tiny"

@@ -17,7 +17,7 @@ from flame_train.config.load import load_located
 from flame_train.data.buckets import BucketRule, placed_beside
 from flame_train.data.views import View, ViewRule
 from flame_train.engine.shape_run import H100
-from flame_train.io.safetensors import SafetensorsFile
+from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.run.check import check
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan import Plan, make_plan
@@ -31,7 +31,7 @@ Train = Callable[..., int]
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Small bases; Flux's says by its name that it is Kontext."""
-    made = {family: small_base(tmp_path_factory, family) for family in ("flux2", "flux3", "flux")}
+    made = {family: small_base(tmp_path_factory, family) for family in ("flux2", "flux3", "flux", "qwenimage")}
     kontext = made["flux"].with_name("flux1-kontext.safetensors")
     made["flux"].rename(kontext)
     return made | {"flux": kontext}
@@ -57,10 +57,12 @@ def config(bases: dict[str, Path], edits: Path) -> Callable[..., Path]:
     def made(family: str = "flux2", control: str = '["before", "style"]', more: str = "") -> Path:
         folders = re.sub(r"\b(before|style)\b", lambda found: str(edits / found[0]), control)
         tokens = "t5_tokens = 77" if family == "flux" else "qwen3_tokens = 128"
+        step = 32 if family == "qwenimage" else 16
         path = edits / "config.toml"
         path.write_text(
             f'[model]\ncheckpoint = "{bases[family]}"\n[text_encoders]\n{tokens}\n'
-            f'[data]\npath = "{edits / "images"}"\nresolution = 64\nbucket_step = 16\nmin_bucket = 32\nbatch_size = 2\n'
+            f'[data]\npath = "{edits / "images"}"\nresolution = 64\nbucket_step = {step}\nmin_bucket = 32\n'
+            "batch_size = 2\n"
             f'control = {folders}\n{more}\n[lora]\nrank = 2\nalpha = 2.0\n[train]\nsteps = 4\nprecision = "fp32"\n'
             f'[checkpoint]\nevery = 2\n[output]\ndir = "{edits / "run"}"\n'
         )
@@ -83,11 +85,14 @@ def planned(path: Path, *settings: str) -> Plan:
     return make_plan(check(load_located(str(path), settings)), StopRequest())
 
 
-@pytest.mark.parametrize("family", ["flux2", "flux3"])
+@pytest.mark.parametrize("family", ["flux2", "flux3", "qwenimage"])
 def test_a_run_gives_the_same_bytes_again_and_after_it_was_cut_short(
     config: Callable[..., Path], edits: Path, family: str
 ) -> None:
-    """klein with two control images of different buckets, mirrored too, checkpointing, validation and previews."""
+    """With two control images of different buckets, mirrored too, checkpointing, validation and previews.
+
+    Qwen-Image stretches those of previews to as many pixels as the resolution has.
+    """
     path, run = config(family, more="flip = true"), edits / "run"
     control = f'control = ["{edits / "style" / "0.png"}"]'.replace(
         "0.png", sorted(p.name for p in (edits / "style").iterdir())[0]
@@ -100,7 +105,8 @@ def test_a_run_gives_the_same_bytes_again_and_after_it_was_cut_short(
     first = tensors_of(run)
     image = (run / "samples" / "step-000004.png").read_bytes()
     with Image.open(run / "samples" / "step-000004.png") as grid:
-        assert grid.size in ((80, 48), (48, 80))
+        size = {(96, 64), (64, 96)} if family == "qwenimage" else {(80, 48), (48, 80)}
+        assert grid.size in size
     with Image.open(run / "controls.png") as shown, Image.open(json.loads(control.partition(" = ")[2])[0]) as looked_at:
         assert shown.size == looked_at.size
         assert shown.tobytes() == looked_at.convert("RGB").tobytes()
@@ -119,6 +125,46 @@ def test_a_run_gives_the_same_bytes_again_and_after_it_was_cut_short(
     assert (run / "samples" / "step-000004.png").read_bytes() == image
     assert trained(path, f"output.dir={edits / 'again'}") == 0
     assert tensors_of(edits / "again") == first
+
+
+def test_a_text_encoder_that_reads_images_has_states_of_each_caption_beside_each_view(
+    config: Callable[..., Path], edits: Path, bases: dict[str, Path]
+) -> None:
+    """So the cache is as the plan says, a slider's captions are read beside them too, and memory is predicted."""
+    slider = '[preservation]\nkind = "slider"\npositive = "large"\nnegative = "small"\ntarget = "a shape"'
+    path = config("qwenimage", '"before"', f"flip = true\n{slider}")
+    plan = planned(path)
+    seen = [image for row in plan.samples.rows for view in range(2) for image in row.seen_beside(view)]
+    assert len(set(seen)) == 2 * len(plan.samples.rows)
+    read = plan.keys.captions
+    assert {reading.images for reading in read if reading.text == "large"} == {(image,) for image in seen}
+    texts = {text for row in plan.samples.rows for text in row.texts}
+    assert texts < {reading.text for reading in read if reading.images}
+    assert len(set(read.values())) == len(read)
+    plain = planned(config("qwenimage", "[]"))
+    assert all(not reading.images for reading in plain.keys.captions)
+    assert predicted_memory(plain, H100).training < predicted_memory(plan, H100).training
+    assert trained(path, "train.steps=1", "checkpoint.every=1") == 0
+    cached = sum(file.stat().st_size for file in (edits / "images" / ".flame-cache").rglob("*.safetensors"))
+    assert plan.cache_bytes < cached < 1.2 * plan.cache_bytes
+
+
+def test_a_checkpoint_without_the_vision_tower_takes_no_control_images(
+    config: Callable[..., Path], bases: dict[str, Path], tmp_path: Path, capsys: Capture
+) -> None:
+    path = config("qwenimage", '"before"')
+    assert cli.run(["train", str(path), "--dry-run", "--set", "text_encoders.cache=off"]) == 2
+    assert 'text_encoders.cache: expected "on" for Qwen-Image 2.1 with control images' in capsys.readouterr().err
+    with SafetensorsFile(bases["qwenimage"]) as file:
+        kept = {name: file.read(name) for name in file.names if ".visual." not in name}
+    save_file(tmp_path / "less.safetensors", kept)
+    shutil.copy(bases["qwenimage"].with_name("tokenizer.json"), tmp_path)
+    path.write_text(path.read_text().replace(str(bases["qwenimage"]), str(tmp_path / "less.safetensors")))
+    assert cli.run(["train", str(path), "--dry-run"]) == 3
+    said = capsys.readouterr().err
+    assert "expected a Qwen3-VL vision tower" in said
+    assert "Traceback" not in said
+    assert cli.run(["train", str(path), "--dry-run", "--set", "data.control=[]"]) == 0
 
 
 def test_what_is_learnt_depends_on_the_control_images(config: Callable[..., Path], edits: Path) -> None:

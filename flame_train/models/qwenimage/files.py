@@ -8,6 +8,7 @@ from typing import Final
 from flame_train.models.common.files.family_files import FamilyFiles
 from flame_train.models.common.files.parts import built_by
 from flame_train.models.common.text.qwen3 import VL_THETA, Qwen3, Qwen3Arch
+from flame_train.models.common.text.qwen3_vision import VisionArch, VisionTower
 from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.qwenimage import keys, vae
 from flame_train.models.qwenimage.arch import QwenImageArch
@@ -16,6 +17,7 @@ from flame_train.models.qwenimage.transformer import QwenImage
 _NETWORKS: Final = built_by(
     transformer=(QwenImage, QwenImageArch.from_shapes),
     vae=(Vae, partial(VaeArch.from_shapes, published=vae.PUBLISHED)),
+    vision=(VisionTower, VisionArch.from_shapes),
     text_encoder=(Qwen3, partial(Qwen3Arch.from_shapes, theta=VL_THETA)),
 )
 _ALONE: Final = {"qwen3-vl-8b": "text_encoder"}

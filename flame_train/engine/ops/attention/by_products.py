@@ -100,16 +100,11 @@ def gradients(
         of_rows = {"lse": lse[heads, rows], "delta": delta[heads, rows]}
         operands = {"s": scores, "d": slopes, **of_rows, "factor": inputs.factor}
         k.elementwise(_SLOPES, operands, (float32, float32), out=(scores, slopes))
-        begun = rows.start > 0  # other queries of these heads have left their share
-        if "value" in into:
-            _add(k, scores.swapaxes(1, 2), g[heads, rows], into["value"][heads], begun)
-        if "key" in into:
-            _add(k, slopes.swapaxes(1, 2), query[heads, rows], into["key"][heads], begun)
+        for name, a, b in (("value", scores, g), ("key", slopes, query)):
+            if name in into:
+                target = into[name][heads]
+                added = target if rows.start else None  # what other queries of these heads have left there
+                k.matmul(a.swapaxes(1, 2), b[heads, rows], out=target, plus=added)
         if "query" in into:
             k.matmul(slopes, key[heads], out=into["query"][heads, rows])
     return made.get("query"), made.get("key"), made.get("value")
-
-
-def _add(k: Launcher, a: Array, b: Array, out: Array, begun: bool) -> None:
-    """The product a @ b into `out`, or added to it if that is `begun`."""
-    k.matmul(a, b, out=out, plus=out if begun else None)
