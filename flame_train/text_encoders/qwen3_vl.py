@@ -65,7 +65,18 @@ def before_images(template: ClosedTemplate, tokenizer: QwenTokenizer, count: int
 def message(
     template: ClosedTemplate, tokenizer: QwenTokenizer, text: str, length: int, places: Sequence[int]
 ) -> Message:
-    """A caption behind images of so many `places`; its tokens that the denoiser sees are cut or filled to `length`."""
+    """A caption behind images.
+
+    Args:
+        template: the message.
+        tokenizer: Qwen's.
+        text: the caption.
+        length: of its tokens and the template's that the denoiser sees, to which they are cut or filled up.
+        places: how many tokens stand for each image.
+
+    Returns:
+        The message's tokens.
+    """
     (place,), end = tokenizer.encode(_PLACE), tokenizer.encode(template.after)
     begun = before_images(template, tokenizer, len(places))
     own = tokenizer.encode(_END + (text or template.blank))

@@ -131,6 +131,8 @@ def test_a_text_encoder_that_reads_images_has_states_of_each_caption_beside_each
     config: Callable[..., Path], edits: Path, bases: dict[str, Path]
 ) -> None:
     """So the cache is as the plan says, a slider's captions are read beside them too, and memory is predicted."""
+    plain = planned(config("qwenimage", "[]"))
+    assert all(not reading.images for reading in plain.keys.captions)
     slider = '[preservation]\nkind = "slider"\npositive = "large"\nnegative = "small"\ntarget = "a shape"'
     path = config("qwenimage", '"before"', f"flip = true\n{slider}")
     plan = planned(path)
@@ -141,8 +143,6 @@ def test_a_text_encoder_that_reads_images_has_states_of_each_caption_beside_each
     texts = {text for row in plan.samples.rows for text in row.texts}
     assert texts < {reading.text for reading in read if reading.images}
     assert len(set(read.values())) == len(read)
-    plain = planned(config("qwenimage", "[]"))
-    assert all(not reading.images for reading in plain.keys.captions)
     assert predicted_memory(plain, H100).training < predicted_memory(plan, H100).training
     assert trained(path, "train.steps=1", "checkpoint.every=1") == 0
     cached = sum(file.stat().st_size for file in (edits / "images" / ".flame-cache").rglob("*.safetensors"))

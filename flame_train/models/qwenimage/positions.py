@@ -1,6 +1,7 @@
 """Where Qwen-Image 2.1's tokens stand: on three axes, in the text and down and across an image.
 
-Shape letters: B batch, L tokens of the image, M of control images, T of the text, S = L + M + T, E width of a head.
+Shape letters: B batch, E width of a head. There are L tokens of the image, M of control images and T of the text,
+S in all.
 """
 
 from __future__ import annotations
@@ -100,7 +101,17 @@ class Positions:
     def _table(
         self, text: int, grid: tuple[int, int], dtype: DType, device: str, shown: Shown
     ) -> tuple[_Table, _Table]:
-        """Cosines and sines of places."""
+        """Cosines and sines of places.
+
+        Args:
+            text: tokens of the text.
+            grid: rows and columns of the image's tokens.
+            dtype, device: of the tables.
+            shown: the control images.
+
+        Returns:
+            Both tables.
+        """
         key = (text, grid, shown, dtype, device)
         if key not in self._tables:
             moved = sum(np.where(np.arange(text) >= s, n, 0) for s, n in zip(shown.starts, shown.steps, strict=True))
