@@ -6,6 +6,7 @@ E width of a head.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from flame_train.engine import Tensor, elementwise, nn, rematerialize
@@ -56,6 +57,37 @@ class ZeroCentredNorm(nn.Module):
     def modulated(self, x_BSD: Tensor, scale_B1D: Tensor, shift_B1D: Tensor) -> Tensor:
         """The norm of x, times 1 + scale_B1D, plus shift_B1D; rematerialized."""
         return rematerialize(_modulated, x_BSD, nn.compute_copy(self.scale), scale_B1D, shift_B1D, self.eps)
+
+    def modulated_apart(self, x_BSD: Tensor, clean: Sequence[Tensor], rest: Sequence[Tensor], M: int) -> Tensor:
+        """`modulated` with a scale and a shift for the first M tokens, and others for the rest; rematerialized."""
+        return rematerialize(_apart, x_BSD, nn.compute_copy(self.scale), *clean, *rest, M, self.eps)
+
+
+def _apart(
+    x_BSD: Tensor,
+    weight_D: Tensor,
+    clean_scale_B1D: Tensor,
+    clean_shift_B1D: Tensor,
+    scale_B1D: Tensor,
+    shift_B1D: Tensor,
+    M: int,
+    eps: float,
+) -> Tensor:
+    """`_modulated` of both parts, side by side.
+
+    Args:
+        x_BSD: tokens.
+        weight_D: the norm's weight.
+        clean_scale_B1D, clean_shift_B1D: of the first M tokens.
+        scale_B1D, shift_B1D: of the others.
+        M: how many come first.
+        eps: is added to the mean square.
+
+    Returns:
+        Tokens of the same shape.
+    """
+    first = _modulated(x_BSD[:, :M], weight_D, clean_scale_B1D, clean_shift_B1D, eps)
+    return F.cat([first, _modulated(x_BSD[:, M:], weight_D, scale_B1D, shift_B1D, eps)], dim=1)
 
 
 def _modulated(x_BSD: Tensor, weight_D: Tensor, scale_B1D: Tensor, shift_B1D: Tensor, eps: float) -> Tensor:

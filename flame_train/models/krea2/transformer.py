@@ -1,12 +1,15 @@
 """Krea 2's denoiser: one stream of text and image, with one modulation for all blocks and a table for each.
 
-Attribute names are those of the published single file. Activations are channels-last. Shape letters: B batch, H height
-and W width in latent pixels, C channels of the latents, D model width, E width of a head. There are L image tokens and
-T text tokens, S = T + L in all.
+Control images are as in ai-toolkit and ComfyUI, for LoRAs that are trained with them: modulated as at time 0, and seen
+by all tokens. Attribute names are those of the published single file. Activations are channels-last. Shape letters: B
+batch, H height and W width in latent pixels, C channels of the latents, D model width, E width of a head. There are M
+tokens of control images, L of the image and T of the text, in this order, S in all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -22,6 +25,8 @@ from flame_train.models.krea2.arch import PATCH, Krea2Arch
 from flame_train.models.krea2.parts import Attention, FeedForward, ZeroCentredNorm
 from flame_train.models.krea2.text import TextFusion
 
+Grid = tuple[int, int]
+"""Rows and columns of an image's tokens."""
 _PARTS: Final = 6  # scale, shift and gate, of the attention and of the gated network
 
 
@@ -39,6 +44,23 @@ def _gelu(x: Tensor) -> Tensor:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Modulation:
+    """What all blocks share: the scales, shifts and gates (B, 1, 6 D) at the image's time.
+
+    `clean` are those at time 0, of the first `count` tokens; None where there are no control images.
+    """
+
+    shared: Tensor
+    clean: Tensor | None = None
+    count: int = 0
+
+    def of_block(self, table: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Six parts (B, 1, D) at the image's time, and as many at time 0, if any, with what a block adds."""
+        found = [[*F.chunk(x + table, _PARTS, dim=-1)] for x in (self.shared, self.clean) if x is not None]
+        return found[0], found[1] if len(found) > 1 else []
+
+
 class SingleStreamBlock(Block):
     """Attention and the gated network, each with a scale and a shift behind its norm, and a gate."""
 
@@ -48,28 +70,46 @@ class SingleStreamBlock(Block):
         self.attn = Attention(arch.width, arch.heads, arch.kv_heads, arch.eps)
         self.mlp = FeedForward(arch.width, arch.hidden)
 
-    def forward(self, x_BSD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, seen_B: Tensor, shared_B1M: Tensor) -> Tensor:
+    def forward(
+        self, x_BSD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, seen_B: Tensor, modulation: Modulation
+    ) -> Tensor:
         """The tokens after the block.
 
         Args:
-            x_BSD: the text's tokens and the image's (B, S, D).
+            x_BSD: the tokens of control images, of the image and of the text (B, S, D).
             cos_S1E, sin_S1E: their rotary angles, (S, 1, E).
             seen_B: how many are looked at, from the first on, int32 (B,).
-            shared_B1M: the modulation that all blocks share, (B, 1, 6 D).
+            modulation: what all blocks share.
 
         Returns:
             Tokens of the same shape.
         """
-        scale, shift, gate, *feed = F.chunk(shared_B1M + nn.compute_copy(self.mod.lin), _PARTS, dim=-1)
-        found = self.attn(self.prenorm.modulated(x_BSD, scale, shift), seen_B, (cos_S1E, sin_S1E))
-        x_BSD = F.gated_add(x_BSD, gate, found)
+        own, clean = modulation.of_block(nn.compute_copy(self.mod.lin))
+        normed = _modulated(self.prenorm, x_BSD, own[:2], clean[:2], modulation.count)
+        found = self.attn(normed, seen_B, (cos_S1E, sin_S1E))
+        x_BSD = _gated_add(x_BSD, own[2], clean[2:3], found, modulation.count)
+        feed = (*own[3:], *clean[3:])
         if self.checkpointing == "mlp":
-            return checkpoint(self._fed, x_BSD, *feed)
-        return self._fed(x_BSD, *feed)
+            return checkpoint(self._fed, x_BSD, modulation.count, *feed)
+        return self._fed(x_BSD, modulation.count, *feed)
 
-    def _fed(self, x_BSD: Tensor, scale: Tensor, shift: Tensor, gate: Tensor) -> Tensor:
-        found: Tensor = F.gated_add(x_BSD, gate, self.mlp(self.postnorm.modulated(x_BSD, scale, shift)))
-        return found
+    def _fed(self, x_BSD: Tensor, count: int, *parts: Tensor) -> Tensor:
+        own, clean = parts[:3], parts[3:]
+        found = self.mlp(_modulated(self.postnorm, x_BSD, own[:2], clean[:2], count))
+        return _gated_add(x_BSD, own[2], clean[2:], found, count)
+
+
+def _modulated(norm: ZeroCentredNorm, x_BSD: Tensor, own: Sequence[Tensor], clean: Sequence[Tensor], M: int) -> Tensor:
+    """The norm, scaled and shifted as at the image's time; the first M tokens as at time 0, if there are some."""
+    return norm.modulated_apart(x_BSD, clean, own, M) if clean else norm.modulated(x_BSD, *own)
+
+
+def _gated_add(x_BSD: Tensor, gate: Tensor, clean: Sequence[Tensor], found: Tensor, M: int) -> Tensor:
+    """x + gate * found, with another gate for the first M tokens, if there is one."""
+    if not clean:
+        return F.gated_add(x_BSD, gate, found)
+    parts = ((x_BSD[:, :M], clean[0], found[:, :M]), (x_BSD[:, M:], gate, found[:, M:]))
+    return F.cat([F.gated_add(*part) for part in parts], dim=1)
 
 
 class LastLayer(nn.Module):
@@ -91,7 +131,7 @@ class Krea2(BlockNetwork):
     def __init__(self, arch: Krea2Arch) -> None:
         self.arch = arch
         # one entry a shape, for as long as the model lives: captured steps read them at their addresses
-        self._tables: dict[tuple[int, int, int, DType, str], tuple[Tensor, Tensor]] = {}
+        self._tables: dict[tuple[int, tuple[Grid, ...], DType, str], tuple[Tensor, Tensor]] = {}
         width, text = arch.width, arch.text_dim
         self.first = nn.Linear(PATCH**2 * arch.channels, width)
         self.tmlp = nn.ModuleList([nn.Linear(arch.frequencies, width), None, nn.Linear(width, width)])
@@ -102,7 +142,14 @@ class Krea2(BlockNetwork):
         self.blocks = nn.ModuleList([SingleStreamBlock(arch) for _ in range(arch.depth)])
         self.last = LastLayer(arch)
 
-    def forward(self, x_BHWC: Tensor, times_B: Tensor, states_BTF: Tensor, rows_B: Tensor) -> Tensor:
+    def forward(
+        self,
+        x_BHWC: Tensor,
+        times_B: Tensor,
+        states_BTF: Tensor,
+        rows_B: Tensor,
+        controls: Sequence[Tensor] = (),
+    ) -> Tensor:
         """The velocity for noised latents, which like the states have the dtype of the weights.
 
         Args:
@@ -110,6 +157,7 @@ class Krea2(BlockNetwork):
             times_B: noise levels (B,), fp32.
             states_BTF: a text's states after N layers, side by side, (B, T, N text_dim).
             rows_B: how many of them, from the first on, are tokens, (B,) int32; behind them is padding.
+            controls: latents without noise (B, h, w, C) of images that are looked at, of any even size each.
 
         Returns:
             The velocity (B, H, W, C).
@@ -117,19 +165,21 @@ class Krea2(BlockNetwork):
         Raises:
             ShapeError: latents of other sizes.
         """
-        arch = self.arch
-        B, h, w = token_grid("Krea 2's transformer", x_BHWC, arch.channels, PATCH)
-        T = states_BTF.shape[1]
-        cos_S1E, sin_S1E = self._table(T, h, w)
+        arch, images = self.arch, (*controls, x_BHWC)
+        grids = [token_grid("Krea 2's transformer", x, arch.channels, PATCH) for x in images]
+        B, h, w = grids[-1]
+        T, M, L = states_BTF.shape[1], sum(rows * columns for _, rows, columns in grids[:-1]), h * w
+        cos_S1E, sin_S1E = self._table(T, tuple((rows, columns) for _, rows, columns in grids))
         time_B1D = self._time(times_B, x_BHWC.dtype)
         states_BTNC = states_BTF.reshape(B, T, arch.text_layers, arch.text_dim)
         text_BTD = self._text(self.txtfusion(states_BTNC, rows_B))
-        tokens = patchify(x_BHWC, PATCH, channels_first=True)
-        x_BSD = F.cat([self.first(tokens), text_BTD], dim=1)  # padding comes last, where attention leaves it out
-        seen_B, shared_B1M = rows_B + h * w, self.tproj[1](_gelu(time_B1D))
+        tokens = [self.first(patchify(x, PATCH, channels_first=True)) for x in images]
+        x_BSD = F.cat([*tokens, text_BTD], dim=1)  # padding comes last, where attention leaves it out
+        clean = self._shared(self._time(times_B * 0.0, x_BHWC.dtype)) if controls else None
+        modulation = Modulation(self._shared(time_B1D), clean, M)
         for block in self.blocks:
-            x_BSD = block(x_BSD, cos_S1E, sin_S1E, seen_B, shared_B1M)
-        return unpatchify(self.last(x_BSD[:, : h * w], time_B1D), (h, w), PATCH, channels_first=True)
+            x_BSD = block(x_BSD, cos_S1E, sin_S1E, rows_B + (M + L), modulation)
+        return unpatchify(self.last(x_BSD[:, M : M + L], time_B1D), (h, w), PATCH, channels_first=True)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
         """The linear layers of all blocks, those over the text included."""
@@ -141,19 +191,29 @@ class Krea2(BlockNetwork):
         found: Tensor = self.tmlp[2](_gelu(self.tmlp[0](sinusoid)))
         return found
 
+    def _shared(self, time_B1D: Tensor) -> Tensor:
+        """The modulation of all blocks at a time, (B, 1, 6 D)."""
+        found: Tensor = self.tproj[1](_gelu(time_B1D))
+        return found
+
     def _text(self, x_BTC: Tensor) -> Tensor:
         """The text's tokens in the model's width, (B, T, D)."""
         norm, first, _, second = self.txtmlp
         found: Tensor = second(_gelu(first(norm(x_BTC))))
         return found
 
-    def _table(self, text: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine (S, 1, E) of the angles of the image's tokens and the text's, in fp32 at least."""
+    def _table(self, text: int, grids: tuple[Grid, ...]) -> tuple[Tensor, Tensor]:
+        """Cosine and sine (S, 1, E) of the angles of the images' tokens and the text's, in fp32 at least.
+
+        The last of `grids` is of the image that is made, and stands at 0 on the first axis; control images at 1, 2, 3.
+        """
         like = nn.compute_copy(self.first.weight)
         assert isinstance(like, Tensor)
-        key = text, rows, columns, like.dtype, like.device
+        key = text, grids, like.dtype, like.device
         if key not in self._tables:
-            places = np.concatenate([grid(rows, columns), np.zeros((text, 3))])  # a text's tokens are at the origin
+            axis = (*range(1, len(grids)), 0)
+            images = [grid(*own, place) for own, place in zip(grids, axis, strict=True)]
+            places = np.concatenate([*images, np.zeros((text, 3))])  # a text's tokens are at the origin
             angles = rope_angles(places, self.arch.axes, self.arch.theta)[:, None]
             cos, sin = (tensor(turn(angles), compute_dtype(like.dtype), like.device) for turn in (np.cos, np.sin))
             self._tables[key] = cos, sin

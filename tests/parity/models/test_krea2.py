@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -36,6 +39,8 @@ ARCH = Krea2Arch(
 )
 SIZE = (8, 6)
 LENGTHS = (5, 9)  # of 9 rows
+SHOWN = {"none": [], "one image": [(4, 6)], "two images": [(6, 2), (2, 4)]}
+"""Rows and columns of control images' latents."""
 LINEAR = 8 + 8 * 4  # what stands once, and eight layers a block
 
 
@@ -73,8 +78,8 @@ def in_fp64(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
 
 
-@pytest.fixture
-def batch(dtype):
+@pytest.fixture(params=SHOWN)
+def batch(dtype, request):
     rng = np.random.default_rng(1)
     mask = np.arange(9)[None] < np.array(LENGTHS)[:, None]
     return {
@@ -83,28 +88,60 @@ def batch(dtype):
         "states": (rng.standard_normal((2, 9, 3 * 24)) * mask[..., None]).astype(dtype),
         "rows": np.array(LENGTHS, np.int32),
         "weight": rng.standard_normal((2, *SIZE, 4)).astype(dtype),
+        "shown": [rng.standard_normal((2, *size, 4)).astype(dtype) for size in SHOWN[request.param]],
     }
 
 
 def ours(model, batch, latents=None):
     x = tensor(batch["latents"]) if latents is None else latents
-    return model(x, *(tensor(batch[name]) for name in ("times", "states", "rows")))
+    return model(x, *(tensor(batch[name]) for name in ("times", "states", "rows")), [*map(tensor, batch["shown"])])
+
+
+def packed(x):
+    """The pipeline packs squares of latents with the channels first."""
+    B, height, width, _ = x.shape
+    x = x.permute(0, 3, 1, 2).reshape(B, 4, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5)
+    return x.reshape(B, height * width // 4, 16)
+
+
+def placed(T, batch):
+    """The pipeline's places of text and image, and behind these ai-toolkit's of control images."""
+    found = [diffusers.Krea2Pipeline.prepare_position_ids(T, SIZE[0] // 2, SIZE[1] // 2, "cpu")]
+    for number, own in enumerate(batch["shown"], 1):
+        rows, columns = own.shape[1] // 2, own.shape[2] // 2
+        axes = torch.meshgrid(torch.tensor([number]), torch.arange(rows), torch.arange(columns), indexing="ij")
+        found.append(torch.stack(axes, dim=-1).reshape(-1, 3).to(found[0].dtype))
+    return torch.cat(found)
+
+
+def timed_apart(twin, own, clean):
+    """A hook by which the last `clean` tokens are modulated as at time 0, the first `own` at theirs."""
+
+    def hook(module, given, output):
+        B = output.shape[0]
+        vector = torch.nn.functional.gelu(twin.time_embed(torch.zeros(B), dtype=output.dtype), approximate="tanh")
+        at_zero = torch.nn.functional.linear(vector, module.weight, module.bias)
+        return torch.cat([output.expand(B, own, -1), at_zero.expand(B, clean, -1)], dim=1)
+
+    return twin.time_mod_proj.register_forward_hook(hook)
 
 
 def theirs(twin, batch, weights=None, latents=None):
-    """The pipeline packs squares of latents with the channels first."""
+    """Control images, which diffusers has not, are further tokens to its network."""
     (height, width), (B, T, _) = SIZE, batch["states"].shape
-    x = fp64(batch["latents"]) if latents is None else latents
-    x = x.permute(0, 3, 1, 2).reshape(B, 4, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5)
+    x = packed(fp64(batch["latents"]) if latents is None else latents)
+    shown = [packed(fp64(own)) for own in batch["shown"]]
     call = {
-        "hidden_states": x.reshape(B, height * width // 4, 16),
+        "hidden_states": torch.cat([x, *shown], dim=1),
         "encoder_hidden_states": fp64(batch["states"]).reshape(B, T, 3, 24),
         "timestep": fp64(batch["times"]),
-        "position_ids": diffusers.Krea2Pipeline.prepare_position_ids(T, height // 2, width // 2, "cpu"),
+        "position_ids": placed(T, batch),
         "encoder_attention_mask": torch.arange(T)[None] < torch.from_numpy(batch["rows"])[:, None],
         "return_dict": False,
     }
-    made = torch.func.functional_call(twin, weights or {}, kwargs=call)[0]
+    apart = timed_apart(twin, T + x.shape[1], sum(own.shape[1] for own in shown))
+    with contextlib.closing(SimpleNamespace(close=apart.remove)):
+        made = torch.func.functional_call(twin, weights or {}, kwargs=call)[0][:, : x.shape[1]]
     made = made.reshape(B, height // 2, width // 2, 4, 2, 2).permute(0, 1, 4, 2, 5, 3)
     return made.reshape(B, height, width, 4)
 

@@ -273,9 +273,9 @@ class Qwen3(BlockNetwork):
         states = {0: h_BTC}
         for i, layer in enumerate(list(self.layers)[: max(wanted)], start=1):
             h_BTC = layer(h_BTC, *turns, mask)
-            h_BTC = h_BTC if seen is None else seen.added(h_BTC, i)
-            if i in wanted:
+            if i in wanted:  # what DeepStack adds is no part of a layer's states, as in transformers
                 states[i] = _normed(self.norm, h_BTC) if normalised and i == depth else h_BTC
+            h_BTC = h_BTC if seen is None else seen.added(h_BTC, i)
         return tuple(states[tap].to(weights) for tap in wanted)
 
     def _turn(self, length: int, seen: Seen | None) -> tuple[Tensor, Tensor]:
