@@ -12,24 +12,30 @@ from typing import Any, Final
 import numpy as np
 
 from flame_train.adapters.targets import presets
+from flame_train.data.buckets import Placement, Size
 from flame_train.diffusion.flow import Shift, dynamic_sigmas, resolution_shift
+from flame_train.engine import Tensor, nn
 from flame_train.errors import ModelFileError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.files.part import Part
 from flame_train.models.common.files.stated import Stated
 from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
+from flame_train.models.common.text.qwen3_vision import VisionArch, VisionTower
 from flame_train.models.common.vae.vae import VaeArch
 from flame_train.models.krea2 import keys
 from flame_train.models.krea2.arch import PATCH, Krea2Arch
 from flame_train.models.krea2.files import KREA2_FILES
 from flame_train.models.krea2.transformer import Krea2
 from flame_train.text_encoders.qwen3 import DESCRIBING
+from flame_train.text_encoders.qwen3_vl import AmongTextEncoder
+from flame_train.training.control import ControlRule, controls_of
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
 from .family import Networks, Opening, network_of, published_name, says_distilled, stated_in
 from .flow import DistillableModel, FlowFamily, networks_with_qwen3, opened_qwen3
 from .lesson import Lesson
 
+_GRID: Final = 16  # pixels a side of a token
 _TAPS: Final = (2, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35)
 _SHIFT: Final = resolution_shift(high_tokens=6400)  # of the published scheduler; training's too, as musubi-tuner has it
 _TURBO_SHIFT: Final = math.exp(1.15)
@@ -40,6 +46,13 @@ PRESETS: Final = presets(
     full=("*",),
 )
 """140, 224 and 264 layers. `full` is every linear layer, those over the text and the time included."""
+
+
+def control_placement(size: Size, resolution: int) -> Placement:
+    """A control image as ai-toolkit has it: at most resolution^2 pixels, stretched to the nearest whole tokens."""
+    scale = min(1.0, math.sqrt(resolution**2 / math.prod(size)))
+    height, width = (max(round(side * scale / _GRID) * _GRID, _GRID) for side in size)
+    return Placement(size, (height, width), (height, width), 0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +67,14 @@ class Krea2Model(DistillableModel):
     def shift(self) -> Shift:
         return _SHIFT
 
+    @property
+    def controls(self) -> ControlRule:
+        return ControlRule(placed=control_placement)
+
+    def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
+        out: Tensor = network(x, t, cond["qwen3"], cond["qwen3_rows"], controls_of(cond))
+        return out
+
     def sigmas(self, steps: int, tokens: int) -> np.ndarray[Any, Any]:
         return dynamic_sigmas(steps, _TURBO_SHIFT if self.few_steps else _SHIFT(tokens))
 
@@ -61,7 +82,13 @@ class Krea2Model(DistillableModel):
 def _small() -> Networks:
     arch = Krea2Arch.tiny()
     text = Qwen3Arch.tiny(layers=_TAPS[arch.text_layers - 1] + 1)
-    return networks_with_qwen3(Krea2(arch), text, VaeArch.tiny_qwen_image())
+    made = networks_with_qwen3(Krea2(arch), text, VaeArch.tiny_qwen_image())
+    return {**made, "vision": VisionTower(VisionArch.tiny(text.width))}
+
+
+def _published() -> Networks:
+    made = networks_with_qwen3(Krea2(Krea2Arch.base()), Qwen3Arch.vl_b4(), VaeArch.qwen_image())
+    return {**made, "vision": VisionTower(VisionArch.b4())}
 
 
 class Krea2Family(FlowFamily):
@@ -70,7 +97,7 @@ class Krea2Family(FlowFamily):
     encoders = MappingProxyType({"qwen3": "text_encoder"})
     published = MappingProxyType(
         {
-            "krea2": lambda: networks_with_qwen3(Krea2(Krea2Arch.base()), Qwen3Arch.vl_b4(), VaeArch.qwen_image()),
+            "krea2": _published,
             "krea2-tiny": _small,
         }
     )
@@ -78,13 +105,14 @@ class Krea2Family(FlowFamily):
     lesson = Lesson("a small Krea 2 with random weights, whose images are noise")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Krea2Model:
+        how: dict[str, Any] = {"masked": True, "compact": True, "kind": AmongTextEncoder}
         taps = _taps(parts, stated_in(opening.base, "model_index.json"))
         return Krea2Model(
             name=self.name,
             title=self.title,
             denoiser=parts["transformer"],
             vae=Autoencoder(parts["vae"], VaeArch.qwen_image()),
-            text=(opened_qwen3(parts["text_encoder"], opening, DESCRIBING, taps, masked=True, compact=True),),
+            text=(opened_qwen3(parts["text_encoder"], opening, DESCRIBING, taps, **how),),
             lora_names=keys.lora_family(),
             presets=PRESETS,
             few_steps=bool(self.distilled(opening.base)),

@@ -1,25 +1,29 @@
-"""Qwen3-VL as a text encoder that reads control images too: Qwen-Image 2.1's.
+"""Qwen3-VL as a text encoder that reads control images too: Qwen-Image 2.1's and Krea 2's.
 
-The images stand before the caption in the message, each between tokens of its own. The denoiser has latents in their
-places, so the states there are dropped, and those of the text are kept.
+The images stand before the caption in the message, each between tokens of its own. `Marks` says how a family has them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
+from PIL import Image
 
+from flame_train.data.buckets import Size
 from flame_train.data.reading import Reading
 from flame_train.data.tokenizers.qwen import QwenTokenizer
 from flame_train.data.views import ViewedImage
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, int32
+from flame_train.errors import ConfigError
 from flame_train.models.common.blocks import BlockNetwork
 from flame_train.models.common.files.part import Part
 from flame_train.models.common.text.loading_qwen3 import vision_part
@@ -31,7 +35,47 @@ from .encoder import TextEncoder
 from .qwen3 import ClosedTemplate, Qwen3Encoder
 
 _SIDE: Final = 32  # pixels of a token
-_BEGIN, _PLACE, _END = "<image{}><|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+_LEAST: Final = 256**2  # pixels to which Qwen3-VL's processor enlarges a smaller image
+_BEGIN, _PLACE, _END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """How images stand in a message.
+
+    Attributes:
+        name: what stands before an image, with its number.
+        between: what stands between one and the name of the next.
+        kept: whether the denoiser sees the states in an image's places.
+        most: pixels of an image, to which a larger one is scaled down; 0: it is read as the denoiser has it.
+    """
+
+    name: str
+    between: str = ""
+    kept: bool = False
+    most: int = 0
+
+    def size(self, own: Size) -> Size:
+        """The height and width at which an image of this size is read, as the processor of Qwen3-VL rounds them."""
+        if not self.most:
+            return own
+        scale = min(1.0, math.sqrt(self.most / math.prod(own)))
+        near = [max(round(round(side * scale) / _SIDE) * _SIDE, _SIDE) for side in own]
+        if math.prod(near) < _LEAST:
+            enlarged = math.sqrt(_LEAST / math.prod(own))
+            near = [math.ceil(side * enlarged / _SIDE) * _SIDE for side in own]
+        return near[0], near[1]
+
+    def places(self, own: Size) -> int:
+        """The tokens of an image of this size."""
+        height, width = self.size(own)
+        return height // _SIDE * (width // _SIDE)
+
+
+APART: Final = Marks("<image{}>", " ")
+"""Qwen-Image 2.1's: the denoiser has latents in an image's places, so the states there are dropped."""
+AMONG: Final = Marks("Picture {}: ", kept=True, most=384**2)
+"""Krea 2's, as ai-toolkit trains and ComfyUI's TextEncodeQwenImageEditPlus encodes: the states are part of the text."""
 
 
 class Qwen3VL(BlockNetwork):
@@ -56,39 +100,52 @@ class Message:
     truncated: int
 
 
-def before_images(template: ClosedTemplate, tokenizer: QwenTokenizer, count: int) -> list[list[int]]:
-    """The tokens before each of some images, behind the image before it."""
-    texts = [template.opening + _BEGIN.format(1), *(f"{_END} {_BEGIN.format(i)}" for i in range(2, count + 1))]
-    return [tokenizer.encode(text) for text in texts[:count]]
+@dataclass(frozen=True, slots=True)
+class MessageWithImages:
+    """The message of a family whose text encoder reads images."""
 
+    template: ClosedTemplate
+    marks: Marks
+    tokenizer: QwenTokenizer
 
-def message(
-    template: ClosedTemplate, tokenizer: QwenTokenizer, text: str, length: int, places: Sequence[int]
-) -> Message:
-    """A caption behind images.
+    def before(self, count: int) -> list[list[int]]:
+        """The tokens before each of so many images, behind the image before it."""
+        names = [self.marks.name.format(i) + _BEGIN for i in range(1, count + 1)]
+        texts = [f"{_END}{self.marks.between}{name}" for name in names]
+        texts[:1] = [self.template.opening + name for name in names[:1]]
+        return [self.tokenizer.encode(text) for text in texts]
 
-    Args:
-        template: the message.
-        tokenizer: Qwen's.
-        text: the caption.
-        length: of its tokens and the template's that the denoiser sees, to which they are cut or filled up.
-        places: how many tokens stand for each image.
+    def tokens(self, text: str, length: int, places: Sequence[int]) -> Message:
+        """A caption behind images.
 
-    Returns:
-        The message's tokens.
-    """
-    (place,), end = tokenizer.encode(_PLACE), tokenizer.encode(template.after)
-    begun = before_images(template, tokenizer, len(places))
-    own = tokenizer.encode(_END + (text or template.blank))
-    room = max(length - len(end) - sum(map(len, begun)), 0)
-    ids = tokenizer.encode(template.before)
-    whole = len(ids) + length + sum(places)
-    for tokens, count in zip(begun, places, strict=True):
-        ids += [*tokens, *[place] * count]
-    ids += [*own[:room], *end]
-    filled = np.full(whole, tokenizer.pad, np.int32)
-    filled[: len(ids)] = ids
-    return Message(filled, np.arange(whole) < len(ids), max(len(own) - room, 0))
+        Args:
+            text: the caption.
+            length: of what the denoiser sees of the message, to which it is cut or filled up.
+            places: how many tokens stand for each image.
+
+        Returns:
+            The message's tokens.
+
+        Raises:
+            ConfigError: the images leave no room for a caption.
+        """
+        (place,), end = self.tokenizer.encode(_PLACE), self.tokenizer.encode(self.template.after)
+        begun = self.before(len(places))
+        own = self.tokenizer.encode(_END + (text or self.template.blank))
+        besides = len(end) + sum(map(len, begun)) + (sum(places) if self.marks.kept else 0)
+        if length <= besides:
+            raise ConfigError(
+                f"text_encoders.qwen3_tokens: expected more than {besides}, which {len(places)} control images and the "
+                f"template take, got {length}"
+            )
+        ids, room = self.tokenizer.encode(self.template.before), length - besides
+        whole = len(ids) + length + (0 if self.marks.kept else sum(places))
+        for tokens, count in zip(begun, places, strict=True):
+            ids += [*tokens, *[place] * count]
+        ids += [*own[:room], *end]
+        filled = np.full(whole, self.tokenizer.pad, np.int32)
+        filled[: len(ids)] = ids
+        return Message(filled, np.arange(whole) < len(ids), max(len(own) - room, 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +153,7 @@ class Qwen3VLEncoder(Qwen3Encoder):
     """Qwen3 that reads images where it has the `vision` half; the same encoder where it has not."""
 
     vision: Part | None = None
+    marks: ClassVar[Marks] = APART
 
     @property
     def looking(self) -> bool:
@@ -116,36 +174,47 @@ class Qwen3VLEncoder(Qwen3Encoder):
     @property
     def vocabulary(self) -> str:
         of_texts = super().vocabulary
-        return hashlib.sha256(f"{of_texts} images".encode()).hexdigest() if self.looking else of_texts
+        return hashlib.sha256(f"{of_texts} {self.marks}".encode()).hexdigest() if self.looking else of_texts
 
     def starts(self, count: int) -> tuple[int, ...]:
-        """How many of a caption's states stand before each of so many images."""
-        return tuple(accumulate(map(len, before_images(self._closed, self.tokenizer, count))))
+        """How many tokens of a caption's message, its beginning left out, stand before each of so many images."""
+        return tuple(accumulate(map(len, self._message.before(count))))
 
-    @property
-    def _closed(self) -> ClosedTemplate:
+    @cached_property
+    def _message(self) -> MessageWithImages:
         assert isinstance(self.template, ClosedTemplate)
-        return self.template
+        return MessageWithImages(self.template, self.marks, self.tokenizer)
 
     def read(
         self, reading: Reading, pixels: Callable[[ViewedImage], np.ndarray[Any, Any]] = ViewedImage.pixels
     ) -> dict[str, np.ndarray[Any, Any]]:
         if not reading.images:
             return super().read(reading, pixels)
-        images = {f"image{i}": pixels(image) for i, image in enumerate(reading.images, 1)}
-        places = [image.shape[0] // _SIDE * (image.shape[1] // _SIDE) for image in images.values()]
-        own = message(self._closed, self.tokenizer, reading.text, self.length, places)
+        own = self._tokens(reading)
+        images = {f"image{i}": self._scaled(pixels(image)) for i, image in enumerate(reading.images, 1)}
         return {"ids": own.ids, "mask": own.mask, **images}
+
+    def _tokens(self, reading: Reading) -> Message:
+        places = [self.marks.places(image.view.placement.bucket) for image in reading.images]
+        return self._message.tokens(reading.text, self.length, places)
+
+    def _scaled(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """uint8 (H, W, 3) at the size at which it is read."""
+        height, width = self.marks.size(pixels.shape[:2])
+        if (height, width) == pixels.shape[:2]:
+            return pixels
+        return np.array(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
 
     def rows_of(self, reading: Reading) -> int:
         if not reading.images:
             return super().rows_of(reading)
-        own = message(self._closed, self.tokenizer, reading.text, self.length, [0] * len(reading.images))
-        return int(np.count_nonzero(own.mask[self._unseen :]))
+        own = np.count_nonzero(self._tokens(reading).mask[self._unseen :])
+        dropped = 0 if self.marks.kept else sum(self.marks.places(i.view.placement.bucket) for i in reading.images)
+        return int(own) - dropped
 
     def rows(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> int:
-        places = sum(a.shape[0] // _SIDE * (a.shape[1] // _SIDE) for n, a in inputs.items() if n.startswith("image"))
-        return super().rows(inputs) - places
+        sizes = [a.shape[:2] for name, a in inputs.items() if name.startswith("image")]
+        return super().rows(inputs) - (0 if self.marks.kept else sum(map(_places, sizes)))
 
     def load(self, *, device: str, dtype: DType | str, precision: str, streamed: Collection[str] = ()) -> BlockNetwork:
         language = super().load(device=device, dtype=dtype, precision=precision, streamed=streamed)
@@ -169,9 +238,21 @@ class Qwen3VLEncoder(Qwen3Encoder):
         starts = [self._unseen + s + n for s, n in zip(self.starts(len(sizes)), ahead, strict=True)]
         seen = Seen(tuple(starts), grids, tuple(network.vision(x) for x in images))
         found = network.language(inputs["ids"], None, self.taps, self.normalised, None, seen)
+        rows = inputs["mask"][:, self._unseen :].to(int32).sum(dim=-1)
+        if self.marks.kept:
+            return {"qwen3": F.cat([state[:, self._unseen :] for state in found], dim=-1), "qwen3_rows": rows}
         states = F.cat([_text_of(state, self._unseen, seen) for state in found], dim=-1)
-        rows = inputs["mask"][:, self._unseen :].to(int32).sum(dim=-1) - sum(sizes)
-        return {"qwen3": states, "qwen3_rows": rows}
+        return {"qwen3": states, "qwen3_rows": rows - sum(sizes)}
+
+
+class AmongTextEncoder(Qwen3VLEncoder):
+    """The same, of a family whose denoiser sees the states in the images' places as well."""
+
+    marks = AMONG
+
+
+def _places(size: Size) -> int:
+    return size[0] // _SIDE * (size[1] // _SIDE)
 
 
 def _text_of(state_BTC: Tensor, unseen: int, seen: Seen) -> Tensor:

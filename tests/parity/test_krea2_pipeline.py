@@ -7,10 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from flame_train.config.schema import LossSection, ModelSection
+from flame_train.config.schema import LossSection, ModelSection, TextEncodersSection
+from flame_train.data.buckets import Placement
 from flame_train.data.padding import collate
+from flame_train.data.reading import Reading
 from flame_train.data.tokenizers.qwen import QwenTokenizer
+from flame_train.data.views import View, ViewedImage
 from flame_train.engine import no_grad, tensor
 from flame_train.recipes import FAMILIES, family_of
 from flame_train.text_encoders.qwen3 import DESCRIBING
@@ -31,6 +35,7 @@ transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
 LONGER = "a much longer caption, which takes more than thirty-two tokens of bytes"
+LONG_TEXTS = TextEncodersSection(qwen3_tokens=512)
 TAPS = [1, 2, 4]  # the last of them normalised
 
 
@@ -51,7 +56,7 @@ def template_of_bytes():
         yield
 
 
-def text_encoder():
+def text_encoder(tokenizer):
     text = {
         "vocab_size": 288,
         "hidden_size": 32,
@@ -71,7 +76,9 @@ def text_encoder():
         "deepstack_visual_indexes": [0],
         "num_position_embeddings": 16,
     }
-    return random(transformers.Qwen3VLModel(transformers.Qwen3VLConfig(text_config=text, vision_config=vision)), 1)
+    places = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{name}_pad|>") for name in ("image", "video")}
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **places)
+    return random(transformers.Qwen3VLModel(config), 1)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +108,7 @@ def pipeline(tmp_path_factory):
         use_dynamic_shifting=True, base_image_seq_len=256, max_image_seq_len=6400
     )
     made = diffusers.Krea2Pipeline(
-        scheduler, vae, text_encoder(), tokenizer, random(transformer, 2), text_encoder_select_layers=TAPS
+        scheduler, vae, text_encoder(tokenizer), tokenizer, random(transformer, 2), text_encoder_select_layers=TAPS
     )
     made.set_progress_bar_config(disable=True)
     return made
@@ -124,6 +131,45 @@ def test_sample_draws_what_the_pipeline_draws(pipeline, folder, tmp_path):
 
     added = PLAIN["guidance_scale"] - 1.0  # diffusers counts what is added to the conditional prediction
     check_sample(folder, tmp_path / "image.png", (8, 12, 16), functools.partial(drawn_by, negative_prompt=""), added)
+
+
+@pytest.mark.parametrize("sizes", [[(300, 200)], [(1000, 700), (60, 90)]], ids=["one image", "two images"])
+def test_a_caption_beside_control_images_has_the_states_of_ai_toolkit(pipeline, folder, tmp_path, off, sizes):
+    """Its message, with images of at most 384 x 384 pixels; the states in their places are kept."""
+    (encoder,) = FAMILIES["krea2"].open(replace(opening(folder), text=LONG_TEXTS)).with_images().text
+    tokenizer, rng = pipeline.tokenizer, np.random.default_rng(0)
+    pixels = [rng.integers(0, 256, (height, width, 3), np.uint8) for width, height in sizes]
+    views = [View(Placement(x.shape[:2], x.shape[:2], x.shape[:2], 0, 0)) for x in pixels]
+    reading, given = Reading(PROMPT, tuple(ViewedImage(tmp_path, "", view) for view in views)), iter(pixels)
+    row = encoder.read(reading, lambda _: next(given))
+    network = encoder.load(device="cpu", dtype="fp32", precision="auto")
+    with no_grad():
+        made = encoder.encode(network, {name: tensor(a[None]) for name, a in row.items()})
+    kept = encoder.without_padding(row, {"qwen3": made["qwen3"].numpy()[0]})["qwen3"]
+    assert len(kept) == encoder.rows_of(reading) == int(made["qwen3_rows"].numpy()[0])
+
+    how = {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    processor = transformers.Qwen2VLImageProcessor(**how, size={"shortest_edge": 256**2, "longest_edge": 4096**2})
+    read = [Image.fromarray(row[f"image{i}"]) for i in range(1, len(sizes) + 1)]
+    images = processor(images=read, return_tensors="pt")
+    near = []
+    for x in pixels:
+        scale = min(1.0, (384 * 384 / (x.shape[0] * x.shape[1])) ** 0.5)
+        near.append(Image.fromarray(x).resize((round(x.shape[1] * scale), round(x.shape[0] * scale))))
+    assert images.image_grid_thw.equal(processor(images=near, return_tensors="pt").image_grid_thw)
+    counts = [int(grid.prod()) // 4 for grid in images.image_grid_thw]
+    shown = "".join(
+        f"Picture {i}: <|vision_start|>{'<|image_pad|>' * n}<|vision_end|>" for i, n in enumerate(counts, 1)
+    )
+    start, end = pipeline.prompt_template_encode_prefix, pipeline.prompt_template_encode_suffix
+    ids = tokenizer(start + shown + PROMPT + end, return_tensors="pt").input_ids
+    place = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    with torch.no_grad():
+        found = pipeline.text_encoder(
+            input_ids=ids, mm_token_type_ids=(ids == place).int(), output_hidden_states=True, **images
+        ).hidden_states
+    expected = torch.cat([found[tap] for tap in TAPS], dim=-1)[0, pipeline.prompt_template_encode_start_idx :]
+    assert off(kept, expected) < 1e-5
 
 
 def test_the_training_loss_is_that_of_diffusers(pipeline, folder, off):

@@ -31,7 +31,7 @@ Train = Callable[..., int]
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Small bases; Flux's says by its name that it is Kontext."""
-    made = {family: small_base(tmp_path_factory, family) for family in ("flux2", "flux3", "flux", "qwenimage")}
+    made = {family: small_base(tmp_path_factory, family) for family in ("flux2", "flux3", "flux", "qwenimage", "krea2")}
     kontext = made["flux"].with_name("flux1-kontext.safetensors")
     made["flux"].rename(kontext)
     return made | {"flux": kontext}
@@ -56,7 +56,7 @@ def config(bases: dict[str, Path], edits: Path) -> Callable[..., Path]:
 
     def made(family: str = "flux2", control: str = '["before", "style"]', more: str = "") -> Path:
         folders = re.sub(r"\b(before|style)\b", lambda found: str(edits / found[0]), control)
-        tokens = "t5_tokens = 77" if family == "flux" else "qwen3_tokens = 128"
+        tokens = {"flux": "t5_tokens = 77", "krea2": "qwen3_tokens = 256"}.get(family, "qwen3_tokens = 128")
         step = 32 if family == "qwenimage" else 16
         path = edits / "config.toml"
         path.write_text(
@@ -85,7 +85,7 @@ def planned(path: Path, *settings: str) -> Plan:
     return make_plan(check(load_located(str(path), settings)), StopRequest())
 
 
-@pytest.mark.parametrize("family", ["flux2", "flux3", "qwenimage"])
+@pytest.mark.parametrize("family", ["flux2", "flux3", "qwenimage", "krea2"])
 def test_a_run_gives_the_same_bytes_again_and_after_it_was_cut_short(
     config: Callable[..., Path], edits: Path, family: str
 ) -> None:
@@ -147,6 +147,14 @@ def test_a_text_encoder_that_reads_images_has_states_of_each_caption_beside_each
     assert trained(path, "train.steps=1", "checkpoint.every=1") == 0
     cached = sum(file.stat().st_size for file in (edits / "images" / ".flame-cache").rglob("*.safetensors"))
     assert plan.cache_bytes < cached < 1.2 * plan.cache_bytes
+
+
+def test_control_images_that_leave_no_room_for_a_caption_are_refused(
+    config: Callable[..., Path], capsys: Capture
+) -> None:
+    """Krea 2 sees their states in the text, of which two small images have 128."""
+    assert cli.run(["train", str(config("krea2")), "--dry-run", "--set", "text_encoders.qwen3_tokens=128"]) == 2
+    assert re.search(r"qwen3_tokens: expected more than \d+, which 2 control images", capsys.readouterr().err)
 
 
 def test_a_checkpoint_without_the_vision_tower_takes_no_control_images(

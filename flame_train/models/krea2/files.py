@@ -8,6 +8,7 @@ from typing import Final
 from flame_train.models.common.files.family_files import FamilyFiles
 from flame_train.models.common.files.parts import built_by
 from flame_train.models.common.text.qwen3 import VL_THETA, Qwen3, Qwen3Arch
+from flame_train.models.common.text.qwen3_vision import VisionArch, VisionTower
 from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.krea2 import keys
 from flame_train.models.krea2.arch import Krea2Arch
@@ -16,6 +17,7 @@ from flame_train.models.krea2.transformer import Krea2
 _NETWORKS: Final = built_by(
     transformer=(Krea2, Krea2Arch.from_shapes),
     vae=(Vae, partial(VaeArch.from_shapes, published=VaeArch.qwen_image())),
+    vision=(VisionTower, VisionArch.from_shapes),
     text_encoder=(Qwen3, partial(Qwen3Arch.from_shapes, theta=VL_THETA)),
 )
 KREA2_FILES: Final = FamilyFiles("krea2", keys.COMPONENTS, keys.resolve, {"qwen3-vl-4b": "text_encoder"}, _NETWORKS)

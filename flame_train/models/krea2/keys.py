@@ -57,6 +57,7 @@ def transformer_to_diffusers() -> KeyMap:
 COMPONENTS: Final = (
     component_of_table("txtfusion.projector.", "text_fusion.projector.", transformer_to_diffusers),
     qwen_vae_component(),
+    qwen3.vl_vision_component("qwen3vl_4b"),
     qwen3.vl_component("qwen3vl_4b"),
 )
 

@@ -40,12 +40,10 @@ def transformer_to_diffusers() -> KeyMap:
     return KeyMap(table(lines("\n".join(ends)), blocks, {"block": _BLOCK}))
 
 
-_QWEN3_VL: Final = "text_encoders.qwen3vl_8b.transformer.", "text_encoder/model.", "text_encoder/"
-_VISION: Final = tuple(f"{place}visual." for place in (f"{_QWEN3_VL[0]}model.", *_QWEN3_VL))
 COMPONENTS: Final = (
     component_of_table(".img_mlp.gate_up.", ".img_mlp.gate_layer.", transformer_to_diffusers),
     nested_vae_component(),
-    qwen3.vision_component("vision", _VISION),
+    qwen3.vl_vision_component("qwen3vl_8b"),
     qwen3.vl_component("qwen3vl_8b"),
 )
 

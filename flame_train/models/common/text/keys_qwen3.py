@@ -66,6 +66,13 @@ def vision_component(name: str, prefixes: tuple[str, ...]) -> Component:
     return Component(name, prefixes, (Layout("transformers", "patch_embed.", vision_table),), _EXTRAS)
 
 
+def vl_vision_component(single_file: str) -> Component:
+    """The half for images beside a text half of that name in ComfyUI's checkpoints; it stands before that half."""
+    inside = f"text_encoders.{single_file}.transformer."
+    places = (f"{inside}model.", inside, "text_encoder/model.", "text_encoder/")
+    return vision_component("vision", tuple(f"{place}visual." for place in places))
+
+
 def vision_prefix_of(names: Iterable[str]) -> str | None:
     """What stands before the names of the half for images in a file; None if the file holds none."""
     found = (name.removesuffix(_VISION_SIGN) for name in names if name.endswith(f"visual.{_VISION_SIGN}"))
