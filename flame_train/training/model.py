@@ -182,8 +182,8 @@ class Model(ABC):
     def controls(self) -> ControlRule:
         """Which control images it takes."""
         return ControlRule(
-            f"{self.title} looks at no control images here; FLUX.2 and FLUX.3 klein, Qwen-Image 2.1 and "
-            "FLUX.1 Kontext do"
+            f"{self.title} looks at no control images here; FLUX.2 and FLUX.3 klein, Krea 2, "
+            "Qwen-Image 2.1 and FLUX.1 Kontext do"
         )
 
     @abstractmethod

@@ -100,12 +100,33 @@ class SingleStreamBlock(Block):
 
 
 def _modulated(norm: ZeroCentredNorm, x_BSD: Tensor, own: Sequence[Tensor], clean: Sequence[Tensor], M: int) -> Tensor:
-    """The norm, scaled and shifted as at the image's time; the first M tokens as at time 0, if there are some."""
+    """The norm, scaled and shifted as at the image's time; the first M tokens as at time 0, if there are some.
+
+    Args:
+        norm: the norm.
+        x_BSD: tokens.
+        own: scale and shift (B, 1, D) at the image's time.
+        clean: those at time 0, or none.
+        M: how many tokens are of time 0.
+
+    Returns:
+        Tokens of the same shape.
+    """
     return norm.modulated_apart(x_BSD, clean, own, M) if clean else norm.modulated(x_BSD, *own)
 
 
 def _gated_add(x_BSD: Tensor, gate: Tensor, clean: Sequence[Tensor], found: Tensor, M: int) -> Tensor:
-    """x + gate * found, with another gate for the first M tokens, if there is one."""
+    """x + gate * found, with another gate for the first M tokens, if there is one.
+
+    Args:
+        x_BSD, found: tokens, and what is added to them.
+        gate: (B, 1, D), at the image's time.
+        clean: the gate at time 0, or none.
+        M: how many tokens are of time 0.
+
+    Returns:
+        Tokens of the same shape.
+    """
     if not clean:
         return F.gated_add(x_BSD, gate, found)
     parts = ((x_BSD[:, :M], clean[0], found[:, :M]), (x_BSD[:, M:], gate, found[:, M:]))
