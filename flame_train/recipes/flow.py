@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -149,7 +149,7 @@ def opened_qwen3(
     compact: bool = False,
     normalised: bool = True,
     window: int = 0,
-    kind: type[Qwen3Encoder] = Qwen3Encoder,
+    kind: Callable[..., Qwen3Encoder] = Qwen3Encoder,
 ) -> Qwen3Encoder:
     """Qwen3, with a vocabulary from the folder of its file or of the checkpoint if there is one.
 
@@ -162,7 +162,7 @@ def opened_qwen3(
         compact: whether the cache has its states in bf16 alone.
         normalised: whether the final norm is applied to the last layer's states.
         window: of so many tokens the denoiser sees a multiple, padding included; 0: no padding of `masked` states.
-        kind: the text encoder's class.
+        kind: makes the text encoder.
 
     Returns:
         The text encoder.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -27,7 +28,7 @@ from flame_train.models.krea2.arch import PATCH, Krea2Arch
 from flame_train.models.krea2.files import KREA2_FILES
 from flame_train.models.krea2.transformer import Krea2
 from flame_train.text_encoders.qwen3 import DESCRIBING
-from flame_train.text_encoders.qwen3_vl import AmongTextEncoder
+from flame_train.text_encoders.qwen3_vl import STATES_KEPT, Qwen3VLEncoder
 from flame_train.training.control import ControlRule, controls_of
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
@@ -105,7 +106,7 @@ class Krea2Family(FlowFamily):
     lesson = Lesson("a small Krea 2 with random weights, whose images are noise")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Krea2Model:
-        how: dict[str, Any] = {"masked": True, "compact": True, "kind": AmongTextEncoder}
+        how: dict[str, Any] = {"masked": True, "compact": True, "kind": partial(Qwen3VLEncoder, marks=STATES_KEPT)}
         taps = _taps(parts, stated_in(opening.base, "model_index.json"))
         return Krea2Model(
             name=self.name,

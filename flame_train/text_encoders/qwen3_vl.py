@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 from PIL import Image
@@ -72,9 +72,9 @@ class Marks:
         return height // _SIDE * (width // _SIDE)
 
 
-APART: Final = Marks("<image{}>", " ")
+STATES_DROPPED: Final = Marks("<image{}>", " ")
 """Qwen-Image 2.1's: the denoiser has latents in an image's places, so the states there are dropped."""
-AMONG: Final = Marks("Picture {}: ", kept=True, most=384**2)
+STATES_KEPT: Final = Marks("Picture {}: ", kept=True, most=384**2)
 """Krea 2's, as ai-toolkit trains and ComfyUI's TextEncodeQwenImageEditPlus encodes: the states are part of the text."""
 
 
@@ -153,7 +153,7 @@ class Qwen3VLEncoder(Qwen3Encoder):
     """Qwen3 that reads images where it has the `vision` half; the same encoder where it has not."""
 
     vision: Part | None = None
-    marks: ClassVar[Marks] = APART
+    marks: Marks = STATES_DROPPED
 
     @property
     def looking(self) -> bool:
@@ -243,12 +243,6 @@ class Qwen3VLEncoder(Qwen3Encoder):
             return {"qwen3": F.cat([state[:, self._unseen :] for state in found], dim=-1), "qwen3_rows": rows}
         states = F.cat([_text_of(state, self._unseen, seen) for state in found], dim=-1)
         return {"qwen3": states, "qwen3_rows": rows - sum(sizes)}
-
-
-class AmongTextEncoder(Qwen3VLEncoder):
-    """The same, of a family whose denoiser sees the states in the images' places as well."""
-
-    marks = AMONG
 
 
 def _places(size: Size) -> int:
