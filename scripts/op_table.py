@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,9 @@ def table(measured: dict[str, Any]) -> str:
         "programs' calls are captured, their arguments in no cache. *View*: the result lies in its input's memory.",
         "*None*: PyTorch has no counterpart. *Host*: one program cannot be captured, so both were timed call by call.",
         "",
-        *_over(rated),
-        *_missed(measured["not_reached"], "Not reached"),
-        *_missed(measured["failed"], "Failed"),
+        f"| precision | times | median | over {LIMIT} | which | not reached | failed |",
+        "|---|---|---|---|---|---|---|",
+        *_summary(rated, measured),
         "",
         "| op | shapes | precision | kernel | forward | of PyTorch | backward | of PyTorch |",
         "|---|---|---|---|---|---|---|---|",
@@ -94,24 +94,20 @@ def table(measured: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _over(rated: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A line for each precision: how many rows there are, their median, and those over the limit."""
+def _summary(rated: Sequence[dict[str, Any]], measured: dict[str, Any]) -> Iterator[str]:
+    """A line for each precision: how many times there are, their median, and those over the limit."""
     for precision in PRECISIONS:
         ratios = sorted(r["ratio"] for r in rated if r["precision"] == precision)
-        if not ratios:
-            continue
         over = [r for r in rated if r["precision"] == precision and r["ratio"] > LIMIT]
-        names = ", ".join(dict.fromkeys(f"{r['op']} {r['phase']}" for r in over)) or "none"
-        yield (
-            f"- **{precision}**: {len(ratios)} times beside PyTorch's, median {ratios[len(ratios) // 2]:.2f}; "
-            f"{len(over)} over {LIMIT}: {names}."
-        )
+        names = _named(dict.fromkeys(f"{r['op']} {r['phase']}" for r in over))
+        missed = (_named(measured[part].get(precision, ())) for part in ("not_reached", "failed"))
+        median = f"{ratios[len(ratios) // 2]:.2f}" if ratios else ""
+        yield "| " + " | ".join([precision, str(len(ratios)), median, str(len(over)), names, *missed]) + " |"
 
 
-def _missed(ops: dict[str, Any], what: str) -> Iterator[str]:
-    for precision, names in ops.items():
-        if names:
-            yield f"- {what} in {precision}: {', '.join(names)}."
+def _named(names: Iterable[str]) -> str:
+    listed = ", ".join(names)
+    return f"`{listed}`" if listed else "none"
 
 
 def _rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Attention in fp32 by matrix products, run as C++ and NumPy without a GPU: parts of heads, and of their queries."""
+"""Gradients of attention in fp32 by matrix products, run as C++ and NumPy: parts of heads, and of their queries."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.dispatch import explain, explain_gradients
+from flame_train.engine.dispatch import explain_gradients
 from flame_train.engine.ops.attention import by_products
+from flame_train.engine.ops.attention.inputs import Inputs
 
 ATTENTION = F.scaled_dot_product_attention
-SHAPES = [(2, 3, 150, 70, 32, 32), (1, 2, 300, 64, 40, 24), (2, 1, 130, 129, 16, 64)]
+SCALE = 0.3
+SHAPES = [(2, 3, 150, 72, 32, 32), (1, 2, 300, 64, 40, 24), (2, 1, 130, 128, 16, 64)]
 
 
 @pytest.fixture(params=[1 << 30, 128 * 4 * 150, 1], ids=["all at once", "some heads", "some queries"])
@@ -29,31 +31,44 @@ def drawn(shape: tuple[int, ...]) -> list[np.ndarray[Any, Any]]:
     return [rng.standard_normal((b, *size)).astype(np.float32) for size in sizes]
 
 
-def results(arrays: list[np.ndarray[Any, Any]], device: str, dtype: Any) -> list[np.ndarray[Any, Any]]:
-    """The output and three gradients; heads lie as a linear layer's columns, and gradients arrive twice."""
-    *leaves, g = (flame.tensor(a.astype(dtype), device=device) for a in arrays)
-    leaves = [x.requires_grad_() for x in leaves]
-    made = [ATTENTION(*(x.transpose(1, 2) for x in leaves), scale=0.3) for _ in range(2)]
-    grads = flame.grad(made, leaves, [g.transpose(1, 2)] * 2)
-    return [np.asarray(x.numpy(), np.float64) for x in (made[0], *grads)]
+def in_numpy(arrays: list[np.ndarray[Any, Any]], dtype: Any) -> tuple[np.ndarray[Any, Any], ...]:
+    """The output, its log-sum-exps, and the gradients of query, key and value, from the formulas."""
+    q, k, v, g = (a.astype(dtype).swapaxes(1, 2) for a in arrays)
+    scores = q @ k.swapaxes(2, 3) * dtype(SCALE)
+    top = scores.max(axis=-1, keepdims=True)
+    lse = top + np.log(np.exp(scores - top).sum(axis=-1, keepdims=True))
+    p = np.exp(scores - lse)
+    out = p @ v
+    slopes = p * (g @ v.swapaxes(2, 3) - (g * out).sum(axis=-1, keepdims=True)) * dtype(SCALE)
+    return out, lse, slopes @ k, slopes.swapaxes(2, 3) @ q, p.swapaxes(2, 3) @ g
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiler", "small_parts")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_outputs_and_gradients(
-    gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
-) -> None:
+def test_gradients(gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
+    """Heads lie as a linear layer's columns."""
     monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
     arrays = drawn(shape)
-    results(arrays, "cuda", np.float32)
+    out, lse, *plain = in_numpy(arrays, np.float32)
+    _, _, *truth = in_numpy(arrays, np.float64)
+
+    def placed(a: np.ndarray[Any, Any]) -> Any:
+        return flame.tensor(a, device="cuda").data
+
+    def found() -> list[np.ndarray[Any, Any]]:
+        q, k, v, g = (placed(a).transpose(0, 2, 1, 3) for a in arrays)
+        inputs = Inputs(q, k, v, None, False, SCALE, False, None)
+        assert by_products.why_not(inputs, 0.0) == ""
+        needs = frozenset(("query", "key", "value"))
+        made = by_products.gradients(gpu.kernels, g, inputs, placed(out), placed(lse), needs)
+        return [np.asarray(a.get(), np.float64) for a in made if a is not None]
+
+    found()
     compiled.build()
-    got, plain, truth = (
-        results(arrays, *where) for where in (("cuda", np.float32), ("cpu", np.float32), ("cpu", np.float64))
-    )
-    for g, p, t in zip(got, plain, truth, strict=True):
-        scale = np.linalg.norm(t)
-        assert np.linalg.norm(g - t) / scale <= 2 * np.linalg.norm(p - t) / scale + 1.2e-7
+    for got, near, exact in zip(found(), plain, truth, strict=True):
+        scale = np.linalg.norm(exact)
+        assert np.linalg.norm(got - exact) / scale <= 2 * np.linalg.norm(near - exact) / scale + 1.2e-7
 
 
 def test_parts_cover_each_query_of_each_head_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,12 +82,12 @@ def test_parts_cover_each_query_of_each_head_once(monkeypatch: pytest.MonkeyPatc
         assert (seen == 1).all()
 
 
-def test_long_sequences_of_fp32_alone_are_made_so(gpu: Any) -> None:
-    def chosen(queries: int, dtype: Any = np.float32, **more: Any) -> tuple[str, str]:
-        x = flame.tensor(np.zeros((1, 2, queries, 64), dtype), device="cuda").requires_grad_()
-        found = (explain(ATTENTION, x, x, x, **more), explain_gradients(ATTENTION, x, x, x, **more)["query"])
-        forward, backward = (next(name for name, why in each if why == "chosen") for each in found)
-        return forward, backward
+def test_long_sequences_of_fp32_alone_have_such_gradients(gpu: Any) -> None:
+    def chosen(queries: int, keys: int, dtype: Any = np.float32, **more: Any) -> str:
+        q, k = (flame.tensor(np.zeros((1, 2, n, 64), dtype), device="cuda").requires_grad_() for n in (queries, keys))
+        found = explain_gradients(ATTENTION, q, k, k, **more)["query"]
+        return next(name for name, why in found if why == "chosen")
 
-    assert chosen(1024) == ("products", "products")
-    assert "products" not in (*chosen(512), *chosen(1024, is_causal=True))
+    assert chosen(1024, 1024) == "products"
+    others = chosen(512, 1024), chosen(1024, 1025), chosen(1024, 1024, is_causal=True), chosen(1024, 1024, np.float16)
+    assert "products" not in others

@@ -1,7 +1,8 @@
-"""Attention in fp32 by matrix products, some queries of some heads at a time, with their scores in memory.
+"""Gradients of attention in fp32 by matrix products, some queries of some heads at a time, with their scores in memory.
 
-Without TF32 there are no tensor cores for fp32, and cuBLASLt's products come nearer to the card's rate than tiled.cuh.
-Their scores take little memory, for the parts are small. Sums have one order. With TF32 chosen the products use it.
+Without TF32 there are no tensor cores for fp32. The gradients' five products are faster by cuBLASLt than by tiled.cuh,
+whose forward pass is the faster one. The scores take little memory, for the parts are small. Sums have one order. With
+TF32 chosen the products use it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from ...backend.cuda.codegen.kernel_ir import Operands, Program
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32
 from ..common import conditions
-from ..common.row_kernels import why_not_rows
 from .inputs import Inputs
 
 _SCORES_BYTES = 64 << 20
@@ -22,7 +22,8 @@ _LEAST = 1 << 20
 """Scores of a head; of fewer the products are too small."""
 _UNIT = 128
 """Queries, of which a part has a multiple."""
-_SOFTMAX = Program(("max m = s", "row e = expf(s - m)", "sum t = e", "let r = 1.f / t"), ("e * r",), ("m + logf(t)",))
+_KEYS = 4
+"""Keys, of whose scores a packet of 16 bytes has so many."""
 _DELTA = Program(("sum d = g * out",), (), ("d",))
 _SLOPES = ("expf(s - lse)", "expf(s - lse) * (d - delta) * factor")
 
@@ -31,7 +32,7 @@ Part = tuple[slice, slice]
 
 
 def why_not(inputs: Inputs, dropout_p: float) -> str:
-    """Why attention is not made by products; "" if it is."""
+    """Why gradients are not made by products; "" if they are."""
     query, key, value = inputs.query, inputs.key, inputs.value
     if dropout_p or inputs.is_causal or inputs.attn_mask is not None or inputs.key_value_seq_lengths is not None:
         return "only where each query looks at all keys"
@@ -41,7 +42,7 @@ def why_not(inputs: Inputs, dropout_p: float) -> str:
         return reason
     if query.shape[-2] * key.shape[-2] < _LEAST or 0 in (*query.shape, *key.shape, *value.shape):
         return f"fewer than {_LEAST} scores of a head"
-    return why_not_rows(key.swapaxes(-1, -2), 1)
+    return "" if key.shape[-2] % _KEYS == 0 else f"a number of keys that is no multiple of {_KEYS}"
 
 
 def _parts(query: Array, key: Array) -> Iterator[Part]:
@@ -59,20 +60,6 @@ def _heads(k: Launcher, x: Array) -> Array:
     return k.contiguous(x).reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
 
 
-def forward(k: Launcher, inputs: Inputs) -> tuple[Array, Array]:
-    """The result (..., L, V), and each row's log-sum-exp (..., L, 1)."""
-    shape = (*inputs.query.shape[:-1], inputs.value.shape[-1])
-    query, key, value = (_heads(k, x) for x in (inputs.query, inputs.key, inputs.value))
-    out = k.empty((*query.shape[:2], shape[-1]), float32)
-    lse = k.empty((*query.shape[:2], 1), float32)
-    for heads, rows in _parts(query, key):
-        scores = k.matmul(query[heads, rows], key[heads].swapaxes(1, 2), alpha=inputs.factor)
-        found = k.empty(scores.shape, float32)
-        k.rows(_SOFTMAX, Operands({"s": scores}), (float32, float32), (found, lse[heads, rows].reshape(-1)))
-        k.matmul(found, value[heads], out=out[heads, rows])
-    return out.reshape(shape), lse.reshape(*shape[:-1], 1)
-
-
 def gradients(
     k: Launcher, g: Array, inputs: Inputs, out: Array, lse: Array, needs: frozenset[str]
 ) -> tuple[Array | None, Array | None, Array | None]:
@@ -82,7 +69,7 @@ def gradients(
         k: launches kernels.
         g: the gradient of the result (..., L, V).
         inputs: the arguments of attention.
-        out, lse: what `forward` returned.
+        out, lse: the result, and log-sum-exps of rows (..., L, 1).
         needs: the names of the arguments whose gradients are wanted.
 
     Returns:

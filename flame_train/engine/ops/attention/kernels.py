@@ -2,9 +2,9 @@
 
 bf16 and fp16 go through cuDNN, masks, grouped heads and all, except where a kernel of ours is faster. That is so for
 few keys, such as a caption's (short_kv_forward.cuh), and for heads of size 64 on compute capability 9.0 (wgmma.cuh).
-With dropout, for which cuDNN has other random numbers, they go through mma.cuh. Long sequences in fp32 are made by
-products, some at a time (by_products.py). All else goes through tiled.cuh, up to head sizes where the reference, whose
-products cuBLASLt makes, is faster.
+With dropout, for which cuDNN has other random numbers, they go through mma.cuh. All else goes through tiled.cuh, up to
+head sizes where the reference, whose products cuBLASLt makes, is faster. Products make the gradients of long sequences
+in fp32 as well, some at a time (by_products.py).
 """
 
 from __future__ import annotations
@@ -233,12 +233,6 @@ def _by_cudnn(
 
 
 # ---- products, and our kernels -------------------------------------------------------------------------
-
-
-@scaled_dot_product_attention.cuda("products", when=by_products.why_not)
-def _(k: Launcher, inputs: Inputs) -> tuple[Array, Array]:
-    inputs.check()
-    return by_products.forward(k, inputs)
 
 
 @scaled_dot_product_attention.cuda_vjp("products", "query", "key", "value", when=by_products.why_not)
