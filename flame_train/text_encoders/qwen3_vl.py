@@ -229,7 +229,8 @@ class Qwen3VLEncoder(Qwen3Encoder):
     def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not isinstance(network, Qwen3VL):
             return super().encode(network, inputs)
-        images = [inputs[name] for name in sorted(n for n in inputs if n.startswith("image"))]
+        count = sum(name.startswith("image") for name in inputs)
+        images = [inputs[f"image{i}"] for i in range(1, count + 1)]
         if not images:
             return super().encode(network.language, inputs)
         grids = tuple((x.shape[1] // _SIDE, x.shape[2] // _SIDE) for x in images)

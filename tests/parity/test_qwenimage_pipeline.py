@@ -163,10 +163,11 @@ def test_a_control_image_is_scaled_as_in_the_pipeline(pipeline, size):
     np.testing.assert_array_equal(found, np.asarray(expected.convert("RGB")))
 
 
-def test_the_training_loss_is_that_of_diffusers_with_control_images(pipeline, folder, tmp_path, off):
-    """Of two captions of two lengths, each beside images of its own, of the same two sizes."""
+@pytest.mark.parametrize("sizes", [[(96, 64), (64, 96)], [(32, 32)] * 11], ids=["two images", "eleven images"])
+def test_the_training_loss_is_that_of_diffusers_with_control_images(pipeline, folder, tmp_path, off, sizes):
+    """Of two captions of two lengths, each beside images of its own, of the same sizes; and their states."""
     model = FAMILIES["qwenimage"].open(opening(folder)).with_images()
-    texts, sizes = (PROMPT, LONGER), [(96, 64), (64, 96)]
+    texts = PROMPT, LONGER
     rng = np.random.default_rng(0)
     latents, noise = (rng.standard_normal((2, 4, 6, 64)).astype(np.float32) for _ in range(2))
     levels = np.array([0.3, 0.875], np.float32)
@@ -192,11 +193,12 @@ def test_the_training_loss_is_that_of_diffusers_with_control_images(pipeline, fo
         found = objective.losses(denoiser.denoise(objective.noised(x, n, t), t, cond), x, n, t).mean().item()
 
     losses = []
-    for text, own, image, noised, level in zip(texts, images, latents, noise, levels, strict=True):
+    for text, own, example, image, noised, level in zip(texts, images, examples, latents, noise, levels, strict=True):
         opaque = [Image.fromarray(each).convert("RGBA") for each in own]
         with torch.no_grad():
             states, mask, slots = pipeline.encode_prompt(text, opaque)
             assert mask is None
+            assert off(example["qwen3"], states[0, ~slots[0]]) < 1e-5
             seen = [pipeline.image_processor.preprocess(each).unsqueeze(2) for each in opaque]
             _, clean = pipeline.prepare_latents(seen, 1, 64, 64, 96, torch.float32, "cpu", None)
             begin, end = torch.from_numpy(image).reshape(1, 24, 64), torch.from_numpy(noised).reshape(1, 24, 64)
