@@ -180,9 +180,11 @@ def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
     _notice_rate(config.optimizer)
     files = control_files(Plan(checked, samples, held_out).requests, checked.sample_model, config.data.resolution)
     plan = _with_steps(Plan(checked, samples, held_out, files), processes)
-    _notice_long_texts(model, "caption", list(dict.fromkeys(text for row in whole.rows for text in row.texts)))
-    _notice_long_texts(model, "prompt", [request.text for request in plan.requests])
     encoding = plan.encoding
+    captions = (encoding.reading(text, row.seen_beside(0)) for row in whole.rows for text in row.texts)
+    _notice_long_texts(model, "caption", list(dict.fromkeys(captions)))
+    prompts = [encoding.reading(request.text, plan.shown_to(request)) for request in plan.requests]
+    _notice_long_texts(model, "prompt", prompts)
     return replace(plan, text_rows=encoding.longest({*encoding.readings(plan.everything), *plan.prompts}))
 
 
@@ -271,8 +273,8 @@ def _notice_rate(optimizer: OptimizerSection) -> None:
         _LOG.warning('optimizer.lr: "%s" finds its rate, of which %s is a factor; 1 is usual', name, optimizer.lr)
 
 
-def _notice_long_texts(model: Model, what: str, texts: list[str]) -> None:
-    cut, encoder = too_long(model.text, texts)
+def _notice_long_texts(model: Model, what: str, read: Sequence[Reading]) -> None:
+    cut, encoder = too_long(model.text, read)
     if cut and encoder is not None:
         key, tokens = encoder.limit
         _LOG.warning("%d %s(s) are longer than %s=%d; the rest is not seen", cut, what, key, tokens)

@@ -132,6 +132,10 @@ class TextEncoder(ABC):
     def overlong(self, text: str) -> bool:
         """Whether a caption has more tokens than are kept."""
 
+    def cuts(self, reading: Reading) -> bool:
+        """`overlong` of a text beside its images, which may take some of the room."""
+        return self.overlong(reading.text)
+
     @property
     @abstractmethod
     def vocabulary(self) -> str:
@@ -173,15 +177,15 @@ class TextEncoder(ABC):
         return None
 
 
-def too_long(encoders: Sequence[TextEncoder], texts: Sequence[str]) -> tuple[int, TextEncoder | None]:
+def too_long(encoders: Sequence[TextEncoder], read: Sequence[Reading]) -> tuple[int, TextEncoder | None]:
     """How many texts are longer than the encoder with the longest limit keeps, and that encoder."""
     if not encoders:
         return 0, None
     longest = max(encoders, key=lambda encoder: encoder.limit[1])
     most = longest.limit[1]
-    return sum(not _surely_fits(text, most) and longest.overlong(text) for text in texts), longest
+    return sum(not _surely_fits(reading, most) and longest.cuts(reading) for reading in read), longest
 
 
-def _surely_fits(text: str, tokens: int) -> bool:
+def _surely_fits(reading: Reading, tokens: int) -> bool:
     """Whether a text is so short that no tokenizer need be asked: of ASCII each makes at most a token a character."""
-    return len(text) < tokens and text.isascii()
+    return not reading.images and len(reading.text) < tokens and reading.text.isascii()

@@ -205,6 +205,9 @@ class Qwen3VLEncoder(Qwen3Encoder):
             return pixels
         return np.array(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
 
+    def cuts(self, reading: Reading) -> bool:
+        return self._tokens(reading).truncated > 0 if reading.images else super().cuts(reading)
+
     def rows_of(self, reading: Reading) -> int:
         if not reading.images:
             return super().rows_of(reading)

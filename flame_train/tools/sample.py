@@ -247,7 +247,8 @@ def _conditioning(
                 for component, network in encoders.networks.items():
                     adapted.enter_context(_adapted(component, network, files, strength))
                 examples[strength] = dict(zip(read, encoders.captions([*read]), strict=True))
-    cut, longest = too_long(encoding.text, [request.text for request in wanted])
+    shown = [encoding.reading(request.text, beside[request.number]) for request in wanted]
+    cut, longest = too_long(encoding.text, shown)
     if cut and longest is not None:
         _LOG.warning("%d prompt(s) are longer than %d tokens; the rest is not seen", cut, longest.limit[1])
     return examples

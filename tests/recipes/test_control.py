@@ -149,6 +149,20 @@ def test_a_text_encoder_that_reads_images_has_states_of_each_caption_beside_each
     assert plan.cache_bytes < cached < 1.2 * plan.cache_bytes
 
 
+def test_captions_that_control_images_leave_too_little_room_for_are_told(
+    config: Callable[..., Path], edits: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A byte is a token here, so a hundred fit into 128 by themselves, and not beside an image's 64."""
+    for path in (edits / "images").glob("*.txt"):
+        path.write_text("a" * 100)
+    path = config("krea2", '"before"')
+    planned(path)
+    planned(path, "text_encoders.qwen3_tokens=128", "data.control=[]")
+    assert "longer than" not in caplog.text
+    planned(path, "text_encoders.qwen3_tokens=128")
+    assert "12 caption(s) are longer than text_encoders.qwen3_tokens=128" in caplog.text
+
+
 def test_control_images_that_leave_no_room_for_a_caption_are_refused(
     config: Callable[..., Path], capsys: Capture
 ) -> None:
