@@ -276,10 +276,6 @@ class CaptionEncoders:
         """The conditioning arrays of captions."""
         return self.start([self.inputs(reading) for reading in read])()
 
-    def caption(self, text: str) -> Example:
-        """The conditioning arrays of a caption beside no images."""
-        return self.captions([Reading(text)])[0]
-
 
 def _text_digest(encoders: Sequence[TextEncoder], digests: Digests, hashing: Executor) -> str:
     made = hashing.map(lambda e: [part.digest(digests) for part in e.parts], encoders)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -29,11 +29,12 @@ from flame_train.models.common.files.part import Part
 from flame_train.models.common.text.loading_qwen3 import vision_part
 from flame_train.models.common.text.qwen3 import Qwen3
 from flame_train.models.common.text.qwen3_vision import VisionTower
-from flame_train.models.common.text.seen import Seen
+from flame_train.models.common.text.seen import Grid, Seen
 
 from .encoder import TextEncoder
 from .qwen3 import ClosedTemplate, Qwen3Encoder
 
+_A = TypeVar("_A")
 _SIDE: Final = 32  # pixels of a token
 _LEAST: Final = 256**2  # pixels to which Qwen3-VL's processor enlarges a smaller image
 _BEGIN, _PLACE, _END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
@@ -68,8 +69,7 @@ class Marks:
 
     def places(self, own: Size) -> int:
         """The tokens of an image of this size."""
-        height, width = self.size(own)
-        return height // _SIDE * (width // _SIDE)
+        return math.prod(_grid(self.size(own)))
 
 
 STATES_DROPPED: Final = Marks("<image{}>", " ")
@@ -216,8 +216,8 @@ class Qwen3VLEncoder(Qwen3Encoder):
         return int(own) - dropped
 
     def rows(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> int:
-        sizes = [a.shape[:2] for name, a in inputs.items() if name.startswith("image")]
-        return super().rows(inputs) - (0 if self.marks.kept else sum(map(_places, sizes)))
+        dropped = 0 if self.marks.kept else sum(math.prod(_grid(a.shape[:2])) for a in _images(inputs))
+        return super().rows(inputs) - dropped
 
     def load(self, *, device: str, dtype: DType | str, precision: str, streamed: Collection[str] = ()) -> BlockNetwork:
         language = super().load(device=device, dtype=dtype, precision=precision, streamed=streamed)
@@ -232,14 +232,13 @@ class Qwen3VLEncoder(Qwen3Encoder):
     def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not isinstance(network, Qwen3VL):
             return super().encode(network, inputs)
-        count = sum(name.startswith("image") for name in inputs)
-        images = [inputs[f"image{i}"] for i in range(1, count + 1)]
+        images = _images(inputs)
         if not images:
             return super().encode(network.language, inputs)
-        grids = tuple((x.shape[1] // _SIDE, x.shape[2] // _SIDE) for x in images)
+        grids = tuple(_grid(x.shape[1:3]) for x in images)
         sizes = [rows * columns for rows, columns in grids]
-        ahead = [sum(sizes[:i]) for i in range(len(sizes))]
-        starts = [self._unseen + s + n for s, n in zip(self.starts(len(sizes)), ahead, strict=True)]
+        ahead = accumulate(sizes[:-1], initial=self._unseen)
+        starts = [start + before for start, before in zip(self.starts(len(sizes)), ahead, strict=True)]
         seen = Seen(tuple(starts), grids, tuple(network.vision(x) for x in images))
         found = network.language(inputs["ids"], None, self.taps, self.normalised, None, seen)
         rows = inputs["mask"][:, self._unseen :].to(int32).sum(dim=-1)
@@ -249,8 +248,16 @@ class Qwen3VLEncoder(Qwen3Encoder):
         return {"qwen3": states, "qwen3_rows": rows - sum(sizes)}
 
 
-def _places(size: Size) -> int:
-    return size[0] // _SIDE * (size[1] // _SIDE)
+def _grid(size: Sequence[int]) -> Grid:
+    """Rows and columns of tokens of an image that is read at this height and width."""
+    height, width = size
+    return height // _SIDE, width // _SIDE
+
+
+def _images(inputs: Mapping[str, _A]) -> list[_A]:
+    """The images among an encoder's inputs, in order."""
+    count = sum(name.startswith("image") for name in inputs)
+    return [inputs[f"image{i}"] for i in range(1, count + 1)]
 
 
 def _text_of(state_BTC: Tensor, unseen: int, seen: Seen) -> Tensor:

@@ -84,7 +84,7 @@ def test_captions_encoded_by_a_t5_in_fewer_bits_are_others(
             output=OutputSection(dir=f"{drawn}-run"),
         )
         plan = planned(family, config)
-        found = plan.encoding.encoders("cpu").caption("a red circle").values()
+        found = plan.encoding.encoders("cpu").captions([Reading("a red circle")])[0].values()
         key = plan.encoding.keys(plan.samples, [Reading("a red circle")]).captions[Reading("a red circle")]
         made[key] = np.concatenate([np.ravel(a) for a in found]).astype(np.float64)
     exact, rounded = made.values()

@@ -12,6 +12,7 @@ from PIL import Image
 from flame_train.adapters.attach import at_strength, attach
 from flame_train.config.prompts import Prompt
 from flame_train.config.schema import Config, SampleSection
+from flame_train.data.reading import Reading
 from flame_train.engine import no_grad
 from flame_train.errors import ConfigError, Interrupted
 from flame_train.run.check import check
@@ -32,7 +33,7 @@ def studio(small_config):
     model = plan.model
     with no_grad():
         encoders = plan.encoding.encoders("cpu")
-        captions = {prompt: encoders.caption(prompt) for prompt in TEXTS}
+        captions = {prompt: encoders.captions([Reading(prompt)])[0] for prompt in TEXTS}
     denoiser, vae = model.load_denoiser(device="cpu", dtype="fp32"), model.vae.load("fp32", "cpu")
 
     def images(prompts, stop=None, watched=None, **section):
