@@ -5,8 +5,9 @@
     python scripts/op_table.py --write    writes it into the page
 
 Measured are the sizes of `bench ops all`, first in bf16, then in fp32, and products and convolutions in TF32 as well.
-Where `--seconds` are over the measurement ends, and the table names what was not reached; `--only fp32,tf32` measures
-these anew and keeps the other rows of the file. A test holds the page to the file.
+Where `--seconds` are over the measurement ends, and the table names what was not reached. `--only fp32,tf32` measures
+these anew, `--ops clone,stack` these ops and those that were not reached; both keep the other rows of the file. A test
+holds the page to the file.
 """
 
 from __future__ import annotations
@@ -29,21 +30,29 @@ CONVOLUTIONS = ("conv1d", "conv2d", "conv_transpose2d", "lora_conv2d")
 LIMIT = 1.2  # of PyTorch's time: what is over it is named above the table
 
 
-def measure(path: Path, precisions: Sequence[str], seconds: float) -> None:
-    """Writes the times of all ops after each precision, while the seconds last; other precisions keep their rows."""
+def measure(path: Path, precisions: Sequence[str], seconds: float, some: Sequence[str] = ()) -> None:
+    """Writes the times of ops after each precision, while the seconds last; what is not measured keeps its rows.
+
+    Args:
+        path: the file.
+        precisions: those that are measured.
+        seconds: no op is begun after these.
+        some: the ops, besides those that were not reached before; none: all.
+    """
     from flame_train.engine.op import REGISTRY
     from flame_train.tools.bench import ops
 
     end = time.monotonic() + seconds
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}
-    rows = [row for row in known["rows"] if row["precision"] not in precisions]
-    missed, failed = (
-        {k: v for k, v in known.get(part, {}).items() if k not in precisions} for part in ("not_reached", "failed")
-    )
+    rows, missed, failed = (known.get(part, {}) for part in ("rows", "not_reached", "failed"))
     for precision in precisions:
         names = sorted(REGISTRY) if precision != "tf32" else sorted((*ROUNDED, *CONVOLUTIONS))
+        if some:
+            wanted = {*some, *missed.get(precision, ()), *failed.get(precision, ())}
+            names = [name for name in names if name in wanted]
         found = ops.run(names, "cuda", precision, "torch", within=end - time.monotonic())
-        rows += [{k: v for k, v in row.items() if k in KEPT} for row in found["ops"]]
+        rows = [row for row in rows if row["precision"] != precision or row["op"] not in found["reached"]]
+        rows += [{k: v for k, v in row.items() if k in KEPT} for row in found["ops"] if row["op"] in found["reached"]]
         failed[precision] = found["failed"]
         missed[precision] = [name for name in names if name not in found["reached"]]
         print(
@@ -144,10 +153,11 @@ def main() -> None:
     parser.add_argument("--measure", type=Path)
     parser.add_argument("--seconds", type=float, default=190.0)
     parser.add_argument("--only", default=",".join(PRECISIONS))
+    parser.add_argument("--ops", default="")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     if args.measure:
-        measure(args.measure, args.only.split(","), args.seconds)
+        measure(args.measure, args.only.split(","), args.seconds, [name for name in args.ops.split(",") if name])
         return
     made = table(json.loads(MEASURED.read_text(encoding="utf-8")))
     if args.write:

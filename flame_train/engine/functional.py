@@ -81,8 +81,10 @@ from .ops.reduction.prod import prod
 from .ops.reduction.reduce import mean, norm, std, sum, var
 from .ops.reduction.truth import all, any
 from .ops.shape.concat import cat, chunk, split, stack, unbind
-from .ops.shape.rearrange import flip, pad, pixel_shuffle, pixel_unshuffle, repeat, repeat_interleave, roll, tril, triu
+from .ops.shape.pixels import pixel_shuffle, pixel_unshuffle
+from .ops.shape.rearrange import flip, pad, repeat, repeat_interleave, roll
 from .ops.shape.reshape import expand, flatten, movedim, permute, reshape, squeeze, t, transpose, unsqueeze, view
+from .ops.shape.triangle import tril, triu
 
 __all__ = [
     "abs",

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...errors import ShapeError, kind_of
-from ..backend import same_place, several_gpus
+from ..backend import Backend, same_place, several_gpus
 from ..dtype import Array
 from ..mode import mode
 from ..sums import unbroadcast
@@ -99,7 +99,7 @@ class BackwardPass:
             sent, totals = self._observed(node, grads)
             for i, (edge, g) in enumerate(zip(node.edges, sent, strict=True)):
                 if g is not None:
-                    whole = unbroadcast(node.backend.xp, g, edge.shape, edge.dtype)
+                    whole = _fitted(node.backend, g, edge)
                     (self.set_at if i in totals else self.send)(edge, whole)
             if not retain_graph:
                 node.release_saved()
@@ -269,6 +269,14 @@ class BackwardPass:
             self._leaves[id(leaf)][1].set(0, total)
         else:
             self._sink.set(leaf, total)
+
+
+def _fitted(backend: Backend, g: Array, edge: Edge) -> Array:
+    """A formula's result in the shape and dtype of the tensor at the edge's end."""
+    if backend.kernels is not None and g.shape == edge.shape and g.dtype != edge.dtype:
+        cast: Array = backend.kernels.cast(g, edge.dtype)
+        return cast
+    return unbroadcast(backend.xp, g, edge.shape, edge.dtype)
 
 
 class _ForwardToParent:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..dtype import Array, compute_dtype
+from ..dtype import Array, DType, compute_dtype, is_float
 from ..op import VJP
 from .grad_target import GradTarget, GradTargets
 from .graph import Node, Remat
@@ -26,10 +26,17 @@ def check_saved(node: Node) -> None:
 
 
 def dense_grads(node: Node, grads: list[Array | None]) -> tuple[Array, ...]:
-    """The `g` of an op with several outputs: a tuple with zeros where no gradient arrived."""
+    """The `g` of an op with several outputs: a tuple with zeros where no gradient arrived.
+
+    Those of whole numbers, such as the indices of `sort`, are one zero seen as many: nobody reads them.
+    """
     xp = node.backend.xp
-    pairs = zip(grads, node.outputs, strict=True)
-    return tuple([xp.zeros(shape, dtype) if g is None else g for g, (shape, dtype) in pairs])
+
+    def zeros(shape: tuple[int, ...], dtype: DType) -> Array:
+        made: Array = xp.zeros(shape, dtype) if is_float(dtype) else xp.broadcast_to(xp.zeros((), dtype), shape)
+        return made
+
+    return tuple([zeros(*o) if g is None else g for g, o in zip(grads, node.outputs, strict=True)])
 
 
 def by_argument(node: Node, by_edge: dict[int, GradTarget]) -> GradTargets:

@@ -92,6 +92,15 @@ static float __shfl_xor_sync(unsigned, float v, int offset) {
 static unsigned __shfl_xor_sync(unsigned all, unsigned v, int offset) {
   return __float_as_uint(__shfl_xor_sync(all, __uint_as_float(v), offset));
 }
+// The value of the thread `to` of the warp.
+static float __shfl_sync(unsigned all, float v, int to) { return __shfl_xor_sync(all, v, threadIdx.x % 32 ^ to); }
+static unsigned __shfl_sync(unsigned all, unsigned v, int to) { return __shfl_xor_sync(all, v, threadIdx.x % 32 ^ to); }
+// That of the thread `by` before this one, its own for the first.
+static float __shfl_up_sync(unsigned all, float v, int by) {
+  int lane = threadIdx.x % 32;
+  return __shfl_sync(all, v, lane < by ? lane : lane - by);
+}
+static unsigned atomicAdd(unsigned* to, unsigned v) { return (*to += v) - v; }
 static unsigned sum_of(unsigned v, int group, int members) {
   unsigned& all = votes[here()][group];
   all += v;

@@ -23,7 +23,13 @@ from flame_train.engine.backend.cuda.libraries.cudnn import CuDnn
 from flame_train.engine.backend.shapes.gpu import H100, RTX_3090, T4  # noqa: F401  # tests take it from here
 from flame_train.engine.backend.shapes.gpu import Gpu as Card
 
-NUMBERS = {"int": np.int32, "unsigned": np.uint32, "long long": np.int64, "float": np.float32}
+NUMBERS = {
+    "int": np.int32,
+    "unsigned": np.uint32,
+    "long long": np.int64,
+    "float": np.float32,
+    "double": np.float64,
+}
 ELEMENTS = {
     "float": np.dtype(np.float32),
     "double": np.dtype(np.float64),
@@ -290,6 +296,15 @@ class Event:
         self.awaited += 1
 
 
+class Device(SimpleNamespace):
+    """The only GPU, whose context changes nothing."""
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
 class Stream:
     """Does everything at once; while it captures, it also keeps what is done for later."""
 
@@ -300,6 +315,11 @@ class Stream:
 
     def use(self) -> None: ...
     def synchronize(self) -> None: ...
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
     def record(self) -> Event:
         event = Event()
@@ -366,13 +386,13 @@ class StandIn:
         )
         self.cuda = SimpleNamespace(
             Stream=lambda non_blocking=False: Stream() if non_blocking else stream,
-            MemoryPool=lambda allocator: pool,
+            MemoryPool=lambda allocator=None: pool,
             set_allocator=lambda _: None,
             using_allocator=lambda _: nullcontext(),
             Event=Event,
             get_current_stream=lambda: stream,
             alloc_pinned_memory=bytearray,
-            Device=lambda: SimpleNamespace(attributes=attributes, compute_capability=card.capability),
+            Device=lambda: Device(attributes=attributes, compute_capability=card.capability),
             PinnedMemoryPool=lambda: SimpleNamespace(malloc=Pinned),
             PinnedMemory=Pinned,
             runtime=RUNTIME,

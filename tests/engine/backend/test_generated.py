@@ -26,11 +26,14 @@ from flame_train.engine.ops.reduction.finite import NonFiniteFlags
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiler")]
 
 OPS = """
-adaptive_avg_pool2d add amax avg_pool2d batch_norm batch_norm_inference batch_norm_train cast celu clamp cross_entropy
-dora_gain embedding fp8_quantize gated_add gather geglu gelu hadamard_add hardsigmoid hardtanh index_select
-int8_quantize kron_add layer_norm layer_norm_modulate lerp log_softmax logsigmoid logsumexp masked_fill max_pool2d
-mean mish mse_loss mul nf4_dequantize nf4_quantize nll_loss norm one_hot prelu quick_gelu relu6 rms_norm rms_norm_rope
-rope scaled_dequantize scatter_add selu silu softmax softsign std sub sum swiglu take_along_dim var where
+adaptive_avg_pool2d add amax avg_pool2d batch_norm batch_norm_inference batch_norm_train binary_cross_entropy
+binary_cross_entropy_with_logits cast celu clamp clone cross_entropy dora_gain embedding flip fp8_quantize
+gated_add gather geglu gelu glu getitem hadamard_add hardsigmoid hardtanh huber_loss index_select int8_quantize kl_div
+kron_add l1_loss layer_norm layer_norm_modulate lerp log_softmax logical_and logical_not logical_or logical_xor
+logsigmoid logsumexp masked_fill max_pool2d mean mish mse_loss mul narrow nf4_dequantize nf4_quantize nll_loss norm
+one_hot pad pixel_shuffle pixel_unshuffle prelu quick_gelu relu6 repeat_interleave rms_norm rms_norm_rope rope
+scaled_dequantize scatter scatter_add selu silu softmax softsign stack std sub sum swiglu take_along_dim tril triu
+var where
 """.split()
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
 

@@ -55,7 +55,7 @@ def test_what_is_compiled_ahead_is_not_compiled_again(gpu: Any, monkeypatch: pyt
     monkeypatch.setattr(
         modules, "_of_text", lambda text, kernel: compiled.append((text, kernel)) or usual(text, kernel)
     )
-    KernelRequests((), run.kernel_requests.texts, ()).compile(modules, None)
+    KernelRequests((), run.kernel_requests.texts, ()).compile(modules, None, lambda call: None)
     for text, kernel in run.kernel_requests.texts:
         modules.generated(text, kernel)  # waits for it
     step()

@@ -9,6 +9,7 @@ from typing import Any
 from ...dtype import Array, DType
 from .codegen.elementwise import Elementwise
 from .nvrtc import ELEMENT_TYPES
+from .transpose import Transposes
 
 _COPIED = 8  # arrays that one launch copies
 
@@ -18,6 +19,7 @@ class Arrays:
 
     xp: Any
     elementwise: Elementwise
+    transposes: Transposes
 
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
         """Uninitialised memory."""
@@ -25,10 +27,29 @@ class Arrays:
 
     def contiguous(self, x: Array) -> Array:
         """`x` in row-major memory, itself if it is already."""
-        if x.flags.c_contiguous:
-            return x
+        return x if x.flags.c_contiguous else self.copied(x)
+
+    def copied(self, x: Array) -> Array:
+        """A copy of `x` in row-major memory."""
         made = self.empty(x.shape, x.dtype)
         self.copy([made], [x])
+        return made
+
+    def cast(self, x: Array, dtype: DType) -> Array:
+        """`x` in another dtype; itself if it has that."""
+        if x.dtype == dtype or x.dtype not in ELEMENT_TYPES or dtype not in ELEMENT_TYPES:
+            return x.astype(dtype, copy=False)
+        return self.elementwise(("input",), {"input": x}, (dtype,))[0]
+
+    def framed(self, x: Array, shape: Sequence[int], places: Sequence[slice], value: float = 0.0) -> Array:
+        """`x` at its places in a new array of `shape`, `value` around it. Slices have both ends and a step of 1."""
+        made = self.empty(shape, x.dtype)
+        self.copy([made[tuple(places)]], [x])
+        for dim, (n, place) in enumerate(zip(shape, places, strict=True)):
+            for side in (slice(0, place.start), slice(place.stop, n)):
+                part = made[(*places[:dim], side)]
+                if part.size:
+                    self.elementwise(("value",), {"value": value}, (x.dtype,), part.shape, (part,))
         return made
 
     def aligned(self, value: Any) -> Any:
@@ -41,7 +62,7 @@ class Arrays:
         if not isinstance(value, self.xp.ndarray):
             return value
         odd = value.data.ptr & 15 or min(value.strides, default=0) < 0
-        return value.copy() if odd or (value.ndim == 1 and not value.flags.c_contiguous) else value
+        return self.copied(value) if odd or (value.ndim == 1 and not value.flags.c_contiguous) else value
 
     def mergeable_rows(self, x: Array) -> Array:
         """`x` with equal distances between its rows, so that it reshapes to a matrix: itself, or a dense copy."""
@@ -68,12 +89,15 @@ class Arrays:
     def copy(self, targets: Sequence[Array], sources: Sequence[Array]) -> None:
         """Copies each source into its target. All targets have one shape and dtype, to which the sources broadcast.
 
-        Our own kernel moves packets where CuPy's moves elements, and copies several arrays in one launch.
+        Our own kernels move packets where CuPy's moves elements. One copies several arrays in one launch, another one
+        to memory of another order, tile by tile.
         """
         first = targets[0]
         if first.dtype not in ELEMENT_TYPES:
             for target, source in zip(targets, sources, strict=True):
                 target[...] = source
+            return
+        if len(targets) == 1 and self.transposes(first, sources[0]):
             return
         for i in range(0, len(targets), _COPIED):
             given = {f"x{n}": x for n, x in enumerate(sources[i : i + _COPIED])}

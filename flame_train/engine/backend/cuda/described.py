@@ -54,7 +54,9 @@ class ShapeLauncher(Launcher):
     @property
     def kernel_requests(self) -> KernelRequests:
         """The kernels that were requested so far."""
-        return KernelRequests(tuple(self._made.files), tuple(self._made.texts), tuple(self._cubins.files))
+        return KernelRequests(
+            tuple(self._made.files), tuple(self._made.texts), tuple(self._cubins.files), tuple(self.xp.calls)
+        )
 
 
 class _Replay:

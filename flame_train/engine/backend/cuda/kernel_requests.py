@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ...dtype import DType
+from ..cupy_calls import CupyCall
 from .made_once import started
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRequests:
-    """Kernels, as the arguments of `KernelModules.get`, of `KernelModules.generated`, and of `Cubins.get`."""
+    """Kernels, as the arguments of `KernelModules.get`, of `KernelModules.generated`, and of `Cubins.get`.
+
+    `calls` are those of CuPy, which compiles kernels of its own.
+    """
 
     files: tuple[tuple[str, str, DType, int], ...]
     texts: tuple[tuple[str, str], ...]
     sm90: tuple[tuple[str, str, DType, int], ...]
+    calls: tuple[CupyCall, ...] = ()
 
-    def compile(self, modules: Any, cubins: Any) -> None:
-        """Starts compiling them on threads; those that take longest come first."""
+    def compile(self, modules: Any, cubins: Any, beside: Callable[[CupyCall], None]) -> None:
+        """Starts compiling them on threads; those that take longest come first.
+
+        Args:
+            modules: compiles files and texts.
+            cubins: compiles for one GPU.
+            beside: makes a call of CuPy beside the other work.
+        """
         calls = [partial(cubins.get, *each) for each in self.sm90]
         calls += [partial(modules.get, *each) for each in self.files]
         calls += [partial(modules.generated, *each) for each in self.texts]
+        calls += [partial(beside, each) for each in self.calls]
         started(calls)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...dtype import Array, DType, float32
 from ..base import same_place
+from ..cupy_calls import CupyCall
 from .codegen.column_reduce import Columns
 from .codegen.elementwise import Elementwise
 from .codegen.moments import Moments
@@ -23,6 +24,7 @@ from .libraries.cudnn import CuDnn
 from .nvrtc import KernelModules, begin, element_name
 from .products import Products
 from .side_stream import SideStream
+from .transpose import Transposes
 from .tuning import tuning_for
 from .workspace import Workspace
 
@@ -52,7 +54,7 @@ class Launcher(Products):
         self.ones = cupy.ones(_WIDEST, np.float32).view(np.uint32)
         self.compute_capability = int(device.compute_capability)
         self.tuning = tuning_for(self.compute_capability)
-        self.elementwise = Elementwise(cupy, self._modules)
+        self.elementwise, self.transposes = Elementwise(cupy, self._modules), Transposes(self._modules)
         self.scalars = Scalars(self._modules)
         self.rows = Rows(cupy, self._modules, self.tuning)
         self.columns = Columns(cupy, self._modules, self.rows, self.multiprocessors)
@@ -134,7 +136,14 @@ class Launcher(Products):
 
     def compile_ahead(self, requests: KernelRequests) -> None:
         """Starts compiling, on threads, the kernels that a run on shapes requested."""
-        requests.compile(self._modules, self._cubins)
+        cuda = self.xp.cuda
+        device, pool = cuda.Device(), cuda.MemoryPool()
+
+        def beside(call: CupyCall) -> None:
+            with device, cuda.Stream(non_blocking=True), cuda.using_allocator(pool.malloc):
+                call.make(self.xp)
+
+        requests.compile(self._modules, self._cubins, beside)
 
     def launch_source(self, text: str, kernel: str, threads: int, block: int, args: Sequence[Any]) -> None:
         """Runs `kernel` of `text`, which names its own element types, with at least `threads` in blocks of `block`.

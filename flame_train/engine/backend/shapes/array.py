@@ -141,10 +141,14 @@ class ShapeArray:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Writes nothing."""
+        found = indexed(self.shape, self.strides, key if isinstance(key, tuple) else (key,))
+        if found is not None:
+            self.xp.calls.note("assign", (self._view(*found), value))
 
     # ---- copies --------------------------------------------------------------------------------------
 
     def copy(self, order: str = "C") -> ShapeArray:
+        self.xp.calls.note("copy", (self,))
         return self.xp.laid_out(self.shape, self.dtype, self.shape_strides(order))
 
     def shape_strides(self, order: str, itemsize: int = 0) -> Shape:
@@ -156,6 +160,7 @@ class ShapeArray:
         new = np.dtype(dtype)
         if new == self.dtype and not copy:
             return self
+        self.xp.calls.note("astype", (self,), new)
         return self.xp.laid_out(self.shape, new, self.shape_strides(order, new.itemsize))
 
     def get(self, stream: Any = None, out: Any = None, blocking: bool = True) -> Any:
@@ -247,8 +252,12 @@ def _operators() -> None:
     def alone(fn: Any) -> Callable[[ShapeArray], ShapeArray]:
         return lambda a: a.xp.elementwise(fn, a)
 
-    def in_place(a: ShapeArray, b: Any) -> ShapeArray:
-        return a
+    def in_place(fn: Any) -> Callable[[ShapeArray, Any], ShapeArray]:
+        def noted(a: ShapeArray, b: Any) -> ShapeArray:
+            a.xp.calls.note(fn.__name__, (a, b, a))
+            return a
+
+        return noted
 
     for name, fn in {
         "add": np.add,
@@ -266,7 +275,7 @@ def _operators() -> None:
     }.items():
         setattr(ShapeArray, f"__{name}__", forward(fn))
         setattr(ShapeArray, f"__r{name}__", reflected(fn))
-        setattr(ShapeArray, f"__i{name}__", in_place)
+        setattr(ShapeArray, f"__i{name}__", in_place(fn))
     for name, fn in {
         "lt": np.less,
         "le": np.less_equal,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..cupy_calls import CupyCalls
 from .array import ShapeArray
 from .driver import Cuda
 from .gpu import Gpu
@@ -62,7 +63,7 @@ class ShapeNamespace:
     ndarray, newaxis, pi, inf = ShapeArray, None, math.pi, math.inf
 
     def __init__(self, gpu: Gpu) -> None:
-        self.cuda = Cuda(gpu)
+        self.cuda, self.calls = Cuda(gpu), CupyCalls()
         self.backend: Any = None  # that of the run, which has this namespace
         self.lib = SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=self._as_strided))
 
@@ -92,10 +93,15 @@ class ShapeNamespace:
         kind = dtype if isinstance(dtype, np.dtype) else np.dtype(dtype)
         return self.laid_out(sizes, kind, c_order(sizes, kind.itemsize))
 
-    zeros = ones = empty
+    zeros = empty
+
+    def ones(self, shape: int | Sequence[int], dtype: Any = float) -> ShapeArray:
+        return self.full(shape, 1, dtype)
 
     def full(self, shape: Any, value: Any, dtype: Any = None) -> ShapeArray:
-        return self.empty(shape, np.asarray(value).dtype if dtype is None else dtype)
+        made = self.empty(shape, np.asarray(value).dtype if dtype is None else dtype)
+        self.calls.note("full", (value,), made.dtype)
+        return made
 
     def empty_like(self, x: ShapeArray, dtype: Any = None) -> ShapeArray:
         return x.astype(x.dtype if dtype is None else dtype)
@@ -104,7 +110,9 @@ class ShapeNamespace:
 
     def arange(self, *args: Any, dtype: Any = None) -> ShapeArray:
         made = range(*args) if all(isinstance(a, (int, np.integer)) for a in args) else np.arange(*args)
-        return self.empty((len(made),), np.arange(1).dtype if dtype is None else dtype)
+        found = self.empty((len(made),), np.arange(1).dtype if dtype is None else dtype)
+        self.calls.note("arange", (), found.dtype)
+        return found
 
     def eye(self, rows: int, columns: int | None = None, dtype: Any = float) -> ShapeArray:
         return self.empty((rows, rows if columns is None else columns), dtype)
@@ -186,6 +194,7 @@ class ShapeNamespace:
 
     def elementwise(self, fn: Any, *operands: Any) -> Any:
         """What a function of elements makes of operands that broadcast."""
+        self.calls.note(fn.__name__, operands)
         arrays = [x for x in operands if isinstance(x, ShapeArray)]
         dtypes = elementwise(fn, operands)
         shape = broadcast(tuple([a.shape for a in arrays]))
@@ -233,6 +242,7 @@ class ShapeNamespace:
     # ---- joining and choosing ------------------------------------------------------------------------
 
     def concatenate(self, arrays: Sequence[ShapeArray], axis: int = 0) -> ShapeArray:
+        self.calls.note("concatenate", arrays)
         shape = [*arrays[0].shape]
         shape[axis] = sum(a.shape[axis] for a in arrays)
         return self.empty(shape, np.result_type(*(a.dtype for a in arrays)))

@@ -11,7 +11,9 @@ import math
 from ...backend.cuda.codegen.kernel_ir import Extent, Operands, Program, Reduction, Table
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32
+from .conditions import floating
 from .dims import Shape
+from .row_kernels import reduce
 
 _LONGEST = 4096  # the most packets of a row, and the most rows of a channel
 _NEAR = 64  # elements whose mean is taken for an estimate of all elements' mean
@@ -107,3 +109,20 @@ def slopes(k: Launcher, g: Array, x: Array, mean: Array) -> tuple[Array, Array]:
     sums = [Reduction("sum", v) for v in values.values()]
     a, b = k.columns(sums, Operands(rows, {"mean": Table(mean.reshape(1, -1))}), Extent(1, outer, channels), float32)
     return a[0], b[0]
+
+
+def no_planes_of_channels(input: Array, layout: str) -> str:
+    """Why `channel_sums` cannot take gradients of the dtype of `input`; "" if it can."""
+    if layout != "NCHW" or input.size == 0:
+        return "channels last, or nothing to sum"
+    return floating(input)
+
+
+def channel_sums(k: Launcher, g: Array, layout: str) -> Array:
+    """(C,): the sum of images `g` (B, C, ...) over everything but the channels. It is the gradient of a bias.
+
+    Planes are summed one by one and their sums over the images then, in fp32.
+    """
+    each = k.contiguous(g).reshape(*g.shape[:2], -1)
+    planes = reduce(k, Reduction("sum", "each"), {"each": each}, (2,), float32)
+    return reduce(k, Reduction("sum", "each"), {"each": planes[..., 0]}, (0,), g.dtype)[0]

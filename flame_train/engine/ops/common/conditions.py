@@ -20,6 +20,11 @@ def same(allowed: frozenset[DType], *arrays: Array | None) -> str:
     return "" if found <= allowed else f"no kernel for {found.pop().name}"
 
 
+def no_copies(input: Array) -> str:
+    """Demands a dtype whose values our kernels move without changing a bit."""
+    return same(AT_MOST_FP32, input)
+
+
 def packets(width: int, limit: int) -> str:
     """Demands that a row of `width` elements consists of whole packets of eight, and is no longer than `limit`."""
     if width % 8 or width == 0:
@@ -27,10 +32,13 @@ def packets(width: int, limit: int) -> str:
     return "" if width <= limit else f"rows of {width} are longer than {limit}"
 
 
+def generated(*operands: Any) -> str:
+    """Demands dtypes that generated kernels know: floats and truth values. Python numbers always fit."""
+    unknown = [a.dtype.name for a in operands if hasattr(a, "dtype") and a.dtype not in GENERATED]
+    return f"no kernel for {unknown[0]}" if unknown else ""
+
+
 def floating(*operands: Any) -> str:
-    """Demands dtypes that generated kernels know, at least one of them floating. Python numbers always fit."""
+    """As `generated`, and at least one operand must be floating."""
     dtypes = [a.dtype for a in operands if hasattr(a, "dtype")]
-    for d in dtypes:
-        if d not in GENERATED:
-            return f"no kernel for {d.name}"
-    return "" if any(d != bool_ for d in dtypes) else "no floating operand"
+    return generated(*operands) or ("" if any(d != bool_ for d in dtypes) else "no floating operand")

@@ -9,14 +9,14 @@ from ...dtype import Array, DType, bfloat16
 from ...namespace import Namespace
 from ...op import primitive, sample
 from ...op_samples import of_one
-from .conditions import AT_MOST_FP32, floating
+from .conditions import AT_MOST_FP32, floating, no_copies
 from .dims import Shape
 
 
 @primitive(torch=None, data_movement=True)
 def cast(xp: Namespace, input: Array, dtype: DType) -> Array:
-    """input in another dtype (torch's Tensor.to(dtype)); the gradient is cast back"""
-    return input.astype(dtype)
+    """input in another dtype, itself if it has that (torch's Tensor.to(dtype)); the gradient is cast back"""
+    return input.astype(dtype, copy=False)
 
 
 cast.vjp("input")(lambda xp, g: g)
@@ -28,7 +28,7 @@ def _castable(input: Array, dtype: DType) -> str:
 
 @cast.cuda("generated", when=_castable)
 def _(k: Launcher, input: Array, dtype: DType) -> Array:
-    return k.elementwise(("input",), {"input": input}, (np.dtype(dtype),))[0]
+    return k.cast(input, np.dtype(dtype))
 
 
 @cast.cuda_vjp("generated", "input", when=_castable)
@@ -47,6 +47,7 @@ def clone(xp: Namespace, input: Array) -> Array:
 
 
 clone.vjp("input")(lambda xp, g: g)
+clone.cuda("copies", when=no_copies)(lambda k, input: k.copied(input))
 
 
 clone.samples(*of_one())

@@ -13,14 +13,12 @@ from typing import Any
 from ...arguments import named
 from ...autograd.grad_target import ALLOCATE, GradTarget, GradTargets
 from ...backend.cuda.codegen.expressions import expression
-from ...backend.cuda.codegen.kernel_ir import Reduction
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, float32, result_type
 from ...op import Op
-from ...sums import unbroadcast
-from .conditions import floating
+from .conditions import floating, generated
 from .dims import Shape
-from .row_kernels import extent, reduce
+from .row_kernels import summed
 
 
 def elementwise_kernel(
@@ -31,6 +29,7 @@ def elementwise_kernel(
     result: DType | None = None,
     missing: Mapping[str, float] | None = None,
     gradients: Mapping[str, str] | None = None,
+    booleans: bool = False,
     **more: str,
 ) -> None:
     """Declares a generated kernel for `op`, by the expression `forward`, and for the gradients named.
@@ -47,21 +46,22 @@ def elementwise_kernel(
         result: the output's dtype; None: that of the operands.
         missing: by argument, the number that None stands for.
         gradients: expressions by argument, for arguments that have the name of a parameter here.
+        booleans: whether all tensors may be truth values; else one must be floating.
         more: expressions of the other arguments' gradients.
     """
     defaults = dict(missing or {})
     if not forward:
         forward = expression(op.fn, op.names)
         gradients = {f.args[0]: expression(f.fn, ("g", *f.names)) for f in op.formulas}
-    condition = (_floating(op), *([when] if when else []))
+    condition = (_of_tensors(op, generated if booleans else floating), *([when] if when else []))
     op.cuda("generated", when=condition)(_forward(op, forward, result, defaults))
     for arg, text in {**(gradients or {}), **more}.items():
         op.cuda_vjp("generated", arg, when=condition)(_gradient(op, arg, text, defaults))
 
 
-def _floating(op: Op) -> Callable[..., str]:
-    """`floating` of the op's tensors."""
-    return named(lambda *values: floating(*values), op.tensor_names)
+def _of_tensors(op: Op, condition: Callable[..., str]) -> Callable[..., str]:
+    """The condition of the op's tensors."""
+    return named(lambda *values: condition(*values), op.tensor_names)
 
 
 def _used(expression: str, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -131,17 +131,15 @@ def broadcast_grad(
 def _summed(k: Launcher, expression: str, operands: Mapping[str, Any], shape: Shape) -> Array:
     """`expression` summed over the dims along which an argument of `shape` was broadcast; if possible in one pass.
 
-    In two passes the first one's result is fp32, so that nothing is rounded before the sum.
+    In several passes results between them are fp32, so that nothing is rounded before the sum.
     """
     g = operands["g"]
     lead = g.ndim - len(shape)
     dims = [*range(lead), *(i + lead for i, n in enumerate(shape) if n == 1 != g.shape[i + lead])]
-    one_pass = ";" not in expression and all(v.shape == g.shape for v in operands.values() if hasattr(v, "shape"))
-    if not one_pass or g.size == 0 or extent(g.shape, dims) is None:
-        each = k.elementwise((expression,), operands, (float32,), g.shape)[0]
-        if g.size == 0 or extent(g.shape, dims) is None:
-            return unbroadcast(k.xp, each, shape, float32)
-        operands, expression = {"each": each}, "each"
+    if g.size == 0:
+        return k.xp.zeros(shape, float32)
+    if ";" in expression or any(v.shape != g.shape for v in operands.values() if hasattr(v, "shape")):
+        operands, expression = {"each": k.elementwise((expression,), operands, (float32,), g.shape)[0]}, "each"
     arrays = {n: v for n, v in operands.items() if hasattr(v, "dtype")}
     numbers = {n: v for n, v in operands.items() if n not in arrays}
-    return reduce(k, Reduction("sum", expression), arrays, dims, g.dtype, numbers=numbers).reshape(shape)
+    return summed(k, expression, arrays, dims, g.dtype, numbers).reshape(shape)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from ...autograd.grad_target import GradTarget
 from ...backend.cuda.codegen.kernel_ir import Extent, Operands, Program, Reduction, Table
 from ...backend.cuda.launcher import Launcher
@@ -13,6 +15,8 @@ from .conditions import floating
 from .dims import Shape
 
 _ELEMENTS = 16384  # the longest row whose operands fit into the registers of a block
+
+_FEW = 8  # places to sum over that an elementwise kernel reads as operands
 
 
 def rows_of(k: Launcher, x: Array, dims: int = 1) -> Array:
@@ -221,3 +225,48 @@ def reduce(
     )
     done = k.columns([reduction], given, e, dtype)[0]
     return done.reshape([1 if i in dims else n for i, n in enumerate(shape)])
+
+
+def summed(
+    k: Launcher,
+    value: str,
+    operands: dict[str, Array],
+    dims: Sequence[int],
+    dtype: DType,
+    numbers: dict[str, float] | None = None,
+) -> Array:
+    """The expression `value` summed over `dims`, neighbours or not; those dims are kept with size 1.
+
+    Neighbours are summed in one pass, from the last ones on, in fp32 between passes.
+
+    Args:
+        k: launches kernels.
+        value: an expression over the operands.
+        operands: arrays of one shape, by name.
+        dims: the dims that are summed.
+        dtype: the result's dtype.
+        numbers: numbers by name.
+
+    Returns:
+        The sums.
+    """
+    shape = next(iter(operands.values())).shape
+    if extent(shape, dims) is not None:
+        return reduce(k, Reduction("sum", value), operands, dims, dtype, numbers=numbers)
+    first = last = max(d for d in dims if shape[d] != 1)
+    while first - 1 in dims or shape[first - 1] == 1:
+        first -= 1
+    part = reduce(k, Reduction("sum", value), operands, range(first, last + 1), float32, numbers=numbers)
+    return summed(k, "each", {"each": part}, [d for d in dims if d < first], dtype)
+
+
+def sum_over(k: Launcher, x: Array, dims: Sequence[int]) -> Array:
+    """`x` summed over `dims`, which are kept with size 1. Few places are added up as arrays of their own."""
+    sizes = [n if i in dims else 1 for i, n in enumerate(x.shape)]
+    if math.prod(sizes) > _FEW:
+        return summed(k, "each", {"each": x}, dims, x.dtype)
+    places = [
+        tuple(slice(i, i + 1) if d in dims else slice(None) for d, i in enumerate(at)) for at in np.ndindex(*sizes)
+    ]
+    parts = {f"x{i}": x[place] for i, place in enumerate(places)}
+    return x if len(parts) == 1 else k.elementwise((" + ".join(parts),), parts, (x.dtype,))[0]

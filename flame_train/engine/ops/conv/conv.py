@@ -10,8 +10,10 @@ from ...backend.cuda.libraries.cudnn_layouts import Size, Steps
 from ...dtype import Array
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
-from ..common import conditions
+from ..common.channel_stats import channel_sums, no_planes_of_channels
 from ..common.dims import Shape, sum_to_channels
+from . import conv_launch
+from .conv_launch import no_cudnn, no_cudnn_input_gradient
 from .geometry import Conv, Padding, Pair, from_nhwc, nhwc_shape, out_size, steps, to_nhwc, under
 
 _PATCH_BYTES = 1 << 26  # the unfolded patches of one block of rows stay below this
@@ -96,7 +98,7 @@ def conv2d(
     x = to_nhwc(input, layout)
     by = steps(weight.shape, stride, padding, dilation)
     out_ch, in_ch, kh, kw = weight.shape
-    b, oh, ow = x.shape[0], *_out_sizes(x.shape, (kh, kw), by)
+    b, oh, ow = x.shape[0], *output_size(x.shape, (kh, kw), by)
     if _plain(weight.shape, by, groups):
         y = xp.matmul(x.reshape(-1, in_ch), weight.reshape(out_ch, in_ch).T).reshape(b, oh, ow, out_ch)
         return from_nhwc(xp, y if bias is None else y + bias, layout)
@@ -111,7 +113,7 @@ def conv2d(
     return from_nhwc(xp, y if bias is None else y + bias, layout)
 
 
-def _out_sizes(nhwc: Shape, kernel: Size, by: Steps) -> Size:
+def output_size(nhwc: Shape, kernel: Size, by: Steps) -> Size:
     """The output's rows and columns. Raises ShapeError where there would be none."""
     s, p, d = by
     oh, ow = (out_size(nhwc[1 + i], kernel[i], s[i], p[i], d[i]) for i in (0, 1))
@@ -236,64 +238,20 @@ conv2d.errors(
 )
 
 
-# ---- cuDNN ---------------------------------------------------------------------------------------------
+# ---- kernels -------------------------------------------------------------------------------------------
 
 
-def _cudnn(input: Array, weight: Array, groups: int) -> str:
-    """Why cuDNN is not used; "" if it is."""
-    if groups != 1:
-        return "grouped convolutions take the reference"
-    if 0 in input.shape:
-        return "there is nothing to convolve"
-    return conditions.same(conditions.AT_MOST_FP32, input, weight)
-
-
-def _padded(k: Launcher, x: Array, *axes: int) -> Array:
-    """x padded with zeros to a multiple of 8 along the axes if it has 16 bits: the granularity of tensor cores."""
-    widths = [(0, -x.shape[i] % 8 if i in axes and x.itemsize == 2 else 0) for i in range(x.ndim)]
-    return k.xp.pad(x, widths) if any(b for _, b in widths) else x
-
-
-def _kernel_memory(k: Launcher, w: Array) -> Array:
-    """The weight (out, in, kh, kw) in memory of the order (out, kh, kw, in), which cuDNN's fast kernels need."""
-    return k.contiguous(w.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
-
-
-@conv2d.cuda("cudnn", when=_cudnn)
+@conv2d.cuda("cudnn", when=no_cudnn)
 def _(k: Launcher, input: Array, weight: Array, bias: Array | None, conv: Conv) -> Array:
     check_conv2d(input, weight, conv.groups, conv.layout)
     check_bias("conv2d", bias, weight.shape[0])
-    by = conv.steps(weight.shape)
-    x = _padded(k, k.contiguous(to_nhwc(input, conv.layout)), 3)
-    w = _kernel_memory(k, _padded(k, weight, 0, 1))
-    out = k.empty((len(x), *_out_sizes(x.shape, w.shape[2:], by), w.shape[0]), x.dtype)
-    shift = None if bias is None else _padded(k, bias.astype(x.dtype, copy=False), 0)
-    k.cudnn.conv_forward(x, w, shift, out, by)
-    return from_nhwc(k.xp, k.contiguous(out[..., : weight.shape[0]]), conv.layout)
+    sizes = output_size(nhwc_shape(input.shape, conv.layout), weight.shape[2:], conv.steps(weight.shape))
+    return conv_launch.forward(k, input, weight, bias, conv, sizes)
 
 
-def _cudnn_low(input: Array, weight: Array, groups: int) -> str:
-    """As `_cudnn`, but not for fp32, where cuDNN adds all taps and channels in one chain: the reference rounds less."""
-    return _cudnn(input, weight, groups) or conditions.same(conditions.LOW, input)
-
-
-@conv2d.cuda_vjp("cudnn", "input", when=_cudnn_low)
-def _(k: Launcher, g: Array, input_shape: Shape, weight: Array, conv: Conv) -> Array:
-    g = _padded(k, k.contiguous(to_nhwc(g, conv.layout)), 3)
-    w = _kernel_memory(k, _padded(k, weight, 0, 1))
-    dx = k.empty((*nhwc_shape(input_shape, conv.layout)[:3], w.shape[1]), g.dtype)
-    k.cudnn.conv_input_gradient(g, w, dx, conv.steps(weight.shape))
-    return from_nhwc(k.xp, k.contiguous(dx[..., : weight.shape[1]]), conv.layout)
-
-
-@conv2d.cuda_vjp("cudnn", "weight", when=_cudnn)
-def _(k: Launcher, g: Array, input: Array, weight_shape: Shape, conv: Conv) -> Array:
-    out_ch, in_ch, kh, kw = weight_shape
-    g = _padded(k, k.contiguous(to_nhwc(g, conv.layout)), 3)
-    x = _padded(k, k.contiguous(to_nhwc(input, conv.layout)), 3)
-    dw = k.empty((g.shape[3], kh, kw, x.shape[3]), g.dtype).transpose(0, 3, 1, 2)
-    k.cudnn.conv_weight_gradient(x, g, dw, conv.steps(weight_shape))
-    return dw[:out_ch, :in_ch]
+conv2d.cuda_vjp("cudnn", "input", when=no_cudnn_input_gradient)(conv_launch.input_gradient)
+conv2d.cuda_vjp("cudnn", "weight", when=no_cudnn)(conv_launch.weight_gradient)
+conv2d.cuda_vjp("generated", "bias", when=no_planes_of_channels)(channel_sums)
 
 
 conv2d.perf_samples(
@@ -302,4 +260,5 @@ conv2d.perf_samples(
     sample((1, 32, 24, 64), (4, 64, 3, 3), (4,), 1, 1, layout="NHWC"),
     sample((2, 17, 16, 64), (64, 64, 3, 3), (64,), 2, 1, layout="NHWC"),
     sample((2, 64, 9, 8), (32, 64, 1, 1), None),
+    sample((2, 32, 17, 16), (48, 32, 3, 3), (48,), 1, 1),
 )

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from ....errors import ShapeError
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...tensors.tensor import Tensor
+from ..common.channel_stats import channel_sums, no_planes_of_channels
+from ..common.conditions import AT_MOST_FP32, same
 from ..common.dims import Shape, sum_to_channels
+from . import conv_launch
 from .conv import check_bias, conv2d, input_gradient, weight_gradient
+from .conv_launch import no_cudnn, no_cudnn_input_gradient
 from .geometry import Conv, Pair, image_size, pair, steps
 
 
@@ -99,6 +104,106 @@ conv_transpose2d.errors(
     ),
     ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), (1,)), ShapeError, r"a bias of shape \(2,\), got \(1,\)"),
 )
+
+
+# ---- kernels -------------------------------------------------------------------------------------------
+
+
+def _overlapping(
+    input: Array, weight: Array, stride: Pair, padding: Pair, output_padding: Pair, groups: int, dilation: Pair
+) -> str:
+    """Why the result is not one matrix product, each of its pixels coming from one of the input's.
+
+    Args:
+        input, weight, stride, padding, output_padding, groups, dilation: as in `conv_transpose2d`.
+
+    Returns:
+        The reason; "" if it is one.
+    """
+    if weight.ndim != 4 or weight.shape[2:] != pair(stride) or groups != 1:
+        return "kernels that overlap or leave gaps, or groups"
+    if any((*pair(padding), *pair(output_padding))) or pair(dilation) != (1, 1):
+        return "padded or dilated"
+    return "nothing to convolve" if 0 in (*input.shape, *weight.shape) else same(AT_MOST_FP32, input, weight)
+
+
+def _channels_last(layout: str) -> str:
+    return "" if layout == "NCHW" else "channels last"
+
+
+def _extended(output_padding: Pair, stride: Pair) -> str:
+    """Why cuDNN cannot take the sizes: a convolution of the result must have the input's size."""
+    extends = any(e >= s for e, s in zip(pair(output_padding), pair(stride), strict=True))
+    return "an output padding of a stride or more" if extends else ""
+
+
+def _tiles(shape: Shape, weight_shape: Shape) -> Shape:
+    """(B, h, w, out, kh, kw): the result's sizes, of an input of `shape` in NCHW."""
+    return shape[0], *shape[2:], *weight_shape[1:]
+
+
+def _pixels(k: Launcher, x: Array) -> Array:
+    """Images (B, C, h, w) as (C, B * h * w)."""
+    return k.contiguous(x.transpose(1, 0, 2, 3)).reshape(x.shape[1], -1)
+
+
+@conv_transpose2d.cuda("product", when=(_overlapping, _channels_last))
+def _(k: Launcher, input: Array, weight: Array, bias: Array | None, output_padding: Pair, conv: Conv) -> Array:
+    shape = _out_shape(input, weight, output_padding, conv)
+    check_bias("conv_transpose2d", bias, weight.shape[1])
+    b, h, w, out, kh, kw = _tiles(input.shape, weight.shape)
+    y = k.matmul(k.contiguous(weight).reshape(len(weight), -1).T, _pixels(k, input))
+    made = k.empty((b, out, h, kh, w, kw), y.dtype)
+    seen = y.reshape(out, kh, kw, b, h, w).transpose(3, 0, 4, 1, 5, 2)
+    shift = 0.0 if bias is None else bias.reshape(1, -1, 1, 1, 1, 1)
+    k.elementwise(("y + bias",), {"y": seen, "bias": shift}, (y.dtype,), out=(made,))
+    return made.reshape(shape)
+
+
+@conv_transpose2d.cuda_vjp("product", "input", "weight", when=(_overlapping, _channels_last))
+def _(k: Launcher, g: Array, input: Array, weight: Array, needs: frozenset[str]) -> tuple[Array | None, Array | None]:
+    b, h, w, out, kh, kw = _tiles(input.shape, weight.shape)
+    tiles = k.contiguous(g.reshape(b, out, h, kh, w, kw).transpose(1, 3, 5, 0, 2, 4)).reshape(out * kh * kw, -1)
+    dx = dw = None
+    if "input" in needs:
+        pixels = k.matmul(k.contiguous(weight).reshape(len(weight), -1), tiles)
+        dx = k.contiguous(pixels.reshape(-1, b, h, w).transpose(1, 0, 2, 3))
+    if "weight" in needs:
+        dw = k.matmul(_pixels(k, input), tiles.T).reshape(weight.shape)
+    return dx, dw
+
+
+@conv_transpose2d.cuda("cudnn", when=(no_cudnn_input_gradient, _extended))
+def _(k: Launcher, input: Array, weight: Array, bias: Array | None, output_padding: Pair, conv: Conv) -> Array:
+    shape = _out_shape(input, weight, output_padding, conv)
+    check_bias("conv_transpose2d", bias, weight.shape[1])
+    y = conv_launch.input_gradient(k, input, shape, weight, conv)
+    if bias is None:
+        return y
+    shift = bias if conv.layout == "NHWC" else bias.reshape(-1, 1, 1)
+    return k.elementwise(("y + bias",), {"y": y, "bias": shift}, (y.dtype,), out=(y,))[0]
+
+
+@conv_transpose2d.cuda_vjp("cudnn", "input", when=(no_cudnn, _extended))
+def _(k: Launcher, g: Array, input_shape: Shape, weight: Array, conv: Conv) -> Array:
+    return conv_launch.forward(k, g, weight, None, conv, image_size(input_shape, conv.layout))
+
+
+@conv_transpose2d.cuda_vjp("cudnn", "weight", when=(no_cudnn, _extended))
+def _(k: Launcher, g: Array, input: Array, weight_shape: Shape, conv: Conv) -> Array:
+    return conv_launch.weight_gradient(k, input, g, weight_shape, conv)
+
+
+conv_transpose2d.cuda_vjp("generated", "bias", when=no_planes_of_channels)(channel_sums)
+conv_transpose2d.perf_samples(
+    sample((2, 24, 17, 16), (24, 32, 2, 2), (32,), 2),
+    sample((2, 24, 9, 8), (24, 19, 3, 2), None, (3, 2)),
+    sample((2, 24, 17, 16), (24, 32, 3, 3), (32,), 2, 1, 1),
+    sample((2, 17, 16, 24), (24, 32, 4, 4), (32,), 2, 1, layout="NHWC"),
+)
+
+
+# ---- signals -------------------------------------------------------------------------------------------
 
 
 @composite(torch="nn.functional.conv1d")

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from ....errors import ShapeError
 from ...backend.cuda.launcher import Launcher
@@ -16,9 +11,8 @@ from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common import conditions
 from ..common.dims import Shape
-
-Sizes = int | Sequence[int]
-Factors = float | Sequence[float]
+from .resize_axes import Factors, Resizing, Sizes
+from .resize_launch import ResizeKernels, no_kernel
 
 
 @primitive(torch=None, data_movement=True)
@@ -97,7 +91,8 @@ def interpolate(
     Returns:
         (B, C, *sizes), or (B, *sizes, C).
     """
-    for axis in _plan(input.shape, size, scale_factor, mode, align_corners, recompute_scale_factor, layout):
+    by = Resizing(size, scale_factor, mode, align_corners, recompute_scale_factor, layout)
+    for axis in by.axes(input.shape):
         low, high, part = axis.sources(xp)
         near = xp.take(input, low, axis=axis.axis)
         if part is None:
@@ -110,121 +105,22 @@ def interpolate(
     return input
 
 
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    """How one axis is resized, from `before` to `after` pixels, with `scale` input pixels to an output pixel.
-
-    `axis` is its dim, `align` is align_corners, `image` says that the input is 4-D.
-    """
-
-    axis: int
-    before: int
-    after: int
-    scale: float
-    mode: str
-    align: bool
-    image: bool
-
-    def sources(self, xp: Namespace) -> tuple[Array, Array, Array | None]:
-        """For each output pixel the two input pixels around it, and its position from 0 to 1; None for nearest."""
-        place = xp.arange(self.after, dtype=np.float64)
-        last = self.before - 1
-        if not self.mode.endswith("linear"):
-            at = self._nearest(xp, place).astype(np.int64)
-            return xp.minimum(at, last), at, None
-        x = place * self.scale if self.align else xp.maximum((place + 0.5) * self.scale - 0.5, 0.0)
-        low = xp.minimum(xp.floor(x), last)
-        return low.astype(np.int64), xp.minimum(low + 1, last).astype(np.int64), xp.clip(x - low, 0.0, 1.0)
-
-    def _nearest(self, xp: Namespace, place: Array) -> Array:
-        """The nearest pixel, in fp32 as PyTorch computes it: in images of equal or double size by the exact ratio."""
-        scale, place = np.float32(self.scale), place.astype(np.float32)
-        if self.mode == "nearest-exact":
-            return xp.floor((place + np.float32(0.5)) * scale)
-        if self.image and self.after in (self.before, 2 * self.before):
-            return xp.floor(place * np.float32(self.before / self.after))
-        return xp.floor(place * scale)
-
-    def matrix(self, xp: Namespace, dtype: Any) -> Array:
-        """The resizing as a matrix (after, before)."""
-        low, high, part = self.sources(xp)
-        pixel = xp.arange(self.before)
-        if part is None:
-            return (pixel == low[:, None]).astype(dtype)
-        weight = part[:, None]
-        return ((pixel == low[:, None]) * (1.0 - weight) + (pixel == high[:, None]) * weight).astype(dtype)
-
-
-_LINEAR = {"linear": 3, "bilinear": 4, "trilinear": 5}
-
-
-def _plan(
-    shape: Shape,
-    size: Sizes | None,
-    factor: Factors | None,
-    mode: str,
-    align: bool | None,
-    recompute: bool | None,
-    layout: str,
-) -> list[_Axis]:
-    """How each spatial axis is resized. Raises ValueError or ShapeError for arguments that do not fit together.
-
-    Args:
-        shape: the input's shape.
-        size, factor, mode, align, recompute, layout: as in `interpolate`.
-
-    Returns:
-        One for each spatial axis.
-
-    Raises:
-        ShapeError: sizes that do not fit.
-        ValueError: arguments that exclude each other.
-    """
-    if mode not in ("nearest", "nearest-exact", *_LINEAR) or _LINEAR.get(mode, len(shape)) != len(shape):
-        raise ValueError(f"interpolate: mode {mode!r} is not known for an input of {len(shape)} dims")
-    if (size is None) == (factor is None):
-        raise ValueError("interpolate: expected one of size and scale_factor, got both or neither")
-    if align is not None and mode not in _LINEAR:
-        raise ValueError(f"interpolate: align_corners is for {', '.join(_LINEAR)}, got mode {mode!r}")
-    axes = range(2, len(shape)) if layout == "NCHW" else range(1, len(shape) - 1)
-    given: Any = size if size is not None else factor
-    each = list(given) if isinstance(given, Sequence) else [given] * len(axes)
-    if len(each) != len(axes):
-        raise ShapeError(f"interpolate: expected {len(axes)} numbers for {tuple(shape)}, got {given}")
-    if size is not None and not all(isinstance(n, (int, np.integer)) for n in each):
-        raise ShapeError(f"interpolate: expected whole numbers for size, got {size!r}")
-    plan = []
-    for axis, wanted in zip(axes, each, strict=True):
-        before = shape[axis]
-        if not 0 < wanted < math.inf:
-            raise ShapeError(f"interpolate: expected sizes and factors above 0, got {given!r}")
-        after = wanted if size is not None else math.floor(before * wanted)
-        if min(before, after) < 1:
-            raise ShapeError(f"interpolate: expected sizes of at least 1, got {before} to {after} along dim {axis}")
-        if align:
-            scale = (before - 1) / (after - 1) if after > 1 else 0.0
-        else:
-            scale = before / after if size is not None or recompute else 1.0 / wanted
-        plan.append(_Axis(axis, before, after, scale, mode, bool(align), len(shape) == 4))
-    return plan
-
-
 @interpolate.vjp("input")
-def _(
-    xp: Namespace,
-    g: Array,
-    input_shape: Shape,
-    size: Sizes | None,
-    scale_factor: Factors | None,
-    mode: str,
-    align_corners: bool | None,
-    recompute_scale_factor: bool | None,
-    layout: str,
-) -> Array:
-    for axis in _plan(input_shape, size, scale_factor, mode, align_corners, recompute_scale_factor, layout):
+def _(xp: Namespace, g: Array, input_shape: Shape, by: Resizing) -> Array:
+    for axis in by.axes(input_shape):
         moved = xp.matmul(xp.moveaxis(g, axis.axis, -1), axis.matrix(xp, g.dtype))  # by the transposed matrix
         g = xp.moveaxis(moved, -1, axis.axis)
     return g
+
+
+@interpolate.cuda("ops/conv/resize.cuh", when=no_kernel)
+def _(k: Launcher, input: Array, by: Resizing) -> Array:
+    return ResizeKernels(input.shape, by).forward(k, input)
+
+
+@interpolate.cuda_vjp("ops/conv/resize.cuh", "input", when=no_kernel)
+def _(k: Launcher, g: Array, input_shape: Shape, by: Resizing) -> Array:
+    return ResizeKernels(input_shape, by).gradient(k, g)
 
 
 interpolate.samples(
@@ -247,4 +143,14 @@ interpolate.errors(
     ErrorSample(sample((1, 2, 3, 4), None, 0.3), ShapeError, "at least 1, got 3 to 0 along dim 2"),
     ErrorSample(sample((1, 2, 3, 4), None, math.nan), ShapeError, "sizes and factors above 0, got nan"),
     ErrorSample(sample((1, 2, 3, 4), 2.5), ShapeError, "whole numbers for size, got 2.5"),
+)
+interpolate.perf_samples(
+    sample((2, 3, 33, 40), None, 2.0),
+    sample((2, 3, 40, 31), (57, 64), None, "nearest-exact"),
+    sample((2, 3, 33, 40), None, 2.0, "bilinear"),
+    sample((2, 3, 33, 41), (20, 95), None, "bilinear", True),
+    sample((1, 2, 7, 9, 10), (9, 12, 20), None, "trilinear"),
+    sample((2, 3, 300), None, 2.6, "linear"),
+    sample((2, 17, 19, 24), None, 1.7, "bilinear", layout="NHWC"),
+    sample((2, 17, 19, 24), (40, 8), layout="NHWC"),
 )

@@ -13,6 +13,7 @@ from ...dtype import Array, compute_dtype
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ...op_samples import Values, integers
+from ..common.conditions import no_copies
 from ..common.dims import Shape, axis
 from .embedding import added_at, check_within
 from .index_elements import element_sums, elements, no_elements_by_index
@@ -174,8 +175,21 @@ def scatter(xp: Namespace, input: Array, dim: int, index: Array, src: Array | fl
         An array of input's shape.
     """
     _check_places(xp, "scatter", input, dim, index, None if isinstance(src, (int, float)) else src)
-    out = input.copy()
-    out[_places(xp, index, dim, input.shape)] = src if isinstance(src, (int, float)) else src[_corner(index.shape)]
+    return _put(xp, input.copy(), dim, index, src)
+
+
+def _put(xp: Namespace, out: Array, dim: int, index: Array, src: Array | float) -> Array:
+    """Puts src into an array at index.
+
+    Args:
+        xp: the array namespace.
+        out: what is written to.
+        dim, index, src: as in `scatter`.
+
+    Returns:
+        `out`.
+    """
+    out[_places(xp, index, dim, out.shape)] = src if isinstance(src, (int, float)) else src[_corner(index.shape)]
     return out
 
 
@@ -206,9 +220,18 @@ def _taken(xp: Namespace, g: Array, src_shape: Shape, index: Array, dim: int) ->
 
 @scatter.vjp("input")
 def _(xp: Namespace, g: Array, dim: int, index: Array) -> Array:
-    g = g.copy()
-    g[_places(xp, index, dim, g.shape)] = 0
-    return g
+    return _put(xp, g.copy(), dim, index, 0.0)
+
+
+@scatter.cuda("copies", when=lambda input: no_copies(input))
+def _(k: Launcher, input: Array, dim: int, index: Array, src: Array | float) -> Array:
+    _check_places(k.xp, "scatter", input, dim, index, None if isinstance(src, (int, float)) else src)
+    return _put(k.xp, k.copied(input), dim, index, src)
+
+
+@scatter.cuda_vjp("copies", "input", when=lambda input: no_copies(input))
+def _(k: Launcher, g: Array, dim: int, index: Array) -> Array:
+    return _put(k.xp, k.copied(g), dim, index, 0.0)
 
 
 scatter.vjp("src")(lambda xp, g, src_shape, dim, index: _taken(xp, g, src_shape, index, dim))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from ....errors import ShapeError
 from ...autograd.grad_target import ALLOCATE, GradTarget, GradTargets
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ...tensors.indexing import Places, steps
 from ...tensors.tensor import Tensor
+from ..common.conditions import no_copies
 from ..common.dims import Shape, size_along
 from .embedding import added_at
 
@@ -62,6 +64,52 @@ def _spread(xp: Namespace, g: Array, shape: Shape, places: Places, target: GradT
     return out
 
 
+def _framed(k: Launcher, g: Array, shape: Shape, places: Sequence[slice], target: GradTarget) -> Array:
+    """As `_spread`, by our kernels.
+
+    Args:
+        k: launches kernels.
+        g, shape, target: as in `_spread`.
+        places: slices with both ends and a step of 1.
+
+    Returns:
+        The whole's gradient.
+    """
+    if target.addend is None or target.addend.dtype != g.dtype:
+        return target.total(k.framed(g, shape, places))
+    out: Array = target.addend if target.overwrites else k.copied(target.addend)
+    part = out[tuple(places)]
+    k.elementwise(("g + addend",), {"g": g, "addend": part}, (out.dtype,), part.shape, (part,))
+    return out
+
+
+def _slices(index: Any, shape: Shape) -> list[slice] | None:
+    """The part of each dim that basic indexing takes, a single place as a slice of 1; None for all other indices."""
+    parts = list(index if isinstance(index, tuple) else (index,))
+    if any(not isinstance(p, slice) and type(p) is not int for p in parts) or len(parts) > len(shape):
+        return None
+    found = []
+    for part, n in zip([*parts, *[slice(None)] * (len(shape) - len(parts))], shape, strict=True):
+        first = part if isinstance(part, slice) else slice(part, part + 1 or None)
+        begin, end, step = first.indices(n)
+        if step != 1 or end <= begin:
+            return None
+        found.append(slice(begin, end))
+    return found
+
+
+def _no_part(input: Array, index: Any) -> str:
+    return no_copies(input) if _slices(index, input.shape) else "only whole numbers, and slices with a step of 1"
+
+
+@getitem.cuda_vjp("copies", "input", when=_no_part)
+def _(k: Launcher, g: Array, input_shape: Shape, index: Any, targets: GradTargets) -> Array:
+    places = _slices(index, input_shape)
+    assert places is not None  # the guard saw to it
+    kept = g.reshape([s.stop - s.start for s in places])
+    return _framed(k, kept, input_shape, places, targets["input"])
+
+
 def _steps(xp: Namespace, index: Any, shape: Shape) -> tuple[Places, Places]:
     parts = index if isinstance(index, tuple) else (index,)
     return steps(xp, tuple([p.data if isinstance(p, Tensor) else p for p in parts]), shape)
@@ -83,6 +131,9 @@ getitem.samples(
     sample((2, 3, 4), (slice(None), Tensor(np.array(2)), [0, 0, 3])),
     sample((2, 3), (slice(None), [])),
 )
+
+
+getitem.perf_samples(sample((3, 70, 129), (slice(None), slice(12, None))), sample((3, 70, 64), (..., slice(8, 40))))
 
 
 def _getitem_errors() -> Iterator[ErrorSample]:
@@ -129,7 +180,14 @@ def _(xp: Namespace, g: Array, input_shape: Shape, dim: int, start: int, length:
     return _spread(xp, g, input_shape, _window(input_shape, dim, start, length), targets["input"])
 
 
+@narrow.cuda_vjp("copies", "input", when=lambda input: no_copies(input) or ("" if input.size else "nothing to copy"))
+def _(k: Launcher, g: Array, input_shape: Shape, dim: int, start: int, length: int, targets: GradTargets) -> Array:
+    sizes = zip(_window(input_shape, dim, start, length), input_shape, strict=True)
+    return _framed(k, g, input_shape, [slice(*s.indices(n)[:2]) for s, n in sizes], targets["input"])
+
+
 narrow.samples(sample((4, 5), 1, 1, 3), sample((4, 5), 0, 0, 4), sample((4, 5), 1, -3, 2))
+narrow.perf_samples(sample((3, 70, 129), 2, 1, 64), sample((70, 300), 0, 3, 40))
 narrow.errors(
     ErrorSample(sample((4, 5), 1, 3, 3), ShapeError, "is outside dim 1 of size 5"),
     ErrorSample(sample((4, 5), 1, -6, 1), ShapeError, "is outside dim 1 of size 5"),

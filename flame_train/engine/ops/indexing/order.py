@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from ....errors import ShapeError
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ...op_samples import no_such_dim
 from ..common.dims import Shape, axis
+from .order_launch import first, no_first, no_places, placed
 
 Pair = tuple[Array, Array]
 
@@ -76,8 +78,8 @@ def topk(
     if not input.ndim:
         at = xp.zeros((), "int64")
         return (input.copy(), at), at
-    first: tuple[slice, ...] = (slice(None),) * dim + (slice(None, k),)
-    return _taken(xp, input, _ranked(xp, input, dim, largest)[first], dim)
+    begin: tuple[slice, ...] = (slice(None),) * dim + (slice(None, k),)
+    return _taken(xp, input, _ranked(xp, input, dim, largest)[begin], dim)
 
 
 for _op in (sort, topk):
@@ -94,10 +96,22 @@ for _op in (sort, topk):
         made[tuple(where)] = g[0]  # every index at most once
         return made
 
+    @_op.cuda_vjp("placed", "input", when=no_places)
+    def _(launcher: Launcher, g: Pair, input_shape: Shape, index: Array, dim: int) -> Array:
+        return placed(launcher, g[0], index, dim, input_shape)
+
+
+@topk.cuda("first", when=no_first)
+def _(launcher: Launcher, input: Array, k: int, largest: bool) -> tuple[Pair, Array]:
+    values, index = first(launcher, input, k, largest)
+    return (values, index), index
+
 
 sort.samples(sample((3, 5)), sample((2, 4, 3), 1, True), sample((), 0), sample((0, 2)), sample((2, 0)))
+sort.perf_samples(sample((3, 700), -1), sample((3, 70, 40), 1, True))
 sort.errors(no_such_dim())
 topk.samples(sample((3, 5), 2), sample((2, 4, 3), 3, 1, False), sample((), 1), sample((2, 3), 0), sample((0, 4), 2))
+topk.perf_samples(sample((7, 20_001), 20), sample((70, 640), 5, -1, False), sample((3, 70, 40), 7, 1))
 topk.errors(
     ErrorSample(sample((2, 3), 4), ShapeError, "topk: expected k from 0 to 3, the size of dim 1, got 4"),
     ErrorSample(sample((2, 3), 1, 2), ShapeError, "dim 2 is outside a tensor of 2 dims"),

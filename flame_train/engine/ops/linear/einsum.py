@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ....errors import ShapeError
+from ...autograd.grad_target import GradTargets
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
+from ..common.conditions import AT_MOST_FP32, same
 
 
 @primitive(torch="einsum", accepts_integers=True)
@@ -107,6 +112,92 @@ def _gradient(xp: Namespace, g: Array, inputs: list[str], output: str, operands:
     return xp.broadcast_to(found, whole)
 
 
+# ---- one matrix product ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """Two operands' letters by what becomes of them: those of a batch, of one operand alone, and those summed over."""
+
+    batch: str
+    left: str
+    summed: str
+    right: str
+
+    @classmethod
+    def of(cls, first: str, second: str, output: str) -> _Product | None:
+        """That of `output` from two operands; None if theirs is no matrix product."""
+        shared, named = set(first) & set(second), (first, second, output)
+        if any(len(set(t)) != len(t) for t in named) or not set(first) ^ set(second) <= set(output):
+            return None
+        kept = shared & set(output)
+        parts = ((first, kept), (first, set(first) - shared), (first, shared - kept), (second, set(second) - shared))
+        return cls(*("".join(c for c in term if c in letters) for term, letters in parts))
+
+    def made(self, k: Launcher, first: Array, second: Array, terms: tuple[str, str, str]) -> Array:
+        """The result: `terms` are the letters of both operands and its own."""
+        sizes = dict(zip(terms[0] + terms[1], (*first.shape, *second.shape), strict=True))
+        a = _arranged(k, first, terms[0], (self.batch, self.left, self.summed))
+        b = _arranged(k, second, terms[1], (self.batch, self.summed, self.right))
+        found = self.batch + self.left + self.right
+        y = k.matmul(a, b).reshape([sizes[c] for c in found])
+        return y.transpose([found.index(c) for c in terms[2]])
+
+
+def _arranged(k: Launcher, x: Array, term: str, groups: Sequence[str]) -> Array:
+    """`x`, whose dims are called `term`, with a dim for each of `groups`: a view where its strides allow that."""
+    moved = x.transpose([term.index(c) for c in "".join(groups)])
+    sizes = [math.prod(x.shape[term.index(c)] for c in group) for group in groups]
+    ends = [sum(map(len, groups[: i + 1])) for i in range(len(groups))]
+    within = (i for i in range(moved.ndim - 1) if i + 1 not in ends)
+    merges = all(
+        1 in moved.shape[i : i + 2] or moved.strides[i] == moved.shape[i + 1] * moved.strides[i + 1] for i in within
+    )
+    return (moved if merges else k.contiguous(moved)).reshape(sizes)
+
+
+def _no_product(equation: str, operands: Sequence[Array]) -> str:
+    """Why a call is not one matrix product; "" if it is."""
+    if len(operands) != 2:
+        return "not two operands"
+    if reason := same(AT_MOST_FP32, *operands):
+        return reason
+    inputs, output = _parsed(equation, [x.shape for x in operands])
+    product = _Product.of(inputs[0], inputs[1], output)
+    if product is None or not (product.left and product.summed and product.right):
+        return "no matrix product"
+    sizes = dict(zip(inputs[0], operands[0].shape, strict=True))
+    if any(sizes.get(c, n) != n for c, n in zip(inputs[1], operands[1].shape, strict=True)):
+        return "a dim of 1 that stands for another size"
+    return "" if operands[0].size and operands[1].size else "nothing to multiply"
+
+
+@einsum.cuda("product", when=_no_product)
+def _(k: Launcher, equation: str, operands: list[Array]) -> Array:
+    (first, second), output = _parsed(equation, [x.shape for x in operands])
+    product = _Product.of(first, second, output)
+    assert product is not None
+    return product.made(k, operands[0], operands[1], (first, second, output))
+
+
+@einsum.cuda_vjp("product", "operands", when=_no_product, accumulates=False)
+def _(k: Launcher, g: Array, equation: str, operands: list[Array], targets: GradTargets) -> list[Array | None]:
+    inputs, output = _parsed(equation, [x.shape for x in operands])
+    made: list[Array | None] = [None, None]
+    for i in targets["operands"]:
+        other, term = operands[1 - i], inputs[1 - i]
+        product = _Product.of(output, term, inputs[i])
+        assert product is not None
+        made[i] = product.made(k, g, other, (output, term, inputs[i]))
+    return made
+
+
+einsum.perf_samples(
+    sample("bhqd,bhkd->bhqk", [(2, 3, 70, 16), (2, 3, 40, 16)]),
+    sample("bqhd,bkhd->bhqk", [(2, 40, 3, 16), (2, 70, 3, 16)]),
+    sample("...ij,oj->...oi", [(3, 2, 40, 24), (48, 24)]),
+    sample("bijc,ijcd->db", [(3, 4, 5, 8), (4, 5, 8, 16)]),
+)
 einsum.samples(
     sample("ij,jk->ik", [(2, 3), (3, 4)]),
     sample("bhqd,bhkd->bhqk", [(2, 2, 3, 4), (2, 2, 5, 4)]),

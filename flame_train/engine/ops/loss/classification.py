@@ -13,6 +13,7 @@ from ...op import ErrorSample, primitive, sample
 from ...op_samples import Values, positive
 from ..pointwise.activations import softplus_value
 from ..pointwise.unary import sigmoid_value
+from .pair_kernels import PairLoss, pair_loss_kernels
 from .regression import check_pair, reduced, share
 
 
@@ -66,6 +67,15 @@ def _(xp: Namespace, g: Array, input: Array, weight: Array | None, reduction: st
 
 
 binary_cross_entropy.grad_unsupported("weight")
+
+_WEIGHTED = "only without weights"
+_LOG, _LOG_REST = "larger(logf(larger(input, 1e-44f)), -100.f)", "(input >= 1.f ? -100.f : log1pf(-input))"
+_OF_PROBABILITIES = PairLoss(
+    f"(target - 1.f) * {_LOG_REST} - target * {_LOG}",
+    "(input - target) / larger((1.f - input) * input, 1e-12f)",
+    f"{_LOG_REST} - {_LOG}",
+)
+pair_loss_kernels(binary_cross_entropy, lambda weight: _OF_PROBABILITIES if weight is None else _WEIGHTED)
 
 
 binary_cross_entropy.errors(
@@ -125,6 +135,12 @@ def _(xp: Namespace, g: Array, input: Array, weight: Array | None, pos_weight: A
 
 binary_cross_entropy_with_logits.grad_unsupported("weight", "pos_weight")
 
+_OF_LOGITS = PairLoss("(1.f - target) * input + softplus(-input)", "sigmoid(input) - target", "-input")
+pair_loss_kernels(
+    binary_cross_entropy_with_logits,
+    lambda weight, pos_weight: _OF_LOGITS if weight is None and pos_weight is None else _WEIGHTED,
+)
+
 
 binary_cross_entropy_with_logits.samples(
     sample((2, 3), Values((2, 3), 0.0, 1.0)),
@@ -179,6 +195,18 @@ def _(xp: Namespace, g: Array, input: Array, target: Array, reduction: str, log_
     return _kl_share(g, input, reduction) * xp.where(target > 0, slope, 0.0)
 
 
+_OF_TARGETS = PairLoss(
+    "(target > 0.f ? target * logf(target) : 0.f) - target * input",
+    "-target",
+    "target > 0.f ? logf(target) + 1.f - input : 0.f",
+)
+_OF_LOG_TARGETS = PairLoss("e_to(target) * (target - input)", "-e_to(target)", "e_to(target) * (target - input + 1.f)")
+pair_loss_kernels(
+    kl_div,
+    lambda log_target: _OF_LOG_TARGETS if log_target else _OF_TARGETS,
+    ("mean", "sum", "none", "batchmean"),
+)
+
 kl_div.samples(
     sample((2, 3), positive(2, 3)),
     sample((2, 3), positive(2, 3), reduction="batchmean"),
@@ -186,4 +214,12 @@ kl_div.samples(
     sample((2, 3), positive(2, 3), reduction="sum"),
     sample((2, 3), (2, 3), reduction="none", log_target=True),
 )
+for _op, _low in ((binary_cross_entropy, 0.1), (binary_cross_entropy_with_logits, -2.0)):
+    _op.perf_samples(
+        *(
+            sample(Values((3, 70, 129), _low, 0.9), Values((3, 70, 129), 0.0, 1.0), reduction=r)
+            for r in ("mean", "none")
+        )
+    )
+kl_div.perf_samples(sample((37, 700), positive(37, 700), reduction="batchmean"))
 kl_div.errors(ErrorSample(sample((2, 3), (3,)), ShapeError, "must have one shape"))

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ....errors import ShapeError
-from ...arguments import named
-from ...backend.cuda.codegen.kernel_ir import Reduction
-from ...backend.cuda.launcher import Launcher
-from ...dtype import Array, promote
+from ...dtype import Array
 from ...namespace import Namespace
-from ...op import ErrorSample, Op, composite, primitive, sample
+from ...op import ErrorSample, composite, primitive, sample
 from ...op_samples import Values
 from ...tensors.tensor import Tensor
-from ..common.conditions import floating
 from ..common.dims import axis
-from ..common.row_kernels import reduce, why_not_reduction
+from .cosine_kernels import cosine_kernels
+from .pair_kernels import REFUSED, PairLoss, pair_loss_kernels
 
 
 def reduced(xp: Namespace, loss: Array, reduction: str) -> Array:
@@ -116,57 +111,23 @@ huber_loss.samples(sample((2, 3), (2, 3)), sample((2, 3), (2, 3), "sum", 0.5), s
 huber_loss.errors(ErrorSample(sample((2,), (2,), delta=0.0), ValueError, "delta above 0, got 0.0"))
 
 
-def _kernels(op: Op, value: str, slope: str) -> None:
-    """Declares a loss's kernels from expressions for an element's loss and for its derivative with respect to input."""
-    more = [n for n in op.names if n not in ("input", "target", "reduction")]
-
-    def possible(input: Array, target: Array, reduction: str, *numbers: float) -> str:
-        if input.shape != target.shape or reduction not in ("mean", "sum", "none") or any(n <= 0 for n in numbers):
-            return "arguments that are refused"
-        return why_not_reduction(input, range(input.ndim)) or floating(target)
-
-    def forward(k: Launcher, input: Array, target: Array, reduction: str, **numbers: float) -> Array:
-        dtype: Any = promote([input.dtype, target.dtype])
-        operands = {"input": input, "target": target}
-        if reduction == "none":
-            return k.elementwise((value,), operands | numbers, (dtype,))[0]
-        total = Reduction("sum", value, "total / n" if reduction == "mean" else "total")
-        return reduce(k, total, operands, range(input.ndim), dtype, numbers=numbers).reshape(())
-
-    when = named(possible, ["input", "target", "reduction", *more])
-    op.cuda("reduction", when=when)(named(forward, ["k", *op.names]))
-    for arg, sign in (("input", 1.0), ("target", -1.0)):
-
-        def backward(
-            k: Launcher, g: Array, input: Array, target: Array, reduction: str, *numbers: float, sign: float = sign
-        ) -> Array:
-            """The gradient of `input`, or with a `sign` of -1 that of `target`.
-
-            Args:
-                k: the launcher.
-                g: the gradient of the loss.
-                input, target, reduction: as in the op.
-                numbers: the op's other arguments.
-                sign: 1 or -1.
-
-            Returns:
-                In the shape of `input`.
-            """
-            part = sign / input.size if reduction == "mean" else sign
-            operands = {"g": g, "input": input, "target": target, "part": part, **dict(zip(more, numbers, strict=True))}
-            return k.elementwise((f"g * part * ({slope})",), operands, (g.dtype,), input.shape)[0]
-
-        op.cuda_vjp("reduction", arg, when=when)(named(backward, ["k", "g", "input", "target", "reduction", *more]))
+pair_loss_kernels(mse_loss, lambda: PairLoss("(input - target) * (input - target)", "2.f * (input - target)"))
+pair_loss_kernels(l1_loss, lambda: PairLoss("fabsf(input - target)", "sign(input - target)"))
 
 
-_kernels(mse_loss, "(input - target) * (input - target)", "2.f * (input - target)")
-_kernels(l1_loss, "fabsf(input - target)", "sign(input - target)")
-_kernels(
-    huber_loss,
-    "fabsf(input - target) < delta ? 0.5f * (input - target) * (input - target) "
-    ": delta * (fabsf(input - target) - 0.5f * delta)",
-    "fminf(fmaxf(input - target, -delta), delta)",
-)
+def _huber(delta: float) -> PairLoss | str:
+    return (
+        REFUSED
+        if delta <= 0
+        else PairLoss(
+            "fabsf(input - target) < delta ? 0.5f * (input - target) * (input - target) "
+            ": delta * (fabsf(input - target) - 0.5f * delta)",
+            "fminf(fmaxf(input - target, -delta), delta)",
+        )
+    )
+
+
+pair_loss_kernels(huber_loss, _huber)
 for _op in (mse_loss, l1_loss, huber_loss):
     _op.perf_samples(sample((4, 4, 128, 128), (4, 4, 128, 128)), sample((3, 3, 77), (3, 3, 77), reduction="sum"))
 
@@ -244,6 +205,8 @@ def _(xp: Namespace, g: Array, x1: Array, x2: Array, dim: int, eps: float) -> tu
     return g * (b - turn1 * a) / n1, g * (a - turn2 * b) / n2
 
 
+cosine_kernels(cosine_similarity)
+cosine_similarity.perf_samples(sample((300, 640), (300, 640), -1), sample((3, 70, 1281), (3, 70, 1281), 2, 0.5))
 cosine_similarity.errors(
     ErrorSample(sample((2, 3), (2, 4)), ShapeError, r"of x1 \(2, 3\), x2 \(2, 4\) do not broadcast together"),
     ErrorSample(sample((2, 3), (2, 3), 2), ShapeError, "dim 2 is outside a tensor of 2 dims"),

@@ -15,7 +15,9 @@ from ..common import conditions
 from ..common.dims import Shape, at_least, sum_to_channels
 from ..pointwise.activations import silu
 from ..shape.concat import cat
+from . import group_norm_planes
 from .group_norm_launch import Given, Saved, forward, gradients
+from .group_norm_planes import no_group_planes
 
 
 @primitive(torch="nn.functional.group_norm", aux=("mean", "rstd"))
@@ -265,6 +267,20 @@ def _launched(op: Op, silu: bool) -> None:
         return made.get("input"), made.get("weight"), made.get("bias")
 
 
+@group_norm.cuda("planes", when=no_group_planes)
+def _(
+    k: Launcher, input: Array, num_groups: int, weight: Array | None, bias: Array | None, eps: float
+) -> tuple[Array, Array, Array]:
+    return group_norm_planes.forward(k, input, num_groups, weight, bias, eps)
+
+
+@group_norm.cuda_vjp("planes", "input", "weight", "bias", when=no_group_planes)
+def _(
+    k: Launcher, g: Array, input: Array, weight: Array | None, mean: Array, rstd: Array, needs: frozenset[str]
+) -> tuple[Array | None, ...]:
+    return group_norm_planes.gradients(k, g, input, weight, mean, rstd, needs)
+
+
 _launched(group_norm, False)
 _launched(group_norm_silu, True)
 
@@ -313,4 +329,5 @@ for _norm in (group_norm, group_norm_silu):
         sample((2, 32, 32, 320), 32, (320,), (320,), layout="NHWC"),
         sample((1, 17, 9, 1920), 32, (1920,), (1920,), 1e-6, layout="NHWC"),
         sample((3, 5, 7, 2560), 32, (2560,), (2560,), layout="NHWC"),
+        sample((2, 6, 33, 40), 3, (6,), (6,)),
     )

@@ -71,11 +71,17 @@ def logical_xor(xp: Namespace, input: Array, other: Array) -> Array:
     return xp.logical_xor(input, other)
 
 
-for _op in (logical_and, logical_or, logical_xor):
+for _op, _formula in (
+    (logical_and, "input != 0.f && other != 0.f"),
+    (logical_or, "input != 0.f || other != 0.f"),
+    (logical_xor, "(input != 0.f) != (other != 0.f)"),
+):
     _op.non_differentiable("input", "other")
     _op.errors(NOT_BROADCAST)
+    elementwise_kernel(_op, _formula, result=bool_, booleans=True)
 
     _op.samples(sample(booleans(3, 4), booleans(3, 4)), sample(booleans(3, 4), (4,)))
+    _op.perf_samples(sample(booleans(70, 129), booleans(70, 129)), sample(booleans(3, 70, 64), booleans(70, 64)))
 
 
 logical_not = unary("logical_not", "True where input is false or zero", lambda xp, input: xp.logical_not(input))

@@ -46,7 +46,7 @@ def unary(
     op = primitive(torch=name if torch == "" else torch, accepts_integers=integers)(reference)
     if gradient is None:
         op.non_differentiable("input")
-        elementwise_kernel(op, result=bool_)
+        elementwise_kernel(op, result=bool_, booleans=True)
     else:
         op.vjp("input")(gradient)
         elementwise_kernel(op, kernel[0], input=kernel[1]) if kernel else elementwise_kernel(op)

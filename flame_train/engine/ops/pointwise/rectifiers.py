@@ -195,6 +195,7 @@ prelu.samples(
     sample((0, 2), (2,)),
     sample(apart(2, 3), (3,)),
 )
+prelu.perf_samples(sample(apart(3, 5, 60, 61), (5,)), sample(apart(2, 2, 9001), (2,)))
 prelu.errors(
     ErrorSample(sample((2, 3), (2,)), ShapeError, r"or of 3 for the channels .* \(2, 3\), got shape \(2,\)"),
     ErrorSample(sample((2, 3), (1, 3)), ShapeError, "expected a weight of one number"),

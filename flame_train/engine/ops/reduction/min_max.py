@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from ....errors import ShapeError
+from ...autograd.grad_target import GradTargets
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Reduction
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32
 from ...namespace import Namespace
-from ...op import ErrorSample, composite, primitive, sample
+from ...op import ErrorSample, Op, composite, primitive, sample
 from ...op_samples import no_such_dim
 from ...tensors.tensor import Tensor
 from ..common.dims import Dims, Shape, axes, axis, spread
+from ..common.elementwise_codegen import broadcast_grad
 from ..common.row_kernels import reduce, reduced_rows, row_program
 from ..pointwise.where_clamp import maximum, minimum
+from .extremes import extremes, no_extreme
 from .reduce import neighbours, reducing
 
 Pair = tuple[Array, Array]
@@ -126,6 +129,20 @@ for _op in (argmax, argmin):
     _op.errors(*_REFUSED)
 
     _op.samples(sample((2, 3, 4)), sample((2, 3, 4), 1), sample((2, 3, 4), -1, keepdim=True), sample((), 0))
+    _op.perf_samples(sample((3, 70, 640), -1), sample((3, 700, 40), 1, keepdim=True), sample((77, 2048)))
+
+
+def _placing(op: Op, largest: bool) -> None:
+    """Declares the kernel of argmax, or of argmin, which finds the smallest."""
+
+    @op.cuda("extremes", when=no_extreme)
+    def _(k: Launcher, input: Array, dim: int | None, keepdim: bool) -> Array:
+        _, at = extremes(k, input, dim, largest=largest, values=False)
+        return at if keepdim else at.reshape(()) if dim is None else k.xp.squeeze(at, dim)
+
+
+_placing(argmax, largest=True)
+_placing(argmin, largest=False)
 
 
 def _along(xp: Namespace, input: Array, dim: int, keepdim: bool, find: Any) -> tuple[Pair, Array]:
@@ -173,6 +190,35 @@ for _op in (max_dim, min_dim):
         return xp.where(here, g[0] if keepdim else xp.expand_dims(g[0], dim), 0.0)
 
     _op.samples(sample((2, 3, 4), 1), sample((3, 4), -1, keepdim=True), sample((), 0))
+    _op.perf_samples(sample((3, 70, 640), -1), sample((3, 700, 40), 1, keepdim=True), sample((5, 20_001), 1))
+
+
+def _few_places(input: Array, dim: int) -> str:
+    return "" if input.shape[dim] <= 1 << 24 else "places that fp32 cannot tell apart"
+
+
+def _finding(op: Op, largest: bool) -> None:
+    """Declares the kernels of max_dim, or of min_dim, which finds the smallest."""
+
+    @op.cuda("extremes", when=no_extreme)
+    def _(k: Launcher, input: Array, dim: int, keepdim: bool) -> tuple[Pair, Array]:
+        found, at = extremes(k, input, dim, largest=largest, values=True)
+        values, index = (a if keepdim else k.xp.squeeze(a, dim) for a in (found, at))
+        return (values, index), index
+
+    @op.cuda_vjp("extremes", "input", when=(no_extreme, _few_places))
+    def _(
+        k: Launcher, g: Pair, input_shape: Shape, index: Array, dim: int, keepdim: bool, targets: GradTargets
+    ) -> Array:
+        d = dim % len(input_shape)
+        values, at = (spread(k.xp, a, input_shape, (d,), keepdim) for a in (g[0], index))
+        place = k.xp.arange(input_shape[d], dtype=float32).reshape(-1, *[1] * (len(input_shape) - 1 - d))
+        operands = {"g": values, "at": at, "place": place}
+        return broadcast_grad(k, "place == at ? g : 0.f", operands, input_shape, targets["input"])
+
+
+_finding(max_dim, largest=True)
+_finding(min_dim, largest=False)
 
 
 @composite(torch="max")

@@ -69,16 +69,34 @@ cat.errors(
 @primitive(torch="stack", data_movement=True)
 def stack(xp: Namespace, tensors: Sequence[Array], dim: int = 0) -> Array:
     """The tensors side by side along a new dim"""
-    if len({t.shape for t in tensors}) != 1:
-        raise ShapeError(f"stack: expected equal shapes, got {[tuple(t.shape) for t in tensors]}")
+    check_equal(tensors)
     return xp.stack(_of_one_dtype(tensors), axis=axis(dim, tensors[0].ndim + 1, "stack"))
 
 
-stack.vjp("tensors")(lambda xp, g, dim: [xp.take(g, i, axis=dim) for i in range(g.shape[dim])])
+@stack.vjp("tensors")
+def _(xp: Namespace, g: Array, dim: int) -> list[Array]:
+    return list(xp.moveaxis(g, dim, 0))
+
+
+@stack.cuda("copies", when=_floats)
+def _(k: Launcher, tensors: Sequence[Array], dim: int) -> Array:
+    check_equal(tensors)
+    at = axis(dim, tensors[0].ndim + 1, "stack")
+    apart = [k.xp.expand_dims(t, at) for t in tensors]
+    return k.concatenated(apart, at, promote_floats([t.dtype for t in tensors]))
+
+
+def check_equal(tensors: Sequence[Array]) -> None:
+    """Raises ShapeError unless the shapes are equal."""
+    if len({t.shape for t in tensors}) != 1:
+        raise ShapeError(f"stack: expected equal shapes, got {[tuple(t.shape) for t in tensors]}")
+
+
 stack.errors(
     ErrorSample(sample([(2, 3), (3, 2)]), ShapeError, r"stack: expected equal shapes, got .*\(3, 2\)"),
     ErrorSample(sample([(2, 3), (2, 3)], 3), ShapeError, "stack: dim 3 is outside a tensor of 3 dims"),
 )
+stack.perf_samples(sample([(3, 70, 64)] * 3, 1), sample([(70, 33)] * 2, -1))
 stack.samples(sample([(2, 3), (2, 3)]), sample([(2, 3), (2, 3), (2, 3)], 1))
 
 

@@ -1,4 +1,4 @@
-"""Elements put elsewhere: reversed, rolled, repeated, padded, cut to a triangle, moved between pixels and channels."""
+"""Elements put elsewhere: reversed, rolled, repeated, padded."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ....errors import ShapeError
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, compute_dtype
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
-from ...op_samples import booleans, integers
 from ...sums import accurate_sum
-from ..common.dims import Shape, at_least, axes, axis
+from ..common.conditions import floating, no_copies
+from ..common.dims import Shape, axes, axis
+from ..common.row_kernels import sum_over
 from ..indexing.embedding import added_at
 
 
@@ -26,11 +28,21 @@ def _flipped(xp: Namespace, x: Array, dims: Sequence[int]) -> Array:
 
 
 flip.vjp("input")(lambda xp, g, dims: _flipped(xp, g, dims))
+
+
+@flip.cuda("copies", when=no_copies)
+def _(k: Launcher, input: Array, dims: Sequence[int]) -> Array:
+    return k.copied(_flipped(k.xp, input, dims))
+
+
 flip.errors(
     ErrorSample(sample((2, 3), (2,)), ShapeError, "flip: dim 2 is outside a tensor of 2 dims"),
     ErrorSample(sample((2, 3), (0, -2)), ShapeError, "flip: a dim appears twice"),
 )
 flip.samples(sample((2, 3), (0,)), sample((2, 3, 2), (0, 2)), sample((), (-1,)), sample((2, 3), ()))
+
+
+flip.perf_samples(sample((3, 70, 129), (2,)), sample((3, 70, 64), (0, 1)))
 
 
 @primitive(torch="roll", data_movement=True)
@@ -68,6 +80,15 @@ def _(xp: Namespace, g: Array, input_shape: Shape, repeats: Sequence[int]) -> Ar
     apart = g.reshape([n for pair in zip(repeats, shape, strict=True) for n in pair])
     total = xp.sum(apart, axis=tuple(range(0, 2 * len(repeats), 2)), dtype=compute_dtype(g.dtype))
     return total.reshape(input_shape)
+
+
+@repeat.cuda_vjp("generated", "input", when=lambda input: floating(input))
+def _(k: Launcher, g: Array, input_shape: Shape, repeats: Sequence[int]) -> Array:
+    if not g.size:
+        return k.xp.zeros(input_shape, g.dtype)
+    shape = (1,) * (len(repeats) - len(input_shape)) + input_shape
+    apart = g.reshape([n for pair in zip(repeats, shape, strict=True) for n in pair])
+    return sum_over(k, apart, range(0, 2 * len(repeats), 2)).reshape(input_shape)
 
 
 repeat.samples(sample((2, 3), (2, 1)), sample((2, 3), (2, 1, 3)), sample((2,), (0,)))
@@ -139,8 +160,28 @@ def _(xp: Namespace, g: Array, input_shape: Shape, pad: Sequence[int], mode: str
             moved = xp.moveaxis(g, dim, 0)
             g = xp.moveaxis(added_at(xp, (input_shape[dim], *moved.shape[1:]), index, moved), 0, dim)
         return g
-    inner = g[tuple(slice(max(a, 0), n - max(b, 0)) for (a, b), n in zip(widths, g.shape, strict=True))]
+    inner = g[_inside(widths, g.shape)]
+    if all(min(pair) >= 0 for pair in widths):
+        return inner
     return xp.pad(inner, [(max(-a, 0), max(-b, 0)) for a, b in widths])
+
+
+def _inside(widths: list[tuple[int, int]], padded: Shape) -> tuple[slice, ...]:
+    """Where the input lies in the padded tensor."""
+    return tuple(slice(max(a, 0), n - max(b, 0)) for (a, b), n in zip(widths, padded, strict=True))
+
+
+def _no_frame(input: Array, pad: Sequence[int], mode: str) -> str:
+    if mode != "constant" or min(pad, default=0) < 0:
+        return "only constant padding, and nothing cut off"
+    return no_copies(input) or ("" if input.size else "nothing to copy")
+
+
+@pad.cuda("copies", when=_no_frame)
+def _(k: Launcher, input: Array, pad: Sequence[int], value: float | None) -> Array:
+    widths = _widths(pad, input.ndim)
+    shape = [a + n + b for (a, b), n in zip(widths, input.shape, strict=True)]
+    return k.framed(input, shape, _inside(widths, tuple(shape)), value or 0.0)
 
 
 pad.samples(
@@ -153,106 +194,12 @@ pad.samples(
     sample((1, 3, 4), (2, -1), "reflect"),
     sample((1, 3, 4), (-1, 2), "circular"),
 )
+pad.perf_samples(sample((3, 40, 33, 31), (0, 1, 2, 1)), sample((70, 128), (8, 0, 1, 2), value=1.5))
 pad.errors(
     ErrorSample(sample((2, 3), (1,)), ShapeError, "two numbers for each"),
     ErrorSample(sample((2, 3), (-2, -2)), ShapeError, r"\(-2, -2\) cuts more off \(2, 3\) than there is"),
     ErrorSample(sample((1, 2, 3), (3, 0), "reflect"), ShapeError, "must be at most 2, got"),
     ErrorSample(sample((1, 2, 3), (1, 0), "mirror"), ValueError, "got 'mirror'"),
-)
-
-
-@primitive(torch="triu", accepts_integers=True)
-def triu(xp: Namespace, input: Array, diagonal: int = 0) -> Array:
-    """The entries on and above the diagonal of the last two dims, zeros below"""
-    return xp.where(_above(xp, input.shape, diagonal), input, xp.zeros((), input.dtype))
-
-
-@primitive(torch="tril", accepts_integers=True)
-def tril(xp: Namespace, input: Array, diagonal: int = 0) -> Array:
-    """The entries on and below the diagonal of the last two dims, zeros above"""
-    return xp.where(_above(xp, input.shape, diagonal + 1), xp.zeros((), input.dtype), input)
-
-
-def _above(xp: Namespace, shape: Shape, diagonal: int) -> Array:
-    """True where column - row >= diagonal, (rows, columns)."""
-    at_least(2, shape, "triu, tril")
-    return xp.arange(shape[-1])[None, :] - xp.arange(shape[-2])[:, None] >= diagonal
-
-
-triu.vjp("input")(lambda xp, g, diagonal: xp.where(_above(xp, g.shape, diagonal), g, 0))
-tril.vjp("input")(lambda xp, g, diagonal: xp.where(_above(xp, g.shape, diagonal + 1), 0, g))
-
-
-for _op in (triu, tril):
-    _op.samples(
-        sample((3, 4)), sample((2, 4, 3), 1), sample((4, 4), -2), sample(booleans(3, 4), 1), sample(integers(9, 4, 3))
-    )
-    _op.errors(ErrorSample(sample((3,)), ShapeError, "at least 2 dims"))
-
-
-@primitive(torch="nn.functional.pixel_shuffle", data_movement=True)
-def pixel_shuffle(xp: Namespace, input: Array, upscale_factor: int, layout: str = "NCHW") -> Array:
-    """Channels in groups of r * r spread over r x r pixels each, r = upscale_factor (arXiv 1609.05158)"""
-    r = _factor("pixel_shuffle", input, upscale_factor)
-    *lead, c, h, w = input.shape if layout == "NCHW" else _channels_third(input.shape)
-    if c % (r * r):
-        raise ShapeError(f"pixel_shuffle: {c} channels do not divide by {r} * {r}")
-    n = len(lead)
-    if layout == "NHWC":
-        y = input.reshape(*lead, h, w, c // (r * r), r, r).transpose(*range(n), n, n + 3, n + 1, n + 4, n + 2)
-        return _moved(xp, input, y, *lead, h * r, w * r, c // (r * r))
-    y = input.reshape(*lead, c // (r * r), r, r, h, w).transpose(*range(n), n, n + 3, n + 1, n + 4, n + 2)
-    return _moved(xp, input, y, *lead, c // (r * r), h * r, w * r)
-
-
-def _moved(xp: Namespace, input: Array, y: Array, *shape: int) -> Array:
-    """`y` in another shape, copied where it still shares memory with `input`: PyTorch's result never does."""
-    found = y.reshape(shape)
-    return found.copy() if xp.may_share_memory(found, input) else found
-
-
-def _factor(op: str, input: Array, r: int) -> int:
-    if input.ndim < 3 or r < 1:
-        raise ShapeError(f"{op}: expected at least 3 dims and a factor of at least 1, got {tuple(input.shape)} and {r}")
-    return r
-
-
-def _channels_third(shape: Shape) -> Shape:
-    return (*shape[:-3], shape[-1], shape[-3], shape[-2])
-
-
-@primitive(torch="nn.functional.pixel_unshuffle", data_movement=True)
-def pixel_unshuffle(xp: Namespace, input: Array, downscale_factor: int, layout: str = "NCHW") -> Array:
-    """The r x r pixels of each block as channels, r = downscale_factor: pixel_shuffle undone"""
-    r = _factor("pixel_unshuffle", input, downscale_factor)
-    *lead, c, h, w = input.shape if layout == "NCHW" else _channels_third(input.shape)
-    if h % r or w % r:
-        raise ShapeError(f"pixel_unshuffle: {h} x {w} pixels do not divide into blocks of {r} x {r}")
-    n = len(lead)
-    if layout == "NHWC":
-        y = input.reshape(*lead, h // r, r, w // r, r, c).transpose(*range(n), n, n + 2, n + 4, n + 1, n + 3)
-        return _moved(xp, input, y, *lead, h // r, w // r, c * r * r)
-    y = input.reshape(*lead, c, h // r, r, w // r, r).transpose(*range(n), n, n + 2, n + 4, n + 1, n + 3)
-    return _moved(xp, input, y, *lead, c * r * r, h // r, w // r)
-
-
-pixel_shuffle.vjp("input")(lambda xp, g, upscale_factor, layout: pixel_unshuffle.fn(xp, g, upscale_factor, layout))
-
-
-@pixel_unshuffle.vjp("input")
-def _(xp: Namespace, g: Array, downscale_factor: int, layout: str) -> Array:
-    return pixel_shuffle.fn(xp, g, downscale_factor, layout)
-
-
-pixel_shuffle.samples(sample((2, 8, 2, 3), 2), sample((9, 2, 1), 3), sample((2, 2, 3, 8), 2, layout="NHWC"))
-pixel_unshuffle.samples(sample((2, 2, 4, 6), 2), sample((1, 3, 6), 3), sample((2, 4, 6, 2), 2, layout="NHWC"))
-pixel_shuffle.errors(
-    ErrorSample(sample((1, 6, 2, 2), 2), ShapeError, "6 channels do not divide by 2"),
-    ErrorSample(sample((2, 2), 2), ShapeError, "at least 3 dims"),
-)
-pixel_unshuffle.errors(
-    ErrorSample(sample((1, 1, 3, 4), 2), ShapeError, "3 x 4 pixels do not divide"),
-    ErrorSample(sample((1, 3, 4), -1), ShapeError, "a factor of at least 1, got .1, 3, 4. and -1"),
 )
 
 
@@ -266,6 +213,18 @@ def repeat_interleave(xp: Namespace, input: Array, repeats: int, dim: int | None
     return xp.repeat(input, repeats, axis=axis(dim, input.ndim, "repeat_interleave"))
 
 
+def _not_repeated(input: Array, repeats: int) -> str:
+    return no_copies(input) if isinstance(repeats, int) and repeats >= 0 else "a number of repeats that is refused"
+
+
+@repeat_interleave.cuda("copies", when=_not_repeated)
+def _(k: Launcher, input: Array, repeats: int, dim: int | None) -> Array:
+    x = input.reshape(-1) if dim is None or not input.ndim else input
+    at = 0 if x is not input or dim is None else axis(dim, x.ndim, "repeat_interleave")
+    spread = k.xp.broadcast_to(k.xp.expand_dims(x, at + 1), (*x.shape[: at + 1], repeats, *x.shape[at + 1 :]))
+    return k.copied(spread).reshape(*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :])
+
+
 @repeat_interleave.vjp("input")
 def _(xp: Namespace, g: Array, input_shape: Sequence[int], repeats: int, dim: int | None) -> Array:
     shape = [math.prod(input_shape)] if dim is None or not input_shape else list(input_shape)
@@ -275,9 +234,19 @@ def _(xp: Namespace, g: Array, input_shape: Sequence[int], repeats: int, dim: in
     )
 
 
+@repeat_interleave.cuda_vjp("generated", "input", when=lambda input: floating(input))
+def _(k: Launcher, g: Array, input_shape: Shape, repeats: int, dim: int | None) -> Array:
+    if not g.size:
+        return k.xp.zeros(input_shape, g.dtype)
+    at = len(input_shape) - 1 if dim is None or not input_shape else axis(dim, len(input_shape), "repeat_interleave")
+    apart = g.reshape([*input_shape[: at + 1], repeats, *input_shape[at + 1 :]])
+    return sum_over(k, apart, [at + 1]).reshape(input_shape)
+
+
 repeat_interleave.samples(
     sample((2, 3), 2), sample((2, 3), 3, 0), sample((2, 3, 2), 2, -1), sample((2, 3), 0, 1), sample((), 3)
 )
+repeat_interleave.perf_samples(sample((3, 8, 50, 64), 4, 1), sample((3, 70, 33), 3, -1))
 repeat_interleave.errors(
     ErrorSample(sample((2, 3), 2, 2), ShapeError, "dim 2 is outside a tensor of 2 dims"),
     ErrorSample(sample((2, 3), -1), ShapeError, "expected one number of repeats of at least 0, got -1"),

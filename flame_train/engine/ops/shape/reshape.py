@@ -8,12 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from ....errors import ShapeError
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...op_samples import no_such_dim
 from ...tensors.tensor import Tensor
-from ..common.dims import axes, axis
+from ..common.conditions import floating
+from ..common.dims import Shape, axes, axis
+from ..common.row_kernels import sum_over
 
 
 @primitive(torch="reshape", views=True)
@@ -164,6 +167,14 @@ def _(xp: Namespace, g: Array) -> Array:
     return g  # summed down to the input's shape in graph.py, like every gradient
 
 
+@expand.cuda_vjp("generated", "input", when=lambda input: floating(input))
+def _(k: Launcher, g: Array, input_shape: Shape) -> Array:
+    lead = g.ndim - len(input_shape)
+    dims = [i for i, n in enumerate(g.shape) if i < lead or input_shape[i - lead] != n]
+    return sum_over(k, g, dims).reshape(input_shape) if g.size else g
+
+
+expand.perf_samples(sample((3, 1, 40), (3, 700, 40)), sample((5, 1, 33), (2, 5, 60, 33)))
 expand.samples(sample((3, 1), (2, 3, 4)), sample((1, 4), (3, -1)))
 expand.errors(
     ErrorSample(sample((2, 3), (4, 3)), ShapeError, r"\(2, 3\) does not expand to \(4, 3\)"),

@@ -40,24 +40,58 @@ class Layout:
     across: bool = False
 
 
-def plan(shape: Shape, operands: Sequence[Operand], new: int, itemsize: int) -> Layout:
+def plan(shape: Shape, operands: Sequence[Operand], new: int, itemsize: int, given: int = 0) -> Layout:
     """The layout for `operands` broadcast to `shape` and `new` outputs of `itemsize` bytes that are yet to be made.
 
-    New outputs take the memory order of the first operand that is not broadcast, as NumPy's do.
+    New outputs take the memory order of the first operand that is not broadcast, as NumPy's do. The last `given`
+    operands are outputs that exist. If these are dense, and packets of all operands impossible, theirs still are.
+
+    Args:
+        shape: the results' shape.
+        operands: the inputs, then the outputs that exist.
+        new: how many outputs are to be made.
+        itemsize: bytes of an element of theirs.
+        given: how many outputs exist.
+
+    Returns:
+        The layout.
     """
     spread = [_spread(o, shape) for o in operands]
     order = _order(shape, spread)
     dense = _dense(shape, order)
     sizes, strides = merged([shape[i] for i in order], [[s[i] for i in order] for s in [*spread, *[dense] * new]])
     made = [*operands, *[Operand(shape, dense, itemsize)] * new]
-    widths = (8, 4, 2, 1) if any(o.itemsize == 2 for o in made) else (4, 2, 1)
+    widths = _widths(made)
     width = next(w for w in widths if _fits(w, sizes, strides, made))
     extent = max(sum((n - 1) * abs(s) for n, s in zip(sizes, row, strict=True)) for row in strides)
     wide = max(extent, math.prod(shape)) > _INT32
     over = next(w for w in widths if _fits_across(w, sizes, strides, made))
     if over >= 4 * width and not wide:
         return Layout(order, sizes, strides, over, wide, across=True)
-    return Layout(order, sizes, strides, width, wide)
+    gathering = _gathering(shape, operands, spread, given) if given and width == 1 and not wide else None
+    return gathering or Layout(order, sizes, strides, width, wide)
+
+
+def _gathering(shape: Shape, operands: Sequence[Operand], spread: Sequence[Strides], given: int) -> Layout | None:
+    """A layout in the order of the outputs, in packets of theirs; None unless they are dense and alike.
+
+    Indices are divided once a packet, where a layout in the order of the inputs divides them for each element.
+    """
+    order = _order(shape, spread[-given:])
+    sizes, strides = merged([shape[i] for i in order], [[s[i] for i in order] for s in spread])
+    dense = dense_strides(sizes)
+    if any(row != dense for row in strides[-given:]):
+        return None
+    whole = [o for o, row in zip(operands, strides, strict=True) if row == dense]
+    width = next(w for w in _widths(operands) if w == 1 or not any(o.offset % min(16, o.itemsize * w) for o in whole))
+    return Layout(order, sizes, strides, width, False, across=True) if width > 1 else None
+
+
+def _widths(operands: Sequence[Operand]) -> tuple[int, ...]:
+    """The widths of a packet, of at most 16 bytes of the narrowest operand but truth values beside numbers."""
+    if all(o.itemsize == 1 for o in operands):
+        return 16, 8, 4, 2, 1
+    return (8, 4, 2, 1) if any(o.itemsize == 2 for o in operands) else (4, 2, 1)
 
 
 def dense_strides(sizes: Sequence[int]) -> Strides:

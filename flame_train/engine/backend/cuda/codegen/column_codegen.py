@@ -9,7 +9,7 @@ from ....dtype import DType
 from ..nvrtc import begin, element_name
 from .column_tiling import ColumnTiling
 from .kernel_ir import Reduction
-from .row_codegen import Names, divided, divisor_arguments
+from .row_codegen import Names, divided, divisor_arguments, header_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def column_source(rs: Sequence[Reduction], inputs: Inputs, dtype: DType, tiling:
         place = f"made[({j}ll * gridDim.x + blockIdx.x) * inner + column]"
         results += f"  {{ const float total = totals[{j}]; from_float({r.result}, {place}); }}\n"
     loop = f"#pragma unroll\n        for (int i = 0; i < {w}; i++) {{ {each} }}"
-    return f"""{inputs.begin()}
+    return f"""{inputs.begin()}{header_of(r.how for r in rs)}
 extern "C" __global__ void __launch_bounds__({t}, {tiling.resident}) columns({", ".join(inputs.arguments())},
     {element_name(dtype)}* __restrict__ made, {SHARED}, const int inner, const float n) {{
 {place_of(tiling)}  float own[{len(rs)}][{w}], totals[{len(rs)}];
@@ -143,7 +143,7 @@ def stretch_source(r: Reduction, inputs: Inputs, dtype: DType, width: int) -> st
         each += f"const float {n} = to_float(q_{n}.e[i]); "
         lone += f"const float {n} = to_float(p_{n}[base + at]); "
     single = " ".join(f"const float {n} = to_float(p_{n}[blockIdx.x]);" for n, _ in inputs.columns)
-    return f"""{inputs.begin()}
+    return f"""{inputs.begin()}{header_of((r.how,))}
 extern "C" __global__ void __launch_bounds__({t}, 2) stretches({", ".join(inputs.arguments())},
     {element_name(dtype)}* __restrict__ made, {SHARED}, const float n) {{
   const long long base = blockIdx.x * reduced, first = blockIdx.y * stretch;

@@ -1,4 +1,4 @@
-"""Sums, maxima and minima over the middle dim of (outer, reduced, inner): one pass over memory, in one launch.
+"""Sums, products and extremes over the middle dim of (outer, reduced, inner): one pass over memory, in one launch.
 
 One expression over the operands is reduced, a second one is applied to the total. Contract of the generated
 kernels: operands are dense, rows fewer than 2^31; arithmetic is fp32, in an order that the sizes alone decide; outputs
@@ -56,11 +56,11 @@ class Columns:
 
     def _in_stretches(self, r: Reduction, operands: Operands, e: Extent, dtype: DType) -> Array:
         rows = {n: self._xp.ascontiguousarray(a) for n, a in operands.rows.items()}
+        width = _width(rows, {}, e.reduced if e.outer > 1 else 0, 16)
         # As many stretches as fill the GPU, none shorter than a block's sixteen packets.
-        wanted = -(-2 * self._multiprocessors // e.outer)
-        stretch = -(-max(-(-e.reduced // wanted), STRETCH_THREADS * 16) // 8) * 8
+        wanted, unit = -(-2 * self._multiprocessors // e.outer), max(8, width)
+        stretch = -(-max(-(-e.reduced // wanted), STRETCH_THREADS * 16) // unit) * unit
         count = -(-e.reduced // stretch)
-        width = _width(rows, {}, e.reduced if e.outer > 1 else 0, 8)
         inputs = Inputs(names_of(rows), columns=names_of(operands.columns), numbers=tuple(operands.numbers))
         made = self._xp.empty((e.outer,), dtype)
         numbers = [np.float32(v) for v in operands.numbers.values()]
@@ -120,4 +120,5 @@ def _width(rows: Mapping[str, Array], tables: Mapping[str, Table], length: int, 
     """Elements to a packet, at most `most`, for rows of `length`; 1 unless all operands are 16-byte aligned."""
     if any(a.data.ptr & 15 for a in (*rows.values(), *(t.array for t in tables.values()))):
         return 1
-    return gcd(length, most if any(a.dtype.itemsize == 2 for a in rows.values()) else 4)
+    sizes = {a.dtype.itemsize for a in rows.values()}
+    return gcd(length, min(most, 16 if sizes == {1} else 8 if 2 in sizes else 4))

@@ -110,7 +110,7 @@ class Elementwise:
         seen = [Operand(s[1], tuple(b // s[0].itemsize for b in s[2]), s[0].itemsize, s[3]) for s in signatures]
         new = len(dtypes) if not given else 0
         widest = max((d.itemsize for d in dtypes), default=1)
-        layout = plan(shape, seen, new, widest)
+        layout = plan(shape, seen, new, widest, given)
         types = [element_name(s[0]) for s in signatures] + [element_name(d) for d in dtypes[:new]]
         labels = [*names, *(f"out{i}" for i in range(len(expressions)))]
         dense = dense_strides(layout.sizes)

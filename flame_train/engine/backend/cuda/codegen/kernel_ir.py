@@ -23,7 +23,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A reduction: `how` ("sum", "max" or "min") over the expression `value`.
+    """A reduction: `how` ("sum", "max", "min" or "prod") over the expression `value`.
 
     The output is the expression `result` over `total` and `n`, the number of elements.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ....dtype import DType
@@ -51,7 +51,8 @@ class RowText:
         steps = "".join(map(self._step, group_reductions(self.program.steps)))
         outputs = self._outputs()
         c, types = self.tiling, [*self.rows.values(), *self.tables.values(), *self.made.values()]
-        head, arguments = begin("float" not in types), ", ".join(self._arguments())
+        head = begin("float" not in types) + header_of(step.split()[0] for step in self.program.steps)
+        arguments = ", ".join(self._arguments())
         return f"""{head}extern "C" __global__ void __launch_bounds__({c.block}) rows({arguments}) {{
   const unsigned row = blockIdx.x * {c.rows} + threadIdx.x / {c.threads};
   const int lane = threadIdx.x % {c.threads};
@@ -226,6 +227,11 @@ _Step = tuple[str, str, str]
 """A step's kind ("sum", "let", "row", ...), the name it defines, and its expression."""
 
 
+def header_of(kinds: Iterable[str]) -> str:
+    """The line that brings the reductions of these kinds which dtypes.cuh does not have."""
+    return '#include "backend/cuda/codegen/product.cuh"\n' if "prod" in kinds else ""
+
+
 def _words(text: str) -> set[str]:
     return set(re.findall(r"[A-Za-z_]\w*", text))
 
@@ -236,7 +242,7 @@ def group_reductions(steps: Sequence[str]) -> list[list[_Step]]:
     for step in steps:
         head, text = step.split(" = ", 1)
         what, name = head.split()
-        last = groups[-1] if groups and what in ("sum", "max", "min") else []
+        last = groups[-1] if groups and what in ("sum", "max", "min", "prod") else []
         if last and last[0][0] == what and not _words(text) & {s[1] for s in last}:
             last.append((what, name, text))
         else:

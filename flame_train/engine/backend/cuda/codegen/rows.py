@@ -2,7 +2,8 @@
 
 A program is a list of steps over a row's elements, in order:
 
-- "sum NAME = EXPRESSION", "max ..." and "min ...": one number for a row, reduced from an expression over each element;
+- "sum NAME = EXPRESSION", "max ...", "min ..." and "prod ...": one number for a row, reduced from an expression over
+  each element;
 - "let NAME = EXPRESSION": one number for a row, computed from other such numbers;
 - "row NAME = EXPRESSION": one value for each element, kept in registers. `rotate_every_two(NAME)` is then a rotation by
   90 degrees of each pair of neighbours: (a, b) becomes (-b, a). `rotate_half(NAME)` is that of pairs half a row apart:
