@@ -32,23 +32,25 @@ from flame_train.data.images import load_image
 
 HEIGHT, WIDTH, RESOLUTION = 1365, 2048, 1024
 _WATCHED = """
-import atexit, json, sys, time
-begin, marks = time.perf_counter(), {"plan": [], "caption": [], "image": []}
+import atexit, contextlib, json, sys, time
+begin, marks = time.perf_counter(), {"plan": [], "encoding captions": [], "encoding images": []}
 now = lambda: time.perf_counter() - begin
 from flame_train.run import encode, plan
-planned, usual = plan.make_plan, encode._progress
+planned, usual = plan.make_plan, encode.progress
 def make_plan(*arguments):
     start = now()
     made = planned(*arguments)
     marks["plan"] = [[0, start], [len(made.samples.rows), now()]]
     return made
+@contextlib.contextmanager
 def progress(what, *rest):
-    after, marks[what] = usual(what, *rest), [[0, now()]]
-    def noted(done):
-        after(done)
-        marks[what].append([done, now()])
-    return noted
-plan.make_plan, encode._progress = make_plan, progress
+    done = marks[what] = [[0, now()]]
+    with usual(what, *rest) as advance:
+        def noted(more):
+            advance(more)
+            done.append([done[-1][0] + more, now()])
+        yield noted
+plan.make_plan, encode.progress = make_plan, progress
 atexit.register(lambda: print("\\n" + json.dumps({"marks": marks, "whole": now()}), file=sys.stderr))
 from flame_train.cli import main
 main()
@@ -115,9 +117,9 @@ def main() -> None:
         print(done.stderr)
         sys.exit(done.returncode)
     told: dict[str, Any] = json.loads(next(x for x in reversed(done.stderr.splitlines()) if x.startswith('{"marks"')))
-    costs = {what: each(marks) for what, marks in told["marks"].items()}
+    costs = {what: each(marks) for what, marks in told["marks"].items() if marks}
     for what, cost in costs.items():
-        print(f"{what:<8} {cost * 1e3:8.2f} ms an item")
+        print(f"{what:<17} {cost * 1e3:8.2f} ms an item")
     alone = on_one_core(images)
     print(f"one core decodes and scales an image in {alone * 1e3:.1f} ms; there are {os.cpu_count()} cores")
     whole, more = told["whole"], sum(costs.values()) * (args.total - args.images)

@@ -11,6 +11,9 @@ from ...dtype import DType
 from ..cupy_calls import CupyCall
 from .made_once import started
 
+_SHARE = 4
+"""Cores to a thread that makes calls of CuPy: who meets a call that is not made yet compiles too, and needs a core."""
+
 
 @dataclass(frozen=True, slots=True)
 class KernelRequests:
@@ -35,5 +38,5 @@ class KernelRequests:
         calls = [partial(cubins.get, *each) for each in self.sm90]
         calls += [partial(modules.get, *each) for each in self.files]
         calls += [partial(modules.generated, *each) for each in self.texts]
-        calls += [partial(beside, each) for each in self.calls]
         started(calls)
+        started([partial(beside, each) for each in self.calls], _SHARE)

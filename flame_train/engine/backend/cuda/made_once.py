@@ -48,9 +48,14 @@ class MadeOnce(dict[_K, _V], Generic[_K, _V]):
         awaited.set_result(made)
 
 
-def started(calls: Iterable[Callable[[], Any]]) -> None:
-    """Starts the calls, in their order, on as many threads as there are cores. An error goes to who needs the value."""
-    pool = ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST))
+def started(calls: Iterable[Callable[[], Any]], share: int = 1) -> None:
+    """Starts the calls, in their order, on threads. An error goes to who needs the value.
+
+    Args:
+        calls: what is called.
+        share: cores to a thread.
+    """
+    pool = ThreadPoolExecutor(max(1, min(os.cpu_count() or 1, _MOST) // share))
     for call in calls:
         pool.submit(call)
     pool.shutdown(wait=False)

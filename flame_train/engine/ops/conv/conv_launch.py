@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...backend.cuda.launcher import Launcher
 from ...backend.cuda.libraries.cudnn_layouts import Size
 from ...dtype import Array
+from ...mode import mode
 from ..common import conditions
 from ..common.dims import Shape
 from .geometry import Conv, nhwc_shape, to_nhwc
@@ -20,8 +21,9 @@ def no_cudnn(input: Array, weight: Array, groups: int) -> str:
 
 
 def no_cudnn_input_gradient(input: Array, weight: Array, groups: int) -> str:
-    """As `no_cudnn`, but not for fp32, where cuDNN adds all taps and channels in one chain: others round less."""
-    return no_cudnn(input, weight, groups) or conditions.same(conditions.LOW, input)
+    """As `no_cudnn`, but not in fp32 without TF32: cuDNN adds all taps and channels in one chain, which rounds more."""
+    rounded = mode().float32_precision == "high"
+    return no_cudnn(input, weight, groups) or ("" if rounded else conditions.same(conditions.LOW, input))
 
 
 def _padded(k: Launcher, x: Array, *axes: int) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ....errors import ShapeError
 from ...backend.cuda.launcher import Launcher
-from ...dtype import Array, float32
+from ...dtype import Array, float32, promote_floats
 from ...namespace import Namespace
 from ...op import ErrorSample, Sample, primitive, sample
 from ...op_samples import Values
@@ -59,6 +59,15 @@ def dora_gain(
 
 
 dora_gain.vjp("magnitude")(lambda xp, g, norm: g / norm)
+
+
+@dora_gain.cuda_vjp(
+    "generated", "magnitude", when=lambda magnitude: conditions.same(conditions.AT_MOST_FP32, magnitude)
+)
+def _(k: Launcher, g: Array, norm: Array) -> Array:
+    return k.elementwise(("g / norm",), {"g": g, "norm": norm}, (g.dtype,))[0]
+
+
 dora_gain.non_differentiable("squares", "crossed", "own", "squared")
 
 
@@ -88,8 +97,8 @@ def _check(magnitude: Array, squares: Array, crossed: Array, own: Array, squared
 
 
 def _condition(magnitude: Array, squares: Array, crossed: Array, own: Array, squared: Array) -> str:
-    if magnitude.dtype != float32 or squares.dtype != float32:
-        return "magnitudes and squared norms are not in fp32"
+    if not {magnitude.dtype, squares.dtype} <= conditions.AT_MOST_FP32:
+        return "magnitudes or squared norms in fp64"
     return conditions.same(conditions.AT_MOST_FP32, crossed, own, squared) or ("" if crossed.size else "nothing to sum")
 
 
@@ -101,11 +110,12 @@ def _(
     rank, taps = (crossed.shape[1], 1) if dim == 0 else (crossed.shape[0], crossed.shape[1] // n)
     strides = (1, rank) if dim == 0 else (n * taps, taps)
     gain, norm = k.empty((n,), float32), k.empty((n,), float32)
-    arrays = [k.contiguous(a) for a in (magnitude, squares, crossed, own, squared)]
+    arrays = [k.cast(k.contiguous(a), float32) for a in (magnitude, squares)]
+    arrays += [k.contiguous(a) for a in (crossed, own, squared)]
     numbers = (*map(np.int32, (n, rank, taps)), *map(np.int64, strides), np.float32(scale))
     args = (*arrays, gain, norm, *numbers)
     k.launch_header("ops/linear/dora.cuh", "dora_gain", {"T": crossed.dtype}, (-(-n // _THREADS),), _THREADS, args)
-    return gain, norm
+    return k.cast(gain, promote_floats([a.dtype for a in (magnitude, squares, crossed, own, squared)])), norm
 
 
 def _samples() -> Iterator[Sample]:

@@ -82,6 +82,16 @@ def _(xp: Namespace, g: Array, input_shape: Shape, repeats: Sequence[int]) -> Ar
     return total.reshape(input_shape)
 
 
+@repeat.cuda(
+    "copies", when=lambda input, repeats: no_copies(input) if len(repeats) >= input.ndim else "too few repeats"
+)
+def _(k: Launcher, input: Array, repeats: Sequence[int]) -> Array:
+    shape = (1,) * (len(repeats) - input.ndim) + input.shape
+    beside = input.reshape([n for size in shape for n in (1, size)])
+    whole = k.xp.broadcast_to(beside, [n for pair in zip(repeats, shape, strict=True) for n in pair])
+    return k.copied(whole).reshape([n * m for n, m in zip(repeats, shape, strict=True)])
+
+
 @repeat.cuda_vjp("generated", "input", when=lambda input: floating(input))
 def _(k: Launcher, g: Array, input_shape: Shape, repeats: Sequence[int]) -> Array:
     if not g.size:
