@@ -48,6 +48,7 @@ static float rsqrtf(float x) { return 1.f / sqrtf(x); }
 static float __fdividef(float a, float b) { return a / b; }
 #define __expf expf
 #define __ffs __builtin_ffs
+#define __popc __builtin_popcount
 static unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 // A thread's place in the code while others run. ucontext's switches would each ask the kernel for signal masks.
 // Blocks that wait for each other are there at once. Of a block's waiting, rounds and votes the first is its own, the
@@ -99,6 +100,9 @@ static unsigned __shfl_sync(unsigned all, unsigned v, int to) { return __shfl_xo
 static float __shfl_up_sync(unsigned all, float v, int by) {
   int lane = threadIdx.x % 32;
   return __shfl_sync(all, v, lane < by ? lane : lane - by);
+}
+static unsigned __shfl_up_sync(unsigned all, unsigned v, int by) {
+  return __float_as_uint(__shfl_up_sync(all, __uint_as_float(v), by));
 }
 static unsigned atomicAdd(unsigned* to, unsigned v) { return (*to += v) - v; }
 static unsigned sum_of(unsigned v, int group, int members) {

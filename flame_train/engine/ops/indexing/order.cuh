@@ -11,7 +11,8 @@ typedef unsigned long long Ranked;
 
 // A value and its place as one number, no two alike: the larger it is, the earlier it comes. Never 0.
 __device__ __forceinline__ unsigned rank_of(float x) {
-  const unsigned u = x == 0.f ? 0u : __float_as_uint(x), key = x != x ? ~0u : u >> 31 ? ~u : u | 0x80000000u;
+  const unsigned bits = __float_as_uint(x), u = bits << 1 ? bits : 0u;  // by bits: comparisons take tiny numbers for 0
+  const unsigned key = x != x ? ~0u : u >> 31 ? ~u : u | 0x80000000u;
   return LARGEST ? key : ~key;
 }
 __device__ __forceinline__ Ranked ranked(unsigned rank, int place) { return (Ranked)rank << 32 | ~(unsigned)place; }

@@ -10,6 +10,7 @@ from ...op import ErrorSample, primitive, sample
 from ...op_samples import no_such_dim
 from ..common.dims import Shape, axis
 from .order_launch import first, no_first, no_places, placed
+from .radix_sort import no_sort, sorted_along
 
 Pair = tuple[Array, Array]
 
@@ -107,8 +108,26 @@ def _(launcher: Launcher, input: Array, k: int, largest: bool) -> tuple[Pair, Ar
     return (values, index), index
 
 
+def _no_sorted_first(input: Array, k: int, dim: int) -> str:
+    """Why topk cannot take the first `k` of what the kernels sort; "" if it can."""
+    return no_sort(input, dim) or ("" if 0 < k <= input.shape[dim] else "none, or too many")
+
+
+@topk.cuda("sorted", when=_no_sorted_first)
+def _(launcher: Launcher, input: Array, k: int, dim: int, largest: bool) -> tuple[Pair, Array]:
+    begin: tuple[slice, ...] = (slice(None),) * (dim % input.ndim) + (slice(None, k),)
+    values, index = (launcher.contiguous(a[begin]) for a in sorted_along(launcher, input, dim, largest))
+    return (values, index), index
+
+
+@sort.cuda("radix", when=no_sort)
+def _(launcher: Launcher, input: Array, dim: int, descending: bool) -> tuple[Pair, Array]:
+    values, index = sorted_along(launcher, input, dim, descending)
+    return (values, index), index
+
+
 sort.samples(sample((3, 5)), sample((2, 4, 3), 1, True), sample((), 0), sample((0, 2)), sample((2, 0)))
-sort.perf_samples(sample((3, 700), -1), sample((3, 70, 40), 1, True))
+sort.perf_samples(sample((3, 700), -1), sample((3, 70, 40), 1, True), sample((2, 20_001)), sample((9001, 3), 0, True))
 sort.errors(no_such_dim())
 topk.samples(sample((3, 5), 2), sample((2, 4, 3), 3, 1, False), sample((), 1), sample((2, 3), 0), sample((0, 4), 2))
 topk.perf_samples(sample((7, 20_001), 20), sample((70, 640), 5, -1, False), sample((3, 70, 40), 7, 1))

@@ -11,7 +11,7 @@ constexpr int ROWS_EACH = 4, PACKETS = 8 / N;  // of a thread: four rows, eight 
 constexpr int ACROSS = COLUMNS / 8;            // threads along a row
 constexpr int PITCH = ROWS + 4;                // lanes that write a column together meet different banks
 
-struct Tile {
+struct alignas(16) Tile {
   float a[2][CHUNK][PITCH];
   float b[2][CHUNK][COLUMNS];
 };
@@ -19,20 +19,31 @@ struct Tile {
 // The first column of the thread's packet p. Neighbouring threads have neighbouring packets.
 __device__ __forceinline__ int column_of(int p) { return (p * ACROSS + threadIdx.x % ACROSS) * N; }
 
+__device__ __forceinline__ void load(const T* from, float* f) {
+  const Packet<T, N> q = *reinterpret_cast<const Packet<T, N>*>(from);
+#pragma unroll
+  for (int i = 0; i < N; i++) f[i] = to_float(q.e[i]);
+}
+
 // A chunk of the rank of all four matrices to shared memory; zeros beyond their ends.
 __device__ __forceinline__ void fetch(
-    Tile& tile, const T* const (&a)[2], const T* const (&b)[2], int row, int column, int first, int rows, int width, int rank
+    Tile& tile, const T* const (&a)[2], const T* const (&b)[2], int row, int column, int first, int rows, int width,
+    int rank
 ) {
+#pragma unroll
   for (int m = 0; m < 2; m++) {
+#pragma unroll
     for (int i = threadIdx.x; i < ROWS * CHUNK; i += THREADS) {
       const int r = i % CHUNK, here = i / CHUNK;
       const bool inside = row + here < rows && first + r < rank;
       tile.a[m][r][here] = inside ? to_float(a[m][(long long)(row + here) * rank + first + r]) : 0.0f;
     }
-    for (int i = threadIdx.x; i < CHUNK * COLUMNS; i += THREADS) {
-      const int r = i / COLUMNS, here = i % COLUMNS;
-      const bool inside = column + here < width && first + r < rank;
-      tile.b[m][r][here] = inside ? to_float(b[m][(long long)(first + r) * width + column + here]) : 0.0f;
+#pragma unroll
+    for (int i = threadIdx.x; i < CHUNK * COLUMNS / N; i += THREADS) {
+      const int r = i / (COLUMNS / N), here = i % (COLUMNS / N) * N;
+      float f[N] = {};
+      if (column + here < width && first + r < rank) load(b[m] + (long long)(first + r) * width + column + here, f);
+      store<float, N>(tile.b[m][r] + here, f);
     }
   }
 }
@@ -54,15 +65,15 @@ __device__ __forceinline__ void products(
     const int count = min(CHUNK, rank - first);
     for (int r = 0; r < count; r++)
 #pragma unroll
-      for (int m = 0; m < 2; m++)
+      for (int m = 0; m < 2; m++) {
+        const Packet<float, ROWS_EACH> left = *reinterpret_cast<const Packet<float, ROWS_EACH>*>(tile.a[m][r] + own);
 #pragma unroll
-        for (int p = 0; p < PACKETS; p++)
+        for (int p = 0; p < PACKETS; p++) {
+          const Packet<float, N> right = *reinterpret_cast<const Packet<float, N>*>(tile.b[m][r] + column_of(p));
 #pragma unroll
-          for (int e = 0; e < N; e++) {
-            const float right = tile.b[m][r][column_of(p) + e];
-#pragma unroll
-            for (int i = 0; i < ROWS_EACH; i++) made[m][i][p * N + e] += tile.a[m][r][own + i] * right;
-          }
+          for (int i = 0; i < ROWS_EACH * N; i++) made[m][i / N][p * N + i % N] += left.e[i / N] * right.e[i % N];
+        }
+      }
   }
 }
 
@@ -75,12 +86,6 @@ template <class Use> __device__ __forceinline__ void each_packet(float (&made)[2
     for (int p = 0; p < PACKETS; p++)
       if (row + i < rows && column + column_of(p) < width)
         use((long long)(row + i) * width + column + column_of(p), made[0][i] + p * N, made[1][i] + p * N);
-}
-
-__device__ __forceinline__ void load(const T* from, float* f) {
-  const Packet<T, N> q = *reinterpret_cast<const Packet<T, N>*>(from);
-#pragma unroll
-  for (int i = 0; i < N; i++) f[i] = to_float(q.e[i]);
 }
 
 // out = weight + scale * (first_a @ first_b) * (second_a @ second_b).

@@ -13,6 +13,7 @@ from ...dtype import Array, float32
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common import conditions
+from . import hadamard_mma
 
 _HEADER, _THREADS, _ROWS, _COLUMNS, _PACKET = "ops/linear/hadamard.cuh", 256, 64, 128, 4  # as in that header
 
@@ -109,7 +110,12 @@ def _(
     scale: float,
     targets: GradTargets,
 ) -> tuple[Array | None, Array | None, Array | None, Array | None]:
-    rows, width, _ = _check(g, first_a, first_b, second_a, second_b)
+    rows, width, rank = _check(g, first_a, first_b, second_a, second_b)
+    if hadamard_mma.fit_gradients(k, g, rank):
+        wanted = [targets.get(name) for name in ("first_a", "second_a", "first_b", "second_b")]
+        kernels = hadamard_mma.Kernels(k, (g, first_a, first_b, second_a, second_b), scale)
+        of_first_a, of_second_a, of_first_b, of_second_b = kernels.gradients(wanted)
+        return of_first_a, of_first_b, of_second_a, of_second_b
     of_products = k.empty((2, rows, width), g.dtype)
     _launch(k, "hadamard_gradients", (g, first_a, first_b, second_a, second_b), of_products, scale)
     left, right = k.stacked([first_a, second_a]), k.stacked([first_b, second_b])
@@ -119,7 +125,7 @@ def _(
 
 
 def _launch(k: Launcher, kernel: str, arrays: tuple[Array, ...], out: Array, scale: float) -> None:
-    """Launches a kernel of hadamard.cuh.
+    """Launches a kernel of hadamard.cuh, or hadamard_mma.cuh's of that name.
 
     Args:
         k: the launcher.
@@ -129,6 +135,8 @@ def _launch(k: Launcher, kernel: str, arrays: tuple[Array, ...], out: Array, sca
         scale: the factor of the product.
     """
     rows, width, rank = _check(*arrays)
+    if hadamard_mma.fit(k, out):
+        return hadamard_mma.Kernels(k, arrays, scale).fill(kernel, out)
     names = {"T": arrays[0].dtype, "N": _PACKET if width % _PACKET == 0 else 1}
     numbers = (*map(np.int32, (rows, width, rank)), np.float32(scale))
     grid = -(-width // _COLUMNS), -(-rows // _ROWS)
@@ -170,7 +178,12 @@ hadamard_add.samples(
     sample((0, 4), (0, 2), (2, 4), (0, 2), (2, 4), 1.0),
     sample((3, 4), (3, 0), (0, 4), (3, 0), (0, 4), 1.0),
 )
-hadamard_add.perf_samples(sample((160, 160), (160, 8), (8, 160), (160, 8), (8, 160), 0.5))
+hadamard_add.perf_samples(
+    *(
+        sample((m, *n), (m, r), (r, math.prod(n)), (m, r), (r, math.prod(n)), 0.5)
+        for m, n, r in ((160, (160,), 8), (131, (9, 3, 3), 16), (75, (136,), 24), (35, (150,), 7), (40, (72,), 80))
+    )
+)
 hadamard_add.errors(
     ErrorSample(sample((6, 8), (6, 2), (2, 8), (6, 2), (3, 8), 0.5), ShapeError, r"twice \(n, rank\)"),
     ErrorSample(sample((6, 8), (5, 2), (2, 8), (5, 2), (2, 8), 0.5), ShapeError, r"expected input \(n, m, \*kernel\)"),
