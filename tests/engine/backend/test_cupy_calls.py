@@ -114,7 +114,7 @@ def test_calls_are_made_on_threads_with_memory_of_their_own(gpu: Any, monkeypatc
     requests = run.kernel_requests
     asked = list[Any]()
     monkeypatch.setattr(
-        "flame_train.engine.backend.cuda.kernel_requests.started", lambda calls, share=1: asked.extend(calls)
+        "flame_train.engine.backend.cuda.kernel_requests.started", lambda calls, *_: asked.extend(calls)
     )
     gpu.kernels.compile_ahead(requests)
     for call in asked[-len(requests.calls) :]:

@@ -76,6 +76,16 @@ def test_each_value_is_made_by_the_first_to_ask() -> None:
     assert found[1::2] == [values[1]] * 4
 
 
+def test_calls_wait_for_those_they_come_after() -> None:
+    begin, order = threading.Event(), list[str]()
+    first = started([lambda: begin.wait(30) and order.append("ours")] * 4)
+    second = started([lambda: order.append("CuPy's")], 4, first)
+    assert not any(call.done() for call in second)
+    begin.set()
+    second[0].result(30)
+    assert order == [*["ours"] * 4, "CuPy's"]
+
+
 def test_what_fails_is_told_and_made_again_for_the_next() -> None:
     values = MadeOnce[str, int]()
 

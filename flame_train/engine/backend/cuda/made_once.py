@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Generic, TypeVar
 
 _K = TypeVar("_K")
@@ -48,14 +48,23 @@ class MadeOnce(dict[_K, _V], Generic[_K, _V]):
         awaited.set_result(made)
 
 
-def started(calls: Iterable[Callable[[], Any]], share: int = 1) -> None:
+def started(calls: Iterable[Callable[[], Any]], share: int = 1, after: Sequence[Future[Any]] = ()) -> list[Future[Any]]:
     """Starts the calls, in their order, on threads. An error goes to who needs the value.
 
     Args:
         calls: what is called.
         share: cores to a thread.
+        after: calls that must have ended before.
+
+    Returns:
+        The calls under way.
     """
+
+    def called(call: Callable[[], Any]) -> Any:
+        wait(after)
+        return call()
+
     pool = ThreadPoolExecutor(max(1, min(os.cpu_count() or 1, _MOST) // share))
-    for call in calls:
-        pool.submit(call)
+    begun = [pool.submit(called, call) for call in calls]
     pool.shutdown(wait=False)
+    return begun
