@@ -72,6 +72,7 @@ grids.generate_image = generate_image
 """
 
 
+@pytest.mark.proof
 def test_a_signal_to_one_process_that_draws_saves_and_ends_all_and_the_grid_is_drawn_later(study):
     runs: Study = study("sdxl")
     settings = SETTINGS | {"train__steps": 4, "sample__every": 2, "checkpoint__every": 100}

@@ -93,7 +93,7 @@ def test_a_sample_grid_that_cannot_be_drawn_costs_the_image(job, whole):
 
 
 @pytest.mark.parametrize("then", ["goes on to its end", "is killed"])
-@pytest.mark.parametrize("nth", ["1", "2", "3", "all"])
+@pytest.mark.parametrize("nth", ["1", *(pytest.param(n, marks=pytest.mark.proof) for n in ("2", "3")), "all"])
 def test_a_sample_grid_without_room_is_there_after_the_next_start(job, another, whole, nth, then):
     """It is of weights that are others by then: it waits for room, in memory and in the checkpoint."""
     plain = another("plain")

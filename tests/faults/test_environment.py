@@ -70,7 +70,10 @@ def test_the_kernel_refuses_every_thread(job, command, blas_threads):
     assert not (job.out / "lora.safetensors").exists()
 
 
-@pytest.mark.parametrize("mebibytes", [80, 100, 150, 200, 250, 300, 400, 500, 600, 800])
+ASKED_FOR = [pytest.param(size, marks=pytest.mark.proof) for size in (80, 150, 250, 400, 500, 800)]
+
+
+@pytest.mark.parametrize("mebibytes", [100, 200, 300, 600, *ASKED_FOR])
 def test_very_little_memory(job, mebibytes):
     """In a new interpreter, whose libraries want more than there is, or whose run does."""
     script = (

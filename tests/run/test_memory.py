@@ -91,7 +91,7 @@ BLOCKS = {"sdxl": 2_207_744_000, "flux-dev": 11_834_228_736}
 """Weights in the transformers' linear layers."""
 
 
-@pytest.mark.parametrize("model", BLOCKS)
+@pytest.mark.parametrize("model", [pytest.param("sdxl", marks=pytest.mark.proof), "flux-dev"])
 def test_fewer_bits_take_what_they_say(model: str) -> None:
     """Checkpointed, so that weights are most; no decoded weight of 4 bits is there for longer than its layer runs."""
     case = BenchCase(model, checkpointing="full", deterministic=False)
@@ -101,7 +101,7 @@ def test_fewer_bits_take_what_they_say(model: str) -> None:
     assert fp8 - nf4 > 0.97 * saved
 
 
-@pytest.mark.parametrize("model", ["sdxl", "flux-dev"])
+@pytest.mark.parametrize("model", [pytest.param("sdxl", marks=pytest.mark.proof), "flux-dev"])
 def test_each_way_of_checkpointing_takes_less_than_the_one_before(model: str) -> None:
     peaks = [peak(BenchCase(model, checkpointing=how)) for how in ("off", "mlp", "full", "offload")]
     assert peaks == sorted(set(peaks), reverse=True)

@@ -36,6 +36,8 @@ scaled_dequantize scatter scatter_add selu silu softmax softsign stack std sub s
 var where
 """.split()
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
+CI_AND_PROOF = [pytest.param(DTYPES[0], marks=pytest.mark.proof), DTYPES[1]]
+"""bf16, and fp32 where proofs are asked for: a compiler takes most of the time."""
 
 LENGTHS: dict[str, list[Sample]] = {
     "adaptive_avg_pool2d": [sample((3, 5, 7, 7), 1), sample((1, 9, 5, 3), 1)],
@@ -149,6 +151,7 @@ def test_values_and_gradients(gpu: Any, dtype: Any, compiled: Any, monkeypatch: 
     assert not wrong
 
 
+@pytest.mark.proof
 def test_attention_tile_by_tile(computing: Any) -> None:
     """Masks, grouped heads, heads of any size: what no library's kernel takes."""
     op, launched, dtype = REGISTRY["scaled_dot_product_attention"], list[str](), np.dtype(np.float32)

@@ -20,11 +20,10 @@ from flame_train.engine.op_samples import materialise
 from flame_train.engine.ops.conv import conv
 from flame_train.engine.ops.conv.geometry import Conv
 from tests.engine.backend import test_generated
-from tests.engine.backend.test_generated import distance, first, results
+from tests.engine.backend.test_generated import CI_AND_PROOF, DTYPES, distance, first, results
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiler")]
 
-DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
 FP64 = np.dtype(np.float64)
 
 OPS: dict[str, list[Sample]] = {
@@ -99,7 +98,7 @@ def cases(name: str) -> list[tuple[Op, int, Sample]]:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the first run computes with what memory holds
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+@pytest.mark.parametrize("dtype", CI_AND_PROOF, ids=lambda d: d.name)
 @pytest.mark.parametrize("name", OPS)
 def test_values_and_gradients(gpu: Any, name: str, dtype: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)

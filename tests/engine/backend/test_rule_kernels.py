@@ -88,7 +88,7 @@ def trained(o: Optimizer, device: str, steps: range) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("links", [[], LINKS], ids=["alone", "behind links"])
+@pytest.mark.parametrize("links", [[], pytest.param(LINKS, marks=pytest.mark.proof)], ids=["alone", "behind links"])
 def test_kernels_do_what_the_reference_does(gpu: Any, compiled: Any, links: list[Any], monkeypatch: Any) -> None:
     """To the bit where no sum is involved; else as far as the order of sums allows."""
     monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
