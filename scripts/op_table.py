@@ -88,8 +88,9 @@ def table(measured: dict[str, Any]) -> str:
     rated = [r for r in rows if r["ratio"] is not None]
     lines = [
         f"Measured on {measured['date']}, {measured['card']}, PyTorch {measured['torch']}, by `scripts/op_table.py`.",
-        "Times are us of a call, beside them the share of PyTorch's time for the same call in the same precision. Both",
-        "programs' calls are captured, their arguments in no cache. *View*: the result lies in its input's memory.",
+        "A time is that of one call, in microseconds. The column beside it divides it by PyTorch's time in the same",
+        "precision. Both programs capture their calls in a graph, and no cache holds the arguments.",
+        "*View*: the result lies in its input's memory.",
         "*None*: PyTorch has no counterpart. *Host*: one program cannot be captured, so both were timed call by call.",
         "",
         f"| precision | times | median | over {LIMIT} | which | not reached | failed |",

@@ -93,3 +93,29 @@ def test_more_elements_than_32_bits_count_are_noticed() -> None:
     assert plan((n,), [Operand((n,), (1,), 2)], 1, 2).wide
     assert not plan((n // 2,), [Operand((n // 2,), (1,), 2)], 1, 2).wide
     assert plan((2, 8), [Operand((2, 8), (n, 1), 2)], 1, 2).wide
+
+
+@pytest.mark.parametrize("case", range(3))
+def test_a_result_that_exists_is_written_in_packets_where_its_source_lies_otherwise(case: int) -> None:
+    x = np.arange(4 * 6 * 16, dtype=np.float32).reshape(4, 6, 16)
+    view = [x[..., ::-1], x.transpose(2, 0, 1), x.reshape(4, 2, 3, 4, 4).transpose(0, 1, 3, 2, 4)[..., ::2]][case]
+    out = np.arange(view.size, dtype=np.float32).reshape(view.shape)
+    (source, start), (target, _) = operand(x, view), operand(out, out)
+    layout = plan(view.shape, [source, target], 0, 4, given=1)
+    assert layout.across
+    assert layout.width == 4
+    assert walked(x, start, layout.sizes, layout.strides[0]) == view.reshape(-1).tolist()
+    assert walked(out, 0, layout.sizes, layout.strides[1]) == out.reshape(-1).tolist()
+
+
+def test_a_result_with_gaps_is_written_element_by_element() -> None:
+    x, out = Operand((4, 6), (1, 4), 4), Operand((4, 6), (7, 1), 4)
+    layout = plan((4, 6), [x, out], 0, 4, given=1)
+    assert not layout.across
+    assert layout.width == 1
+
+
+def test_truth_values_alone_come_in_packets_of_sixteen() -> None:
+    one, row = Operand((5, 64), (64, 1), 1), Operand((64,), (1,), 1)
+    assert plan((5, 64), [one, row], 1, 1).width == 16
+    assert plan((5, 64), [one, Operand((5, 64), (64, 1), 4)], 1, 1).width == 4

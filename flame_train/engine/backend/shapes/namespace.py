@@ -104,7 +104,8 @@ class ShapeNamespace:
         return made
 
     def empty_like(self, x: ShapeArray, dtype: Any = None) -> ShapeArray:
-        return x.astype(x.dtype if dtype is None else dtype)
+        kind = x.dtype if dtype is None else np.dtype(dtype)
+        return self.laid_out(x.shape, kind, x.shape_strides("K", kind.itemsize))
 
     zeros_like = ones_like = empty_like
 

@@ -223,13 +223,13 @@ def _(xp: Namespace, g: Array, dim: int, index: Array) -> Array:
     return _put(xp, g.copy(), dim, index, 0.0)
 
 
-@scatter.cuda("copies", when=lambda input: no_copies(input))
+@scatter.cuda("copies", when=no_copies)
 def _(k: Launcher, input: Array, dim: int, index: Array, src: Array | float) -> Array:
     _check_places(k.xp, "scatter", input, dim, index, None if isinstance(src, (int, float)) else src)
     return _put(k.xp, k.copied(input), dim, index, src)
 
 
-@scatter.cuda_vjp("copies", "input", when=lambda input: no_copies(input))
+@scatter.cuda_vjp("copies", "input", when=no_copies)
 def _(k: Launcher, g: Array, dim: int, index: Array) -> Array:
     return _put(k.xp, k.copied(g), dim, index, 0.0)
 

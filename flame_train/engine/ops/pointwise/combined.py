@@ -9,7 +9,7 @@ from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...op_samples import apart
 from ...tensors.tensor import Tensor
-from ..common.conditions import no_copies
+from ..common.conditions import AT_MOST_FP32, same
 from ..common.dims import size_along
 from ..common.elementwise_codegen import elementwise_kernel
 
@@ -86,7 +86,7 @@ def glu(input: Tensor, dim: int = -1) -> Tensor:
 def _no_gate(input: Array, dim: int) -> str:
     if not -input.ndim <= dim < input.ndim or input.shape[dim] % 2 or not input.size:
         return "no value and gate"
-    return no_copies(input)
+    return same(AT_MOST_FP32, input)
 
 
 def _halves(x: Array, dim: int) -> tuple[Array, Array]:

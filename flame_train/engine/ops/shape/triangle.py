@@ -9,7 +9,7 @@ from ...dtype import Array, float32
 from ...namespace import Namespace
 from ...op import ErrorSample, Op, primitive, sample
 from ...op_samples import booleans, integers
-from ..common.conditions import no_copies
+from ..common.conditions import AT_MOST_FP32, same
 from ..common.dims import Shape, at_least
 from ..common.elementwise_codegen import broadcast_grad
 
@@ -39,7 +39,7 @@ tril.vjp("input")(lambda xp, g, diagonal: xp.where(_above(xp, g.shape, diagonal 
 def _no_triangle(input: Array) -> str:
     if input.ndim < 2 or max(input.shape[-2:]) > 1 << 23:
         return "fewer than 2 dims, or places that fp32 does not count"
-    return no_copies(input)
+    return same(AT_MOST_FP32, input)
 
 
 def _triangle_kernels(op: Op, kept: str) -> None:

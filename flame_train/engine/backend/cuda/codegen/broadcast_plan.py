@@ -88,7 +88,7 @@ def _gathering(shape: Shape, operands: Sequence[Operand], spread: Sequence[Strid
 
 
 def _widths(operands: Sequence[Operand]) -> tuple[int, ...]:
-    """The widths of a packet, of at most 16 bytes of the narrowest operand but truth values beside numbers."""
+    """The widths that a packet may have, widest first: up to 16 bytes of the narrowest numbers, or of truth values."""
     if all(o.itemsize == 1 for o in operands):
         return 16, 8, 4, 2, 1
     return (8, 4, 2, 1) if any(o.itemsize == 2 for o in operands) else (4, 2, 1)
