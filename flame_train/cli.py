@@ -197,6 +197,9 @@ def import_(
     family: Annotated[
         str, typer.Option("--family", help=f"One of {', '.join(FAMILY_TITLES)}, where the file names no model.")
     ] = "",
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Write it though an optimizer, kind, resolution or length is lost.")
+    ] = False,
     force: Force = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -204,7 +207,7 @@ def import_(
     """Make a config of another trainer's: sd-scripts, ai-toolkit, OneTrainer, SimpleTuner and others."""
     from flame_train.tools.import_config import import_config, told
 
-    result = import_config(file, output, family, force)
+    result = import_config(file, output, family, force, partial)
     show(result, as_json, told(result))
 
 

@@ -19,11 +19,24 @@ from flame_train.recipes import FAMILIES
 _COLUMN = 44
 
 
-def import_config(source: str, output: Path | None, family: str = "", force: bool = False) -> dict[str, Any]:
-    """Converts the config in `source` and writes it to `output`, a .toml file; None: the result alone has it.
+def import_config(
+    source: str, output: Path | None, family: str = "", force: bool = False, partial: bool = False
+) -> dict[str, Any]:
+    """Converts the config in `source` and writes it to `output`, a .toml file.
+
+    Args:
+        source: the file.
+        output: what is written; None: the result alone has it.
+        family: the model family, where the config names none.
+        force: whether a file that exists is replaced.
+        partial: whether a file is written though an optimizer, kind of adapter, resolution or length is lost.
+
+    Returns:
+        The config, and what became of each setting.
 
     Raises:
-        ConfigError: no known trainer wrote the config, or it is for another model or no LoRA.
+        ConfigError: no known trainer wrote the config, it is for another model or no LoRA, or without `partial`
+            something is lost whose default would make another recipe of the rest.
         OutputError: the file cannot be written, or exists without `force`.
     """
     if family and family not in FAMILIES:
@@ -33,6 +46,8 @@ def import_config(source: str, output: Path | None, family: str = "", force: boo
         raise ConfigError(f"{source}: it does not say which model it is for; add --family {' or '.join(FAMILIES)}")
     lacking = FAMILIES[read.family].unsupported_keys() if read.family else ()
     found = convert(program, read, lacking)
+    if not partial and found.decisive():
+        raise ConfigError(_not_whole(found, source))
     text = _text(found, source)
     if output is not None:
         raw = text.encode()
@@ -45,10 +60,23 @@ def import_config(source: str, output: Path | None, family: str = "", force: boo
         "config": text,
         "carried": {path: {"value": each.value, "from": each.origin} for path, each in found.values.items()},
         "sets": [{name: each.value for name, each in one.items()} for one in found.sets],
-        "no_counterpart": [*found.notes, *map(str, found.dropped)],
+        "no_counterpart": found.lost(),
         "needless": found.needless,
         "missing": found.missing,
     }
+
+
+def _not_whole(found: Conversion, source: str) -> str:
+    first = found.decisive()
+    others = len(found.lost()) - len(first)
+    more = f", and {others} more that have no counterpart" if others else ""
+    return "\n".join(
+        [
+            f"{Path(source).name}: expected settings that have a counterpart, got some without that decide the result:",
+            *(f"  {each}" for each in first),
+            f"`--partial` writes the file all the same, with defaults in their place{more}",
+        ]
+    )
 
 
 def told(result: dict[str, Any]) -> str:
@@ -77,7 +105,7 @@ def _text(found: Conversion, source: str) -> str:
             lines += ["", f"[{section}]", *own]
     for one in found.sets:
         lines += ["", "[[data.sets]]", *(_line(name, each.value, each.origin) for name, each in one.items())]
-    lost = [*found.notes, *map(str, found.dropped)]
+    lost = found.lost()
     if lost:
         lines += ["", "# Without counterpart:", *(f"# {line}" for line in lost)]
     return "\n".join(lines) + "\n"

@@ -16,6 +16,13 @@ from .table import Changed, Lost, Nothing, Program, Row, Setting, Source
 SETS: Final = "data.sets"
 _SET: Final = "set."
 _CAPTIONS: Final = "captions"
+_DECISIVE: Final = frozenset(
+    (
+        *("optimizer.name", "optimizer.lr", "lora.kind", "train.steps", "train.epochs"),
+        *("data.resolution", "data.resolutions", "set.resolution", "set.resolutions"),
+    )
+)
+"""Keys whose defaults are dangerous beside the rest of another recipe: a rate of Prodigy with AdamW, for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +35,12 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A setting that has no counterpart, with its place, and why."""
+    """A setting that has no counterpart, with its place, why, and what it would have decided."""
 
     place: str
     setting: str
     reason: str
+    keys: Collection[str] = ()
 
     def __str__(self) -> str:
         return f"{self.place}: {self.setting}: {self.reason}" if self.place else f"{self.setting}: {self.reason}"
@@ -59,6 +67,15 @@ class Conversion:
     notes: list[str] = field(default_factory=list)
     needless: int = 0
     missing: list[str] = field(default_factory=list)
+
+    def decisive(self) -> list[Dropped]:
+        """Those of `dropped` whose key has no value now, and whose default would make another recipe of the rest."""
+        return [each for each in self.dropped if any(key in _DECISIVE and key not in self.values for key in each.keys)]
+
+    def lost(self) -> list[str]:
+        """What is not there any more, in words: first what decides what is trained."""
+        first = self.decisive()
+        return [*map(str, first), *self.notes, *(str(each) for each in self.dropped if each not in first)]
 
     def tree(self) -> dict[str, dict[str, Any]]:
         """The values as sections."""
@@ -111,12 +128,12 @@ class _Work:
                 self._answer(row, Setting(row.absent, ""), f"{self.program.name}'s default", values)
         for name, setting in settings.items():
             if name not in seen:
-                unknown = Dropped(setting.place, _shown(name, setting.value), "not known to this version")
-                self.found.dropped.append(unknown)
+                shown = setting.written or _shown(name, setting.value)
+                self.found.dropped.append(Dropped(setting.place, shown, "not known to this version"))
 
     def _answer(self, row: Row, setting: Setting, name: str, values: dict[str, Carried]) -> None:
         """Lays the answer of one row; a default of the other program has no place."""
-        shown = _shown(name, setting.value) if setting.place else f"{row.key} ({name})"
+        shown = setting.written or (_shown(name, setting.value) if setting.place else f"{row.key} ({name})")
         try:
             answer = row.convert(setting.value, self.source)
         except (TypeError, ValueError, AttributeError, KeyError, IndexError):
@@ -127,12 +144,12 @@ class _Work:
         if isinstance(answer, Nothing):
             self.found.needless += bool(setting.place)
         elif isinstance(answer, Lost):
-            self.found.dropped.append(Dropped(setting.place, shown, answer.reason))
+            self.found.dropped.append(Dropped(setting.place, shown, answer.reason, row.to))
         else:
             given = answer if isinstance(answer, Mapping) else {row.to[0]: answer}
             for path, value in given.items():
                 assert path in row.to, f"{row.key} gives {path}, which its row does not name"
-                origin = f"{shown if not setting.place else name}{remark}"
+                origin = f"{setting.written or (name if setting.place else shown)}{remark}"
                 _lay(path, Carried(value, origin), Dropped(setting.place, shown, ""), values, self.found)
 
 
@@ -279,7 +296,7 @@ def _refused(found: Conversion) -> Iterator[tuple[str, str]]:
 
 def _drop(found: Conversion, path: str, reason: str) -> None:
     carried = found.values.pop(path)
-    found.dropped.append(Dropped("", f"{path} = {carried.value!r} (from {carried.origin})", reason))
+    found.dropped.append(Dropped("", f"{path} = {carried.value!r} (from {carried.origin})", reason, (path,)))
 
 
 def _shown(name: str, value: Any) -> str:

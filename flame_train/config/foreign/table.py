@@ -16,10 +16,14 @@ Tree = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value of the other program's config, and the place where it was written."""
+    """A value of the other program's config, and the place where it was written.
+
+    `written` is how the file has it, where it calls or counts it in another way than the table does.
+    """
 
     value: Any
     place: str
+    written: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class Row:
         absent: what the program does where its config is silent and flame-train would do something else.
         families: the families for which the row holds; empty: all.
         say: the answer to somebody who writes the key into a config of flame-train; empty: whatever is spelled like it.
+        at: file and line of the program's source that say what the setting does.
     """
 
     key: str
@@ -88,15 +93,23 @@ class Row:
     absent: Any = None
     families: tuple[str, ...] = ()
     say: str = ""
+    at: str = ""
 
     def holds(self, name: str, family: str) -> bool:
         """Whether the row is about the setting `name`."""
         return fnmatchcase(name, self.key) and (not self.families or family in self.families)
 
 
+def _place(key: str) -> tuple[str, str]:
+    """A key and its place in the program's source, of `key@file:line`."""
+    name, _, at = key.partition("@")
+    return name, at
+
+
 def same(key: str, to: str) -> Row:
-    """A setting with another name and the same meaning."""
-    return Row(key, (to,))
+    """A setting with another name and the same meaning; `key` as in `turned`."""
+    name, at = _place(key)
+    return Row(name, (to,), at=at)
 
 
 def turned(
@@ -110,7 +123,7 @@ def turned(
     """A setting whose value is converted.
 
     Args:
-        key: its name in the other program.
+        key: its name in the other program; @file:line behind it is its place in the program's source.
         to: our key, or our keys.
         convert: from its value to ours.
         say: the answer to somebody who writes it into our config.
@@ -120,35 +133,39 @@ def turned(
     Returns:
         The row.
     """
-    return Row(key, (to,) if isinstance(to, str) else to, convert, absent, tuple(families), say)
+    name, at = _place(key)
+    return Row(name, (to,) if isinstance(to, str) else to, convert, absent, tuple(families), say, at)
 
 
 def always(key: str, what: str) -> Row:
-    """A switch that flame-train has always on, and lacks for that reason."""
+    """A switch that flame-train has always on, and lacks for that reason; `key` as in `turned`."""
 
     def convert(value: Any, source: Source) -> Any:
         return NOTHING if value and value not in ("false", "False") else Lost(f"always on: {what}")
 
-    return Row(key, (), convert, say=f"always on: {what}; remove it")
+    name, at = _place(key)
+    return Row(name, (), convert, say=f"always on: {what}; remove it", at=at)
 
 
 def never(key: str, why: str) -> Row:
-    """A setting without counterpart. Where it is off, nothing is lost."""
+    """A setting without counterpart; `key` as in `turned`. Where it is off, nothing is lost."""
 
     def convert(value: Any, source: Source) -> Any:
         return NOTHING if is_off(value) else Lost(why)
 
-    return Row(key, (), convert, say=f"not here: {why}")
+    name, at = _place(key)
+    return Row(name, (), convert, say=f"not here: {why}", at=at)
 
 
 def needless(why: str, names: str) -> list[Row]:
-    """Settings that change no result, or that flame-train chooses by itself; their names with spaces between."""
-    return [Row(name, (), lambda value, source: NOTHING, say=f"not needed: {why}; remove it") for name in names.split()]
+    """Settings that change no result; their names as in `turned`, with spaces between."""
+    said = f"not needed: {why}; remove it"
+    return [Row(name, (), lambda value, source: NOTHING, say=said, at=at) for name, at in map(_place, names.split())]
 
 
 def part_of(names: str) -> list[Row]:
-    """Settings that the conversion of another one reads; their names with spaces between."""
-    return [Row(name, (), lambda value, source: NOTHING) for name in names.split()]
+    """Settings that the conversion of another one reads; their names as in `turned`, with spaces between."""
+    return [Row(name, (), lambda value, source: NOTHING, at=at) for name, at in map(_place, names.split())]
 
 
 def is_off(value: Any) -> bool:
@@ -167,6 +184,7 @@ class Program:
         rows: where its settings went. The first row that holds is the answer; of two settings with one counterpart
             the one whose row comes first.
         set_rows: where the settings of a set of images went.
+        repository: the repository and commit that the rows' `at` are places in.
     """
 
     name: str
@@ -174,6 +192,7 @@ class Program:
     read: Callable[[Reading], Source]
     rows: Sequence[Row]
     set_rows: Sequence[Row] = ()
+    repository: str = ""
 
 
 @dataclass(frozen=True, slots=True)
