@@ -35,8 +35,8 @@ def import_config(
         The config, and what became of each setting.
 
     Raises:
-        ConfigError: no known trainer wrote the config, it is for another model or no LoRA, or without `partial`
-            something is lost whose default would make another recipe of the rest.
+        ConfigError: no known trainer wrote the config, or it is for another model or no LoRA. Without `partial`
+            also where something is lost whose default would make another recipe of the rest.
         OutputError: the file cannot be written, or exists without `force`.
     """
     if family and family not in FAMILIES:
