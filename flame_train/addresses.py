@@ -6,12 +6,18 @@ import re
 from typing import Final
 from urllib.parse import urlsplit
 
+HUB: Final = "hf:"
 _ADDRESS: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
 
 def is_address(text: str) -> bool:
     """Whether `text` is an address, and no path of this machine."""
     return _ADDRESS.fullmatch(text) is not None
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether `text` asks for a model or a file of the Hugging Face hub, as hf:owner/name does."""
+    return text.startswith(HUB)
 
 
 def scheme_of(address: str) -> str:

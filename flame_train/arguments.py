@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
+from flame_train.addresses import is_hub_name
 from flame_train.families import FAMILY_TITLES
 
 
@@ -43,6 +44,15 @@ def presets_from(begun: str) -> list[str]:
 def devices_from(begun: str) -> list[str]:
     """The devices that begin so, for completion; which GPUs there are is not asked."""
     return [device for device in ("cuda", "cuda:0", "cuda:1", "cpu") if device.startswith(begun)]
+
+
+def from_hub(file: Path | None) -> Path | None:
+    """A file that is read: what hf:owner/name/file names is fetched, any other path stays."""
+    if file is None or not is_hub_name(file.as_posix()):
+        return file
+    from flame_train.io.hub import fetched
+
+    return fetched(file)
 
 
 _SHOWN = "cuda|cuda:N|cpu"
@@ -117,7 +127,7 @@ Error = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, of models the headers; print the plan.")]
 LoraOutput = Annotated[Path, typer.Option("--output", "-o", help="LoRA file to write.")]
-LoraPath = Annotated[Path, typer.Argument(metavar="FILE", help="LoRA file to read.")]
+LoraPath = Annotated[Path, typer.Argument(metavar="FILE", callback=from_hub, help="LoRA file to read.")]
 Gpus = Annotated[int, typer.Option("--gpus", min=1, help="Start so many processes here by mpirun.")]
 Transport = Annotated[
     Literal["auto", "nccl", "mpi"], typer.Option("--collectives", help="By which processes add up gradients.")

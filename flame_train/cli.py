@@ -213,7 +213,9 @@ def import_(
 
 @app.command(epilog='Example: flame-train sample -m base.safetensors --lora lora.safetensors -p "a cat" -o cat.png')
 def sample(
-    checkpoint: Annotated[str, typer.Option("--checkpoint", "-m", help="Base model: file, folder or hf:owner/name.")],
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", "-m", help="Base model: file, folder or hf:owner/name[/file].")
+    ],
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", "-p", help="Prompt, with flags as --n --w --h --d too; repeatable.")
     ] = None,

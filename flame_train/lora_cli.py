@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from flame_train.arguments import AsJson, Debug, Error, Force, LoraOutput, LoraPath, Rank
+from flame_train.arguments import AsJson, Debug, Error, Force, LoraOutput, LoraPath, Rank, from_hub
 from flame_train.output import show
 
 lora_app = typer.Typer()
@@ -15,7 +15,7 @@ lora_app = typer.Typer()
 
 @lora_app.command("inspect", epilog="Example: flame-train inspect lora.safetensors")
 def inspect_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", callback=from_hub, help="A .safetensors file.")],
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -41,7 +41,7 @@ def verify_command(
 
 @lora_app.command(epilog="Example: flame-train convert lora.safetensors lora.diffusers.safetensors --to diffusers")
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="LoRA file to read.")],
+    source: Annotated[Path, typer.Argument(metavar="IN", callback=from_hub, help="LoRA file to read.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="LoRA file to write.")],
     to: Annotated[Literal["kohya", "diffusers"], typer.Option("--to", help="Naming of OUT.")],
     force: Force = False,
@@ -60,8 +60,8 @@ def convert(
 
 @lora_app.command(epilog="Example: flame-train merge base.safetensors lora.safetensors merged.safetensors")
 def merge(
-    base: Annotated[Path | None, typer.Argument(metavar="BASE", help="Base checkpoint.")] = None,
-    lora: Annotated[Path | None, typer.Argument(metavar="LORA", help="LoRA file.")] = None,
+    base: Annotated[Path | None, typer.Argument(metavar="BASE", callback=from_hub, help="Base checkpoint.")] = None,
+    lora: Annotated[Path | None, typer.Argument(metavar="LORA", callback=from_hub, help="LoRA file.")] = None,
     target: Annotated[Path | None, typer.Argument(metavar="OUT", help="Checkpoint to write.")] = None,
     strength: Annotated[float | None, typer.Option("--strength", help="How much of LORA; 1 by default.")] = None,
     to: Annotated[
@@ -118,8 +118,8 @@ def resize(
     epilog="Example: flame-train extract base.safetensors tuned.safetensors --rank 32 -o lora.safetensors"
 )
 def extract(
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="The model before.")],
-    tuned: Annotated[Path, typer.Argument(metavar="TUNED", help="The model after.")],
+    base: Annotated[Path, typer.Argument(metavar="BASE", callback=from_hub, help="The model before.")],
+    tuned: Annotated[Path, typer.Argument(metavar="TUNED", callback=from_hub, help="The model after.")],
     output: LoraOutput,
     rank: Rank = None,
     error: Error = None,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from flame_train.addresses import is_address, problem_of
+from flame_train.addresses import is_address, is_hub_name, problem_of
 from flame_train.config.schema import Config
 
 _HERE = ("output.dir", "data.cache", "train.continue_from")
 """Places that a run writes to, or whose run it continues: folders of this machine."""
+
+_OF_MODELS = ("model.", "text_encoders.", "lora.from", "sample.model")
+"""The keys, by how they begin, that may name what lies on the Hugging Face hub."""
+_NOT_OF_MODELS = "expected a path of this machine, got a name on the hub, which only models and LoRAs may have"
 
 
 def address_problem(config: Config, path: str) -> str | None:
@@ -16,7 +20,10 @@ def address_problem(config: Config, path: str) -> str | None:
     if isinstance(value, tuple):
         places = [place for one in value for place in ((one.path, *one.control) if path == "data.sets" else (one,))]
         wrong = [problem_of(place) for place in places if is_address(place)]
+        wrong += [_NOT_OF_MODELS for place in places if is_hub_name(place)]
         return next((problem for problem in wrong if problem), None)
+    if is_hub_name(value):
+        return None if path.startswith(_OF_MODELS) else _NOT_OF_MODELS
     if not value or (path != "output.remote" and not is_address(value)):
         return None
     if path in _HERE:

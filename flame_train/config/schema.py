@@ -36,7 +36,7 @@ class ModelSection(Section):
 
     checkpoint: str = field(
         "",
-        "the base model: .safetensors file, diffusers folder or hf:owner/name; required",
+        "the base model: .safetensors file, diffusers folder, hf:owner/name or hf:owner/name/file; required",
         place=True,
         aka=("pretrained_model_name_or_path", "base_model", "name_or_path", "base_model_name"),
     )

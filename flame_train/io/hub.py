@@ -1,59 +1,70 @@
-"""A checkpoint by its name on the Hugging Face hub. Only this module uses the network, and only on request.
+"""Models and files by their names on the Hugging Face hub. This module and its neighbour alone ask it, on request.
 
-`hf:owner/name` asks for it, in a command that may fetch. A missing path never does: a misspelt `models/sdxl` has the
-form of a name on the hub. A request would send it, with the user's token, to someone else.
+`hf:owner/name` names a model, `hf:owner/name/file` or `hf:owner/name/folder` a part of one. A missing path never asks:
+a misspelt `models/sdxl` has the form of a name on the hub. A request would send it, with the user's token, to someone
+else.
 """
 
 from __future__ import annotations
 
 import functools
 import glob
+import json
 import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from flame_train.addresses import is_address
+from flame_train.addresses import HUB, is_address, is_hub_name
 from flame_train.errors import ModelFileError
 from flame_train.io.kept import local_place
+from flame_train.io.sniff import refused_by_suffix
 from flame_train.io.weights import COMPONENTS, VARIANTS, cannot_be_read
 
+from .hub_headers import headers_of
+
 _LOG = logging.getLogger(__name__)
-_ASKS: Final = "hf:"
 _HOST: Final = "huggingface.co"
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
+_NAME: Final = re.compile(rf"({_HUB_ID.pattern})(?:/(.*\S))?", re.DOTALL)
+_FILES: Final = (".safetensors", ".gguf", ".json", ".model", ".txt")
 _SECRET: Final = re.compile(r"hf_\w+|Bearer [^\s'\"]+")
 _WANTED: Final = ("*.json", "*.safetensors", "*.txt", "*.model")
 _VARIANT: Final = re.compile(rf"\.(?:{'|'.join(VARIANTS)})[.-]")
-_may_fetch: ContextVar[bool] = ContextVar("may_fetch", default=False)
+
+Fetch = Literal["nothing", "headers", "all"]
+"""What of a name on the hub comes over the network where it is not kept here."""
+
+_fetch: ContextVar[Fetch] = ContextVar("fetch", default="nothing")
 
 
 @contextmanager
-def fetching(allowed: bool = True) -> Iterator[None]:
-    """In the body `hf:owner/name` is fetched where it is not kept yet; everywhere else the network is not used."""
-    before = _may_fetch.set(allowed)
+def fetching(what: Fetch = "all") -> Iterator[None]:
+    """In the body so much is fetched of what `hf:` names and is not kept yet; elsewhere the network is not used."""
+    before = _fetch.set(what)
     try:
         yield
     finally:
-        _may_fetch.reset(before)
+        _fetch.reset(before)
 
 
 def resolve_checkpoint(name: str) -> Path:
-    """`name` as a path that exists: that path, or the hub's local cache for `owner/name` and `hf:owner/name`.
+    """`name` as a path that exists: that path, or the hub's local cache for `owner/name` and what `hf:` names.
 
     An address is the place in the cache to which a run fetched it.
 
-    The latter is fetched to the cache where `fetching` allows it. Raises `ModelFileError` if there is none of them.
+    What `hf:` names is fetched to the cache where `fetching` allows it. Raises `ModelFileError` if there is none of
+    them.
     """
     if is_address(name):
         return _fetched_before(name)
-    if name.startswith(_ASKS):
-        return _of_hub(name, name.removeprefix(_ASKS))
+    if is_hub_name(name):
+        return _of_hub(name)
     path = Path(name).expanduser()
     try:
         if path.exists():
@@ -62,12 +73,27 @@ def resolve_checkpoint(name: str) -> Path:
         cause = error if isinstance(error, OSError) else OSError(str(error))
         raise ModelFileError(cannot_be_read(path, cause)) from error
     is_name = _HUB_ID.fullmatch(name) is not None and not name.endswith(".safetensors")
-    if is_name and (kept := _kept(name)) is not None:
+    if is_name and (kept := _kept(name, "")) is not None:
         return kept
     raise ModelFileError(
         f"{name}: expected a .safetensors file or a diffusers folder; there is no such file"
         + (f", nor a model of that name in the hub's local cache; to fetch it from the hub: hf:{name}" * is_name)
     )
+
+
+def placed(name: str | Path) -> Path:
+    """The file or folder that a setting names: by its path, an address, or a name on the hub.
+
+    Only for the last it must be there, or come. Raises `ModelFileError` where it does not.
+    """
+    text = name.as_posix() if isinstance(name, Path) else name
+    return _of_hub(text) if is_hub_name(text) else local_place(text)
+
+
+def fetched(name: str | Path) -> Path:
+    """As `placed`, and what `hf:` names is fetched: for a command that works with the file alone."""
+    with fetching():
+        return placed(name)
 
 
 def _fetched_before(address: str) -> Path:
@@ -78,54 +104,101 @@ def _fetched_before(address: str) -> Path:
     return path
 
 
-def _of_hub(name: str, model: str) -> Path:
-    if not _HUB_ID.fullmatch(model):
-        raise ModelFileError(f"{name}: expected a model's name on the hub after hf:, as in hf:owner/name")
-    if not _may_fetch.get():
-        kept = _kept(model)
-        if kept is not None:
-            return kept
+def _of_hub(name: str) -> Path:
+    found = _NAME.fullmatch(name.removeprefix(HUB))
+    model, inner = (found[1], found[2] or "") if found else ("", "")
+    parts = (*model.split("/"), *(inner.split("/") if inner else ()))
+    if not found or any(part in ("", ".", "..") or "\\" in part for part in parts):
         raise ModelFileError(
-            f"{name}: is not in the hub's local cache, and only a command that works with it fetches it; start one "
-            f"without --dry-run, or: hf download {model}"
+            f"{name}: expected a model's name on the hub after hf:, as in hf:owner/name, or a file of it, as in "
+            "hf:owner/name/file.safetensors"
+        )
+    if reason := refused_by_suffix(Path(inner)):
+        raise ModelFileError(f"{name}: refused. {reason}")
+    what = _fetch.get()
+    if what != "all" and (kept := _kept(model, inner)) is not None:
+        return kept
+    download = f"hf download {model}" + (f" {inner}" if _is_file(inner) else "")
+    if what == "nothing":
+        raise ModelFileError(
+            f"{name}: is not in the hub's local cache, and only a command that works with it fetches it: {download}"
         )
     try:
-        return _fetched(model)
+        return _fetched(model, inner) if what == "all" else _headers(model, inner, download)
     except Exception as e:  # the hub's client raises its own, the HTTP library's and OSError
         cause = _SECRET.sub("(token)", f"{type(e).__name__}: {e}")
+        alone = "" if what == "all" else f"; without its headers: {download}, or start without --dry-run"
         raise ModelFileError(
             f"{name}: neither in the hub's local cache nor to be had from it ({cause}); "
-            "check the name, log in with `hf auth login` if it is gated, or name a local file"
+            f"check the name, log in with `hf auth login` if it is gated, or name a local file{alone}"
         ) from None  # not from e, which may repeat what was sent
 
 
-def _kept(model: str) -> Path | None:
-    """The model in the local cache; None if it is not there. The network is not used."""
+def _is_file(inner: str) -> bool:
+    """Whether a path in a repository is a file's; else it is a folder's."""
+    return PurePosixPath(inner).suffix.lower() in _FILES
+
+
+def _kept(model: str, inner: str) -> Path | None:
+    """The model or its part in the local cache; None if it is not there, whole. The network is not used."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, local_files_only=True, token=False))
+        place = Path(snapshot_download(model, local_files_only=True, token=False)) / inner
+        return place if place.is_file() or _has_weights(place) else None
     except (LocalEntryNotFoundError, HFValidationError, OSError):
         return None
 
 
-@functools.cache
-def _fetched(model: str) -> Path:
-    """Once in a process: every part of it asks, and the hub may have other files a moment later, or be out of reach."""
-    from huggingface_hub import list_repo_files, snapshot_download
+def _has_weights(folder: Path) -> bool:
+    """Whether weights were fetched to a folder: of a pipeline each network's, where its list of them can be read."""
+    try:
+        listed = json.loads((folder / "model_index.json").read_bytes())
+        networks = [name for name in COMPONENTS if isinstance(listed, dict) and (listed.get(name) or [None])[0]]
+    except (OSError, ValueError, RecursionError, TypeError, KeyError):
+        networks = []
+    return all(any((folder / name).glob("*.safetensors")) for name in networks or [""])
 
-    _LOG.info("looking for %s on the Hugging Face hub", model)
+
+@functools.cache
+def _fetched(model: str, inner: str) -> Path:
+    """Once in a process: every part of it asks, and the hub may have other files a moment later, or be out of reach."""
+    from huggingface_hub import hf_hub_download, list_repo_files, snapshot_download
+
+    _LOG.info("looking for %s on the Hugging Face hub", f"{model}/{inner}".rstrip("/"))
     token = _token()
+    if _is_file(inner):
+        return Path(hf_hub_download(model, inner, token=token))
     try:
         files = list_repo_files(model, token=token)
     except Exception:
-        kept = _kept(model)
+        kept = _kept(model, inner)
         if kept is None:
             raise
         return kept
-    wanted = [glob.escape(file) for file in read_of(files)]
-    return Path(snapshot_download(model, allow_patterns=wanted, token=token))
+    wanted = [glob.escape(file) for file in _of_part(files, inner)]
+    return Path(snapshot_download(model, allow_patterns=wanted, token=token)) / inner
+
+
+@functools.cache
+def _headers(model: str, inner: str, download: str) -> Path:
+    """The model or its part as a folder or file whose weights are headers alone."""
+    from huggingface_hub import list_repo_files
+
+    _LOG.info("reading headers of %s on the Hugging Face hub", f"{model}/{inner}".rstrip("/"))
+    token = _token()
+    files = list_repo_files(model, token=token)
+    return headers_of(model, _of_part(files, inner), token, download) / inner
+
+
+def _of_part(files: Sequence[str], inner: str) -> list[str]:
+    """The files that are read of a repository, or of a file or folder of it. FileNotFoundError where it has none."""
+    within = [file for file in files if not inner or file == inner or file.startswith(f"{inner}/")]
+    if not within:
+        near = [file for file in files if file.endswith(_FILES[:2])][:5]
+        raise FileNotFoundError(f"it has no {inner}; weights in it are {', '.join(near) or 'none'}")
+    return [inner] if _is_file(inner) else read_of(within)
 
 
 def _token() -> Literal[False] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import mmap
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +17,7 @@ import numpy as np
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.open_folder import Location
 from flame_train.errors import EnvironmentFault, ModelFileError, OutputError, of_environment
-from flame_train.io.dtypes import DTYPE_OF_TAG, Array, tag_of
+from flame_train.io.dtypes import DTYPE_OF_TAG, FLOAT_TAGS, Array, tag_of
 from flame_train.io.header import (
     MAX_HEADER_BYTES,
     MAX_RANK,
@@ -34,6 +35,15 @@ MAX_METADATA_VALUE: Final = 64 * 1024
 _KEPT: Final = 1 << 20  # bytes of a header that is kept parsed; of the largest models they are half of that
 
 
+_HEADERS_ALONE: Final[dict[Path, str]] = {}
+"""Files of this process that end after the header, and the command that fetches each whole."""
+
+
+def declare_header_alone(path: Path, download: str) -> None:
+    """From now on `path` is a file of which only the header was fetched: its shapes are known, not its values."""
+    _HEADERS_ALONE[path] = download
+
+
 class SafetensorsFile:
     """A safetensors file with a checked header; its data is mapped, and read on demand.
 
@@ -49,7 +59,8 @@ class SafetensorsFile:
         if reason is not None:
             raise ModelFileError(f"{self.path}: refused. {reason}")
         self._map: mmap.mmap | None = _map_file(self.path)
-        self._data_begin, header = _read_header(self.path, self._map)
+        self._alone = _HEADERS_ALONE.get(self.path)
+        self._data_begin, header = _read_header(self.path, self._map, whole=self._alone is None)
         self._tensors = header.tensors
         self.names: tuple[str, ...] = tuple(header.tensors)
         self.metadata: Mapping[str, str] = MappingProxyType(header.metadata)
@@ -76,11 +87,25 @@ class SafetensorsFile:
         count = info.nbytes // dtype.itemsize
         if count == 0:
             return _read_only(np.empty(info.shape, dtype))
+        if self._alone is not None:
+            return self._unknown(info, dtype)
         begin = self._data_begin + info.begin
         self._let_go(self._map)
         self._last = begin, info.nbytes
         flat: Array = np.frombuffer(self._map, dtype, count, begin)
         return flat.reshape(info.shape)
+
+    def _unknown(self, info: TensorInfo, dtype: np.dtype[Any]) -> Array:
+        """An array of NaN, which takes no memory; of one number, such as an alpha, 1.
+
+        ModelFileError for numbers that a format needs to be understood.
+        """
+        if info.dtype not in FLOAT_TAGS:
+            raise ModelFileError(
+                f"{self.path.name}: {info.name} is needed, and of this file only the header was fetched; "
+                f"fetch it first: {self._alone}"
+            )
+        return np.broadcast_to(np.array(np.nan if math.prod(info.shape) > 1 else 1.0).astype(dtype), info.shape)
 
     def stored(self, name: str) -> tuple[Array, ...]:
         """The tensor as the only array that it is made of."""
@@ -205,7 +230,7 @@ def _map_file(path: Path) -> mmap.mmap:
         raise ModelFileError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _read_header(path: Path, mapped: Any) -> tuple[int, Header]:
+def _read_header(path: Path, mapped: Any, whole: bool) -> tuple[int, Header]:
     """Where the data begins, and the header. Raises ModelFileError."""
     size = len(mapped)
     head = bytes(mapped[:512])
@@ -225,7 +250,8 @@ def _read_header(path: Path, mapped: Any) -> tuple[int, Header]:
         header = _parsed(bytes(mapped[: 8 + length])) if length <= _KEPT else parse_header(mapped, 8, 8 + length)
     except HeaderError as error:
         raise ModelFileError(f"{path}: {error}. {remedy}") from None
-    _check_size(path, size, 8 + length + header.data_bytes)
+    if whole:
+        _check_size(path, size, 8 + length + header.data_bytes)
     return 8 + length, header
 
 

@@ -11,7 +11,7 @@ from flame_train.adapters.rules import Own
 from flame_train.adapters.targets import layer_shapes
 from flame_train.config.schema import LoraSection
 from flame_train.errors import ConfigError, ModelFileError
-from flame_train.io.kept import local_place
+from flame_train.io.hub import placed
 from flame_train.io.weights import open_weights
 from flame_train.models.common.files.identify import identify, lora_could_be
 from flame_train.training.model import Model
@@ -37,7 +37,7 @@ def beginning(
     named: str = getattr(lora, "from")
     if not named:
         return {}
-    path = local_place(named)
+    path = placed(named)
     try:
         with open_weights(path) as weights:
             identity = identify(weights.shapes, weights.metadata)

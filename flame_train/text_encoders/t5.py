@@ -17,6 +17,7 @@ from flame_train.data.tokenizers.t5 import T5Tokenizer, find_vocabulary, named_v
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import int32
+from flame_train.io.hub import placed
 from flame_train.models.common.files.family_files import FamilyFiles
 from flame_train.models.common.files.part import Part
 from flame_train.models.common.text.loading_t5 import t5_part
@@ -85,7 +86,7 @@ class T5(TextEncoder):
         """The config's vocabulary, or one beside the encoder or checkpoint, or T5 v1.1's. Raises ModelFileError."""
         option = "text_encoders.t5_vocabulary of a config, --t5-vocabulary of sample"
         if self.vocabulary_file:
-            return T5Tokenizer(named_vocabulary(Path(self.vocabulary_file), option))
+            return T5Tokenizer(named_vocabulary(placed(self.vocabulary_file), option))
         network = self.part.network
         assert isinstance(network, T5Encoder)
         return T5Tokenizer(find_vocabulary(self.places, option, network.arch.vocabulary))

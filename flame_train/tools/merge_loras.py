@@ -18,6 +18,7 @@ from flame_train.adapters.nearest import Truncated, Truncation, nearest_to, trun
 from flame_train.adapters.summed import summed
 from flame_train.disk.files import is_same_file, refuse_place
 from flame_train.errors import ConfigError, ModelFileError
+from flame_train.io.hub import fetched
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
@@ -43,7 +44,7 @@ class WeightedLora:
         path, strength = file_and_strength(text)
         if not np.isfinite(strength) or strength == 0.0:
             raise ConfigError(f"--lora {text}: expected a finite strength other than 0, got {strength}")
-        return cls(path, strength)
+        return cls(fetched(path), strength)
 
 
 def merge_loras(

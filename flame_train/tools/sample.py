@@ -20,7 +20,7 @@ from flame_train.disk.files import refuse_place
 from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import check_formats
 from flame_train.errors import ConfigError, ModelFileError, out_of_memory
-from flame_train.io.hub import fetching, resolve_checkpoint
+from flame_train.io.hub import fetching, placed, resolve_checkpoint
 from flame_train.models.common.files.identify import lora_could_be
 from flame_train.recipes import Opening, family_of
 from flame_train.run.check import storage_of
@@ -161,7 +161,7 @@ def sample(
         shown = control_files(requests(section, side, model), model, side)
         wanted = requests(section, side, model, shown)
         check_sampling(wanted, config.model, config.loss, model)
-    files = [(_factors(path, model), strength) for path, strength in loras]
+    files = [(_factors(placed(path), model), strength) for path, strength in loras]
     model = model.with_images() if shown else model
     formats = config.model.vae_precision, precision, config.text_encoders.precision
     text = Encoding(model.vae, model.text, *formats, Path())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -9,13 +11,15 @@ from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import huggingface_hub as hub
+import numpy as np
 import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 import flame_train.io.hub as ours
 from flame_train.errors import ModelFileError
-from flame_train.io.hub import fetching, read_of, resolve_checkpoint
+from flame_train.io.hub import fetched, fetching, placed, read_of, resolve_checkpoint
+from flame_train.io.safetensors import SafetensorsFile, save_file
 
 TOKEN = "hf_" + "x" * 34
 
@@ -64,6 +68,7 @@ def hub_with(monkeypatch, tmp_path):
             if local_files_only:
                 if not cached:
                     raise LocalEntryNotFoundError("nothing kept")
+                (tmp_path / "model.safetensors").touch()
                 return str(tmp_path)
             fetched.append([f for f in files or [] if any(fnmatch(f, p) for p in allow_patterns or ["*"])])
             return str(tmp_path)
@@ -98,10 +103,10 @@ def test_a_name_with_brackets_is_no_pattern(hub_with):
 
 
 @pytest.mark.parametrize("name", ["owner/kept", "hf:owner/kept"])
-@pytest.mark.parametrize("asked", [True, False])
-def test_what_was_fetched_before_does_where_the_hub_is_out_of_reach(hub_with, tmp_path, name, asked):
+@pytest.mark.parametrize("what", ["all", "headers", "nothing"])
+def test_what_was_fetched_before_does_where_the_hub_is_out_of_reach(hub_with, tmp_path, name, what):
     fetched = hub_with(None, cached=True)
-    with fetching(asked):
+    with fetching(what):
         assert resolve_checkpoint(name) == tmp_path
     assert fetched == []
 
@@ -131,7 +136,9 @@ def test_a_path_that_is_not_there_is_no_question_to_the_hub(hub_with):
     assert fetched == []
 
 
-@pytest.mark.parametrize("name", ["hf:", "hf:name", "hf:a/b/c", "hf:../x/y", "hf:owner/na me", "hf:/etc/passwd"])
+@pytest.mark.parametrize(
+    "name", ["hf:", "hf:name", "hf:a//c", "hf:../x/y", "hf:a/b/../c", "hf:owner/na me", "hf:/etc/passwd"]
+)
 def test_what_is_no_name_of_a_model_is_not_asked_for(hub_with, name):
     fetched = hub_with(READ)
     with fetching(), pytest.raises(ModelFileError, match="expected a model's name on the hub after hf:"):
@@ -249,3 +256,144 @@ def test_a_token_that_a_library_repeats_is_not_printed(hub_with, monkeypatch):
         resolve_checkpoint("hf:owner/odd-token")
     assert TOKEN not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+FILES = "hf:owner/small"
+
+
+class Store(BaseHTTPRequestHandler):
+    """A hub with the files of a folder: its list, and each file, whole or the part that is asked for."""
+
+    def do_GET(self) -> None:
+        folder, heard = self.server.folder, self.server.heard  # type: ignore[attr-defined]
+        if self.path.startswith("/api/models/owner/small"):
+            names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
+            model = {"id": "owner/small", "sha": "0" * 40, "siblings": [{"rfilename": name} for name in names]}
+            tree = [{"type": "file", "path": name, "size": 1, "oid": name} for name in names]
+            listed = json.dumps(tree if "/tree/" in self.path else model).encode()
+            return self.answer(200, listed, {"Content-Type": "application/json"})
+        path = folder / self.path.partition("/resolve/")[2].partition("/")[2].partition("?")[0]
+        if not path.is_file():
+            return self.answer(404, b"", {"X-Error-Code": "EntryNotFound"})
+        content, part = path.read_bytes(), self.headers.get("Range")
+        facts = {"ETag": f'"{path.name}"', "X-Repo-Commit": "0" * 40}
+        if part and self.server.in_parts:  # type: ignore[attr-defined]
+            begin, end = map(int, part.removeprefix("bytes=").split("-"))
+            content = content[begin : end + 1]
+            return self.answer(206, content, facts | {"Content-Range": f"bytes {begin}-{end}/*"})
+        if self.command == "GET":
+            heard.append(path.name)
+        return self.answer(200, content, facts)
+
+    def answer(self, status: int, content: bytes, facts: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in facts.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command == "GET":
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(content)
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def store(monkeypatch, tmp_path):
+    """A hub on this machine, and an empty cache."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Store) as server:
+        server.folder, server.heard, server.in_parts = tmp_path / "there", [], True  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(hub.hf_api.api, "endpoint", endpoint)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        ours._fetched.cache_clear()
+        ours._headers.cache_clear()
+        yield server
+        server.shutdown()
+
+
+def put(folder, **files):
+    for name, tensors in files.items():
+        place = folder / f"{name.replace('__', '/')}.safetensors"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        save_file(place, tensors, {"made": "here"})
+
+
+WEIGHT = {"a.weight": np.ones((300, 400), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("name", "inner"),
+    [("", "unet/model.safetensors"), ("/unet", "model.safetensors"), ("/unet/model.safetensors", "")],
+)
+def test_headers_alone_come_where_they_are_all_that_is_asked(store, name, inner):
+    put(store.folder, unet__model=WEIGHT)
+    (store.folder / "unet" / "config.json").write_text('{"norm_eps": 1e-5}')
+    with fetching("headers"), SafetensorsFile(placed(FILES + name) / inner) as file:
+        assert file.shapes == {"a.weight": (300, 400)}
+        assert file.metadata == {"made": "here"}
+        assert np.isnan(file.read("a.weight")).all()
+    assert "model.safetensors" not in store.heard
+    if name == "/unet":
+        assert (placed_headers(FILES + name) / "config.json").read_text() == '{"norm_eps": 1e-5}'
+
+
+def placed_headers(name):
+    with fetching("headers"):
+        return placed(name)
+
+
+def test_a_long_header_takes_a_second_request(store):
+    put(store.folder, model={f"layer.{i}.{'x' * 200}": np.ones(1, np.float32) for i in range(700)})
+    with SafetensorsFile(placed_headers(FILES + "/model.safetensors")) as file:
+        assert len(file.names) == 700
+
+
+def test_values_that_a_format_is_read_by_are_not_made_up(store):
+    put(store.folder, model={"marks": np.zeros(9, np.uint8)})
+    told = r"only the header was fetched; .*hf download owner/small model.safe"
+    path = placed_headers(FILES + "/model.safetensors")
+    with SafetensorsFile(path) as file, pytest.raises(ModelFileError, match=told):
+        file.read("marks")
+
+
+def test_a_hub_that_sends_no_parts_is_not_asked_for_all(store):
+    store.in_parts = False
+    put(store.folder, model={"a": np.ones(1 << 20, np.float32)})
+    with pytest.raises(ModelFileError, match=r"sends no part of a file.*hf download owner/small, or start without"):
+        placed_headers(FILES)
+
+
+@pytest.mark.parametrize("what", ["headers", "all"])
+def test_a_file_that_a_model_lacks_is_told(store, what):
+    put(store.folder, model=WEIGHT)
+    with fetching(what), pytest.raises(ModelFileError, match=r"other\.safetensors: neither"):
+        placed(FILES + "/other.safetensors")
+
+
+def test_a_file_of_a_model_is_fetched_alone_and_kept(store):
+    put(store.folder, model=WEIGHT, other=WEIGHT)
+    assert fetched(FILES + "/model.safetensors").read_bytes() == (store.folder / "model.safetensors").read_bytes()
+    assert store.heard == ["model.safetensors"]
+    assert placed(FILES + "/model.safetensors").is_file()  # without the network
+    with pytest.raises(ModelFileError, match=r"hf download owner/small other\.safe"):
+        placed(FILES + "/other.safetensors")
+
+
+def test_a_pipeline_of_which_a_part_was_fetched_is_not_taken_for_whole(store):
+    put(store.folder, unet__model=WEIGHT, vae__model=WEIGHT)
+    (store.folder / "model_index.json").write_text('{"unet": ["diffusers", "U"], "vae": ["diffusers", "V"]}')
+    assert fetched(FILES + "/vae").is_dir()
+    fetched(FILES + "/model_index.json")
+    with pytest.raises(ModelFileError, match=r"hf download owner/small$"):
+        placed(FILES)
+    whole = fetched(FILES)
+    assert placed(FILES) == whole

@@ -60,7 +60,7 @@ def report(source: str, overrides: Sequence[str], output: Path, force: bool) -> 
     """
     if not force and output.is_dir() and any(output.iterdir()):
         raise OutputError(f"{output}: is not empty; choose another folder with --output, or say --force")
-    with StopRequest() as stop, fetching(False):
+    with StopRequest() as stop, fetching("nothing"):
         plan = make_plan(check(load_located(source, overrides)), stop)
         samples = plan.samples
         seen = _look(samples, stop)

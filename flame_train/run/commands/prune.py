@@ -37,7 +37,7 @@ def prune_cache(source: str, overrides: Sequence[str], configs: Path, dry_run: b
     Raises:
         ConfigError: the folder has no configs, or one of them is wrong.
     """
-    with StopRequest() as stop, fetching(False):
+    with StopRequest() as stop, fetching("nothing"):
         plan = make_plan(check(load_located(source, overrides)), stop)
         used = set(_entries(plan))
         for path in _files(configs):

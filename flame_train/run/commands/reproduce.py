@@ -101,7 +101,7 @@ def reproduce(
     folder = output / Path(asked.config.output.dir).name
     moved = asked.config.output.model_copy(update={"dir": str(folder)})
     asked = ConfigWithSource(asked.config.model_copy(update={"output": moved}), asked.layered)
-    with StopRequest() as stop, fetching(not dry_run):
+    with StopRequest() as stop, fetching("headers" if dry_run else "all"):
         if not dry_run:
             check_device(asked.config, device)
         plan = make_plan(check(asked), stop)

@@ -116,7 +116,7 @@ def _trained(
     group: ProcessGroup,
     remote_wait: float | None = None,
 ) -> dict[str, Any]:
-    with StopRequest() as stop, fetching(not dry_run):
+    with StopRequest() as stop, fetching("headers" if dry_run else "all"):
         with group.barrier():
             if not dry_run:
                 check_device(asked.config, device)
@@ -151,7 +151,7 @@ def check_device(config: Config, device: str) -> None:
 def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) -> dict[str, Any]:
     """Encodes the images and captions of a config ahead of training. Returns counts."""
     asked = load_located(source, overrides)
-    with with_key_names(asked), StopRequest() as stop, fetching(not dry_run):
+    with with_key_names(asked), StopRequest() as stop, fetching("headers" if dry_run else "all"):
         if not dry_run:
             check_formats(device, encoding_formats(asked.config))
         fetch_inputs(asked.config, not dry_run, lambda: stop.check("while files were fetched"))
