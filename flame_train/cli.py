@@ -200,6 +200,7 @@ def import_(
     partial: Annotated[
         bool, typer.Option("--partial", help="Write it though an optimizer, kind, resolution or length is lost.")
     ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Name the settings that need no key here too.")] = False,
     force: Force = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -208,7 +209,7 @@ def import_(
     from flame_train.tools.import_config import import_config, told
 
     result = import_config(file, output, family, force, partial)
-    show(result, as_json, told(result))
+    show(result, as_json, told(result, verbose))
 
 
 @app.command(epilog='Example: flame-train sample -m base.safetensors --lora lora.safetensors -p "a cat" -o cat.png')

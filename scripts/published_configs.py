@@ -141,10 +141,10 @@ def outcome(source: Path, folder: Path) -> tuple[str, str, int, int, str] | str:
         plan = train(tree, [], "cpu", True)
         said = f"passes: {plan['images']} samples, {plan['steps']} steps"
     except FlameError as error:
-        made = {"carried": {}, "sets": [], "no_counterpart": []} if "made" not in locals() else made
+        made = {"carried": {}, "sets": [], "listed": []} if "made" not in locals() else made
         said = "says: " + str(error).replace("\n", "; ")
     carried = len(made["carried"]) + sum(map(len, made["sets"]))
-    return program.name, family if read.settings else "any", carried, len(made["no_counterpart"]), said
+    return program.name, family if read.settings else "any", carried, len(made["listed"]), said
 
 
 def _seen_before(source: Path, seen: set[bytes]) -> bool:

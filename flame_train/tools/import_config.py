@@ -58,9 +58,12 @@ def import_config(
         "family": read.family,
         "output": str(output) if output else None,
         "config": text,
-        "carried": {path: {"value": each.value, "from": each.origin} for path, each in found.values.items()},
+        "carried": {
+            path: {"value": each.value, "from": each.origin, "settings": list(each.settings)}
+            for path, each in found.values.items()
+        },
         "sets": [{name: each.value for name, each in one.items()} for one in found.sets],
-        "no_counterpart": found.lost(),
+        "listed": found.lost(),
         "needless": found.needless,
         "missing": found.missing,
     }
@@ -79,11 +82,13 @@ def _not_whole(found: Conversion, source: str) -> str:
     )
 
 
-def told(result: dict[str, Any]) -> str:
-    """The result in words: what was written, what was not, what is still to be set."""
+def told(result: dict[str, Any], verbose: bool = False) -> str:
+    """The result in words: what was written, what was not, what is still to be set; `verbose`: what needs no key."""
     count = len(result["carried"]) + sum(map(len, result["sets"]))
-    lines = [f"{result['from']}: {count} keys carried over, {result['needless']} need none here"]
-    if lost := result["no_counterpart"]:
+    lines = [f"{result['from']}: {count} keys carried over, {len(result['needless'])} need none here"]
+    if verbose and result["needless"]:
+        lines += ["", "need none here:", *(f"  {name}: {why}" for name, why in result["needless"].items())]
+    if lost := result["listed"]:
         lines += ["", f"no counterpart ({len(lost)}):", *(f"  {line}" for line in lost)]
     if missing := result["missing"]:
         lines += ["", "still to be set:", *(f"  {line}" for line in missing)]

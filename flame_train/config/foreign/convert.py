@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Union, get_args, get_origin
 
 from flame_train.config.keys import Key, keys
@@ -23,14 +23,17 @@ _DECISIVE: Final = frozenset(
     )
 )
 """Keys whose defaults are dangerous beside the rest of another recipe: a rate of Prodigy with AdamW, for one."""
+_AS_HERE: Final = "its value is what flame-train does without a key"
+_OF_ANOTHER: Final = "it belongs to a choice that this config does not make"
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A value for a key of ours, and where it comes from in words."""
+    """A value for a key of ours, where it comes from in words, and the settings there that it was made of."""
 
     value: Any
     origin: str
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class Conversion:
         sets: the tables of `[[data.sets]]`; empty where one folder stands in `[data]`.
         dropped: what has no counterpart.
         notes: files that it names and that are not there.
-        needless: how many settings need no key here.
+        needless: the settings that need no key here, each with the reason.
         missing: what is still to be set.
     """
 
@@ -65,7 +68,7 @@ class Conversion:
     sets: list[dict[str, Carried]] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    needless: int = 0
+    needless: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
     def decisive(self) -> list[Dropped]:
@@ -92,13 +95,13 @@ class Conversion:
 
 def convert(program: Program, source: Source, lacking: Collection[str] = ()) -> Conversion:
     """What `source`, a config of `program`, says in our keys. `lacking` are keys that mean nothing to its family."""
-    work = _Work(program, source, Conversion(program.name, notes=list(source.notes)))
-    found = work.found
+    found = Conversion(program.name, notes=list(source.notes))
     if source.settings:  # a file of sets alone says nothing about training
-        work.apply(program.rows, source.settings, found.values)
+        _Work(program, source, found).apply(program.rows, source.settings, found.values)
     sets = []
     for one in source.sets:
         own: dict[str, Carried] = {}
+        work = _Work(program, replace(source, settings={**source.settings, **one}), found)
         work.apply(program.set_rows, one, own)
         sets.append(own)
     _place_sets(sets, found)
@@ -119,38 +122,49 @@ class _Work:
     def apply(self, rows: Iterable[Row], settings: Mapping[str, Setting], values: dict[str, Carried]) -> None:
         """Lays the answers of `rows` about `settings` into `values`, the rest into `found`."""
         seen: set[str] = set()
+        used: set[str] = set()
         for row in rows:
             names = [name for name in settings if name not in seen and row.holds(name, self.source.family)]
             for name in names:
                 seen.add(name)
-                self._answer(row, settings[name], name, values)
+                if not row.read:
+                    used |= self._answer(row, settings[name], name, values)
             if not names and row.absent is not None and (not row.families or self.source.family in row.families):
-                self._answer(row, Setting(row.absent, ""), f"{self.program.name}'s default", values)
+                used |= self._answer(row, Setting(row.absent, ""), f"{self.program.name}'s default", values)
         for name, setting in settings.items():
             if name not in seen:
                 shown = setting.written or _shown(name, setting.value)
                 self.found.dropped.append(Dropped(setting.place, shown, "not known to this version"))
+            elif any(row.read and row.holds(name, self.source.family) for row in rows) and name not in used:
+                self.found.needless.setdefault(name, _OF_ANOTHER)
 
-    def _answer(self, row: Row, setting: Setting, name: str, values: dict[str, Carried]) -> None:
-        """Lays the answer of one row; a default of the other program has no place."""
+    def _answer(self, row: Row, setting: Setting, name: str, values: dict[str, Carried]) -> set[str]:
+        """Lays the answer of one row; a default of the other program has no place. Returns the settings it used."""
         shown = setting.written or (_shown(name, setting.value) if setting.place else f"{row.key} ({name})")
+        self.source.asked.clear()
         try:
             answer = row.convert(setting.value, self.source)
         except (TypeError, ValueError, AttributeError, KeyError, IndexError):
             answer = Lost("this value has no meaning here")
         remark = ""
         if isinstance(answer, Changed):
-            answer, remark = answer.value, f"; {answer.remark}"
+            for reason in answer.lost:
+                self.found.dropped.append(Dropped(setting.place, name, reason))
+            answer, remark = answer.value, f"; {answer.remark}" if answer.remark else ""
         if isinstance(answer, Nothing):
-            self.found.needless += bool(setting.place)
-        elif isinstance(answer, Lost):
+            if setting.place:
+                self.found.needless.setdefault(name, row.inert or _AS_HERE)
+            return set()
+        if isinstance(answer, Lost):
             self.found.dropped.append(Dropped(setting.place, shown, answer.reason, row.to))
         else:
             given = answer if isinstance(answer, Mapping) else {row.to[0]: answer}
+            origin = f"{setting.written or (name if setting.place else shown)}{remark}"
+            settings = (*((name,) if setting.place else ()), *sorted(self.source.asked - {name}))
             for path, value in given.items():
                 assert path in row.to, f"{row.key} gives {path}, which its row does not name"
-                origin = f"{setting.written or (name if setting.place else shown)}{remark}"
-                _lay(path, Carried(value, origin), Dropped(setting.place, shown, ""), values, self.found)
+                _lay(path, Carried(value, origin, settings), Dropped(setting.place, shown, ""), values, self.found)
+        return set(self.source.asked)
 
 
 def _lay(path: str, carried: Carried, dropped: Dropped, values: dict[str, Carried], found: Conversion) -> None:
@@ -168,7 +182,7 @@ def _lay(path: str, carried: Carried, dropped: Dropped, values: dict[str, Carrie
         if path not in known:
             found.dropped.append(Dropped(dropped.place, dropped.setting, f"this version has no {path}"))
             return
-        carried = Carried(fitting(carried.value, known[path]), carried.origin)
+        carried = Carried(fitting(carried.value, known[path]), carried.origin, carried.settings)
     if path not in values:
         values[path] = carried
     elif values[path].value != carried.value and dropped.place:
@@ -212,7 +226,7 @@ def _own_resolutions(sets: list[dict[str, Carried]], own: Mapping[str, Any]) -> 
     if len(given) > 1 and "resolutions" in own:
         for one in sets:
             if (single := one.pop("resolution", None)) is not None:
-                one["resolutions"] = Carried([single.value], single.origin)
+                one["resolutions"] = Carried([single.value], single.origin, single.settings)
 
 
 def _is_own(name: str, own: Mapping[str, Any]) -> bool:
@@ -233,7 +247,7 @@ def _table(one: Mapping[str, Carried], own: Mapping[str, Any]) -> dict[str, Carr
         if name.startswith(f"{_CAPTIONS}.") and _CAPTIONS in own:
             captions[name.partition(".")[2]] = carried.value
         elif name in own:
-            found[name] = Carried(_fit(carried.value, own[name].annotation), carried.origin)
+            found[name] = Carried(_fit(carried.value, own[name].annotation), carried.origin, carried.settings)
     if captions:
         found[_CAPTIONS] = Carried(captions, "of its captions")
     return found
@@ -243,7 +257,7 @@ def _one_resolution(one: dict[str, Carried], found: Conversion) -> None:
     """Where a set has one resolution, the largest of several."""
     given = one.pop("resolutions", None)
     if given is not None:
-        one["resolution"] = Carried(max(given.value), given.origin)
+        one["resolution"] = Carried(max(given.value), given.origin, given.settings)
         found.dropped.append(
             Dropped("", f"resolutions {given.value}", "one resolution in this version; the largest stands")
         )

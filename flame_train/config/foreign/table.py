@@ -30,7 +30,8 @@ class Setting:
 class Source:
     """Another program's config: its settings by dotted name, its sets of images, and the model family it is for.
 
-    `notes` are files that it names and that could not be read, each with its place.
+    `notes` are files that it names and that could not be read, each with its place. `asked` are the settings that
+    conversions have read so far, beside their own.
     """
 
     family: str
@@ -38,9 +39,13 @@ class Source:
     sets: Sequence[Mapping[str, Setting]] = ()
     notes: Sequence[str] = ()
 
+    asked: set[str] = field(default_factory=set, compare=False, repr=False)
+
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of the setting `name`."""
+        """The value of the setting `name`, which `asked` then has."""
         found = self.settings.get(name)
+        if found is not None:
+            self.asked.add(name)
         return default if found is None else found.value
 
 
@@ -53,10 +58,11 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The answer of a conversion whose value needs a remark."""
+    """The answer of a conversion whose value needs a remark; `lost` are reasons why parts of it are not carried."""
 
     value: Any
     remark: str
+    lost: tuple[str, ...] = ()
 
 
 class Nothing:
@@ -85,6 +91,8 @@ class Row:
         families: the families for which the row holds; empty: all.
         say: the answer to somebody who writes the key into a config of flame-train; empty: whatever is spelled like it.
         at: file and line of the program's source that say what the setting does.
+        inert: why no value of it changes what a run makes; empty: some value does.
+        read: whether the conversions of other settings read it, and this row has no answer of its own.
     """
 
     key: str
@@ -94,6 +102,8 @@ class Row:
     families: tuple[str, ...] = ()
     say: str = ""
     at: str = ""
+    inert: str = ""
+    read: bool = False
 
     def holds(self, name: str, family: str) -> bool:
         """Whether the row is about the setting `name`."""
@@ -147,25 +157,29 @@ def always(key: str, what: str) -> Row:
     return Row(name, (), convert, say=f"always on: {what}; remove it", at=at)
 
 
-def never(key: str, why: str) -> Row:
-    """A setting without counterpart; `key` as in `turned`. Where it is off, nothing is lost."""
+def never(key: str, why: str, usual: Any = None) -> Row:
+    """A setting without counterpart; `key` as in `turned`. Where it is off, or `usual`, nothing is lost."""
 
     def convert(value: Any, source: Source) -> Any:
-        return NOTHING if is_off(value) else Lost(why)
+        return NOTHING if (is_off(value) if usual is None else value in (usual, None)) else Lost(why)
 
     name, at = _place(key)
     return Row(name, (), convert, say=f"not here: {why}", at=at)
 
 
 def needless(why: str, names: str) -> list[Row]:
-    """Settings that change no result; their names as in `turned`, with spaces between."""
+    """Settings of which no value changes what a run makes; their names as in `turned`, with spaces between."""
     said = f"not needed: {why}; remove it"
-    return [Row(name, (), lambda value, source: NOTHING, say=said, at=at) for name, at in map(_place, names.split())]
+    return [Row(name, (), _nothing, say=said, at=at, inert=why) for name, at in map(_place, names.split())]
 
 
 def part_of(names: str) -> list[Row]:
     """Settings that the conversion of another one reads; their names as in `turned`, with spaces between."""
-    return [Row(name, (), lambda value, source: NOTHING, at=at) for name, at in map(_place, names.split())]
+    return [Row(name, (), _nothing, at=at, read=True) for name, at in map(_place, names.split())]
+
+
+def _nothing(value: Any, source: Source) -> Any:
+    return NOTHING
 
 
 def is_off(value: Any) -> bool:

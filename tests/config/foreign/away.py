@@ -1,0 +1,67 @@
+"""Values away from the default for settings that no usual value stands for, and the settings that make them count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
+    "ai-toolkit": {
+        "network.lokr_full_rank": (False, {"network.type": "lokr", "network.linear": 8}),
+        "save.save_format": ("diffusers", {}),
+        "train.text_encoder_lr": (1e-5, {"train.train_text_encoder": True, "train.lr": 1e-4}),
+        "train.ema_config.ema_decay": (0.9, {"train.ema_config.use_ema": True}),
+        "train.diff_output_preservation_multiplier": (0.5, {"train.diff_output_preservation": True}),
+        "train.diff_output_preservation_class": ("cat", {"train.diff_output_preservation": True}),
+        "train.blank_prompt_preservation_multiplier": (0.5, {"train.blank_prompt_preservation": True}),
+        "model.qtype": ("uint4", {"model.quantize": True}),
+        "model.layer_offloading_transformer_percent": (0.5, {"model.layer_offloading": True}),
+    },
+    "SimpleTuner": {
+        "lycoris.factor": (8, {"lycoris.algo": "lokr", "lora_type": "lycoris"}),
+        "lycoris.algo": ("loha", {"lora_type": "lycoris"}),
+        "lr_num_cycles": (3, {"lr_scheduler": "cosine_with_restarts"}),
+        "lr_power": (0.5, {"lr_scheduler": "polynomial"}),
+        "lr_end": (1e-6, {"lr_scheduler": "polynomial"}),
+        "ema_decay": (0.9, {"use_ema": True}),
+        "use_soft_min_snr": (True, {"snr_gamma": 5}),
+        "noise_offset": (0.05, {"offset_noise": True}),
+        "lora_format": ("comfyui", {}),
+    },
+    "OneTrainer": {
+        "unet.weight_dtype": ("NFLOAT_4", {}),
+        "transformer.weight_dtype": ("NFLOAT_4", {}),
+        "weight_dtype": ("NFLOAT_4", {}),
+        "lora_decompose_output_axis": (True, {"lora_decompose": True}),
+        **{
+            f"lokr_{name}": (value, {"peft_type": "LOKR"})
+            for name, value in (("dim", 3), ("decompose_both", True), ("decompose_factor", 8), ("full_matrix", True))
+        },
+        "layer_filter": ("zz", {"layer_filter_preset": "custom"}),
+        "learning_rate_scaler": ("BATCH", {"batch_size": 4, "learning_rate": 1e-4}),
+        "learning_rate_cycles": (3, {"learning_rate_scheduler": "COSINE_WITH_RESTARTS"}),
+        "layer_offload_fraction": (0.5, {"gradient_checkpointing": "CPU_OFFLOADED"}),
+        "ema_decay": (0.9, {"ema": "GPU"}),
+        "loss_weight_strength": (3.0, {"loss_weight_fn": "MIN_SNR_GAMMA"}),
+        "mse_strength": (0.0, {"mae_strength": 1.0}),
+        "text_encoder_2_sequence_length": (256, {}),
+        "output_model_format": ("DIFFUSERS", {}),
+        "rolling_backup_count": (9, {"rolling_backup": True}),
+        "samples": ([{"prompt": "zz"}], {}),
+        "unmasked_weight": (0.5, {"masked_training": True}),
+        "normalize_masked_area_loss": (True, {"masked_training": True}),
+    },
+    "diffusion-pipe": {
+        "model.transformer_dtype": ("float8", {}),
+        "eval_every_n_epochs": (2, {"eval_datasets": [{"name": "zz"}]}),
+        "eval_every_n_steps": (2, {"eval_datasets": [{"name": "zz"}]}),
+    },
+    "sd-scripts": {
+        "network_args.algo": ("loha", {"network_module": "lycoris.kohya"}),
+        "network_args.preset": ("attn-mlp", {"network_module": "lycoris.kohya"}),
+        "network_args.dora_wd": (True, {"network_module": "lycoris.kohya"}),
+        "lr_scheduler_num_cycles": (3, {"lr_scheduler": "cosine_with_restarts"}),
+        "lr_scheduler_power": (0.5, {"lr_scheduler": "polynomial"}),
+        "lr_scheduler_min_lr_ratio": (0.1, {"lr_scheduler": "cosine_with_min_lr", "learning_rate": 1e-4}),
+    },
+}
+"""Program -> setting -> its value, where None tries the usual ones, and the settings beside it."""
