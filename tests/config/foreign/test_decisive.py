@@ -38,7 +38,7 @@ def test_a_loss_that_decides_stops_it_and_comes_first(tmp_path: Path, what: str)
     assert f" {setting} = " in first
     assert not out.exists()
     result = import_config(str(source), out, family, partial=True)
-    assert f"  {result['no_counterpart'][0]}" == first
+    assert f"  {result['listed'][0]}" == first
     assert told(result).splitlines()[3] == first
 
 
