@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flame_train.engine import Tensor
+from flame_train.engine import Tensor, capture
 from flame_train.engine.backend import Backend, Upload, get_backend
 from flame_train.engine.dtype import DType
 
@@ -85,7 +85,7 @@ class _Program:
                     raise ValueError(f"{name}: expected {out.shape} {out.dtype}, got {found.shape} {found.dtype}")
                 out[...] = found.data
 
-        self._run = backend.capture(compute)
+        self._run = capture(compute, backend.name)
 
     def start(self, sent: Upload) -> dict[str, Callable[[], np.ndarray[Any, Any]]]:
         """Queues the work; each function gives a result, once that is there."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...errors import ModelFileError, kind_of
 from ..backend import get_backend
+from ..capture import note_call, structure_changed
 from ..dtype import Array, DType, as_dtype, float16, float32, is_float
 from ..ops.reduction.finite import NonFiniteFlags
 from ..tensors.tensor import Frozen, Parameter, Tensor
@@ -40,22 +41,35 @@ class Module(ModuleState):
     """
 
     _specs: dict[str, ParamSpec]
+    _placements: int
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Module:
         self = super().__new__(cls)
         object.__setattr__(self, "_specs", {})
+        object.__setattr__(self, "_placements", 0)
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
+        structure_changed()
         if isinstance(value, ParamSpec):
             self.__dict__.pop(name, None)
             self._specs[name] = value
             return
         if value is None or isinstance(value, Module):
             self._specs.pop(name, None)
-        object.__setattr__(self, name, value)
+        if name in self._specs:
+            self.put_weight(name, value)
+        else:
+            object.__setattr__(self, name, value)
+
+    def put_weight(self, attr: str, weight: Any) -> None:
+        """Makes `weight` that of the declaration `attr`; captured steps that used another one are recorded again."""
+        structure_changed()
+        object.__setattr__(self, "_placements", self._placements + 1)
+        object.__setattr__(self, attr, weight)
 
     def __delattr__(self, name: str) -> None:
+        structure_changed()
         declared = self._specs.pop(name, None)
         if declared is None or name in self.__dict__:
             object.__delattr__(self, name)
@@ -66,6 +80,7 @@ class Module(ModuleState):
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        note_call(self)
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -105,6 +120,22 @@ class Module(ModuleState):
     def quantizable(self) -> Mapping[Any, bool]:
         """The `Linear` layers that may be stored in fewer bits, and whether their inputs may be rounded so, too."""
         return {}
+
+    def captured_state(self) -> list[Any]:
+        """The objects and numbers that a captured step took from this part: attributes, adapters, trained memory.
+
+        Frozen weights stand in it by the number of times that one was placed, so that it keeps no old one alive.
+        """
+        state: list[Any] = [self.training]  # of the class before it is set
+        for name, value in self.__dict__.items():
+            if name == "training" or (name in self._specs and not isinstance(value, Parameter)):
+                continue
+            state += name, value
+            if isinstance(value, Parameter):
+                state.append(value.data)
+            elif name == "adapter" and hasattr(value, "parameters"):
+                state += [p.data for p in value.parameters().values()]
+        return state
 
     def pack_contiguous(self, groups: Sequence[Sequence[Any]] | None = None) -> None:
         """Moves the weights of layers that share an input next to each other, so that one product can read them all.
@@ -157,7 +188,7 @@ class Module(ModuleState):
             elif not isinstance(before, QuantizedWeight):
                 if id(before) not in made:
                     made[id(before)] = before, _trainable(before, name) if value else Frozen(before.data)
-                object.__setattr__(module, attr, made[id(before)][1])
+                module.put_weight(attr, made[id(before)][1])
         return self
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
@@ -175,7 +206,9 @@ class Module(ModuleState):
     def unload(self) -> None:
         """Drops every weight; the specs stay declared."""
         for _, module, attr, _ in self.named_specs():
-            module.__dict__.pop(attr, None)
+            if attr in module.__dict__:
+                module.put_weight(attr, None)
+                del module.__dict__[attr]
 
 
 class ModuleList(Module):
@@ -287,7 +320,7 @@ def load(
         target = spec.dtype or wanted
         packs = attr == "weight" and part in packed
         if packs and (kept := _kept_nf4(source, name, spec, storage, device)) is not None:
-            object.__setattr__(part, attr, kept)
+            part.put_weight(attr, kept)
             if check_finite:
                 broken.check(place, kept.magnitudes)
             completion.after(place)
@@ -379,7 +412,7 @@ def _trainable(weight: Tensor, name: str) -> Parameter:
 
 
 def _place(module: Module, attr: str, array: Array) -> Array:
-    object.__setattr__(module, attr, module._specs[attr].placed(array))
+    module.put_weight(attr, module._specs[attr].placed(array))
     return array
 
 

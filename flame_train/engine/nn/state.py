@@ -83,7 +83,7 @@ class ModuleState:
             before = getattr(module, attr)
             if id(before) not in moved:
                 moved[id(before)] = before, _moved(before, where, None if spec.is_buffer else wanted)
-            object.__setattr__(module, attr, moved[id(before)][1])
+            module.put_weight(attr, moved[id(before)][1])
         return self
 
     def train(self, mode: bool = True) -> Self:
@@ -125,7 +125,7 @@ def _write(module: Any, attr: str, spec: ParamSpec, host: np.ndarray[Any, Any], 
         raise TypeError(f"load_state_dict: {name} is stored in fewer bits; load the model from a file")
     if there is None:
         made = get_backend(mode().device).to_device(kernel_order(host.astype(spec.dtype or host.dtype)))
-        object.__setattr__(module, attr, spec.placed(made))
+        module.put_weight(attr, spec.placed(made))
         return
     for t in (there, there._compute_copy) if isinstance(there, Parameter) else (there,):
         if t is not None:

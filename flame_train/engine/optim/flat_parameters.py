@@ -20,6 +20,7 @@ import numpy as np
 from ...errors import ModelFileError, kind_of
 from ..autograd.versions import VERSIONS
 from ..backend import Backend
+from ..capture import structure_changed
 from ..dtype import Array, DType, as_dtype, float32
 from ..tensors.tensor import ComputeCopy, Frozen, Parameter, Tensor
 from .matrices import AsMatrices, Matrices, last_two
@@ -245,6 +246,7 @@ class FlatParameters:
         views.values[...] = self._here(p)
         self._fetch(name, p)
         p.data = views.values
+        structure_changed()
 
     def _give_compute_copies(self) -> None:
         self.sync_copies()

@@ -358,7 +358,7 @@ def randomise(
             values = _uniform(backend, number, slot.shape, bound, dtype)
         if values.ndim == 4:
             values = backend.xp.ascontiguousarray(values.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
-        object.__setattr__(part, attr, Frozen(values))
+        part.put_weight(attr, Frozen(values))
         if attr == "weight" and part in packed:
             part.quantize(storage, packed[part])
         completion.after(number)
