@@ -2,8 +2,9 @@
 
 A network that encodes items one by one leaves a GPU idle. In batches of any size its products would go through other
 kernels, with sums in another order. So all batches of a shape have one size, and copies of the last item fill a batch
-up. Each item then goes through the same kernels at the same sizes, whichever items share its batch. A row of a product,
-a head of attention and an image of a convolution are computed from their own operands alone.
+up. Each item then goes through the same kernels at the same sizes, whichever items share its batch. On a GPU a row of a
+product, a head of attention and an image of a convolution are computed from their own operands alone, in one order.
+OpenBLAS promises no such thing: its kernels for Haswell and Zen round a row by its place. So a CPU takes single items.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class FixedBatches:
     """`fn` on batches, captured for each shape of its inputs.
 
     `results` says what `fn` returns for an item with these inputs. `size` says how many such items are a batch on an
-    asynchronous device. A CPU takes them one by one: it gains nothing from batches, and would lose by filling them.
+    asynchronous device. A CPU takes them one by one, so that an item's bytes do not depend on others there, either.
     """
 
     def __init__(

@@ -8,6 +8,8 @@ import pytest
 
 from flame_train.io.safetensors import SafetensorsFile
 
+pytestmark = pytest.mark.bytes
+
 
 @pytest.mark.parametrize(
     "env",

@@ -24,6 +24,8 @@ from flame_train.run.plan import Plan, make_plan
 from flame_train.training.stop import StopRequest
 from tests.recipes.bases import small_base
 
+pytestmark = pytest.mark.bytes
+
 Capture = pytest.CaptureFixture[str]
 Train = Callable[..., int]
 

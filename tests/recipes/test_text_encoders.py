@@ -21,6 +21,8 @@ from flame_train.run.plan import Plan, make_plan
 from flame_train.training.stop import StopRequest
 from tests.recipes.test_losses_and_noise import lora, settings
 
+pytestmark = pytest.mark.bytes
+
 ALL = {"sdxl": ("clip_l", "clip_g"), "sd3": ("clip_l", "clip_g", "t5"), "flux": ("clip_l", "t5")}
 PREFIXES = {"clip_l": "lora_te1_", "clip_g": "lora_te2_", "t5": "lora_te3_"}
 T5_TOKENS = {"sdxl": {}, "sd3": {"text_encoders.t5_tokens": "77"}, "flux": {"text_encoders.t5_tokens": "77"}}
@@ -196,7 +198,8 @@ def test_a_dropped_encoder_gives_zeros(plan_of: Callable[..., Plan]) -> None:
     for name in ("clip_g", "pooled"):
         assert np.abs(made[name].numpy()[0]).max() > 0
         assert np.abs(made[name].numpy()[1]).max() == 0
-    np.testing.assert_array_equal(made["clip_l"].numpy()[0], made["clip_l"].numpy()[1])
+    own, beside = made["clip_l"].numpy()  # the same caption, whose last bits on a CPU depend on its row of a product
+    np.testing.assert_allclose(beside, own, rtol=1e-5, atol=1e-6)
 
 
 def test_memory_is_predicted_with_the_encoders_in_the_step(plan_of: Callable[..., Plan]) -> None:

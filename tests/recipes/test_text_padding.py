@@ -19,6 +19,8 @@ from flame_train.run.encode import Encoded, encode
 from flame_train.run.plan import Plan, make_plan
 from flame_train.training.stop import StopRequest
 
+pytestmark = pytest.mark.bytes
+
 LENGTH = 77
 Encode = Callable[..., tuple[Plan, Encoded]]
 

@@ -21,6 +21,8 @@ from flame_train.run.encode import Encoded, encode
 from flame_train.run.plan import make_plan
 from flame_train.training.stop import StopRequest
 
+pytestmark = pytest.mark.bytes
+
 SQUARE, WIDE, TALL = KEPT = ("96x96-01", "64x128-01", "128x64-01")
 IMAGES, CAPTIONS = 3, 4  # every caption is another; the fourth is the empty one
 
@@ -174,8 +176,7 @@ def entries(folder):
 
 
 def test_the_cache_has_the_same_bytes_one_by_one_and_together(small_config, drawn, tmp_path, monkeypatch):
-    """The CPU takes items in batches here, as a GPU does."""
-    monkeypatch.setattr(CpuBackend, "asynchronous", True)
+    """On a CPU each entry has the bytes of an item encoded alone. In batches, as a GPU has them, its values agree."""
     for name in KEPT:  # a second image of each shape, so that batches have several
         pixels = np.array(Image.open(drawn / f"{name}.png"))
         Image.fromarray(pixels[::-1]).save(drawn / f"{name} again.png")
@@ -190,6 +191,16 @@ def test_the_cache_has_the_same_bytes_one_by_one_and_together(small_config, draw
     together = entries(tmp_path / "together")
     assert len(together) == 2 * IMAGES + 2 * IMAGES + 1
     assert entries(tmp_path / "one by one") == together
+
+    monkeypatch.setattr(CpuBackend, "asynchronous", True)
+    run(small_config(data={"cache": str(tmp_path / "in batches")}))
+    batched = {path.name: path for path in (tmp_path / "in batches").rglob("*.safetensors")}
+    assert batched.keys() == together.keys()
+    for alone in (tmp_path / "together").rglob("*.safetensors"):
+        with SafetensorsFile(alone) as one, SafetensorsFile(batched[alone.name]) as other:
+            assert one.names == other.names
+            for name in one.names:
+                np.testing.assert_allclose(other.read(name), one.read(name), rtol=1e-4, atol=1e-5)
 
 
 def test_an_example_has_the_image_the_caption_and_the_size(warm):

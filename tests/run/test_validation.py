@@ -27,6 +27,8 @@ from flame_train.training.stop import StopRequest
 from flame_train.training.validate import HeldOut
 from flame_train.training.validation import EarlyStopping
 
+pytestmark = pytest.mark.bytes
+
 
 @pytest.fixture
 def asked(small_base, drawn, tmp_path):

@@ -15,6 +15,8 @@ from flame_train.engine.backend.cpu import CpuBackend
 from flame_train.engine.dtype import float32
 from flame_train.training.fixed_batch import FixedBatches
 
+pytestmark = pytest.mark.bytes
+
 WEIGHT = np.random.default_rng(0).standard_normal((6, 5), np.float32)
 
 

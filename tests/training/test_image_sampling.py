@@ -21,6 +21,8 @@ from flame_train.run.sampling import check_sampling, generate_image, requests, s
 from flame_train.training.image_sampling import generate, grid, write_png
 from flame_train.training.stop import StopRequest
 
+pytestmark = pytest.mark.bytes
+
 SIZE = (64, 96)  # height, width
 TEXTS = ("a blue circle", "a red house", "")
 PROMPTS = TEXTS[:2]

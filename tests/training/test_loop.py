@@ -19,6 +19,8 @@ from flame_train.training.gradient_norms import block_names
 from flame_train.training.stop import StopRequest
 from tests.training.toy import Feed, log_of, steps_of
 
+pytestmark = pytest.mark.bytes
+
 
 @pytest.mark.parametrize(("batch", "accumulation"), [(4, 2), (2, 4), (1, 8)])
 def test_accumulation_equals_the_larger_batch(trained, batch, accumulation):
