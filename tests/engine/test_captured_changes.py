@@ -12,7 +12,7 @@ import pytest
 import flame_train.engine as flame
 from flame_train.adapters.attach import Attached, at_strength, attach
 from flame_train.engine import nn
-from flame_train.engine.nn.module import allocate
+from flame_train.engine.nn import allocate
 from flame_train.engine.nn.quantized import Storage
 from flame_train.engine.optim.flat_parameters import FlatParameters
 from flame_train.engine.shape_run import shape_run

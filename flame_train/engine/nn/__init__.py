@@ -16,7 +16,8 @@ from .layers import (
     RMSNorm,
     grouped_linear,
 )
-from .module import Module, ModuleList, Sequential, WeightSource, allocate, compute_copy, load, operand
+from .loading import WeightSource, allocate, load
+from .module import Module, ModuleList, Sequential, compute_copy, operand
 from .parts import Completion, Mover
 from .quantized import FORMATS, Nf4Weight, QuantizedWeight, ScaledWeight, Storage
 from .spec import ParamSpec, buffer, param

@@ -1,0 +1,165 @@
+"""Weights of a module, streamed from their source to the device one tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from ...errors import ModelFileError, kind_of
+from ..backend import get_backend
+from ..dtype import DType, as_dtype, float16, float32, is_float
+from ..ops.reduction.finite import NonFiniteFlags
+from .fit import check_shapes
+from .module import Module, put_array
+from .parts import Completion, Mover
+from .quantized import Nf4Weight, Storage, StoredNf4
+from .spec import ParamSpec, kernel_order
+
+
+class WeightSource(Protocol):
+    """Where weights come from: all shapes at once, values one tensor at a time."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Every tensor's shape by native name."""
+
+    def read(self, name: str) -> np.ndarray[Any, Any]:
+        """One tensor on the host."""
+
+
+@runtime_checkable
+class Nf4Source(WeightSource, Protocol):
+    """One that may have tensors in 4 bits already."""
+
+    def nf4(self, name: str) -> StoredNf4 | None:
+        """A tensor in 4 bits; None if it has other ones."""
+
+
+def load(
+    module: Module,
+    source: WeightSource,
+    *,
+    dtype: DType | str,
+    device: str,
+    what: str,
+    check_finite: bool = True,
+    storage: Storage | None = None,
+    mover: Mover | None = None,
+) -> None:
+    """Streams every declared weight from `source` to `device` in `dtype`; `quantizable` layers as `storage` says.
+
+    Raises `ModelFileError` listing every missing, unexpected and mis-shaped tensor of the component `what` before
+    anything is read, and for one that holds whole numbers. Afterwards, with `check_finite`, naming those that hold NaN
+    or infinity, in `dtype`. Raises what `Storage.check` does, and TypeError for a source that is none.
+
+    Args:
+        module: the declared weights.
+        source: where they are read.
+        dtype: the dtype they get.
+        device: the device they go to.
+        what: the component's name in messages.
+        check_finite: whether NaN and infinity are refused.
+        storage: how quantizable layers are stored; None: as all else.
+        mover: takes parts of the module as soon as they are loaded; None: all stays on the device.
+
+    Raises:
+        ModelFileError: tensors are missing, unexpected, of another shape, or not finite.
+        TypeError: a source that is none.
+    """
+    if not hasattr(source, "shapes"):
+        raise TypeError(f"load: expected what has shapes and read(), such as a SafetensorsFile, got {kind_of(source)}")
+    check_shapes(module.shapes(), source.shapes, what)
+    backend, wanted = get_backend(device), as_dtype(dtype)
+    specs = list(module.named_specs())
+    if storage is not None:
+        storage.check(device, dtype)
+    packed = {} if storage is None else module.quantizable()
+    completion = Completion(module, backend, mover)
+    broken = NonFiniteFlags(backend, len(specs))  # read at the end, so that reading, copying and checking overlap
+    for place, (name, part, attr, spec) in enumerate(specs):
+        target = spec.dtype or wanted
+        packs = attr == "weight" and part in packed
+        if packs and (kept := _kept_nf4(source, name, spec, storage, device)) is not None:
+            part.put_weight(attr, kept)
+            if check_finite:
+                broken.check(place, kept.magnitudes)
+            completion.after(place)
+            continue
+        with np.errstate(over="ignore"):  # numbers too large for the dtype become infinite, and are reported below
+            host = kernel_order(_widened(_read(source, name, what, spec), float32 if packs else target))
+            given = backend.to_device(host)
+            array = put_array(part, attr, given.astype(target, copy=False))
+        if check_finite and is_float(target):
+            broken.check(place, array)
+        if packs:  # from the file's own values, so that these are rounded only once
+            put_array(part, attr, given)
+            part.quantize(storage, packed[part])
+        completion.after(place)
+    completion.end()
+    names = [specs[place][0] for place in broken.places()]
+    if names:
+        beyond = f", or numbers beyond the {np.finfo(wanted).max:g} of fp16" if wanted == float16 else ""
+        raise ModelFileError(
+            f"{what}: {len(names)} tensor(s) hold NaN or infinity{beyond} ({', '.join(names[:5])}); "
+            f"the file is damaged or was saved from a broken run: get another copy{', or take bf16' if beyond else ''}"
+        )
+
+
+def allocate(
+    module: Module, *, dtype: DType | str, device: str, storage: Storage | None = None, mover: Mover | None = None
+) -> None:
+    """Gives every declared weight the memory that `load` would, whatever it holds.
+
+    Args:
+        module, dtype, device, storage, mover: as in `load`.
+    """
+    backend, specs = get_backend(device), list(module.named_specs())
+    packed = {} if storage is None else module.quantizable()
+    completion = Completion(module, backend, mover)
+    for place, (_, part, attr, spec) in enumerate(specs):
+        four = len(spec.shape) == 4
+        made = backend.empty(
+            [spec.shape[i] for i in (0, 2, 3, 1)] if four else spec.shape, spec.dtype or as_dtype(dtype)
+        )
+        put_array(part, attr, made.transpose(0, 3, 1, 2) if four else made)
+        if attr == "weight" and part in packed:
+            part.quantize(storage, packed[part])
+        completion.after(place)
+    completion.end()
+
+
+def _kept_nf4(
+    source: WeightSource, name: str, spec: ParamSpec, storage: Storage | None, device: str
+) -> Nf4Weight | None:
+    """A weight with its bytes as they are.
+
+    Args:
+        source: where weights come from.
+        name, spec: the weight.
+        storage: how it is wanted.
+        device: where.
+
+    Returns:
+        The weight; None where the source has other bits than `storage` wants.
+    """
+    if storage is None or storage.format != "nf4" or not isinstance(source, Nf4Source):
+        return None
+    stored = source.nf4(name)
+    return None if stored is None else Nf4Weight.kept(spec.shape, stored, device)
+
+
+def _read(source: WeightSource, name: str, what: str, spec: ParamSpec) -> np.ndarray[Any, Any]:
+    host = source.read(name)
+    if host.dtype.kind in "biu" and (spec.dtype is None or is_float(spec.dtype)):
+        raise ModelFileError(
+            f"{what}: {name} holds whole numbers ({host.dtype}), which only the program that quantised them can read; "
+            "get the model in fp32, bf16, fp16 or fp8"
+        )
+    return host
+
+
+def _widened(host: np.ndarray[Any, Any], target: DType) -> np.ndarray[Any, Any]:
+    """`host` in `target` if it is fp8, which CuPy has no dtype for."""
+    return host.astype(target) if is_float(host.dtype) and host.dtype.itemsize == 1 else host
