@@ -16,7 +16,7 @@ if [ -z "${PYTHON:-}" ]; then
 fi
 folder="${1:-$(mktemp -d)}"
 mkdir -p "$folder"
-quickstart="$folder/quickstart-$$"
+quickstart_folder="$folder/quickstart-$$"
 failed=()
 
 part() {
@@ -33,6 +33,15 @@ part() {
 
 flame() { "$PYTHON" -m flame_train "$@"; }
 
+# Its result says what was learnt: the loss on images of the new kind that it was not trained on.
+quickstart() {
+  flame --json quickstart "$@" --device cuda | "$PYTHON" -c '
+import json, sys
+losses = json.load(sys.stdin)["held_out_loss"]
+print("held-out loss:", json.dumps(losses))
+sys.exit(losses["new"]["after"] > 0.8 * losses["new"]["before"])'
+}
+
 part doctor flame doctor --device cuda
 if [ ${#failed[@]} -gt 0 ]; then
   cat "$folder/doctor.txt"
@@ -40,10 +49,10 @@ if [ ${#failed[@]} -gt 0 ]; then
 fi
 part tests "$PYTHON" -m pytest -q -n "${WORKERS:-8}" tests/gpu
 part gradients flame gradcheck --device cuda
-part quickstart-sdxl flame quickstart "$quickstart" --device cuda
-part quickstart-sd3 flame quickstart "$folder/sd3-$$" --family sd3 --device cuda
-part quickstart-flux flame quickstart "$folder/flux-$$" --family flux --device cuda
-part killed-and-continued "$PYTHON" scripts/kill_and_continue.py "$quickstart" "$folder/killed-$$" --at-once 4
+part quickstart-sdxl quickstart "$quickstart_folder"
+part quickstart-sd3 quickstart "$folder/sd3-$$" --family sd3
+part quickstart-flux quickstart "$folder/flux-$$" --family flux
+part killed-and-continued "$PYTHON" scripts/kill_and_continue.py "$quickstart_folder" "$folder/killed-$$" --at-once 4
 memory="$("$PYTHON" -c 'from flame_train.engine.backend import get_backend as g; print(g("cuda").memory().total >> 30)')"
 if [ "${memory:-0}" -ge 70 ]; then
   part predicted-memory "$PYTHON" scripts/predicted_memory.py "$folder/predicted-$$" --steps
