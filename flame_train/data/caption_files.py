@@ -7,9 +7,11 @@ import posixpath
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from flame_train.data.captions import METADATA_NAMES, Entry, read_captions, read_metadata
+from flame_train.data.captions import METADATA_NAMES, Entry, hidden, read_captions, read_metadata
+from flame_train.data.same_name import alike, matcher
 from flame_train.errors import DataError, shown
 
 CAPTION_ENDINGS = (".txt", ".caption")
@@ -47,12 +49,14 @@ class CaptionFiles:
         """
         self._root, self._files, self._names, self._rule = root, files, frozenset(files), rule
         self._stems = {os.path.splitext(key)[0]: key for key in images}
+        self._same, self._same_key = matcher(self._stems), matcher(images)
         self.problems: list[str] = []
         self._texts = self._text_files(rule.endings)
         self._others = self._text_files([e for e in CAPTION_ENDINGS if e not in rule.endings])
         self._used: set[str] = set()
         self._metadata = [self._read(key, images) for key in files if posixpath.basename(key) in METADATA_NAMES]
         self._empty = self._defaulted = self._named = self._elsewhere = 0
+        self._hidden: list[str] = []
 
     def of(self, key: str) -> tuple[str, ...]:
         """The captions of an image, at least one. Raises DataError."""
@@ -70,6 +74,8 @@ class CaptionFiles:
             return (self._fallback(key, stem),)
         found = next(iter(given.values()))
         self._empty += found == ("",)
+        if unseen := next(filter(None, map(hidden, found)), ""):
+            self._hidden.append(f"{shown(next(iter(given)))}: {unseen}")
         return found
 
     def _written(self, by_ending: dict[str, list[tuple[int, str]]]) -> dict[str, tuple[str, ...]]:
@@ -88,12 +94,20 @@ class CaptionFiles:
             self._named += 1
             return re.sub(r"^\d+_", "", folder)
         if self._rule.default is None:
+            wanted = f"{shown(os.path.basename(stem))}{self._rule.endings[0]}"
+            near = next((found for name in (key, stem) if (found := self._near.get(alike(name)))), "")
             raise DataError(
-                f"{shown(key)}: has no caption: write {shown(os.path.basename(stem))}{self._rule.endings[0]} in the "
-                "same folder, or set data.caption"
+                f"{shown(key)}: has no caption: "
+                + (f"rename {shown(near)} to {wanted}" if near else f"write {wanted} in the same folder")
+                + ", or set data.caption"
             )
         self._defaulted += 1
         return self._rule.default
+
+    @cached_property
+    def _near(self) -> dict[str, str]:
+        """Caption files by the name without its ending, as names look: of a.jpg, a.jpg.txt and A.txt are two."""
+        return {alike(os.path.splitext(key)[0]): key for key in self._files if key.endswith(self._rule.endings)}
 
     def _text_files(self, endings: Sequence[str]) -> dict[str, dict[str, list[tuple[int, str]]]]:
         """Of each image's path without its ending: by ending, the (number, file) of its caption files.
@@ -104,10 +118,10 @@ class CaptionFiles:
         for key in self._files:
             for ending in endings:
                 if key[-len(ending) :].lower() == ending.lower():
-                    stem, number = key[: -len(ending)], 0
+                    stem, number = self._same(key[: -len(ending)]), 0
                     match = _NUMBERED.fullmatch(stem)
-                    if stem not in self._stems and match and match[1] in self._stems:
-                        stem, number = match[1], int(match[2])
+                    if stem not in self._stems and match and (of := self._same(match[1])) in self._stems:
+                        stem, number = of, int(match[2])
                     texts.setdefault(stem, {}).setdefault(ending, []).append((number, key))
         return texts
 
@@ -119,7 +133,7 @@ class CaptionFiles:
         entries = {}
         for name, entry in metadata.entries.items():
             path = posixpath.join(posixpath.dirname(key), name)
-            image = path if path in images else self._stems.get(path)
+            image = same if (same := self._same_key(path)) in images else self._stems.get(self._same(path))
             if image is None:
                 line = f":{entry.line}" if entry.line else ""
                 self.problems.append(
@@ -141,6 +155,11 @@ class CaptionFiles:
             said.append(f"{self._named} image(s) have no caption and take their folder's name")
         if self._elsewhere:
             said.append(f"{self._elsewhere} caption(s) lie in files with another ending than data.caption_extension")
+        if self._hidden:
+            said.append(
+                f"{len(self._hidden)} caption(s) hold a character that nobody sees and the model does, e.g. "
+                f"{self._hidden[0]}: remove it"
+            )
         orphans = [
             key
             for stem, by_ending in self._texts.items()

@@ -11,6 +11,7 @@ import csv
 import json
 import posixpath
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,9 @@ _MARKS = (  # the 32-bit marks first: the 16-bit one begins them
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+
+_JOINERS: Final = "\u200c\u200d"
+_UNSEEN: Final = ("Cf", "Cc")  # categories of Unicode
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +67,29 @@ def decode_text(data: bytes, name: str) -> str:
             f"{name}:{line}: not valid {encoding.upper()} ({error.reason} at byte {error.start:,}): "
             f"save the file as UTF-8"
         ) from error
+    text = text.lstrip("\ufeff")  # editors may have put a mark before a mark
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     at = text.find("\0")
     if at >= 0:
         line = text.count("\n", 0, at) + 1
         raise DataError(f"{name}:{line}: holds a NUL character: save the file as plain UTF-8 text")
     return text
+
+
+def hidden(text: str) -> str:
+    """The first character that nobody sees and the model does, with its place; empty if there is none.
+
+    Joiners between letters other than ASCII are none: some scripts and emoji need them.
+    """
+    for at, character in enumerate(text):
+        if character.isascii() and character.isprintable():
+            continue
+        joined = text[at - 1 : at] + text[at + 1 : at + 2]
+        needed = character in _JOINERS and len(joined) == 2 and not any(map(str.isascii, joined))
+        if unicodedata.category(character) in _UNSEEN and character not in "\t\n" and not needed:
+            before = f" after {text[max(0, at - 20) : at]!r}" if at else " at the beginning"
+            return f"U+{ord(character):04X}{before}"
+    return ""
 
 
 def one_line(text: str) -> str:

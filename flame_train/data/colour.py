@@ -15,8 +15,10 @@ from PIL import Image, ImageCms
 from flame_train.errors import DataError
 
 WHITE = (255, 255, 255)
+BLACK = (0, 0, 0)
 
 _PROFILE_SPACE = {"RGB": "RGB ", "RGBA": "RGB ", "L": "GRAY", "CMYK": "CMYK"}
+_PHOTOMETRIC = 262  # TIFF's tag; 0: white is zero
 
 
 def to_rgb(
@@ -28,9 +30,8 @@ def to_rgb(
         return _grey16(image, background)
     if mode == "F":
         return _float_grey(np.asarray(image), label)
-    if mode in ("LAB", "HSV", "I"):
-        raise DataError(f"{label}: pixels of the kind {mode} have no fixed range or colour: save it as RGB")
-    if _has_alpha(image):
+    _refuse_colourless(mode, label)
+    if has_alpha(image):
         image = image.convert("RGBA")
     elif mode not in ("RGB", "L", "CMYK"):
         image = image.convert("L" if mode == "1" else "RGB")
@@ -42,12 +43,48 @@ def to_rgb(
 
 def alpha_of(image: Image.Image) -> np.ndarray[Any, Any]:
     """uint8 (H, W): the alpha channel of a decoded image, 255 where it has none."""
-    if image.mode.startswith("I;16") or not _has_alpha(image):
+    key = image.info.get("transparency")
+    if image.mode.startswith("I;16") and isinstance(key, int):
+        return np.where(np.asarray(image) == key, 0, 255).astype(np.uint8)
+    if image.mode.startswith("I;16") or not has_alpha(image):
         return np.full((image.height, image.width), 255, np.uint8)
     return np.array(image.convert("RGBA"))[..., 3]
 
 
-def _has_alpha(image: Image.Image) -> bool:
+def values_of(image: Image.Image, label: str) -> np.ndarray[Any, Any]:
+    """uint8 (H, W) of a decoded mask: its luma times its alpha, so that what is transparent is black.
+
+    The numbers are data, no colours: a profile is not applied. Raises DataError as `to_rgb`.
+    """
+    if image.mode.startswith("I;16") or image.mode == "F":
+        values = to_rgb(image, label, BLACK, [])[..., 0]
+        return np.ascontiguousarray(values)
+    _refuse_colourless(image.mode, label)
+    if not has_alpha(image):
+        return np.array(image.convert("L"))
+    image = image.convert("RGBA")
+    return _composite(np.asarray(image.convert("LA")), (0,))[..., 0]
+
+
+def white_is_zero(image: Image.Image) -> bool:
+    """Whether an opened TIFF counts from white, in a mode that Pillow does not turn round: 16 bits, or floats."""
+    tags = getattr(image, "tag_v2", {})
+    return (image.mode.startswith("I;16") or image.mode == "F") and tags.get(_PHOTOMETRIC) == 0
+
+
+def inverted(image: Image.Image) -> Image.Image:
+    """16-bit or float grey with black and white exchanged."""
+    values = np.asarray(image)
+    return Image.fromarray(1.0 - values if image.mode == "F" else 65535 - values)
+
+
+def _refuse_colourless(mode: str, label: str) -> None:
+    if mode in ("LAB", "HSV", "I"):
+        raise DataError(f"{label}: pixels of the kind {mode} have no fixed range or colour: save it as RGB")
+
+
+def has_alpha(image: Image.Image) -> bool:
+    """Whether an opened image says how transparent its pixels are."""
     return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
 
 
@@ -72,10 +109,10 @@ def _float_grey(values: np.ndarray[Any, Any], label: str) -> np.ndarray[Any, Any
     return np.repeat(grey[:, :, None], 3, axis=2)
 
 
-def _composite(rgba: np.ndarray[Any, Any], background: tuple[int, int, int]) -> np.ndarray[Any, Any]:
+def _composite(rgba: np.ndarray[Any, Any], background: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """colour * a + background * (1 - a), rounded, in sRGB values as browsers and editors do."""
     # 16 bits hold every sum: at most 255 * 255 + 127
-    colour, alpha = rgba[..., :3].astype(np.uint16), rgba[..., 3:].astype(np.uint16)
+    colour, alpha = rgba[..., :-1].astype(np.uint16), rgba[..., -1:].astype(np.uint16)
     mixed = colour * alpha + np.asarray(background, np.uint16) * (255 - alpha)
     return ((mixed + 127) // 255).astype(np.uint8)
 

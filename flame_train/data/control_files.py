@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from flame_train.data.same_name import matcher
 from flame_train.data.sniff import IMAGE_ENDINGS, IMAGES
 from flame_train.data.walk import list_files
 from flame_train.errors import DataError, shown
@@ -33,10 +34,11 @@ class ControlFolder:
             stem, ending = os.path.splitext(key)
             if ending.lower() in IMAGE_ENDINGS:
                 self._keys.setdefault(stem, []).append(key)
+        self._same = matcher(self._keys)
 
     def key_for(self, image: str) -> str:
         """The control image of an image, both as paths below their folders. Raises DataError unless there is one."""
-        stem = os.path.splitext(image)[0]
+        stem = self._same(os.path.splitext(image)[0])
         found = self._keys.get(stem, [])
         if len(found) == 1:
             return found[0]
@@ -52,5 +54,5 @@ class ControlFolder:
 
     def keys_for(self, images: Iterable[str]) -> list[str]:
         """The control images of those images that have one."""
-        stems = dict.fromkeys(os.path.splitext(image)[0] for image in images)
+        stems = dict.fromkeys(self._same(os.path.splitext(image)[0]) for image in images)
         return [keys[0] for stem in stems if len(keys := self._keys.get(stem, [])) == 1]

@@ -17,8 +17,9 @@ from typing import Literal, Self
 
 from flame_train.data.caption_files import CAPTION_ENDINGS, CaptionFiles, CaptionRule
 from flame_train.data.control_files import Control, ControlFolder
-from flame_train.data.images import Animated, ImageInfo, probe, quiet_decoders
+from flame_train.data.images import Animated, ImageInfo, alpha_and_orientation, probe, quiet_decoders
 from flame_train.data.mask_files import Mask, find_mask, mask_names, masks_in
+from flame_train.data.same_name import matcher
 from flame_train.data.sniff import IMAGE_ENDINGS, IMAGES
 from flame_train.data.walk import Listing, list_files
 from flame_train.errors import DataError, shown
@@ -211,8 +212,9 @@ class _Scan:
         self._captions = CaptionFiles(root, self.files, frozenset(self._images), captions)
         self._mask_paths = {stem: root / key for stem, key in beside.items()}
         if mask_folder is not None:
-            self._mask_paths = {stem: mask_folder / key for stem, key in masks_in(mask_folder).items()}
-        self._beside, self._unmasked = taken, 0
+            same = matcher(os.path.splitext(key)[0] for key in self._images)
+            self._mask_paths = {same(stem): mask_folder / key for stem, key in masks_in(mask_folder).items()}
+        self._beside, self._unmasked, self._white = taken, 0, list[Path]()
 
     def read(
         self,
@@ -229,7 +231,7 @@ class _Scan:
             try:
                 controls = self._controls_of(key, beside)
                 captions = self._captions.of(key)
-                mask = self._mask(key, info, digests) if info is not None else None
+                mask = self._mask(key, info) if info is not None else None
             except DataError as error:
                 self.bad.append(str(error))
                 continue
@@ -239,15 +241,20 @@ class _Scan:
         self._note_counts()
         return items
 
-    def _mask(self, key: str, info: ImageInfo, digests: Digests | None) -> Mask | None:
+    def _mask(self, key: str, info: ImageInfo) -> Mask | None:
         """The image's mask; None if it has none. Raises DataError if that does not fit it."""
         if self._masks == "alpha":
-            return Mask(self.root / key, info.sha256, alpha=True)
+            given = alpha_and_orientation(self.root / key)[0]
+            self._unmasked += not given
+            return Mask(self.root / key, info.sha256, alpha=True, blank="" if given else "white")
         path = self._mask_paths.get(os.path.splitext(key)[0])
         if self._masks == "off" or path is None:
             self._unmasked += 1
             return None
-        return find_mask(path, info.size, shown(key), digests)
+        mask, note = find_mask(path, self.root / key, info.size, shown(key))
+        self.notices += [note] if note else []
+        self._white += [path] if mask.blank == "white" else []
+        return mask
 
     def _probe_controls(
         self, animated: Animated, seen: Mapping[str, tuple[int, int]] | None, digests: Digests | None
@@ -351,8 +358,13 @@ class _Scan:
             self.notices.append(
                 f'{len(self._beside)} mask(s) are passed over, e.g. {example}: set data.masks = "files" to use them'
             )
-        if self._masks == "files" and self._unmasked:
+        if self._masks != "off" and self._unmasked:
             self.notices.append(f"{self._unmasked} image(s) have no mask and count everywhere")
+        if self._white:
+            self.notices.append(
+                f"{len(self._white)} mask(s) are white all over and change nothing, e.g. {shown(self._white[0].name)}: "
+                "white counts, black and transparent do not"
+            )
         known = {*self._images, *self._beside, *self._captions.used}
         others = [key for key in self.files if key not in known]
         if others:

@@ -19,7 +19,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from flame_train.data import sniff
 from flame_train.data.buckets import Size
-from flame_train.data.colour import WHITE, alpha_of, to_rgb
+from flame_train.data.colour import WHITE, alpha_of, has_alpha, inverted, to_rgb, values_of, white_is_zero
 from flame_train.data.files import read_bytes
 from flame_train.errors import DataError, shown
 from flame_train.io.digests import Digests
@@ -29,6 +29,10 @@ MAX_FILE_BYTES = 1 << 30
 _DRAFT = 8  # the smallest share of a JPEG's size that its decoder gives at once
 
 Animated = Literal["refuse", "first"]
+Content = Literal["colours", "alpha", "values"]
+"""What a file is read for: a picture, its alpha channel, or a mask, whose values are data."""
+
+_ORIENTATION = 0x0112
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ def probe(
     if seen is not None and digest in seen:
         return ImageInfo(*seen[digest], "", "", digest)
     data = data or read_bytes(path, limit=MAX_FILE_BYTES, name=label)
-    return _loaded(data, label, WHITE, animated, small=True)[1]
+    return _loaded(data, label, animated, small=True)[1]
 
 
 def load_image(
@@ -113,25 +117,53 @@ def load_image(
     path).
     """
     label = name if name is not None else shown(path)
-    return _loaded(read_bytes(path, limit=MAX_FILE_BYTES, name=label), label, background, animated)
+    data = read_bytes(path, limit=MAX_FILE_BYTES, name=label)
+    return _loaded(data, label, animated, background=background)
 
 
 def load_alpha(path: Path, *, name: str | None = None) -> tuple[np.ndarray[Any, Any], ImageInfo]:
     """As `load_image`, of the alpha channel: uint8 (H, W), 255 where the image has none."""
     label = name if name is not None else shown(path)
-    return _loaded(read_bytes(path, limit=MAX_FILE_BYTES, name=label), label, None, "first")
+    return _loaded(read_bytes(path, limit=MAX_FILE_BYTES, name=label), label, "first", "alpha")
+
+
+def load_mask(path: Path, *, name: str | None = None) -> tuple[np.ndarray[Any, Any], ImageInfo]:
+    """As `load_image`, of a mask: uint8 (H, W), its values times its alpha. Raises DataError."""
+    label = name if name is not None else shown(path)
+    return _loaded(read_bytes(path, limit=MAX_FILE_BYTES, name=label), label, "refuse", "values")
+
+
+def alpha_and_orientation(path: Path) -> tuple[bool, int]:
+    """Of an image that can be decoded: whether it has an alpha channel, and its EXIF orientation from 1 (upright) to 8.
+
+    Only its header is read. An orientation that cannot be read is 1.
+    """
+    alpha, found = False, 1
+    try:
+        with Image.open(path) as image:
+            alpha = has_alpha(image)
+            found = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # the EXIF block is untrusted binary of its own
+        return alpha, 1
+    return alpha, found if found in range(1, 9) else 1
 
 
 def _loaded(
-    data: bytes, label: str, background: tuple[int, int, int] | None, animated: Animated, small: bool = False
+    data: bytes,
+    label: str,
+    animated: Animated,
+    content: Content = "colours",
+    background: tuple[int, int, int] = WHITE,
+    small: bool = False,
 ) -> tuple[np.ndarray[Any, Any], ImageInfo]:
     """As `load_image`, of a file's bytes.
 
     Args:
         data: the file's bytes.
         label: the name of the file in messages.
-        background: the RGB colour behind transparent pixels; None: as `load_alpha`.
         animated: whether the first frame of an animation is an image.
+        content: what the file is read for.
+        background: the RGB colour behind transparent pixels.
         small: whether fewer pixels will do, where that is faster.
 
     Returns:
@@ -150,7 +182,7 @@ def _loaded(
     _refuse_bomb(sniff.declared_pixels(data, found), label)
     notices: list[str] = []
     try:
-        pixels, size, mode = _decode(data, found, label, background, animated, notices, small)
+        pixels, size, mode = _decode(data, found, label, animated, content, background, notices, small)
     except DataError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -185,8 +217,9 @@ def _decode(
     data: bytes,
     found: str,
     label: str,
-    background: tuple[int, int, int] | None,
     animated: Animated,
+    content: Content,
+    background: tuple[int, int, int],
     notices: list[str],
     small: bool,
 ) -> tuple[np.ndarray[Any, Any], Size, str]:
@@ -196,13 +229,15 @@ def _decode(
         data: the file's bytes.
         found: the sniffed format, such as "PNG".
         label: the name of the file in messages.
-        background: the RGB colour behind transparent pixels; None: the result is the alpha channel instead.
         animated: whether the first frame of an animation is an image.
+        content: what the file is read for.
+        background: the RGB colour behind transparent pixels.
         notices: gets a line for each thing that was left out.
         small: whether fewer pixels will do, where that is faster.
 
     Returns:
-        The pixels, uint8 (H, W, 3), the (height, width) of the image, and the mode in which the file stores them.
+        The pixels, uint8 (H, W, 3), of data (H, W); the (height, width) of the image; the mode in which the file
+        stores them.
 
     Raises:
         DataError: an animation is refused, or the image is too large.
@@ -222,8 +257,14 @@ def _decode(
         image.load()
         mode = image.mode
         upright = _upright(image, label, notices)
+        upright = inverted(upright) if white_is_zero(image) else upright
         width, height = whole if upright.size == image.size else whole[::-1]
-        pixels = alpha_of(upright) if background is None else to_rgb(upright, label, background, notices)
+        if content == "alpha":
+            pixels = alpha_of(upright)
+        elif content == "values":
+            pixels = values_of(upright, label)
+        else:
+            pixels = to_rgb(upright, label, background, notices)
         return pixels, (height, width), mode
 
 

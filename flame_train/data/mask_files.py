@@ -1,22 +1,22 @@
-"""Masks: which file says where an image counts, and its values. White counts, black does not."""
+"""Masks: which file says where an image counts, and its values. White counts; black and what is transparent do not."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from flame_train.data.images import load_alpha, load_image, probe
+from flame_train.data.images import alpha_and_orientation, load_alpha, load_mask
+from flame_train.data.same_name import matcher
 from flame_train.data.sniff import IMAGE_ENDINGS
 from flame_train.data.walk import list_files
 from flame_train.errors import DataError, shown
-from flame_train.io.digests import Digests
 
+_SIDEWAYS = 5  # the first EXIF orientation that exchanges the sides
 MASK_ENDINGS = (".mask", "-masklabel")  # of a file's name without its ending: the second is OneTrainer's
 
 
@@ -24,28 +24,30 @@ MASK_ENDINGS = (".mask", "-masklabel")  # of a file's name without its ending: t
 class Mask:
     """Where the mask of an image is: a file of its own, or the image's alpha channel.
 
-    `sha256` is the hash of the file's bytes.
+    `sha256` is the hash of the file's bytes. `blank` is the colour that a file has all over, white or black, if it has;
+    an image without an alpha channel is white.
     """
 
     path: Path
     sha256: str
     alpha: bool = False
+    blank: str = ""
 
     def read(self) -> np.ndarray[Any, Any]:
         """uint8 (H, W), 255 where the image counts. Raises DataError if the file is another one now."""
-        values, info = (load_alpha if self.alpha else load_image)(self.path)
+        values, info = (load_alpha if self.alpha else load_mask)(self.path)
         if info.sha256 != self.sha256:
             raise DataError(f"{shown(self.path)}: was changed while the dataset was being read; start again")
-        return values if self.alpha else np.array(Image.fromarray(values).convert("L"))
+        return values
 
 
 def mask_names(files: Sequence[str]) -> dict[str, str]:
     """Files named as masks of an image among `files`: the image's path without its ending -> the mask."""
     images = {os.path.splitext(key)[0]: key for key in files if _is_image(key)}
-    found = {}
+    found, same = {}, matcher(images)
     for stem, key in images.items():
         for ending in MASK_ENDINGS:
-            owner = stem.removesuffix(ending)
+            owner = same(stem.removesuffix(ending)) if stem.endswith(ending) else stem
             if owner != stem and owner in images:
                 found[owner] = key
     return found
@@ -61,15 +63,36 @@ def masks_in(folder: Path) -> dict[str, str]:
     return found
 
 
-def find_mask(path: Path, size: tuple[int, int], name: str, digests: Digests | None) -> Mask:
-    """The mask in a file, for an image (height, width) called `name`. Raises DataError if it does not fit."""
-    info = probe(path, digests=digests, name=shown(path.name))
+def find_mask(path: Path, image: Path, size: tuple[int, int], name: str) -> tuple[Mask, str]:
+    """The mask in a file, for an `image` (height, width) called `name`, and what is to be told of both.
+
+    Each is turned as its own EXIF orientation says. Raises DataError if the mask does not fit.
+    """
+    values, info = load_mask(path, name=shown(path.name))
+    turned, mask_turned = alpha_and_orientation(image)[1], alpha_and_orientation(path)[1]
     if info.size != size:
+        remedy = "make them the same size"
+        if turned != mask_turned and info.size == size[::-1]:
+            remedy = f"EXIF orientation {turned} turns the image, and {mask_turned} the mask: turn the mask likewise"
         raise DataError(
             f"{shown(path.name)}: a mask of {info.width}x{info.height} pixels for {name} of {size[1]}x{size[0]}: "
-            "make them the same size"
+            f"{remedy}"
         )
-    return Mask(path, info.sha256)
+    doubtful = turned != mask_turned and (turned < _SIDEWAYS or size[0] == size[1])
+    note = f"{name}: EXIF orientation {turned} turns it, and {mask_turned} its mask: look whether that is so"
+    blank = "white" if values.min() == 255 else "black" * (not values.any())
+    return Mask(path, info.sha256, blank=blank), note * doubtful
+
+
+def refuse_black(masks: Iterable[Path]) -> None:
+    """Raises DataError, which names each of these masks, of images with which nothing could be learnt."""
+    told = [
+        f"{shown(path)}: the mask is black all over, so nothing of the image counts: mend it, remove the image, or "
+        "set data.mask_weight"
+        for path in dict.fromkeys(masks)
+    ]
+    if told:
+        raise DataError("\n".join(told))
 
 
 def latent_mask(values: np.ndarray[Any, Any], downscale: int) -> np.ndarray[Any, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from flame_train.data.buckets import Placement, Size
 from flame_train.data.cache import DiskCache, Shapes
 from flame_train.data.choices import FIRST, Choice
-from flame_train.data.mask_files import latent_mask, loss_weights
+from flame_train.data.mask_files import latent_mask, loss_weights, refuse_black
 from flame_train.data.reading import Reading
 from flame_train.data.samples import Samples
 from flame_train.data.seen import remember
@@ -321,19 +321,12 @@ def _keep_masks(
             assert row.item.mask is not None
             values = row.item.mask.read()
             if not values.any() and not row.set.mask_weight:
-                black.append(shown(row.item.mask.path))
+                black.append(row.item.mask.path)
             else:
                 cache.put(key, {"mask": latent_mask(row.views[view].cut(values), encoding.vae.downscale)})
             advance(1)
             stop.check("while reading masks")
-    if black:
-        raise DataError(
-            "\n".join(
-                f"{name}: the mask is black all over, so nothing of the image counts: mend it, remove the image, or "
-                "set data.mask_weight"
-                for name in dict.fromkeys(black)
-            )
-        )
+    refuse_black(black)
 
 
 def _keep(cache: DiskCache, key: str, name: str, example: Example) -> None:

@@ -148,7 +148,7 @@ class Encoding:
     def _mask_key(self, row: Sample, view: View) -> str:
         mask = row.item.mask
         assert mask is not None
-        settings = {**view.settings, "alpha": mask.alpha, "downscale": self.vae.downscale}
+        settings = {**view.settings, "alpha": mask.alpha, "downscale": self.vae.downscale, "transparent": "black"}
         return cache_key("mask", mask.sha256, "", {name: s for name, s in settings.items() if name != "colours"})
 
     def mask_shapes(self, placement: Placement) -> Mapping[str, tuple[int, ...]]:

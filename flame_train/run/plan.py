@@ -10,13 +10,16 @@ from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import layer_shapes
 from flame_train.config.checks import broken
 from flame_train.config.located import ConfigWithSource
+from flame_train.config.prompt_notices import unread
 from flame_train.config.schema import Config, DataSection
 from flame_train.config.updates import LONGEST_RUN, OptimizerSection
 from flame_train.data.bucketed import BucketedDataset, assign_buckets
 from flame_train.data.buckets import BucketRule
+from flame_train.data.captions import hidden
 from flame_train.data.control_files import Control
 from flame_train.data.dataset import Dataset, DatasetError, Item
 from flame_train.data.held_out import refuse_common, split
+from flame_train.data.mask_files import refuse_black
 from flame_train.data.order import BatchSchedule
 from flame_train.data.reading import Reading, readings
 from flame_train.data.samples import Samples, samples_of
@@ -175,9 +178,12 @@ def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
     samples, held_out = split(whole, config.validation.fraction)
     _check_epoch(samples)
     _check_sides(whole, model.longest_side)
+    masked = [(row, row.item.mask) for row in whole.rows if row.item.mask is not None and not row.set.mask_weight]
+    refuse_black(mask.path for _, mask in masked if mask.blank == "black")
     for notice in whole.notices:
         _LOG.warning("%s", notice)
     _notice_rate(config.optimizer)
+    _notice_hidden(config)
     files = control_files(Plan(checked, samples, held_out).requests, checked.sample_model, config.data.resolution)
     plan = _with_steps(Plan(checked, samples, held_out, files), processes)
     encoding = plan.encoding
@@ -185,6 +191,8 @@ def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
     _notice_long_texts(model, "caption", list(dict.fromkeys(captions)))
     prompts = [encoding.reading(request.text, plan.shown_to(request)) for request in plan.requests]
     _notice_long_texts(model, "prompt", prompts)
+    if told := unread(request.text for request in plan.requests):
+        _LOG.warning("%s", told)
     return replace(plan, text_rows=encoding.longest({*encoding.readings(plan.everything), *plan.prompts}))
 
 
@@ -259,6 +267,15 @@ def _with_steps(plan: Plan, processes: int) -> Plan:
     if wrong := broken(config):
         raise ConfigError("\n".join(f"{path}: {message}" for path, message in wrong))
     return replace(plan, checked=replace(plan.checked, config=config))
+
+
+def _notice_hidden(config: Config) -> None:
+    """Says where words for captions hold a character that nobody sees, so that the trained word is another."""
+    for own in image_sets(config.data, config.captions):
+        words = {key: getattr(own.captions, key) for key in ("trigger", "prefix", "suffix")} | {"caption": own.caption}
+        for key, text in words.items():
+            if unseen := hidden(text):
+                _LOG.warning("%s of %s holds a character that nobody sees: %s; remove it", key, own.folder.name, unseen)
 
 
 def _notice_rate(optimizer: OptimizerSection) -> None:

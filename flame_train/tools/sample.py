@@ -14,6 +14,7 @@ from flame_train.adapters.factors import LoraState
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.together import attach_sum
 from flame_train.config.load import from_options, with_option_names
+from flame_train.config.prompt_notices import unread
 from flame_train.data.reading import Reading
 from flame_train.data.views import ViewedImage
 from flame_train.disk.files import refuse_place
@@ -161,6 +162,8 @@ def sample(
         shown = control_files(requests(section, side, model), model, side)
         wanted = requests(section, side, model, shown)
         check_sampling(wanted, config.model, config.loss, model)
+    if drawn := unread(request.text for request in wanted):
+        _LOG.warning("%s", drawn)
     files = [(_factors(placed(path), model), strength) for path, strength in loras]
     model = model.with_images() if shown else model
     formats = config.model.vae_precision, precision, config.text_encoders.precision

@@ -9,6 +9,7 @@ import pytest
 from flame_train.config.load import load
 from flame_train.config.prompt_files import read_prompt_file
 from flame_train.config.prompt_flags import FLAGS, read_flags
+from flame_train.config.prompt_notices import unread
 from flame_train.config.prompts import Prompt
 from flame_train.config.render import resolved
 from flame_train.errors import ConfigError
@@ -207,3 +208,36 @@ def test_all_that_is_wrong_in_tables_is_told_with_its_line(write, name, text, to
     for line, pattern in zip(lines, told, strict=True):
         assert line.startswith(path)
         assert re.match(pattern, line.removeprefix(path)), line
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a blue square -w 640 -h 1280 -s 4", "'-w 640' (a flag has two dashes)"),
+        ("a cat \u2014w 640", "'\u2014w 640' (a flag has two dashes, which an editor joined)"),
+        ("a (red:1.3) cat", "'(red:1.3)' (no weights are read)"),
+        ("a ((red)) cat", "'((red))' (no weights are read)"),
+        ("a cat, [low quality]", "'[low quality]' (no weights are read)"),
+        (r"zk \(series\)", r"'\\(' (no backslash is needed)"),
+        ("a cat BREAK a dog", "'BREAK' (no part of a prompt is encoded alone)"),
+        ("a cat <lora:zk:0.8>", "'<lora:zk:0.8>' (--lora of sample names LoRAs)"),
+        ("a {red|blue} __animal__", "'{red|blue}' (only captions have wildcards)"),
+        ("Negative prompt: bad", "'Negative prompt: bad' (a negative prompt is --n TEXT)"),
+        ("zk\u200bfox", "\"U+200B after 'zk'\" (nobody sees it)"),
+    ],
+)
+def test_what_only_looks_like_a_setting_is_told(text, told):
+    assert unread(["a cat", text]) == f"prompts hold what other programs read and this one draws as text: {told}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a well-lit cat - sitting (red, fluffy), 50mm: sharp",
+        "at 10:30 (noon)",
+        "zoë 👨\u200d👩 می\u200cخواهم",  # noqa: RUF001
+        "x -wide 5",
+    ],
+)
+def test_plain_text_is_not_told(text):
+    assert unread([text]) == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -420,3 +421,55 @@ def test_an_alpha_channel_may_be_the_mask(folder: Folder) -> None:
     assert second.mask is not None
     assert (first.mask.read() == alpha).all()
     assert (second.mask.read() == 255).all()
+
+
+NFC, NFD = "zo\u00eb", "zoe\u0308"
+
+
+@pytest.mark.parametrize("other", ["caption", "mask", "control", "metadata"])
+def test_names_match_by_unicode_form(folder: Folder, tmp_path: Path, other: str) -> None:
+    """A Mac writes the accent as a code point of its own, and another system may have written the image's name."""
+    root = folder({f"{NFC}.png": (16, 16)})
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    if other in ("caption", "metadata"):
+        (root / f"{NFC}.txt").unlink()
+    if other == "caption":
+        (root / f"{NFD}.txt").write_text("zk")
+    elif other == "metadata":
+        (root / "metadata.jsonl").write_text(json.dumps({"file_name": f"{NFD}.png", "text": "zk"}))
+    else:
+        place = root / f"{NFD}.mask.png" if other == "mask" else beside / f"{NFD}.png"
+        Image.new("L", (16, 16), 100).save(place)
+    (item,) = Dataset.scan(root, masks="files", control=[beside] if other == "control" else []).items
+    assert item.key == f"{NFC}.png"
+    assert other not in ("caption", "metadata") or item.caption == "zk"
+    assert (item.mask is not None) == (other == "mask")
+    assert len(item.controls) == (other == "control")
+
+
+def test_two_names_that_look_alike_are_two(folder: Folder) -> None:
+    root = folder({f"{NFC}.png": (16, 16), f"{NFD}.png": (16, 16)})
+    (root / f"{NFC}.txt").write_text("one")
+    (root / f"{NFD}.txt").write_text("two")
+    assert {item.key: item.caption for item in Dataset.scan(root).items} == {f"{NFC}.png": "one", f"{NFD}.png": "two"}
+
+
+@pytest.mark.parametrize("name", ["a.jpg.txt", "A.txt"])
+def test_a_caption_that_is_nearly_called_so_is_named(folder: Folder, name: str) -> None:
+    root = folder({"a.jpg": (16, 16)})
+    (root / "a.txt").rename(root / name)
+    with pytest.raises(DatasetError, match=rf"a\.jpg: has no caption: rename {re.escape(name)} to a\.txt"):
+        Dataset.scan(root)
+
+
+def test_a_mark_before_a_mark_is_none_of_the_caption(folder: Folder) -> None:
+    root = folder({"a.png": (16, 16), "b.png": (16, 16)})
+    (root / "a.txt").write_bytes(b"\xef\xbb\xbf" * 2 + b"zkfox")
+    (root / "b.txt").write_text("zk\u200bfox in snow")
+    dataset = Dataset.scan(root)
+    assert [item.caption for item in dataset.items] == ["zkfox", "zk\u200bfox in snow"]
+    (notice,) = dataset.notices
+    assert notice == (
+        "1 caption(s) hold a character that nobody sees and the model does, e.g. b.txt: U+200B after 'zk': remove it"
+    )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from flame_train.data.images import load_image, probe, quiet_decoders, read_image
+from flame_train.data.images import load_image, load_mask, probe, quiet_decoders, read_image
 from flame_train.errors import DataError
 
 Encode = Callable[..., bytes]
@@ -203,6 +203,12 @@ def test_colour_profile_is_converted(tmp_path: Path, encode: Encode) -> None:
     srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     plain = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     assert np.array_equal(read_image(write(tmp_path, encode(plain, "PNG", icc_profile=srgb))), plain)
+
+
+def test_a_colour_profile_of_a_mask_is_not_applied(tmp_path: Path, encode: Encode) -> None:
+    stored = np.full((4, 4, 3), 128, np.uint8)
+    values, _ = load_mask(write(tmp_path, encode(stored, "PNG", icc_profile=_linear_srgb_profile())))
+    assert np.array_equal(values, stored[..., 0])
 
 
 def _linear_srgb_profile() -> bytes:

@@ -26,6 +26,7 @@ def describe(plan: Plan, memory: PredictedMemory, processes: int = 1, budget: Fi
         "prompts": len(c.sample.prompts) if c.sample.repeats else 0,
         **({"sample images by": c.sample.model} if plan.checked.sample_model is not plan.model else {}),
         "images": len(plan.samples.rows),
+        **_masks(plan),
         "samples per epoch": order.samples_per_epoch,
         **({"validation images": len(plan.held_out.rows)} if plan.held_out.rows else {}),
         "buckets": plan.samples.bucket_rows(),
@@ -49,6 +50,13 @@ def describe(plan: Plan, memory: PredictedMemory, processes: int = 1, budget: Fi
         "cache GiB": round(plan.cache_bytes / 2**30, 3),
         "output": c.output.dir,
     }
+
+
+def _masks(plan: Plan) -> dict[str, Any]:
+    """How many images have a mask, where any is asked for."""
+    asked = [row for row in plan.samples.rows if row.set.masks != "off"]
+    without = sum(mask is None or (mask.alpha and mask.blank == "white") for mask in (row.item.mask for row in asked))
+    return {"masks": len(asked) - without, "images without a mask": without} if asked else {}
 
 
 def _streamed(plan: Plan, memory: PredictedMemory) -> dict[str, Any]:
