@@ -142,10 +142,12 @@ def _min_lr(config: Config) -> str | None:
 
 
 def _inapplicable(config: Config, path: str) -> str | None:
-    """A key of one choice, written where another is made."""
+    """A key of one choice, written where another is made, with a value that is no default."""
     key = keys()[path]
     section = getattr(config, key.section)
     if key.name not in section.model_fields_set:
+        return None
+    if getattr(section, key.name) in (key.default, *key.defaults.values()):
         return None
     for choice, names in key.only.items():
         chosen = getattr(section, choice.split(".")[1])

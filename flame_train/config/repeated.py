@@ -53,8 +53,8 @@ class CheckpointSection(Repeated):
     )
     keep: int = field(
         3,
-        "newest checkpoints that stay",
-        ge=1,
+        "newest checkpoints that stay; 0: the LoRA of every one, and the newest three whole",
+        ge=0,
         free=True,
         aka=("checkpoints_total_limit", "max_step_saves_to_keep"),
     )

@@ -2,8 +2,9 @@
 
 A checkpoint is written to `.tmp-<step>-<random>` and each file synced, last `MANIFEST.json` with every size and
 SHA-256. Then the folder is synced and renamed to `step-<step>`, and its parent synced. Only then older checkpoints
-are pruned, each first renamed to `.del-*` so that a half-deleted one never looks like one. Reading takes the newest
-folder whose manifest verifies. There is no pointer to the latest, because it could name a missing one.
+are pruned, each first renamed to `.del-*` so that a half-deleted one never looks like one. A LoRA that stays of one is
+moved out of it before. Reading takes the newest folder whose manifest verifies. There is no pointer to the latest,
+because it could name a missing one.
 
 Damage is what does not fit: a size, a hash, a manifest that says something else. A transient read error is no damage.
 An older checkpoint in place of the newest would have the newest pruned, so reading ends.
@@ -36,6 +37,9 @@ _LOG = logging.getLogger(__name__)
 MANIFEST: Final = "MANIFEST.json"
 FORMAT: Final = 1
 
+STATES: Final = 3
+"""Checkpoints that stay whole where every LoRA is kept."""
+
 Content = Callable[[FolderEntry], None] | bytes
 
 _STEP: Final = re.compile(r"step-(\d{6,})")
@@ -60,6 +64,7 @@ def commit(
     size: int | None = None,
     *,
     spare: Collection[int] = (),
+    lora_of: Callable[[int], str] = lambda step: "lora.safetensors",
 ) -> Path:
     """Writes the checkpoint of `step` under `root` and removes all but the newest and those to `spare`.
 
@@ -69,9 +74,10 @@ def commit(
         root: the folder of checkpoints.
         step: the number of steps done.
         files: name -> the file's bytes, or a function that writes the file at a given path.
-        keep: how many of the newest checkpoints stay.
+        keep: how many of the newest checkpoints stay; 0: `STATES`, and of each older one its LoRA beside them.
         size: bytes of all files together, roughly; None: unknown.
         spare: steps of earlier checkpoints that stay too, if they are there.
+        lora_of: the name of the LoRA in the checkpoint of a step.
 
     Returns:
         The folder of the checkpoint.
@@ -97,7 +103,7 @@ def commit(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         _put(held, step, files, there)
         fail_point("checkpoint.before_prune")
-        _prune(held, step, keep, spare)
+        _prune(held, step, keep, spare, lora_of)
     return final
 
 
@@ -157,7 +163,7 @@ def _fingerprint(folder: OpenFolder, name: str, *, sync: bool = False) -> dict[s
         return {"size": os.fstat(file.fileno()).st_size, "sha256": digest}
 
 
-def _prune(root: OpenFolder, step: int, keep: int, spare: Collection[int]) -> None:
+def _prune(root: OpenFolder, step: int, keep: int, spare: Collection[int], lora_of: Callable[[int], str]) -> None:
     """Keep the checkpoint of `step`, just written, the newest before it, and those before it to `spare`.
 
     Later steps go as well: had one of them been whole, the run would have continued from it. A file that cannot be
@@ -165,14 +171,28 @@ def _prune(root: OpenFolder, step: int, keep: int, spare: Collection[int]) -> No
     """
     earlier = [found for found in _steps(root) if found < step]
     counted = [found for found in earlier if found not in spare]
-    kept = {step, *counted[: keep - 1], *(found for found in earlier if found in spare)}
+    kept = {step, *counted[: (keep or STATES) - 1], *(found for found in earlier if found in spare)}
     for found in _steps(root):
-        if found not in kept:
-            try:
-                _delete(root, found)
-            except OSError as error:
-                path = root.path / _name(found)
-                _LOG.warning("%s: an old checkpoint that cannot be removed: %s", path, error.strerror or error)
+        if found in kept:
+            continue
+        path = root.path / _name(found)
+        try:
+            said = "" if keep or found > step else _keep_lora(root, found, lora_of(found))
+            _delete(root, found)
+            _LOG.info("removed %s: checkpoint.keep = %d%s", path, keep, said)
+        except OSError as error:
+            _LOG.warning("%s: an old checkpoint that cannot be removed: %s", path, error.strerror or error)
+
+
+def _keep_lora(root: OpenFolder, step: int, name: str) -> str:
+    """Puts a checkpoint's LoRA beside the checkpoints, by a name that has its step. Says where it is."""
+    number = f"-{step:06d}"
+    stem = name.removesuffix(".safetensors").removesuffix(number)
+    with root.folder(_name(step)) as folder:
+        if folder.lstat(name) is None:
+            return ""
+    root.rename(f"{_name(step)}/{name}", f"{stem}{number}.safetensors")
+    return f", which keeps its LoRA as {stem}{number}.safetensors"
 
 
 def _delete(root: OpenFolder, step: int) -> None:

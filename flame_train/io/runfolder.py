@@ -245,7 +245,9 @@ class RunFolder:
         self._write_grids()
         waiting = {"log.jsonl": log.waiting} if log.waiting else {}
         place = self._held / "checkpoints"
-        path = commit.commit(place, step, {**files, **waiting, **self._grids}, keep, size, spare=spare)
+        path = commit.commit(
+            place, step, {**files, **waiting, **self._grids}, keep, size, spare=spare, lora_of=self.lora_of
+        )
         self.step = self._saved = step
         try:
             self.write_status("running")

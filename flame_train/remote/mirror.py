@@ -57,7 +57,7 @@ _REPORTS: Final = (
 class Mirror:
     """The copy of `folder` in `store`. A context manager: within, it sends what `notice` announces.
 
-    `keep` says how many of the newest checkpoints stay there, beside those that are here.
+    `keep` says how many of the newest checkpoints stay there, beside those that are here; 0: all of them.
     """
 
     def __init__(self, store: Store, folder: Path, keep: int, lease: Lease) -> None:
@@ -237,7 +237,7 @@ class Mirror:
     def _prune(self) -> None:
         """Removes what was pruned here, but for the newest `keep`; and what an upload that was killed has left."""
         here = _steps(self._folder)
-        if not here:
+        if not here or not self._keep:
             return
         found = steps_in(self._store)
         earlier = [step for step in found if step <= here[0]]

@@ -215,7 +215,7 @@ def _inside(folder: OpenFolder, kind: str) -> list[KeptFile]:
                         sizes = [checkpoint.lstat(file) for file in checkpoint.names()]
                     size = sum(each.st_size for each in sizes if each is not None)
                     found.append(KeptFile(f"{kind}/{name}", size, True))
-                elif kind == "samples" and step_of_grid(name) is not None:
+                elif step_of_grid(name) is not None if kind == "samples" else name.endswith(".safetensors"):
                     found.append(KeptFile(f"{kind}/{name}", status.st_size))
     except OSError:
         return found

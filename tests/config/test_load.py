@@ -131,7 +131,7 @@ BAD_LINES = [
         '8: loss.mode_scale: expected loss.timestep_sampling = "mode" with it, got "auto"; ' + INSTEAD,
     ),
     (
-        "[loss]\nsnr_gamma = 5.0",
+        "[loss]\nsnr_gamma = 6.0",
         '8: loss.snr_gamma: expected loss.weighting = "min_snr" or loss.weighting = "soft_min_snr" with it, '
         'got "none"; ' + INSTEAD,
     ),
@@ -219,7 +219,7 @@ BAD_LINES = [
         "an epsilon model learns nothing from pure noise",
     ),
     ("[loss]\noffset_noise = 2.0", "8: loss.offset_noise: expected a number from 0 to 1, got 2.0"),
-    ("[checkpoint]\nkeep = 0", "8: checkpoint.keep: expected an integer >= 1, got 0"),
+    ("[checkpoint]\nkeep = -1", "8: checkpoint.keep: expected an integer >= 0, got -1"),
     ("[sample]\nwidth = 100", "8: sample.width: expected an integer from 0 to 8192, a multiple of 8, got 100"),
     (
         "[sample]\nprompts = 'a dog'",

@@ -52,6 +52,19 @@ def test_spared_checkpoints_stay_beside_the_newest_and_do_not_count(tmp_path: Pa
     assert steps(tmp_path) == ["step-000004"]
 
 
+def test_without_an_end_each_lora_stays_and_three_states(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    for step in (10, 20, 30, 40, 50):
+        commit(tmp_path, step, {"fox.safetensors": b"%d" % step}, keep=0, lora_of=lambda _: "fox.safetensors")
+    assert steps(tmp_path)[2:] == ["step-000030", "step-000040", "step-000050"]
+    for step in (10, 20):
+        assert (tmp_path / f"fox-{step:06d}.safetensors").read_bytes() == b"%d" % step
+        assert f"removed {tmp_path}/step-{step:06d}: checkpoint.keep = 0, which keeps its LoRA" in caplog.text
+    commit(tmp_path, 60, FILES, keep=1)
+    assert f"removed {tmp_path}/step-000050: checkpoint.keep = 1\n" in caplog.text
+    assert (tmp_path / "fox-000010.safetensors").exists()
+
+
 def test_everything_is_synced_before_the_rename_and_pruning_comes_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,9 +173,9 @@ def needless(why: str, names: str) -> list[Row]:
     return [Row(name, (), _nothing, say=said, at=at, inert=why) for name, at in map(_place, names.split())]
 
 
-def part_of(names: str) -> list[Row]:
+def part_of(names: str, say: str = "") -> list[Row]:
     """Settings that the conversion of another one reads; their names as in `turned`, with spaces between."""
-    return [Row(name, (), _nothing, at=at, read=True) for name, at in map(_place, names.split())]
+    return [Row(name, (), _nothing, say=say, at=at, read=True) for name, at in map(_place, names.split())]
 
 
 def _nothing(value: Any, source: Source) -> Any:

@@ -29,7 +29,7 @@ from flame_train.engine.backend import check_formats, get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.engine.shape_run import compile_ahead, gpu_of
 from flame_train.errors import OutputError
-from flame_train.io.commit import Found, count
+from flame_train.io.commit import STATES, Found, count
 from flame_train.io.digests import Digests
 from flame_train.io.hub import fetching
 from flame_train.io.runfolder import RunFolder
@@ -245,7 +245,7 @@ def preflighted(plan: Plan, folder: RunFolder) -> Found | None:
             f"to {found.step} or more, or output.dir to another folder; LoRAs of earlier steps: {folder.checkpoints}"
         )
     if found is None or found.step < c.train.steps:
-        kept = c.checkpoint.keep + (c.validation.repeats and bool(plan.held_out.rows))
+        kept = (c.checkpoint.keep or STATES) + (c.validation.repeats and bool(plan.held_out.rows))
         new = kept + 1 - min(kept, count(folder.checkpoints))
         arrays = 4 + (c.train.ema_decay > 0)  # values, once more as the LoRA, two moments, and their average
         preflight(folder.folder, plan.parameters * 4 * arrays * new)

@@ -59,9 +59,46 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "network_args.algo": ("loha", {"network_module": "lycoris.kohya"}),
         "network_args.preset": ("attn-mlp", {"network_module": "lycoris.kohya"}),
         "network_args.dora_wd": (True, {"network_module": "lycoris.kohya"}),
+        "network_args.wd_on_output": (False, {"network_module": "lycoris.kohya", "network_args.dora_wd": True}),
+        "network_args.conv_alpha": (2, {"network_module": "networks.lora", "network_args.conv_dim": 4}),
+        **{
+            f"network_args.{name}": (value, {"network_module": "networks.lora_flux"})
+            for name, value in (
+                *((f"{part}_dim", 2) for part in ("img_attn", "txt_attn", "img_mlp", "txt_mlp", "img_mod", "txt_mod")),
+                *((f"{part}_dim", 0) for part in ("single", "single_mod")),
+                *((f"train_{part}_block_indices", "0-3,7") for part in ("double", "single")),
+                ("train_blocks", "single"),
+            )
+        },
+        "base_weights_multiplier": (0.5, {"base_weights": "zz.safetensors"}),
         "lr_scheduler_num_cycles": (3, {"lr_scheduler": "cosine_with_restarts"}),
         "lr_scheduler_power": (0.5, {"lr_scheduler": "polynomial"}),
+        "lr_scheduler_timescale": (9, {"lr_scheduler": "inverse_sqrt"}),
+        "lr_decay_steps": (0.5, {"lr_scheduler": "warmup_stable_decay"}),
         "lr_scheduler_min_lr_ratio": (0.1, {"lr_scheduler": "cosine_with_min_lr", "learning_rate": 1e-4}),
+        "optimizer_args.decouple": (False, {"optimizer_args.weight_decay": 0.1}),
+        "cpu_offload_checkpointing": (True, {"gradient_checkpointing": True}),
+        **{
+            name: (value, {"loss_type": "huber"})
+            for name, value in (("huber_c", 0.3), ("huber_scale", 0.3), ("huber_schedule", "constant"))
+        },
+        "logit_mean": (0.5, {"weighting_scheme": "logit_normal"}),
+        "logit_std": (0.5, {"weighting_scheme": "logit_normal"}),
+        "mode_scale": (0.5, {"weighting_scheme": "mode"}),
+        "multires_noise_discount": (0.5, {"multires_noise_iterations": 6}),
+        "log_with": ("wandb", {}),
+        "log_tracker_name": ("zz", {"log_with": "wandb"}),
+        "save_last_n_epochs": (2, {"save_every_n_epochs": 1}),
+        "save_last_n_steps": (20, {"save_every_n_steps": 10}),
+        "text_encoder_lr3": (1e-5, {"network_args.train_t5xxl": True}),
+        "masked_loss": (True, {"conditioning_data_dir": "zz"}),
+        "conditioning_data_dir": ("zz", {"masked_loss": True}),
+        "set.conditioning_data_dir": ("zz", {"masked_loss": True}),
+        **{
+            f"{of}{which}_bucket_reso": (512, {"enable_bucket": True})
+            for of in ("", "set.")
+            for which in ("min", "max")
+        },
     },
 }
 """Program -> setting -> its value, where None tries the usual ones, and the settings beside it."""
@@ -96,26 +133,5 @@ OPEN: dict[str, set[str]] = {
         "validation",
     },
     "diffusion-pipe": {"eval_datasets", "set.frame_buckets", "set.skip_empty_caption"},
-    "sd-scripts": {
-        "cpu_offload_checkpointing",
-        "huber_c",
-        "huber_scale",
-        "huber_schedule",
-        "logit_mean",
-        "logit_std",
-        "masked_loss",
-        "max_validation_steps",
-        "mode_scale",
-        "multires_noise_discount",
-        "network_args.verbose",
-        "prior_loss_weight",
-        "save_last_n_epochs",
-        "save_last_n_steps",
-        "set.token_warmup_min",
-        "set.validation_seed",
-        "text_encoder_lr3",
-        "token_warmup_min",
-        "validation_seed",
-    },
 }
 """Settings that are not gone through yet."""

@@ -1,0 +1,330 @@
+"""sd-scripts' networks: which adapter on which layers, with which ranks and rates, and the arguments that say so.
+
+Places are in kohya-ss/sd-scripts, but for `kohya.py` and `config.py`, which are KohakuBlueleaf/LyCORIS'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import MappingProxyType
+from typing import Any, Final
+
+from .conversions import number, switched, unless_off
+from .encoders import ENCODERS, TRAINED, trained
+from .table import NOTHING, Changed, Lost, Source, is_off, needless, never, part_of, turned
+
+ENCODER_RATES: Final = ("text_encoder_lr", "text_encoder_lr1", "text_encoder_lr2", "text_encoder_lr3")
+_PLAIN: Final = ("lora", "lora_sdxl", "lora_flux", "lora_sd3", "lora_anima")
+_NATIVE: Final = ("loha", "lokr")
+_KERNELS: Final = ("*.in_layers.2", "*.out_layers.3", "*.op", "output_blocks.*.conv")
+"""SDXL's convolutions larger than 1x1, inside the numbered blocks."""
+_UNET: Final = ("attention+mlp", "*.proj_in", "*.proj_out")
+_ENCODER_LAYERS: Final = MappingProxyType({"attn-only": "attention"})
+_PRESETS: Final = MappingProxyType(
+    {
+        "full": ("full",),
+        "full-lin": (*_UNET, "*.emb_layers.1"),
+        "attn-mlp": _UNET,
+        "attn-only": ("attention",),
+        "unet-only": ("full",),
+        "unet-transformer-only": _UNET,
+        "unet-convblock-only": ("*.emb_layers.1", "*.skip_connection", *_KERNELS),
+    }
+)
+"""LyCORIS' presets on SDXL (config.py:1): a transformer's projections in and out are linear layers of it."""
+_FLUX_ATTENTION: Final = ("double_blocks.*_attn.qkv", "double_blocks.*_attn.proj")
+_FLUX_TYPES: Final = MappingProxyType(
+    {
+        "img_attn_dim": ("double_blocks.*.img_attn.*",),
+        "txt_attn_dim": ("double_blocks.*.txt_attn.*",),
+        "img_mlp_dim": ("double_blocks.*.img_mlp.*",),
+        "txt_mlp_dim": ("double_blocks.*.txt_mlp.*",),
+        "img_mod_dim": ("double_blocks.*.img_mod.*",),
+        "txt_mod_dim": ("double_blocks.*.txt_mod.*",),
+        "single_dim": ("single_blocks.*.linear[12]",),
+        "single_mod_dim": ("single_blocks.*.modulation.*",),
+    }
+)
+"""networks/lora_flux.py:466: ranks of a block's parts; 0 leaves a part out."""
+
+
+def module(source: Source) -> str:
+    """`network_module` without its package: lora_flux, lokr, lycoris."""
+    text = str(source.get("network_module", ""))
+    return "lycoris" if text.startswith("lycoris") else text.removeprefix("networks.")
+
+
+def argument(source: Source, name: str, default: Any = None) -> Any:
+    """One of `network_args`."""
+    return source.get(f"network_args.{name}", default)
+
+
+def is_on(value: Any) -> bool:
+    return str(value).lower() in ("true", "1", "yes")
+
+
+def algorithm(source: Source) -> str:
+    """LyCORIS' algorithm, or that of a module of its own."""
+    own = module(source)
+    if own in _NATIVE:
+        return own
+    return str(argument(source, "algo", None) or "lora").lower() if own == "lycoris" else "lora"
+
+
+def kind(value: Any, source: Source) -> Any:
+    own, algo = module(source), algorithm(source)
+    if own in _PLAIN:
+        return "locon" if _has_kernels(source) else NOTHING
+    if own not in ("lycoris", *_NATIVE):
+        return Lost(f"no such adapter here: {value}; there are lora, locon, dora, loha and lokr")
+    if is_on(argument(source, "dora_wd")):
+        return "dora" if algo in ("lora", "locon") else Lost(f"DoRA with {algo} is not here")
+    if algo in ("loha", "lokr"):
+        return algo
+    if algo not in ("lora", "locon"):
+        return Lost(f"LyCORIS' {algo} is not here; there are lora, locon, dora, loha and lokr")
+    return "locon" if _has_kernels(source) else NOTHING
+
+
+def _has_kernels(source: Source) -> bool:
+    """Whether convolutions larger than 1x1 of SDXL get an adapter."""
+    if source.family != "sdxl":
+        return False
+    if module(source) == "lycoris":  # kohya.py:42, kohya.py:337
+        return str(argument(source, "preset", "full")) in ("full", "unet-only", "unet-convblock-only")
+    return not is_off(number(argument(source, "conv_dim")))  # networks/lora.py:435
+
+
+def kernels(value: Any, source: Source) -> Any:
+    """Rank and alpha of a LoCon's larger kernels: LyCORIS has the linear layers' where none are given."""
+    if not _has_kernels(source) or algorithm(source) not in ("lora", "locon") or is_on(argument(source, "dora_wd")):
+        return NOTHING
+    rank, alpha = _of_kernels(source)
+    return {"lora.conv_rank": rank, "lora.conv_alpha": alpha}
+
+
+def _of_kernels(source: Source) -> tuple[Any, float]:
+    ranks, alphas = number(argument(source, "conv_dim")), number(argument(source, "conv_alpha"))
+    if module(source) == "lycoris":
+        return ranks or number(source.get("network_dim")) or 4, float(alphas or number(source.get("network_alpha", 1)))
+    return ranks, float(1 if alphas is None else alphas)
+
+
+def targets(value: Any, source: Source) -> Any:
+    """sd-scripts adapts every linear layer of the blocks, LyCORIS what its preset says."""
+    if module(source) == "lycoris":
+        return _preset(str(argument(source, "preset", "full")), source)
+    if source.family == "sdxl":
+        return ["full"] if _has_kernels(source) else list(_UNET)
+    if source.family == "anima":  # networks/lora_anima.py:44 leaves modulation out
+        return ["attention+mlp"]
+    blocks = str(argument(source, "train_blocks", "all")) if source.family in ("flux", "chroma") else "all"
+    return {"double": ["double_blocks.*"], "single": ["single_blocks.*"]}.get(blocks, ["full"])
+
+
+def _preset(name: str, source: Source) -> Any:
+    if name not in _PRESETS:
+        return Lost(f"LyCORIS' preset {name}: list the layers in lora.targets")
+    if source.family == "sdxl":
+        return list(_PRESETS[name])
+    if name == "attn-only":
+        return list(_FLUX_ATTENTION) if source.family in ("flux", "chroma") else ["attention"]
+    return ["full"] if name != "unet-convblock-only" else Lost("this family has no convolutions")
+
+
+def encoders(value: Any, source: Source) -> Any:
+    """CLIPs are trained unless --network_train_unet_only, T5 with train_t5xxl; their rate is --learning_rate if unset.
+
+    One rate is for all, a list has one for each; a rate of 0 trains none. LyCORIS' presets unet-* adapt none.
+    """
+    rates = _encoder_rates(source)
+    if not rates:
+        return NOTHING
+    layers = _ENCODER_LAYERS.get(str(argument(source, "preset", "")), "attention+mlp")
+    return trained(rates, source.get("unet_lr") or source.get("learning_rate", 2e-6), layers)
+
+
+def _encoder_rates(source: Source) -> dict[str, Any]:
+    """The learning rate of each encoder that gets adapters."""
+    only = not is_off(source.get("network_train_unet_only")) or not is_off(
+        source.get("network_train_text_encoder_only")
+    )
+    if only or str(argument(source, "preset", "")).startswith("unet-"):
+        return {}
+    given, usual = source.get("text_encoder_lr"), source.get("learning_rate", 2e-6)
+    listed = given if isinstance(given, list) else str(given).split() if isinstance(given, str) else [given]
+    listed = [usual if each in (None, "") else number(each) for each in listed or [None]]
+    names = ENCODERS.get(source.family, ())
+    rates = {name: listed[min(i, len(listed) - 1)] for i, name in enumerate(names)}
+    for name, single in zip(names, ENCODER_RATES[1:], strict=False):
+        rates[name] = source.get(single, rates[name])
+    if not is_on(argument(source, "train_t5xxl")):
+        rates.pop("t5", None)
+    return {name: float(number(rate)) for name, rate in rates.items() if not is_off(number(rate))}
+
+
+def rules(value: Any, source: Source) -> Any:
+    """The rules of layers that have a rank or rate of their own, or none."""
+    found = [*_rules_of_encoders(source), *_rules_of_blocks(source), *_rules_of_kernels(source)]
+    if not found:
+        return NOTHING
+    several = len(set(_encoder_rates(source).values())) > 1
+    if several and source.family == "sdxl" and source.get("text_encoder_lr2") is None:
+        return Changed(
+            found, "of a list sd-scripts' SDXL takes the first rate for both encoders (train_network.py:741)"
+        )
+    return found
+
+
+def _rules_of_encoders(source: Source) -> Iterator[dict[str, Any]]:
+    rates = _encoder_rates(source)
+    shared = next(iter(rates.values()), None)
+    for name, rate in rates.items():
+        if rate != shared:
+            yield {"match": [f"{name}.*"], "lr": rate}
+
+
+def _rules_of_kernels(source: Source) -> Iterator[dict[str, Any]]:
+    """The kernels of LoHa and LoKr, whose rank is not that of the linear layers."""
+    if _has_kernels(source) and (algorithm(source) in _NATIVE or is_on(argument(source, "dora_wd"))):
+        usual = (number(source.get("network_dim")) or 4, float(number(source.get("network_alpha", 1))))
+        if _of_kernels(source) != usual:
+            rank, alpha = _of_kernels(source)
+            yield {"match": list(_KERNELS), "rank": rank, "alpha": alpha}
+
+
+def _rules_of_blocks(source: Source) -> Iterator[dict[str, Any]]:
+    """Flux: ranks of a block's parts, and blocks that get no adapter (networks/lora_flux.py:466 and 540)."""
+    if source.family not in ("flux", "chroma") or module(source) != "lora_flux":
+        return
+    for name, match in _FLUX_TYPES.items():
+        rank = number(argument(source, name))
+        if isinstance(rank, int):
+            yield {"match": list(match)} | ({"rank": rank} if rank else {"off": True})
+    trained_blocks = str(argument(source, "train_blocks", "all"))
+    for part, count in (("double", 19), ("single", 38)):
+        chosen = argument(source, f"train_{part}_block_indices")
+        if chosen not in (None, "", "all") and trained_blocks in ("all", part):
+            kept = _indices(str(chosen))
+            yield {"match": [f"{part}_blocks.{i}.*" for i in range(count) if i not in kept], "off": True}
+
+
+def _indices(text: str) -> set[int]:
+    """The numbers in 0-3,7."""
+    found: set[int] = set()
+    for part in text.split(",") if text != "none" else ():
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _lora_plus(value: Any, source: Source) -> Any:
+    """One ratio for all here. The denoiser's own is the one that counts."""
+    general = argument(source, "loraplus_lr_ratio")
+    ratio = argument(source, "loraplus_unet_lr_ratio") or general
+    others = argument(source, "loraplus_text_encoder_lr_ratio") or general
+    if is_off(number(ratio)):
+        return Lost("optimizer.lora_plus_ratio holds for the denoiser too") if not is_off(number(others)) else NOTHING
+    if _encoder_rates(source) and number(others) != number(ratio):
+        return Changed(float(number(ratio)), f"text encoders have {others or 1} there, and the same here")
+    return float(number(ratio))
+
+
+def _merged_first(value: Any, source: Source) -> Any:
+    """LoRAs that are merged into the base model before training (train_network.py:651)."""
+    if is_off(value):
+        return NOTHING
+    files = value if isinstance(value, list) else [value]
+    given = source.get("base_weights_multiplier")
+    factors = [number(each) for each in (given if isinstance(given, list) else [given])]
+    if len(files) > 1 or factors[0] not in (None, 1):
+        return Lost("merge them into the checkpoint with `flame-train merge`, and train on that")
+    return Changed(files[0], "merged into the base model there, added to it while it is trained here")
+
+
+def _rank(value: Any, source: Source) -> Any:
+    return number(value) or 4
+
+
+def _alpha(value: Any, source: Source) -> Any:
+    """0 is the rank, as for LyCORIS (networks/lora.py:62)."""
+    given = number(value)
+    return float(1 if given in (None, "") else given or _rank(source.get("network_dim"), source))
+
+
+def _on_output(value: Any, source: Source) -> Any:
+    return NOTHING if kind(source.get("network_module"), source) != "dora" else is_on(value)
+
+
+_BY_HAND: Final = "ranks and rates of single layers are [[lora.rules]]; write them by hand"
+ROWS: Final = [
+    turned(
+        "network_module@train_network.py:1781",
+        "lora.kind",
+        kind,
+        say="lora.kind says which kind of adapter; remove it for a plain LoRA",
+    ),
+    turned("network_dim@train_network.py:1784", "lora.rank", _rank, absent=4),
+    turned("network_alpha@train_network.py:1790", "lora.alpha", _alpha, absent=1.0),
+    turned("(layers)", "lora.targets", targets, absent="all"),
+    turned("(rules)", "lora.rules", rules, absent="of layers"),
+    turned("(kernels)", ("lora.conv_rank", "lora.conv_alpha"), kernels, absent="of convolutions"),
+    turned("network_args.rank_dropout@lora.py:469", "lora.rank_dropout", unless_off),
+    turned("network_args.module_dropout@lora.py:472", "lora.module_dropout", unless_off),
+    turned("network_args.factor@kohya.py:120", "lora.factor", unless_off),
+    turned("network_args.decompose_both@kohya.py:119", "lora.decompose_both", switched(True)),
+    turned("network_args.full_matrix@kohya.py:60", "lora.full_matrix", switched(True)),
+    turned("network_args.wd_on_output@kohya.py:59", "lora.wd_on_output", _on_output, absent=True),
+    turned("network_args.dropout@kohya.py:43", "lora.dropout", unless_off),
+    turned("network_args.rs_lora@kohya.py:62", "lora.scale", switched("sqrt_rank")),
+    turned("(LoRA+)", "optimizer.lora_plus_ratio", _lora_plus, absent="ratios"),
+    *part_of(
+        "network_args.loraplus_lr_ratio@lora.py:496 network_args.loraplus_unet_lr_ratio@lora.py:497 "
+        "network_args.loraplus_text_encoder_lr_ratio@lora.py:498 network_args.conv_dim@lora.py:435 "
+        "network_args.conv_alpha@lora.py:436 network_args.algo@kohya.py:46 network_args.preset@kohya.py:95 "
+        "network_args.dora_wd@kohya.py:58 network_args.train_t5xxl@lora_flux.py:575 "
+        "network_args.train_blocks@lora_flux.py:556 network_args.train_double_block_indices@lora_flux.py:540 "
+        "network_args.train_single_block_indices@lora_flux.py:541 network_args.img_attn_dim@lora_flux.py:466 "
+        "network_args.txt_attn_dim@lora_flux.py:467 network_args.img_mlp_dim@lora_flux.py:468 "
+        "network_args.txt_mlp_dim@lora_flux.py:469 network_args.img_mod_dim@lora_flux.py:470 "
+        "network_args.txt_mod_dim@lora_flux.py:471 network_args.single_dim@lora_flux.py:472 "
+        "network_args.single_mod_dim@lora_flux.py:473"
+    ),
+    *needless("it says more on the terminal", "network_args.verbose@lora_flux.py:580"),
+    *needless("the order of the products alone changes", "network_args.bypass_mode@kohya.py:61"),
+    never("network_args.use_tucker@kohya.py:47", "kernels are not split further"),
+    never("network_args.use_cp@kohya.py:47", "kernels are not split further"),
+    never("network_args.use_conv_cp@kohya.py:47", "kernels are not split further"),
+    never("network_args.use_scalar@kohya.py:53", "no factor is trained beside the matrices"),
+    never("network_args.train_norm@kohya.py:55", "norms get no adapter"),
+    never("network_args.rank_dropout_scale@kohya.py:75", "what is left by rank_dropout is not made larger"),
+    never("network_args.unbalanced_factorization@kohya.py:63", "lora.factor is the one choice of LoKr's sizes"),
+    never("network_args.split_qkv@lora_flux.py:561", "queries, keys and values of a layer share an adapter"),
+    never("network_args.ggpo_*@lora_flux.py:565", "no noise is added to weights"),
+    never("network_args.train_llm_adapter@lora_anima.py:32", "the adapter between encoder and blocks gets none"),
+    never("network_args.in_dims@lora_flux.py:495", "layers outside of the blocks get no adapter"),
+    never("network_args.emb_dims@lora_sd3.py:76", "layers outside of the blocks get no adapter"),
+    never("network_args.*@train_network.py:1802", _BY_HAND),
+    turned("network_dropout@train_network.py:1796", "lora.dropout", unless_off),
+    turned("scale_weight_norms@train_network.py:1828", "lora.max_norm", unless_off),
+    turned("network_weights@train_network.py:1778", "lora.from", unless_off),
+    never(
+        "dim_from_weights@train_network.py:1823",
+        "set lora.rank and lora.alpha to those of the file; `flame-train inspect` says them",
+    ),
+    turned("base_weights@train_network.py:1834", "model.training_adapter", _merged_first),
+    *part_of("base_weights_multiplier@train_network.py:1841"),
+    turned("(text encoders)", TRAINED, encoders, absent="trained"),
+    *part_of(
+        "network_train_unet_only@train_network.py:1809",
+        "always on: no text encoder is trained unless text_encoders.train names it; remove it",
+    ),
+    never(
+        "network_train_text_encoder_only@train_network.py:1812",
+        "the denoiser is always trained; [[lora.rules]] can leave out its layers",
+    ),
+    *part_of(
+        " ".join(f"{name}@train_network.py:1764" for name in ENCODER_RATES),
+        "text_encoders.lr is the rate of those that text_encoders.train names",
+    ),
+]

@@ -1,0 +1,199 @@
+"""How sd-scripts' files are laid out: TOML flat or in sections, a dataset TOML, a command and the TOML it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from flame_train.config.command_line import SCRIPT
+from flame_train.errors import ConfigError
+
+from .conversions import number
+from .table import Reading, Setting, Source, Tree, no_file
+
+_OWN_NAMES: Final = (
+    "pretrained_model_name_or_path",
+    "network_alpha",
+    "network_module",
+    "network_dim",
+    "train_data_dir",
+    "output_name",
+    "save_model_as",
+    "dataset_config",
+)
+_SCRIPTS: Final = MappingProxyType({"sdxl_": "sdxl", "flux_": "flux", "sd3_": "sd3", "anima_": "anima"})
+_TYPES: Final = MappingProxyType(
+    {f"{name}-lora": name for name in _SCRIPTS.values()} | {name: name for name in ("flux", "chroma")}
+)
+"""model_type of Flux (flux_train_utils.py:684), and model_train_type of the web interface lora-scripts."""
+_FLUX: Final = ("model_prediction_type", "guidance_scale", "ae")
+_ANIMA: Final = ("qwen3", "llm_adapter_path")
+_OF_SETS: Final = (
+    "resolution",
+    "enable_bucket",
+    "bucket_no_upscale",
+    "bucket_reso_steps",
+    "min_bucket_reso",
+    "max_bucket_reso",
+    "caption_extension",
+    "caption_dropout_rate",
+    "shuffle_caption",
+    "keep_tokens",
+    "keep_tokens_separator",
+    "caption_separator",
+    "caption_tag_dropout_rate",
+    "caption_prefix",
+    "caption_suffix",
+    "enable_wildcard",
+    "flip_aug",
+    "random_crop",
+    "alpha_mask",
+)
+_LISTS: Final = ("network_args", "optimizer_args", "lr_scheduler_args")
+
+
+def is_mine(tree: Tree) -> bool:
+    """A command line, a dataset TOML, sections of the guides' names, or several of its own keys at the top."""
+    if str(tree.get(SCRIPT, "")).endswith("train_network.py"):
+        return True
+    datasets = tree.get("datasets")
+    if isinstance(datasets, list) and any(isinstance(one, dict) and "subsets" in one for one in datasets):
+        return True
+    if any(name.endswith("_arguments") and isinstance(tree[name], Mapping) for name in tree):
+        return True
+    return sum(name in tree for name in _OWN_NAMES) >= 2
+
+
+def read(reading: Reading) -> Source:
+    own = {name: value for name, value in reading.tree.items() if name not in ("general", "datasets")}
+    settings = _flat(reading, own)
+    named = settings.get("config_file")
+    if reading.script and named is not None:
+        settings = _of_config_file(reading, named) | settings
+    notes: list[str] = []
+    sets = _sets(reading)
+    config = settings.pop("dataset_config", None)
+    if config and config.value and not sets:
+        other = reading.beside(str(config.value))
+        sets = _sets(other) if other else []
+        if other is None:
+            notes.append(no_file("dataset_config", config, "its folders are"))
+    return source_of(_family(reading, settings), settings, sets, notes)
+
+
+def source_of(family: str, settings: dict[str, Setting], sets: list[dict[str, Setting]], notes: list[str]) -> Source:
+    """The arguments of a command, and the tables of its dataset TOML or none, as the rows read them."""
+    if not sets and settings.get("train_data_dir", Setting("", "")).value:
+        sets = _folders(settings)
+    if any("is_reg" in one for one in sets) and "prior_loss_weight" in settings:
+        weight = settings.pop("prior_loss_weight")
+        sets = [one | {"prior_loss_weight": weight} if "is_reg" in one else one for one in sets]
+    return Source(family, _unpacked(settings), _filled_in(sets, settings), notes)
+
+
+def _flat(reading: Reading, tree: Mapping[str, Any]) -> dict[str, Setting]:
+    """The settings without their sections, as sd-scripts takes them (train_util.py:4748)."""
+    return {name.rpartition(".")[2]: setting for name, setting in reading.flat(tree).items()}
+
+
+def _of_config_file(reading: Reading, named: Setting) -> dict[str, Setting]:
+    """The TOML that a command names by --config_file, whose arguments override it (train_util.py:4700)."""
+    name = str(named.value)
+    name = name if name.endswith(".toml") else f"{name}.toml"
+    other = reading.beside(name)
+    if other is None:
+        raise ConfigError(
+            f"{named.place}: config_file = {name!r}: expected the file beside this one, got none; it says how to train"
+        )
+    return _flat(other, {key: value for key, value in other.tree.items() if key not in ("general", "datasets")})
+
+
+def _filled_in(sets: list[dict[str, Setting]], settings: dict[str, Setting]) -> list[dict[str, Setting]]:
+    """The sets, with what the config says of all images where they say nothing; it is taken out of `settings`."""
+    if not sets:
+        return []
+    names = {"train_batch_size": "batch_size", "dataset_repeats": "num_repeats"} | {name: name for name in _OF_SETS}
+    shared = {ours: settings.pop(theirs) for theirs, ours in names.items() if theirs in settings}
+    return [shared | one for one in sets]
+
+
+def _sets(reading: Reading) -> list[dict[str, Setting]]:
+    """The subsets of a dataset TOML, each with what [general] and its dataset say."""
+    found = []
+    datasets = reading.tree.get("datasets")
+    general = reading.tree.get("general", {})
+    below = reading.flat(general, ("general",)) if isinstance(general, Mapping) else {}
+    for i, dataset in enumerate(datasets if isinstance(datasets, list) else []):
+        at = ("datasets", f"[{i}]")
+        own = reading.flat({name: value for name, value in dataset.items() if name != "subsets"}, at)
+        for j, subset in enumerate(dataset.get("subsets", [])):
+            found.append(below | own | reading.flat(subset, (*at, "subsets", f"[{j}]")))
+    return found
+
+
+def _folders(settings: dict[str, Setting]) -> list[dict[str, Setting]]:
+    """The folders of train_data_dir and reg_data_dir, whose sub-folders say how often they are repeated.
+
+    With in_json there is one folder, and none of its name (train_network.py:546).
+    """
+    images = {"image_dir": settings.pop("train_data_dir")}
+    if settings.get("in_json", Setting("", "")).value:
+        return [images]
+    found = [images | {"N_name": Setting(True, "")}]
+    regularization = settings.pop("reg_data_dir", None)
+    if regularization and regularization.value:
+        usual = {"prior_loss_weight": Setting(1.0, "")}
+        marked = {
+            "image_dir": regularization,
+            "N_name": Setting(True, ""),
+            "is_reg": Setting(True, regularization.place),
+        }
+        found.append(marked | usual)
+    return found
+
+
+def _unpacked(settings: dict[str, Setting]) -> dict[str, Setting]:
+    """network_args = ["conv_dim=8"] as network_args.conv_dim, and so on; text that spells a number as one."""
+    found = {}
+    for name, setting in settings.items():
+        if name in _LISTS:
+            parts = setting.value if isinstance(setting.value, list) else str(setting.value).split()
+            for part in map(str, parts):
+                key, _, value = part.partition("=")
+                found[f"{name}.{key.strip()}"] = Setting(_literal(value), setting.place)
+        else:
+            found[name] = setting
+    return found
+
+
+def _literal(text: str) -> Any:
+    """What the value of `key=value` spells: a number, true, false, nothing or text."""
+    plain = text.strip(" \"'")
+    return {"true": True, "false": False, "none": None}.get(plain.lower(), number(plain))
+
+
+def _family(reading: Reading, settings: dict[str, Setting]) -> str:
+    """From the script's name, or the encoders and options that one family alone has; sd-scripts' config names none."""
+    names = {name for name, setting in settings.items() if setting.value not in (None, "")}
+    for key in ("model_type", "model_train_type"):
+        if key in settings and settings[key].value not in ("", None):
+            said = str(settings[key].value)
+            if said not in _TYPES:
+                raise ConfigError(f"{settings[key].place}: {key} = {said}: no such family here")
+            del settings[key]
+            if key != "model_type" or said != "flux":
+                return _TYPES[said]
+    if reading.script:
+        for beginning, family in _SCRIPTS.items():
+            if reading.script.startswith(beginning):
+                return family
+        raise ConfigError(f"{reading.file}: expected SDXL, SD3, Flux or Anima, got a command of {reading.script}")
+    if "cond_emb_dim" in names:
+        raise ConfigError(f"{settings['cond_emb_dim'].place}: expected a LoRA, got a ControlNet-LLLite (cond_emb_dim)")
+    for family, marks in (("anima", _ANIMA), ("flux", _FLUX), ("sd3", ("clip_g", "training_shift", "t5xxl"))):
+        if names & set(marks):
+            return family
+    if settings.get("v2") and settings["v2"].value:
+        raise ConfigError(f"{settings['v2'].place}: expected SDXL, SD3 or Flux, got Stable Diffusion 2 (v2)")
+    return ""
