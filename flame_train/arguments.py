@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +21,14 @@ def device_name(value: str) -> str:
     if value == "cpu" or (kind == "cuda" and (number.isdecimal() or not colon)):
         return value
     raise typer.BadParameter(f"{value!r} is not one of 'cuda', 'cuda:N' (GPU number N, from 0), 'cpu'.")
+
+
+def card_size(text: str) -> float:
+    """The GB of a card: 12, 12GB, "12 GB" and 12GiB are the same card. Raises `BadParameter` for another text."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gi?b?)?", text.strip().lower())
+    if found is None or not float(found[1]):
+        raise typer.BadParameter(f"expected the memory of a GPU in GB, such as 12 or 12GB, got {text!r}.")
+    return float(found[1])
 
 
 def families_from(begun: str) -> list[str]:

@@ -29,6 +29,7 @@ from flame_train.arguments import (
     DeviceOrBest,
     Force,
     Quantize,
+    card_size,
     families_from,
     presets_from,
 )
@@ -172,7 +173,10 @@ def init(
             "--preset", help="What is trained: character, style, concept or edit.", autocompletion=presets_from
         ),
     ] = None,
-    card: Annotated[int | None, typer.Option("--card", metavar="GB", min=1, help="Memory of the GPU.")] = None,
+    card: Annotated[
+        float | None,
+        typer.Option("--card", metavar="GB", parser=card_size, help="Memory of the GPU, such as 12 or 12GB."),
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Every key, as without --preset and --card.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="TOML file to write.")] = None,
     force: Force = False,

@@ -33,6 +33,11 @@ def lines_shown(text: str) -> str:
     return "\n".join(shown(line) for line in text.split("\n"))
 
 
+def counted(number: int, one: str, several: str = "") -> str:
+    """A number with what it counts: 1 image, 2 images; `several` where an s is not enough."""
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
 def _escaped(char: str) -> str:
     code = ord(char)
     if 0xDC80 <= code <= 0xDCFF:  # a byte that os.fsdecode could not decode

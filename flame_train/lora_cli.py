@@ -54,8 +54,12 @@ def convert(
     tensors. So fp32 files whose alpha / rank is no power of two come back to one unit in the last place.
     """
     from flame_train.tools.convert import convert as rename
+    from flame_train.tools.lora_reports import converted
+    from flame_train.tools.verify import taken_by
 
-    show(rename(source, target, to, force).as_dict(), as_json)
+    result = rename(source, target, to, force).as_dict()
+    readers, lines = taken_by(target)
+    show(result | {"programs": readers}, as_json, converted(result, lines))
 
 
 @lora_app.command(epilog="Example: flame-train merge base.safetensors lora.safetensors merged.safetensors")
@@ -84,17 +88,21 @@ def merge(
             raise typer.BadParameter("expected BASE LORA OUT, or --to lora with --lora FILE and -o OUT")
         if loras or rank is not None or error is not None or output is not None:
             raise typer.BadParameter("--lora, --rank, --error and --output go with --to lora")
+        from flame_train.tools.lora_reports import baked
         from flame_train.tools.merge import merge as bake
 
-        show(bake(base, lora, target, 1.0 if strength is None else strength, force).as_dict(), as_json)
+        result = bake(base, lora, target, 1.0 if strength is None else strength, force).as_dict()
+        show(result, as_json, baked(result))
         return
     if lora is not None or target is not None or strength is not None or output is None:
         raise typer.BadParameter("with --to lora expected [BASE] --lora FILE[:STRENGTH] ... -o OUT")
     from flame_train.tools.lora_files import wanted
+    from flame_train.tools.lora_reports import made
     from flame_train.tools.merge_loras import WeightedLora, merge_loras
 
     want = None if rank is None and error is None else wanted(rank, error)
-    show(merge_loras([WeightedLora.parse(text) for text in loras or []], output, want, base, force), as_json)
+    result = merge_loras([WeightedLora.parse(text) for text in loras or []], output, want, base, force)
+    show(result, as_json, made(result))
 
 
 @lora_app.command(epilog="Example: flame-train resize lora.safetensors --rank 8 -o small.safetensors")
@@ -109,9 +117,11 @@ def resize(
 ) -> None:
     """Lower a LoRA's rank by SVD; alpha / rank stays."""
     from flame_train.tools.lora_files import wanted
+    from flame_train.tools.lora_reports import made
     from flame_train.tools.resize import resize as make
 
-    show(make(file, output, wanted(rank, error), force), as_json)
+    result = make(file, output, wanted(rank, error), force)
+    show(result, as_json, made(result))
 
 
 @lora_app.command(
@@ -133,5 +143,7 @@ def extract(
     """Make a LoRA of the difference of two models by SVD."""
     from flame_train.tools.extract import extract as make
     from flame_train.tools.lora_files import wanted
+    from flame_train.tools.lora_reports import made
 
-    show(make(base, tuned, output, wanted(rank, error), precision, force), as_json)
+    result = make(base, tuned, output, wanted(rank, error), precision, force)
+    show(result, as_json, made(result))

@@ -89,8 +89,14 @@ def _training(family: str | None) -> Callable[..., None]:
             processes=gpus,
             remote_wait=remote_wait,
         )
-        if result:  # only the leading one of several processes has one
-            show(result if as_json else without_files(result), as_json)
+        if not result:  # only the leading one of several processes has one
+            return
+        if dry_run:
+            from flame_train.run.commands.describe import told
+
+            show(result, as_json, told(result))
+        else:
+            show(result, as_json)
 
     return command
 

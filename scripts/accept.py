@@ -199,7 +199,7 @@ def trained(a: Acceptance) -> dict[str, Any]:
     settings = [f"data.resolution={a.args.size}", "sample.every=0", "output.format=both", *a.args.set]
     settings += [f"train.precision={a.args.precision}"]
     argv = [str(file), "--device", a.args.device, *(word for s in settings for word in ("--set", s))]
-    predicted = told("train", *argv, "--dry-run")["predicted memory GiB"]
+    predicted = told("train", *argv, "--dry-run")["predicted_memory_gib"]
     flame("train", *argv)
     lines = [json.loads(line) for line in (a.out / "run" / "log.jsonl").read_text().splitlines()]
     if len(lines) != a.args.steps or not all(np.isfinite([row["loss"], row["grad_norm"]]).all() for row in lines):

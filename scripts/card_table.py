@@ -144,12 +144,10 @@ def predicted(folder: Path, model: str, gib: int) -> dict[str, Any]:
     if done.returncode:
         sys.exit(done.stderr)
     plan = json.loads(done.stdout)
-    peak = next(value for name, value in plan.items() if name.startswith("predicted GiB of it"))
-    chosen = plan["chosen for the budget"]
     return row | {
-        "peak_gib": peak,
-        "ms": plan["predicted ms a step"],
-        "chosen": chosen if isinstance(chosen, list) else [],
+        "peak_gib": round(plan["predicted_memory_gib"] + plan["cuda_context_gib"], 2),
+        "ms": plan["predicted_step_ms"],
+        "chosen": plan["chosen_for_the_budget"],
     }
 
 

@@ -95,7 +95,7 @@ def compare(runs: Runs, ranks: int) -> bool:
         return held
     plan = json.loads(runs.run(python, runs.command("planned", "bf16", 1, *several, "--dry-run", "--json")))
     taken = runs.log("mpirun-bf16")[-1]["memory"] / 2**30
-    print(f"memory of the process with the most: {taken:.2f} GiB, predicted {plan['predicted memory GiB']}")
+    print(f"memory of the process with the most: {taken:.2f} GiB, predicted {plan['predicted_memory_gib']}")
     return held
 
 

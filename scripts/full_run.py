@@ -126,7 +126,7 @@ def main() -> None:
         args.device,
         *(f"--set={o}" for o in args.overrides),
     ]
-    predicted = json.loads(flame(*command, "--dry-run", "--json"))["predicted memory GiB"]
+    predicted = json.loads(flame(*command, "--dry-run", "--json"))["predicted_memory_gib"]
     flame(*command)
     lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
     before, took = (round(lines[i]["memory"] / 2**30, 2) for i in (args.steps // 2 - 1, -1))

@@ -122,7 +122,7 @@ def measure_run(folder: Path, model: str, settings: tuple[str, ...]) -> dict[str
     plan = subprocess.run([*command, "--dry-run", "--json"], check=True, stdout=subprocess.PIPE, text=True).stdout
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     last = json.loads((out / "log.jsonl").read_text().splitlines()[-1])
-    return {"predicted": json.loads(plan)["predicted memory GiB"] * GIB, "took": last["memory"], "plans": []}
+    return {"predicted": json.loads(plan)["predicted_memory_gib"] * GIB, "took": last["memory"], "plans": []}
 
 
 def _apart(arguments: list[str]) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from flame_train.engine import Parameter, Tensor, nn
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import compute_dtype, float32
 from flame_train.engine.mode import no_grad
-from flame_train.errors import ModelFileError
+from flame_train.errors import ModelFileError, counted
 
 from .dropping import Chances, Drops, dropping
 from .kinds import ADAPTERS, Adapter, AdapterKind, Factors, Layer, Make
@@ -220,7 +220,8 @@ def _own_parameter(name: str, values: HostArray, device: str) -> Parameter:
 def _check_room(layers: Mapping[str, Layer], names: Iterable[str]) -> None:
     taken = [name for name in names if layers[name].adapter is not None]
     if taken:
-        raise ValueError(f"attach: {len(taken)} layer(s) already have an adapter, such as {taken[0]}; detach first")
+        have = counted(len(taken), "layer has", "layers have")
+        raise ValueError(f"attach: {have} an adapter already, such as {taken[0]}; detach first")
     chosen = ((name, layers[name]) for name in names)
     odd = [n for n, x in chosen if isinstance(x, nn.Conv2d) and (x.groups != 1 or x.dilation not in (1, (1, 1)))]
     if odd:

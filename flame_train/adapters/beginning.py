@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from flame_train.errors import ConfigError
+from flame_train.errors import ConfigError, counted
 
 from .attach import Attached
 from .factors import LoraFactors
@@ -44,12 +44,13 @@ def check_beginning(
     """
     extra = sorted(found.keys() - ranks.keys())
     if extra:
-        raise ConfigError(f"lora.from: it adapts {len(extra)} layer(s) that lora.targets leave out, such as {extra[0]}")
+        layers = counted(len(extra), "layer")
+        raise ConfigError(f"lora.from: it adapts {layers} that lora.targets leave out, such as {extra[0]}")
     missing = [name for name in ranks if name not in found]
     if missing and not resize:
         raise ConfigError(
-            f"lora.from: it has nothing for {len(missing)} layer(s) that lora.targets choose, such as {missing[0]}; "
-            "choose fewer, or set lora.from_resize = true, and these begin fresh"
+            f"lora.from: it has nothing for {counted(len(missing), 'layer')} that lora.targets choose, such as "
+            f"{missing[0]}; choose fewer, or set lora.from_resize = true, and these begin fresh"
         )
     for name, factors in found.items():
         if not factors.fits(shapes[name]):

@@ -59,7 +59,12 @@ class OutputSection(Section):
         "", "its title in its metadata; empty: its name, or the run folder's", free=True, aka=("metadata_title",)
     )
     author: str = field("", "its author, in its metadata", free=True, aka=("metadata_author",))
-    trigger: str = field("", "the words that call it, in its metadata", free=True, aka=("metadata_trigger_phrase",))
+    trigger: str = field(
+        "",
+        "the words that call it, in its metadata alone; empty: captions.trigger",
+        free=True,
+        aka=("metadata_trigger_phrase",),
+    )
     tensorboard: bool = field(
         False, "also write TensorBoard events", free=True, aka=("log_with", "report_to", "logging_dir")
     )

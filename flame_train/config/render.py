@@ -18,6 +18,7 @@ def commented(
 ) -> str:
     """Every key of `config` with its value, meaning, allowed values and unit, but for those to `leave_out` by path.
 
+    Keys of other choices than those of `config` are comments, with the choice that has them.
     `title` is the first line; `notes` are words before a key's meaning, by path.
     """
     lines = [f"# {title}", "", f"format = {FORMAT}"]
@@ -26,12 +27,15 @@ def commented(
         heading = (model.__doc__ or "").strip().splitlines()[:1]  # there is none if Python runs without docstrings
         lines += ["", *(f"# {line}" for line in heading), f"[{section}]"]
         for key in keys().values():
-            no_line = key.is_tables and not key.has_short_form and not values[key.path]
-            written = key.path in values and key.path not in leave_out and not no_line
-            if key.section == section and written:
-                setting = f"{key.name} = {toml_value(values[key.path])}"
-                note = f"{notes[key.path]}. " if notes and key.path in notes else ""
-                lines.append(f"{setting:<{_COMMENT_COLUMN}}  # {note}{_comment(key)}")
+            no_line = key.is_tables and not key.has_short_form and not values.get(key.path)
+            if key.section != section or key.path in leave_out or no_line:
+                continue
+            if key.path not in values:
+                lines.append(f"{f'# {key.name} = {toml_value(key.default)}':<{_COMMENT_COLUMN}}  # {_with_choice(key)}")
+                continue
+            setting = f"{key.name} = {toml_value(values[key.path])}"
+            note = f"{notes[key.path]}. " if notes and key.path in notes else ""
+            lines.append(f"{setting:<{_COMMENT_COLUMN}}  # {note}{_comment(key)}")
     return "\n".join(lines) + "\n"
 
 
@@ -108,6 +112,12 @@ def _quoted(text: str) -> str:
 def _escape(character: str) -> str:
     code = ord(character)
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _with_choice(key: Key) -> str:
+    """The choices that have a key, and its meaning."""
+    (choice,), (names,) = zip(*key.only.items(), strict=True)
+    return f"with {choice.partition('.')[2]} = {' or '.join(map(toml_value, names))}: {_comment(key)}"
 
 
 def _comment(key: Key) -> str:

@@ -144,7 +144,7 @@ class ValidationSection(Repeated):
     )
     fraction: float = field(
         0.0,
-        "share of the images that is held out, chosen by the hash of each; 0: none but the sets",
+        "share of the images that is held out, at least one image, chosen by hashes; 0: none but the sets",
         ge=0,
         lt=1,
         aka=("validation_split", "eval_split"),

@@ -65,8 +65,8 @@ class ModelSection(Section):
     )
     quantize: Literal["off", "fp8", "int8", "nf4"] = field(
         "off",
-        "the base model's transformer layers in fewer bits: fp8 and int8 take half of bf16's memory, nf4, which is "
-        "bitsandbytes', a good quarter",
+        "the base model's transformer layers in fewer bits: fp8 and int8 take half of bf16's memory, nf4 (as "
+        "bitsandbytes) about a quarter",
         aka=(
             *("fp8", "fp8_base", "fp8_weights", "qtype", "weight_dtype", "base_model_precision"),
             *("int8", "nf4", "load_in_8bit", "load_in_4bit", "transformer_dtype", "quantize_base"),
@@ -212,7 +212,13 @@ class DataSection(SetKeys, _Folders):
 class LoraSection(Section):
     """The adapter that is trained."""
 
-    rank: int = field(16, "inner width of the two matrices", ge=1, le=4096, aka=("network_dim", "linear", "dim", "r"))
+    rank: int = field(
+        16,
+        "rank of the LoRA (network_dim); more is larger and learns more",
+        ge=1,
+        le=4096,
+        aka=("network_dim", "linear", "dim", "r"),
+    )
     alpha: float = field(
         16.0,
         "the update is scaled by alpha / rank",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flame_train.data.buckets import BucketRule, Placement, Size, placed_beside, width_by_height
 from flame_train.data.dataset import Dataset, DatasetError, Item, OnBad
-from flame_train.errors import DataError, shown
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from flame_train.data.problems import grouped
+from flame_train.errors import DataError, counted, shown
 
 WELL_KEPT = 0.8  # a image that keeps less of its area is worth a notice
 
@@ -36,21 +34,6 @@ class BucketedDataset:
         """One object an image; sizes as "WIDTHxHEIGHT", scale and kept rounded to four places."""
         return [{"file": shown(item.key), **p.to_json()} for item, p in self]
 
-    def bucket_table(self) -> Table:
-        """`bucket_rows`, to be printed."""
-        table = _table("bucket", "images", "scale", "cropped at most")
-        for row in bucket_rows(self.placements):
-            table.add_row(*map(str, row.values()))
-        return table
-
-    def image_table(self) -> Table:
-        """A line for each image: its size, bucket, scale and crop by side."""
-        table = _table("image", "size", "bucket", "scale", "cropped")
-        for item, p in self:
-            row = shown(item.key), width_by_height(p.original), width_by_height(p.bucket), f"{p.scale:.2f}", _cropped(p)
-            table.add_row(*row)
-        return table
-
 
 def bucket_rows(placements: Sequence[Placement]) -> list[dict[str, Any]]:
     """A row a bucket: its size, how many images, how they were scaled, the largest share cropped away."""
@@ -61,8 +44,9 @@ def bucket_rows(placements: Sequence[Placement]) -> list[dict[str, Any]]:
         {
             "bucket": width_by_height(bucket),
             "images": len(those),
-            "scale": f"{min(p.scale for p in those):.2f} to {max(p.scale for p in those):.2f}",
-            "cropped at most": f"{1 - min(p.kept for p in those):.0%}",
+            "scale_least": round(min(p.scale for p in those), 4),
+            "scale_most": round(max(p.scale for p in those), 4),
+            "cropped_most": round(1 - min(p.kept for p in those), 4),
         }
         for bucket, those in sorted(inside.items())
     ]
@@ -90,12 +74,12 @@ def assign_buckets(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") 
             problems.append(f"{shown(item.key)}: {error}")
     if problems and (on_bad == "error" or not kept):
         raise DatasetError(dataset.root, problems)
-    notices = [*dataset.notices, *(f"left out: {problem}" for problem in problems)]
+    notices = [*dataset.notices, *(f"left out: {problem}" for problem in grouped(problems))]
     cropped = [item.key for item, p in zip(kept, placements, strict=True) if p.kept < WELL_KEPT]
     if cropped:
         notices.append(
-            f"{len(cropped)} image(s) lose over {1 - WELL_KEPT:.0%} to the crop, e.g. {shown(cropped[0])}: "
-            "dataset.json in the run folder has them all; a smaller data.bucket_step crops less"
+            f"{counted(len(cropped), 'image loses', 'images lose')} over {1 - WELL_KEPT:.0%} to the crop, e.g. "
+            f"{shown(cropped[0])}: a smaller data.bucket_step crops less; `flame-train dataset` shows them all"
         )
     return BucketedDataset(
         replace(dataset, items=tuple(kept), notices=tuple(notices)), tuple(placements), tuple(controls)
@@ -111,25 +95,3 @@ def _beside(item: Item, placement: Placement, rule: BucketRule) -> tuple[Placeme
         except DataError as error:
             raise DataError(f"its control image {shown(control.path)}: {error}") from None
     return tuple(found)
-
-
-def _table(*columns: str) -> Table:
-    from rich.table import Table
-
-    table = Table()
-    table.add_column(columns[0], overflow="fold")
-    for column in columns[1:]:
-        table.add_column(column, justify="right")
-    return table
-
-
-def _cropped(p: Placement) -> str:
-    """Such as "left 3, right 4"; pixels of the resized image."""
-    (height, width), (rows, columns) = p.resized, p.bucket
-    sides = {
-        "top": p.crop_top,
-        "bottom": height - rows - p.crop_top,
-        "left": p.crop_left,
-        "right": width - columns - p.crop_left,
-    }
-    return ", ".join(f"{side} {pixels}" for side, pixels in sides.items() if pixels) or "-"

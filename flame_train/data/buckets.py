@@ -135,8 +135,8 @@ class BucketRule:
         rows, columns = (min(side // self.step * self.step, self.longest) for side in within)
         if min(rows, columns) < self.shortest:
             raise DataError(
-                f"{width}x{height} pixels is too small: at data.resolution {self.resolution} each side must "
-                f"have {self.shortest} after scaling: remove it, lower the resolution, or set data.upscale"
+                f"{width}x{height} pixels is below {self.shortest} px at data.resolution {self.resolution}, once "
+                "scaled: remove it, lower the resolution, or set data.upscale"
             )
         return rows, columns
 

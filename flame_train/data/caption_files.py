@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flame_train.data.captions import METADATA_NAMES, Entry, hidden, read_captions, read_metadata
 from flame_train.data.same_name import alike, matcher
-from flame_train.errors import DataError, shown
+from flame_train.errors import DataError, counted, shown
 
 CAPTION_ENDINGS = (".txt", ".caption")
 _NUMBERED = re.compile(r"(.+)\.(\d{1,4})")
@@ -148,18 +148,17 @@ class CaptionFiles:
         """What a user should know, once all captions were asked for."""
         said = []
         if self._empty:
-            said.append(f"{self._empty} caption(s) are empty")
+            said.append(f"{counted(self._empty, 'caption is', 'captions are')} empty")
         if self._defaulted:
-            said.append(f"{self._defaulted} image(s) have no caption and take the default one")
+            said.append(f"{counted(self._defaulted, 'image')} without a caption: the default one is taken")
         if self._named:
-            said.append(f"{self._named} image(s) have no caption and take their folder's name")
+            said.append(f"{counted(self._named, 'image')} without a caption: the folder's name is taken")
         if self._elsewhere:
-            said.append(f"{self._elsewhere} caption(s) lie in files with another ending than data.caption_extension")
+            have = counted(self._elsewhere, "caption has", "captions have")
+            said.append(f"{have} another ending than data.caption_extension")
         if self._hidden:
-            said.append(
-                f"{len(self._hidden)} caption(s) hold a character that nobody sees and the model does, e.g. "
-                f"{self._hidden[0]}: remove it"
-            )
+            hold = counted(len(self._hidden), "caption holds", "captions hold")
+            said.append(f"{hold} a character that nobody sees and the model does, e.g. {self._hidden[0]}: remove it")
         orphans = [
             key
             for stem, by_ending in self._texts.items()
@@ -169,7 +168,7 @@ class CaptionFiles:
         ]
         self._used.update(orphans)
         if orphans:
-            said.append(f"{len(orphans)} caption file(s) belong to no image, e.g. {shown(orphans[0])}")
+            said.append(f"{counted(len(orphans), 'caption file')} without an image, e.g. {shown(orphans[0])}")
         return said
 
     @property

@@ -19,10 +19,11 @@ from flame_train.data.caption_files import CAPTION_ENDINGS, CaptionFiles, Captio
 from flame_train.data.control_files import Control, ControlFolder
 from flame_train.data.images import Animated, ImageInfo, alpha_and_orientation, probe, quiet_decoders
 from flame_train.data.mask_files import Mask, find_mask, mask_names, masks_in
+from flame_train.data.problems import grouped
 from flame_train.data.same_name import matcher
 from flame_train.data.sniff import IMAGE_ENDINGS, IMAGES
 from flame_train.data.walk import Listing, list_files
-from flame_train.errors import DataError, shown
+from flame_train.errors import DataError, counted, shown
 from flame_train.io.digests import Digests
 from flame_train.progress import progress as reading
 
@@ -45,10 +46,11 @@ class DatasetError(DataError):
 
     def __init__(self, folder: Path, problems: Sequence[str], items: Sequence[Item] = ()) -> None:
         self.problems, self.items = tuple(problems), tuple(items)
-        lines = [f"{shown(folder)}: {len(self.problems)} problem(s) in the dataset:"]
-        lines += [f"  {problem}" for problem in self.problems[:_LISTED]]
-        if len(self.problems) > _LISTED:
-            lines.append(f"  ... and {len(self.problems) - _LISTED} more")
+        lines = [f"{shown(folder)}: {counted(len(self.problems), 'problem')} in the dataset:"]
+        told = grouped(self.problems)
+        lines += [f"  {problem}" for problem in told[:_LISTED]]
+        if len(told) > _LISTED:
+            lines.append(f"  ... and {len(told) - _LISTED} more")
         super().__init__("\n".join(lines))
 
 
@@ -151,7 +153,7 @@ class Dataset:
             raise DatasetError(path, fatal, items)
         if not items:
             raise DatasetError(path, [*scan.bad, _no_image(listing.files)])
-        skipped = [f"left out: {problem}" for problem in scan.bad]
+        skipped = [f"left out: {problem}" for problem in grouped(scan.bad)]
         return cls(path, tuple(items), repeats, by_folder, (*listing.notices, *scan.notices, *skipped))
 
     @property
@@ -341,8 +343,9 @@ class _Scan:
         """Notes folders whose names ask for repeats: that nobody listens, or what cannot be a number of them."""
         asked = {key.split("/")[0]: n for key in self.files if (n := _named_repeats(key)) is not None}
         if not by_folder and asked:
+            are = counted(len(asked), "folder is", "folders are")
             self.notices.append(
-                f"{len(asked)} folder(s) are named as kohya's trainers want them for repeats, e.g. "
+                f"{are} named as kohya's trainers want them for repeats, e.g. "
                 f"{shown(next(iter(asked)))}: set data.folder_repeats = true to have them here"
             )
         self.problems += [
@@ -356,25 +359,28 @@ class _Scan:
         if self._masks == "off" and self._beside:
             example = shown(min(self._beside))
             self.notices.append(
-                f'{len(self._beside)} mask(s) are passed over, e.g. {example}: set data.masks = "files" to use them'
+                f"{counted(len(self._beside), 'mask is', 'masks are')} passed over, e.g. {example}: "
+                'set data.masks = "files" to use them'
             )
         if self._masks != "off" and self._unmasked:
-            self.notices.append(f"{self._unmasked} image(s) have no mask and count everywhere")
+            self.notices.append(f"{counted(self._unmasked, 'image has', 'images have')} no mask: all of it counts")
         if self._white:
+            are = counted(len(self._white), "mask is", "masks are")
             self.notices.append(
-                f"{len(self._white)} mask(s) are white all over and change nothing, e.g. {shown(self._white[0].name)}: "
-                "white counts, black and transparent do not"
+                f"{are} white all over and changes nothing, e.g. {shown(self._white[0].name)}: white counts, black and "
+                "transparent do not"
             )
         known = {*self._images, *self._beside, *self._captions.used}
         others = [key for key in self.files if key not in known]
         if others:
             endings = Counter(_ending(key) or "no ending" for key in others).most_common(5)
             kinds = ", ".join(f"{count} {ending}" for ending, count in endings)
-            self.notices.append(f"{len(others)} other file(s) are passed over ({kinds}), e.g. {shown(others[0])}")
+            are = counted(len(others), "other file is", "other files are")
+            self.notices.append(f"{are} passed over ({kinds}), e.g. {shown(others[0])}")
 
 
 def _no_image(files: Sequence[str]) -> str:
-    among = f" among {len(files)} file(s), e.g. {shown(files[0])}" if files else ""
+    among = f" among {counted(len(files), 'file')}, e.g. {shown(files[0])}" if files else ""
     return f"no usable image{among}: put images with captions into the folder ({', '.join(sorted(IMAGES))})"
 
 

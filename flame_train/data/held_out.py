@@ -1,21 +1,30 @@
-"""Images that are held out of training, for validation: whole sets, or a share of the images by the hash of each."""
+"""Images that are held out of training, for validation: whole sets, or a share of the images by their hashes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from flame_train.data.dataset import Item
 from flame_train.data.samples import Samples
-from flame_train.errors import ConfigError, DataError, shown
+from flame_train.errors import ConfigError, DataError, counted, shown
 
 _LISTED = 10
+_FEW = 1000  # different images; of fewer the hash alone would hold out another share than was asked for
 
 
-def split(samples: Samples, fraction: float) -> tuple[Samples, Samples]:
+def split(samples: Samples, fraction: float, before: Collection[str] = ()) -> tuple[Samples, Samples]:
     """What is trained on, and what is held out: the validation sets, and `fraction` of the other images.
 
-    An image's side follows from its bytes alone. So it stays there when others come or go, and copies of it share it.
-    Of few images the one of the lowest hash is held out in any case.
+    Copies of an image share a side. Of 1000 images and more a side follows from the image's bytes alone, so it stays
+    when others come or go. Of fewer those of the lowest hashes are held out, as many as were asked for, at least one.
+
+    Args:
+        samples: all images.
+        fraction: the share.
+        before: the SHA-256 of images that this run held out when it began; they stay held out, and no others.
+
+    Returns:
+        Both sides.
 
     Raises:
         ConfigError: no image is left to train on.
@@ -27,21 +36,24 @@ def split(samples: Samples, fraction: float) -> tuple[Samples, Samples]:
     refuse_common([row.item for row in rest.rows], [row.item for row in held.rows])
     if not fraction:
         return rest, held
-    edge = max(fraction, min(_place(row.item) for row in rest.rows))
-
-    taken = rest.where(lambda row: _place(row.item) <= edge)
-    left = rest.where(lambda row: _place(row.item) > edge)
+    wanted = frozenset(before) or _chosen({row.item.sha256 for row in rest.rows}, fraction)
+    taken = rest.where(lambda row: row.item.sha256 in wanted)
+    left = rest.where(lambda row: row.item.sha256 not in wanted)
     if not left.rows:
+        number = len(rest.rows)
         raise ConfigError(
-            f"validation.fraction: expected images left to train on, got none of {len(rest.rows)}; lower it, or add "
-            "images"
+            f"validation.fraction: expected images left to train on, got none of {number}; set validation.fraction = 0"
+            if number == 1
+            else f"validation.fraction: expected images left to train on, got none of {number}; lower it, or add images"
         )
     return left, held.joined(taken)
 
 
-def _place(item: Item) -> float:
-    """Where an image's hash lies between 0 and 1."""
-    return int(item.sha256[:13], 16) / 16**13
+def _chosen(hashes: Collection[str], fraction: float) -> frozenset[str]:
+    """The hashes of the images that are held out."""
+    if len(hashes) < _FEW:
+        return frozenset(sorted(hashes)[: max(1, round(fraction * len(hashes)))])
+    return frozenset(one for one in hashes if int(one[:13], 16) / 16**13 <= fraction)
 
 
 def refuse_common(rest: Iterable[Item], held: Iterable[Item]) -> None:
@@ -51,5 +63,6 @@ def refuse_common(rest: Iterable[Item], held: Iterable[Item]) -> None:
     if both:
         lines = [f"  {shown(mine.path)}: is the same image as {shown(other.path)}" for mine, other in both[:_LISTED]]
         more = [f"  ... and {len(both) - _LISTED} more"] if len(both) > _LISTED else []
-        told = f"data.sets: {len(both)} validation image(s) are also trained on; remove them from one set:"
+        are = counted(len(both), "validation image is", "validation images are")
+        told = f"data.sets: {are} also trained on; remove what is twice from one set:"
         raise DataError("\n".join([told, *lines, *more]))

@@ -106,6 +106,11 @@ class BatchSchedule:
         """The samples of the largest batch."""
         return max(size for _, size in self._turns)
 
+    @property
+    def fullest(self) -> tuple[int, int]:
+        """(batch size, samples in an epoch) of the group whose samples fill most of their batches."""
+        return max(self._counts(), key=lambda each: each[1] / each[0])
+
     def _counts(self) -> list[tuple[int, int]]:
         """(batch size, samples in an epoch) of each group."""
         return [(size, sum(turns.per_epoch for turns in parts)) for (_, size), parts in self._turns.items()]

@@ -14,7 +14,7 @@ from flame_train.data.dataset import DatasetError, Item
 from flame_train.data.order import BatchSchedule
 from flame_train.data.sets import DataSet
 from flame_train.data.views import View, ViewedImage
-from flame_train.errors import DataError, shown
+from flame_train.errors import DataError, counted, shown
 
 _ENDLESS: Final = 2**40
 
@@ -206,7 +206,7 @@ def samples_of(parts: Sequence[tuple[DataSet, BucketedDataset]]) -> Samples:
         notices += [f"{own.folder.name}: {n}" if len(sets) > 1 else n for n in placed.dataset.notices]
         if twice:
             notices.append(
-                f"{twice} image(s) of {shown(own.folder.name)} are too small for one resolution: left out of it"
+                f"{counted(twice, 'image')} of {shown(own.folder.name)}: left out of a resolution that is too high"
             )
     if problems:
         raise DataError("\n".join(str(DatasetError(p.dataset.root, lines)) for p, lines in problems.values()))

@@ -93,7 +93,7 @@ def gpu_of(device: str) -> Gpu:
     except EnvironmentFault:
         return H100
     k = backend.kernels
-    return Gpu(str(k.compute_capability), k.multiprocessors, k.shared_bytes, backend.memory().total)
+    return Gpu(str(k.compute_capability), k.multiprocessors, k.shared_bytes, backend.memory().total, backend.card)
 
 
 def compile_ahead(requests: KernelRequests) -> None:

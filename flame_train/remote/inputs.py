@@ -21,7 +21,7 @@ from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.files import disk_errors, make_folder, preflight
 from flame_train.disk.locks import lock
 from flame_train.disk.open_folder import OpenFolder
-from flame_train.errors import RemoteError
+from flame_train.errors import RemoteError, counted
 from flame_train.io.checked_json import read_checked, write_checked
 from flame_train.io.digests import Digests
 from flame_train.io.kept import folder_for, local_place
@@ -91,7 +91,7 @@ class _Fetch:
         missing = {name: entry for name, entry in there.items() if not self._has(name, entry)}
         if missing:
             size = sum(entry.size for entry in missing.values())
-            _LOG.info("fetching %d file(s), %.1f MiB, from %s", len(missing), size / 2**20, self.address)
+            _LOG.info("fetching %s, %.1f MiB, from %s", counted(len(missing), "file"), size / 2**20, self.address)
             preflight(self.folder, size, "set XDG_CACHE_HOME to another folder")
         for name, entry in missing.items():
             self.record[name] = [entry.size, entry.version, self._bring(store, name, entry)]

@@ -1,15 +1,19 @@
-"""Which images and captions of a dataset are others than those that a run folder's `dataset.json` lists."""
+"""What a run folder's `dataset.json` says of its images: which of them are others now, and which were held out."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from flame_train.data.samples import Samples
 from flame_train.errors import shown
 
+REPORT: Final = "dataset.json"
 _NAMED: Final = 5
+_UNREADABLE: Final = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 def changed(report: Path, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -25,7 +29,7 @@ def changed(report: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     try:
         written = json.loads(report.read_bytes())
         before = _by_name(written)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except _UNREADABLE:
         return ""
     now = _by_name(rows)
     gone = [name for name in before if name not in now]
@@ -34,6 +38,25 @@ def changed(report: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     others = [name for name in now if name in before and name not in captions and before[name] != now[name]]
     parts = (_said(gone, "not there"), _said(new, "new"), _said(captions, "with another caption"))
     return ", ".join(filter(None, (*parts, _said(others, "changed"))))
+
+
+def held_out_before(folder: Path, fraction: float, samples: Samples) -> frozenset[str]:
+    """The SHA-256 of the images that the run in a folder holds out; none where it has others, or another fraction.
+
+    So a run that an earlier version began, which chose them in another way, continues with the same ones.
+    """
+    try:
+        before = _by_name(json.loads((folder / REPORT).read_bytes()))
+        config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+        same = config["validation"]["fraction"] == fraction
+    except _UNREADABLE:
+        return frozenset()
+    hashes = {
+        next(iter(_by_name([row]))): own.item.sha256 for row, own in zip(samples.to_json(), samples.rows, strict=True)
+    }
+    if not same or before.keys() != hashes.keys():
+        return frozenset()
+    return frozenset(hashes[name] for name, rows in before.items() if any(row.get("validation") for row in rows))
 
 
 def _by_name(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

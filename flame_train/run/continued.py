@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flame_train.config.resume import incompatible_settings
 from flame_train.disk.files import reading
-from flame_train.errors import ConfigError
+from flame_train.errors import ConfigError, counted
 from flame_train.io.commit import Found, newest
 from flame_train.training.result import value_shapes
 
@@ -57,7 +57,7 @@ def _other_layers(plan: Plan, shapes: dict[str, tuple[int, ...]]) -> str:
     if strange:
         return f"  it adapts layers that lora.targets leave out, such as that of {strange[0]}"
     if missing:
-        return f"  it has nothing for {len(missing)} layer(s) that lora.targets choose, such as {missing[0]}"
+        return f"  it has nothing for {counted(len(missing), 'layer')} that lora.targets choose, such as {missing[0]}"
     if (there := sum(math.prod(shape) for shape in shapes.values())) != plan.parameters:
         return f"  it has {there:,} trained values, and this config {plan.parameters:,}: another base model"
     return ""

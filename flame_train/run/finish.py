@@ -42,7 +42,8 @@ def lora_writer(config: Config, model: Model, attached: Attached, samples: Sampl
     described = {"resolution": f"{side}x{side}"}
     if names.several_predictions:
         described["prediction_type"] = config.model.prediction
-    described |= {k: v for k, v in (("author", out.author), ("trigger_phrase", out.trigger)) if v}
+    trigger = out.trigger or config.captions.trigger
+    described |= {k: v for k, v in (("author", out.author), ("trigger_phrase", trigger)) if v}
     title = out.title or out.name or Path(out.dir).name or "lora"
     settings = json.dumps(_without_places(config), sort_keys=True, default=list)
     return LoraWriter(
@@ -106,7 +107,7 @@ def _next(config: Config, lora: Path) -> list[str]:
         "--prediction": "" if model.prediction == "epsilon" else model.prediction,
         "--quantize": "" if model.quantize == "off" else model.quantize,
         **{f"--{n.replace('_', '-')}": getattr(encoders, n) for n in ("clip_l", "clip_g", "t5", "t5_vocabulary")},
-        "-p": prompts[0].text if prompts else config.output.trigger or "a prompt",
+        "-p": prompts[0].text if prompts else config.output.trigger or config.captions.trigger or "a prompt",
     }
     words = [word for name, value in options.items() if value for word in (name, str(value))]
     return [

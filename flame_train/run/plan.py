@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import layer_shapes
@@ -12,10 +13,9 @@ from flame_train.config.checks import broken
 from flame_train.config.located import ConfigWithSource
 from flame_train.config.prompt_notices import unread
 from flame_train.config.schema import Config, DataSection
-from flame_train.config.updates import LONGEST_RUN, OptimizerSection
+from flame_train.config.updates import LONGEST_RUN
 from flame_train.data.bucketed import BucketedDataset, assign_buckets
 from flame_train.data.buckets import BucketRule
-from flame_train.data.captions import hidden
 from flame_train.data.control_files import Control
 from flame_train.data.dataset import Dataset, DatasetError, Item
 from flame_train.data.held_out import refuse_common, split
@@ -29,16 +29,16 @@ from flame_train.data.views import ViewedImage
 from flame_train.errors import ConfigError, DataError, FlameError
 from flame_train.io.digests import Digests
 from flame_train.io.kept import local_place
-from flame_train.optimizers import OPTIMIZERS
 from flame_train.recipes import Family
-from flame_train.text_encoders import too_long
 from flame_train.training.model import Model
 from flame_train.training.stop import StopRequest
 from flame_train.user_cache import user_cache
 
+from .changed import held_out_before
 from .check import Checked, check
 from .controls import control_files, shown_to
 from .encoding import Encoding, Keys, cache_folder
+from .notices import notice_batch_size, notice_hidden, notice_long_texts, notice_rate, notice_trigger
 from .preserved import Preserved
 from .sampling import Request, requests, texts_of
 
@@ -175,22 +175,26 @@ def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
     """
     config, model = checked.config, checked.model
     whole = _read(config, stop)
-    samples, held_out = split(whole, config.validation.fraction)
+    fraction = config.validation.fraction
+    before = held_out_before(Path(config.output.dir), fraction, whole) if fraction else ()
+    samples, held_out = split(whole, fraction, before)
     _check_epoch(samples)
     _check_sides(whole, model.longest_side)
     masked = [(row, row.item.mask) for row in whole.rows if row.item.mask is not None and not row.set.mask_weight]
     refuse_black(mask.path for _, mask in masked if mask.blank == "black")
     for notice in whole.notices:
         _LOG.warning("%s", notice)
-    _notice_rate(config.optimizer)
-    _notice_hidden(config)
+    notice_rate(config.optimizer)
+    notice_trigger(config, whole)
+    notice_hidden(image_sets(config.data, config.captions))
     files = control_files(Plan(checked, samples, held_out).requests, checked.sample_model, config.data.resolution)
     plan = _with_steps(Plan(checked, samples, held_out, files), processes)
+    notice_batch_size(plan.order)
     encoding = plan.encoding
     captions = (encoding.reading(text, row.seen_beside(0)) for row in whole.rows for text in row.texts)
-    _notice_long_texts(model, "caption", list(dict.fromkeys(captions)))
+    notice_long_texts(model, "caption", list(dict.fromkeys(captions)))
     prompts = [encoding.reading(request.text, plan.shown_to(request)) for request in plan.requests]
-    _notice_long_texts(model, "prompt", prompts)
+    notice_long_texts(model, "prompt", prompts)
     if told := unread(request.text for request in plan.requests):
         _LOG.warning("%s", told)
     return replace(plan, text_rows=encoding.longest({*encoding.readings(plan.everything), *plan.prompts}))
@@ -267,34 +271,6 @@ def _with_steps(plan: Plan, processes: int) -> Plan:
     if wrong := broken(config):
         raise ConfigError("\n".join(f"{path}: {message}" for path, message in wrong))
     return replace(plan, checked=replace(plan.checked, config=config))
-
-
-def _notice_hidden(config: Config) -> None:
-    """Says where words for captions hold a character that nobody sees, so that the trained word is another."""
-    for own in image_sets(config.data, config.captions):
-        words = {key: getattr(own.captions, key) for key in ("trigger", "prefix", "suffix")} | {"caption": own.caption}
-        for key, text in words.items():
-            if unseen := hidden(text):
-                _LOG.warning("%s of %s holds a character that nobody sees: %s; remove it", key, own.folder.name, unseen)
-
-
-def _notice_rate(optimizer: OptimizerSection) -> None:
-    """A rate of 1 is a factor for Prodigy, and far too high for the others."""
-    chosen = OPTIMIZERS.chosen(optimizer)
-    name, finds = chosen.name, chosen.lr_is_factor
-    if optimizer.lr >= 1 and not finds:
-        _LOG.warning(
-            'optimizer.lr: %s is usual for "prodigy" and its kin alone; "%s" wants 1e-5 to 1e-3', optimizer.lr, name
-        )
-    if optimizer.lr < 0.1 and finds:
-        _LOG.warning('optimizer.lr: "%s" finds its rate, of which %s is a factor; 1 is usual', name, optimizer.lr)
-
-
-def _notice_long_texts(model: Model, what: str, read: Sequence[Reading]) -> None:
-    cut, encoder = too_long(model.text, read)
-    if cut and encoder is not None:
-        key, tokens = encoder.limit
-        _LOG.warning("%d %s(s) are longer than %s=%d; the rest is not seen", cut, what, key, tokens)
 
 
 def _check_epoch(samples: Samples) -> None:

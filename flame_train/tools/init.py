@@ -18,7 +18,7 @@ from flame_train.tools.presets import preset
 _MUST: Final = ("model.checkpoint", "data.path", "output.dir")
 
 
-def template(family: str, name: str | None = None, card: int | None = None, full: bool = False) -> str:
+def template(family: str, name: str | None = None, card: float | None = None, full: bool = False) -> str:
     """The commented config of `family`.
 
     Args:
@@ -31,7 +31,7 @@ def template(family: str, name: str | None = None, card: int | None = None, full
         The text of a TOML file.
 
     Raises:
-        ConfigError: there is no such family or preset, or nothing was measured on so small a card.
+        ConfigError: there is no such family or preset.
     """
     from flame_train.recipes import FAMILIES
 
@@ -55,7 +55,7 @@ def template(family: str, name: str | None = None, card: int | None = None, full
 
 
 def write_template(
-    family: str, path: Path, force: bool = False, name: str | None = None, card: int | None = None, full: bool = False
+    family: str, path: Path, force: bool = False, name: str | None = None, card: float | None = None, full: bool = False
 ) -> None:
     """Write the commented config of `family`.
 

@@ -40,11 +40,15 @@ def cards(family: str) -> list[dict[str, Any]]:
     return found
 
 
-def preset(family: str, name: str | None, card: int | None) -> Preset:
-    """The values of a preset, and over them those of a card of so many GB. Raises ConfigError if there is none."""
+def preset(family: str, name: str | None, card: float | None) -> Preset:
+    """The values of a preset, and over them those of a card of so many GB. Raises ConfigError for an unknown preset.
+
+    A card for which nothing was measured gets a budget, within which the plan chooses.
+    """
     values: dict[str, Any] = {}
     must: tuple[str, ...] = ()
     notes: list[str] = []
+    measured = cards(family)
     if name is not None:
         if name not in names():
             near = [known for known in names() if name and known.startswith(name[:2])]
@@ -60,19 +64,20 @@ def preset(family: str, name: str | None, card: int | None) -> Preset:
         must = tuple(found["must"])
         notes.append(f"Preset {name}, for {found['title']}. Source: {own['source']}.")
         notes += [f"{found['note']}."] if "note" in found else []
+        measured = [] if found.get("unmeasured") else measured
     if card is not None:
-        fitting = [row for row in cards(family) if row["gb"] <= card]
-        if not cards(family):
-            raise ConfigError(f"--card: no card was measured for {family} yet; leave it out: --dry-run predicts memory")
-        if not fitting:
-            least = min(row["gb"] for row in cards(family))
-            raise ConfigError(
-                f"--card: expected at least {least} GB for {family}, the smallest card with a measurement, got {card}; "
-                "docs/training.md says what saves memory, and --dry-run predicts it"
+        fitting = [row for row in measured if row["gb"] <= card]
+        if fitting:
+            row = max(fitting, key=lambda row: int(row["gb"]))
+            values |= row["keys"]
+            notes.append(f"Card of {card:g} GB. Measured: {row['source']}.")
+        else:
+            values["memory.budget"] = f"{card:g} GB"
+            notes.append(
+                f"Card of {card:g} GB, on which nothing was measured: memory.budget makes the plan choose what fits. "
+                f"{card:g} GB are {card * 1e9 / 2**30:.1f} GiB; the display has the rest of the card."
             )
-        row = max(fitting, key=lambda row: int(row["gb"]))
-        values |= row["keys"]
-        notes.append(f"Card of {card} GB. Measured: {row['source']}.")
+            notes.append("`flame-train train FILE --dry-run --device cpu` shows the choice, also without a GPU.")
     return Preset(values, must, tuple(notes))
 
 

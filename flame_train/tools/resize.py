@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def resize(source: Path, target: Path, want: Truncation, force: bool = False) ->
     family, lora = read_source(source, target, force)
     errors = Errors()
     made: dict[str, dict[str, LoraFactors]] = {}
-    before = 0
+    ranks: Counter[int] = Counter()
     for component, modules in lora.state.items():
         for module, factors in modules.items():
             if not isinstance(factors, LoraFactors):
@@ -43,11 +44,11 @@ def resize(source: Path, target: Path, want: Truncation, force: bool = False) ->
                     f"{source}: {component} {module} is of kind {factors.kind}, whose rank cannot be cut; "
                     "`flame-train merge --to lora` makes a LoRA of it"
                 )
-            before = max(before, factors.rank)
+            ranks[factors.rank] += 1
             made.setdefault(component, {})[module] = errors.add(f"{component} {module}", truncate(factors, want))
     if all(made[part][name] is factors for part, modules in lora.state.items() for name, factors in modules.items()):
         raise ConfigError(
-            f"{source}: nothing can be cut: its highest rank is {before}, and each module has as few as that"
+            f"{source}: nothing can be cut: its highest rank is {max(ranks)}, and each module has as few as that"
         )
     metadata, dropped = split_metadata(lora.metadata)
     tensors = write_lora(target, made, family, same_naming(lora.dialects), metadata)
@@ -55,6 +56,7 @@ def resize(source: Path, target: Path, want: Truncation, force: bool = False) ->
         "source": str(source),
         "target": str(target),
         "tensors": tensors,
+        "ranks_before": dict(sorted(ranks.items())),
         **errors.as_dict(),
         "dropped_metadata": list(dropped),
     }

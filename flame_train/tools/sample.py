@@ -20,7 +20,7 @@ from flame_train.data.views import ViewedImage
 from flame_train.disk.files import refuse_place
 from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import check_formats
-from flame_train.errors import ConfigError, ModelFileError, out_of_memory
+from flame_train.errors import ConfigError, ModelFileError, counted, out_of_memory
 from flame_train.io.hub import fetching, placed, resolve_checkpoint
 from flame_train.models.common.files.identify import lora_could_be
 from flame_train.recipes import Opening, family_of
@@ -253,7 +253,8 @@ def _conditioning(
     shown = [encoding.reading(request.text, beside[request.number]) for request in wanted]
     cut, longest = too_long(encoding.text, shown)
     if cut and longest is not None:
-        _LOG.warning("%d prompt(s) are longer than %d tokens; the rest is not seen", cut, longest.limit[1])
+        are = counted(cut, "prompt is", "prompts are")
+        _LOG.warning("%s longer than %d tokens; the rest is not seen", are, longest.limit[1])
     return examples
 
 

@@ -103,6 +103,16 @@ def verify(path: Path) -> tuple[Reader, ...]:
     return found
 
 
+def taken_by(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The same of a file that was just written, where no table is no error: for `--json`, and lines for a person."""
+    try:
+        readers = verify(path)
+    except ModelFileError as unknown:
+        return [], [f"  {unknown}"]
+    lines = render(path, readers).splitlines()[1:]
+    return as_dict(path, readers)["programs"], [line for line in lines if not line.startswith("    not taken")]
+
+
 def as_dict(path: Path, readers: Iterable[Reader]) -> dict[str, Any]:
     """For `--json`."""
     return {"path": str(path), "programs": [asdict(reader) | {"verdict": reader.verdict} for reader in readers]}

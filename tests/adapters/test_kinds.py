@@ -198,7 +198,7 @@ def test_layers_that_do_not_suit_a_kind_are_named():
     assert ADAPTERS["lokr"](factor=3).misfit(shapes, 4) is None
     assert ADAPTERS["lokr"](factor=4).misfit(shapes, 4) == (
         "factor",
-        "expected -1 or a divisor of 6, which divides all layers, got 4: 1 layer(s) are not divisible by it, such as "
+        "expected -1 or a divisor of 6, which divides all layers, got 4, which does not divide 1 layer, such as "
         "b (30 x 12)",
     )
     assert ADAPTERS["lokr"](factor=0).misfit(shapes, 4) == ("factor", "expected -1 or at least 1, got 0")

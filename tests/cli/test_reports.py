@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from flame_train import cli
 from flame_train.config.render import resolved
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.output import Printable
+from flame_train.run.commands.describe import told
+from flame_train.tools.lora_reports import size_of
 
 MODULE = "lora_unet_output_blocks_8_0_skip_connection"
 
@@ -57,9 +60,13 @@ def test_inspect(said, lora):
 
 def test_convert(said, lora, tmp_path):
     text = said("convert", lora, tmp_path / "a.safetensors", "--to", "diffusers")
-    assert "modules:\n  unet: 1\n" in text
-    assert "dropped_metadata: none\n" in text
+    assert text.startswith(
+        f"{tmp_path}/a.safetensors: {size_of(tmp_path / 'a.safetensors')}, with names of diffusers\n"
+    )
+    assert "2 tensors; layers: 1 in unet\n" in text
+    assert re.search(r"\n  diffusers \S+ \(\S+\): yes, 2 tensors taken, 0 not\n", text)
     found = said("convert", lora, tmp_path / "b.safetensors", "--to", "diffusers", "--json")
+    assert [one["verdict"] for one in found["programs"] if one["program"] == "diffusers"] == ["yes"]
     assert (found["to"], found["tensors"], found["target"]) == ("diffusers", 2, str(tmp_path / "b.safetensors"))
 
 
@@ -70,28 +77,80 @@ def test_inspect_names_a_format_as_convert_does(said, lora, tmp_path):
 
 def test_merge(said, lora, small_base, tmp_path):
     text = said("merge", small_base, lora, tmp_path / "a.safetensors", "--strength", "0.5")
-    assert "changed_tensors: 1\n" in text
-    assert "strength: 0.5\n" in text
+    assert "1 tensor changed; layers: 1 in unet" in text
+    assert "at strength 0.5\n" in text
     found = said("merge", small_base, lora, tmp_path / "b.safetensors", "--json")
     assert (found["changed_tensors"], found["skipped"]) == (1, {})
 
 
-def test_a_plan_shows_the_buckets_as_a_table(said, config_file):
-    lines = said("sdxl-lora", "--config", config_file, "--device", "cpu", "--dry-run").splitlines()
-    head = next(i for i, line in enumerate(lines) if line.split()[:2] == ["bucket", "images"])
-    rows = [line.split()[:2] for line in lines[head + 1 : head + 4]]
-    assert sorted(rows) == [["128x64", "3"], ["64x128", "3"], ["96x96", "6"]]
-    assert not any("96x96-01.png" in line for line in lines)
+DRY = ("--device", "cpu", "--dry-run")
 
 
-def test_a_plan_as_json_has_every_image(said, config_file):
-    plan = said("sdxl-lora", "--config", config_file, "--device", "cpu", "--dry-run", "--json")
+def test_resize_and_merge_say_how_far_they_are_from_the_original(said, lora, tmp_path):
+    text = said("resize", lora, "--rank", "1", "-o", tmp_path / "small.safetensors")
+    lines = text.splitlines()
+    small = tmp_path / "small.safetensors"
+    assert lines[0] == f"{small}: {size_of(small)}, rank 1"
+    assert lines[1] == f"before: {lora}: {size_of(lora)}, rank 2"
+    with SafetensorsFile(lora) as file:
+        down, up = (file.read(f"{MODULE}.lora_{side}.weight").squeeze() for side in ("down", "up"))
+    values = np.linalg.svd(up @ down, compute_uv=False)
+    share = f"{100 * values[1] / np.linalg.norm(values):.3g} %"
+    assert lines[2].startswith(f"difference from the original: {share} (worst layer {share}, unet ")
+    assert lines[3].startswith("that is much: ")
+    text = said("merge", "--to", "lora", "--lora", lora, "-o", tmp_path / "sum.safetensors")
+    assert "difference from the original: none but the rounding of the file's numbers\n" in text
+
+
+def test_a_plan_is_grouped_and_ends_in_a_verdict(said, config_file):
+    lines = said("sdxl-lora", "--config", config_file, *DRY).splitlines()
+    assert [line for line in lines if line and not line.startswith(" ")][:3] == ["Training", "Images", "Memory"]
+    rows = {line.split("  ")[1]: line.strip() for line in lines if line.startswith("  ")}
+    for size, images in {"128x64": 3, "64x128": 3, "96x96": 6}.items():
+        assert re.match(rf"{size} pixels +{images} images, scaled by 1\.00", rows[f"{size} pixels"])
+    assert "GiB of weights wait there, of" in rows["host"]
+    assert re.fullmatch(r"Runs on the CPU\. Fits a card of 4 GB: it takes 1\.\d\d GiB\.", lines[-1])
+    assert not any("96x96-01.png" in line or " ms a step" in line for line in lines)
+
+
+def test_a_plan_names_the_card_that_its_time_is_of(said, config_file):
+    text = said("train", config_file, "--dry-run")
+    assert re.search(r"time +[\d.]+ ms a step on an H200\n", text)
+    assert text.endswith("GiB. No GPU is here.\n")
+
+
+def test_a_budget_is_planned_for_without_a_gpu(said, config_file):
+    text = said("train", config_file, *DRY, "--memory", "2")
+    assert re.search(r"\nFits memory\.budget: it takes 1\.\d\d GiB of 2\.00 GiB\.\n$", text)
+    plan = said("train", config_file, *DRY, "--memory", "2", "--json")
+    assert (plan["memory_budget_gib"], plan["chosen_for_the_budget"], plan["fits"]) == (2.0, [], True)
+
+
+@pytest.mark.parametrize(
+    ("room", "verdict"),
+    [(24.0, "Fits cuda:0 (a card) with 24.00 GiB: it takes"), (1.0, "Does not fit cuda:0 (a card) with 1.00 GiB:")],
+)
+def test_the_verdict_is_of_the_card_that_is_there(said, config_file, room, verdict):
+    plan = said("train", config_file, "--dry-run", "--json")
+    here = plan | {"gpu": {"name": "cuda:0 (a card)", "memory_gib": room}, "fits": room > 2}
+    assert told(here).splitlines()[-1].startswith(verdict)
+
+
+def test_a_plan_as_json_has_numbers_under_names_of_a_kind(said, config_file):
+    plan = said("sdxl-lora", "--config", config_file, *DRY, "--json")
+    assert plan["format"] == 1
     assert sorted((row["bucket"], row["images"]) for row in plan["buckets"]) == [
         ("128x64", 3),
         ("64x128", 3),
         ("96x96", 6),
     ]
     assert len(plan["files"]) == plan["images"] == 12
+    assert plan["adapter"] == {"kind": "lora", "rank": plan["adapter"]["rank"], "alpha": plan["adapter"]["alpha"]}
+    names = {*plan, *plan["adapter"], *plan["optimizer"], *plan["buckets"][0], *plan["files"][0]}
+    assert all(re.fullmatch(r"[a-z0-9_]+", name) for name in names)
+    prose = {name for name, value in plan.items() if isinstance(value, str) and " " in value}
+    assert not prose - {"checkpoint", "output"}
+    assert (plan["predicted_step_ms"], plan["fits"], plan["smallest_card_gb"]) == (None, None, 4)
 
 
 def test_a_plan_writes_nothing(said, config_file, tmp_path, drawn):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flame_train.config.keys import applies, keys
-from flame_train.config.load import load
+from flame_train.config.load import load, problems_in
 from flame_train.config.render import commented, decisive, flat, resolved, toml_value
 from flame_train.config.schema import FORMAT, Config
 from flame_train.recipes import FAMILIES
@@ -64,6 +65,7 @@ def test_a_template_has_every_key_with_its_default_and_unit() -> None:
     }
     assert {"optimizer.momentum", "schedule.cycles", "loss.snr_gamma"} <= keys().keys() - written, "of other choices"
     assert all(keys()[path].only or keys()[path].is_tables for path in keys().keys() - written)
+    _check_commented(text, keys().keys() - written)
     for path, key in keys().items():
         if path not in written:
             continue
@@ -75,6 +77,21 @@ def test_a_template_has_every_key_with_its_default_and_unit() -> None:
         assert key.doc in line
         assert key.unit in line
         assert key.limits in line
+
+
+def _check_commented(text: str, elsewhere: set[str]) -> None:
+    """Each key of other choices is a comment; without its sign, and with its choice, it is a line that loads."""
+    section, found = "", set()
+    for line in text.splitlines():
+        section = line.strip("[]") if line.startswith("[") else section
+        told = re.match(r"# (\w+) = .*?  # with (\w+) = (\"\w+\")", line)
+        if told is None:
+            continue
+        found.add(f"{section}.{told[1]}")
+        tree = tomllib.loads(f"[{section}]\n{told[2]} = {told[3]}\n{line.removeprefix('# ')}")
+        empty = tree[section][told[1]] in ("", [])  # to be filled in
+        assert empty or not [problem for problem in problems_in(tree) if problem.key == f"{section}.{told[1]}"]
+    assert found == {path for path in elsewhere if keys()[path].only}
 
 
 def test_the_committed_configs_are_the_templates() -> None:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from rich.table import Table
 
-from flame_train.data.bucketed import assign_buckets
+from flame_train.data.bucketed import assign_buckets, bucket_rows
 from flame_train.data.buckets import BucketRule
 from flame_train.data.dataset import Dataset, DatasetError
 
 Folder = Callable[[dict[str, tuple[int, int]]], Path]
 
 SIZES = {"a.png": (64, 64), "b.png": (100, 64), "c/d.png": (60, 90), "e.png": (128, 128)}
-
-
-def text(table: Table) -> str:
-    console = Console(file=io.StringIO(), width=120, color_system=None)
-    console.print(table)
-    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_report(folder: Folder) -> None:
@@ -41,13 +33,8 @@ def test_report(folder: Folder) -> None:
         "kept": 0.9412,
     }
     assert [(item.key, p.original) for item, p in placed] == list(SIZES.items())
-    buckets, images = text(placed.bucket_table()), text(placed.image_table())
-    assert "64x64" in buckets
-    assert "0.50 to 1.00" in buckets
-    for name in SIZES:
-        assert name in images
-    assert "left 1, right 2" in images
-    assert "top 2, bottom 3" in images  # 60x90 at 80 wide is 53 high, its bucket 48
+    square = next(row for row in bucket_rows(placed.placements) if row["bucket"] == "64x64")
+    assert square == {"bucket": "64x64", "images": 2, "scale_least": 0.5, "scale_most": 1.0, "cropped_most": 0.0}
 
 
 def test_too_small_images_are_listed_together_or_left_out(folder: Folder) -> None:
@@ -55,6 +42,12 @@ def test_too_small_images_are_listed_together_or_left_out(folder: Folder) -> Non
     with pytest.raises(DatasetError) as caught:
         assign_buckets(dataset, BucketRule(64, 16))
     assert [problem.split(":")[0] for problem in caught.value.problems] == ["s.png", "t.png"]
+    many = {f"{number}.png": (9, 9 + number % 5) for number in range(160)}
+    with pytest.raises(DatasetError) as caught:
+        assign_buckets(Dataset.scan(folder({"a.png": (64, 64)} | many)), BucketRule(64, 16))
+    first, cause = str(caught.value).splitlines()
+    assert first.endswith("162 problems in the dataset:")
+    assert re.fullmatch(r"  162 images are below \d+ px at data\.resolution 64, .*, such as 0\.png, .*\.png", cause)
     placed = assign_buckets(dataset, BucketRule(64, 16), on_bad="skip")
     assert [item.key for item in placed.dataset.items] == ["a.png"]
     assert len(placed.placements) == 1
@@ -66,11 +59,11 @@ def test_heavy_crops_are_noted(folder: Folder) -> None:
     placed = assign_buckets(dataset, BucketRule(64, 16))
     assert placed.placements[1].bucket == (16, 64)
     (notice,) = placed.dataset.notices
-    assert notice.startswith("1 image(s) lose over 20% to the crop, e.g. wide.png")
-    assert "dataset.json" in notice  # which the run folder has, with a line for each image
+    assert notice.startswith("1 image loses over 20% to the crop, e.g. wide.png")
+    assert "`flame-train dataset` shows them all" in notice
 
 
 def test_none_left_is_refused(folder: Folder) -> None:
     dataset = Dataset.scan(folder({"s.png": (9, 9)}))
-    with pytest.raises(DatasetError, match="too small"):
+    with pytest.raises(DatasetError, match="is below"):
         assign_buckets(dataset, BucketRule(64, 16), on_bad="skip")

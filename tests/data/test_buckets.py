@@ -153,7 +153,7 @@ def test_upscale_is_asked_for() -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (255, 255), (3000, 200), (10, 8000)])
 def test_too_small_is_refused_with_a_remedy(size: tuple[int, int]) -> None:
-    with pytest.raises(DataError, match=r"too small.*data\.upscale"):
+    with pytest.raises(DataError, match=r"below .*data\.upscale"):
         SDXL.assign(size)
 
 

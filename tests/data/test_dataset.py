@@ -125,7 +125,7 @@ def test_no_images(tmp_path: Path) -> None:
         Dataset.scan(tmp_path)
     for name in ("scan.jp2", "scan.txt"):
         (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(DatasetError, match=r"no usable image among 2 file\(s\), e\.g\. scan\.jp2: put.*\(AVIF, BMP"):
+    with pytest.raises(DatasetError, match=r"no usable image among 2 files, e\.g\. scan\.jp2: put.*\(AVIF, BMP"):
         Dataset.scan(tmp_path)
     with pytest.raises(DataError, match=r"expected a folder.*No such file"):
         Dataset.scan(tmp_path / "missing")
@@ -139,7 +139,7 @@ def test_captions_that_lie_there_under_another_ending_are_read_and_told(folder: 
     (root / "a.txt").rename(root / "a.caption")
     dataset = Dataset.scan(root, caption_endings=(".txt",))
     assert dataset.items[0].caption == (root / "a.caption").read_text()
-    assert dataset.notices == ("1 caption(s) lie in files with another ending than data.caption_extension",)
+    assert dataset.notices == ("1 caption has another ending than data.caption_extension",)
     assert Dataset.scan(root, caption_endings=(".caption",)).items[0].key == "a.png"
 
 
@@ -150,8 +150,8 @@ def test_default_and_empty_captions(folder: Folder) -> None:
     dataset = Dataset.scan(root, default_caption="a photo of sks dog")
     assert [item.caption for item in dataset.items] == ["a photo of sks dog", ""]
     assert dataset.notices == (
-        "1 caption(s) are empty",
-        "1 image(s) have no caption and take the default one",
+        "1 caption is empty",
+        "1 image without a caption: the default one is taken",
     )
 
 
@@ -209,8 +209,8 @@ def test_strays_are_noted_and_hidden_files_ignored(folder: Folder) -> None:
     (root / ".cache").mkdir()
     (root / ".cache" / "x.png").write_bytes(b"rubbish")
     assert Dataset.scan(root).notices == (
-        "1 caption file(s) belong to no image, e.g. b.txt",
-        "1 other file(s) are passed over (1 .md), e.g. notes.md",
+        "1 caption file without an image, e.g. b.txt",
+        "1 other file is passed over (1 .md), e.g. notes.md",
     )
 
 
@@ -274,7 +274,7 @@ def test_folders_named_for_repeats_are_not_passed_over_in_silence(folder: Folder
     dataset = Dataset.scan(folder(KOHYA), repeats=2)
     assert dataset.repeats_per_image == (2, 2, 2, 2)
     (notice,) = dataset.notices
-    assert notice.startswith("2 folder(s) are named as kohya's trainers want them for repeats, e.g. 10_my cat: set")
+    assert notice.startswith("2 folders are named as kohya's trainers want them for repeats, e.g. 10_my cat: set")
 
 
 @pytest.mark.parametrize("name", ["0_cat", "1001_cat", "2024_summer", "20240131_trip"])
@@ -386,7 +386,7 @@ def test_the_folders_name_may_be_the_caption(folder: Folder) -> None:
     (root / "10_a dog" / "a.txt").unlink()
     dataset = Dataset.scan(root, folder_captions=True)
     assert dataset.items[0].caption == "a dog"
-    assert "1 image(s) have no caption and take their folder's name" in dataset.notices
+    assert "1 image without a caption: the folder's name is taken" in dataset.notices
 
 
 def test_masks_are_no_images_and_fit_theirs(folder: Folder, tmp_path: Path) -> None:
@@ -395,10 +395,10 @@ def test_masks_are_no_images_and_fit_theirs(folder: Folder, tmp_path: Path) -> N
     Image.new("L", (16, 16), 255).save(root / "b-masklabel.png")
     off = Dataset.scan(root)
     assert [item.key for item in off.items] == ["a.png", "b.png", "c.png"]
-    assert '2 mask(s) are passed over, e.g. a.mask.png: set data.masks = "files" to use them' in off.notices
+    assert '2 masks are passed over, e.g. a.mask.png: set data.masks = "files" to use them' in off.notices
     dataset = Dataset.scan(root, masks="files")
     assert [item.mask is not None for item in dataset.items] == [True, True, False]
-    assert "1 image(s) have no mask and count everywhere" in dataset.notices
+    assert "1 image has no mask: all of it counts" in dataset.notices
     masks = root / "masks"
     masks.mkdir()
     Image.new("L", (16, 16), 255).save(masks / "c.png")
@@ -471,5 +471,5 @@ def test_a_mark_before_a_mark_is_none_of_the_caption(folder: Folder) -> None:
     assert [item.caption for item in dataset.items] == ["zkfox", "zk\u200bfox in snow"]
     (notice,) = dataset.notices
     assert notice == (
-        "1 caption(s) hold a character that nobody sees and the model does, e.g. b.txt: U+200B after 'zk': remove it"
+        "1 caption holds a character that nobody sees and the model does, e.g. b.txt: U+200B after 'zk': remove it"
     )

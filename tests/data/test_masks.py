@@ -142,9 +142,9 @@ def test_a_mask_that_is_not_turned_as_its_image_is_told(tmp_path, orientation):
 def test_a_mask_that_is_white_all_over_is_told(tmp_path):
     Image.new("L", (SIDE, SIDE), 255).save(folder(tmp_path) / "a.mask.png")
     (notice,) = Dataset.scan(tmp_path, masks="files").notices
-    assert notice.startswith("1 mask(s) are white all over and change nothing, e.g. a.mask.png")
+    assert notice.startswith("1 mask is white all over and changes nothing, e.g. a.mask.png")
 
 
 def test_images_without_alpha_are_counted(tmp_path):
     folder(tmp_path)
-    assert "1 image(s) have no mask and count everywhere" in Dataset.scan(tmp_path, masks="alpha").notices
+    assert "1 image has no mask: all of it counts" in Dataset.scan(tmp_path, masks="alpha").notices

@@ -38,9 +38,9 @@ def test_a_dry_run_plans_for_all_and_starts_none(study):
     command = [*runs.command("planned", train__steps=12), "--dry-run", "--json"]
     told = [subprocess.run([*command, "--gpus", n], capture_output=True, text=True, check=True).stdout for n in "13"]
     one, three = map(json.loads, told)
-    assert three["processes, each with the predicted memory"] == 3
+    assert three["processes"] == 3
     assert three["epochs"] == 3 * one["epochs"]
-    assert three["predicted memory GiB"] == pytest.approx(one["predicted memory GiB"], abs=0.02)
+    assert three["predicted_memory_gib"] == pytest.approx(one["predicted_memory_gib"], abs=0.02)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.proof)])

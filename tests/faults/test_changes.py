@@ -351,4 +351,7 @@ def test_copies_that_fill_batches_are_told(job):
     """Of two shapes there are four drawings and two: batches of three have to be filled."""
     ended = job.train(data__batch_size=3, train__steps=3)
     assert "3 of an epoch's 9 samples repeat others, to fill batches of data.batch_size=3" in ended.stderr
-    assert "repeated to fill batches, per epoch: 3" in dry(job, data__batch_size=3, train__steps=3).stdout
+    assert (
+        "9 samples an epoch, of which 3 repeat others to fill batches"
+        in dry(job, data__batch_size=3, train__steps=3).stdout
+    )

@@ -168,7 +168,7 @@ def test_every_bad_image_is_named_at_once_before_anything_is_trained(own):
     (folder / "lonely.png").write_bytes(whole)
     ended = own.train()
     assert ended.code == 3
-    assert "8 problem(s)" in ended.complaint
+    assert "8 problems" in ended.complaint
     for name in (*IMAGES, "unreadable", "lonely"):
         assert f"{name}." in ended.complaint
     assert not own.out.exists()

@@ -170,7 +170,7 @@ def test_nan_is_named(models, tmp_path):
     tensors["model.diffusion_model.out.0.bias"] = np.full(16, np.nan, np.float16)
     path = tmp_path / "nan.safetensors"
     safetensors.save_file(tensors, path)
-    with pytest.raises(ModelFileError, match=r"NaN or infinity \(out\.0\.bias\)"):
+    with pytest.raises(ModelFileError, match=r"NaN or infinity in 1 tensor \(out\.0\.bias\)"):
         load(path, "unet")
 
 

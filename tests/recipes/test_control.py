@@ -164,7 +164,7 @@ def test_captions_that_control_images_leave_too_little_room_for_are_told(
     planned(path, "text_encoders.qwen3_tokens=128", "data.control=[]")
     assert "longer than" not in caplog.text
     planned(path, "text_encoders.qwen3_tokens=128")
-    assert "12 caption(s) are longer than text_encoders.qwen3_tokens=128" in caplog.text
+    assert "12 captions are longer than text_encoders.qwen3_tokens=128" in caplog.text
 
 
 def test_control_images_that_leave_no_room_for_a_caption_are_refused(
@@ -254,7 +254,7 @@ def test_control_images_may_lie_in_a_folder_below_the_images(config: Callable[..
 def test_the_report_shows_control_images(config: Callable[..., Path], edits: Path, capsys: Capture) -> None:
     assert cli.run(["dataset", str(config()), "--output", str(edits / "report"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["sets"][0]["control images"] == 24
+    assert told["sets"][0]["control_images"] == 24
     assert all(len(row["controls"]) == 2 for row in told["files"])
     alone = json.loads((edits / "report" / "report.json").read_text())
     assert alone["files"] == told["files"]
@@ -322,7 +322,7 @@ REFUSED: dict[Spoil, str] = {
     two_controls: "expected one control image in .*before, got .*jpg and .*png",
     damaged_control: r"control image \S*before/\S+jpg: ",
     no_folder: "before: .*data.control",
-    small_control: r"its control image \S+jpg: 9x90 pixels is too small",
+    small_control: r"its control image \S+jpg: 9x90 pixels is below",
     some_sets: "data.sets: expected control in every table or in none, got none in table 2",
     no_prompt_image: r"sample.prompts: control of prompt 1: \S*none.png: ",
 }

@@ -62,8 +62,8 @@ def test_the_plan_says_what_waits_and_a_small_host_is_told_before_anything_is_lo
     asked = (*FULL, "--set", "model.offload=1.0", "--set", f"output.dir={tmp_path / 'run'}")
     assert train_small("flux", *asked, "--dry-run", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["streamed blocks"] == "4 of 4"
-    assert found["predicted host memory GiB"] >= 0
+    assert (found["streamed_blocks"], found["blocks"]) == (4, 4)
+    assert found["predicted_host_memory_gib"] >= 0
     monkeypatch.setattr(offloading, "available", lambda: 1 << 10)
     monkeypatch.setattr(nn, "load", lambda *_, **__: pytest.fail("something was loaded"))
     assert train_small("flux", *asked) == 5

@@ -44,7 +44,7 @@ WRONG = {
     "weights that sum to 0": "data.sets: expected a weight above 0",
     "a prompt file with an unknown flag": "prompts.txt:1: unknown flag --q",
     "a mask of another size": "0.mask.png: a mask of 50x50 pixels for 0.png of 96x96",
-    "a set without images": "empty: 1 problem(s) in the dataset:\n  no usable image",
+    "a set without images": "empty: 1 problem in the dataset:\n  no usable image",
     "a wildcard that does not close": "1.png: its caption: the wildcard that begins at character 3 does not close",
     "a validation image that is trained on": "held/9.png: is the same image as",
 }

@@ -238,8 +238,13 @@ def test_a_run_without_a_budget_leaves_the_choice_open(small_config: Configs) ->
 # ---- cards ----------------------------------------------------------------------------------------------
 
 
-def test_no_budget_is_no_choice_and_the_cpu_has_none(small_config: Configs) -> None:
+def test_no_budget_is_no_choice_and_the_cpu_only_plans_for_one(small_config: Configs) -> None:
     assert within_budget(plan_of(small_config), "cuda") is None
+    asked = plan_of(small_config, memory={"budget": "2 GiB"})
+    planned, on_a_card = (within_budget(asked, device, planning=True) for device in ("cpu", "cuda"))
+    assert planned is not None
+    assert on_a_card is not None
+    assert (planned.budget, planned.settings, planned.peak) == (2 << 30, on_a_card.settings, on_a_card.peak)
     with pytest.raises(ConfigError, match=r"memory\.budget: it limits a GPU's memory, and --device is cpu; remove it"):
         within_budget(plan_of(small_config, memory={"budget": "auto"}), "cpu")
 

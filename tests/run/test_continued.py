@@ -148,7 +148,7 @@ def test_a_new_run_begins_with_the_lora_and_continues_to_the_bit(prolonged, tmp_
         ({"lora": {"rank": 4}}, r"lora\.rank +2 +4"),
         ({"lora": {"alpha": 1.0}}, r"lora\.alpha +2\.0 +1\.0"),
         ({"lora": {"kind": "loha"}}, r'lora\.kind +"lora" +"loha"'),
-        ({"lora": {"targets": ("attention+mlp",)}}, r"it has nothing for \d+ layer\(s\) that lora\.targets choose"),
+        ({"lora": {"targets": ("attention+mlp",)}}, r"it has nothing for \d+ layers that lora\.targets choose"),
         ({"lora": {"targets": ("*attn1.to_q",)}}, r"it adapts layers that lora\.targets leave out"),
         ({"train": {"continue_from": "nowhere"}}, "expected the folder of a run, got nowhere"),
     ],

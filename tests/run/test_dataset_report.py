@@ -39,7 +39,7 @@ def told(small_config, drawn, tmp_path):
 
 def test_what_looks_wrong_is_named(told):
     found, folder = told
-    assert found["links to the same file"] == [["link.png", "noise.png"]]
+    assert found["links_to_the_same_file"] == [["link.png", "noise.png"]]
     assert found["duplicates"] == [["copy.png", "link.png"]]
     assert ["again.webp", "copy.png"] in found["alike"]
     assert found["tiny"] == ["tiny.png"]

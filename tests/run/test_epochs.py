@@ -85,7 +85,7 @@ def test_a_run_in_epochs_saves_at_their_ends_and_says_both(source, tmp_path):
         sample={"every_epochs": 2, "steps": 1, "prompts": ["noise"]},
     )
     said = train(asked, [], "cpu", dry_run=True)
-    assert (said["steps"], said["epochs"], said["batches per epoch"]) == (6, 4.0, 3)
+    assert (said["steps"], said["epochs"], said["batches_per_epoch"]) == (6, 4.0, 3)
     train(asked, [], "cpu", dry_run=False)
     run = tmp_path / "run"
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [f"step-{n:06d}" for n in (2, 3, 5, 6)]

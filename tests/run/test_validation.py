@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from flame_train import cli
 from flame_train.config.load import load_located
+from flame_train.data import held_out
 from flame_train.data.held_out import split
 from flame_train.data.samples import Samples
 from flame_train.data.sets import DataSet
@@ -77,19 +81,49 @@ def timeless(validation):
 # ---- what is held out --------------------------------------------------------------------------------------
 
 
-def test_a_fraction_is_held_out_by_hash_and_an_image_keeps_its_side(asked, drawn):
-    plan = planned(asked())
-    held = {row.item.sha256 for row in plan.held_out.rows}
-    kept = {row.item.sha256 for row in plan.samples.rows}
-    assert held
-    assert kept
-    assert not held & kept
-    assert len(held) + len(kept) == 12
-    write_images(drawn / "more", 8, 77, scenes)
-    more = planned(asked())
-    assert held == {row.item.sha256 for row in more.held_out.rows} & (held | kept)
-    fewer = planned(asked(validation={"fraction": 0.1}))
-    assert {row.item.sha256 for row in fewer.held_out.rows} < {row.item.sha256 for row in more.held_out.rows}
+def held(source):
+    return {row.item.sha256 for row in planned(source).held_out.rows}
+
+
+def test_the_share_that_was_asked_for_is_held_out_of_few(asked, drawn):
+    sides = [held(asked(validation={"fraction": fraction})) for fraction in (0.001, 0.1, 0.25, 0.5)]
+    assert [len(side) for side in sides] == [1, 1, 3, 6]
+    assert all(one <= other for one, other in pairwise(sides)), "by the order of hashes"
+    trained = {row.item.sha256 for row in planned(asked(validation={"fraction": 0.5})).samples.rows}
+    assert len(trained | sides[-1]) == 12
+    copied = next(path for path in drawn.rglob("*.png") if sha256(path.read_bytes()).hexdigest() in sides[0])
+    for ending in (".png", ".txt"):
+        (drawn / f"copy{ending}").write_bytes(copied.with_suffix(ending).read_bytes())
+    assert len(planned(asked(validation={"fraction": 0.1})).held_out.rows) == 2, "a copy is on its image's side"
+
+
+def test_of_many_an_image_keeps_its_side_when_others_come():
+    def side(numbers):
+        hashes = [sha256(str(number).encode()).hexdigest() for number in numbers]
+        rows = [SimpleNamespace(set=SimpleNamespace(validation=False), item=SimpleNamespace(sha256=h)) for h in hashes]
+        return {row.item.sha256 for row in split(Samples((), tuple(rows)), 0.1)[1].rows}
+
+    fewer, more = side(range(1000)), side(range(1500))
+    assert fewer < more
+    assert 60 < len(fewer) < 140
+
+
+def test_a_run_of_an_earlier_version_continues_with_what_it_held_out(asked, tmp_path, monkeypatch):
+    """That chose by each hash alone: an image below the fraction."""
+
+    def earlier(hashes, fraction):
+        return frozenset(one for one in hashes if int(one[:13], 16) / 16**13 <= fraction)
+
+    source = asked(validation={"fraction": 0.4}, train={"steps": 4})
+    monkeypatch.setattr(held_out, "_chosen", earlier)
+    by_hash = held(source)
+    train(source, ["train.steps=2"], "cpu", False)
+    monkeypatch.undo()
+    assert held(asked("other", validation={"fraction": 0.4})) != by_hash
+    assert held(source) == by_hash
+    train(source, [], "cpu", False)
+    assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2, 3, 4]
+    assert held(asked(validation={"fraction": 0.25})) != by_hash
 
 
 def test_without_a_fraction_or_sets_nothing_is(asked, tmp_path):
@@ -115,7 +149,7 @@ def test_a_set_is_held_out_whole_and_an_image_that_is_trained_on_refused(asked, 
     copied = next(drawn.rglob("*.png"))
     (tmp_path / "unseen" / "copy.png").write_bytes(copied.read_bytes())
     (tmp_path / "unseen" / "copy.txt").write_text("a copy")
-    with pytest.raises(DataError, match=r"1 validation image\(s\) are also trained on") as told:
+    with pytest.raises(DataError, match=r"1 validation image is also trained on") as told:
         planned(source)
     assert "copy.png" in str(told.value)
     assert copied.name in str(told.value)
@@ -258,8 +292,8 @@ def test_epochs_and_steps_contradict_and_a_dry_run_counts_what_is_held_out(asked
     with pytest.raises(ConfigError, match=r"validation\.every_epochs: expected this or validation\.every \(2\)"):
         planned(asked(validation={"every_epochs": 1}))
     said = train(asked(), [], "cpu", dry_run=True)
-    assert said["validation images"] == len(planned(asked()).held_out.rows)
-    assert said["images"] + said["validation images"] == 12
+    assert said["validation_images"] == len(planned(asked()).held_out.rows)
+    assert said["images"] + said["validation_images"] == 12
 
 
 def test_the_predicted_memory_has_the_validation(asked):

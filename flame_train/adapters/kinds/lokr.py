@@ -19,6 +19,7 @@ from flame_train.adapters.qkv_split import Paths
 from flame_train.engine import Parameter, Tensor, no_grad, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, float32
+from flame_train.errors import counted
 from flame_train.settings import field
 
 from .kind import AdapterKind, HostArray, Layer, Make, alpha_of, alpha_tensor, generator, kohya_only, shrink, unjoined
@@ -76,8 +77,8 @@ class Lokr(AdapterKind):
         common = math.gcd(*(n for shape in shapes.values() for n in shape[:2]))
         out, width = shapes[wrong[0]][:2]
         return "factor", (
-            f"expected -1 or a divisor of {common}, which divides all layers, got {self.factor}: {len(wrong)} layer(s) "
-            f"are not divisible by it, such as {wrong[0]} ({out} x {width})"
+            f"expected -1 or a divisor of {common}, which divides all layers, got {self.factor}, which does not divide "
+            f"{counted(len(wrong), 'layer')}, such as {wrong[0]} ({out} x {width})"
         )
 
     def create(self, layer: Layer, name: str, rank: int, alpha: float, seed: int, make: Make) -> LokrAdapter:

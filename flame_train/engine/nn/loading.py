@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ...errors import ModelFileError, kind_of
+from ...errors import ModelFileError, counted, kind_of
 from ..backend import get_backend
 from ..dtype import DType, as_dtype, float16, float32, is_float
 from ..ops.reduction.finite import NonFiniteFlags
@@ -102,7 +102,7 @@ def load(
     if names:
         beyond = f", or numbers beyond the {np.finfo(wanted).max:g} of fp16" if wanted == float16 else ""
         raise ModelFileError(
-            f"{what}: {len(names)} tensor(s) hold NaN or infinity{beyond} ({', '.join(names[:5])}); "
+            f"{what}: NaN or infinity{beyond} in {counted(len(names), 'tensor')} ({', '.join(names[:5])}); "
             f"the file is damaged or was saved from a broken run: get another copy{', or take bf16' if beyond else ''}"
         )
 

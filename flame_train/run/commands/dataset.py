@@ -114,7 +114,7 @@ def _told(samples: Samples, seen: _Seen) -> dict[str, Any]:
         "samples": len(samples.rows),
         "sets": [_set(own, samples) for own in samples.sets],
         "buckets": samples.bucket_rows(),
-        "links to the same file": links,
+        "links_to_the_same_file": links,
         "duplicates": same,
         "alike": alike,
         "tiny": seen.tiny,
@@ -131,13 +131,13 @@ def _set(own: DataSet, samples: Samples) -> dict[str, Any]:
         "samples": len(rows),
         "repeats": own.repeats,
         "weight": own.weight,
-        "batch size": own.batch_size,
+        "batch_size": own.batch_size,
         "resolutions": " ".join(map(str, own.resolutions)),
         "views": sum(len(row.views) for row in rows),
         "texts": len({text for row in rows for text in row.texts}),
-        **({"control images": sum(len(row.controls) for row in rows)} if own.control else {}),
+        **({"control_images": sum(len(row.controls) for row in rows)} if own.control else {}),
         "masks": sum(row.item.mask is not None for row in rows),
-        "loss weight": own.loss_weight,
+        "loss_weight": own.loss_weight,
     }
 
 

@@ -42,7 +42,7 @@ from flame_train.training.result import Sources, check_sources, knows_sources, m
 from flame_train.training.stop import StopRequest
 from flame_train.user_cache import user_cache
 
-from ..changed import changed
+from ..changed import REPORT, changed
 from ..check import encoding_formats, storage_of
 from ..continued import continued
 from ..encode import encode
@@ -53,13 +53,13 @@ from ..memory.offloading import refuse_small_host, resolve_offload
 from ..memory.prediction import PredictedMemory, predicted_memory
 from ..memory.within import limited, tell, within_budget
 from ..mirrored import mirrored
+from ..notices import notice_copies
 from ..plan import Plan, planned
 from ..shares import refuse_other_checkpoint, refuse_unlike, shared_out
 from ..train import train_run
 from .describe import describe
 
 _LOG = logging.getLogger(__name__)
-_REPORT = "dataset.json"
 
 
 def train(
@@ -123,7 +123,7 @@ def _trained(
             fetch_inputs(asked.config, not dry_run, lambda: stop.check("while files were fetched"))
             plan = planned(asked, FAMILIES[family] if family else None, stop, group.world)
         with group.barrier():
-            budget = within_budget(plan, device, group)
+            budget = within_budget(plan, device, group, planning=dry_run)
         plan = plan if budget is None else budget.plan
         with group.barrier():
             gpu = None if device == "cpu" and not dry_run else gpu_of(device)
@@ -132,8 +132,9 @@ def _trained(
         if dry_run:
             if preflighted(plan, run_folder(plan, group)) is None:
                 continued(plan)
-            memory = predicted_memory(plan, gpu_of(device), group.world) if budget is None else budget.memory
-            return describe(plan, memory, group.world, budget) | {"files": _files(plan)}
+            card = gpu_of(device)
+            memory = predicted_memory(plan, card, group.world) if budget is None else budget.memory
+            return describe(plan, memory, card, device, group.world, budget) | {"files": _files(plan)}
         if budget is not None and group.leads:
             tell(budget)
         with mirrored(plan, group, stop, callbacks, remote_wait) as heard, limited(device, budget):
@@ -156,13 +157,13 @@ def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) ->
             check_formats(device, encoding_formats(asked.config))
         fetch_inputs(asked.config, not dry_run, lambda: stop.check("while files were fetched"))
         plan = planned(asked, None, stop)
-        budget = within_budget(plan, device)
+        budget = within_budget(plan, device, planning=dry_run)
         plan = plan if budget is None else budget.plan
         could_cache(plan.encoding.folder)
         keys = plan.keys
         counts = {"images": sum(map(len, keys.images)), "captions": len(keys.captions)}
         if beside := {key for views in keys.controls for each in views for key in each}.union(keys.shown.values()):
-            counts["control images"] = len(beside)
+            counts["control_images"] = len(beside)
         counts["bytes"] = plan.cache_bytes
         if dry_run:
             return counts
@@ -212,7 +213,8 @@ def train_plan(
             plan = shared_out(plan, found, group)
             if group.leads:
                 _write_report(plan, keys, closed)
-                _notice_copies(plan)
+                if found is None:
+                    notice_copies(plan.order, sorted({own.batch_size for own in plan.samples.sets}))
                 if memory is not None:
                     _notice_memory(memory.result, get_backend(device).memory().total)
         watch = opened.enter_context(Watch(group, closed.folder))
@@ -274,17 +276,6 @@ def dataset_digest(samples: Samples, keys: Keys) -> str:
     return hashlib.sha256("\n".join("\t".join(row) for row in rows).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _notice_copies(plan: Plan) -> None:
-    order, sizes = plan.order, sorted({own.batch_size for own in plan.samples.sets})
-    if order.filled_per_epoch:
-        _LOG.info(
-            "%d of an epoch's %d samples repeat others, to fill batches of data.batch_size=%s",
-            order.filled_per_epoch,
-            order.samples_per_epoch,
-            ", ".join(map(str, sizes)),
-        )
-
-
 def _files(plan: Plan) -> list[dict[str, Any]]:
     """Each image's bucket and crop, and of those that are held out that they are."""
     held_out = len(plan.samples.rows)
@@ -308,7 +299,7 @@ def _controls_cached(row: dict[str, Any], views: Sequence[Sequence[str]]) -> dic
 
 def _changed(plan: Plan, keys: Keys, folder: RunFolder) -> str:
     """Which images are others than those that the run folder lists."""
-    return changed(folder.folder / _REPORT, _cached(plan, keys))
+    return changed(folder.folder / REPORT, _cached(plan, keys))
 
 
 def _predicted(plan: Plan, device: str, processes: int) -> PredictedMemory:
@@ -352,6 +343,6 @@ def _write_report(plan: Plan, keys: Keys, folder: RunFolder) -> None:
     """Writes each sample's captions, bucket, crop and mask into the run folder, one a line, and small images."""
     lines = ",\n ".join(json.dumps(row, ensure_ascii=False) for row in _cached(plan, keys))
     raw = f"[\n {lines}\n]\n".encode("utf-8", "backslashreplace")
-    write_atomically(folder.place(folder.folder / _REPORT), [raw], len(raw))
+    write_atomically(folder.place(folder.folder / REPORT), [raw], len(raw))
     write_sheet(folder, plan.everything.rows)
     write_controls(folder, [[plan.files[path] for path in request.control] for request in plan.requests])

@@ -44,6 +44,8 @@ class Card:
     def of(cls, device: str) -> Card:
         """This machine's; where there is none, one that is described, of which nobody else has anything."""
         gpu = gpu_of(device)
+        if not gpu.name:
+            return cls(gpu, gpu.memory - CONTEXT)
         try:
             return cls(gpu, get_backend(device).free_memory())
         except EnvironmentFault:
@@ -80,16 +82,19 @@ class Card:
         return found
 
 
-def within_budget(plan: Plan, device: str, group: ProcessGroup = ALONE) -> Fitted | None:
+def within_budget(plan: Plan, device: str, group: ProcessGroup = ALONE, *, planning: bool = False) -> Fitted | None:
     """The plan with what was chosen for its budget; None where it has none.
 
-    A run that is continued keeps what was chosen when it began. Raises ConfigError where no settings fit.
+    Where it is only `planning`, "cpu" plans for a described card, as a machine without a GPU does. A run that is
+    continued keeps what was chosen when it began. Raises ConfigError where no settings fit.
     """
     asked = plan.config.memory.budget
     if not asked:
         return None
-    if device == "cpu":
-        raise ConfigError("memory.budget: it limits a GPU's memory, and --device is cpu; remove it")
+    if device == "cpu" and not planning:
+        raise ConfigError(
+            "memory.budget: it limits a GPU's memory, and --device is cpu; remove it, or plan for a GPU by --dry-run"
+        )
     card = Card.of(device)
     budget = min(map(int, map(json.loads, group.all_gather(json.dumps(card.budget(asked))))))
     where, kept = Where(card.gpu, group.world), chosen_before(plan)

@@ -6,12 +6,16 @@ from typing import NamedTuple
 
 
 class Gpu(NamedTuple):
-    """`capability` as in "90"; `shared_bytes` is the most shared memory that one block may have, `memory` in bytes."""
+    """`capability` as in "90"; `shared_bytes` is the most shared memory that one block may have, `memory` in bytes.
+
+    `name` is that of a card that is there; one that is only described has none.
+    """
 
     capability: str
     multiprocessors: int
     shared_bytes: int
     memory: int = 80 << 30
+    name: str = ""
 
 
 H100 = Gpu("90", 132, 227 << 10)

@@ -1,0 +1,30 @@
+"""Problems of many images, as few lines: those of one cause together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+_APART: Final = 3  # images that have a line each, if no more have the cause
+_NAMED: Final = 3
+_OWN_SIZE: Final = re.compile(r"^\d+x\d+ pixels ")
+_VERBS: Final = {"has ": " have ", "is ": " are ", "lacks ": " lack "}
+
+
+def grouped(problems: Sequence[str]) -> list[str]:
+    """One line a cause, in the order in which the causes come first. A problem is "FILE: what is wrong: what to do".
+
+    More than three images of one cause are counted, and three of them named.
+    """
+    causes: dict[str, list[str]] = {}
+    for problem in problems:
+        causes.setdefault(_OWN_SIZE.sub("", problem.partition(": ")[2]) or problem, []).append(problem)
+    return [line for cause, own in causes.items() for line in (own if len(own) <= _APART else [_together(cause, own)])]
+
+
+def _together(cause: str, problems: Iterable[str]) -> str:
+    names = [problem.partition(": ")[0] for problem in problems]
+    verb = next((verb for verb in _VERBS if cause.startswith(verb)), "")
+    said = _VERBS.get(verb, ": ") + re.sub(r"\bit\b", "them", cause.removeprefix(verb))
+    return f"{len(names):,} images{said}, such as {', '.join(names[:_NAMED])}"
