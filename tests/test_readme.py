@@ -120,7 +120,8 @@ def test_the_filled_in_config_is_one_that_init_writes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "flame_train", "init", "sdxl", "--preset", "character", "--card", "24"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     written = tomllib.loads(done.stdout)
-    filled = {"model": ["checkpoint"], "data": ["path"], "output": ["dir", "name", "trigger"], "sample": ["prompts"]}
+    filled = {"model": ["checkpoint"], "data": ["path"], "output": ["dir", "name"], "sample": ["prompts"]}
+    filled |= {"captions": ["trigger"]}
     for tree in (shown, written):
         for section, names in filled.items():
             for name in names:
