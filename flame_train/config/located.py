@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from flame_train.config.keys import keys
 from flame_train.config.read import KeyPath, Layered
 from flame_train.config.schema import Config
-from flame_train.errors import ConfigError, DataError, ModelFileError, OutputError, RemoteError
+from flame_train.errors import ConfigError, DataError, FlameError, ModelFileError, OutputError, RemoteError
 
 
 def place_of(layered: Layered, path: KeyPath) -> str:
@@ -76,21 +76,34 @@ def with_key_names(located: ConfigWithSource) -> Iterator[None]:
 
 
 class ErrorCollector:
-    """Collects ConfigErrors from several `with` blocks and raises them together."""
+    """Collects errors about the config and its model files from several `with` blocks and raises them together."""
 
     def __init__(self, located: ConfigWithSource) -> None:
         self._located = located
-        self._found: list[str] = []
+        self._found: list[ConfigError | ModelFileError] = []
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if isinstance(error, ConfigError):
-            self._found.append(self._located.located(str(error)))
-        return isinstance(error, ConfigError)
+        if isinstance(error, ConfigError | ModelFileError):
+            self._found.append(error)
+            return True
+        return False
 
     def raise_all(self) -> None:
-        """Raises ConfigError if anything was wrong."""
+        """Raises an error with all that was wrong, if anything was: a ModelFileError if only model files were."""
         if self._found:
-            raise ConfigError("\n".join(self._found))
+            raise together(self._found, self._located)
+
+
+def together(errors: Sequence[FlameError], located: ConfigWithSource) -> FlameError:
+    """One error with the messages of several, each where it was written; of their kind if they are of one."""
+    if len(errors) == 1 and not isinstance(errors[0], ConfigError):
+        return errors[0]
+    lines = []
+    for error in errors:
+        origin = located.origin_of(str(error))
+        lines.append(f"{origin}: {error}" if origin else located.located(str(error)))
+    kind = type(errors[0]) if len({type(error) for error in errors}) == 1 else ConfigError
+    return kind("\n".join(lines))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,7 +43,24 @@ def differences(old: str, new: Config, *, moved: bool = False, shared_out: bool 
             continue
         if not _same(key, was, value, moved):
             rows.append((path, toml_value(was), toml_value(value)))
-    return table(rows, "that run") if rows else None
+    return table(rows, "that run") + _of_length(before, new) if rows else None
+
+
+def _of_length(before: Mapping[str, Any], new: Config) -> str:
+    """What another number of steps changes: a line, where it changes anything."""
+    was, steps, schedule = before.get("train.steps"), new.train.steps, new.schedule
+    if not isinstance(was, int) or was == steps:
+        return ""
+    if schedule.warmup:
+        rise, now = schedule.warmup_of(was), schedule.warmup_of(steps)
+        return f"\n  the warm-up is a share of train.steps: of {steps} it takes {now} steps, and took {rise}"
+    if not SCHEDULES.chosen(schedule).same_prefix:
+        name = SCHEDULES.chosen(schedule).name
+        return (
+            f"\n  the {name} schedule goes by train.steps: of {steps} each step so far would have had another learning "
+            'rate; schedule.name = "constant" from the start would let a run be prolonged'
+        )
+    return ""
 
 
 def incompatible_settings(old: str, new: Config) -> str | None:

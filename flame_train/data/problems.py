@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
 from typing import Final
 
 _APART: Final = 3  # images that have a line each, if no more have the cause
@@ -15,11 +16,13 @@ _VERBS: Final = {"has ": " have ", "is ": " are ", "lacks ": " lack "}
 def grouped(problems: Sequence[str]) -> list[str]:
     """One line a cause, in the order in which the causes come first. A problem is "FILE: what is wrong: what to do".
 
-    More than three images of one cause are counted, and three of them named.
+    More than three images of one cause are counted, and three of them named; NAME stands for the name of each.
     """
     causes: dict[str, list[str]] = {}
     for problem in problems:
-        causes.setdefault(_OWN_SIZE.sub("", problem.partition(": ")[2]) or problem, []).append(problem)
+        file, _, said = problem.partition(": ")
+        cause = _OWN_SIZE.sub("", said).replace(f"{PurePosixPath(file).stem}.", "NAME.")
+        causes.setdefault(cause or problem, []).append(problem)
     return [line for cause, own in causes.items() for line in (own if len(own) <= _APART else [_together(cause, own)])]
 
 

@@ -129,7 +129,10 @@ def could_make_folder(folder: Path, remedy: str = _ELSEWHERE) -> None:
     with disk_errors(folder):
         _refuse_obstacle(folder, remedy)
         nearest = _existing(folder)
-        if hasattr(os, "statvfs") and os.statvfs(nearest).f_flag & getattr(os, "ST_RDONLY", 0):
+        disk = os.statvfs(nearest) if hasattr(os, "statvfs") else None
+        if disk is not None and not disk.f_blocks:
+            raise OutputError(f"{folder}: cannot be made: {nearest} is the system's own and holds no files; {remedy}")
+        if disk is not None and disk.f_flag & getattr(os, "ST_RDONLY", 0):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         if not os.access(nearest, os.W_OK | os.X_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))

@@ -57,6 +57,10 @@ def examine(held: OpenFolder, folder: Path, lora: str, differences: Differences)
     return found
 
 
+class OtherSettings(OutputError):
+    """A run folder whose run has other settings than the config."""
+
+
 def _refuse_format(folder: Path, status: Mapping[str, Any]) -> None:
     """A run that a version with another layout wrote. An invalid status is ignored."""
     found, version = status.get("format"), status.get("version")
@@ -70,7 +74,7 @@ def _refuse_format(folder: Path, status: Mapping[str, Any]) -> None:
 def _refuse_differences(held: OpenFolder, folder: Path, found: commit.Found | None, differences: Differences) -> None:
     table = differences(held.read("config.toml", LARGEST).decode(errors="replace"), found)
     if table is not None:
-        raise OutputError(
+        raise OtherSettings(
             f"{folder}: its config.toml is of a run with other settings, which change its result:\n{table}\n"
             "set them back to continue that run, or set output.dir to another folder for a new one"
         )

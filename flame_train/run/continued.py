@@ -8,12 +8,15 @@ scale, the log. Every setting may differ but the optimizer's name and the sizes 
 from __future__ import annotations
 
 import math
-from itertools import accumulate
+import shlex
+from collections.abc import Sequence
+from itertools import accumulate, count
 from pathlib import Path
 
 from flame_train.config.resume import incompatible_settings
+from flame_train.config.schema import Config
 from flame_train.disk.files import reading
-from flame_train.errors import ConfigError, counted
+from flame_train.errors import ConfigError, OutputError, counted
 from flame_train.io.commit import Found, newest
 from flame_train.training.result import value_shapes
 
@@ -46,6 +49,35 @@ def continued(plan: Plan) -> Found | None:
             f'set them as they were there, or begin with the LoRA alone, by lora.from = "{_lora_of(found)}"'
         )
     return found
+
+
+def way_on(source: str | None, overrides: Sequence[str], device: str, config: Config) -> str:
+    """The command that goes on from the run in the folder of a config, with its settings, in a new folder.
+
+    Args:
+        source: the config's file; None: it is none.
+        overrides: `section.key=value`, on top of it.
+        device: where it trains.
+        config: all of it.
+
+    Returns:
+        A line for a message; empty where the run has no checkpoint, or none that fits.
+    """
+    run = Path(config.output.dir)
+    try:
+        unfit = newest(run / "checkpoints") is None or incompatible_settings((run / "config.toml").read_text(), config)
+    except (OSError, OutputError):
+        return ""
+    if unfit:
+        return ""
+    free = next(place for n in count(2) if not (place := run.with_name(f"{run.name}-{n}")).exists())
+    if source is None:
+        return f'\nto go on from it with these settings: train.continue_from = "{run}", output.dir = "{free}"'
+    taken = ("output.dir", "train.continue_from")
+    words = [word for each in overrides if each.partition("=")[0].strip() not in taken for word in ("--set", each)]
+    words += ["--device", device] if device != "cuda" else []
+    command = ["flame-train", "train", source, *words, "--continue-from", str(run), "-o", str(free)]
+    return f"\nto go on from it with these settings: {shlex.join(command)}"
 
 
 def _other_layers(plan: Plan, shapes: dict[str, tuple[int, ...]]) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import layer_shapes
 from flame_train.config.checks import broken
-from flame_train.config.located import ConfigWithSource
+from flame_train.config.located import ConfigWithSource, together
 from flame_train.config.prompt_notices import unread
 from flame_train.config.schema import Config, DataSection
 from flame_train.config.updates import LONGEST_RUN
@@ -26,7 +27,8 @@ from flame_train.data.samples import Samples, samples_of
 from flame_train.data.seen import seen_images
 from flame_train.data.sets import DataSet, image_sets
 from flame_train.data.views import ViewedImage
-from flame_train.errors import ConfigError, DataError, FlameError
+from flame_train.disk.files import could_make_folder
+from flame_train.errors import ConfigError, DataError, FlameError, ModelFileError, OutputError
 from flame_train.io.digests import Digests
 from flame_train.io.kept import local_place
 from flame_train.recipes import Family
@@ -150,22 +152,32 @@ class Plan:
 
 
 def planned(asked: ConfigWithSource, family: Family | None, stop: StopRequest, processes: int = 1) -> Plan:
-    """`check`, then `make_plan`. Where the check fails the images are read too, and one report has all that is wrong.
+    """`check`, then `make_plan`. Where one fails, one report has all that is wrong: images and run folder too.
 
-    Raises what these raise.
+    Raises what these raise, and ConfigError for problems of several kinds.
     """
+    folder = partial(could_make_folder, Path(asked.config.output.dir))
     try:
         checked = check(asked, family)
-    except ConfigError as error:
+    except (ConfigError, ModelFileError) as error:
+        raise _with_more(error, asked, (partial(_read, asked.config, stop), folder)) from error
+    try:
+        return make_plan(checked, stop, processes)
+    except (ConfigError, DataError) as error:
+        raise _with_more(error, asked, (folder,)) from error
+
+
+def _with_more(error: FlameError, asked: ConfigWithSource, looks: Iterable[Callable[[], object]]) -> FlameError:
+    """An error with those of further looks, but for what is told when these are mended."""
+    found = [error]
+    for look in looks:
         try:
-            _read(asked.config, stop)
-        except DataError as further:
-            origin = asked.origin_of(str(further))
-            raise ConfigError(f"{error}\n{origin}{': ' * bool(origin)}{further}") from error
-        except FlameError:  # told when what was found so far is mended
-            raise error from None
-        raise
-    return make_plan(checked, stop, processes)
+            look()
+        except (DataError, OutputError) as further:
+            found.append(further)
+        except FlameError:
+            continue
+    return error if len(found) == 1 else together(found, asked)
 
 
 def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:

@@ -46,9 +46,29 @@ def test_what_does_not_change_the_weights_may_change(changes: dict[str, Any]) ->
 def test_what_changes_the_weights_is_listed(section: str, name: str, value: Any) -> None:
     table = differences(resolved(Config()), config(**{section: {name: value}}))
     assert table is not None
-    header, row = table.splitlines()
+    header, row, *_ = table.splitlines()
     assert header.split() == ["setting", "that", "run", "this", "config"]
     assert row.split()[0] == f"{section}.{name}"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        ({"name": "cosine"}, "the cosine schedule goes by train.steps: of 40 each step so far would have had another"),
+        (
+            {"name": "constant", "warmup": 0.1},
+            "the warm-up is a share of train.steps: of 40 it takes 4 steps, and took 2",
+        ),
+    ],
+)
+def test_more_steps_are_named_for_what_they_change(schedule: dict[str, Any], said: str) -> None:
+    table = differences(
+        resolved(config(schedule=schedule, train={"steps": 20})), config(schedule=schedule, train={"steps": 40})
+    )
+    assert table is not None
+    assert said in table.splitlines()[-1]
+    other = differences(resolved(config(schedule=schedule)), config(schedule=schedule, optimizer={"lr": 0.5}))
+    assert said[:12] not in str(other)
 
 
 def test_a_place_may_be_written_in_another_way_or_have_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

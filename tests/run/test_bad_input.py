@@ -88,3 +88,36 @@ def test_a_validation_sets_weight_is_none_to_train_with(config: Path, capsys: py
     config.write_text(text)
     assert cli.run(["train", "--config", str(config), "--device", "cpu"]) == 2
     assert "weights that sum to 0" in capsys.readouterr().err
+
+
+def test_checkpoint_images_and_run_folder_are_told_in_one_report(tmp_path, small_base, capsys):
+    """With a code of their kind where they are of one, and no `disk is full` for a folder that cannot be."""
+    (tmp_path / "images").mkdir()
+    for number in range(5):
+        Image.effect_noise((64, 64), 20.0).convert("RGB").save(tmp_path / "images" / f"{number}.png")
+
+    def told(**places):
+        given = {"model.checkpoint": small_base, "data.path": tmp_path / "images", "output.dir": tmp_path / "run"}
+        text = "".join("[{}]\n{} = '{}'\n".format(*key.split("."), value) for key, value in (given | places).items())
+        (tmp_path / "config.toml").write_text(text)
+        code = cli.run(["train", str(tmp_path / "config.toml"), "--device", "cpu"])
+        return code, capsys.readouterr().err.splitlines()
+
+    wrong = {"model.checkpoint": tmp_path / "no.safetensors", "output.dir": tmp_path / "config.toml" / "run"}
+    code, lines = told(**wrong)
+    assert code == 2
+    starts = [f"error: {tmp_path}/config.toml:2: model.checkpoint: {tmp_path}/no.safetensors: expected a"]
+    starts += [f"{tmp_path}/config.toml:4: data.path: {tmp_path}/images: 5 problems in the dataset:"]
+    starts += [
+        "  5 images have no caption: write NAME.txt in the same folder, or set data.caption, such as 0.png, 1.png"
+    ]
+    starts += [f"{tmp_path}/config.toml:6: output.dir: {tmp_path}/config.toml/run: expected a folder"]
+    assert [line[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
+    assert told(**{"data.path": tmp_path / "no"} | wrong)[0] == 2
+    assert told(**{"model.checkpoint": tmp_path / "no.safetensors"})[0] == 2
+    (tmp_path / "images" / "4.png").unlink()
+    assert told()[0] == 3
+    if Path("/proc/self").exists():
+        code, lines = told(**{"output.dir": "/proc/x/y"})
+        assert code == 2
+        assert "output.dir: /proc/x/y: cannot be made: /proc is the system's own and holds no files" in lines[-1]

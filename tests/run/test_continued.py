@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import numpy as np
 import pytest
 
@@ -139,6 +141,23 @@ def test_a_new_run_begins_with_the_lora_and_continues_to_the_bit(prolonged, tmp_
     (tmp_path / "run").rename(tmp_path / "away")  # a run that has begun does not need the other one
     cut = train(prolonged("cut", train={"steps": 3}))
     assert_same(tensors(cut["lora"]), tensors(whole["lora"]))
+
+
+def test_the_refusal_of_other_settings_ends_with_the_command_that_goes_on(small_config, tmp_path, capsys):
+    file = tmp_path / "my config.toml"
+    file.write_text(resolved(small_config()))
+    line = ["train", str(file), "--device", "cpu"]
+    assert cli.run(line) == 0
+    capsys.readouterr()
+    for more in ((), ("--dry-run",)):
+        assert cli.run([*line, "--lr", "0.0003", *more]) == 6
+        told = capsys.readouterr().err.splitlines()[-1]
+        assert told.startswith("to go on from it with these settings: flame-train train ")
+    assert cli.run(shlex.split(told.partition("flame-train ")[2])) == 0
+    assert (tmp_path / "run-2" / "lora.safetensors").is_file()
+    assert "lr = 0.0003" in (tmp_path / "run-2" / "config.toml").read_text()
+    assert cli.run([*line, "--rank", "3"]) == 6
+    assert "to go on" not in capsys.readouterr().err, "another rank fits no state"
 
 
 @pytest.mark.parametrize(

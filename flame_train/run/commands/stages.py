@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from flame_train.engine.shape_run import compile_ahead, gpu_of
 from flame_train.errors import OutputError
 from flame_train.io.commit import STATES, Found, count
 from flame_train.io.digests import Digests
+from flame_train.io.foundrun import OtherSettings
 from flame_train.io.hub import fetching
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.weights import sampled_digest
@@ -44,7 +45,7 @@ from flame_train.user_cache import user_cache
 
 from ..changed import REPORT, changed
 from ..check import encoding_formats, storage_of
-from ..continued import continued
+from ..continued import continued, way_on
 from ..encode import encode
 from ..encoding import Keys, could_cache
 from ..fetched import fetch_inputs
@@ -95,16 +96,27 @@ def train(
         FlameError: any error that a user can correct; see `errors`.
     """
     lacking = FAMILIES[family].unsupported_keys() if family else ()
+    file = source if isinstance(source, str) and source != "-" else None
     if dry_run:
         asked = load_located(source, overrides, lacking)
-        with with_key_names(asked):
+        with with_key_names(asked), _naming_the_way(file, overrides, device, asked.config):
             return _trained(asked, device, True, family, callbacks, ProcessGroup(0, processes))
     group, device = join(device, transport)
     with ending_together(group):
         with group.barrier():
             asked = load_located(source, overrides, lacking)
-        with with_key_names(asked):
+        with with_key_names(asked), _naming_the_way(file, overrides, device, asked.config):
             return _trained(asked, device, False, family, callbacks, group, remote_wait)
+
+
+@contextmanager
+def _naming_the_way(file: str | None, overrides: Sequence[str], device: str, config: Config) -> Iterator[None]:
+    """Within, the refusal of a run with other settings ends with the command that goes on with them."""
+    try:
+        yield
+    except OtherSettings as refused:
+        refused.args = (f"{refused}{way_on(file, overrides, device, config)}",)
+        raise
 
 
 def _trained(
