@@ -46,12 +46,8 @@ class DatasetError(DataError):
 
     def __init__(self, folder: Path, problems: Sequence[str], items: Sequence[Item] = ()) -> None:
         self.problems, self.items = tuple(problems), tuple(items)
-        lines = [f"{shown(folder)}: {counted(len(self.problems), 'problem')} in the dataset:"]
-        told = grouped(self.problems)
-        lines += [f"  {problem}" for problem in told[:_LISTED]]
-        if len(told) > _LISTED:
-            lines.append(f"  ... and {len(told) - _LISTED} more")
-        super().__init__("\n".join(lines))
+        told = f"{shown(folder)}: {counted(len(self.problems), 'problem')} in the dataset:"
+        super().__init__("\n  ".join([told, *grouped(self.problems, _LISTED)]))
 
 
 @dataclass(frozen=True, slots=True)

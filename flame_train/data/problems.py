@@ -13,17 +13,19 @@ _OWN_SIZE: Final = re.compile(r"^\d+x\d+ pixels ")
 _VERBS: Final = {"has ": " have ", "is ": " are ", "lacks ": " lack "}
 
 
-def grouped(problems: Sequence[str]) -> list[str]:
+def grouped(problems: Sequence[str], most: int = 100) -> list[str]:
     """One line a cause, in the order in which the causes come first. A problem is "FILE: what is wrong: what to do".
 
-    More than three images of one cause are counted, and three of them named; NAME stands for the name of each.
+    More than three images of one cause are counted, and three of them named; NAME stands for the name of each. Of more
+    than `most` lines the others are counted.
     """
     causes: dict[str, list[str]] = {}
     for problem in problems:
         file, _, said = problem.partition(": ")
         cause = _OWN_SIZE.sub("", said).replace(f"{PurePosixPath(file).stem}.", "NAME.")
         causes.setdefault(cause or problem, []).append(problem)
-    return [line for cause, own in causes.items() for line in (own if len(own) <= _APART else [_together(cause, own)])]
+    lines = [line for cause, own in causes.items() for line in (own if len(own) <= _APART else [_together(cause, own)])]
+    return lines if len(lines) <= most else [*lines[:most], f"... and {len(lines) - most} more"]
 
 
 def _together(cause: str, problems: Iterable[str]) -> str:
