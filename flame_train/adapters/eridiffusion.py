@@ -21,17 +21,17 @@ def has_its_names(names: Iterable[str]) -> bool:
     return all(_ITS_NAMES.match(name) for name in names)
 
 
-def written_scale(metadata: Mapping[str, str], rank: int) -> float:
-    """alpha / rank for a module of `rank`, by the metadata; 1 where it has no alpha.
+def written_scale(metadata: Mapping[str, str], rank: int, key: str = ALPHA_KEY) -> float | None:
+    """alpha / rank for a module of `rank`, by the metadata's `key`; None where it has none.
 
     Raises:
         ValueError: the alpha is no positive number, or the metadata's rank is not `rank`.
     """
-    if ALPHA_KEY not in metadata:
-        return 1.0
-    alpha = _number(metadata[ALPHA_KEY])
+    if key not in metadata:
+        return None
+    alpha = _number(metadata[key])
     if not 0.0 < alpha < math.inf:
-        raise ValueError(f"its metadata has alpha {metadata[ALPHA_KEY]!r}; expected a positive number")
+        raise ValueError(f"its metadata has {key} {metadata[key]!r}; expected a positive number")
     if RANK_KEY in metadata and _number(metadata[RANK_KEY]) != rank:
         raise ValueError(
             f"its metadata has rank {metadata[RANK_KEY]!r}, but its matrices have rank {rank}, so alpha / rank is not "

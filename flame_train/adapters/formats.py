@@ -16,12 +16,13 @@ from flame_train.adapters.eridiffusion import BLOCK, has_its_names, written_scal
 from flame_train.adapters.factors import Array, LoraState
 from flame_train.adapters.folding import alpha_record, recorded_alphas
 from flame_train.adapters.kinds import ADAPTERS, AdapterKind, Factors
-from flame_train.adapters.peft_config import METADATA_KEY, peft_scales
+from flame_train.adapters.peft_config import CONFIG_FILE, METADATA_KEY, config_beside, peft_scales
 from flame_train.errors import ModelFileError
 from flame_train.io.adapter_kinds import other_kind, remedy, without_place
 from flame_train.io.dtypes import FLOAT_TAGS
 from flame_train.io.lora_names import LoraFamily
-from flame_train.io.safetensors import SafetensorsFile
+from flame_train.io.weight_files import Weights
+from flame_train.io.weights import open_weights
 
 FORMATS: Final = ("kohya", "diffusers")
 """The names in LoRA files; with both, the first is in the file of the LoRA's name."""
@@ -83,7 +84,8 @@ def from_file(path: str | Path, family: LoraFamily) -> LoraFile:
     Arrays are views of the file. Raises ModelFileError. It lists the unknown names with the nearest known ones, and
     every module that is incomplete or whose matrices do not fit together.
     """
-    with SafetensorsFile(path) as file:
+    with open_weights(path) as file:
+        (path,) = file.files
         table = spellings(family)
         places, dialects = _collect(file, table, family)
         metadata = dict(file.metadata)
@@ -97,9 +99,7 @@ def from_file(path: str | Path, family: LoraFamily) -> LoraFile:
     return LoraFile(_joined(path, factors, family), metadata, dialects)
 
 
-def _collect(
-    file: SafetensorsFile, table: Mapping[str, MatchedKey], family: LoraFamily
-) -> tuple[_Places, tuple[str, ...]]:
+def _collect(file: Weights, table: Mapping[str, MatchedKey], family: LoraFamily) -> tuple[_Places, tuple[str, ...]]:
     places: _Places = {}
     dialects: set[str] = set()
     lost: list[str] = []
@@ -150,7 +150,7 @@ def _tell_absent(path: Path, modules: Iterable[str]) -> None:
     )
 
 
-def _real(file: SafetensorsFile, key: str) -> Array:
+def _real(file: Weights, key: str) -> Array:
     """The tensor `key`. Raises ModelFileError where its values are no real numbers."""
     tag = file.info(key).dtype
     if tag not in FLOAT_TAGS and (tag in _NO_NUMBERS or not key.endswith(".alpha")):
@@ -205,12 +205,12 @@ def _problems(places: _Places) -> list[str]:
 
 
 def _factors(
-    path: str | Path, metadata: Mapping[str, str], places: _Places, family: LoraFamily, by_metadata: bool
+    path: Path, metadata: Mapping[str, str], places: _Places, family: LoraFamily, by_metadata: bool
 ) -> dict[_Key, Factors]:
     """Each place's factors, with alpha from the best source that the file offers.
 
-    In order: an alpha tensor, PEFT's configuration or the metadata, else alpha = rank; the alphas that were folded
-    are taken out again.
+    In order: an alpha tensor, PEFT's configuration or the metadata, else alpha = rank, which is told; the alphas that
+    were folded are taken out again.
 
     Args:
         path: the file, for messages.
@@ -226,7 +226,7 @@ def _factors(
         ModelFileError: a configuration or an alpha that is not understood.
     """
     try:
-        scale_of = peft_scales(metadata)
+        scale_of = peft_scales(metadata, path)
     except ValueError as fault:
         raise ModelFileError(f"{path}: {fault}") from None
     names = {component.name: component.modules for component in family.components}
@@ -236,15 +236,34 @@ def _factors(
         written.setdefault(component, []).append(name)
     folded = recorded_alphas(metadata, written)
     found: dict[_Key, Factors] = {}
+    assumed = 0
     for key, slots in places.items():
         component, name = key[0], paths[key]
         rank = min((array.shape[0] for array in slots.values() if array.ndim > 1), default=1)
         try:
             scale = written_scale(metadata, rank) if by_metadata else scale_of(component, name, rank)
+            scale = written_scale(metadata, rank, "lora_alpha") if scale is None and not folded else scale
         except ValueError as fault:
             raise ModelFileError(f"{path}: {fault}") from None
-        found[key] = _kind(slots).read(slots, folded.get((component, name)), scale)
+        known = folded.get((component, name))
+        assumed += scale is None and known is None and "alpha" not in slots
+        found[key] = _kind(slots).read(slots, known, 1.0 if scale is None else scale)
+    if assumed and metadata.get("ss_network_alpha", "") != metadata.get("ss_network_dim"):
+        _tell_assumed(path, metadata, assumed)
     return found
+
+
+def _tell_assumed(path: Path, metadata: Mapping[str, str], modules: int) -> None:
+    """Warns that alpha is taken to be the rank, with what else speaks of one."""
+    spoken = [f"its metadata has {key} {metadata[key]}" for key in ("ss_network_alpha",) if key in metadata]
+    if alpha := config_beside(path).get("lora_alpha"):
+        spoken.append(f"{CONFIG_FILE} beside it has lora_alpha {alpha}, and is of adapter_model.safetensors")
+    _LOG.warning(
+        "%s: says no alpha for %d modules, so it is taken to be their rank%s",
+        path,
+        modules,
+        f" ({'; '.join(spoken)})" * bool(spoken),
+    )
 
 
 def _joined(path: str | Path, factors: Mapping[_Key, Factors], family: LoraFamily) -> dict[str, dict[str, Factors]]:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from flame_train.addresses import HUB, is_address, is_hub_name
@@ -32,6 +32,7 @@ _LOG = logging.getLogger(__name__)
 _HOST: Final = "huggingface.co"
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
 _NAME: Final = re.compile(rf"({_HUB_ID.pattern})(?:/(.*\S))?", re.DOTALL)
+_BESIDE: Final = ("config.json", "adapter_config.json")  # settings of the weights in the same folder
 _FILES: Final = (".safetensors", ".gguf", ".json", ".model", ".txt")
 _SECRET: Final = re.compile(r"hf_\w+|Bearer [^\s'\"]+")
 _WANTED: Final = ("*.json", "*.safetensors", "*.txt", "*.model")
@@ -145,31 +146,45 @@ def _kept(model: str, inner: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        place = Path(snapshot_download(model, local_files_only=True, token=False)) / inner
+        # without patterns it wants every file of the repository, of which only those that are read were fetched
+        place = Path(snapshot_download(model, allow_patterns=[], local_files_only=True, token=False)) / inner
         return place if place.is_file() or _has_weights(place) else None
     except (LocalEntryNotFoundError, HFValidationError, OSError):
         return None
 
 
 def _has_weights(folder: Path) -> bool:
-    """Whether weights were fetched to a folder: of a pipeline each network's, where its list of them can be read."""
+    """Whether weights were fetched to a folder: of a pipeline each network's, of shards all; as far as it is told."""
+    listed = _json(folder / "model_index.json")
+    given = {name: part for name in COMPONENTS if isinstance(part := listed.get(name), list) and any(part)}
+    networks = [folder / name for name in given] or [folder]
+    if not all(any(place.glob("*.safetensors")) for place in networks):
+        return False
+    indices = [index for place in networks for index in place.glob("*.safetensors.index*.json")]
+    return all((index.parent / shard).exists() for index in indices for shard in _shards(index))
+
+
+def _shards(index: Path) -> set[str]:
+    found = _json(index).get("weight_map")
+    return {shard for shard in found.values() if isinstance(shard, str)} if isinstance(found, dict) else set()
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where none can be read."""
     try:
-        listed = json.loads((folder / "model_index.json").read_bytes())
-        networks = [name for name in COMPONENTS if isinstance(listed, dict) and (listed.get(name) or [None])[0]]
-    except (OSError, ValueError, RecursionError, TypeError, KeyError):
-        networks = []
-    return all(any((folder / name).glob("*.safetensors")) for name in networks or [""])
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @functools.cache
 def _fetched(model: str, inner: str) -> Path:
     """Once in a process: every part of it asks, and the hub may have other files a moment later, or be out of reach."""
-    from huggingface_hub import hf_hub_download, list_repo_files, snapshot_download
+    from huggingface_hub import list_repo_files, snapshot_download
 
     _LOG.info("looking for %s on the Hugging Face hub", f"{model}/{inner}".rstrip("/"))
     token = _token()
-    if _is_file(inner):
-        return Path(hf_hub_download(model, inner, token=token))
     try:
         files = list_repo_files(model, token=token)
     except Exception:
@@ -198,7 +213,10 @@ def _of_part(files: Sequence[str], inner: str) -> list[str]:
     if not within:
         near = [file for file in files if file.endswith(_FILES[:2])][:5]
         raise FileNotFoundError(f"it has no {inner}; weights in it are {', '.join(near) or 'none'}")
-    return [inner] if _is_file(inner) else read_of(within)
+    if not _is_file(inner):
+        return read_of(within)
+    beside = [PurePosixPath(inner).with_name(name).as_posix() for name in _BESIDE]
+    return [inner, *(file for file in beside if file in files and file != inner)]
 
 
 def _token() -> Literal[False] | None:

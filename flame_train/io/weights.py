@@ -25,6 +25,7 @@ COMPONENTS: Final = (
 )
 
 _STEMS: Final = ("diffusion_pytorch_model", "model")
+_LORAS: Final = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")  # as PEFT and diffusers call them
 VARIANTS: Final = ("fp32", "bf16", "fp16")  # in order of preference after the one without a variant
 _INDEX: Final = re.compile(r".*\.safetensors\.index(\.\w+)?\.json")
 _SHARD: Final = re.compile(r".*-\d{5}-of-(\d{5})(\.\w+)?\.safetensors")
@@ -137,7 +138,7 @@ def _candidates() -> list[str]:
                 f"{stem}.safetensors.index.{variant}.json",
                 f"{stem}.{variant}.safetensors.index.json",
             ]
-    return found
+    return [*found, *_LORAS]
 
 
 def _open_shards(index: Path) -> Weights:

@@ -110,7 +110,7 @@ def render(report: InspectReport) -> str:
     if report.lora is not None:
         lines.append(f"  modules: {_counted(report.lora.modules)}")
         lines.append(f"  rank: {_counted(report.lora.ranks)}")
-        lines.append(f"  alpha: {_counted(report.lora.alphas) or 'not stored (equal to rank)'}")
+        lines.append(f"  alpha: {_counted(report.lora.alphas) or 'not stored (taken to be the rank)'}")
         lines.append(f"  targets: {_counted(report.lora.targets)}")
         if report.lora.refused:
             reason = " / ".join(map(_printable, report.lora.refused.splitlines()))

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import huggingface_hub as hub
 import numpy as np
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, hf_api
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 import flame_train.io.hub as ours
@@ -215,7 +215,7 @@ def test_a_token_is_sent_to_the_hubs_own_host_alone(servers, monkeypatch, tmp_pa
     hub_server, other = servers
     endpoint = f"http://127.0.0.1:{hub_server.server_port}"
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(hub.hf_api.api, "endpoint", endpoint)
+    monkeypatch.setattr(hf_api.api, "endpoint", endpoint)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     if own:
@@ -312,7 +312,7 @@ def store(monkeypatch, tmp_path):
         monkeypatch.setattr(
             constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}"
         )
-        monkeypatch.setattr(hub.hf_api.api, "endpoint", endpoint)
+        monkeypatch.setattr(hf_api.api, "endpoint", endpoint)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         ours._fetched.cache_clear()
         ours._headers.cache_clear()
@@ -381,8 +381,9 @@ def test_a_file_that_a_model_lacks_is_told(store, what):
 
 def test_a_file_of_a_model_is_fetched_alone_and_kept(store):
     put(store.folder, model=WEIGHT, other=WEIGHT)
+    (store.folder / "adapter_config.json").write_text("{}")
     assert fetched(FILES + "/model.safetensors").read_bytes() == (store.folder / "model.safetensors").read_bytes()
-    assert store.heard == ["model.safetensors"]
+    assert sorted(store.heard) == ["adapter_config.json", "model.safetensors"]  # what is said of it beside it
     assert placed(FILES + "/model.safetensors").is_file()  # without the network
     with pytest.raises(ModelFileError, match=r"hf download owner/small other\.safe"):
         placed(FILES + "/other.safetensors")
@@ -395,5 +396,14 @@ def test_a_pipeline_of_which_a_part_was_fetched_is_not_taken_for_whole(store):
     fetched(FILES + "/model_index.json")
     with pytest.raises(ModelFileError, match=r"hf download owner/small$"):
         placed(FILES)
+    put(store.folder, unet__model__fp16=WEIGHT)
+    (store.folder / "unet" / "model" / "fp16.safetensors").rename(store.folder / "unet" / "model.fp16.safetensors")
+    ours._fetched.cache_clear()
     whole = fetched(FILES)
+    assert "model.fp16.safetensors" not in store.heard  # which is spared, so the repository is not all there
     assert placed(FILES) == whole
+    (whole / "unet" / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'
+    )
+    with pytest.raises(ModelFileError, match=r"hf download owner/small$"):
+        placed(FILES)
