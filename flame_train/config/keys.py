@@ -55,7 +55,8 @@ class Key:
 
     def default_among(self, values: Mapping[str, Any]) -> Any:
         """The default in a config with these values by path; they determine the choices."""
-        return self.defaults.get(values.get(self.chosen_by, ""), self.default)
+        chosen = values.get(self.chosen_by, "")
+        return self.defaults.get(chosen, self.default) if isinstance(chosen, str) else self.default
 
     @property
     def is_list(self) -> bool:
@@ -85,7 +86,7 @@ class Key:
         """`value` with each file and folder in it `changed`; tables of a list as dicts, sorted by key."""
         if self.place:
             return each_place(value, changed)
-        if not self.is_tables:
+        if not self.is_tables or not isinstance(value, tuple | list):
             return value
         return tuple(
             {

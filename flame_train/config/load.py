@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import difflib
 import os
-import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from flame_train.config.schema import REPEATED, Config
 from flame_train.config.suggest import answer, did_you_mean, nearest_section
 from flame_train.config.updates import LONGEST_RUN
 from flame_train.errors import ConfigError
+from flame_train.given import toml_tree
 
 _OVERRIDE = "--set"
 
@@ -162,9 +162,9 @@ def _apply(layered: Layered, overrides: Sequence[str], lacking: Collection[str] 
 def _typed(raw: str, key: Key) -> Any:
     """`raw` as the TOML value it spells, or as text where it spells none or the key wants text."""
     try:
-        parsed = tomllib.loads(f"v = {raw}")
+        parsed = toml_tree(f"v = {raw}")
         value = parsed["v"] if len(parsed) == 1 else raw
-    except (ValueError, RecursionError):
+    except ValueError:
         value = raw
     if key.annotation is str and not isinstance(value, str):
         return raw

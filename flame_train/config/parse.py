@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from flame_train.config.toml_errors import toml_error
 from flame_train.config.toml_lines import key_lines
 from flame_train.config.yaml_tree import parse_yaml
 from flame_train.errors import ConfigError
+from flame_train.given import TooDeep, toml_tree
 
 KeyPath = tuple[str, ...]
 
@@ -72,8 +72,8 @@ def parse(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     if suffix == ".json":
         return parse_json(text, name_of(source))
     try:
-        return tomllib.loads(text), key_lines(text)
-    except RecursionError:
-        raise ConfigError(f"{name_of(source)}: expected TOML, got values nested too deep") from None
+        return toml_tree(text), key_lines(text)
+    except TooDeep as error:
+        raise ConfigError(f"{name_of(source)}: {error}, got more; is this the right file?") from None
     except ValueError as error:  # TOMLDecodeError, or a number Python refuses to convert
         raise ConfigError(toml_error(str(error), name_of(source), text)) from None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from datetime import date, time
+from typing import Any, Final
 
 from pydantic import BaseModel
 
 from flame_train.config.keys import Key, applies, keys, sections
 from flame_train.config.schema import FORMAT, Config
+from flame_train.errors import shown
 
 _COMMENT_COLUMN = 28
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def commented(
@@ -84,7 +88,7 @@ def decisive(config: Config) -> dict[str, Any]:
 
 
 def toml_value(value: Any) -> str:
-    """`value` (text, number, truth value, or a list or table of them) as TOML writes it, read back unchanged."""
+    """`value` (text, number, date, truth value, or a list or table of them) as TOML writes it, read back unchanged."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -93,15 +97,26 @@ def toml_value(value: Any) -> str:
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, int | float):
         return repr(value)
+    if isinstance(value, date | time):
+        return value.isoformat()
     if isinstance(short := getattr(value, "short", None), str):
         return _quoted(short)
     if isinstance(value, BaseModel):
         value = {name: getattr(value, name) for name in type(value).model_fields if name in value.model_fields_set}
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name} = {toml_value(item)}" for name, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(name)} = {toml_value(item)}" for name, item in value.items()) + "}"
     raise TypeError(
         f"toml_value: expected text, a number, a truth value, a list or a table, got {type(value).__name__}"
     )
+
+
+def comment(text: str) -> str:
+    """A text as a comment of TOML, which ends with its line."""
+    return f"# {shown(text)}".rstrip()
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else _quoted(name)
 
 
 def _quoted(text: str) -> str:

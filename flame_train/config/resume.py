@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
+
+from pydantic import BaseModel
 
 from flame_train.config.keys import Key, keys
 from flame_train.config.render import decisive, toml_value
 from flame_train.config.schema import Config
+from flame_train.given import toml_tree, whole
 from flame_train.schedules import SCHEDULES
 
 _FREE_OF_STATE: Final = frozenset(
@@ -48,8 +50,8 @@ def differences(old: str, new: Config, *, moved: bool = False, shared_out: bool 
 
 def _of_length(before: Mapping[str, Any], new: Config) -> str:
     """What another number of steps changes: a line, where it changes anything."""
-    was, steps, schedule = before.get("train.steps"), new.train.steps, new.schedule
-    if not isinstance(was, int) or was == steps:
+    was, steps, schedule = whole(before.get("train.steps")), new.train.steps, new.schedule
+    if was is None or was == steps:
         return ""
     if schedule.warmup:
         rise, now = schedule.warmup_of(was), schedule.warmup_of(steps)
@@ -85,7 +87,9 @@ def incompatible_settings(old: str, new: Config) -> str | None:
 
 def _sizes(rules: Any) -> tuple[dict[str, Any], ...]:
     """What rules say of the sizes of matrices: not of rates or dropout."""
-    tables = [rule if isinstance(rule, dict) else rule.model_dump(exclude_unset=True) for rule in rules]
+    listed = rules if isinstance(rules, tuple) else (rules,)
+    given = [rule.model_dump(exclude_unset=True) if isinstance(rule, BaseModel) else rule for rule in listed]
+    tables = [rule if isinstance(rule, dict) else {"": rule} for rule in given]
     return tuple({k: v for k, v in rule.items() if k not in ("lr", "dropout")} for rule in tables)
 
 
@@ -106,14 +110,14 @@ def _same(key: Key, was: Any, value: Any, moved: bool) -> bool:
 
 
 def _resolved(path: str) -> str:
-    return path if "\0" in path else str(Path(path).resolve())
+    return path if "\0" in path else os.path.realpath(path)
 
 
 def _settings(text: str) -> dict[str, Any] | None:
     """Values by path, or None if `text` is not TOML."""
     try:
-        tree = tomllib.loads(text)
-    except (ValueError, RecursionError):
+        tree = toml_tree(text)
+    except ValueError:
         return None
     return {
         f"{section}.{name}": tuple(value) if isinstance(value, list) else value

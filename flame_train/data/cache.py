@@ -19,13 +19,16 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from flame_train.disk.atomic_write import remove_stale_at
+from flame_train.disk.atomic_write import remove_stale
+from flame_train.disk.files import disk_errors
+from flame_train.disk.open_folder import folder_below
 from flame_train.disk.system import BINARY, NONBLOCK
 from flame_train.errors import EnvironmentFault, ModelFileError, OutputError, of_environment
 from flame_train.io.digests import Digests
@@ -145,26 +148,41 @@ class DiskCache:
     def put(self, key: str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Write an entry, replacing any there. Raises OutputError when the disk cannot take it."""
         metadata = {"cache_format": str(FORMAT), "cache_key": key, "cache_sha256": _checksum(arrays)}
-        save_file(self.path(key), arrays, metadata)
+        path = self.path(key)
+        with ExitStack() as opened:
+            with disk_errors(path):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                part = opened.enter_context(folder_below(self.folder, key[:2], make=True))
+            save_file(part / path.name, arrays, metadata)
 
-    def entries(self) -> Iterator[Path]:
-        """The files of all entries, whole or not; nothing else that lies in the folder."""
-        for part in sorted(self.folder.glob("[0-9a-f][0-9a-f]")):
-            yield from sorted(
-                path for path in part.glob("*.safetensors") if _KEY.fullmatch(path.stem) and path.is_file()
-            )
+    def entries(self) -> Iterator[tuple[str, int]]:
+        """The key and the bytes of every entry, whole or not; of nothing else that lies there, nor of a link."""
+        for part in self._parts():
+            with folder_below(self.folder, part) as held:
+                for name in held.names():
+                    key, found = name.removesuffix(_ENDING), held.lstat(name)
+                    ours = name.endswith(_ENDING) and key.startswith(part) and _KEY.fullmatch(key)
+                    if ours and found is not None and stat.S_ISREG(found.st_mode):
+                        yield key, found.st_size
 
-    @staticmethod
-    def key_of(entry: Path) -> str:
-        """The key of an entry's file."""
-        return entry.stem
+    def remove(self, key: str) -> None:
+        """Remove an entry. Raises OutputError if it cannot be removed."""
+        path = self.path(key)
+        with disk_errors(path), folder_below(self.folder, key[:2]) as part:
+            part.remove(path.name, missing_ok=True)
 
     def remove_stale(self) -> None:
         """Remove what killed processes left half-written."""
+        for part in self._parts():
+            with contextlib.suppress(OSError), folder_below(self.folder, part) as held:
+                remove_stale(held)
+
+    def _parts(self) -> list[str]:
+        """The names of the folders that entries lie in; none without a readable folder."""
         with contextlib.suppress(OSError):
-            for entry in sorted(os.scandir(self.folder), key=lambda entry: entry.name):
-                if _PART.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-                    remove_stale_at(Path(entry.path))
+            inside = sorted(os.scandir(self.folder), key=lambda entry: entry.name)
+            return [each.name for each in inside if _PART.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
+        return []
 
     def get_or_make(self, key: str, make: Callable[[], Mapping[str, np.ndarray[Any, Any]]]) -> Arrays:
         """The entry's arrays; if it is missing or damaged, `make()` is called once and its result kept."""

@@ -73,6 +73,23 @@ def _write(target: FolderEntry, chunks: Iterable[bytes | memoryview], total: int
         _close(stream)
 
 
+def write_unsynced(target: FolderEntry, raw: bytes) -> None:
+    """Write what is soon written again: readers see it whole, but it is not waited for the disk. Raises OSError."""
+    folder = target.folder
+    temporary, descriptor = create_temporary(folder, target.name)
+    with os.fdopen(descriptor, "wb") as file:
+        try:
+            file.write(raw)
+            file.flush()
+            if not folder.closes_first:
+                folder.rename(temporary, target.name)
+        except OSError:
+            folder.remove(temporary, missing_ok=True)
+            raise
+    if folder.closes_first:
+        folder.rename(temporary, target.name)
+
+
 def _close(stream: IO[bytes]) -> None:
     with contextlib.suppress(OSError):  # it writes again the bytes that the disk has just refused
         stream.close()

@@ -12,11 +12,11 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from flame_train.disk.files import disk_errors, disk_message
 from flame_train.disk.folder_handle import FolderHandle, open_handle
@@ -76,11 +76,31 @@ class OpenFolder:
         except FileNotFoundError:
             return None
 
+    def plain_file(self, name: str, flags: int) -> int:
+        """A descriptor of a plain file in this folder. Raises OSError: also for a pipe, which is not waited for."""
+        descriptor = self.file(name, flags | NONBLOCK)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "not a plain file")
+        return descriptor
+
+    def reading(self, name: str) -> IO[bytes]:
+        """A plain file, opened to be read. Raises OSError: also where there is none."""
+        return os.fdopen(self.plain_file(name, os.O_RDONLY), "rb")
+
+    def appending(self, name: str) -> IO[bytes]:
+        """A plain file, opened to be written to its end, and made if it is not there. Raises OSError."""
+        return os.fdopen(self.plain_file(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab", buffering=0)
+
     def read(self, name: str, limit: int) -> bytes:
         """At most `limit` bytes of a plain file. Raises OSError: also where there is none."""
-        with os.fdopen(self.file(name, os.O_RDONLY | NONBLOCK), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(errno.EINVAL, "not a plain file")
+        with self.reading(name) as file:
+            return file.read(limit)
+
+    def tail(self, name: str, limit: int) -> bytes:
+        """The last bytes of a plain file, at most `limit`. Raises OSError: also where there is none."""
+        with self.reading(name) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
             return file.read(limit)
 
     def rename(self, name: str, new: str) -> None:
@@ -181,6 +201,19 @@ def path_of(place: Location) -> Path:
 def open_folder(place: Location) -> OpenFolder:
     """The folder at `place`, held. Raises OSError."""
     return place.folder.folder(place.name) if isinstance(place, FolderEntry) else OpenFolder.open(place)
+
+
+@contextmanager
+def folder_below(folder: Path, *names: str, make: bool = False) -> Iterator[OpenFolder]:
+    """The folder of these names, one in another, below `folder`: each held, none a link. Raises OSError.
+
+    `make`: those that are not there are made.
+    """
+    with ExitStack() as opened:
+        held = opened.enter_context(OpenFolder.open(folder))
+        for name in names:
+            held = opened.enter_context(held.folder(name, make=make))
+        yield held
 
 
 @contextmanager

@@ -36,6 +36,10 @@ class ProcessGroup:
     rank: int = 0
     world: int = 1
     collectives: Collectives | None = None
+    met: int = 0
+    """How many meetings with the others this process came to."""
+    waits: bool = False
+    """Whether it is in one, and waits for them."""
     _agreed: list[BaseException] = field(default_factory=list)
 
     @property
@@ -51,13 +55,26 @@ class ProcessGroup:
     def all_reduce(self, array: Array) -> None:
         """Makes a contiguous array, fp32 or bf16, the sum over all processes, in place."""
         if self.collectives is not None:
-            self.collectives.all_reduce(array)
+            with self.meeting():
+                self.collectives.all_reduce(array)
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Within, this process waits for all others. `Watch` ends all of them where one does not come."""
+        self.met += 1
+        self.waits = True
+        try:
+            yield
+        finally:
+            self.waits = False
 
     def all_gather(self, text: str) -> list[str]:
         """The text of each process, by rank."""
         if self.collectives is None:
             return [text]
-        return [raw.decode("utf-8", "surrogatepass") for raw in self.collectives.all_gather(_encoded(text))]
+        with self.meeting():
+            gathered = self.collectives.all_gather(_encoded(text))
+        return [raw.decode("utf-8", "surrogatepass") for raw in gathered]
 
     def broadcast(self, answer: bool) -> bool:
         """The leading process's answer, in all: where each looks at a shared disk, one may see an older state."""

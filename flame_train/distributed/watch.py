@@ -2,41 +2,80 @@
 
 A launcher ends all processes when one exits. A process that was stopped, or whose machine is gone, exits nowhere; and
 the others wait for it in a sum for ever. So each writes a file every few seconds, and ends where another's is old, or
-says that its process failed.
+says that its process failed. A sign also says how far its process is. Where all of them stand still, a process waits
+for one that does not come.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
+import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from json import dumps
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from flame_train.disk.atomic_write import remove_stale, write_unsynced
+from flame_train.disk.files import disk_errors
+from flame_train.disk.open_folder import OpenFolder
+from flame_train.disk.system import NONBLOCK, optional_module
 from flame_train.errors import DeviceFault, OutputError, exit_status, lines_shown
+from flame_train.given import json_tree, number, table, text, whole
+from flame_train.io.owned import SIGNS, is_sign
 
 from .group import ProcessGroup
 
-FOLDER: Final = ".ranks"
 _EVERY = 2.0  # seconds between two signs of life
 _SILENT = 40.0  # seconds without one after which a process counts as gone
+_STILL = 50.0  # seconds in which no process did anything, after which one waits for another in vain
 _GRACE = 3.0  # seconds that a launcher has to end a process by itself
+_LEAST = 1.0  # seconds of work that a process does in that time, if it does anything
+_BLOCKS: Final = 2048  # blocks of 512 bytes that it reads, and count as a second of work
+_FAULTS: Final = 16  # pages of a map that had to be read, and count as one
+_LARGEST: Final = 1 << 16
+_RESOURCE: Final = optional_module("resource")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a process is: the meetings that it came to, whether it waits in one, and what it did so far."""
+
+    met: int = -1
+    waits: bool = False
+    work: float = 0.0
+
+    @classmethod
+    def read(cls, sign: Mapping[str, Any]) -> Progress:
+        """As a sign of life says it."""
+        return cls(whole(sign.get("met")) or 0, sign.get("waits") is True, number(sign.get("work")) or 0.0)
+
+    def is_beyond(self, other: Progress) -> bool:
+        """Whether a process that was there did something since. What it does while it waits counts for nothing."""
+        if (self.met, self.waits) != (other.met, other.waits):
+            return True
+        return not self.waits and self.work >= other.work + _LEAST
+
+    def __str__(self) -> str:
+        return f"{'waits in' if self.waits else 'stands after'} meeting {self.met}"
 
 
 class Watch:
     """Signs of life of the processes of `group` in the run folder. A process by itself leaves none."""
 
     def __init__(self, group: ProcessGroup, folder: Path) -> None:
-        self._group, self._folder = group, folder / FOLDER
+        self._group, self._path = group, folder
+        self._run: OpenFolder | None = None
+        self._signs: OpenFolder | None = None
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="flame-train-watch", daemon=True)
+        self._thread = threading.Thread(target=self._look, name="flame-train-watch", daemon=True)
         self._told = False
         self._beats = 0
 
@@ -44,23 +83,34 @@ class Watch:
         if self._group.world > 1:
             with self._group.barrier():
                 if self._group.leads:
-                    self._folder.mkdir(exist_ok=True)
-                    for old in self._folder.glob("*.json"):
-                        old.unlink(missing_ok=True)
+                    with disk_errors(self._path / SIGNS):
+                        self._open(make=True)
+                        for old in filter(is_sign, self._held.names()):
+                            self._held.remove(old)
+                    remove_stale(self._held)
                     self._write({})
             self._refuse_elsewhere()
             self._write({})
             self._thread.start()
         return self
 
+    def _open(self, *, make: bool = False) -> None:
+        """Holds the folder of the signs. Raises OSError: also where it is a link."""
+        self._run = OpenFolder.open(self._path)
+        self._signs = self._run.folder(SIGNS, make=make)
+
     def _refuse_elsewhere(self) -> None:
         """Raises OutputError, in all processes, if one has another folder there than the leading one."""
         own = f"{socket.gethostname()}, process {os.getpid()}"
-        leading, sign = self._group.all_gather(own)[0], self._read(0)
+        leading = self._group.all_gather(own)[0]
         with self._group.barrier():
-            if sign is None or f"{sign['host']}, process {sign['pid']}" != leading:
+            if self._signs is None:
+                with contextlib.suppress(OSError):
+                    self._open()
+            sign = None if self._signs is None else self._seen(0)[0]
+            if sign is None or _who(sign) != leading:
                 raise OutputError(
-                    f"{self._folder.parent}: rank {self._group.rank} does not see what rank 0 writes there; "
+                    f"{self._path}: rank {self._group.rank} does not see what rank 0 writes there; "
                     "give all processes the same output.dir, on a disk that their machines share"
                 )
 
@@ -71,11 +121,13 @@ class Watch:
         if self._thread.ident is None:
             return
         self._thread.join()
-        if self._told:  # the file stays until the next start: the others have yet to read it
-            return
-        with contextlib.suppress(OSError):
-            self._file(self._group.rank).unlink(missing_ok=True)
-            self._folder.rmdir()  # by the last of them
+        if not self._told:  # else the file stays until the next start: the others have yet to read it
+            with contextlib.suppress(OSError):
+                self._held.remove(_file(self._group.rank), missing_ok=True)
+                if not self._held.names() and self._run is not None:  # by the last of them
+                    self._run.remove(SIGNS)
+        for folder in filter(None, (self._signs, self._run)):
+            folder.close()
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -90,24 +142,40 @@ class Watch:
                 self._told = True
             raise
 
-    def _run(self) -> None:
+    def _look(self) -> None:
         others = [rank for rank in range(self._group.world) if rank != self._group.rank]
-        seen: dict[int, tuple[object, float]] = dict.fromkeys(others, (None, time.monotonic()))
+        begin = time.monotonic()
+        seen: dict[int, tuple[object, float]] = dict.fromkeys(others, (None, begin))
+        moved = {rank: (Progress(), begin) for rank in range(self._group.world)}
         while not self._ended.wait(_EVERY):
             self._write({})
-            for rank, (before, since) in list(seen.items()):
+            now = time.monotonic()
+            _note_move(moved, self._group.rank, self._progress(), now)
+            for rank in others:
                 sign, state = self._seen(rank)
                 if sign is not None and "code" in sign:
                     time.sleep(_GRACE)
-                    self._end(int(sign["code"]), f"rank {rank} failed: {sign['message']}")
+                    self._end(whole(sign["code"]) or 1, f"rank {rank} failed: {text(sign.get('message'))}")
                 now = time.monotonic()
-                if state != before:
+                if state != seen[rank][0]:
                     seen[rank] = state, now
-                elif now - since > _SILENT:
-                    where = f" ({sign['host']}, process {sign['pid']})" if sign else ""
+                if sign is not None:
+                    _note_move(moved, rank, Progress.read(sign), now)
+                if now - seen[rank][1] > _SILENT:
+                    where = f" ({_who(sign)})" if sign else ""
                     self._end(
                         DeviceFault.exit_code, f"rank {rank}{where} has given no sign of life for {_SILENT:.0f} s"
                     )
+            if now - max(since for _, since in moved.values()) > _STILL:
+                told = "; ".join(f"rank {rank} {each}" for rank, (each, _) in sorted(moved.items()))
+                self._end(
+                    DeviceFault.exit_code,
+                    f"no process did anything for {_STILL:.0f} s, so one of them does not come where the others wait: "
+                    f"{told}",
+                )
+
+    def _progress(self) -> Progress:
+        return Progress(self._group.met, self._group.waits, _worked())
 
     def _end(self, code: int, message: str) -> None:
         if self._ended.is_set():
@@ -123,18 +191,17 @@ class Watch:
 
     def _write(self, more: dict[str, Any]) -> None:
         self._beats += 1
-        sign = {"pid": os.getpid(), "host": socket.gethostname(), "beat": self._beats, **more}
-        file = self._file(self._group.rank)
-        part = file.with_suffix(".part")
+        sign = {"pid": os.getpid(), "host": socket.gethostname(), "beat": self._beats, **asdict(self._progress())}
+        name = _file(self._group.rank)
         try:
-            part.write_text(json.dumps(sign))
-            part.replace(file)
+            write_unsynced(self._held / name, dumps(sign | more).encode())
         except OSError:
-            with contextlib.suppress(OSError):  # a folder that was moved: the others decide
-                os.utime(file)  # a full disk has room for this
-
-    def _read(self, rank: int) -> dict[str, Any] | None:
-        return self._seen(rank)[0]
+            with contextlib.suppress(OSError):  # a folder that was removed: the others decide
+                descriptor = self._held.file(name, os.O_WRONLY)
+                try:
+                    os.utime(descriptor)  # a full disk has room for this
+                finally:
+                    os.close(descriptor)
 
     def _seen(self, rank: int) -> tuple[dict[str, Any] | None, object]:
         """What a process wrote, and something that is another with each of its signs of life.
@@ -143,18 +210,44 @@ class Watch:
         time of its last change, may be a minute old.
         """
         try:
-            with self._file(rank).open() as file:
-                text, changed = file.read(), os.fstat(file.fileno()).st_mtime_ns
+            with os.fdopen(self._held.file(_file(rank), os.O_RDONLY | NONBLOCK), "rb") as file:
+                status = os.fstat(file.fileno())
+                raw = file.read(_LARGEST) if stat.S_ISREG(status.st_mode) else b""
         except OSError:
             return None, None
-        try:
-            sign = json.loads(text)
-        except ValueError:
-            return None, (text, changed)
-        return sign if isinstance(sign, dict) else None, (text, changed)
+        sign = dict(table(json_tree(raw)))
+        return sign or None, (raw, status.st_mtime_ns)
 
-    def _file(self, rank: int) -> Path:
-        return self._folder / f"{rank}.json"
+    @property
+    def _held(self) -> OpenFolder:
+        assert self._signs is not None, "the folder of the signs is not open"
+        return self._signs
+
+
+def _note_move(moved: dict[int, tuple[Progress, float]], rank: int, now_at: Progress, now: float) -> None:
+    """Notes how far a process is, if it is further than when it was noted last."""
+    if now_at.is_beyond(moved[rank][0]):
+        moved[rank] = now_at, now
+
+
+def _file(rank: int) -> str:
+    return f"{rank}.json"
+
+
+def _who(sign: dict[str, Any]) -> str:
+    return f"{text(sign.get('host'))}, process {whole(sign.get('pid'))}"
+
+
+def _worked() -> float:
+    """Processor seconds of this process, and what it reads; without those of the calling thread, which only watches."""
+    if _RESOURCE is None:
+        return time.process_time() - time.thread_time()
+    whole, watching = (_RESOURCE.getrusage(kind) for kind in (_RESOURCE.RUSAGE_SELF, _RESOURCE.RUSAGE_THREAD))
+    seconds, blocks, faults = (
+        getattr(whole, name) - getattr(watching, name) for name in ("ru_utime", "ru_inblock", "ru_majflt")
+    )
+    system = whole.ru_stime - watching.ru_stime
+    return float(seconds + system + blocks / _BLOCKS + faults / _FAULTS)
 
 
 @contextmanager

@@ -16,13 +16,21 @@ _FILES: Final = re.compile(
     r"\.lock|(config\.toml|(status|dataset|images)\.json|log\.jsonl|dataset\.jpg|controls\.png|report\.html|loss\.png)"
 )
 _LORA: Final = r"(lora|{})(\.\w+)?\.safetensors"
-_FOLDERS: Final = ("checkpoints", "samples", "tensorboard", "wandb")
+SIGNS: Final = ".ranks"
+"""The folder of signs of life, by which several processes watch each other."""
+_FOLDERS: Final = ("checkpoints", "samples", "tensorboard", "wandb", SIGNS)
 _SAMPLE: Final = re.compile(r"step-\d{6,}\.png")
+_SIGN: Final = re.compile(r"\d{1,9}\.json")
 
 
 def is_sample(name: str) -> bool:
     """Whether a sample grid is called so."""
     return _SAMPLE.fullmatch(name) is not None
+
+
+def is_sign(name: str) -> bool:
+    """Whether a sign of life is called so."""
+    return _SIGN.fullmatch(name) is not None
 
 
 def refuse_links(folder: OpenFolder, lora: str = "lora") -> None:
@@ -42,7 +50,7 @@ def refuse_links(folder: OpenFolder, lora: str = "lora") -> None:
 
 def _refuse_links_among(folder: OpenFolder, kind: str) -> None:
     for name in folder.names():
-        if kind == "samples" and is_sample(name):
+        if (kind == "samples" and is_sample(name)) or (kind == SIGNS and is_sign(name)):
             _refuse_other(folder, name, stat.S_ISREG, "a plain file")
         elif kind == "checkpoints" and is_checkpoint(name):
             _refuse_other(folder, name, stat.S_ISDIR, "a folder")

@@ -8,7 +8,6 @@ all that is written goes below its handle: where its path leads elsewhere, anoth
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import os
@@ -29,7 +28,7 @@ from flame_train.errors import OutputError
 from flame_train.io import commit
 from flame_train.io.foundrun import LARGEST, UNNAMED, Differences, examine
 from flame_train.io.owned import is_sample, refuse_links
-from flame_train.io.runlog import LogFile, step_of
+from flame_train.io.runlog import LogFile, record_of, step_of
 from flame_train.io.runstatus import FORMAT, LOCK, as_dead, ending, read_status, refresh_status, write_status
 from flame_train.version import __version__
 
@@ -290,7 +289,7 @@ class RunFolder:
         """The log's line of the step that was reached; empty if there is none."""
         with reading(self.folder / "log.jsonl"):
             line = self._opened_log().last()
-        return json.loads(line) if step_of(line) == self.step else {}
+        return record_of(line) if step_of(line) == self.step else {}
 
     def write_status(self, state: str, exit_code: int | None = None) -> None:
         """Write `status.json`: running, done, interrupted or failed, with the exit code once there is one."""

@@ -9,10 +9,11 @@ import math
 import os
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from flame_train.disk.failpoint import fail_point
 from flame_train.disk.open_folder import FolderEntry
+from flame_train.given import json_tree, number, table, whole
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,8 +31,7 @@ class LogFile:
         self._place = place
         self._warned = False
         self.waiting = b""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self._file = os.fdopen(place.folder.file(place.name, flags), "ab", buffering=0)
+        self._file = place.folder.appending(place.name)
         self._whole = os.fstat(self._file.fileno()).st_size
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -65,7 +65,7 @@ class LogFile:
         `waited` are lines that a checkpoint took along: those that are not there are written.
         """
         self._whole, last = 0, 0
-        with os.fdopen(self._place.folder.file(self._place.name, os.O_RDONLY), "rb") as file:
+        with self._place.folder.reading(self._place.name) as file:
             while line := file.readline(_LONGEST):  # a longer one is none of ours, and may be as long as the disk
                 if not line.endswith(b"\n") or step_of(line) > step:
                     break
@@ -84,16 +84,14 @@ class LogFile:
 
     def last(self) -> bytes:
         """The last line; empty if there is none. Raises OSError."""
-        with os.fdopen(self._place.folder.file(self._place.name, os.O_RDONLY), "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _LONGEST))
-            *_, line = [b"", *file.read(_LONGEST).splitlines()]
+        *_, line = [b"", *self._place.folder.tail(self._place.name, _LONGEST).splitlines()]
         return line
 
     def losses(self, count: int) -> list[float]:
         """The losses of the last `count` lines, without those that are not finite. Raises OSError."""
-        with os.fdopen(self._place.folder.file(self._place.name, os.O_RDONLY), "rb") as file:
+        with self._place.folder.reading(self._place.name) as file:
             lines = deque(iter(lambda: file.readline(_LONGEST), b""), count)
-        found = (_loss_of(line) for line in (*lines, *self.waiting.splitlines()))
+        found = (number(table(json_tree(line)).get("loss")) for line in (*lines, *self.waiting.splitlines()))
         return [loss for loss in found if loss is not None][-count:]
 
     def close(self) -> None:
@@ -104,19 +102,14 @@ class LogFile:
 
 def step_of(line: bytes) -> float:
     """The step that a line says; infinity where it is not one that a run wrote: it is cut off from there on."""
-    try:
-        step = json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return math.inf
-    return step if type(step) is int and 0 <= step < 2**63 else math.inf
+    step = record_of(line).get("step", math.inf)
+    return cast(float, step)
 
 
-def _loss_of(line: bytes) -> float | None:
-    try:
-        loss = json.loads(line)["loss"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return float(loss) if isinstance(loss, int | float) else None
+def record_of(line: bytes) -> Mapping[str, Any]:
+    """What a line says; empty where it is not one that a run wrote, with a step."""
+    record = table(json_tree(line))
+    return record if whole(record.get("step")) is not None else {}
 
 
 def _finite(value: Any) -> Any:

@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from flame_train.disk.atomic_write import create_temporary, write_atomically
+from flame_train.disk.atomic_write import write_atomically, write_unsynced
 from flame_train.disk.files import reading
 from flame_train.disk.locks import lock
 from flame_train.disk.open_folder import OpenFolder
 from flame_train.disk.system import NONBLOCK
 from flame_train.errors import Interrupted, OutputError, exit_status
+from flame_train.given import json_tree, table
 
 STATUS: Final = "status.json"
 LOCK: Final = ".lock"
@@ -46,20 +47,8 @@ def refresh_status(folder: OpenFolder, status: Mapping[str, Any]) -> None:
 
     A disk that refuses it keeps the status before.
     """
-    raw = _padded(status)
     with contextlib.suppress(OSError):
-        temporary, descriptor = create_temporary(folder, STATUS)
-        with os.fdopen(descriptor, "wb") as file:
-            try:
-                file.write(raw)
-                file.flush()
-                if not folder.closes_first:
-                    folder.rename(temporary, STATUS)
-            except OSError:
-                folder.remove(temporary, missing_ok=True)
-                raise
-        if folder.closes_first:
-            folder.rename(temporary, STATUS)
+        write_unsynced(folder / STATUS, _padded(status))
 
 
 def _padded(status: Mapping[str, Any]) -> bytes:
@@ -80,10 +69,9 @@ def read_status(folder: OpenFolder) -> dict[str, Any]:
     """What the file says; nothing where it is not there or makes no sense. OutputError where it cannot be read."""
     try:
         with reading(folder.path / STATUS, FileNotFoundError):
-            status = json.loads(folder.read(STATUS, _LARGEST))
-    except (FileNotFoundError, ValueError, RecursionError):
+            return dict(table(json_tree(folder.read(STATUS, _LARGEST))))
+    except FileNotFoundError:
         return {}
-    return status if isinstance(status, dict) else {}
 
 
 def state_of(path: Path) -> dict[str, Any]:

@@ -12,15 +12,15 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from flame_train.disk.atomic_write import write_atomically
+from flame_train.disk.atomic_write import remove, write_atomically
 from flame_train.disk.files import disk_errors, make_folder, preflight
 from flame_train.disk.locks import lock
-from flame_train.disk.open_folder import OpenFolder
+from flame_train.disk.open_folder import FolderEntry, OpenFolder, folder_below
 from flame_train.errors import RemoteError, counted
 from flame_train.io.checked_json import read_checked, write_checked
 from flame_train.io.digests import Digests
@@ -96,7 +96,7 @@ class _Fetch:
         for name, entry in missing.items():
             self.record[name] = [entry.size, entry.version, self._bring(store, name, entry)]
         for name in [name for name in self.record if name not in there]:
-            self._path(name).unlink(missing_ok=True)
+            self._remove(name)
             del self.record[name]
         write_checked(self.folder / _RECORD, {"address": self.address, "files": self.record})
 
@@ -121,6 +121,21 @@ class _Fetch:
         place = self.folder / PurePosixPath(self.address.rstrip("/")).name
         return place / name if name else place
 
+    @contextmanager
+    def _spot(self, name: str, *, make: bool = False) -> Iterator[FolderEntry]:
+        """The place of a file below the folder, which no link leads out of. Raises OutputError where one would."""
+        path = self._path(name)
+        *folders, last = path.relative_to(self.folder).parts
+        with ExitStack() as opened:
+            with disk_errors(path):
+                folder = opened.enter_context(folder_below(self.folder, *folders, make=make))
+            yield folder / last
+
+    def _remove(self, name: str) -> None:
+        if self._path(name).exists():
+            with self._spot(name) as spot:
+                remove(spot)
+
     def _bring(self, store: Store, name: str, entry: Entry) -> str:
         """Writes one file, and returns its SHA-256."""
         error: RemoteError | None = None
@@ -139,7 +154,7 @@ class _Fetch:
                 return sha256
             came.append(sha256)
             error = Unreachable(f"{self.address}: {name or 'the file'} came with other bytes than the store says")
-        self._path(name).unlink(missing_ok=True)
+        self._remove(name)
         assert error is not None
         raise error
 
@@ -158,7 +173,8 @@ class _Fetch:
             sha256 = whole.hexdigest()
 
         whole = hashlib.sha256()
-        write_atomically(self._path(name), chunks(), entry.size)
+        with self._spot(name, make=True) as spot:
+            write_atomically(spot, chunks(), entry.size)
         return size, md5.hexdigest(), sha256
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from flame_train.disk.failpoint import fail_point
+from flame_train.disk.open_folder import folder_below
 from flame_train.errors import RemoteError
 from flame_train.io.commit import MANIFEST, is_checkpoint
 from flame_train.io.owned import is_sample
@@ -26,6 +27,7 @@ from .faults import Full
 from .layout import (
     CHECKPOINTS,
     CONFIG,
+    LARGEST,
     LOG,
     SAMPLES,
     Manifest,
@@ -177,10 +179,16 @@ class Mirror:
         """The newest whole checkpoint here that is not there."""
         return next((step for step in _steps(self._folder) if step not in self._there | self._left_out), None)
 
+    def _opened(self, name: str) -> IO[bytes]:
+        """A plain file below the run folder, to be read. Raises OSError: also where a link leads elsewhere."""
+        *folders, last = name.split("/")
+        with folder_below(self._folder, *folders) as folder:
+            return folder.reading(last)
+
     def _send_changed(self, name: str) -> None:
         """A file that was written since it was sent last; nothing where there is none."""
         try:
-            with open(self._folder / name, "rb") as file:
+            with self._opened(name) as file:
                 stat = os.fstat(file.fileno())
                 if self._sent.get(name) != (stat.st_size, stat.st_mtime_ns):
                     self._lease.check()
@@ -192,7 +200,7 @@ class Mirror:
     def _send_log(self) -> None:
         """The whole lines of the log, which has more with each step."""
         try:
-            with open(self._folder / LOG, "rb") as file:
+            with self._opened(LOG) as file:
                 size = _end_of_lines(file)
                 if self._sent.get(LOG) != (size, 0):
                     self._lease.check()
@@ -205,11 +213,10 @@ class Mirror:
         """A checkpoint, its manifest last; one that is damaged here is left out, one that was pruned meanwhile too."""
         with ExitStack() as opened:
             try:
-                folder = self._folder / folder_of(step)
-                raw = (folder / MANIFEST).read_bytes()
-                manifest = parsed(raw, step, str(folder))
+                folder = opened.enter_context(folder_below(self._folder, *folder_of(step).split("/")))
+                manifest = parsed(folder.read(MANIFEST, LARGEST), step, str(folder.path))
                 names = manifest.files if manifest is not None else {}
-                files = {name: opened.enter_context(open(folder / name, "rb")) for name in names}
+                files = {name: opened.enter_context(folder.reading(name)) for name in names}
             except FileNotFoundError:
                 manifest, files = None, {}
             sent = manifest is not None and self._send_files(manifest, files)

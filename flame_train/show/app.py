@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import os
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -16,11 +15,11 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from flame_train.disk.open_folder import OpenFolder
-from flame_train.disk.system import NONBLOCK
+from flame_train.disk.open_folder import folder_below
+from flame_train.errors import shown
 
 from . import compare, sections
 from .charts import charts_of, charts_of_runs
@@ -134,7 +133,7 @@ class Pages:
         pages = max(math.ceil(len(found) / _ROWS), 1)
         page = min(_whole(request, "page", 0), pages - 1)
         section = sections.dataset(view, found[page * _ROWS : (page + 1) * _ROWS])
-        return JSONResponse({"html": html(section), "found": len(found), "page": page, "pages": pages})
+        return _json({"html": html(section), "found": len(found), "page": page, "pages": pages})
 
     def sample(self, request: Request) -> Response:
         """An image of a sample grid."""
@@ -166,9 +165,10 @@ class Pages:
         return Response(raw, media_type="image/jpeg", headers={"Cache-Control": "no-cache"})
 
     def file(self, request: Request) -> Response:
-        """A file of the run folder, to be saved: one of those that the page lists, by its exact name."""
-        view, path = self._view(request), request.query_params.get("path", "")
-        if path not in {kept.name for kept in view.files if not kept.folder}:
+        """A file of the run folder, to be saved: one of those that the page lists, by its name as it is shown."""
+        view, asked = self._view(request), request.query_params.get("path", "")
+        path = next((kept.name for kept in view.files if not kept.folder and shown(kept.name) == asked), "")
+        if not path:
             raise NotFound
         try:
             size, chunks = _opened(view, path)
@@ -218,7 +218,7 @@ def _path(page: str, **query: str | int) -> str:
 
 
 def _file(view: RunView) -> Callable[[str], str]:
-    return lambda path: _path("/file", name=view.name, path=path)
+    return lambda path: _path("/file", name=view.name, path=shown(path))
 
 
 def _sample(view: RunView, size: str) -> sections.GridImage:
@@ -256,8 +256,13 @@ def _digest(value: Any) -> str:
 def _unless_same(request: Request, shown: Mapping[str, Any]) -> Response:
     digest = _digest(shown)
     if request.query_params.get("have") == digest:
-        return JSONResponse({"same": True, "running": shown["running"]})
-    return JSONResponse({**shown, "digest": digest})
+        return _json({"same": True, "running": shown["running"]})
+    return _json({**shown, "digest": digest})
+
+
+def _json(value: Mapping[str, Any]) -> Response:
+    """A JSON answer in ASCII: texts of a run's files may hold halves of characters, which UTF-8 has not."""
+    return Response(json.dumps(value, allow_nan=False, separators=(",", ":")), media_type="application/json")
 
 
 def _kept(raw: bytes, kind: str) -> Response:
@@ -267,23 +272,15 @@ def _kept(raw: bytes, kind: str) -> Response:
 def _opened(view: RunView, path: str) -> tuple[int, Iterator[bytes]]:
     """The size and the bytes of a plain file below the run folder; links are refused. Raises OSError."""
     *folders, name = path.split("/")
-    with OpenFolder.open(view.folder) as top:
-        inside = top.folder(folders[0]) if folders else top
-        try:
-            file = os.fdopen(inside.file(name, os.O_RDONLY | NONBLOCK), "rb")
-        finally:
-            if inside is not top:
-                inside.close()
-    found = os.fstat(file.fileno())
-    if not stat.S_ISREG(found.st_mode):
-        file.close()
-        raise OSError("not a plain file")
+    with folder_below(view.folder, *folders) as inside:
+        file = inside.reading(name)
+    size = os.fstat(file.fileno()).st_size
 
     def chunks() -> Iterator[bytes]:
-        left = found.st_size
+        left = size
         with file:
             while left > 0 and (chunk := file.read(min(_CHUNK, left))):
                 left -= len(chunk)
                 yield chunk
 
-    return found.st_size, chunks()
+    return size, chunks()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +15,7 @@ from .images import Band
 from .run_reader import RunView
 
 _GIB: Final = 2**30
+_BAND: Final = re.compile(r"([0-9]{1,6})-([0-9]{1,6})")
 _COARSE: Final = 4  # bands of the log that are one line: 20 of them would be too many
 _SHOWN: Final = frozenset(("loss", "lr", "grad_norm", "images_per_s", "memory"))
 _NOT_DRAWN: Final = frozenset(("step", "epoch", "skipped", "data_wait_ms", "loss_scale"))
@@ -139,9 +141,8 @@ def _validation(curves: Mapping[str, Curve], most: int) -> Iterator[Line]:
 
 def _bounds(name: str, prefix: str) -> tuple[int, int] | None:
     """The noise levels of a band's curve: "bands/0-50" -> (0, 50)."""
-    low, dash, high = name.removeprefix(prefix).partition("-")
-    whole = name.startswith(prefix) and dash and low.isdecimal() and high.isdecimal()
-    return (int(low), int(high)) if whole else None
+    found = _BAND.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _levels(bands: Sequence[Band]) -> tuple[Line, ...]:

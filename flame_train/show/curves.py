@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flame_train.disk.open_folder import OpenFolder
-from flame_train.disk.system import NONBLOCK
-from flame_train.io.runlog import step_of
-
-from .given import number, table
+from flame_train.given import number, table, text
+from flame_train.io.runlog import record_of
 
 _NAME: Final = "log.jsonl"
 _LONGEST: Final = 1 << 16  # bytes of a line, as `io/runlog.py` has it
@@ -81,14 +77,14 @@ class LogCurves:
 
     def read(self, folder: OpenFolder) -> None:
         """Takes the new lines of the log in `folder`; all of them if it was cut back. Raises OSError."""
-        with os.fdopen(folder.file(_NAME, os.O_RDONLY | NONBLOCK), "rb") as file:
+        with folder.reading(_NAME) as file:
             file.seek(self._offset - len(self._line))
             if file.read(len(self._line)) != self._line:
                 self.curves, self.last, self._offset, self._line = {}, {}, 0, b""
             file.seek(self._offset)
-            while (line := file.readline(_LONGEST)).endswith(b"\n") and math.isfinite(step_of(line)):
+            while (line := file.readline(_LONGEST)).endswith(b"\n") and (record := record_of(line)):
                 self._offset, self._line = self._offset + len(line), line
-                self._take(json.loads(line))
+                self._take(record)
 
     def _take(self, record: Mapping[str, Any]) -> None:
         self.last = record
@@ -105,4 +101,4 @@ def _numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for prefix, values in tables:
         for name, value in values.items():
             if (found := number(value)) is not None:
-                yield prefix + name, found
+                yield prefix + text(name), found

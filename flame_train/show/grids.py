@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from PIL import Image
 
+from flame_train.given import table, text, whole
 from flame_train.training.image_sampling import places
-
-from .given import table, whole
 
 _STEP: Final = re.compile(r"step-(\d{6,})\.png")
 _LARGEST: Final = 1 << 28  # pixels of a grid: 64 images of 2048 x 2048
@@ -57,7 +56,7 @@ def _wanted(prompt: Any, section: Mapping[str, Any]) -> GridPrompt:
         prompt = {"text": prompt}
     height, width = (whole(prompt.get(side) or section.get(side)) or 0 for side in ("height", "width"))
     has_control = bool(prompt.get("control", section.get("control")))
-    return GridPrompt(str(prompt.get("text", "")), height, width, has_control)
+    return GridPrompt(text(prompt.get("text")), height, width, has_control)
 
 
 def step_of_grid(name: str) -> int | None:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from flame_train.errors import shown
-
-from .given import number, rows, table, tree_of_json, whole
+from flame_train.given import json_tree, number, rows, table, text, whole
 
 CELL: Final = 96  # pixels: the longer side of a thumbnail
 COLUMNS: Final = 12
@@ -77,10 +76,10 @@ def with_thumbnail(count: int) -> tuple[int, ...]:
 
 def images_of(dataset: bytes) -> tuple[TrainedImage, ...]:
     """The images of a `dataset.json`, in its order. Rows that make no sense are left out."""
-    found, listed = [], rows(tree_of_json(dataset))
+    found, listed = [], rows(json_tree(dataset))
     cells = {place: cell for cell, place in enumerate(with_thumbnail(len(listed)))}
     for place, row in enumerate(listed):
-        name = f"{row['set']}/{row.get('file')}" if "set" in row else str(row.get("file"))
+        name = f"{text(row['set'])}/{text(row.get('file'))}" if "set" in row else text(row.get("file"))
         image = _image(name, row, cells.get(place))
         if image is not None:
             found.append(image)
@@ -92,7 +91,7 @@ def with_losses(images: Sequence[TrainedImage], losses: bytes, sheet: bool) -> t
 
     `sheet` says whether there are thumbnails.
     """
-    told = {shown(row.get("file")): row for row in rows(table(tree_of_json(losses)).get("images"))}
+    told = {shown(text(row.get("file"))): row for row in rows(table(json_tree(losses)).get("images"))}
     joined = [
         replace(
             image,
@@ -108,7 +107,7 @@ def with_losses(images: Sequence[TrainedImage], losses: bytes, sheet: bool) -> t
 def bands_of(losses: bytes) -> tuple[Band, ...]:
     """The bands of noise levels of an `images.json` that samples fell into."""
     found = []
-    for row in rows(table(tree_of_json(losses)).get("bands")):
+    for row in rows(table(json_tree(losses)).get("bands")):
         levels, loss, samples = row.get("levels"), number(row.get("loss")), whole(row.get("samples"))
         if isinstance(levels, str) and loss is not None and samples:
             found.append(Band(levels, loss, samples))
@@ -128,8 +127,8 @@ def _image(name: str, row: Mapping[str, Any], cell: int | None) -> TrainedImage 
         bucket=bucket,
         crop=crop,
         kept=bucket[0] * bucket[1] / (resized[0] * resized[1]),
-        captions=tuple(map(str, captions)) if isinstance(captions, list) else (),
-        mask=str(row.get("mask", "")),
+        captions=tuple(map(text, captions)) if isinstance(captions, list) else (),
+        mask=text(row.get("mask")),
         held_out=row.get("validation") is True,
         loss=None,
         seen=None,

@@ -14,18 +14,19 @@ from typing import Any, Final
 
 from flame_train.disk.open_folder import OpenFolder
 from flame_train.errors import OutputError
+from flame_train.given import number, table, whole
 from flame_train.io.commit import is_checkpoint
 from flame_train.io.runstatus import as_dead, is_locked, read_status
 
 from .controls import CONTROLS
 from .curves import Curve, LogCurves
-from .given import number, table, whole
 from .grids import Grid, GridPrompt, cut, cut_controls, prompts_of, size_of, step_of_grid
 from .images import Band, TrainedImage, bands_of, images_of, with_losses
 from .settings import Setting, settings_of, tree_of
 from .sheet import SHEET
 
 _LARGEST: Final = 1 << 28  # bytes of a file that is read whole
+_LONGEST: Final = 1e9  # seconds: a pace that means more time than this is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,8 @@ class RunView:
         pace = number(self.status.get("steps_per_s")) or 0.0
         if self.status.get("state") != "running" or pace <= 0.0 or not self.steps:
             return None
-        return max(self.steps - self.step, 0) / pace
+        left = max(self.steps - self.step, 0) / pace
+        return left if left < _LONGEST else None
 
     @property
     def step(self) -> int:

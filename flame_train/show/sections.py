@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from flame_train.given import number, whole
 from flame_train.training.meter import KEPT
 from flame_train.version import __version__
 
 from .elements import Element, element
-from .given import number, whole
 from .grids import Grid
 from .images import TrainedImage
 from .run_reader import RunView

@@ -74,14 +74,12 @@ def listening(port: int, host: str = HOST) -> socket.socket:
         ) from None
     listener = socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        listener.bind((host, port))
+        listener.bind(socket.getaddrinfo(host, port, listener.family, listener.type)[0][4])
         listener.listen()
     except OSError as error:
         listener.close()
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise ConfigError(f"--host {host}: this machine has no such address; 0.0.0.0 is all that it has") from None
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-            raise
+            raise ConfigError(f"--host {host}: this machine has no such address; 0.0.0.0 is all that it has") from None
         raise ConfigError(f"--port {port}: {error.strerror}; choose another, or leave it out for any") from None
     return listener
 

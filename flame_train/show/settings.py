@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -10,6 +9,7 @@ from typing import Any
 
 from flame_train.config.keys import keys
 from flame_train.config.render import toml_value
+from flame_train.given import toml_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Setting:
 def tree_of(text: str) -> dict[str, Any]:
     """The tables of a `config.toml`; none if it makes no sense."""
     try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError):
+        return toml_tree(text)
+    except ValueError:
         return {}
 
 
@@ -50,15 +50,8 @@ def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _setting(path: str, value: Any, values: Mapping[str, Any]) -> Setting:
     key = keys().get(path)
     if key is None:
-        return Setting(path, _text(value), None, "")
-    return Setting(path, _text(value), _text(key.default_among(values)), key.doc)
-
-
-def _text(value: Any) -> str:
-    try:
-        return toml_value(value)
-    except TypeError:  # a date: no key of ours has one
-        return str(value)
+        return Setting(path, toml_value(value), None, "")
+    return Setting(path, toml_value(value), toml_value(key.default_among(values)), key.doc)
 
 
 def without_folders(setting: Setting) -> Setting:
@@ -67,8 +60,8 @@ def without_folders(setting: Setting) -> Setting:
     if key is None or not (key.place or key.table_places):
         return setting
     try:
-        value = tomllib.loads(f"value = {setting.value}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = toml_tree(f"value = {setting.value}")["value"]
+    except ValueError:
         return setting
     changed = key.with_places(value, lambda place: PurePath(place).name)
-    return Setting(setting.path, _text(changed), setting.default, setting.doc)
+    return Setting(setting.path, toml_value(changed), setting.default, setting.doc)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -48,9 +49,9 @@ def sweep(file: Path, where: Where, devices: Sequence[str], status: bool) -> tup
     make_folder(all_runs.folder)
     if where == "slurm":
         path = all_runs.folder / SCRIPT
-        raw = script(all_runs, devices[0]).encode()
+        raw = os.fsencode(script(all_runs, devices[0]))
         write_atomically(path, [raw], len(raw))
-        return {"script": str(path), "start": f"sbatch {path}", "runs": len(all_runs.runs)}, 0
+        return {"script": str(path), "start": f"sbatch {shlex.quote(str(path))}", "runs": len(all_runs.runs)}, 0
     open_runs = [run for run in all_runs.runs if not is_done(run)]
     with StopRequest() as stop:
         _encode(all_runs, open_runs, devices[0], stop)
@@ -77,7 +78,7 @@ def one_of(file: Path, number: int) -> tuple[str, tuple[str, ...]]:
 def _report(all_runs: Sweep) -> dict[str, Any]:
     rows = table(all_runs)
     done = sum(is_done(run) for run in all_runs.runs)
-    compared = {"compare": f"flame-train show {all_runs.folder}"} if done > 1 else {}
+    compared = {"compare": f"flame-train show {shlex.quote(str(all_runs.folder))}"} if done > 1 else {}
     return {"folder": str(all_runs.folder), "done": f"{done} of {len(rows)}", "runs": rows, **compared}
 
 

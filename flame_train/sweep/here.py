@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
+from flame_train.disk.files import disk_errors, make_folder
+from flame_train.disk.open_folder import OpenFolder
 from flame_train.training.stop import StopRequest
 
 from .plan import Planned
@@ -77,10 +79,8 @@ def run_here(
 
 def _start(config: str, run: Planned, device: str) -> subprocess.Popen[bytes]:
     """Begins a run, in a session of its own: a terminal's Ctrl-C comes here alone, and is passed on once."""
-    said = output_of(run)
-    said.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "flame_train", *arguments(config, run, device)]
-    with said.open("ab") as file:
+    with saying(output_of(run)) as file:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
 
 
@@ -89,12 +89,23 @@ def output_of(run: Planned) -> Path:
     return run.folder.with_name(f"{run.folder.name}.{OUTPUT}")
 
 
+@contextmanager
+def saying(said: Path) -> Iterator[IO[bytes]]:
+    """The file with what a run says, to append to. Raises OutputError where it is a link, or no plain file."""
+    make_folder(said.parent)
+    with ExitStack() as opened:
+        with disk_errors(said):
+            folder = opened.enter_context(OpenFolder.open(said.parent))
+            file = opened.enter_context(folder.appending(said.name))
+        yield file
+
+
 def why(run: Planned) -> str:
     """The last error that a run said, as one line."""
+    said = output_of(run)
     try:
-        with output_of(run).open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - (1 << 14)))
-            lines = file.read().decode(errors="replace").splitlines()
+        with OpenFolder.open(said.parent) as folder:
+            lines = folder.tail(said.name, 1 << 14).decode(errors="replace").splitlines()
     except OSError:
         return ""
     return next((line for line in reversed(lines) if line.startswith("error: ")), "")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final, cast
 
-from flame_train.errors import DeviceFault, EnvironmentFault, exit_status
+from flame_train.errors import DeviceFault, EnvironmentFault, exit_status, lines_shown
 
-from .here import output_of
+from .here import output_of, saying
 from .plan import Planned
 
 TRIES: Final = 5
@@ -80,8 +81,8 @@ def _train(config: str, overrides: Sequence[str], device: str, folder: str, said
     try:
         train(config, overrides, device, False)
     except Exception as error:
-        with open(said, "a", encoding="utf-8") as file:
-            file.write(f"error: {error}\n")
+        with saying(Path(said)) as file:
+            file.write(f"error: {lines_shown(str(error))}\n".encode())
         return exit_status(error)
     return 0
 

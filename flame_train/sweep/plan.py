@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -60,27 +61,30 @@ class Sweep:
 
 def read_sweep(file: Path) -> Sweep:
     """Reads a sweep's file. Raises ConfigError with everything that is wrong in it or in one of its runs."""
-    tree, _ = parse(read_text(str(file)), str(file))
+    tree, at = parse(read_text(str(file)), str(file))
     unknown = [name for name in tree if name not in _KEYS]
     if unknown:
         raise ConfigError(f"{file}: {unknown[0]}: unknown key; a sweep has {', '.join(_KEYS)}")
     for name in ("config", "folder"):
-        if not isinstance(tree.get(name), str) or not tree[name]:
-            raise ConfigError(f"{file}: {name}: expected a path, got {tree.get(name, 'nothing')!r}")
+        if not isinstance(tree.get(name), str) or not tree[name] or not tree[name].isprintable():
+            line = f":{at[(name,)]}" if (name,) in at else ""
+            raise ConfigError(
+                f"{file}{line}: {name}: expected a path of printable characters, got {tree.get(name, 'nothing')!r}"
+            )
     remote, lines = tree.get("remote", ""), tree.get("slurm", [])
     if not isinstance(remote, str) or (remote and (wrong := problem_of(remote))):
         raise ConfigError(f"{file}: remote: {wrong if isinstance(remote, str) else 'expected an address'}")
-    if not isinstance(lines, list) or not all(isinstance(x, str) and x.startswith("-") for x in lines):
-        raise ConfigError(f'{file}: slurm: expected a list of options such as "--partition=gpu"')
+    if not isinstance(lines, list) or not all(map(_is_option, lines)):
+        raise ConfigError(
+            f'{file}:{at[("slurm",)]}: slurm: expected a list of options such as "--partition=gpu", each on one line'
+        )
     chosen = list(_settings(file, tree))
-    if len(chosen) > _MOST:
-        raise ConfigError(f"{file}: expected at most {_MOST} runs, got {len(chosen)}")
     config, folder = str(file.parent / tree["config"]), Path(tree["folder"])
     runs, problems = list[Planned](), list[str]()
     for name, settings in zip(_names(chosen), [given for _, given in chosen], strict=True):
         own = [f"{path}={toml_value(value)}" for path, value in settings.items()]
-        own.append(f"output.dir={folder / name}")
-        own += [f"output.remote={remote.rstrip('/')}/{name}"] if remote else []
+        own.append(f"output.dir={toml_value(str(folder / name))}")
+        own += ["output.remote=" + toml_value(f"{remote.rstrip('/')}/{name}")] if remote else []
         try:
             runs.append(Planned(name, tuple(own), load_located(config, own).config))
         except ConfigError as error:
@@ -93,6 +97,10 @@ def read_sweep(file: Path) -> Sweep:
     return Sweep(file, config, folder, tuple(runs), tuple(lines))
 
 
+def _is_option(line: object) -> bool:
+    return isinstance(line, str) and line.startswith("-") and line.isprintable()
+
+
 def _settings(file: Path, tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The settings of each run by their paths, with the name that the file gives it, if any."""
     grid, runs = tree.get("grid"), tree.get("runs")
@@ -103,11 +111,15 @@ def _settings(file: Path, tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[s
         wrong = next((path for path, given in values.items() if not isinstance(given, list) or not given), None)
         if wrong or not values:
             raise ConfigError(f"{file}: grid.{wrong or ''}: expected a list of values, such as [1e-4, 5e-5]")
+        if (count := math.prod(map(len, values.values()))) > _MOST:
+            raise ConfigError(f"{file}: grid: expected at most {_MOST} combinations, got {count}")
         for combination in itertools.product(*values.values()):
             yield "", dict(zip(values, combination, strict=True))
         return
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise ConfigError(f"{file}: expected a table [grid] of lists, or tables [[runs]]")
+    if len(runs) > _MOST:
+        raise ConfigError(f"{file}: expected at most {_MOST} runs, got {len(runs)}")
     for number, run in enumerate(runs, 1):
         name = run.get("name", "")
         if not isinstance(name, str) or _OTHER.search(name) or name.startswith("."):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 from typing import Any, Final
 
+from flame_train import given
+from flame_train.disk.open_folder import OpenFolder
 from flame_train.errors import OutputError
 from flame_train.io.runstatus import state_of
 
@@ -18,7 +18,7 @@ _MEAN_OF: Final = 50  # steps
 def is_done(run: Planned) -> bool:
     """Whether the run has reached its last step."""
     status = _status(run)
-    return status.get("state") == "done" and int(status.get("step", 0)) >= run.config.train.steps
+    return status.get("state") == "done" and (given.whole(status.get("step")) or 0) >= run.config.train.steps
 
 
 def table(sweep: Sweep) -> list[dict[str, Any]]:
@@ -26,8 +26,9 @@ def table(sweep: Sweep) -> list[dict[str, Any]]:
     rows = []
     for number, run in enumerate(sweep.runs):
         status = _status(run)
-        code, step = status.get("exit_code"), str(status.get("step", 0))
-        state = str(status.get("state", "not begun"))
+        code, step = given.whole(status.get("exit_code")), str(given.whole(status.get("step")) or 0)
+        state = given.text(status.get("state"), "not begun")
+        where = f"{given.text(status.get('host'))}, process {given.whole(status.get('pid'))}"
         rows.append(
             {
                 "number": number,
@@ -35,7 +36,7 @@ def table(sweep: Sweep) -> list[dict[str, Any]]:
                 "state": f"{state}, {code}" if code else state,
                 "step": step if run.config.train.epochs else f"{step}/{run.config.train.steps}",
                 "loss": _loss(run),
-                "place": f"{status['host']}, process {status['pid']}" if state == "running" else str(run.folder),
+                "place": where if state == "running" else str(run.folder),
             }
         )
     return rows
@@ -51,15 +52,10 @@ def _status(run: Planned) -> dict[str, Any]:
 def _loss(run: Planned) -> float | str:
     """The mean loss of the last steps in the log; nothing before the first."""
     try:
-        with open(run.folder / "log.jsonl", "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-            lines = file.read().splitlines()[-_MEAN_OF:]
+        with OpenFolder.open(run.folder) as folder:
+            lines = folder.tail("log.jsonl", _TAIL).splitlines()[-_MEAN_OF:]
     except OSError:
         return ""
-    losses = list[float]()
-    for line in lines:
-        try:
-            losses.append(float(json.loads(line)["loss"]))
-        except (ValueError, KeyError, TypeError):
-            continue
+    read = (given.number(given.table(given.json_tree(line)).get("loss")) for line in lines)
+    losses = [loss for loss in read if loss is not None]
     return round(sum(losses) / len(losses), 5) if losses else ""

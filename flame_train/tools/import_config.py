@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from flame_train.config.foreign.convert import Conversion, convert
 from flame_train.config.foreign.recognize import read_foreign
 from flame_train.config.keys import keys, sections
-from flame_train.config.render import toml_value
+from flame_train.config.render import comment, toml_value
 from flame_train.config.schema import FORMAT
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.files import refuse_place
@@ -93,16 +94,17 @@ def told(result: dict[str, Any], verbose: bool = False) -> str:
     if missing := result["missing"]:
         lines += ["", "still to be set:", *(f"  {line}" for line in missing)]
     if result["output"]:
-        lines += ["", f"{result['output']}: check it with `flame-train train {result['output']} --dry-run`"]
+        written = result["output"]
+        lines += ["", f"{written}: check it with `flame-train train {shlex.quote(written)} --dry-run`"]
     else:
-        lines = [result["config"].rstrip("\n"), "", *(f"# {line}".rstrip() for line in lines)]
+        lines = [result["config"].rstrip("\n"), "", *map(comment, "\n".join(lines).split("\n"))]
     return "\n".join(lines)
 
 
 def _text(found: Conversion, source: str) -> str:
     """The config as TOML: each value with where it comes from, then what has no counterpart, as comments."""
-    lines = [f"# From {Path(source).name}, a config of {found.program}. `flame-train init` writes every key there is."]
-    lines += ["", f"format = {FORMAT}"]
+    about = f"From {Path(source).name}, a config of {found.program}. `flame-train init` writes every key there is."
+    lines = [comment(about), "", f"format = {FORMAT}"]
     empty = {problem.partition(":")[0] for problem in found.missing}
     for section in sections():
         own = list(_section(found, section, empty))
@@ -112,7 +114,7 @@ def _text(found: Conversion, source: str) -> str:
         lines += ["", "[[data.sets]]", *(_line(name, each.value, each.origin) for name, each in one.items())]
     lost = found.lost()
     if lost:
-        lines += ["", "# Without counterpart:", *(f"# {line}" for line in lost)]
+        lines += ["", "# Without counterpart:", *map(comment, lost)]
     return "\n".join(lines) + "\n"
 
 
@@ -127,4 +129,4 @@ def _section(found: Conversion, section: str, empty: set[str]) -> Iterator[str]:
 
 def _line(name: str, value: Any, origin: str) -> str:
     setting = f"{name} = {toml_value(value)}"
-    return f"{setting:<{_COLUMN}}  # {' '.join(origin.split())}"
+    return f"{setting:<{_COLUMN}}  {comment(' '.join(origin.split()))}"

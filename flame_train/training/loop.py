@@ -225,7 +225,9 @@ class _Figures:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        figures = dict(zip(self._run.state.figure_names, pending.figures().tolist(), strict=True))
+        with self._run.state.group.meeting():  # they have sums over all processes
+            told = pending.figures()
+        figures = dict(zip(self._run.state.figure_names, told.tolist(), strict=True))
         before, self._ended = self._ended, time.monotonic() if pending.end is None else pending.end
         if not figures["healthy"]:
             raise NonFiniteError(_diagnosis(self._run, pending, figures))

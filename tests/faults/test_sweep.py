@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flame_train.errors import ConfigError
+from flame_train.config.render import toml_value
+from flame_train.errors import ConfigError, OutputError
 from flame_train.show.library import runs_in
+from flame_train.sweep.command import sweep
+from flame_train.sweep.here import run_here
 from flame_train.sweep.on_slurm import script
 from flame_train.sweep.plan import read_sweep
+from flame_train.training.stop import StopRequest
 
 
 def write(folder: Path, text: str, job: Any) -> Path:
@@ -53,6 +59,8 @@ def test_runs_are_named_by_what_differs(tmp_path: Path, job: Any) -> None:
             'remote = "s3://a:hidden@b/c"\n[grid]\n"lora.rank" = [2]\n',
             "remote: expected an address without credentials",
         ),
+        ('[grid]\n"optimizer.lr" = [1979-05-27]\n', "optimizer.lr: expected a number > 0 and <= 10, got the date"),
+        ('[grid]\n"lora.rank" = [2]\n[grid.a.b.c.d.e.f.g.h.i]\n', "8 parts of a key"),
         ('slurm = ["rm -rf"]\n[grid]\n"lora.rank" = [2]\n', "slurm: expected a list of options"),
     ],
 )
@@ -81,6 +89,70 @@ def test_a_failed_run_ends_no_other_and_the_same_command_goes_on(tmp_path: Path,
     assert json.loads(shown.stdout)["done"] == "2 of 2"
     assert json.loads(shown.stdout)["compare"] == f"flame-train show {tmp_path}/runs"
     assert [found.name for found in runs_in(tmp_path / "runs")] == ["bad", "good"]  # what that command shows
+
+
+@pytest.mark.parametrize("text", ["a\ntouch PWNED\n", "a\rb", "a\x1b[2J"])
+def test_no_text_of_a_sweep_becomes_a_line_of_the_script(tmp_path: Path, job: Any, text: str) -> None:
+    grid = '[grid]\n"lora.rank" = [2]\n'
+    with pytest.raises(ConfigError, match=r"sweep\.toml:3: slurm: "):
+        read_sweep(write(tmp_path, f"slurm = [{toml_value('--time=1' + text)}]\n{grid}", job))
+    path = write(tmp_path, grid, job)
+    named = path.rename(path.with_name(f"x{text}.toml"))
+    with pytest.raises(ConfigError, match="a line for Slurm"):
+        script(read_sweep(named), "cpu")
+    path.write_text(f'config = "config.toml"\nfolder = {toml_value("runs/" + text)}\n{grid}')
+    with pytest.raises(ConfigError, match=r"sweep\.toml:2: folder: "):
+        read_sweep(path)
+
+
+def test_names_are_quoted_in_the_script_as_sbatch_and_the_shell_read_them(tmp_path: Path, job: Any) -> None:
+    path = write(tmp_path, '[grid]\n"lora.rank" = [2]\n', job).rename(tmp_path / "two words # 'x'.toml")
+    path.write_text(path.read_text().replace("/runs", "/my 100% runs"))
+    lines = script(read_sweep(path), "cpu").splitlines()
+    options = {line.split(" ", 1)[1].split("=")[0]: line.split(" ", 1)[1] for line in lines if "#SBATCH" in line}
+    assert shlex.split(options["--job-name"]) == ["--job-name=two words # 'x'"]
+    assert shlex.split(options["--output"]) == [f"--output={tmp_path}/my 100%% runs/slurm-%A_%a.txt"]
+    (command,) = (line for line in lines if line.startswith("srun "))
+    assert shlex.split(command)[5] == str(path)
+
+
+def test_what_lies_behind_a_link_beside_a_run_is_left_alone(tmp_path: Path, job: Any) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.write_text("precious")
+    (tmp_path / "runs").mkdir()
+    for name, make in {"a": lambda at: at.symlink_to(theirs), "b": os.mkfifo}.items():
+        make(tmp_path / "runs" / f"{name}.output.txt")
+        path = write(tmp_path, f'[[runs]]\nname = "{name}"\n', job)
+        with pytest.raises(OutputError, match=rf"{name}\.output\.txt"):
+            run_here("", read_sweep(path).runs, ["cpu"], StopRequest(), print)
+    assert theirs.read_text() == "precious"
+
+
+WILD = ("null", "[]", '"x"', "true", "1e999", "1" + "0" * 400, "9" * 9000, "[" * 60_000, '{"\\ud800": 1}')
+
+
+@pytest.mark.parametrize("value", WILD)
+def test_the_table_is_shown_whatever_stands_in_the_folders(tmp_path: Path, job: Any, value: str) -> None:
+    path = write(tmp_path, '[[runs]]\nname = "a"\n[[runs]]\nname = "b"\n', job)
+    first, second = (tmp_path / "runs" / name for name in "ab")
+    first.mkdir(parents=True)
+    second.mkdir()
+    told = f'{{"state": "done", "step": {value}, "exit_code": {value}, "host": {value}, "pid": {value}}}'
+    (first / "status.json").write_text(told)
+    (second / "status.json").write_text(f'{{"state": {value}}}')
+    (first / "log.jsonl").write_text(f'{{"step": 1, "loss": {value}}}\n{value}\n{{"step": 2, "loss": 0.5}}\n')
+    os.mkfifo(second / "log.jsonl")
+    result, code = sweep(path, "here", ["cpu"], True)
+    assert code == 0
+    assert [row["run"] for row in result["runs"]] == ["a", "b"]
+    assert result["runs"][0]["loss"] == 0.5 or value == "true"
+
+
+def test_a_grid_is_counted_before_it_is_made(tmp_path: Path, job: Any) -> None:
+    axes = ("lora.rank", "train.steps", "train.seed", "optimizer.lr")
+    grid = "[grid]\n" + "".join(f'"{axis}" = {list(range(1, 200))}\n' for axis in axes)
+    with pytest.raises(ConfigError, match=f"grid: expected at most 10000 combinations, got {199**4}"):
+        read_sweep(write(tmp_path, grid, job))
 
 
 def test_the_script_for_slurm_can_be_read(tmp_path: Path, job: Any) -> None:

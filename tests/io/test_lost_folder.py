@@ -205,6 +205,8 @@ OWN = [
     "checkpoints/step-000200",
     "checkpoints/step-000200/state.json",
     "samples/step-000200.png",
+    ".ranks",
+    ".ranks/0.json",
 ]
 
 
@@ -221,6 +223,8 @@ def left(tmp_path: Path) -> Path:
         for name in (*reports, "lora.safetensors", OTHER_FORMAT):
             (path / name).write_bytes(b"its own")
         run.owned("tensorboard").mkdir()
+        (path / ".ranks").mkdir()
+        (path / ".ranks" / "0.json").write_text("{}")
     return path
 
 

@@ -706,7 +706,7 @@ def test_a_status_that_cannot_be_refreshed_leaves_the_one_before(
     with RunFolder(tmp_path / "run", "toy = true\n", lambda old, found: None) as run:
         run.resume()
         with monkeypatch.context() as patched:
-            patched.setattr("flame_train.io.runstatus.create_temporary", full)
+            patched.setattr("flame_train.io.runstatus.write_unsynced", full)
             run.log({"step": 1, "loss": 1.0})
         assert json.loads((tmp_path / "run" / "status.json").read_text())["step"] == 0
 

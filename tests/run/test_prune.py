@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from flame_train.config.render import resolved
@@ -44,6 +46,23 @@ def test_what_no_config_uses_goes_and_the_rest_stays(configs, drawn):
     assert size - sum(path.stat().st_size for path in left) == found["bytes"]
     assert fill_cache(source, [], "cpu", False)["encoded"] == 0
     assert fill_cache(str(other), [], "cpu", False)["encoded"] == 24
+
+
+def test_what_lies_behind_a_link_stays(configs, drawn, tmp_path):
+    folder, _ = configs
+    cache, key = drawn / ".flame-cache", "0a" + "0" * 62
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / f"{key}.safetensors").write_text("precious")
+    for part in ("0a", "0b"):  # the second has an entry of another folder, and a link in place of one
+        shutil.rmtree(cache / part, ignore_errors=True)
+    (cache / "0a").symlink_to(elsewhere)
+    (cache / "0b").mkdir()
+    (cache / "0b" / f"{key}.safetensors").write_text("not of this folder")
+    (cache / "0b" / f"0b{key[2:]}.safetensors").symlink_to(elsewhere / f"{key}.safetensors")
+    prune_cache(str(folder / "a.toml"), [], folder, False)
+    assert (elsewhere / f"{key}.safetensors").read_text() == "precious"
+    assert len(list((cache / "0b").iterdir())) == 2
 
 
 def test_a_config_in_the_folder_keeps_its_entries(configs, drawn):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,13 +49,13 @@ def prune_cache(source: str, overrides: Sequence[str], configs: Path, dry_run: b
                 ) from error
         cache = DiskCache(plan.encoding.folder)
         kept, removed, size = 0, 0, 0
-        for entry in cache.entries():
-            if cache.key_of(entry) in used:
+        for key, nbytes in list(cache.entries()):
+            if key in used:
                 kept += 1
                 continue
-            removed, size = removed + 1, size + entry.stat().st_size
+            removed, size = removed + 1, size + nbytes
             if not dry_run:
-                os.unlink(entry)
+                cache.remove(key)
             stop.check("while removing entries")
         return {"kept": kept, "removed": removed, "bytes": size, "cache": str(cache.folder)}
 

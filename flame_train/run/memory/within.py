@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine.backend import get_backend
 from flame_train.engine.shape_run import Gpu, gpu_of
 from flame_train.errors import ConfigError, EnvironmentFault, OutOfMemory, is_out_of_memory
+from flame_train.given import toml_tree
 
 from ..plan import Plan
 from .budget import GIB, OUTSIDE, Fitted, Where, fitted, refuse_if_beyond
@@ -111,10 +111,10 @@ def chosen_before(plan: Plan) -> Settings | None:
     """
     try:
         text = (Path(plan.config.output.dir) / "config.toml").read_text(encoding="utf-8")
-        before: dict[str, Any] = tomllib.loads(text)
+        before: dict[str, Any] = toml_tree(text)
         if not before["memory"]["budget"]:
             return None
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     found: dict[str, Any] = {}
     for option in MEMORY_OPTIONS:
