@@ -1,4 +1,4 @@
-"""Tables of cards, in the README and docs/memory.md: what a memory budget chooses, its peak and the time of a step.
+"""Tables of cards: the README's says what fits, that of docs/memory.md also what the budget chose and a step's time.
 
     python scripts/card_table.py                      prints the table of docs/card_table.json
     python scripts/card_table.py --write              writes it into both pages
@@ -24,7 +24,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,8 +42,6 @@ MODELS: Final = {
     "flux3-klein": ("FLUX.3 klein", (24, 16, 12, 8)),
     "chroma": ("Chroma", (24, 16, 12, 8)),
 }
-PAGES: Final = {ROOT / "README.md": tuple(MODELS)[:5], ROOT / "docs" / "memory.md": tuple(MODELS)[5:]}
-"""Which models each page's table has."""
 STEPS: Final = 12
 """Of a measured run; the first half compiles and captures."""
 
@@ -58,40 +55,55 @@ _SHORT: Final = {
     "model.vae_tile": "VAE tiles {}",
 }
 
-HEAD = """\
-What `memory.budget` chooses for a card, with sample images, 1024 x 1024, batch 1, rank 16 and captions of a few words.
-{said}
-The peak includes the CUDA context. Predicted times are of an H200, measured ones of the card that the log names.
-"none" means that nothing keeps the run within so much; behind it stands the least that would do.
-`docs/memory.md` says more, and has other families.
+HEAD: Final = """\
+Whole runs under a memory budget: encode, train, sample, save, at 1024 x 1024, batch 1, rank 16 and short captions.
+The figure is the peak in GiB with the CUDA context. **Bold** ones were measured on an H100 or H200, others predicted.
+"""
+README_HEAD: Final = """\
+"fp8" keeps the base in 8 bits. A share is the part of its blocks that waits in host memory.
+"""
+FULL_HEAD: Final = """\
+Times are of a step: predicted for an H200, or measured on the card that `docs/card_table.json` names.
 """
 
 
-def table(rows: list[dict[str, Any]], models: Sequence[str]) -> str:
-    """The table in Markdown: cards down, families across."""
-    rows = [row for row in rows if row["model"] in models]
-    measured = any(row.get("measured") for row in rows)
-    said = "Bold figures were measured, the others predicted." if measured else "All of it is predicted, not measured."
-    titles = [MODELS[model][0] for model in models]
-    lines = [HEAD.format(said=said), f"| card | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
+def wide_table(rows: list[dict[str, Any]]) -> str:
+    """The README's table: a row for each model, a column for each card, and in a cell what a user gives up."""
+    sizes = sorted({row["gib"] for row in rows}, reverse=True)
+    lines = [HEAD + README_HEAD, f"| card, GiB | {' | '.join(map(str, sizes))} |", "|---" * (len(sizes) + 1) + "|"]
     by_case = {(row["model"], row["gib"]): row for row in rows}
-    for gib in sorted({row["gib"] for row in rows}, reverse=True):
-        cells = [_cell(by_case.get((model, gib))) for model in models]
-        lines.append(f"| {gib} GiB | {' | '.join(cells)} |")
+    for model, (title, _) in MODELS.items():
+        cells = [_in_short(by_case.get((model, gib))) for gib in sizes]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _cell(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return ""
-    if row["peak_gib"] is None:
-        return f"none ({row['least_gib']:.1f} GiB)"
-    chosen = ", ".join(_short(line) for line in row["chosen"]) or "nothing changed"
-    figures = f"{row['peak_gib']:.1f} GiB, {row['ms']:.0f} ms"
+def _in_short(row: dict[str, Any] | None) -> str:
+    if row is None or row["peak_gib"] is None:
+        return "" if row is None else "no"
+    chosen = dict(line.split(" = ") for line in row["chosen"])
+    cost = [chosen[key].strip('"') for key in ("model.quantize", "model.offload") if key in chosen]
+    return ", ".join([_peak(row), *cost])
+
+
+def _peak(row: dict[str, Any]) -> str:
     found = row.get("measured")
-    if found:
-        figures += f" (**{found['peak_gib']:.1f} GiB, {found['ms']:.0f} ms**)"
-    return f"{figures}: {chosen}"
+    return f"**{found['peak_gib']:.1f}**" if found else f"{row['peak_gib']:.1f}"
+
+
+def long_table(rows: list[dict[str, Any]]) -> str:
+    """The table of docs/memory.md: a row for each model and card."""
+    lines = [HEAD + FULL_HEAD, "| model | card, GiB | peak, GiB | ms a step | chosen |", "|---|---|---|---|---|"]
+    for row in rows:
+        begin = f"| {MODELS[row['model']][0]} | {row['gib']} |"
+        if row["peak_gib"] is None:
+            lines.append(f"{begin} no | | at least {row['least_gib']:.1f} GiB are needed |")
+            continue
+        found = row.get("measured")
+        ms = f"**{found['ms']:.0f}**" if found else f"{row['ms']:.0f}"
+        chosen = ", ".join(_short(line) for line in row["chosen"]) or "nothing changed"
+        lines.append(f"{begin} {_peak(row)} | {ms} | {chosen} |")
+    return "\n".join(lines) + "\n"
 
 
 def _short(line: str) -> str:
@@ -100,12 +112,15 @@ def _short(line: str) -> str:
     return _SHORT.get(key, f"{key} {{}}").format(value.strip('"'))
 
 
+PAGES: Final = {ROOT / "README.md": wide_table, ROOT / "docs" / "memory.md": long_table}
+
+
 def page(path: Path, rows: list[dict[str, Any]]) -> str:
     """A page with its table."""
     text = path.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{table(rows, PAGES[path])}\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{PAGES[path](rows)}\n{END}{after}"
 
 
 def prepared(folder: Path, model: str) -> Path:
@@ -206,7 +221,7 @@ def main() -> None:
         for path in PAGES:
             path.write_text(page(path, rows), encoding="utf-8")
     elif not folder:
-        print(table(rows, tuple(MODELS)), end="")
+        print(long_table(rows), end="")
 
 
 if __name__ == "__main__":

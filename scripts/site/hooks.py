@@ -18,7 +18,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pages
 
 _MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-_MARK = re.compile(r"<!-- settings of (.+?) -->")
+_MARK = re.compile(r"<!-- (settings|recipes): (.+?) -->")
+_TABLES = {"settings": pages.settings_table, "recipes": pages.presets_and_cards}
+_FOR_THE_REPOSITORY = ("log.md", "tree.md", "audit.md", "changelog.md", "contributing.md", "design/", "performance.md")
+"""Pages that a user's search does not find: records, generated lists, and what is for those who change the code."""
+_FIRST = ("index.md", "training.md", "datasets.md", "memory.md", "recipes/", "reference/keys.md", "migration/")
+"""Pages that a search finds before those about the engine."""
 
 
 def on_config(config: Any) -> Any:
@@ -49,8 +54,23 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Fills in tables, and turns links of the repository into those of the site."""
     here = page.file.src_uri
-    markdown = _MARK.sub(lambda found: pages.settings_table(found[1]), markdown)
+    if here.startswith(_FOR_THE_REPOSITORY):
+        page.meta["search"] = {"exclude": True}
+    elif here.startswith(_FIRST):
+        page.meta["search"] = {"boost": 4}
+    markdown = _MARK.sub(lambda found: _TABLES[found[1]](found[2]), markdown)
+    markdown = _without_tests(markdown)
     return _outside_code(markdown, lambda text: _with_links(text, here, files))
+
+
+def _without_tests(markdown: str) -> str:
+    """Leaves out the last column of tables whose head calls it "shown by": tests, which a user does not look up."""
+    return re.sub(
+        r"^\|.*\| shown by \|\n(?:\|.*\n?)+",
+        lambda table: re.sub(r"(?m)(?<=\|)[^|\n]*\|$", "", table[0]),
+        markdown,
+        flags=re.MULTILINE,
+    )
 
 
 def _with_links(text: str, here: str, files: Files) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -18,12 +20,12 @@ from flame_train.config.foreign.recognize import PROGRAMS
 from flame_train.config.foreign.table import Program, Row
 from flame_train.config.keys import Key, keys, sections
 from flame_train.config.render import toml_value
-from flame_train.families import FAMILY_TITLES
 from flame_train.tools.init import template
-from flame_train.tools.presets import cards, names, recipes
+from flame_train.tools.presets import cards, names
 
 ROOT: Final = Path(__file__).parents[2]
 REPOSITORY: Final = "https://github.com/flame-train/flame-train/blob/main"
+_WIDE: Final = 96  # characters of a line of code that a page shows without scrolling
 MODULES: Final = (
     "flame_train",
     "flame_train.errors",
@@ -45,7 +47,6 @@ def generated() -> dict[str, str]:
         "reference/commands.md": commands_page(),
         "reference/functional.md": functional_page(),
     }
-    pages |= {f"recipes/{family}.md": recipes_page(family) for family in recipes()}
     pages |= {f"reference/{module}.md": names_page(module) for module in MODULES}
     return pages
 
@@ -113,7 +114,7 @@ def _parameter(parameter: Any) -> str:
         return ""
     value = "" if parameter.is_flag else f" {_metavar(parameter)}"
     said = parameter.default not in (None, False, "", ()) and not callable(parameter.default)
-    shown = f" Default: `{_cell(str(parameter.default))}`." if said else ""
+    shown = f" Default: `{parameter.default}`." if said else ""
     spelled = ", ".join([*parameter.opts, *parameter.secondary_opts])
     return f"| `{spelled}{value}` | {help}{shown} |"
 
@@ -121,22 +122,36 @@ def _parameter(parameter: Any) -> str:
 def _metavar(parameter: Any) -> str:
     choices = get_args(parameter.type_descriptor.annotation)
     named = parameter.metavar or ("|".join(map(str, choices)) if choices else parameter.name.upper())
-    return _cell(named)
+    return str(named)
 
 
-def recipes_page(family: str) -> str:
-    """The presets and cards of a family, as `init` writes them."""
-    title = FAMILY_TITLES[family]
-    lines = [f"# Recipes for {title}", ""]
-    lines += [f"`flame-train init {family} --preset NAME --card GB -o my.toml` writes one; the files are as below."]
+def presets_and_cards(family: str) -> str:
+    """The presets of a family as `init` writes them, and its cards."""
+    lines: list[str] = []
     for name in names(family):
-        lines += ["", f"## {name.capitalize()}", "", "```toml", template(family, name).rstrip(), "```"]
-    lines += ["", "## Cards", "", "What `--card` adds. Each row has been measured.", ""]
-    lines += ["| GB | keys | measured |", "|---|---|---|"]
-    for row in cards(family):
+        lines += [f"## {name.capitalize()}", "", "```toml", _folded(template(family, name)), "```", ""]
+    rows = cards(family)
+    if rows:
+        lines += ["## Cards", "", "What `--card` adds. Each row has been measured.", ""]
+        lines += ["| GB | keys | measured |", "|---|---|---|"]
+    for row in rows:
         own = "<br>".join(f"`{path} = {toml_value(value)}`" for path, value in row["keys"].items())
         lines.append(f"| {row['gb']} | {own} | {_cell(row['source'])} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).rstrip()
+
+
+def _folded(config: str) -> str:
+    """A config for reading: long comments are folded, and stand before the key that they are about."""
+    lines: list[str] = []
+    for line in config.rstrip().splitlines():
+        code, hash_sign, comment = line.partition("#")
+        if len(line) > _WIDE and hash_sign:
+            lines += textwrap.wrap(comment.strip(), _WIDE, initial_indent="# ", subsequent_indent="# ")
+            line = code.rstrip()
+            if not line:
+                continue
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def settings_table(program_name: str) -> str:
@@ -199,5 +214,9 @@ def functional_page() -> str:
 
 
 def _cell(text: str) -> str:
-    """Text for a cell of a table, in which a bar would begin the next."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("[[", "&#91;&#91;")
+    """Text for a cell of a table, in which a bar outside of code would begin the next."""
+    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    return "".join(
+        part if part.startswith("`") else part.replace("|", "\\|").replace("<", "&lt;").replace("[[", "&#91;&#91;")
+        for part in parts
+    )

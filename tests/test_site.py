@@ -1,0 +1,127 @@
+"""The documentation site: each page is in its menu, what is made for it is there, and it builds without a warning."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import markdown
+import pytest
+from mkdocs.config import load_config
+from mkdocs.structure.files import Files
+
+from flame_train.config.foreign.recognize import PROGRAMS
+from flame_train.tools.presets import names, recipes
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "scripts" / "site"))
+
+hooks, pages = importlib.import_module("hooks"), importlib.import_module("pages")
+
+
+def _of_nav(entries: list[Any]) -> list[str]:
+    found: list[str] = []
+    for entry in entries:
+        for value in entry.values() if isinstance(entry, dict) else [entry]:
+            found += _of_nav(value) if isinstance(value, list) else [value]
+    return found
+
+
+def _page(address: str, text: str | None = None) -> tuple[str, dict[str, Any]]:
+    """The Markdown that the site renders for a page of docs/, and its metadata."""
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=address), meta={})
+    if text is None:
+        text = (ROOT / "docs" / address).read_text(encoding="utf-8")
+    return hooks.on_page_markdown(text, page, None, Files([])), page.meta
+
+
+def test_each_page_is_in_the_menu_once() -> None:
+    config = hooks.on_config(load_config(str(ROOT / "mkdocs.yml")))
+    written = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
+    assert sorted(_of_nav(config.nav)) == sorted([*written, *pages.generated()])
+
+
+@pytest.mark.parametrize(
+    ("address", "program"),
+    [("sd-scripts", "sd-scripts"), ("ai-toolkit", "ai-toolkit"), ("onetrainer", "OneTrainer")],
+)
+def test_a_page_about_another_trainer_has_each_of_its_settings(address: str, program: str) -> None:
+    text, _ = _page(f"migration/{address}.md")
+    (found,) = (known for known in PROGRAMS if known.name == program)
+    assert found.rows
+    assert [row.key for row in (*found.rows, *found.set_rows) if f"| `{row.key}` |" not in text] == []
+    assert "<!-- settings" not in text
+
+
+@pytest.mark.parametrize("family", recipes())
+def test_each_family_has_a_page_of_prose_with_its_presets(family: str) -> None:
+    text, _ = _page(f"recipes/{family}.md")
+    assert [name for name in names(family) if f"## {name.capitalize()}\n\n```toml\n" not in text] == []
+    prose = (ROOT / "docs" / "recipes" / f"{family}.md").read_text(encoding="utf-8")
+    assert "**How long.**" in prose
+    assert "**What to look at.**" in prose
+    code = [line for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    assert [line for line in code if line.startswith("#") and len(line) > 100] == []
+
+
+def test_tests_are_not_shown_to_users() -> None:
+    text, _ = _page("migration/kohya-recipe.md")
+    assert "| `num_repeats` | `repeats` of `[data]` or of a set |\n" in text
+    assert "tests/" not in text
+
+
+def test_records_and_generated_lists_are_no_hits_of_the_search() -> None:
+    for address in ("log.md", "tree.md", "audit.md", "design/0001-house.md"):
+        assert _page(address)[1] == {"search": {"exclude": True}}
+    assert _page("training.md")[1]["search"]["boost"] > 1
+    assert _page("numerics.md")[1] == {}
+
+
+def test_code_of_the_commands_has_no_backslashes() -> None:
+    page = pages.commands_page()
+    assert "`--collectives auto|nccl|mpi`" in page
+    assert re.findall(r"`[^`\n]*\\[^`\n]*`", page) == []
+
+
+def test_the_steps_of_the_landing_page_are_one_list() -> None:
+    """Rendered as MkDocs does: a step is more than its first paragraph, and its code belongs to it."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    html = markdown.markdown(text, extensions=["tables", "pymdownx.superfences"])
+    (steps,) = re.findall(r"<ol>.*?</ol>", html, re.DOTALL)
+    assert len(re.findall("<li>", steps)) == len(re.findall(r"^\d\. ", text, re.MULTILINE)) == 6
+    assert len(re.findall("<pre>", steps)) == text.count("\n    ```\n")
+
+
+LISTS = [path for path in (ROOT / "docs").rglob("*.md") if path.name != "log.md"] + list(ROOT.glob("*.md"))
+
+
+def test_what_belongs_to_an_item_of_a_list_is_indented_by_four() -> None:
+    """Python-Markdown takes less for a paragraph of its own, and a list right after a paragraph for more of it."""
+    wrong = []
+    for path in LISTS:
+        text = re.sub(r"^ *```.*?^ *```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        before = ""
+        for line in text.splitlines():
+            new = re.match(r"(?:[-*]|\d+\.) ", line) and before and not re.match(r"(?:[-*]|\d+\.) |\s", before)
+            if new or re.match(r" {1,3}(?:[-*]|\d+\.) ", line) or (not before and re.match(r" {1,3}\S", line)):
+                wrong.append(f"{path.relative_to(ROOT)}: {line[:60]}")
+            before = line
+    assert wrong == []
+
+
+@pytest.mark.proof
+def test_it_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    for path in tmp_path.rglob("*.html"):
+        fetched = re.findall(r"<(?:script|img|iframe)[^>]* src=.?https?:[^ >]*", path.read_text(encoding="utf-8"))
+        fetched += re.findall(r'<link[^>]* rel="stylesheet"[^>]* href="https?:[^>]*', path.read_text(encoding="utf-8"))
+        assert fetched == [], path
+        assert 'data-md-component="source"' not in path.read_text(encoding="utf-8"), "the theme asks GitHub then"
+    assert list(tmp_path.rglob("*.json")) == [tmp_path / "search" / "search_index.json"]
