@@ -60,7 +60,7 @@ Whole runs under a memory budget: encode, train, sample, save, at 1024 x 1024, b
 The figure is the peak in GiB with the CUDA context. **Bold** ones were measured on an H100 or H200, others predicted.
 """
 README_HEAD: Final = """\
-"fp8" keeps the base in 8 bits. A share is the part of its blocks that waits in host memory.
+"fp8" keeps the base in 8 bits. A percentage is the part of its blocks that waits in host memory.
 """
 FULL_HEAD: Final = """\
 Times are of a step: predicted for an H200, or measured on the card that `docs/card_table.json` names.
@@ -82,8 +82,9 @@ def _in_short(row: dict[str, Any] | None) -> str:
     if row is None or row["peak_gib"] is None:
         return "" if row is None else "no"
     chosen = dict(line.split(" = ") for line in row["chosen"])
-    cost = [chosen[key].strip('"') for key in ("model.quantize", "model.offload") if key in chosen]
-    return ", ".join([_peak(row), *cost])
+    base = [chosen["model.quantize"].strip('"')] if "model.quantize" in chosen else []
+    host = [f"{float(chosen['model.offload']):.0%}"] if "model.offload" in chosen else []
+    return ", ".join([_peak(row), *base, *host])
 
 
 def _peak(row: dict[str, Any]) -> str:

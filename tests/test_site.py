@@ -88,6 +88,12 @@ def test_code_of_the_commands_has_no_backslashes() -> None:
     assert re.findall(r"`[^`\n]*\\[^`\n]*`", page) == []
 
 
+def test_bars_in_code_of_a_table_are_bars() -> None:
+    table = "| command |\n|---|\n| `bench step\\|ops` |\n"
+    text, _ = _page("training.md", table)
+    assert text == table.replace("\\", "")
+
+
 def test_the_steps_of_the_landing_page_are_one_list() -> None:
     """Rendered as MkDocs does: a step is more than its first paragraph, and its code belongs to it."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -60,7 +60,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         page.meta["search"] = {"boost": 4}
     markdown = _MARK.sub(lambda found: _TABLES[found[1]](found[2]), markdown)
     markdown = _without_tests(markdown)
-    return _outside_code(markdown, lambda text: _with_links(text, here, files))
+    return _outside_code(markdown, lambda text: _with_links(_bars_of_code(text), here, files))
+
+
+def _bars_of_code(text: str) -> str:
+    """Bars in code without the backslash that GitHub wants in a table, and Python-Markdown shows."""
+    return re.sub(r"`[^`\n]+`", lambda code: code[0].replace("\\|", "|"), text)
 
 
 def _without_tests(markdown: str) -> str:
