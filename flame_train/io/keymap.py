@@ -310,6 +310,12 @@ def scaled_fp8_rules(names: Iterable[str], plain: Iterable[Rule]) -> tuple[Rule,
     return (*scaled, *(rule for rule in plain if rule.target not in done))
 
 
+def as_stored(names: Iterable[str]) -> KeyMap:
+    """The table of `names` that are native already, whose weights may have a factor as `scaled_fp8_rules` has it."""
+    plain = (Rule((name,), (name,)) for name in names if not name.endswith(".scale_weight"))
+    return KeyMap(scaled_fp8_rules(names, plain))
+
+
 def _swapped(x: Array) -> Array:
     half = len(x) // 2
     return np.concatenate([x[half:], x[:half]])

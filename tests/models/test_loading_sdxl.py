@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from flame_train.errors import ModelFileError
+from flame_train.io.safetensors import save_file
 from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
 from flame_train.models.common.text.keys_clip import clip_from_openclip
 from flame_train.models.common.vae.keys_vae import vae_from_diffusers
@@ -224,3 +226,89 @@ def test_a_lone_vae(models, tmp_path, prefix):
     loaded = load(path, "vae")
     for (name, t), (_, expected) in zip(loaded.weights(), models["vae"].weights(), strict=True):
         np.testing.assert_array_equal(t.numpy(), expected.numpy(), err_msg=name)
+
+
+@pytest.mark.parametrize("markers", [("edm_mean", "edm_std"), ("edm_vpred.sigma_max",), ("edm_vpred.sigma_min",)])
+def test_an_edm_model_is_refused_by_name(models, tmp_path, markers):
+    path = tmp_path / "edm.safetensors"
+    safetensors.save_file(single_file(models) | {marker: np.zeros(1, np.float32) for marker in markers}, path)
+    with pytest.raises(ModelFileError, match=rf"is an EDM model \({markers[0]}\), such as Playground v2.5 and CosXL"):
+        stated_prediction(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ({"_class_name": "EDMDPMSolverMultistepScheduler", "prediction_type": "epsilon"}, r"an EDM model \(EDMDPM"),
+        ({"_class_name": "EulerDiscreteScheduler", "prediction_type": "sample"}, "predicts 'sample'; expected one of"),
+        (
+            {"prediction_type": "epsilon", "beta_schedule": "linear", "beta_end": 0.02},
+            "beta_schedule 'linear', beta_end",
+        ),
+    ],
+)
+def test_a_scheduler_of_another_process_is_refused_by_name(folder, tmp_path, content, told):
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "scheduler").mkdir()
+    (tmp_path / "copy" / "scheduler" / "scheduler_config.json").write_text(json.dumps(content))
+    with pytest.raises(ModelFileError, match=told):
+        stated_prediction(tmp_path / "copy")
+
+
+def test_tensors_of_no_part_are_told_once(models, tmp_path, caplog):
+    path = tmp_path / "stray.safetensors"
+    safetensors.save_file(single_file(models) | {"strange.marker": np.zeros(1, np.float32)}, path)
+    for _ in range(2):
+        SDXL_FILES.all_parts(path, "unet")
+    (told,) = caplog.messages
+    assert told == f"{path}: 1 tensor(s) belong to no part of the model and are left out, such as strange.marker"
+
+
+def test_what_a_folder_states_of_the_unet_is_honoured_or_refused(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    stated = tmp_path / "copy" / "unet" / "config.json"
+    stated.write_text('{"norm_eps": 0.01, "norm_num_groups": 4, "act_fn": "silu"}')
+    unet = load(tmp_path / "copy", "unet")
+    assert unet.arch.eps == 0.01
+    assert unet.input_blocks[1][0].in_layers[0].eps == unet.out[0].eps == 0.01
+    stated.write_text('{"resnet_time_scale_shift": "scale_shift", "freq_shift": 1}')
+    with pytest.raises(ModelFileError, match=r"freq_shift is 1, expected 0; resnet_time_scale_shift is 'scale_shift'"):
+        load(tmp_path / "copy", "unet")
+
+
+def test_scaled_fp8_is_read_with_its_factors(models, tmp_path):
+    """ComfyUI's: each matrix of 8 bits with a number that it is multiplied by, in the UNet and in CLIP-L."""
+    tensors, expected = {}, {}
+    for name, array in single_file(models).items():
+        scaled = (
+            array.ndim == 2
+            and name.endswith(("proj.weight", "to_k.weight", "fc1.weight"))
+            and "embedders.1" not in name
+        )
+        if scaled:
+            eight = (array.astype(np.float32) * 7).astype(ml_dtypes.float8_e4m3fn)
+            factor = np.array(1 / 7, np.float32)
+            tensors |= {name: eight, name.replace(".weight", ".scale_weight"): factor}
+            expected[name] = eight.astype(np.float32) * factor
+        else:
+            tensors[name] = array
+    tensors["model.diffusion_model.scaled_fp8"] = np.zeros(0, ml_dtypes.float8_e4m3fn)
+    path = tmp_path / "scaled.safetensors"
+    save_file(path, tensors)
+    assert len(expected) > 5
+    for part in ("unet", "text_encoder"):
+        loaded = dict(load(path, part).weights())
+        own = {name.removeprefix(PREFIXES[part]): a for name, a in expected.items() if name.startswith(PREFIXES[part])}
+        assert own
+        for name, array in own.items():
+            np.testing.assert_array_equal(loaded[name].numpy(), array, err_msg=name)
+
+
+@pytest.mark.parametrize("end", ["weight_scale", "weight_scale_inv"])
+def test_another_form_of_scaled_fp8_is_refused_by_name(models, tmp_path, end):
+    tensors = single_file(models)
+    tensors[f"model.diffusion_model.label_emb.0.0.{end}"] = np.ones(1, np.float32)
+    path = tmp_path / "scaled.safetensors"
+    safetensors.save_file(tensors, path)
+    with pytest.raises(ModelFileError, match=rf"unet is scaled fp8 of a form that is not read here \(.*{end}\)"):
+        load(path, "unet")

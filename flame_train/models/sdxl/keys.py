@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from flame_train.io.keymap import KeyMap
+from flame_train.io.keymap import KeyMap, as_stored
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import Component, Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
@@ -17,16 +17,16 @@ from flame_train.models.common.vae.keys_vae import vae_from_diffusers
 from flame_train.models.sdxl.keys_modules import base_modules
 from flame_train.models.sdxl.keys_unet import SDXL_LEVELS, UNetLevels, unet_from_diffusers
 
-_NOTHING: Final = re.compile(r"(?!)")
+_FP8: Final = r"scaled_fp8|.*\.scale_input"  # what marks a scaled fp8 file, or serves products in fp8
 _TRAINED_WITH: Final = re.compile(r"loss\..*")  # a VAE's discriminator and the weight of its loss
 # what is computed anew, and the other half of a whole CLIP
 _TEXT_EXTRAS: Final = re.compile(
-    r"(text_model\.)?embeddings\.position_ids|logit_scale|visual_projection\..*|vision_model\..*"
+    rf"{_FP8}|(text_model\.)?embeddings\.position_ids|logit_scale|visual_projection\..*|vision_model\..*"
 )
 _CLIP_L_EXTRAS: Final = re.compile(rf"{_TEXT_EXTRAS.pattern}|text_projection(\.weight)?")
 _ELSEWHERE: Final = re.compile(
     r"denoiser\.(log_)?sigmas|model_ema\..*|conditioner\.embedders\.0\.(logit_scale|text_projection.*)"
-    r"|betas|alphas_cumprod(_prev)?|(log_)?(one_minus|sqrt|posterior).*"
+    r"|v_pred|ztsnr|betas|alphas_cumprod(_prev)?|(log_)?(one_minus|sqrt|posterior).*"
 )
 # EriDiffusion writes attention for levels of the UNet that have none in SDXL
 _NO_ATTENTION: Final = re.compile(
@@ -46,7 +46,7 @@ def _vae_table(names: Collection[str]) -> KeyMap:
 
 
 _TRANSFORMERS: Final = (
-    Layout("transformers", "text_model.encoder."),
+    Layout("transformers", "text_model.encoder.", as_stored),
     Layout("openclip", "transformer.resblocks.", lambda names: clip_from_openclip()),
     Layout("transformers, short", "encoder.layers.", lambda names: clip_from_bare_transformers()),
 )
@@ -54,8 +54,8 @@ COMPONENTS: Final = (
     Component(
         "unet",
         ("model.diffusion_model.", "unet/", "diffusion_model."),
-        (Layout("single-file", "input_blocks."), Layout("diffusers", "down_blocks.", _unet_table)),
-        _NOTHING,
+        (Layout("single-file", "input_blocks.", as_stored), Layout("diffusers", "down_blocks.", _unet_table)),
+        re.compile(_FP8),
     ),
     Component(
         "vae",

@@ -8,7 +8,7 @@ Shape letters: B batch, H height and W width in latent pixels, C channels, T tex
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Self
@@ -21,6 +21,7 @@ from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
 from flame_train.models.common.files.shapes import shape_of
 from flame_train.models.common.files.stated import NOTHING, Stated
 from flame_train.models.common.latents import check_latents
+from flame_train.models.sdxl.stated_unet import AS_SDXL, stated_head_dim
 from flame_train.models.sdxl.transformer import SpatialTransformer, TextKeys, TransformerBlock
 
 _shape: Final = partial(shape_of, "UNet", "an SDXL UNet")
@@ -28,11 +29,12 @@ _shape: Final = partial(shape_of, "UNet", "an SDXL UNet")
 
 SIZE_EMBEDDING = 256  # the sinusoid's width for each of the six sizes
 SIZES = 6
+_EPS: Final = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class UNetArch:
-    """The network's shapes, and the two numbers that the shapes do not determine."""
+    """The network's shapes, and the three numbers that the shapes do not determine."""
 
     in_channels: int = 4
     out_channels: int = 4
@@ -44,6 +46,7 @@ class UNetArch:
     adm_in_channels: int = 2816  # pooled text and six size embeddings
     head_dim: int = 64
     groups: int = 32
+    eps: float = _EPS  # of the norms in residual blocks and before the last convolution
 
     @classmethod
     def sdxl(cls) -> Self:
@@ -69,6 +72,7 @@ class UNetArch:
         Raises ModelFileError naming a missing tensor, what is stated otherwise, or for inpainting and edit variants
         (extra input channels).
         """
+        stated.must(**AS_SDXL)
         seen, made = _shape(shapes, "input_blocks.0.0.weight")[1], _shape(shapes, "out.2.weight")[0]
         if seen != made:
             raise ModelFileError(
@@ -95,28 +99,10 @@ class UNetArch:
             transformer_depth=depths,
             context_dim=contexts.pop(),
             adm_in_channels=_shape(shapes, "label_emb.0.0.weight")[1],
-            head_dim=_stated_head_dim(stated, widths, depths) or _head_dim(channels),
+            head_dim=stated_head_dim(stated, widths, depths) or _head_dim(channels),
             groups=int(stated.number("norm_num_groups", _groups(channels))),
+            eps=stated.number("norm_eps", _EPS),
         )
-
-
-def _stated_head_dim(stated: Stated, widths: Sequence[int], depths: Sequence[int]) -> int:
-    """The width of a head, of which there is one in all levels with transformers; 0 if the folder does not state it.
-
-    diffusers calls the number of heads of each level `attention_head_dim`. Raises ModelFileError for several widths.
-    """
-    heads = stated.values.get("num_attention_heads") or stated.values.get("attention_head_dim")
-    if heads is None:
-        return 0
-    each = heads if isinstance(heads, list) else [heads] * len(widths)
-    levels = zip(widths, each, depths, strict=False)
-    found = {width // n for width, n, depth in levels if depth and isinstance(n, int) and n > 0}
-    if len(found) != 1:
-        raise ModelFileError(
-            f"{stated.path}: attention_head_dim: expected the numbers of heads of one width, found {heads!r}: such a "
-            "UNet is not supported here"
-        )
-    return found.pop()
 
 
 def _head_dim(model_channels: int) -> int:
@@ -161,10 +147,10 @@ class ResBlock(Block):
 
     has_feed_forward = False
 
-    def __init__(self, in_channels: int, out_channels: int, emb_dim: int, groups: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, emb_dim: int, groups: int, eps: float) -> None:
         self.in_layers = nn.ModuleList(
             [
-                nn.GroupNorm(groups, in_channels, silu=True),
+                nn.GroupNorm(groups, in_channels, eps, silu=True),
                 None,
                 nn.Conv2d(in_channels, out_channels, 3, 1, 1),
             ]
@@ -172,7 +158,7 @@ class ResBlock(Block):
         self.emb_layers = nn.ModuleList([None, nn.Linear(emb_dim, out_channels)])
         self.out_layers = nn.ModuleList(
             [
-                nn.GroupNorm(groups, out_channels, silu=True),
+                nn.GroupNorm(groups, out_channels, eps, silu=True),
                 None,
                 None,
                 nn.Conv2d(out_channels, out_channels, 3, 1, 1),
@@ -259,7 +245,7 @@ class UNet(BlockNetwork):
         self._build_up(skips)
         self.out = nn.ModuleList(
             [
-                nn.GroupNorm(arch.groups, arch.model_channels, silu=True),
+                nn.GroupNorm(arch.groups, arch.model_channels, arch.eps, silu=True),
                 None,
                 nn.Conv2d(arch.model_channels, arch.out_channels, 3, padding=1),
             ]
@@ -302,7 +288,8 @@ class UNet(BlockNetwork):
         return nn.ModuleList([*parts, self._transformer(out_channels, depth)] if depth else parts)
 
     def _resblock(self, in_channels: int, out_channels: int) -> ResBlock:
-        return ResBlock(in_channels, out_channels, 4 * self.arch.model_channels, self.arch.groups)
+        arch = self.arch
+        return ResBlock(in_channels, out_channels, 4 * arch.model_channels, arch.groups, arch.eps)
 
     def _transformer(self, channels: int, depth: int) -> SpatialTransformer:
         a = self.arch

@@ -5,6 +5,7 @@ The differences between families are values of this class.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -21,6 +22,8 @@ from flame_train.models.common.files.identify import FAMILY_NAMES, Identity, cou
 from flame_train.models.common.files.part import Part, part_of
 from flame_train.models.common.files.parts import Build, parts
 from flame_train.models.common.files.stated import Stated
+
+_LOG = logging.getLogger(__name__)
 
 
 class Resolve(Protocol):
@@ -101,6 +104,9 @@ class FamilyFiles:
             wanted = self._in_words(components)
             raise ModelFileError(f"{weights.path}: expected {wanted}, found {found.detail}; name another file")
         resolved = _resolve(self.resolve, weights.names, None if only == "checkpoint" else only)
+        prefixes = tuple(prefix for component in self.components for prefix in component.prefixes)
+        if only == "checkpoint":
+            _tell_stray(weights.path, tuple(name for name in resolved.unknown if not name.startswith(prefixes)))
         lacking = [name for name in components if not resolved.sources.get(name)]
         if lacking:
             raise ModelFileError(
@@ -138,6 +144,15 @@ class FamilyFiles:
             name: part_of(weights, name, built, partial(self.build, name, built[1].shapes, stated[name]))
             for name, built in made.items()
         }
+
+
+@lru_cache(maxsize=16)
+def _tell_stray(path: Path, names: tuple[str, ...]) -> None:
+    """Says once that a checkpoint holds tensors of no part of the model: they may mark another kind of it."""
+    if names:
+        _LOG.warning(
+            "%s: %d tensor(s) belong to no part of the model and are left out, such as %s", path, len(names), names[0]
+        )
 
 
 @lru_cache(maxsize=16)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from flame_train.io.weight_files import StoredNf4, Weights
 from flame_train.models.common.files.stated import Stated
 from flame_train.progress import progress
 
+_FACTORS: Final = (".scale_weight", ".weight_scale", ".weight_scale_inv")
 Build = Callable[[str, Mapping[str, Shape], Stated], nn.Module]
 """A component's empty network, from its name, its native names and shapes, and what its folder states."""
 
@@ -79,6 +80,8 @@ def parts(
         sources = resolved.sources[component.name]
         native = native_shapes(sources, shapes)
         try:
+            unknown = (name for name in resolved.unknown if name.startswith(component.prefixes))
+            _refuse_scaled(weights, component, (*sources, *unknown))
             module = _built(weights, component, native, build)
             fitted = fit(sources, shapes, module.shapes())
             stray = {name: shapes[name] for name in resolved.unknown if name.startswith(component.prefixes)}
@@ -91,6 +94,16 @@ def parts(
     if faults:
         raise ModelFileError("\n".join(faults))
     return found
+
+
+def _refuse_scaled(weights: Weights, component: Component, names: Iterable[str]) -> None:
+    """Raises ModelFileError for factors of weights in 8 bits that no table of the component has read."""
+    left = next((name for name in names if name.endswith(_FACTORS)), None)
+    if left is not None:
+        raise ModelFileError(
+            f"{weights.path}: {component.name} is scaled fp8 of a form that is not read here ({left}); name a file in "
+            "fp16, bf16 or plain fp8"
+        )
 
 
 def _built(weights: Weights, component: Component, native: Mapping[str, Shape], build: Build) -> nn.Module:

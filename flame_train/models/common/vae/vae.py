@@ -121,6 +121,8 @@ class VaeArch:
             mean, std = (statistic(stated, key, getattr(known, key)) for key in ("latents_mean", "latents_std"))
             known = replace(known, latents_mean=mean, latents_std=std)
             stated.must(attn_scales=[], input_channels=3)
+        else:
+            stated.must(latents_mean=None, latents_std=None, mid_block_add_attention=True)
         if known.frames:
             channels, joins = known.pixel_channels, [frames > 1 for frames in known.frames]
             stated.must(is_residual=True, in_channels=channels, out_channels=channels, temperal_downsample=joins)
