@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable
 from typing import Any
 
 from flame_train.errors import ConfigError
@@ -39,14 +40,30 @@ def parse_command_line(text: str, name: str) -> tuple[dict[str, Any], dict[Path,
         if line > lines[SCRIPT,] and words and not words[0].startswith("-") and not option:
             break  # another command
         for word in words:
+            option = _take(tree, option, word)
             if word.startswith("--"):
-                option, equals, value = word[2:].partition("=")
-                tree[option] = value if equals else True
                 lines[option,] = line
-            elif option:
-                _add(tree, option, word)
         line += 1
     return tree, lines
+
+
+def options_of(words: Iterable[str]) -> dict[str, Any]:
+    """The options in the words of a command, with their values as in `parse_command_line`."""
+    tree: dict[str, Any] = {}
+    option = ""
+    for word in words:
+        option = _take(tree, option, word)
+    return tree
+
+
+def _take(tree: dict[str, Any], option: str, word: str) -> str:
+    """Lays the next word into `tree`, a value of `option` or an option of its own. Returns the option now."""
+    if word.startswith("--"):
+        option, equals, value = word[2:].partition("=")
+        tree[option] = value if equals else True
+    elif option:
+        _add(tree, option, word)
+    return option
 
 
 def _words(text: str, place: str) -> list[str]:

@@ -95,7 +95,7 @@ class Conversion:
 
 def convert(program: Program, source: Source, lacking: Collection[str] = ()) -> Conversion:
     """What `source`, a config of `program`, says in our keys. `lacking` are keys that mean nothing to its family."""
-    found = Conversion(program.name, notes=list(source.notes))
+    found = Conversion(program.name, notes=list(source.notes), needless=dict(source.idle))
     if source.settings:  # a file of sets alone says nothing about training
         _Work(program, source, found).apply(program.rows, source.settings, found.values)
     sets = []
@@ -136,7 +136,12 @@ class _Work:
                 shown = setting.written or _shown(name, setting.value)
                 self.found.dropped.append(Dropped(setting.place, shown, "not known to this version"))
             elif any(row.read and row.holds(name, self.source.family) for row in rows) and name not in used:
-                self.found.needless.setdefault(name, _OF_ANOTHER)
+                self.found.needless.setdefault(self._called(name), _OF_ANOTHER)
+
+    def _called(self, name: str) -> str:
+        """What the file calls a setting."""
+        setting = self.source.settings.get(name)
+        return name if setting is None else setting.written.partition(" = ")[0] or name
 
     def _answer(self, row: Row, setting: Setting, name: str, values: dict[str, Carried]) -> set[str]:
         """Lays the answer of one row; a default of the other program has no place. Returns the settings it used."""
@@ -153,14 +158,16 @@ class _Work:
             answer, remark = answer.value, f"; {answer.remark}" if answer.remark else ""
         if isinstance(answer, Nothing):
             if setting.place:
-                self.found.needless.setdefault(name, row.inert or _AS_HERE)
+                self.found.needless.setdefault(self._called(name), row.inert or _AS_HERE)
             return set()
         if isinstance(answer, Lost):
             self.found.dropped.append(Dropped(setting.place, shown, answer.reason, row.to))
         else:
             given = answer if isinstance(answer, Mapping) else {row.to[0]: answer}
-            origin = f"{setting.written or (name if setting.place else shown)}{remark}"
+            made = sorted(set(map(self._called, self.source.asked))) if row.key.startswith("(") else []
+            origin = f"{', '.join(made) or setting.written or (name if setting.place else shown)}{remark}"
             settings = (*((name,) if setting.place else ()), *sorted(self.source.asked - {name}))
+            settings = tuple(dict.fromkeys(map(self._called, settings)))
             for path, value in given.items():
                 assert path in row.to, f"{row.key} gives {path}, which its row does not name"
                 _lay(path, Carried(value, origin, settings), Dropped(setting.place, shown, ""), values, self.found)

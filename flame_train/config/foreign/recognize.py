@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ from flame_train.config.command_line import SCRIPT, parse_command_line, script_o
 from flame_train.config.parse import name_of, parse, read_text
 from flame_train.errors import ConfigError
 
-from . import ai_toolkit, diffusion_pipe, eridiffusion, onetrainer, sd_scripts, simpletuner
+from . import ai_toolkit, diffusion_pipe, eridiffusion, kohya_gui, onetrainer, sd_scripts, simpletuner
 from .table import Program, Reading, Source
 
 PROGRAMS: Final[tuple[Program, ...]] = (
@@ -19,6 +20,7 @@ PROGRAMS: Final[tuple[Program, ...]] = (
     simpletuner.PROGRAM,
     onetrainer.PROGRAM,
     diffusion_pipe.PROGRAM,
+    kohya_gui.PROGRAM,
     sd_scripts.PROGRAM,
 )
 """Every program whose configs are known, in the order in which they are tried."""
@@ -76,7 +78,7 @@ def read_foreign(source: str, family: str = "") -> tuple[Program, Source]:
     found = program.read(Reading(tree, lines, name_of(source), folder, family, script, beside))
     if family and found.family and family != found.family:
         raise ConfigError(f"{name_of(source)}: --family {family}: this config is for {found.family}")
-    return program, Source(found.family or family, found.settings, found.sets, found.notes)
+    return program, replace(found, family=found.family or family)
 
 
 def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:

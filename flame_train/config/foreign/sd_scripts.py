@@ -34,6 +34,7 @@ from .table import NOTHING, Lost, Program, Row, always, is_off, keep, needless, 
 
 _FLOW: Final = ("sd3", "flux", "chroma", "anima")
 _FLUX: Final = ("flux", "chroma")
+_NO_CLASS: Final = "no class path stands in a config; schedule.name has the schedules"
 _NOISED: Final = (*_FLUX, "anima")
 _LEVELS: Final = (*SAMPLED, "loss.weighting", "loss.mode_scale")
 _OPTIMIZER: Final = (
@@ -144,10 +145,8 @@ _STEPS: Final = [
         own.decay,
         say="schedule.decay is a share of the run, and no number of steps: divide by train.steps",
     ),
-    never("lr_scheduler_type@train_util.py:5300", "no class path stands in a config; schedule.name has the schedules"),
-    never(
-        "lr_scheduler_args.*@train_util.py:5288", "no class path stands in a config; schedule.name has the schedules"
-    ),
+    never("lr_scheduler_type@train_util.py:5300", f"{_NO_CLASS}; it stays at its default"),
+    never("lr_scheduler_args.*@train_util.py:5288", _NO_CLASS),
     turned(
         "max_train_epochs@train_network.py:799",
         "train.epochs",
@@ -276,6 +275,7 @@ _KEPT: Final = [
         say="sample.every_epochs counts epochs, sample.every steps",
     ),
     turned("sample_prompts@train_util.py:4190", ("sample.prompt_file", "sample.prompts"), own.prompts),
+    turned("(samples)", "sample.every", own.unsampled, absent="drawn when asked for"),
     turned("sample_sampler@train_util.py:4196", "sample.sampler", sampler),
     never("sample_at_first@train_util.py:4181", "grids come after steps, none before the first"),
     turned("validation_split@train_network.py:1878", "validation.fraction", unless_off),

@@ -16,6 +16,8 @@ from .table import NOTHING, Changed, Lost, Source, is_off, needless, never, part
 ENCODER_RATES: Final = ("text_encoder_lr", "text_encoder_lr1", "text_encoder_lr2", "text_encoder_lr3")
 _PLAIN: Final = ("lora", "lora_sdxl", "lora_flux", "lora_sd3", "lora_anima")
 _NATIVE: Final = ("loha", "lokr")
+_MOST: Final = 4096
+"""The highest rank that `lora.rank` takes."""
 _KERNELS: Final = ("*.in_layers.2", "*.out_layers.3", "*.op", "output_blocks.*.conv")
 """SDXL's convolutions larger than 1x1, inside the numbered blocks."""
 _UNET: Final = ("attention+mlp", "*.proj_in", "*.proj_out")
@@ -188,7 +190,7 @@ def _rules_of_kernels(source: Source) -> Iterator[dict[str, Any]]:
     """The kernels of LoHa and LoKr, whose rank is not that of the linear layers."""
     if _has_kernels(source) and (algorithm(source) in _NATIVE or is_on(argument(source, "dora_wd"))):
         usual = (number(source.get("network_dim")) or 4, float(number(source.get("network_alpha", 1))))
-        if _of_kernels(source) != usual:
+        if _of_kernels(source) != usual and _of_kernels(source)[0] <= _MOST:
             rank, alpha = _of_kernels(source)
             yield {"match": list(_KERNELS), "rank": rank, "alpha": alpha}
 
@@ -243,13 +245,17 @@ def _merged_first(value: Any, source: Source) -> Any:
 
 
 def _rank(value: Any, source: Source) -> Any:
-    return number(value) or 4
+    """A LoKr of a rank that no layer has is one of whole matrices (lycoris/modules/lokr.py:102)."""
+    rank = number(value) or 4
+    if rank > _MOST and algorithm(source) == "lokr":
+        return Changed({"lora.full_matrix": True}, "no layer has that rank, so its matrices are whole")
+    return rank
 
 
 def _alpha(value: Any, source: Source) -> Any:
     """0 is the rank, as for LyCORIS (networks/lora.py:62)."""
     given = number(value)
-    return float(1 if given in (None, "") else given or _rank(source.get("network_dim"), source))
+    return float(1 if given in (None, "") else given or number(source.get("network_dim")) or 4)
 
 
 def _on_output(value: Any, source: Source) -> Any:
@@ -264,7 +270,7 @@ ROWS: Final = [
         kind,
         say="lora.kind says which kind of adapter; remove it for a plain LoRA",
     ),
-    turned("network_dim@train_network.py:1784", "lora.rank", _rank, absent=4),
+    turned("network_dim@train_network.py:1784", ("lora.rank", "lora.full_matrix"), _rank, absent=4),
     turned("network_alpha@train_network.py:1790", "lora.alpha", _alpha, absent=1.0),
     turned("(layers)", "lora.targets", targets, absent="all"),
     turned("(rules)", "lora.rules", rules, absent="of layers"),

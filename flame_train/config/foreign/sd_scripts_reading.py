@@ -72,14 +72,21 @@ def read(reading: Reading) -> Source:
     if reading.script and named is not None:
         settings = _of_config_file(reading, named) | settings
     notes: list[str] = []
-    sets = _sets(reading)
-    config = settings.pop("dataset_config", None)
-    if config and config.value and not sets:
-        other = reading.beside(str(config.value))
-        sets = _sets(other) if other else []
-        if other is None:
-            notes.append(no_file("dataset_config", config, "its folders are"))
+    sets = _sets(reading) or datasets_of(reading, settings, notes)
+    settings.pop("dataset_config", None)
     return source_of(_family(reading, settings), settings, sets, notes)
+
+
+def datasets_of(reading: Reading, settings: dict[str, Setting], notes: list[str]) -> list[dict[str, Setting]]:
+    """The tables of the dataset TOML that --dataset_config names; a note where it is missing."""
+    named = settings.pop("dataset_config", None)
+    if named is None or not named.value:
+        return []
+    other = reading.beside(str(named.value))
+    if other is None:
+        notes.append(no_file("dataset_config", named, "its folders are"))
+        return []
+    return _sets(other)
 
 
 def source_of(family: str, settings: dict[str, Setting], sets: list[dict[str, Setting]], notes: list[str]) -> Source:
@@ -140,7 +147,7 @@ def _folders(settings: dict[str, Setting]) -> list[dict[str, Setting]]:
     images = {"image_dir": settings.pop("train_data_dir")}
     if settings.get("in_json", Setting("", "")).value:
         return [images]
-    found = [images | {"N_name": Setting(True, "")}]
+    found = [images | {"N_name": Setting(True, images["image_dir"].place, "folders named N_name")}]
     regularization = settings.pop("reg_data_dir", None)
     if regularization and regularization.value:
         usual = {"prior_loss_weight": Setting(1.0, "")}
@@ -160,7 +167,7 @@ def _unpacked(settings: dict[str, Setting]) -> dict[str, Setting]:
         if name in _LISTS:
             parts = setting.value if isinstance(setting.value, list) else str(setting.value).split()
             for part in map(str, parts):
-                key, _, value = part.partition("=")
+                key, _, value = part.replace('"', "").partition("=")
                 found[f"{name}.{key.strip()}"] = Setting(_literal(value), setting.place)
         else:
             found[name] = setting

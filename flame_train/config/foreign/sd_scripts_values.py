@@ -120,7 +120,7 @@ def schedule(value: Any, source: Source) -> Any:
     if _by_itself(source):
         return "constant"
     if not is_off(source.get("lr_scheduler_type")):
-        return Lost("lr_scheduler_type takes its place, which is not here")
+        return NOTHING
     name = str(value).lower()
     return {"adafactor": "constant", "cosine_with_min_lr": "cosine"}.get(name) or by_name(name, source)
 
@@ -231,6 +231,12 @@ def prompts(value: Any, source: Source) -> Any:
         return text or NOTHING
     lines = [line.strip() for line in text.splitlines()]
     return {"sample.prompts": [line for line in lines if line and not line.startswith("#")]}
+
+
+def unsampled(value: Any, source: Source) -> Any:
+    """No images where prompts have no interval (train_util.py:6380)."""
+    asked = any(not is_off(number(source.get(f"sample_every_n_{unit}"))) for unit in ("steps", "epochs"))
+    return NOTHING if asked or is_off(source.get("sample_prompts")) else 0
 
 
 def bf16_master(value: Any, source: Source) -> Any:

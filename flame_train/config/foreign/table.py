@@ -30,15 +30,15 @@ class Setting:
 class Source:
     """Another program's config: its settings by dotted name, its sets of images, and the model family it is for.
 
-    `notes` are files that it names and that could not be read, each with its place. `asked` are the settings that
-    conversions have read so far, beside their own.
+    `notes` are files that it names and that could not be read, each with its place. `idle` are further settings that
+    need no key here, each with the reason. `asked` are those that conversions have read so far, beside their own.
     """
 
     family: str
     settings: Mapping[str, Setting]
     sets: Sequence[Mapping[str, Setting]] = ()
     notes: Sequence[str] = ()
-
+    idle: Mapping[str, str] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def get(self, name: str, default: Any = None) -> Any:

@@ -102,6 +102,7 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
     },
 }
 """Program -> setting -> its value, where None tries the usual ones, and the settings beside it."""
+AWAY["kohya's GUI"] = AWAY["sd-scripts"]  # it makes arguments of sd-scripts
 
 OPEN: dict[str, set[str]] = {
     "ai-toolkit": {"model.arch", "model.is_v_pred", "model.qtype_te", "train.reg_weight"},
