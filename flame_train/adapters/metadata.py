@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from flame_train.adapters.factors import Array, LoraState
-from flame_train.adapters.kinds import ADAPTERS
+from flame_train.adapters.kinds import ADAPTERS, Factors
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import hash_data, serialize
 
@@ -23,11 +24,17 @@ _LEGACY_END: Final = 0x110000
 def network_metadata(
     state: LoraState, family: LoraFamily, network_args: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The `ss_*` keys that every reader of kohya files relies on; "Dynamic" where modules differ."""
-    ranks = {str(factors.rank) for modules in state.values() for factors in modules.values()}
+    """The `ss_*` keys that every reader of kohya files relies on; "Dynamic" where modules differ.
+
+    As kohya has it, convolutions larger than 1x1 have a rank and an alpha of their own, among the arguments.
+    """
     found = [factors for modules in state.values() for factors in modules.values()]
     args = {key: value for f in found[:1] for key, value in ADAPTERS[f.kind]().network_args(f).items()}
-    alphas = {str(float(factors.alpha)) for modules in state.values() for factors in modules.values()}
+    kernels = [factors for factors in found if _has_kernel(factors)]
+    linear = [factors for factors in found if not _has_kernel(factors)] or found
+    if linear is not found and kernels:
+        args |= _of_kernels(kernels)
+    ranks, alphas = ({str(f.rank) for f in linear}, {str(float(f.alpha)) for f in linear})
     return {
         "ss_v2": "False",
         "ss_base_model_version": family.base_version,
@@ -36,6 +43,18 @@ def network_metadata(
         "ss_network_alpha": alphas.pop() if len(alphas) == 1 else "Dynamic",
         "ss_network_args": json.dumps(args | dict(network_args or {}), sort_keys=True),
     }
+
+
+def _has_kernel(factors: Factors) -> bool:
+    return math.prod(factors.weight_shape[2:]) > 1
+
+
+def _of_kernels(kernels: Sequence[Factors]) -> dict[str, str]:
+    """kohya's arguments for convolutions, where all have the same."""
+    ranks, alphas = {factors.rank for factors in kernels}, {float(factors.alpha) for factors in kernels}
+    if len(ranks) > 1 or len(alphas) > 1:
+        return {}
+    return {"conv_dim": str(ranks.pop()), "conv_alpha": f"{alphas.pop():g}"}
 
 
 def model_spec(family: LoraFamily, title: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:

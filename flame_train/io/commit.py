@@ -103,7 +103,7 @@ def commit(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         _put(held, step, files, there)
         fail_point("checkpoint.before_prune")
-        _prune(held, step, keep, spare, lora_of)
+        _prune(held, step, _Staying(keep, spare, lora_of))
     return final
 
 
@@ -163,23 +163,33 @@ def _fingerprint(folder: OpenFolder, name: str, *, sync: bool = False) -> dict[s
         return {"size": os.fstat(file.fileno()).st_size, "sha256": digest}
 
 
-def _prune(root: OpenFolder, step: int, keep: int, spare: Collection[int], lora_of: Callable[[int], str]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Staying:
+    """What stays of earlier checkpoints: as the arguments of `commit`."""
+
+    keep: int
+    spare: Collection[int]
+    lora_of: Callable[[int], str]
+
+
+def _prune(root: OpenFolder, step: int, staying: _Staying) -> None:
     """Keep the checkpoint of `step`, just written, the newest before it, and those before it to `spare`.
 
     Later steps go as well: had one of them been whole, the run would have continued from it. A file that cannot be
     removed, such as one in use on a network disk, stays with a warning. The new checkpoint is safe.
     """
     earlier = [found for found in _steps(root) if found < step]
-    counted = [found for found in earlier if found not in spare]
-    kept = {step, *counted[: (keep or STATES) - 1], *(found for found in earlier if found in spare)}
+    counted = [found for found in earlier if found not in staying.spare]
+    spared = [found for found in earlier if found in staying.spare]
+    kept = {step, *counted[: (staying.keep or STATES) - 1], *spared}
     for found in _steps(root):
         if found in kept:
             continue
         path = root.path / _name(found)
         try:
-            said = "" if keep or found > step else _keep_lora(root, found, lora_of(found))
+            said = "" if staying.keep or found > step else _keep_lora(root, found, staying.lora_of(found))
             _delete(root, found)
-            _LOG.info("removed %s: checkpoint.keep = %d%s", path, keep, said)
+            _LOG.info("removed %s: checkpoint.keep = %d%s", path, staying.keep, said)
         except OSError as error:
             _LOG.warning("%s: an old checkpoint that cannot be removed: %s", path, error.strerror or error)
 

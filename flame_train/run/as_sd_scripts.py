@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -140,15 +141,28 @@ def _buckets(rows: Sequence[Sample]) -> dict[str, dict[str, Any]]:
 
 def _folders(samples: Samples, sets: Sequence[DataSet]) -> dict[str, dict[str, int]]:
     """By the folder's own name, how often its images are repeated and how many it has."""
-    images = Counter(id(row.set) for row in samples.rows)
-    return {own.folder.name: {"n_repeats": own.repeats, "img_count": images[id(own)]} for own in sets}
+    found = {own.folder.name: {"n_repeats": own.repeats, "img_count": 0} for own in sets if not own.folder_repeats}
+    for row in samples.rows:
+        if any(row.set is own for own in sets):
+            folder = found.setdefault(_folder(row), {"n_repeats": row.repeats, "img_count": 0})
+            folder["img_count"] += 1
+    return found
+
+
+def _folder(row: Sample) -> str:
+    """The name of the folder that kohya would have as a set: N_name, where such folders have repeats of their own."""
+    if row.set.folder_repeats:
+        first, below, _ = row.item.key.partition("/")
+        if below and re.match(r"\d+_", first):
+            return first
+    return row.set.folder.name
 
 
 def _tag_frequency(samples: Samples) -> str:
     """How often each tag, between commas of a caption, comes: {folder: {tag: count}} as JSON, the rarest left out."""
     counts: dict[str, Counter[str]] = {}
     for row in samples.rows:
-        own = counts.setdefault(row.set.folder.name, Counter())
+        own = counts.setdefault(_folder(row), Counter())
         own.update(tag.strip() for tag in row.item.caption.split(",") if tag.strip())
     kept = {folder: own.most_common() for folder, own in counts.items()}
     while len(text := json.dumps({f: dict(tags) for f, tags in kept.items()}).encode()) > MAX_METADATA_VALUE:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,6 +27,15 @@ class TestMetadata:
         }
         state["unet"]["input_blocks.0.0"] = factors_for((5, 5), rank=3, alpha=2.0)
         assert network_metadata(state, SDXL)["ss_network_dim"] == "Dynamic"
+
+    def test_kernels_have_arguments_of_their_own(self):
+        """As kohya writes a LoCon of `conv_dim=2`, `conv_alpha=1`: its width is that of linear layers."""
+        state = state_of("lora_kohya_sdxl", alpha=8.0)
+        kernel = replace(factors_for((5, 5), rank=2, alpha=1.0), down=np.zeros((2, 5, 3, 3), np.float32))
+        state["unet"]["input_blocks.1.0.in_layers.2"] = kernel
+        found = network_metadata(state, SDXL)
+        assert (found["ss_network_dim"], found["ss_network_alpha"]) == ("2", "8.0")
+        assert json.loads(found["ss_network_args"]) == {"conv_dim": "2", "conv_alpha": "1"}
 
     def test_model_spec(self):
         assert model_spec(SDXL, "my dog", {"author": "me"}) == {

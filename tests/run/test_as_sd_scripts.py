@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
+from flame_train.config.render import resolved
 from flame_train.io.safetensors import SafetensorsFile
+from flame_train.run.as_sd_scripts import as_sd_scripts
 from flame_train.run.check import check
+from flame_train.run.commands.dataset import report
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.plan import make_plan
 from flame_train.training.stop import StopRequest
@@ -37,6 +41,31 @@ NOT_HERE = {
     "ss_steps says it": "epoch",
     "each folder's settings are in the config that the file carries": "datasets",
 }
+
+
+def test_folders_named_for_repeats_are_kohyas_sets(small_config, small_base, drawn, tmp_path):
+    """`ss_dataset_dirs` and the tags by folder, as a folder of N_name is a set there; the epoch of the report too."""
+    for name, pictures in (("3_fox", sorted(drawn.glob("*.png"))[:2]), ("1_hill", sorted(drawn.glob("*.png"))[2:3])):
+        for picture in pictures:
+            for source in (picture, picture.with_suffix(".txt")):
+                (tmp_path / "all" / name).mkdir(parents=True, exist_ok=True)
+                shutil.copy(source, tmp_path / "all" / name / source.name)
+    config = small_config(
+        model={"checkpoint": str(small_base), "vae": str(small_base)},
+        data={"path": str(tmp_path / "all"), "resolution": 64, "folder_repeats": True, "repeats": 2},
+        sample={"every": 0},
+    )
+    plan = make_plan(check(config), StopRequest())
+    found = as_sd_scripts(plan.config, plan.samples, 4, "x")
+    assert json.loads(found["ss_dataset_dirs"]) == {
+        "1_hill": {"n_repeats": 2, "img_count": 1},
+        "3_fox": {"n_repeats": 6, "img_count": 2},
+    }
+    assert set(json.loads(found["ss_tag_frequency"])) == {"1_hill", "3_fox"}
+    (tmp_path / "x.toml").write_text(resolved(config))
+    told = report(str(tmp_path / "x.toml"), [], tmp_path / "report", False)
+    assert told["samples_per_epoch"] == plan.order.samples_per_epoch == 14
+    assert told["sets"][0]["repeats"] == "2 6"
 
 
 @pytest.fixture

@@ -112,6 +112,7 @@ def _told(samples: Samples, seen: _Seen) -> dict[str, Any]:
     return {
         "images": len(seen.hashes),
         "samples": len(samples.rows),
+        "samples_per_epoch": samples.order(0).samples_per_epoch,
         "sets": [_set(own, samples) for own in samples.sets],
         "buckets": samples.bucket_rows(),
         "links_to_the_same_file": links,
@@ -129,7 +130,7 @@ def _set(own: DataSet, samples: Samples) -> dict[str, Any]:
     return {
         "set": shown(str(own.folder)),
         "samples": len(rows),
-        "repeats": own.repeats,
+        "repeats": _repeats(rows),
         "weight": own.weight,
         "batch_size": own.batch_size,
         "resolutions": " ".join(map(str, own.resolutions)),
@@ -139,6 +140,12 @@ def _set(own: DataSet, samples: Samples) -> dict[str, Any]:
         "masks": sum(row.item.mask is not None for row in rows),
         "loss_weight": own.loss_weight,
     }
+
+
+def _repeats(rows: Sequence[Sample]) -> int | str:
+    """How often an image comes in an epoch: one number, or that of each kind of folder N_name."""
+    found = sorted({row.repeats for row in rows})
+    return found[0] if len(found) == 1 else " ".join(map(str, found))
 
 
 def _write(path: Path, parts: Sequence[bytes]) -> None:
