@@ -12,7 +12,6 @@ from typing import Any
 
 import markdown
 import pytest
-from mkdocs.config import load_config
 from mkdocs.structure.files import Files
 
 from flame_train.config.foreign.recognize import PROGRAMS
@@ -24,26 +23,12 @@ sys.path.insert(0, str(ROOT / "scripts" / "site"))
 hooks, pages = importlib.import_module("hooks"), importlib.import_module("pages")
 
 
-def _of_nav(entries: list[Any]) -> list[str]:
-    found: list[str] = []
-    for entry in entries:
-        for value in entry.values() if isinstance(entry, dict) else [entry]:
-            found += _of_nav(value) if isinstance(value, list) else [value]
-    return found
-
-
 def _page(address: str, text: str | None = None) -> tuple[str, dict[str, Any]]:
     """The Markdown that the site renders for a page of docs/, and its metadata."""
     page = SimpleNamespace(file=SimpleNamespace(src_uri=address), meta={})
     if text is None:
         text = (ROOT / "docs" / address).read_text(encoding="utf-8")
     return hooks.on_page_markdown(text, page, None, Files([])), page.meta
-
-
-def test_each_page_is_in_the_menu_once() -> None:
-    config = hooks.on_config(load_config(str(ROOT / "mkdocs.yml")))
-    written = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
-    assert sorted(_of_nav(config.nav)) == sorted([*written, *pages.generated()])
 
 
 @pytest.mark.parametrize(
@@ -56,6 +41,7 @@ def test_a_page_about_another_trainer_has_each_of_its_settings(address: str, pro
     assert found.rows
     assert [row.key for row in (*found.rows, *found.set_rows) if f"| `{row.key}` |" not in text] == []
     assert "<!-- settings" not in text
+    assert "mkdocs serve" not in text
 
 
 @pytest.mark.parametrize("family", recipes())
@@ -66,7 +52,7 @@ def test_each_family_has_a_page_of_prose_with_its_presets(family: str) -> None:
     assert "**How long.**" in prose
     assert "**What to look at.**" in prose
     code = [line for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
-    assert [line for line in code if line.startswith("#") and len(line) > 100] == []
+    assert [line for line in code if line.startswith("#") and len(line) > 80] == []
 
 
 def test_tests_are_not_shown_to_users() -> None:
@@ -78,8 +64,11 @@ def test_tests_are_not_shown_to_users() -> None:
 def test_records_and_generated_lists_are_no_hits_of_the_search() -> None:
     for address in ("log.md", "tree.md", "audit.md", "design/0001-house.md"):
         assert _page(address)[1] == {"search": {"exclude": True}}
-    assert _page("training.md")[1]["search"]["boost"] > 1
-    assert _page("numerics.md")[1] == {}
+    engine, guide, keys = (
+        _page(address, "")[1]["search"]["boost"]
+        for address in ("reference/flame_train.engine.optim.md", "training.md", "reference/keys.md")
+    )
+    assert engine < guide < keys
 
 
 def test_code_of_the_commands_has_no_backslashes() -> None:
@@ -120,7 +109,6 @@ def test_what_belongs_to_an_item_of_a_list_is_indented_by_four() -> None:
     assert wrong == []
 
 
-@pytest.mark.proof
 def test_it_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)

@@ -18,12 +18,21 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pages
 
 _MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-_MARK = re.compile(r"<!-- (settings|recipes): (.+?) -->")
+_MARK = re.compile(r"^.*<!-- (settings|recipes): (.+?) -->$", re.MULTILINE)
+"""A line that a table takes the place of; before the mark it says so to those who read the page elsewhere."""
 _TABLES = {"settings": pages.settings_table, "recipes": pages.presets_and_cards}
-_FOR_THE_REPOSITORY = ("log.md", "tree.md", "audit.md", "changelog.md", "contributing.md", "design/", "performance.md")
+_NOT_SEARCHED = ("log.md", "tree.md", "audit.md", "changelog.md", "contributing.md", "design/", "performance.md")
 """Pages that a user's search does not find: records, generated lists, and what is for those who change the code."""
-_FIRST = ("index.md", "training.md", "datasets.md", "memory.md", "recipes/", "reference/keys.md", "migration/")
-"""Pages that a search finds before those about the engine."""
+_BOOSTS = {
+    ("reference/keys.md",): 20,
+    ("index.md", "training.md", "datasets.md", "memory.md", "recipes/"): 10,
+    ("migration/",): 2,
+    ("reference/flame_train", "reference/functional.md", "ops.md", "numerics.md", "glossary.md"): 0.001,
+}
+"""Pages that a search finds before others, and those of the engine, which it finds after them.
+
+A word in a title counts a thousand times, so the smallest factor outweighs that.
+"""
 
 
 def on_config(config: Any) -> Any:
@@ -54,10 +63,13 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Fills in tables, and turns links of the repository into those of the site."""
     here = page.file.src_uri
-    if here.startswith(_FOR_THE_REPOSITORY):
+    if here.startswith(_NOT_SEARCHED):
         page.meta["search"] = {"exclude": True}
-    elif here.startswith(_FIRST):
-        page.meta["search"] = {"boost": 4}
+    for places, boost in _BOOSTS.items():
+        if here.startswith(places):
+            page.meta["search"] = {"boost": boost}
+    if here == "comparison.md":
+        page.meta["hide"] = ["toc"]  # its table is wide
     markdown = _MARK.sub(lambda found: _TABLES[found[1]](found[2]), markdown)
     markdown = _without_tests(markdown)
     return _outside_code(markdown, lambda text: _with_links(_bars_of_code(text), here, files))

@@ -25,7 +25,7 @@ from flame_train.tools.presets import cards, names
 
 ROOT: Final = Path(__file__).parents[2]
 REPOSITORY: Final = "https://github.com/flame-train/flame-train/blob/main"
-_WIDE: Final = 96  # characters of a line of code that a page shows without scrolling
+_WIDE: Final = 74  # characters of a line of code that a page shows without scrolling
 MODULES: Final = (
     "flame_train",
     "flame_train.errors",
