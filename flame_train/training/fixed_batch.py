@@ -3,7 +3,7 @@
 A network that encodes items one by one leaves a GPU idle. In batches of any size its products would go through other
 kernels, with sums in another order. So all batches of a shape have one size, and copies of the last item fill a batch
 up. Each item then goes through the same kernels at the same sizes, whichever items share its batch. On a GPU a row of a
-product, a head of attention and an image of a convolution are computed from their own operands alone, in one order.
+product is computed from its own operands alone, in one order. So are a head of attention and an image of a convolution.
 OpenBLAS promises no such thing: its kernels for Haswell and Zen round a row by its place. So a CPU takes single items.
 """
 

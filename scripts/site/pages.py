@@ -146,7 +146,8 @@ def _folded(config: str) -> str:
     for line in config.rstrip().splitlines():
         code, hash_sign, comment = line.partition("#")
         if len(line) > _WIDE and hash_sign:
-            lines += textwrap.wrap(comment.strip(), _WIDE, initial_indent="# ", subsequent_indent="# ")
+            folded = textwrap.wrap(comment.strip(), _WIDE - 2, break_on_hyphens=False)
+            lines += [f"# {part}" for part in folded]
             line = code.rstrip()
             if not line:
                 continue
