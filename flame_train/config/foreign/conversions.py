@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from .table import NOTHING, Changed, Convert, Lost, Row, Source, is_off
+from .table import NOTHING, Changed, Convert, Lost, Row, Source, is_off, turned
 
 FP32, BF16, FP16 = "fp32", "bf16", "fp16"
 
@@ -284,7 +284,7 @@ STREAMED: Final = "model.offload takes a share of the blocks, globs or auto"
 
 
 def swapped(key: str, checkpointing: str) -> Row:
-    """The row of a count of blocks that wait in host memory.
+    """The row of a count of blocks that wait in host memory; `key` as in `turned`.
 
     `checkpointing` is the other program's switch for recomputation, which streamed blocks need here.
     """
@@ -296,4 +296,4 @@ def swapped(key: str, checkpointing: str) -> Row:
         found |= {} if source.get(checkpointing) else {"gradient.checkpointing": "full"}
         return Changed(found, "as many as the GPU's memory asks for, all of them recomputed")
 
-    return Row(key, ("model.offload", "gradient.checkpointing"), convert, say=STREAMED)
+    return turned(key, ("model.offload", "gradient.checkpointing"), convert, say=STREAMED)

@@ -51,6 +51,9 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "normalize_masked_area_loss": (True, {"masked_training": True}),
     },
     "diffusion-pipe": {
+        "model.diffusion_model_dtype": ("float8", {}),
+        "eval_every_n_examples": (8, {"eval_datasets": [{"name": "zz"}]}),
+        "eval_datasets": ([{"name": "zz"}], {"eval_every_n_steps": 2}),
         "model.transformer_dtype": ("float8", {}),
         "eval_every_n_epochs": (2, {"eval_datasets": [{"name": "zz"}]}),
         "eval_every_n_steps": (2, {"eval_datasets": [{"name": "zz"}]}),
@@ -133,6 +136,5 @@ OPEN: dict[str, set[str]] = {
         "validate_after_unit",
         "validation",
     },
-    "diffusion-pipe": {"eval_datasets", "set.frame_buckets", "set.skip_empty_caption"},
 }
 """Settings that are not gone through yet."""
