@@ -7,17 +7,19 @@ from typing import Any, Final
 
 from flame_train.errors import ConfigError
 
-from .conversions import prompts as as_prompts
 from .conversions import (
+    number,
     sampled,
     sides_of,
 )
+from .conversions import prompts as as_prompts
 from .encoders import trained
 from .table import (
     NOTHING,
     Changed,
     Convert,
     Lost,
+    Nothing,
     Reading,
     Setting,
     Source,
@@ -70,9 +72,7 @@ def read(reading: Reading) -> Source:
         raise ConfigError(f"{reading.place(at)}: expected a LoRA (network); training of whole models is not here")
     sets = []
     for i, dataset in enumerate(process.get("datasets") or []):
-        own = _with_controls(reading.flat(dataset, (*at, "datasets", f"[{i}]")))
-        weight = settings.get("train.reg_weight")
-        sets.append(own | {"reg_weight": weight} if weight and own.get("is_reg") else own)
+        sets.append(_with_controls(reading.flat(dataset, (*at, "datasets", f"[{i}]"))))
     return Source(_family(reading, settings), _named(settings), sets)
 
 
@@ -141,12 +141,127 @@ def lokr_full(value: Any, source: Source) -> Any:
     return value if str(source.get("network.type", "")).lower() == "lokr" else NOTHING
 
 
+def _batches(source: Source) -> int:
+    """How many steps there, of one batch each, make an update of the weights."""
+    return max(1, int(source.get("train.gradient_accumulation_steps", 1)))
+
+
+def updates(value: Any, source: Source) -> Any:
+    """Steps as updates: with gradient_accumulation_steps a step there is one batch, and with no other key."""
+    batches = _batches(source)
+    if batches == 1 or is_off(value):
+        return value
+    return Changed(max(1, round(value / batches)), f"{value} steps there, of which {batches} are one update")
+
+
+def accumulated(value: Any, source: Source) -> Any:
+    if value == -1:
+        return Lost("an update for each epoch; gradient.accumulation takes a number of batches")
+    return value if value and value > 1 else NOTHING
+
+
+def rate(value: Any, source: Source) -> Any:
+    """A learning rate; below 0.1 ai-toolkit gives Prodigy 1."""
+    if str(source.get("train.optimizer", "")).lower().startswith(("prodigy", "dadapt")) and float(value) < 0.1:
+        return Changed(1.0, f"ai-toolkit gives this optimizer 1 in place of {value}")
+    return float(value)
+
+
+def eps(value: Any, source: Source) -> Any:
+    """Its Adams and Prodigies have 1e-6 where nothing is said."""
+    name = str(source.get("train.optimizer", "adamw")).lower()
+    return (
+        1e-6 if name.startswith(("adam", "prodigy")) and source.get("train.optimizer_params.eps") is None else NOTHING
+    )
+
+
+def schedule(value: Any, source: Source) -> Any:
+    """A schedule; restarts and T_0 are of the whole run, and linear rises from a third of the rate to all of it."""
+    params = "train.lr_scheduler_params."
+    if value == "constant_with_warmup":
+        warmup = max(1, round(source.get(f"{params}num_warmup_steps", 1000) / _batches(source)))
+        return {"schedule.name": "constant", "schedule.warmup_steps": warmup}
+    if value == "linear":
+        start, end = source.get(f"{params}start_factor", 1 / 3), source.get(f"{params}end_factor", 1.0)
+        if start == 1 and end == 0:
+            return {"schedule.name": "linear"}
+        return Changed(
+            {"schedule.name": "constant"},
+            "the nearest here",
+            (f"it goes from {start:.2g} of the rate to {end:.2g} of it over the run; constant is used instead",),
+        )
+    known = {"constant": "constant", "cosine": "cosine", "cosine_with_restarts": "cosine"}
+    return {"schedule.name": known[value]} if value in known else Lost("write the schedule by hand; cosine is used")
+
+
 def levels(value: Any, source: Source) -> Any:
     """timestep_type; sigmoid is a logit-normal without a shift, shift has the model's."""
+    if not is_off(source.get("train.linear_timesteps")) or not is_off(source.get("train.linear_timesteps2")):
+        return NOTHING
+    if value == "weighted":
+        return weighted(value, source)
+    known = {"sigmoid": sampled("sigmoid", 1.0), "linear": sampled("uniform", 1.0)}
+    known |= dict.fromkeys(("shift", "flux_shift", "lumina2_shift"), sampled("uniform", 0.0))
+    return known.get(
+        value,
+        Lost(
+            "a distribution of ai-toolkit's own; the family's own is used instead. "
+            'loss.timestep_sampling = "sigmoid" favours the middle, and loss.logit_mean moves it'
+        ),
+    )
+
+
+def weighted(value: Any, source: Source) -> Any:
+    """Even noise levels, whose losses are weighed by a table, with most weight in the middle."""
+    if is_off(value):
+        return NOTHING
     if source.family == "sdxl":
         return NOTHING
-    known = {"sigmoid": sampled("sigmoid", 1.0), "linear": sampled("uniform", 1.0), "shift": sampled("uniform", 0.0)}
-    return known.get(value, Lost("expected sigmoid, linear or shift; the others are ai-toolkit's own"))
+    lost = (
+        'even noise levels, the middle ones weighed more; all weigh the same here. loss.timestep_sampling = "sigmoid" '
+        "draws the middle more often instead"
+    )
+    return Changed(sampled("uniform", 1.0), "without its weights", (lost,))
+
+
+def span(name: str) -> Convert:
+    """The first or last place in a list of noise levels that begins with the noisiest, as a timestep."""
+
+    def convert(value: Any, source: Source) -> Any:
+        if value == (0 if name == "min" else 999):
+            return NOTHING
+        even = source.family == "sdxl" or source.get("train.timestep_type", "sigmoid") in ("linear", "weighted")
+        if not even:
+            return Lost("a place in a list of noise levels; loss.min_timestep and max_timestep are timesteps")
+        return 1000 - value if name == "min" else 999 - value
+
+    return convert
+
+
+def content_or_style(value: Any, source: Source) -> Any:
+    if value == "balanced":
+        return NOTHING
+    favoured, sign = ("noisy", "above") if value == "content" else ("clean", "below")
+    return Lost(
+        f"it draws {favoured} images more often, by a cube; they are drawn as loss.timestep_sampling says instead. "
+        f"loss.logit_mean {sign} 0 favours the same ones"
+    )
+
+
+def only_with(switch: str) -> Convert:
+    """A setting of a choice that is not here: it is told with its switch, and means nothing without."""
+
+    def convert(value: Any, source: Source) -> Any:
+        return NOTHING if is_off(source.get(switch)) else Lost(f"it belongs to {switch}")
+
+    return convert
+
+
+def regularization(value: Any, source: Source) -> Any:
+    if is_off(value):
+        return NOTHING
+    weight = source.get("train.reg_weight")
+    return {"set.regularization": True} | ({} if weight is None else {"set.regularization_weight": float(weight)})
 
 
 def ema(value: Any, source: Source) -> Any:
@@ -164,22 +279,37 @@ def negative(value: Any, source: Source) -> Any:
 
 
 def prompts(value: Any, source: Source) -> Any:
-    """A list of texts, or of tables; a seed of -1 is none."""
-    return as_prompts([_prompt(each) for each in value or []])
+    """A list of texts with flags, or of tables; a seed of -1 is none."""
+    lost: list[str] = []
+    found = as_prompts([_prompt(each, lost) for each in value or []])
+    if not lost or isinstance(found, Nothing | Lost):
+        return found
+    return (
+        Changed(found.value, found.remark, (*found.lost, *lost))
+        if isinstance(found, Changed)
+        else Changed(found, "", tuple(lost))
+    )
 
 
-def _prompt(item: Any) -> dict[str, Any]:
-    if not isinstance(item, Mapping):
-        return {"text": str(item)}
-    found = {ours: item.get(theirs) for theirs, ours in _PROMPT.items()}
-    shown = [file for name in _SHOWN if (file := item.get(name))]
-    found |= {"control": shown} if shown else {}
+def _prompt(item: Any, lost: list[str]) -> dict[str, Any]:
+    """One prompt as keys of ours; the flags in its text win."""
+    table = dict(item) if isinstance(item, Mapping) else {"prompt": str(item)}
+    text, *flags = str(table.get("prompt") or "").split("--")
+    table["prompt"] = text.strip()
+    for flag in flags:
+        name, _, value = flag.strip().partition(" ")
+        if name in _FLAGS:
+            table[_FLAGS[name]] = value.strip()
+        else:
+            lost.append(f"--{name} of the prompt {text.strip()[:40]!r}: no such flag here; the prompt stays without it")
+    found = {ours: number(table.get(theirs)) for theirs, ours in _PROMPT.items()}
+    shown = [str(file) for name in _SHOWN if (file := table.get(name))]
+    found |= {"text": table["prompt"], "control": shown} if shown else {"text": table["prompt"]}
     return found | {"seed": None if found["seed"] == -1 else found["seed"]}
 
 
 _SHOWN: Final = ("ctrl_img", "ctrl_img_1", "ctrl_img_2", "ctrl_img_3")
 _PROMPT: Final = {
-    "prompt": "text",
     "neg": "negative",
     "width": "width",
     "height": "height",
@@ -188,6 +318,17 @@ _PROMPT: Final = {
     "sample_steps": "steps",
     "network_multiplier": "strength",
 }
+_FLAGS: Final = {
+    "n": "neg",
+    "w": "width",
+    "h": "height",
+    **dict.fromkeys(("d", "seed"), "seed"),
+    **dict.fromkeys(("l", "cfg"), "guidance_scale"),
+    **dict.fromkeys(("s", "steps"), "sample_steps"),
+    **dict.fromkeys(("m", "network_multiplier"), "network_multiplier"),
+    "ctrl_img": "ctrl_img",
+}
+"""The flags in a prompt's text, by the keys of a table of samples."""
 
 
 def trigger(value: Any, source: Source) -> Any:
@@ -199,16 +340,29 @@ def walk(value: Any, source: Source) -> Any:
 
 
 def every(value: Any, source: Source) -> Any:
-    return 0 if source.get("train.disable_sampling") else value
+    return 0 if source.get("train.disable_sampling") else updates(value, source)
 
 
 def quantized(value: Any, source: Source) -> Any:
-    if not value:
-        return NOTHING
-    kind = str(source.get("model.qtype", "qfloat8"))
+    return _by_type(str(source.get("model.qtype", "qfloat8"))) if value else NOTHING
+
+
+def quantized_text(value: Any, source: Source) -> Any:
+    """The text encoders, which are as the model where nothing is said; CLIPs are not quantized."""
+    return _by_type(str(source.get("model.qtype_te", "qfloat8"))) if value and source.family != "sdxl" else NOTHING
+
+
+def _by_type(kind: str) -> Any:
+    kind = kind.partition("|")[0]
     if "8" in kind:
         return "int8" if "int8" in kind else "fp8"
     return Changed("nf4", f"fewer than 8 bits are nf4 here, {kind} there")
+
+
+def text_offloaded(value: Any, source: Source) -> Any:
+    if is_off(value) or is_off(source.get("model.layer_offloading")):
+        return NOTHING
+    return Lost("text encoders are loaded whole, before the denoiser")
 
 
 def offloaded(value: Any, source: Source) -> Any:

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from flame_train.config.prompt_flags import read_flags
+
 from .table import NOTHING, Changed, Convert, Lost, Row, Source, is_off, turned
 
 FP32, BF16, FP16 = "fp32", "bf16", "fp16"
@@ -235,6 +237,17 @@ def checkpoint(value: Any, source: Source) -> Any:
     return text
 
 
+_HUB_FILE: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def hub_file(value: Any, source: Source) -> Any:
+    """A file's path, or owner/name/file on the hub, which is written with hf: here."""
+    text = str(value or "")
+    if not text:
+        return NOTHING
+    return f"hf:{text}" if _HUB_FILE.fullmatch(text) and not os.path.exists(text) else text
+
+
 def to_float(value: Any, source: Source) -> Any:
     """A number as a float; nothing for an empty value."""
     return NOTHING if value in (None, "") else float(number(value))
@@ -266,17 +279,19 @@ def sampler(value: Any, source: Source) -> Any:
 
 
 def prompts(items: list[dict[str, Any]]) -> Any:
-    """Prompts with what each has of its own; their texts alone where this version has no tables of them."""
-    from flame_train.config.keys import keys
-
+    """Prompts with what each has of its own. One that cannot be read here is lost, and the others stay."""
     given = [{name: value for name, value in item.items() if value not in (None, "")} for item in items]
-    given = [item for item in given if item.get("text")]
-    if not given:
-        return NOTHING
-    if keys()["sample.prompts"].is_tables:
-        return [item if len(item) > 1 else item["text"] for item in given]
-    texts = [item["text"] for item in given]
-    return Changed(texts, "their texts alone") if any(len(item) > 1 for item in given) else texts
+    kept, lost = [], []
+    for item in (item for item in given if item.get("text")):
+        try:
+            read_flags(item["text"])
+        except ValueError as error:
+            lost.append(f"the prompt {item['text'][:60]!r}: {error}")
+        else:
+            kept.append(item if len(item) > 1 else item["text"])
+    if not kept:
+        return Lost("; ".join(lost)) if lost else NOTHING
+    return Changed(kept, "", tuple(lost)) if lost else kept
 
 
 STREAMED: Final = "model.offload takes a share of the blocks, globs or auto"

@@ -96,14 +96,19 @@ class Conversion:
 def convert(program: Program, source: Source, lacking: Collection[str] = ()) -> Conversion:
     """What `source`, a config of `program`, says in our keys. `lacking` are keys that mean nothing to its family."""
     found = Conversion(program.name, notes=list(source.notes), needless=dict(source.idle))
+    used: set[str] = set()
     if source.settings:  # a file of sets alone says nothing about training
-        _Work(program, source, found).apply(program.rows, source.settings, found.values)
+        used |= _Work(program, source, found).apply(program.rows, source.settings, found.values)
     sets = []
     for one in source.sets:
         own: dict[str, Carried] = {}
         work = _Work(program, replace(source, settings={**source.settings, **one}), found)
-        work.apply(program.set_rows, one, own)
+        used |= work.apply(program.set_rows, one, own)
         sets.append(own)
+    for rows, settings in ((program.rows, source.settings), *((program.set_rows, one) for one in source.sets)):
+        for name in settings:
+            if name not in used and any(row.read and row.holds(name, source.family) for row in rows):
+                found.needless.setdefault(_called(settings, name), _OF_ANOTHER)
     _place_sets(sets, found)
     for path in [path for path in found.values if path in lacking]:
         _drop(found, path, f"means nothing for {source.family}")
@@ -119,8 +124,8 @@ class _Work:
     source: Source
     found: Conversion
 
-    def apply(self, rows: Iterable[Row], settings: Mapping[str, Setting], values: dict[str, Carried]) -> None:
-        """Lays the answers of `rows` about `settings` into `values`, the rest into `found`."""
+    def apply(self, rows: Iterable[Row], settings: Mapping[str, Setting], values: dict[str, Carried]) -> set[str]:
+        """Lays the answers of `rows` about `settings` into `values`, the rest into `found`; returns what they read."""
         seen: set[str] = set()
         used: set[str] = set()
         for row in rows:
@@ -135,13 +140,10 @@ class _Work:
             if name not in seen:
                 shown = setting.written or _shown(name, setting.value)
                 self.found.dropped.append(Dropped(setting.place, shown, "not known to this version"))
-            elif any(row.read and row.holds(name, self.source.family) for row in rows) and name not in used:
-                self.found.needless.setdefault(self._called(name), _OF_ANOTHER)
+        return used
 
     def _called(self, name: str) -> str:
-        """What the file calls a setting."""
-        setting = self.source.settings.get(name)
-        return name if setting is None else setting.written.partition(" = ")[0] or name
+        return _called(self.source.settings, name)
 
     def _answer(self, row: Row, setting: Setting, name: str, values: dict[str, Carried]) -> set[str]:
         """Lays the answer of one row; a default of the other program has no place. Returns the settings it used."""
@@ -172,6 +174,11 @@ class _Work:
                 assert path in row.to, f"{row.key} gives {path}, which its row does not name"
                 _lay(path, Carried(value, origin, settings), Dropped(setting.place, shown, ""), values, self.found)
         return set(self.source.asked)
+
+
+def _called(settings: Mapping[str, Setting], name: str) -> str:
+    """What the file calls a setting."""
+    return settings[name].written.partition(" = ")[0] or name if name in settings else name
 
 
 def _lay(path: str, carried: Carried, dropped: Dropped, values: dict[str, Carried], found: Conversion) -> None:

@@ -6,6 +6,35 @@ from typing import Any
 
 AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
     "ai-toolkit": {
+        **{
+            f"train.{name}": (0.7, {f"train.{switch}": True})
+            for name, switch in (
+                ("inverted_mask_prior_multiplier", "inverted_mask_prior"),
+                ("differential_guidance_scale", "do_differential_guidance"),
+                ("guidance_loss_target", "do_guidance_loss"),
+                ("guidance_loss_schedule", "do_guidance_loss"),
+                ("unconditional_prompt", "do_guidance_loss"),
+                ("ema_config.*", "ema_config.use_ema"),
+                ("batch_noise_correction_scale", "do_batch_noise_correction"),
+                ("signal_amplification_strength", "do_signal_amplification"),
+                ("signal_correction_noise_scale", "do_signal_correction_noise"),
+                ("correct_pred_norm_multiplier", "correct_pred_norm"),
+                ("target_norm_std_value", "target_norm_std"),
+                ("paramiter_swapping_factor", "do_paramiter_swapping"),
+                ("latent_feature_loss_weight", "latent_feature_extractor_path"),
+                ("merge_network_on_save_strength", "merge_network_on_save"),
+            )
+        },
+        "train.noise_scheduler": ("flowmatch", {}),
+        "train.reg_weight": (0.5, {"is_reg": True}),
+        "train.lr_scheduler_params.num_warmup_steps": (9, {"train.lr_scheduler": "constant_with_warmup"}),
+        **{
+            f"train.lr_scheduler_params.{name}_factor": (0.5, {"train.lr_scheduler": "linear"})
+            for name in ("start", "end")
+        },
+        "model.arch": ("flux_kontext", {}),
+        "model.layer_offloading_text_encoder_percent": (0.5, {"model.layer_offloading": True}),
+        "model.qtype_te": ("uint4", {"model.quantize_te": True}),
         "network.lokr_full_rank": (False, {"network.type": "lokr", "network.linear": 8}),
         "save.save_format": ("diffusers", {}),
         "train.text_encoder_lr": (1e-5, {"train.train_text_encoder": True, "train.lr": 1e-4}),
@@ -108,7 +137,6 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
 AWAY["kohya's GUI"] = AWAY["sd-scripts"]  # it makes arguments of sd-scripts
 
 OPEN: dict[str, set[str]] = {
-    "ai-toolkit": {"model.arch", "model.is_v_pred", "model.qtype_te", "train.reg_weight"},
     "SimpleTuner": {
         "ema_device",
         "ema_foreach_disable",
