@@ -14,6 +14,7 @@ from .conversions import (
     hub_file,
     min_snr,
     number_format,
+    only_with,
     optimizer,
     optimizer_keys,
     sampler,
@@ -174,7 +175,7 @@ _ROWS: Final = [
         for name in ("inverted_mask_prior@486", "do_differential_guidance@602", "do_guidance_loss@590")
     ),
     *(
-        turned(f"train.{name}", (), own.only_with(f"train.{switch}"))
+        turned(f"train.{name}", (), only_with(f"train.{switch}"))
         for name, switch in (
             ("inverted_mask_prior_multiplier@487", "inverted_mask_prior"),
             ("differential_guidance_scale@603", "do_differential_guidance"),

@@ -248,15 +248,6 @@ def content_or_style(value: Any, source: Source) -> Any:
     )
 
 
-def only_with(switch: str) -> Convert:
-    """A setting of a choice that is not here: it is told with its switch, and means nothing without."""
-
-    def convert(value: Any, source: Source) -> Any:
-        return NOTHING if is_off(source.get(switch)) else Lost(f"it belongs to {switch}")
-
-    return convert
-
-
 def regularization(value: Any, source: Source) -> Any:
     if is_off(value):
         return NOTHING

@@ -267,6 +267,15 @@ def where(setting: str, choices: Collection[Any], convert: Convert) -> Convert:
     return checked
 
 
+def only_with(switch: str) -> Convert:
+    """A setting of a choice that is not here: it is told with its switch, and means nothing without."""
+
+    def convert(value: Any, source: Source) -> Any:
+        return NOTHING if is_off(source.get(switch)) else Lost(f"it belongs to {switch}")
+
+    return convert
+
+
 def sampler(value: Any, source: Source) -> Any:
     """A sampler by any program's name for it, or Lost."""
     from flame_train.config.keys import keys

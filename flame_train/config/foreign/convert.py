@@ -280,6 +280,8 @@ def _one_resolution(one: dict[str, Carried], found: Conversion) -> None:
 def _to_data(name: str, carried: Carried, found: Conversion) -> None:
     path = name if name.startswith(f"{_CAPTIONS}.") else f"data.{name}"
     dropped = Dropped("", f"{name} of a folder ({carried.origin})", "")
+    if carried.settings:
+        found.values.pop(path, None)  # what a folder says of itself wins over what holds for all
     _lay(path, carried, dropped, found.values, found)
 
 

@@ -9,9 +9,8 @@ from typing import Any, Final
 from flame_train.errors import ConfigError
 
 from .conversions import (
-    number,
-    prompts,
     sampled,
+    schedule,
     side,
     sides_of,
 )
@@ -19,7 +18,9 @@ from .encoders import ENCODERS, trained
 from .table import (
     NOTHING,
     Changed,
+    Convert,
     Lost,
+    Nothing,
     Reading,
     Setting,
     Source,
@@ -39,10 +40,16 @@ _FAMILIES: Final = MappingProxyType(
         "KREA_2": "krea2",
         "ANIMA": "anima",
         "CHROMA_1": "chroma",
+        "QWEN": "qwenimage1",
     }
 )
 TRANSFORMERS: Final = tuple(dict.fromkeys(family for family in _FAMILIES.values() if family != "sdxl"))
 _EIGHT_BITS: Final = ("FLOAT_8", "INT_8", "FLOAT_W8A8", "INT_W8A8", "FLOAT_W8A8_COMPRESSED", "INT_W8A8_COMPRESSED")
+_WHOLE: Final = (
+    *("optimizer_defaults", "secrets", "cloud", "embedding", "prior", "unconditional_transformer"),
+    *("effnet_encoder", "decoder", "decoder_text_encoder", "decoder_vqgan", "muon_adam_config"),
+)
+"""Tables that are of the window, or of models that are not here."""
 _OWN_NAMES: Final = ("training_method", "model_type", "output_model_destination", "lora_rank", "base_model_name")
 
 
@@ -53,23 +60,8 @@ def is_mine(tree: Tree) -> bool:
 
 
 def read(reading: Reading) -> Source:
-    tree = dict(reading.tree)
-    for name in (
-        "optimizer_defaults",
-        "secrets",
-        "cloud",
-        "quantization",
-        "embedding",
-        "additional_embeddings",
-        "prior",
-        "unconditional_transformer",
-        "effnet_encoder",
-        "decoder",
-        "decoder_text_encoder",
-        "decoder_vqgan",
-    ):
-        tree.pop(name, None)
-    settings = reading.flat({name: value for name, value in tree.items() if name not in ("concepts", "samples")})
+    tree = {name: value for name, value in reading.tree.items() if name not in ("concepts", "samples")}
+    settings = reading.flat(tree, whole=_WHOLE)
     if "optimizer.optimizer" in settings:
         settings["optimizer"] = settings.pop("optimizer.optimizer")
     notes: list[str] = []
@@ -134,6 +126,55 @@ def kind(value: Any, source: Source) -> Any:
     return known.get(value, Lost(f"no such adapter here: {value}"))
 
 
+def vae_weights(value: Any, source: Source) -> Any:
+    return {"FLOAT_32": NOTHING, "TFLOAT_32": "tf32", "BFLOAT_16": "bf16"}.get(
+        value, Lost("model.vae_precision has fp32, tf32 and bf16")
+    )
+
+
+def text_weights(value: Any, source: Source) -> Any:
+    """The numbers of the large text encoder."""
+    known = {"FLOAT_32": "fp32", "BFLOAT_16": "bf16", "FLOAT_16": "fp16"}
+    return known.get(value) or weights(value, source)
+
+
+def norm_epsilon(value: Any, source: Source) -> Any:
+    if value or not source.get("lora_decompose"):
+        return NOTHING
+    return Lost("the norm of DoRA has a small number added, always")
+
+
+def scheduled(value: Any, source: Source) -> Any:
+    """A schedule; REX has d = 0.9 there, and restarts go down and up again."""
+    cycles = max(1, int(source.get("learning_rate_cycles", 1)))
+    if value == "REX":
+        return {"schedule.name": "rex", "schedule.rex_d": 0.9}
+    if value == "COSINE_WITH_HARD_RESTARTS":
+        return {"schedule.name": "cosine_restarts", "schedule.cycles": cycles}
+    if value == "COSINE_WITH_RESTARTS":
+        told = "the rate falls and rises along a cosine there, and begins anew at once here"
+        return Changed({"schedule.name": "cosine_restarts", "schedule.cycles": cycles}, "the nearest here", (told,))
+    return schedule(value, source)
+
+
+def least(value: Any, source: Source) -> Any:
+    """The lowest rate, of schedules that fall."""
+    if is_off(value) or source.get("learning_rate_scheduler", "CONSTANT") in ("CONSTANT", "ADAFACTOR", "CUSTOM"):
+        return NOTHING
+    return Changed(float(value) * float(source.get("learning_rate", 3e-6)), "a rate here, and no factor")
+
+
+def tokens(*choices: int) -> Convert:
+    """The length of captions for a text encoder."""
+
+    def convert(value: Any, source: Source) -> Any:
+        if value is None:
+            return NOTHING
+        return value if value in choices else Lost(f"expected one of {', '.join(map(str, choices))}")
+
+    return convert
+
+
 def _convolutions(source: Source) -> bool:
     return source.family == "sdxl" and source.get("layer_filter_preset", "full") == "full"
 
@@ -145,7 +186,8 @@ _LAYERS: Final = MappingProxyType(
 
 def targets(value: Any, source: Source) -> Any:
     if value == "custom":
-        return Lost("a filter of one's own: write the globs into lora.targets")
+        kind = "expressions" if source.get("layer_filter_regex") else "parts of names"
+        return Lost(f"{kind} ({source.get('layer_filter', '')}): write the globs into lora.targets")
     if value not in _LAYERS:
         return Lost("no such preset here: write the globs into lora.targets")
     if source.family == "sdxl" and value == "attn-mlp":
@@ -182,9 +224,18 @@ def encoders(value: Any, source: Source) -> Any:
     on = {name: part for name, part in parts.items() if source.get(f"{part}.train")}
     factor = _factor(source) ** 0.5
     rates = {name: float(source.get(f"{part}.learning_rate") or shared) * factor for name, part in on.items()}
-    ends = [name for name, part in on.items() if not is_off(source.get(f"{part}.stop_training_after"))]
-    remark = f"to the end of the run here, where stop_training_after ends {', '.join(ends)}" if ends else ""
-    return trained(rates, float(denoiser) * factor, "full", remark)
+    found = trained(rates, float(denoiser) * factor, "full")
+    ends = [f"{name} after {end}" for name, part in on.items() if (end := _end(part, source))]
+    if not ends or isinstance(found, Nothing):
+        return found
+    told = f"stop_training_after: to the end of the run here, and {', '.join(ends)} there"
+    return Changed(found.value, found.remark, (told,)) if isinstance(found, Changed) else Changed(found, "", (told,))
+
+
+def _end(part: str, source: Source) -> str:
+    """When the training of a part ends before the run; empty where it does not."""
+    after, unit = source.get(f"{part}.stop_training_after"), source.get(f"{part}.stop_training_after_unit", "NEVER")
+    return "" if is_off(after) or unit == "NEVER" else f"{after} {str(unit).lower()}"
 
 
 def own_rate(value: Any, source: Source) -> Any:
@@ -252,8 +303,9 @@ def losses(value: Any, source: Source) -> Any:
         return NOTHING
     if len(used) == 1 and used[0] in ("l1",):
         return used[0]
+    delta = f" (delta {source.get('huber_delta', 1.0)})" if "huber" in used else ""
     return Lost(
-        f"a sum of losses ({', '.join(used)}), of which loss.kind takes one; OneTrainer's huber is no pseudo-Huber"
+        f"a sum of losses ({', '.join(used)}){delta}, of which loss.kind takes one; its huber is no pseudo-Huber"
     )
 
 
@@ -273,39 +325,10 @@ def interval(steps: str, unit: str, other: str = "") -> Any:
     return convert
 
 
-def samples(value: Any, source: Source) -> Any:
-    """The samples that are on, each with its own size, seed and so on."""
-    return prompts([_sample(one) for one in value if one.get("enabled", True)])
-
-
-def _sample(one: Mapping[str, Any]) -> dict[str, Any]:
-    found = {ours: one.get(theirs) for theirs, ours in _SAMPLE.items()}
-    return found | {"seed": None if one.get("random_seed") else found["seed"]}
-
-
-_SAMPLE: Final = {
-    "prompt": "text",
-    "negative_prompt": "negative",
-    "width": "width",
-    "height": "height",
-    "seed": "seed",
-    "diffusion_steps": "steps",
-    "cfg_scale": "guidance_scale",
-}
-
-
-def with_masks(value: Any, source: Source) -> Any:
-    """A setting of masks, where they are used."""
-    return value if source.get("masked_training") and not is_off(value) else NOTHING
-
-
-def change(name: str) -> Any:
-    """The largest change of an image's colours, in the folder's own unit."""
-
-    def convert(value: Any, source: Source) -> Any:
-        return Lost(f"set {name} of the folder by hand, as a share") if value else NOTHING
-
-    return convert
+def validated(value: Any, source: Source) -> Any:
+    if not source.get("validation"):
+        return NOTHING
+    return interval("validation.every", "validate_after_unit")(value, source)
 
 
 def file(value: Any, source: Source) -> Any:
@@ -318,7 +341,9 @@ def file(value: Any, source: Source) -> Any:
 def format(value: Any, source: Source) -> Any:
     if value in ("DIFFUSERS_LORA", "DIFFUSERS"):
         return "diffusers"
-    return NOTHING
+    if value in ("SAFETENSORS", "KOHYA_LORA", "LEGACY_LORA", None):
+        return NOTHING
+    return Lost("output.format has kohya, diffusers and both; `flame-train convert` makes others")
 
 
 def resolutions(value: Any, source: Source) -> Any:
@@ -330,26 +355,13 @@ def resolutions(value: Any, source: Source) -> Any:
 
 
 def rounds(value: Any, source: Source) -> Any:
-    return source.get("ema_decay", 0.999) if value != "OFF" else NOTHING
-
-
-def repeats(value: Any, source: Source) -> Any:
-    count = float(value)
-    return int(count) if count == int(count) and count >= 1 else {"set.weight": count}
-
-
-def concept_type(value: Any, source: Source) -> Any:
-    if value in ("STANDARD", "", None):
+    """The decay of averaged weights; an update each five steps is one of the fifth root at each."""
+    if value == "OFF":
         return NOTHING
-    if value == "VALIDATION":
-        return {"set.validation": True}
-    if value == "PRIOR_PREDICTION":
-        return {"set.regularization": True, "set.regularization_target": "base"}
-    return Lost("expected STANDARD, VALIDATION or PRIOR_PREDICTION")
-
-
-def as_set(answer: Any) -> Any:
-    return answer if isinstance(answer, Mapping) else {"set.repeats": number(answer)}
+    decay, every = float(source.get("ema_decay", 0.999)), int(source.get("ema_update_step_interval", 5))
+    if every <= 1:
+        return decay
+    return Changed(round(decay ** (1 / every), 7), f"at each step, where {decay} stands for {every} steps there")
 
 
 def beta(name: str) -> Any:
@@ -371,3 +383,10 @@ def streamed(value: Any, source: Source) -> Any:
     if is_off(value) or source.get("gradient_checkpointing") != "CPU_OFFLOADED":
         return NOTHING
     return Changed(float(value), "whole blocks, spread over the network")
+
+
+def offloaded(value: Any, source: Source) -> Any:
+    """The share of layers of the denoiser that wait in host memory; they are recomputed."""
+    if is_off(value):
+        return NOTHING
+    return Changed({"model.offload": float(value), "gradient.checkpointing": "full"}, "whole blocks, over the network")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from flame_train.errors import ConfigError
 
 from .conversions import (
     checkpoint,
+    number,
     sampled,
+    schedule,
     side,
     sides_of,
+    warmup,
 )
 from .table import (
     NOTHING,
@@ -25,12 +29,42 @@ from .table import (
     no_file,
 )
 
-_FAMILIES: Final = ("sdxl", "sd3", "flux")
-_DEFAULT_MODELS: Final = {
-    "sdxl": "hf:stabilityai/stable-diffusion-xl-base-1.0",
-    "sd3": "hf:stabilityai/stable-diffusion-3.5-large",
-    "flux": "hf:black-forest-labs/FLUX.1-dev",
-}
+_FAMILIES: Final = MappingProxyType(
+    {
+        **{name: name for name in ("sdxl", "sd3", "flux", "chroma", "flux2", "krea2", "anima")},
+        "z_image": "zimage",
+        "qwen_image": "qwenimage1",
+    }
+)
+FLOW: Final = tuple(family for family in _FAMILIES.values() if family != "sdxl")
+OTHERS: Final = tuple(family for family in _FAMILIES.values() if family != "flux")
+_MODELS: Final = MappingProxyType(
+    {
+        ("sdxl", "base-1.0"): "stabilityai/stable-diffusion-xl-base-1.0",
+        ("sd3", "medium"): "stabilityai/stable-diffusion-3.5-medium",
+        ("sd3", "large"): "stabilityai/stable-diffusion-3.5-large",
+        ("flux", "dev"): "black-forest-labs/FLUX.1-dev",
+        ("flux", "krea"): "black-forest-labs/FLUX.1-Krea-dev",
+        ("flux", "schnell"): "black-forest-labs/FLUX.1-schnell",
+        ("flux", "kontext"): "black-forest-labs/FLUX.1-Kontext-dev",
+        ("chroma", "base"): "lodestones/Chroma1-Base",
+        ("chroma", "hd"): "lodestones/Chroma1-HD",
+        ("flux2", "klein-4b"): "black-forest-labs/FLUX.2-klein-base-4B",
+        ("flux2", "klein-9b"): "black-forest-labs/FLUX.2-klein-base-9B",
+        ("krea2", "raw"): "krea/Krea-2-Raw",
+        ("krea2", "turbo"): "krea/Krea-2-Turbo",
+        ("anima", "base-v1.0"): "circlestone-labs/Anima-Base-v1.0-Diffusers",
+        ("qwenimage1", "v1.0"): "Qwen/Qwen-Image",
+        ("qwenimage1", "v2.0"): "Qwen/Qwen-Image-2512",
+        ("zimage", "base"): "Tongyi-MAI/Z-Image",
+        ("zimage", "turbo"): "Tongyi-MAI/Z-Image-Turbo",
+    }
+)
+"""By family and flavour, what SimpleTuner loads where no model is named (`helpers/models/*/model.py`)."""
+_USUAL: Final = MappingProxyType(
+    {"sdxl": "base-1.0", "sd3": "large", "flux": "dev", "chroma": "base", "krea2": "raw", "zimage": "turbo"}
+)
+"""The flavour of a family whose config names none."""
 _TARGETS: Final = {
     "all": "attention",
     "all+ffs": "attention+mlp",
@@ -38,6 +72,10 @@ _TARGETS: Final = {
     "context+ffs": "attention+mlp",
     "ai-toolkit": "full",
 }
+
+
+_TEXTS: Final = MappingProxyType({"true": True, "false": False})
+"""Texts that its command line reads as switches."""
 
 
 def _plain(tree: Tree) -> dict[str, Any]:
@@ -58,26 +96,24 @@ def read(reading: Reading) -> Source:
     at = ("config",) if inner else ()
     written = reading.tree["config"] if inner else reading.tree
     settings = {
-        name.lstrip("-"): Setting(value, reading.place((*at, name)))
+        name.lstrip("-"): Setting(_TEXTS.get(str(value).strip().lower(), value), reading.place((*at, name)))
         for name, value in written.items()
         if not name.startswith("_")
     }
     family = settings.get("model_family")
     if family and family.value not in _FAMILIES:
-        raise ConfigError(
-            f"{family.place}: model_family = {family.value}: expected sdxl, sd3 or flux; others are not here"
-        )
+        raise ConfigError(f"{family.place}: model_family = {family.value}: expected one of {', '.join(_FAMILIES)}")
     kind = settings.get("model_type")
     if kind and kind.value != "lora":
         raise ConfigError(f"{kind.place}: model_type = {kind.value}: expected lora; a LoRA alone is trained here")
     flavour = settings.get("model_flavour")
-    if flavour and "kontext" in str(flavour.value):
-        raise ConfigError(f"{flavour.place}: model_flavour = {flavour.value}: models that edit images are not here")
+    if flavour and str(flavour.value).startswith("edit"):
+        raise ConfigError(f"{flavour.place}: model_flavour = {flavour.value}: this model is not trained here")
     if (control := settings.get("controlnet")) and control.value:
         raise ConfigError(f"{control.place}: controlnet: a ControlNet is not trained here")
     notes: list[str] = []
     _unpack_lycoris(reading, settings, notes)
-    return Source(str(family.value) if family else "", settings, _backends(reading, settings, notes), notes)
+    return Source(_FAMILIES[family.value] if family else "", settings, _backends(reading, settings, notes), notes)
 
 
 def _unpack_lycoris(reading: Reading, settings: dict[str, Setting], notes: list[str]) -> None:
@@ -102,12 +138,26 @@ def _backends(reading: Reading, settings: dict[str, Setting], notes: list[str]) 
         notes.append(no_file("data_backend_config", named, "its folders are"))
         return []
     items = other.tree.get("", [])
-    kinds = ("image", "", None, "eval")
-    return [
-        other.flat(one, ("", f"[{i}]"), whole=("conditioning",))
+    on = [
+        (i, one)
         for i, one in enumerate(items if isinstance(items, list) else [])
-        if one.get("dataset_type", "image") in kinds and not one.get("disabled") and not one.get("disable")
+        if not one.get("disabled") and not one.get("disable")
     ]
+    kinds = ("image", "", None, "eval")
+    folders = {one.get("id"): one.get("instance_data_dir") for _, one in on}
+    found = []
+    for i, one in on:
+        if one.get("dataset_type", "image") not in kinds:
+            continue
+        own = other.flat(one, ("", f"[{i}]"), whole=("conditioning",))
+        shown = own.pop("conditioning_data", None)
+        if shown is not None and shown.value:
+            names = shown.value if isinstance(shown.value, list) else [shown.value]
+            own["control"] = Setting([folders[name] for name in names if folders.get(name)], shown.place)
+        if own.pop("dataset_type", Setting("", "")).value == "eval":
+            own["validation"] = Setting(True, other.place(("", f"[{i}]")))
+        found.append(own)
+    return found
 
 
 def kind(value: Any, source: Source) -> Any:
@@ -139,13 +189,98 @@ def lycoris_rank(value: Any, source: Source) -> Any:
 
 
 def levels(value: Any, source: Source) -> Any:
-    """Sigmoid of a normal number, shifted; or uniform, or by a beta distribution."""
+    """Sigmoid of a normal number, shifted; or uniform, or by a beta distribution. A uniform one wins."""
     shift = 0.0 if source.get("flow_schedule_auto_shift") else float(source.get("flow_schedule_shift", 3))
-    if source.get("flow_use_beta_schedule"):
-        return sampled("beta", shift)
     if source.get("flow_use_uniform_schedule"):
         return sampled("uniform", shift)
+    if source.get("flow_use_beta_schedule"):
+        shape = {f"loss.beta_{ours}": float(source.get(f"flow_beta_schedule_{name}", 2.0)) for ours, name in _BETA}
+        return sampled("beta", shift) | shape
     return sampled("logit_normal", shift, float(source.get("flow_sigmoid_scale", 1.0)))
+
+
+_BETA: Final = (("a", "alpha"), ("b", "beta"))
+_PERIODIC: Final = ("cosine", "cosine_with_restarts", "cosine_with_warmup", "sine")
+"""Schedules whose period is lr_warmup_steps, and which have no warm-up."""
+
+
+def scheduled(value: Any, source: Source) -> Any:
+    """A schedule by its name; of the periodic ones those that begin anew are here."""
+    if value == "polynomial":
+        return {"schedule.name": "polynomial", "schedule.power": float(source.get("lr_power", 0.8))}
+    if value not in _PERIODIC:
+        return schedule(value, source)
+    period, steps = number(source.get("lr_warmup_steps", 0)), number(source.get("max_train_steps", 0))
+    if value == "cosine_with_restarts" and period and steps:
+        return {"schedule.name": "cosine_restarts", "schedule.cycles": max(1, round(steps / period))}
+    if period == steps:
+        return {"schedule.name": "cosine"}
+    told = f"the rate falls and rises again with a period of lr_warmup_steps = {period}; one fall over the run instead"
+    return Changed({"schedule.name": "cosine"}, "the nearest here", (told,))
+
+
+def warmed(value: Any, source: Source) -> Any:
+    return NOTHING if source.get("lr_scheduler") in _PERIODIC else warmup(value, source)
+
+
+def cycles(value: Any, source: Source) -> Any:
+    """Of SimpleTuner's own schedules none reads it; those of diffusers do."""
+    return value if source.get("lr_scheduler") == "cosine_with_hard_restarts" else NOTHING
+
+
+def least(value: Any, source: Source) -> Any:
+    return float(value) if source.get("lr_scheduler") in ("polynomial", *_PERIODIC) else NOTHING
+
+
+def ema(value: Any, source: Source) -> Any:
+    if not value:
+        return NOTHING
+    decay, every = float(source.get("ema_decay", 0.995)), source.get("ema_update_interval", 1)
+    lost = () if every in (1, None) else (f"an update each {every} steps; here each step has one",)
+    return Changed(decay, "", lost) if lost else decay
+
+
+def offset(value: Any, source: Source) -> Any:
+    """Offset noise, on a share of the batches."""
+    if not value:
+        return NOTHING
+    share = float(source.get("noise_offset_probability", 0.25))
+    lost = () if share == 1 else (f"on {share:.0%} of the batches, and here on all; make loss.offset_noise smaller",)
+    return Changed(float(source.get("noise_offset", 0.1)), "", lost)
+
+
+def epochs(value: Any, source: Source) -> Any:
+    """Epochs, where no number of steps ends the run."""
+    return NOTHING if is_off(value) or not is_off(number(source.get("max_train_steps"))) else number(value)
+
+
+def vae_precision(value: Any, source: Source) -> Any:
+    if value in ("default", None, ""):
+        return NOTHING
+    return {"fp32": NOTHING, "bf16": "bf16"}.get(value, Lost("model.vae_precision has fp32, tf32 and bf16"))
+
+
+def drawn(value: Any, source: Source) -> Any:
+    """The chance of a set to give the next batch, whatever its size; of one set alone it changes nothing."""
+    if len(source.sets) < 2 and value != 0:
+        return NOTHING
+    if value in (1, 1.0, "", None):
+        return NOTHING
+    return Lost(
+        f"{value} of the draws, whatever the set's size; weight and repeats count showings in an epoch: set them"
+    )
+
+
+def cropped(value: Any, source: Source) -> Any:
+    """Crops; its word False is a text, and so a crop."""
+    if not value:
+        return NOTHING
+    aspect, style = source.get("crop_aspect", "square"), source.get("crop_style", "random")
+    if aspect != "preserve":
+        return Lost(f"images are cut to shape ({aspect}), and go into buckets of their own here; cut them beforehand")
+    if style in ("center", "centre"):
+        return NOTHING
+    return {"set.random_crop": True} if style == "random" else Lost("crops are centred, or anywhere with random_crop")
 
 
 def quantized(value: Any, source: Source) -> Any:
@@ -160,7 +295,8 @@ def quantized(value: Any, source: Source) -> Any:
 
 def guidance(value: Any, source: Source) -> Any:
     if value != "constant":
-        return Lost("loss.guidance_scale is one number")
+        low, high = source.get("flux_guidance_min", 0.0), source.get("flux_guidance_max", 4.0)
+        return Lost(f"a number between {low} and {high} for each image; loss.guidance_scale is one for all, 1")
     return float(source.get("flux_guidance_value", 1.0))
 
 
@@ -183,7 +319,7 @@ def clip(value: Any, source: Source) -> Any:
 
 
 def steps(value: Any, source: Source) -> Any:
-    return NOTHING if is_off(value) else value
+    return NOTHING if is_off(number(value)) else number(value)
 
 
 def sizes(value: Any, source: Source) -> Any:
@@ -196,15 +332,22 @@ def sizes(value: Any, source: Source) -> Any:
 def base_model(value: Any, source: Source) -> Any:
     if value:
         return checkpoint(value, source)
-    default = _DEFAULT_MODELS.get(source.family)
-    return Changed(default, "SimpleTuner's own choice for this family") if default else NOTHING
+    flavour = source.get("model_flavour") or _USUAL.get(source.family)
+    found = _MODELS.get((source.family, str(flavour)))
+    if found is None:
+        return Lost(f"no model is named, and {flavour} is none that is known here") if flavour else NOTHING
+    return Changed(f"hf:{found}", "SimpleTuner's own choice for this family")
 
 
 def resolution(value: Any, source: Source) -> Any:
-    """Pixels, or megapixels of an area."""
-    if isinstance(value, int | float) and value < 64:
-        return round((value * 1e6) ** 0.5 / 64) * 64
-    return side(value, source)
+    """Pixels, or megapixels of an area; of `pixel` they are the shorter side."""
+    given = number(value)
+    if isinstance(given, int | float) and given < 64:
+        return round((given * 1e6) ** 0.5 / 64) * 64
+    if source.get("resolution_type") != "pixel":
+        return side(value, source)
+    told = "resolution_type = pixel: the shorter side of an image there, and of a square of its area here"
+    return Changed(side(value, source), "", (told,))
 
 
 def folder(value: Any, source: Source) -> Any:

@@ -46,9 +46,19 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "model.layer_offloading_transformer_percent": (0.5, {"model.layer_offloading": True}),
     },
     "SimpleTuner": {
+        "ema_update_interval": (9, {"use_ema": True}),
+        "noise_offset_probability": (0.5, {"offset_noise": True}),
+        **{f"flow_beta_schedule_{name}": (3.0, {"flow_use_beta_schedule": True}) for name in ("alpha", "beta")},
+        **{f"flux_guidance_{name}": (2.0, {"flux_guidance_mode": "random-range"}) for name in ("min", "max")},
+        "resolution_type": ("pixel", {"resolution": 768}),
+        "set.resolution_type": ("pixel", {"resolution": 768}),
+        "set.caption_shuffle.count": (4, {"caption_shuffle.enable": True}),
+        "set.crop_aspect": ("preserve", {"crop": True}),
+        "set.crop_style": ("center", {"crop": True, "crop_aspect": "preserve"}),
+        "set.probability": (0, {}),
         "lycoris.factor": (8, {"lycoris.algo": "lokr", "lora_type": "lycoris"}),
         "lycoris.algo": ("loha", {"lora_type": "lycoris"}),
-        "lr_num_cycles": (3, {"lr_scheduler": "cosine_with_restarts"}),
+        "lr_num_cycles": (3, {"lr_scheduler": "cosine_with_hard_restarts"}),
         "lr_power": (0.5, {"lr_scheduler": "polynomial"}),
         "lr_end": (1e-6, {"lr_scheduler": "polynomial"}),
         "ema_decay": (0.9, {"use_ema": True}),
@@ -57,6 +67,37 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "lora_format": ("comfyui", {}),
     },
     "OneTrainer": {
+        "learning_rate_min_factor": (0.1, {"learning_rate_scheduler": "COSINE", "learning_rate": 1e-4}),
+        "set.image.enable_resolution_override": (True, {"image.resolution_override": "768"}),
+        "validate_after": (5, {"validation": True, "validate_after_unit": "STEP"}),
+        "ema_update_step_interval": (2, {"ema": "GPU"}),
+        "huber_delta": (0.5, {"huber_strength": 1.0, "mse_strength": 0.0}),
+        "layer_filter_regex": (True, {"layer_filter_preset": "custom", "layer_filter": "zz"}),
+        "lora_decompose_norm_epsilon": (False, {"lora_decompose": True}),
+        **{
+            f"{name}_unit": ("STEP", {name: 5, "validation": True})
+            for name in ("validate_after", "save_every", "backup_after", "sample_after")
+        },
+        "validation": (True, {"validate_after": 5, "validate_after_unit": "STEP"}),
+        "rolling_backup": (True, {"rolling_backup_count": 9}),
+        "set.text.tag_dropout_probability": (0.5, {"text.tag_dropout_enable": True, "text.tag_dropout_mode": "RANDOM"}),
+        "set.text.tag_dropout_mode": ("RANDOM", {"text.tag_dropout_enable": True, "text.tag_dropout_probability": 0.5}),
+        "set.text.tag_dropout_enable": (True, {"text.tag_dropout_mode": "RANDOM", "text.tag_dropout_probability": 0.5}),
+        **{f"set.text.tag_dropout_{name}": ("zz", {"text.tag_dropout_enable": True}) for name in ("special_tags*",)},
+        **{f"set.text.caps_randomize_{name}": ("zz", {"text.caps_randomize_enable": True}) for name in ("*",)},
+        "set.text.prompt_path": ("zz", {"text.prompt_source": "concept"}),
+        "set.balancing_strategy": ("SAMPLES", {"balancing": 3.0}),
+        "set.image_variations": (3, {"image.enable_crop_jitter": True}),
+        "set.text_variations": (3, {"text.enable_tag_shuffling": True}),
+        "set.text.keep_tags_count": (3, {"text.enable_tag_shuffling": True}),
+        "set.image.resolution_override": ("768", {"image.enable_resolution_override": True}),
+        **{
+            f"set.image.random_{name}_{what}": (0.5, {f"image.enable_random_{name}": True})
+            for name, what in (
+                ("rotate", "max_angle"),
+                *((each, "max_strength") for each in ("brightness", "contrast", "saturation", "hue")),
+            )
+        },
         "unet.weight_dtype": ("NFLOAT_4", {}),
         "transformer.weight_dtype": ("NFLOAT_4", {}),
         "weight_dtype": ("NFLOAT_4", {}),
@@ -73,9 +114,29 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "loss_weight_strength": (3.0, {"loss_weight_fn": "MIN_SNR_GAMMA"}),
         "mse_strength": (0.0, {"mae_strength": 1.0}),
         "text_encoder_2_sequence_length": (256, {}),
+        **{f"{part}.offload_fraction": (0.5, {}) for part in ("unet", "transformer")},
+        "vae.weight_dtype": ("BFLOAT_16", {}),
+        **{f"{part}.weight_dtype": ("NFLOAT_4", {}) for part in ("text_encoder", "text_encoder_2", "text_encoder_3")},
+        **{
+            f"{part}.train": (True, {"learning_rate": 1e-4})
+            for part in ("text_encoder", "text_encoder_2", "text_encoder_3")
+        },
+        **{
+            f"{part}.learning_rate": (1e-5, {f"{part}.train": True})
+            for part in ("text_encoder", "text_encoder_2", "text_encoder_3")
+        },
+        **{
+            f"{part}.stop_training_after{unit}": (
+                value,
+                {f"{part}.train": True, f"{part}.stop_training_after{other}": end},
+            )
+            for part in ("text_encoder", "text_encoder_2", "text_encoder_3")
+            for unit, value, other, end in (("", 3, "_unit", "EPOCH"), ("_unit", "EPOCH", "", 3))
+        },
         "output_model_format": ("DIFFUSERS", {}),
         "rolling_backup_count": (9, {"rolling_backup": True}),
         "samples": ([{"prompt": "zz"}], {}),
+        "unmasked_probability": (0.5, {"masked_training": True}),
         "unmasked_weight": (0.5, {"masked_training": True}),
         "normalize_masked_area_loss": (True, {"masked_training": True}),
     },
@@ -135,34 +196,3 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
 }
 """Program -> setting -> its value, where None tries the usual ones, and the settings beside it."""
 AWAY["kohya's GUI"] = AWAY["sd-scripts"]  # it makes arguments of sd-scripts
-
-OPEN: dict[str, set[str]] = {
-    "SimpleTuner": {
-        "ema_device",
-        "ema_foreach_disable",
-        "ema_update_interval",
-        "flow_beta_schedule_alpha",
-        "flow_beta_schedule_beta",
-        "flux_guidance_max",
-        "flux_guidance_min",
-        "gradient_checkpointing_backend",
-        "noise_offset_probability",
-        "set.crop",
-        "set.crop_aspect",
-        "validation_disable_unconditional",
-    },
-    "OneTrainer": {
-        "ema_update_interval",
-        "huber_delta",
-        "layer_filter",
-        "layer_filter_regex",
-        "lora_decompose_norm_epsilon",
-        "lora_weight_dtype",
-        "set.image.resolution_override",
-        "set.include_subdirectories",
-        "unmasked_probability",
-        "validate_after_unit",
-        "validation",
-    },
-}
-"""Settings that are not gone through yet."""

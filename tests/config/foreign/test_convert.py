@@ -181,7 +181,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "optimizer.betas": [0.9, 0.99],
         "schedule.name": "rex",
         "train.epochs": 20,
-        "train.ema_decay": 0.995,
+        "train.ema_decay": 0.998998,
         "checkpoint.every": 500,
         "sample.every_epochs": 2,
         "gradient.checkpointing": "offload",

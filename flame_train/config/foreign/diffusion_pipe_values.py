@@ -1,0 +1,218 @@
+"""How diffusion-pipe's files are laid out, and conversions that are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from flame_train.errors import ConfigError
+
+from .conversions import checkpoint, sampled, schedule, side
+from .encoders import trained
+from .table import NOTHING, Changed, Lost, Reading, Setting, Source, Tree, is_off, no_file
+
+FAMILIES: Final = MappingProxyType(
+    {
+        **{name: name for name in ("sdxl", "sd3", "flux", "chroma", "flux2", "krea2", "anima")},
+        "z_image": "zimage",
+        "qwen_image": "qwenimage1",
+    }
+)
+FLOW: Final = tuple(family for family in FAMILIES.values() if family != "sdxl")
+
+
+def is_mine(tree: Tree) -> bool:
+    model = tree.get("model")
+    if isinstance(tree.get("directory"), list):
+        return True
+    return isinstance(model, Mapping) and "type" in model and ("dataset" in tree or "adapter" in tree)
+
+
+def read(reading: Reading) -> Source:
+    tree = reading.tree
+    if "directory" in tree:
+        return Source("", {}, folders_of(reading))
+    model = tree["model"]
+    if model["type"] not in FAMILIES:
+        raise ConfigError(
+            f"{reading.place(('model', 'type'))}: type = {model['type']}: expected one of {', '.join(FAMILIES)}"
+        )
+    if "adapter" not in tree:
+        raise ConfigError(f"{reading.file}: expected a LoRA ([adapter]); training of whole models is not here")
+    settings = reading.flat(tree)
+    named = settings.pop("dataset", None)
+    notes: list[str] = []
+    sets: list[dict[str, Setting]] = []
+    if named is not None:
+        other = reading.beside(str(named.value))
+        sets = folders_of(other) if other else []
+        if other is None:
+            notes.append(no_file("dataset", named, "its folders are"))
+    return Source(FAMILIES[model["type"]], settings, sets + held_out(reading, settings, notes), notes)
+
+
+def held_out(reading: Reading, settings: Mapping[str, Setting], notes: list[str]) -> list[dict[str, Setting]]:
+    """The folders of eval_datasets, in files of their own."""
+    found: list[dict[str, Setting]] = []
+    named = settings.get("eval_datasets", Setting([], ""))
+    for one in named.value:
+        name = str(one.get("config", "") if isinstance(one, Mapping) else one)
+        other = reading.beside(name)
+        if other is None:
+            notes.append(no_file("eval_datasets", Setting(name, named.place), "its folders are"))
+        else:
+            found += [each | {"validation": Setting(True, named.place)} for each in folders_of(other)]
+    return found
+
+
+def folders_of(reading: Reading) -> list[dict[str, Setting]]:
+    shared = reading.flat({name: value for name, value in reading.tree.items() if name != "directory"})
+    folders = reading.tree.get("directory", [])
+    return [
+        shared | reading.flat(one, ("directory", f"[{i}]"))
+        for i, one in enumerate(folders if isinstance(folders, list) else [])
+    ]
+
+
+def kind(value: Any, source: Source) -> Any:
+    return value if value in ("lora", "lokr") else Lost("no such adapter here")
+
+
+def rank(value: Any, source: Source) -> Any:
+    """Its alpha is the rank; in LoKr a rank above every layer's means matrices that are not decomposed."""
+    if source.get("adapter.type") == "lokr" and value >= 4096:
+        return {"lora.full_matrix": True}
+    return {"lora.rank": int(value), "lora.alpha": float(value)}
+
+
+def targets(value: Any, source: Source) -> Any:
+    return ["attention+mlp", "*.proj_in", "*.proj_out"] if source.family == "sdxl" else ["full"]
+
+
+def levels(value: Any, source: Source) -> Any:
+    """The distribution of noise levels; `shift` wins over `flux_shift`, which is the family's own."""
+    shift = source.get("model.shift") or (0.0 if source.get("model.flux_shift") else 1.0)
+    std = float(source.get("model.sigmoid_scale", 1.0)) if value == "logit_normal" else 1.0
+    known = {"logit_normal": "logit_normal", "uniform": "uniform"}
+    return sampled(known[value], shift, std) if value in known else Lost("expected logit_normal or uniform")
+
+
+def batch(value: Any, source: Source) -> Any:
+    """Images in a batch. A list has a size for each resolution; where all are one size, it is that."""
+    sizes = {each[1] for each in value} if isinstance(value, list) else {value}
+    if len(sizes) > 1:
+        return Lost("a batch size for each resolution: a set in [[data.sets]] has one of its own")
+    return sizes.pop()
+
+
+def examples(value: Any, source: Source) -> Any:
+    """An interval in images as one in steps."""
+    if is_off(value):
+        return NOTHING
+    size = batch(source.get("image_micro_batch_size_per_gpu") or source.get("micro_batch_size_per_gpu", 1), source)
+    return max(1, int(value) // (size * int(source.get("gradient_accumulation_steps", 1))))
+
+
+def scheduled(value: Any, source: Source) -> Any:
+    """A cosine ends at a rate of 1e-6, whatever it begins with."""
+    found = schedule(value, source)
+    return {"schedule.name": "cosine", "schedule.min_lr": 1e-6} if found == "cosine" else found
+
+
+def float8(value: Any, source: Source) -> Any:
+    return "fp8" if "8" in str(value) else NOTHING
+
+
+def resolutions(value: Any, source: Source) -> Any:
+    """Sides of squares; a pair is an area, and so the side of a square of that area."""
+    sides = [side(each, source) for each in value] if isinstance(value, list) else []
+    numbers = [each.value if isinstance(each, Changed) else each for each in sides]
+    if not numbers or any(isinstance(each, Lost) for each in numbers):
+        return Lost("expected a list of resolutions")
+    found = {"set.resolution": numbers[0]} if len(numbers) == 1 else {"set.resolutions": sorted(set(numbers))}
+    remarks = [each.remark for each in sides if isinstance(each, Changed)]
+    return Changed(found, remarks[0]) if remarks else found
+
+
+def repeats(value: Any, source: Source) -> Any:
+    """How often a folder is shown in an epoch; a number with a fraction is a weight here."""
+    count = float(value)
+    return {"set.repeats": int(count)} if count == int(count) and count >= 1 else {"set.weight": count}
+
+
+def encoder(value: Any, source: Source) -> Any:
+    """The files of text encoders, of which these families have one."""
+    paths = [str(each["path"]) for each in value if "path" in each]
+    return paths[0] if len(paths) == 1 else Lost("expected one file; name each in [text_encoders]")
+
+
+def merged(value: Any, source: Source) -> Any:
+    if is_off(value):
+        return NOTHING
+    return value[0] if len(value) == 1 else Lost("model.training_adapter is one file; merge the others beforehand")
+
+
+def without_buckets(value: Any, source: Source) -> Any:
+    if value:
+        return NOTHING
+    return Lost("images are cut to squares there, and keep their shape here; cut them beforehand to have the same")
+
+
+def minutes(value: Any, source: Source) -> Any:
+    return (
+        NOTHING
+        if is_off(value)
+        else Lost("an interval in minutes: checkpoint.every counts steps, checkpoint.every_epochs epochs")
+    )
+
+
+def masks(value: Any, source: Source) -> Any:
+    return NOTHING if is_off(value) else {"set.masks": "files", "set.mask_folder": value}
+
+
+def shuffled(value: Any, source: Source) -> Any:
+    return NOTHING if is_off(value) else {"set.captions.shuffle": True, "set.captions.variants": value}
+
+
+def encoders(value: Any, source: Source) -> Any:
+    """Both CLIPs of SDXL are trained, at the optimizer's rate where they have none of their own."""
+    rate = source.get("optimizer.lr")
+    rates = {name: source.get(f"model.text_encoder_{i}_lr", rate) for i, name in ((1, "clip_l"), (2, "clip_g"))}
+    return trained(rates, source.get("model.unet_lr", rate), "attention+mlp")
+
+
+def evaluated(value: Any, source: Source) -> Any:
+    return value if source.get("eval_datasets") else NOTHING
+
+
+def text_batch(value: Any, source: Source) -> Any:
+    """The batch of videos, and of images where those have none of their own."""
+    return NOTHING if source.get("image_micro_batch_size_per_gpu") is not None else batch(value, source)
+
+
+def constant(value: Any, source: Source) -> Any:
+    """A rate that wins over the optimizer's and over the schedule."""
+    return {"optimizer.lr": float(value), "schedule.name": "constant"}
+
+
+def shuffled_once(value: Any, source: Source) -> Any:
+    """One order of the tags, drawn when captions are cached, unless cache_shuffle_num asks for more."""
+    if is_off(value) or not is_off(source.get("cache_shuffle_num")):
+        return NOTHING
+    return {"set.captions.shuffle": True, "set.captions.variants": 1}
+
+
+def uncaptioned(value: Any, source: Source) -> Any:
+    return NOTHING if value else Lost("an image without a caption is an error here: write it an empty text file")
+
+
+def one_stage(value: Any, source: Source) -> Any:
+    return NOTHING if value == 1 else Lost("a run is one process on one GPU")
+
+
+def folder(value: Any, source: Source) -> Any:
+    """A diffusers folder, whose transformer a file of its own replaces."""
+    if source.get("model.transformer_path"):
+        return Lost("for its text encoders and VAE: name them in [text_encoders] and model.vae")
+    return checkpoint(value, source)
