@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flame_train.config.foreign.convert import Conversion, convert
 from flame_train.config.foreign.recognize import read_foreign
+from flame_train.config.foreign.table import Program, Source
 from flame_train.config.keys import keys, sections
 from flame_train.config.render import comment, toml_value
 from flame_train.config.schema import FORMAT
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.files import refuse_place
-from flame_train.errors import ConfigError
-from flame_train.recipes import FAMILIES
+from flame_train.errors import ConfigError, ModelFileError
+from flame_train.recipes import FAMILIES, family_of
 
 _COLUMN = 44
 
@@ -43,6 +46,7 @@ def import_config(
     if family and family not in FAMILIES:
         raise ConfigError(f"expected a model family ({', '.join(FAMILIES)}), got {family}")
     program, read = read_foreign(source, family)
+    read = replace(read, family=_family_of(program, read, source) or read.family)
     if not read.family and (read.settings or not read.sets):
         raise ConfigError(f"{source}: it does not say which model it is for; add --family {' or '.join(FAMILIES)}")
     lacking = FAMILIES[read.family].unsupported_keys() if read.family else ()
@@ -68,6 +72,18 @@ def import_config(
         "needless": found.needless,
         "missing": found.missing,
     }
+
+
+def _family_of(program: Program, read: Source, source: str) -> str:
+    """The family of the base model that the config names, if its file is there; else empty."""
+    names = [row.key for row in program.rows if "model.checkpoint" in row.to]
+    folders = {Path(), Path() if source == "-" else Path(source).parent}
+    named = [Path(str(read.settings[name].value or ".")).expanduser() for name in names if name in read.settings]
+    for path in (folder / name for name in named for folder in folders):
+        if path.is_file() or (path / "model_index.json").is_file():
+            with contextlib.suppress(ModelFileError):  # what is wrong with it is told when a run is planned
+                return family_of(path).name
+    return ""
 
 
 def _not_whole(found: Conversion, source: str) -> str:

@@ -33,6 +33,7 @@ quantum_leap = 1
 def kohya(tmp_path: Path, small_base: Path, drawn: Path) -> Path:
     path = tmp_path / "kohya.toml"
     path.write_text(CONFIG.format(base=str(small_base), images=str(drawn), out=str(tmp_path / "run")))
+    (tmp_path / "elsewhere.toml").write_text(CONFIG.format(base="elsewhere.safetensors", images="x", out="y"))
     return path
 
 
@@ -68,7 +69,7 @@ def test_json_has_all_of_it(kohya: Path, capsys: pytest.CaptureFixture[str]) -> 
     ("arguments", "message"),
     [
         (["nothing.toml"], "no such file"),
-        (["kohya.toml"], "add --family sdxl or sd3 or flux"),
+        (["elsewhere.toml"], "add --family sdxl or sd3 or flux"),
         (["kohya.toml", "--family", "wan"], f"expected a model family ({', '.join(FAMILY_TITLES)}), got wan"),
         (["kohya.toml", "--family", "sdxl", "-o", "ours.yaml"], ".toml"),
     ],

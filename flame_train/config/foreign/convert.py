@@ -109,6 +109,8 @@ def convert(program: Program, source: Source, lacking: Collection[str] = ()) -> 
         for name in settings:
             if name not in used and any(row.read and row.holds(name, source.family) for row in rows):
                 found.needless.setdefault(_called(settings, name), _OF_ANOTHER)
+    for name in used:  # what another setting's value is made of is needed
+        found.needless.pop(_called(source.settings, name), None)
     _place_sets(sets, found)
     for path in [path for path in found.values if path in lacking]:
         _drop(found, path, f"means nothing for {source.family}")

@@ -11,7 +11,7 @@ from flame_train.config.command_line import SCRIPT, parse_command_line, script_o
 from flame_train.config.parse import name_of, parse, read_text
 from flame_train.errors import ConfigError
 
-from . import ai_toolkit, diffusion_pipe, eridiffusion, kohya_gui, onetrainer, sd_scripts, simpletuner
+from . import ai_toolkit, diffusion_pipe, eridiffusion, kohya_gui, musubi_tuner, onetrainer, sd_scripts, simpletuner
 from .table import Program, Reading, Source
 
 PROGRAMS: Final[tuple[Program, ...]] = (
@@ -21,6 +21,7 @@ PROGRAMS: Final[tuple[Program, ...]] = (
     onetrainer.PROGRAM,
     diffusion_pipe.PROGRAM,
     kohya_gui.PROGRAM,
+    musubi_tuner.PROGRAM,
     sd_scripts.PROGRAM,
 )
 """Every program whose configs are known, in the order in which they are tried."""

@@ -67,10 +67,10 @@ def is_mine(tree: Tree) -> bool:
 
 def read(reading: Reading) -> Source:
     own = {name: value for name, value in reading.tree.items() if name not in ("general", "datasets")}
-    settings = _flat(reading, own)
+    settings = flat(reading, own)
     named = settings.get("config_file")
     if reading.script and named is not None:
-        settings = _of_config_file(reading, named) | settings
+        settings = of_config_file(reading, named) | settings
     notes: list[str] = []
     sets = _sets(reading) or datasets_of(reading, settings, notes)
     settings.pop("dataset_config", None)
@@ -96,15 +96,15 @@ def source_of(family: str, settings: dict[str, Setting], sets: list[dict[str, Se
     if any("is_reg" in one for one in sets) and "prior_loss_weight" in settings:
         weight = settings.pop("prior_loss_weight")
         sets = [one | {"prior_loss_weight": weight} if "is_reg" in one else one for one in sets]
-    return Source(family, _unpacked(settings), _filled_in(sets, settings), notes)
+    return Source(family, unpacked(settings), _filled_in(sets, settings), notes)
 
 
-def _flat(reading: Reading, tree: Mapping[str, Any]) -> dict[str, Setting]:
+def flat(reading: Reading, tree: Mapping[str, Any]) -> dict[str, Setting]:
     """The settings without their sections, as sd-scripts takes them (train_util.py:4748)."""
     return {name.rpartition(".")[2]: setting for name, setting in reading.flat(tree).items()}
 
 
-def _of_config_file(reading: Reading, named: Setting) -> dict[str, Setting]:
+def of_config_file(reading: Reading, named: Setting) -> dict[str, Setting]:
     """The TOML that a command names by --config_file, whose arguments override it (train_util.py:4700)."""
     name = str(named.value)
     name = name if name.endswith(".toml") else f"{name}.toml"
@@ -113,7 +113,7 @@ def _of_config_file(reading: Reading, named: Setting) -> dict[str, Setting]:
         raise ConfigError(
             f"{named.place}: config_file = {name!r}: expected the file beside this one, got none; it says how to train"
         )
-    return _flat(other, {key: value for key, value in other.tree.items() if key not in ("general", "datasets")})
+    return flat(other, {key: value for key, value in other.tree.items() if key not in ("general", "datasets")})
 
 
 def _filled_in(sets: list[dict[str, Setting]], settings: dict[str, Setting]) -> list[dict[str, Setting]]:
@@ -160,7 +160,7 @@ def _folders(settings: dict[str, Setting]) -> list[dict[str, Setting]]:
     return found
 
 
-def _unpacked(settings: dict[str, Setting]) -> dict[str, Setting]:
+def unpacked(settings: dict[str, Setting]) -> dict[str, Setting]:
     """network_args = ["conv_dim=8"] as network_args.conv_dim, and so on; text that spells a number as one."""
     found = {}
     for name, setting in settings.items():

@@ -211,7 +211,8 @@ _ROWS: Final = [
         )
     ),
     *needless("the checkpoint says which family it is of", "model_family@model.py:61 model_type@model.py:196"),
-    *part_of("model_flavour@model.py:84 resolution_type@data.py:42"),
+    turned("model_flavour@model.py:84", "model.kontext", lambda v, s: True if v == "kontext" else NOTHING),
+    *part_of("resolution_type@data.py:42"),
     *needless(
         "what is kept in a run's folder stays there",
         "hub_model_id@publishing.py:127 tracker_*@logging_fields.py:185 logging_dir@logging_fields.py:265 "

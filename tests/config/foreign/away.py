@@ -46,6 +46,7 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "model.layer_offloading_transformer_percent": (0.5, {"model.layer_offloading": True}),
     },
     "SimpleTuner": {
+        "model_flavour": ("kontext", {}),
         "ema_update_interval": (9, {"use_ema": True}),
         "noise_offset_probability": (0.5, {"offset_noise": True}),
         **{f"flow_beta_schedule_{name}": (3.0, {"flow_use_beta_schedule": True}) for name in ("alpha", "beta")},
@@ -196,3 +197,9 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
 }
 """Program -> setting -> its value, where None tries the usual ones, and the settings beside it."""
 AWAY["kohya's GUI"] = AWAY["sd-scripts"]  # it makes arguments of sd-scripts
+AWAY["musubi-tuner"] = {
+    **AWAY["sd-scripts"],
+    "logit_mean": (0.5, {"weighting_scheme": "logit_normal"}),
+    "logit_std": (0.5, {"weighting_scheme": "logit_normal"}),
+    "mode_scale": (0.5, {"weighting_scheme": "mode"}),
+}

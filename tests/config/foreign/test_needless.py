@@ -41,14 +41,15 @@ def counts(program: Program, row: Row, of_set: bool) -> bool:
     name = row.key.replace("*", "zz")
     given, beside = AWAY.get(program.name, {}).get(f"{'set.' * of_set}{row.key}", (None, {}))
     for family in row.families or ("sdxl", "flux", "sd3"):
-        own = {"zz": 1} | beside
-        base = source_of(family, beside, own if of_set else beside)
-        before = outcome(program, base)
-        for value in VALUES if given is None else (given,):
-            more = {name: value}
-            trial = source_of(family, beside, own | more) if of_set else source_of(family, beside | more, beside)
-            if outcome(program, trial) != before:
-                return True
+        for own in ({"zz": 1} | beside,) if of_set else (None, beside):
+            before = outcome(program, source_of(family, beside, own))
+            for value in VALUES if given is None else (given,):
+                more = {name: value}
+                trial = (
+                    source_of(family, beside, (own or {}) | more) if of_set else source_of(family, beside | more, own)
+                )
+                if outcome(program, trial) != before:
+                    return True
     return False
 
 

@@ -1,0 +1,332 @@
+"""Settings of one name and another meaning, by the program's source, and families that are trained here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flame_train.errors import ConfigError
+from flame_train.tools.import_config import import_config
+
+
+def job(train: str = "", model: str = "arch: flux", rest: str = "", dataset: str = "") -> str:
+    """A job of ai-toolkit."""
+    return f"""\
+job: extension
+config:
+  name: fox
+  process:
+    - type: sd_trainer
+      training_folder: out
+      network: {{type: lora, linear: 8}}
+      datasets:
+        - {{folder_path: images, resolution: 512{dataset}}}
+      train: {{steps: 2000, lr: 1e-4, optimizer: adamw8bit{train}}}
+      model: {{name_or_path: base.safetensors, {model}}}
+{rest}"""
+
+
+def pipe(own: str = "", model: str = "type = 'flux'", dataset: str = "resolutions = [512]", folder: str = "") -> dict:
+    """diffusion-pipe's files."""
+    return {
+        "pipe.toml": f"output_dir = 'o'\ndataset = 'd.toml'\nepochs = 3\n{own}\n[model]\n{model}\ndtype = 'bfloat16'\n"
+        "[adapter]\ntype = 'lora'\nrank = 8\n[optimizer]\ntype = 'adamw'\nlr = 2e-5\n",
+        "d.toml": f"enable_ar_bucket = true\n{dataset}\n[[directory]]\npath = 'images'\n{folder}\n",
+    }
+
+
+def tuner(sets: Any = None, **settings: Any) -> dict[str, str]:
+    """SimpleTuner's files."""
+    given = {"model_family": "flux", "model_type": "lora", "data_backend_config": "b.json", "learning_rate": 1e-4}
+    folder = {"id": "a", "type": "local", "instance_data_dir": "images"}
+    return {
+        "simple.json": json.dumps(given | {"optimizer": "adamw_bf16", "max_train_steps": 100} | settings),
+        "b.json": json.dumps([folder | one for one in sets or [{}]]),
+    }
+
+
+def trainer(**settings: Any) -> dict[str, str]:
+    """A config of OneTrainer."""
+    given = {"training_method": "LORA", "model_type": "FLUX_DEV_1", "base_model_name": "b.safetensors"}
+    return {"one.json": json.dumps(given | {"learning_rate": 1e-4, "output_model_destination": "o/fox"} | settings)}
+
+
+def imported(folder: Path, files: dict[str, str], **given: Any) -> dict[str, Any]:
+    """The result for the first of `files`, with the values by key."""
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    result = import_config(str(folder / next(iter(files))), None, **given)
+    result["values"] = {key: each["value"] for key, each in result["carried"].items()}
+    return result
+
+
+MEANT = {
+    "a step of ai-toolkit is a batch": (
+        {"j.yaml": job(", gradient_accumulation_steps: 4", rest="      save: {save_every: 400}\n")},
+        {"train.steps": 500, "gradient.accumulation": 4, "checkpoint.every": 100, "sample.every": 25},
+    ),
+    "its other accumulation is as here": (
+        {"j.yaml": job(", gradient_accumulation: 4")},
+        {"train.steps": 2000, "gradient.accumulation": 4},
+    ),
+    "its warm-up counts batches": (
+        {
+            "j.yaml": job(
+                ", gradient_accumulation_steps: 4, lr_scheduler: constant_with_warmup,"
+                " lr_scheduler_params: {num_warmup_steps: 80}"
+            )
+        },
+        {"schedule.name": "constant", "schedule.warmup_steps": 20},
+    ),
+    "its linear schedule rises": ({"j.yaml": job(", lr_scheduler: linear")}, {"schedule.name": "constant"}),
+    "its places in a list of levels begin with noise": (
+        {"j.yaml": job(", timestep_type: linear, min_denoising_steps: 200, max_denoising_steps: 899")},
+        {"loss.max_timestep": 800, "loss.min_timestep": 100},
+    ),
+    "its Prodigy gets a rate of 1": (
+        {"j.yaml": job().replace("adamw8bit", "prodigy")},
+        {"optimizer.name": "prodigy", "optimizer.lr": 1.0},
+    ),
+    "its weighted levels are even": (
+        {"j.yaml": job(", timestep_type: weighted")},
+        {"loss.timestep_sampling": "uniform", "loss.shift": 1.0},
+    ),
+    "its adapter is on the hub": (
+        {"j.yaml": job(model="arch: 'zimage:turbo', assistant_lora_path: own/adapter/v2.safetensors")},
+        {"model.training_adapter": "hf:own/adapter/v2.safetensors"},
+    ),
+    "pairs of diffusion-pipe are areas": (
+        pipe(dataset="resolutions = [[832, 1216], [1280, 720]]"),
+        {"data.resolutions": [960, 1008]},
+    ),
+    "a pair and a side": (pipe(dataset="resolutions = [512, [1280, 720]]"), {"data.resolutions": [512, 960]}),
+    "its batch of images": (
+        pipe("micro_batch_size_per_gpu = 1\nimage_micro_batch_size_per_gpu = 4"),
+        {"data.batch_size": 4},
+    ),
+    "its batch of images in one size": (pipe("micro_batch_size_per_gpu = [[512, 2]]"), {"data.batch_size": 2}),
+    "its interval in images": (
+        pipe("micro_batch_size_per_gpu = 2\ngradient_accumulation_steps = 5\nsave_every_n_examples = 100"),
+        {"checkpoint.every": 10},
+    ),
+    "its shift wins": (pipe(model="type = 'flux'\nshift = 3\nflux_shift = true"), {"loss.shift": 3.0}),
+    "its cosine ends above 0": (pipe("lr_scheduler = 'cosine'"), {"schedule.name": "cosine", "schedule.min_lr": 1e-6}),
+    "its captions are dropped": (pipe("uncond_fraction = 0.1"), {"data.caption_dropout": 0.1}),
+    "texts of SimpleTuner are switches": (tuner(use_ema="false"), {"train.ema_decay": None}),
+    "its cosine with restarts has a period": (
+        tuner(lr_scheduler="cosine_with_restarts", lr_warmup_steps=25),
+        {"schedule.name": "cosine_restarts", "schedule.cycles": 4, "schedule.warmup_steps": None},
+    ),
+    "its steps win over epochs": (tuner(num_train_epochs=9), {"train.steps": 100, "train.epochs": None}),
+    "what OneTrainer averages each five steps": (
+        trainer(ema="GPU", ema_decay=0.99),
+        {"train.ema_decay": pytest.approx(0.99**0.2, abs=1e-6)},
+    ),
+    "its REX": (trainer(learning_rate_scheduler="REX"), {"schedule.name": "rex", "schedule.rex_d": 0.9}),
+    "a resolution of one folder": (
+        trainer(concepts=[{"path": "i", "image": {"enable_resolution_override": True, "resolution_override": "768"}}]),
+        {"data.resolution": 768},
+    ),
+    "tags that are dropped one by one": (
+        trainer(
+            concepts=[
+                {
+                    "path": "i",
+                    "text": {
+                        "tag_dropout_enable": True,
+                        "tag_dropout_mode": "RANDOM",
+                        "tag_dropout_probability": 0.1,
+                    },
+                }
+            ]
+        ),
+        {"captions.tag_dropout": 0.1, "data.caption_dropout": None},
+    ),
+    "tags that are not dropped": (
+        trainer(concepts=[{"path": "i", "text": {"tag_dropout_enable": False, "tag_dropout_probability": 0.1}}]),
+        {"captions.tag_dropout": None},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MEANT)
+def test_what_it_means_is_carried_over(tmp_path: Path, what: str) -> None:
+    files, expected = MEANT[what]
+    values = imported(tmp_path, files)["values"]
+    for key, value in expected.items():
+        assert values.get(key) == value, key
+
+
+def test_half_a_repeat_is_a_weight(tmp_path: Path) -> None:
+    result = imported(tmp_path, pipe(folder="num_repeats = 0.5"))
+    assert result["sets"][0]["weight"] == 0.5
+    assert not any("data" in line for line in result["missing"])
+
+
+TOLD = {
+    "a chance of SimpleTuner": (tuner([{}, {"id": "b", "probability": 0.2}]), "0.2 of the draws"),
+    "its crop, a text": (tuner([{"crop": "False"}]), "cut to shape (square)"),
+    "levels of ai-toolkit": ({"j.yaml": job(", content_or_style: style")}, "as loss.timestep_sampling says instead"),
+    "its weights of levels": ({"j.yaml": job(", timestep_type: weighted")}, "all weigh the same here"),
+    "its rise": ({"j.yaml": job(", lr_scheduler: linear")}, "constant is used instead"),
+    "its captions unread": ({"j.yaml": job(", unload_text_encoder: true")}, "captions are read"),
+    "squares of diffusion-pipe": (
+        {k: v.replace("enable_ar_bucket = true", "") for k, v in pipe().items()},
+        "cut to squares",
+    ),
+    "samples of OneTrainer": (
+        trainer(concepts=[{"path": "i", "balancing": 40.0, "balancing_strategy": "SAMPLES"}]),
+        "40 images of the folder in an epoch",
+    ),
+    "steps of it without masks": (trainer(masked_training=True, unmasked_probability=0.1), "in 90% of them"),
+}
+
+
+@pytest.mark.parametrize("what", TOLD)
+def test_what_cannot_be_carried_is_told_with_what_is_used(tmp_path: Path, what: str) -> None:
+    files, said = TOLD[what]
+    listed = imported(tmp_path, files)["listed"]
+    assert any(said in line for line in listed), listed
+
+
+QUIET = {
+    "layer_offloading_text_encoder_percent": job(
+        model="arch: flux, layer_offloading: false, layer_offloading_text_encoder_percent: 0.5"
+    ),
+    "content_or_style": job(", content_or_style: balanced"),
+    "differential_guidance_scale": job(", do_differential_guidance: false, differential_guidance_scale: 3"),
+}
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_a_setting_of_a_choice_that_is_off_is_not_listed(tmp_path: Path, name: str) -> None:
+    result = imported(tmp_path, {"j.yaml": QUIET[name]})
+    assert not any(name in line for line in result["listed"])
+    assert any(name in key for key in result["needless"])
+
+
+PROMPTS = """\
+      sample:
+        prompts:
+          - "a fox --ctrl_img before.png --m 0.8 --seed 7 --cfg 3 --steps 20"
+          - "a hare --ref 0.4"
+          - "a plain owl"
+"""
+
+
+def test_flags_of_prompts_are_keys_and_an_unknown_one_costs_itself(tmp_path: Path) -> None:
+    result = imported(tmp_path, {"j.yaml": job(model="arch: flux_kontext", rest=PROMPTS)})
+    fox = {"text": "a fox", "control": ["before.png"], "strength": 0.8, "seed": 7, "guidance_scale": 3, "steps": 20}
+    assert result["values"]["sample.prompts"] == [fox, "a hare", "a plain owl"]
+    assert any("--ref of the prompt 'a hare'" in line for line in result["listed"])
+
+
+def test_a_prompt_that_cannot_be_read_costs_one(tmp_path: Path) -> None:
+    samples = [{"prompt": "a cat --ar 2:3"}, {"prompt": "a dog"}]
+    result = imported(tmp_path, trainer(samples=samples))
+    assert result["values"]["sample.prompts"] == ["a dog"]
+    assert any("unknown flag --ar" in line for line in result["listed"])
+
+
+MUSUBI = """\
+accelerate launch --num_cpu_threads_per_process 1 src/musubi_tuner/{script} \\
+    --dit dit.safetensors --vae vae.safetensors --dataset_config set.toml --mixed_precision bf16 --fp8_base \\
+    --timestep_sampling {levels} --weighting_scheme none --discrete_flow_shift 2.0 \\
+    --optimizer_type adamw8bit --learning_rate 1e-4 --gradient_checkpointing \\
+    --network_module {module} --network_dim 32 --network_alpha 16 --max_train_epochs 16 --save_every_n_epochs 1 \\
+    --output_dir out --output_name fox
+"""
+MUSUBI_SET = """\
+[general]
+resolution = [960, 544]
+caption_extension = ".txt"
+batch_size = 2
+enable_bucket = true
+[[datasets]]
+image_directory = "images"
+cache_directory = "cache"
+num_repeats = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "module", "levels", "family", "shift"),
+    [
+        ("zimage_train_network.py", "networks.lora_zimage", "shift", "zimage", 2.0),
+        ("flux_2_train_network.py", "networks.lora_flux_2", "flux2_shift", "flux2", 0.0),
+        ("flux_kontext_train_network.py", "networks.lora_flux", "flux_shift", "flux", 0.0),
+        ("qwen_image_train_network.py", "networks.lora_qwen_image", "sigmoid", "qwenimage1", 1.0),
+        ("krea2_train_network.py", "networks.loha", "shift", "krea2", 2.0),
+    ],
+)
+def test_commands_of_musubi_tuner(
+    tmp_path: Path, script: str, module: str, levels: str, family: str, shift: float
+) -> None:
+    files = {"run.sh": MUSUBI.format(script=script, module=module, levels=levels), "set.toml": MUSUBI_SET}
+    result = imported(tmp_path, files)
+    assert (result["from"], result["family"]) == ("musubi-tuner", family)
+    expected = {
+        "model.checkpoint": "dit.safetensors",
+        "model.quantize": "fp8",
+        "lora.kind": "loha" if module.endswith("loha") else None,
+        "lora.rank": 32,
+        "lora.alpha": 16.0,
+        "loss.timestep_sampling": "sigmoid",
+        "loss.shift": shift,
+        "train.epochs": 16,
+        "checkpoint.keep": 0,
+        "data.path": "images",
+        "data.batch_size": 2,
+        "data.repeats": 3,
+        "data.resolution": 720,
+        "optimizer.name": "adamw8bit",
+    }
+    assert {key: result["values"].get(key) for key in expected} == expected
+    assert result["values"].get("model.kontext") == (True if family == "flux" else None)
+
+
+def test_musubi_tuner_for_videos_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"wan_train_network\.py"):
+        imported(tmp_path, {"run.sh": MUSUBI.format(script="wan_train_network.py", module="x", levels="shift")})
+
+
+FAMILIES = {
+    "SimpleTuner's": [
+        (tuner(model_family=theirs), ours)
+        for theirs, ours in (
+            *(("anima", "anima"), ("chroma", "chroma"), ("krea2", "krea2")),
+            *(("z_image", "zimage"), ("flux2", "flux2"), ("qwen_image", "qwenimage1")),
+        )
+    ],
+    "diffusion-pipe's": [
+        (pipe(model=f"type = '{theirs}'\ntransformer_path = 't.safetensors'"), ours)
+        for theirs, ours in (("qwen_image", "qwenimage1"), ("z_image", "zimage"), ("anima", "anima"))
+    ],
+    "OneTrainer's": [(trainer(model_type="QWEN"), "qwenimage1")],
+}
+
+
+@pytest.mark.parametrize("program", FAMILIES)
+def test_families_that_are_trained_here_are_not_refused(tmp_path: Path, program: str) -> None:
+    for files, family in FAMILIES[program]:
+        assert imported(tmp_path, files)["family"] == family
+
+
+def test_kontext_of_simpletuner_has_its_images(tmp_path: Path) -> None:
+    sets = [
+        {"conditioning_data": "before"},
+        {"id": "before", "dataset_type": "conditioning", "instance_data_dir": "before"},
+    ]
+    values = imported(tmp_path, tuner(sets, model_flavour="kontext"))["values"]
+    assert values["model.checkpoint"] == "hf:black-forest-labs/FLUX.1-Kontext-dev"
+    assert values["model.kontext"] is True
+    assert values["data.control"] == ["before"]
+
+
+def test_the_checkpoint_says_which_family_it_is_of(tmp_path: Path, small_base: Path) -> None:
+    text = 'network_module = "networks.lora"\nnetwork_dim = 8\nlearning_rate = 1e-4\nresolution = 512\n'
+    files = {"a.toml": text + f"pretrained_model_name_or_path = {str(small_base)!r}\n"}
+    assert imported(tmp_path, files)["family"] == "sdxl"
