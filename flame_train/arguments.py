@@ -143,6 +143,7 @@ Transport = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there already.")]
+SkipUnknown = Annotated[bool, typer.Option("--skip-unknown", help="Leave out parts of a LoRA that are not read here.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 

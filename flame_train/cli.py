@@ -29,6 +29,7 @@ from flame_train.arguments import (
     DeviceOrBest,
     Force,
     Quantize,
+    SkipUnknown,
     card_size,
     families_from,
     presets_from,
@@ -272,6 +273,7 @@ def sample(
         typer.Option("--control", metavar="FILE", help="Image that the model looks at, to edit; repeatable."),
     ] = None,
     kontext: Annotated[bool, typer.Option("--kontext", help="As model.kontext in a config.")] = False,
+    skip_unknown: SkipUnknown = False,
     force: Force = False,
     device: Device = "cuda",
     as_json: AsJson = False,
@@ -320,6 +322,7 @@ def sample(
         height=height,
         control=control or [],
         kontext=kontext,
+        skip_unknown=skip_unknown,
         device=device,
         force=force,
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from flame_train.arguments import AsJson, Debug, Error, Force, LoraOutput, LoraPath, Rank, from_hub
+from flame_train.arguments import AsJson, Debug, Error, Force, LoraOutput, LoraPath, Rank, SkipUnknown, from_hub
 from flame_train.output import show
 
 lora_app = typer.Typer()
@@ -44,6 +44,7 @@ def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", callback=from_hub, help="LoRA file to read.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="LoRA file to write.")],
     to: Annotated[Literal["kohya", "diffusers"], typer.Option("--to", help="Naming of OUT.")],
+    skip_unknown: SkipUnknown = False,
     force: Force = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -57,7 +58,7 @@ def convert(
     from flame_train.tools.lora_reports import converted
     from flame_train.tools.verify import taken_by
 
-    result = rename(source, target, to, force).as_dict()
+    result = rename(source, target, to, force, skip_unknown).as_dict()
     readers, lines = taken_by(target)
     show(result | {"programs": readers}, as_json, converted(result, lines))
 
@@ -78,6 +79,7 @@ def merge(
     rank: Rank = None,
     error: Error = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="LoRA to write, with --to lora.")] = None,
+    skip_unknown: SkipUnknown = False,
     force: Force = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -91,7 +93,7 @@ def merge(
         from flame_train.tools.lora_reports import baked
         from flame_train.tools.merge import merge as bake
 
-        result = bake(base, lora, target, 1.0 if strength is None else strength, force).as_dict()
+        result = bake(base, lora, target, 1.0 if strength is None else strength, force, skip_unknown).as_dict()
         show(result, as_json, baked(result))
         return
     if lora is not None or target is not None or strength is not None or output is None:
@@ -101,7 +103,7 @@ def merge(
     from flame_train.tools.merge_loras import WeightedLora, merge_loras
 
     want = None if rank is None and error is None else wanted(rank, error)
-    result = merge_loras([WeightedLora.parse(text) for text in loras or []], output, want, base, force)
+    result = merge_loras([WeightedLora.parse(text) for text in loras or []], output, want, base, force, skip_unknown)
     show(result, as_json, made(result))
 
 

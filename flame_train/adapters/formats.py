@@ -18,7 +18,7 @@ from flame_train.adapters.folding import alpha_record, recorded_alphas
 from flame_train.adapters.kinds import ADAPTERS, AdapterKind, Factors
 from flame_train.adapters.peft_config import CONFIG_FILE, METADATA_KEY, config_beside, peft_scales
 from flame_train.errors import ModelFileError
-from flame_train.io.adapter_kinds import other_kind, remedy, without_place
+from flame_train.io.adapter_kinds import can_be_left_out, other_kind, parts_of, remedy, without_place
 from flame_train.io.dtypes import FLOAT_TAGS
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weight_files import Weights
@@ -78,8 +78,8 @@ def to_diffusers(state: LoraState, family: LoraFamily) -> tuple[dict[str, Array]
     return tensors, {} if plain else alpha_record(written)
 
 
-def from_file(path: str | Path, family: LoraFamily) -> LoraFile:
-    """Read a LoRA of `family` in whichever dialect it is written.
+def from_file(path: str | Path, family: LoraFamily, skip_unknown: bool = False) -> LoraFile:
+    """Read a LoRA of `family` in whichever dialect it is written. With `skip_unknown` parts of no module are left out.
 
     Arrays are views of the file. Raises ModelFileError. It lists the unknown names with the nearest known ones, and
     every module that is incomplete or whose matrices do not fit together.
@@ -87,7 +87,7 @@ def from_file(path: str | Path, family: LoraFamily) -> LoraFile:
     with open_weights(path) as file:
         (path,) = file.files
         table = spellings(family)
-        places, dialects = _collect(file, table, family)
+        places, dialects = _collect(file, table, family, skip_unknown)
         metadata = dict(file.metadata)
         by_metadata = has_its_names(file.names) and METADATA_KEY not in metadata
     incomplete = _problems(places)
@@ -99,7 +99,9 @@ def from_file(path: str | Path, family: LoraFamily) -> LoraFile:
     return LoraFile(_joined(path, factors, family), metadata, dialects)
 
 
-def _collect(file: Weights, table: Mapping[str, MatchedKey], family: LoraFamily) -> tuple[_Places, tuple[str, ...]]:
+def _collect(
+    file: Weights, table: Mapping[str, MatchedKey], family: LoraFamily, skip_unknown: bool
+) -> tuple[_Places, tuple[str, ...]]:
     places: _Places = {}
     dialects: set[str] = set()
     lost: list[str] = []
@@ -128,8 +130,12 @@ def _collect(file: Weights, table: Mapping[str, MatchedKey], family: LoraFamily)
             raise ModelFileError(f"{file.path}: {key!r} is there twice, under two spellings of one module")
         slots[found[1]] = _real(file, key)
         dialects.add(place.dialect)
-    if lost:
-        raise ModelFileError(_lost_message(file.path, lost, table))
+    parts = parts_of(lost, len(family.components) > 1)
+    if lost and not (skip_unknown and places and all(map(can_be_left_out, parts))):
+        raise ModelFileError(_lost_message(file.path, lost, table, parts, bool(places)))
+    for part, keys in parts.items():
+        what = part or "of no module of this family"
+        _LOG.warning("%s: %d tensors are left out: %s, such as %s", file.path, len(keys), what, _cut(keys[0]))
     if not places:
         held = "only layers that the model does not have" if absent else "no tensors"
         raise ModelFileError(f"{file.path}: holds {held}; expected a LoRA")
@@ -158,13 +164,30 @@ def _real(file: Weights, key: str) -> Array:
     return file.read(key)
 
 
-def _lost_message(path: Path, lost: Sequence[str], table: Mapping[str, MatchedKey]) -> str:
+def _lost_message(
+    path: Path, lost: Sequence[str], table: Mapping[str, MatchedKey], parts: Mapping[str, Sequence[str]], more: bool
+) -> str:
+    """What is said of tensors that belong to no module.
+
+    Args:
+        path: the file.
+        lost: their names.
+        table: the names that are known.
+        parts: their names by what they are.
+        more: whether others of the file are read.
+
+    Returns:
+        A line on all, and one on each part or name.
+    """
     if reason := without_place(lost):
         return f"{path}: is {reason}"
     if kind := other_kind(lost):
         return f"{path}: is {kind}, a kind that is not read here; a LoRA, LoCon, LoHa, LoKr or DoRA is{remedy(kind)}"
     lines = [f"{path}: {len(lost)} of its tensors belong to no module of this family, so it is not used:"]
-    for key in lost[:5]:
+    lines += [f"  {len(keys)} are {part}, such as {_cut(keys[0])}" for part, keys in parts.items() if part]
+    if more and all(map(can_be_left_out, parts)):
+        lines[0] = f"{lines[0][:-1]} (convert, merge and sample leave them out with --skip-unknown):"
+    for key in parts.get("", [])[:5]:
         found = split_key(key)
         near = _nearest(found[0], table) if found else []
         lines.append(f"  {_cut(key)}" + (f" (nearest known: {near[0]})" if near else ""))

@@ -57,6 +57,34 @@ _PLACES: Final = (
 )
 
 
+_TEXT: Final = "a text encoder's LoRA, which is not trained or read here for this family"
+_PARTS: Final = (
+    (re.compile(r"lora_te\d?_.+|(\w+\.)?text_encoders?(_\d)?\..+|te\d?\..+|(text_model|encoder)\.layers?\..+"), _TEXT),
+    (re.compile(r".*\.[wb]_norm"), "norms and biases that LyCORIS trained beside it (train_norm)"),
+    (re.compile(r".*\.(diff|diff_b|set_weight|bias)"), "whole weights or biases beside it"),
+    (re.compile(r".*\.scalar"), "factors of its updates (LyCORIS's use_scalar)"),
+    (re.compile(r".*\.reshape_weight"), "other shapes for the weights that it changes"),
+)
+_CHANGES_THE_REST: Final = frozenset(words for _, words in _PARTS[-2:])
+
+
+def parts_of(names: Iterable[str], reads_text: bool) -> dict[str, list[str]]:
+    """Tensors of a LoRA that no module has, by what they are; "" for those of which nothing is known.
+
+    `reads_text` says that the family's text encoders get LoRAs, so that one of them is misspelt, and not unread.
+    """
+    found: dict[str, list[str]] = {}
+    parts = _PARTS[1:] if reads_text else _PARTS
+    for name in names:
+        found.setdefault(next((words for pattern, words in parts if pattern.fullmatch(name)), ""), []).append(name)
+    return found
+
+
+def can_be_left_out(part: str) -> bool:
+    """Whether what is left of a LoRA without this part is as it was meant."""
+    return part not in _CHANGES_THE_REST
+
+
 def without_place(names: Iterable[str]) -> str | None:
     """What a LoRA is whose names do not tell where its matrices belong, and why; None for all others."""
     every = tuple(names)

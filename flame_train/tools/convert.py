@@ -33,17 +33,17 @@ class ConvertReport:
         return asdict(self) | {"source": str(self.source), "target": str(self.target)}
 
 
-def convert(source: Path, target: Path, to: str, force: bool = False) -> ConvertReport:
+def convert(source: Path, target: Path, to: str, force: bool = False, skip_unknown: bool = False) -> ConvertReport:
     """Write the LoRA `source` to `target` in format `to`, "kohya" or "diffusers".
 
-    The source may be in any dialect. Raises ConfigError for an unknown format, and ModelFileError for a file that is
-    no LoRA of a supported family. Raises NonFiniteError for NaN, and OutputError if the target cannot be written, or
-    exists without `force`.
+    The source may be in any dialect; with `skip_unknown` its parts of no module are left out. Raises ConfigError for
+    an unknown format, and ModelFileError for a file that is no LoRA of a supported family. Raises NonFiniteError for
+    NaN, and OutputError if the target cannot be written, or exists without `force`.
     """
     source, target = Path(source), Path(target)
     if to not in FORMATS:
         raise ConfigError(f"format {to!r} is not known; expected one of {', '.join(FORMATS)}")
-    family, lora = read_source(source, target, force)
+    family, lora = read_source(source, target, force, skip_unknown)
     metadata, dropped = split_metadata(lora.metadata)
     if lora.dialects == (NATIVE,):
         metadata = {key: value for key, value in metadata.items() if key not in _OF_NATIVE}

@@ -83,7 +83,7 @@ class Errors:
         }
 
 
-def read_source(source: Path, target: Path, force: bool) -> tuple[LoraFamily, LoraFile]:
+def read_source(source: Path, target: Path, force: bool, skip_unknown: bool = False) -> tuple[LoraFamily, LoraFile]:
     """The LoRA `source`, from which a tool makes the file `target`, and its family.
 
     Raises ConfigError if both are one file, and OutputError if `target` exists without `force`. Raises ModelFileError
@@ -93,7 +93,7 @@ def read_source(source: Path, target: Path, force: bool) -> tuple[LoraFamily, Lo
         raise ConfigError(f"{target}: source and target are the same file; give another name for the target")
     refuse_place(target, ".safetensors", force)
     family = lora_family(source, require_lora(source))
-    lora = from_file(source, family)
+    lora = from_file(source, family, skip_unknown)
     refuse_non_finite(source, lora.state)
     return family, lora
 

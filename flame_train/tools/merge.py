@@ -59,7 +59,9 @@ class _Patch:
     factors: Factors
 
 
-def merge(base: Path, lora: Path, out: Path, strength: float = 1.0, force: bool = False) -> MergeReport:
+def merge(
+    base: Path, lora: Path, out: Path, strength: float = 1.0, force: bool = False, skip_unknown: bool = False
+) -> MergeReport:
     """Writes `base` with W + strength * (alpha / rank) * up @ down for every module of `lora`.
 
     The sums are in fp32 and rounded once. One tensor at a time is in memory.
@@ -70,6 +72,7 @@ def merge(base: Path, lora: Path, out: Path, strength: float = 1.0, force: bool 
         out: the file to write, in the base's own layout, names and dtypes.
         strength: factor of the update.
         force: whether an existing `out` is overwritten.
+        skip_unknown: whether parts of the LoRA of no module are left out.
 
     Returns:
         What was merged, for the report.
@@ -87,7 +90,7 @@ def merge(base: Path, lora: Path, out: Path, strength: float = 1.0, force: bool 
         _check_base(base, weights, identity)
         family = lora_family(lora, _matching(lora, base, identity), identity)
         resolved = resolve_base(base, weights.names, identity, family.name)
-        state = from_file(lora, family).state
+        state = from_file(lora, family, skip_unknown).state
         refuse_non_finite(lora, state)
         present = {part: modules for part, modules in state.items() if part in resolved.sources}
         patches = _patches(lora, base, present, resolved, weights)

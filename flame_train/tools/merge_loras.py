@@ -48,7 +48,12 @@ class WeightedLora:
 
 
 def merge_loras(
-    loras: Sequence[WeightedLora], target: Path, want: Truncation | None, base: Path | None = None, force: bool = False
+    loras: Sequence[WeightedLora],
+    target: Path,
+    want: Truncation | None,
+    base: Path | None = None,
+    force: bool = False,
+    skip_unknown: bool = False,
 ) -> dict[str, Any]:
     """Writes one LoRA, in kohya's names, whose update is the sum of all, each times its strength.
 
@@ -62,6 +67,7 @@ def merge_loras(
         want: the rank, or the error that a module may have; None: all of it.
         base: the model that the adapters are for.
         force: whether an existing `target` is overwritten.
+        skip_unknown: whether parts of the LoRAs of no module are left out.
 
     Returns:
         The report: modules by component, ranks, the error of all modules together, and the largest of one.
@@ -79,7 +85,7 @@ def merge_loras(
         if is_same_file(target, path):
             raise ConfigError(f"{target}: would overwrite {path}; give another name for the result")
     refuse_place(target, ".safetensors", force)
-    family, found = _read(loras)
+    family, found = _read(loras, skip_unknown)
     _check_kinds(found, want, base)
     errors = Errors()
     made: dict[str, dict[str, LoraFactors]] = {}
@@ -108,7 +114,7 @@ def merge_loras(
 _Parts = list[tuple[Factors, float]]
 
 
-def _read(loras: Sequence[WeightedLora]) -> tuple[LoraFamily, dict[tuple[str, str], _Parts]]:
+def _read(loras: Sequence[WeightedLora], skip_unknown: bool) -> tuple[LoraFamily, dict[tuple[str, str], _Parts]]:
     """The family, and every module's factors with their strengths. Raises ModelFileError for two families."""
     families: list[LoraFamily] = []
     found: dict[tuple[str, str], _Parts] = {}
@@ -118,7 +124,7 @@ def _read(loras: Sequence[WeightedLora]) -> tuple[LoraFamily, dict[tuple[str, st
             raise ModelFileError(
                 f"{lora.path}: is a LoRA for {families[-1].name}, and {loras[0].path} for {families[0].name}"
             )
-        state = from_file(lora.path, families[-1]).state
+        state = from_file(lora.path, families[-1], skip_unknown).state
         refuse_non_finite(lora.path, state)
         for component, modules in state.items():
             for module, factors in modules.items():

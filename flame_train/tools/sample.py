@@ -76,6 +76,7 @@ def sample(
     prompt_file: str = "",
     control: Sequence[str] = (),
     kontext: bool = False,
+    skip_unknown: bool = False,
 ) -> dict[str, Any]:
     """Samples an image for each prompt; several are written one by one, and side by side as `output`.
 
@@ -102,6 +103,7 @@ def sample(
         prompt_file: a file with further prompts; "": none.
         control: the files of control images of every prompt that names none of its own.
         kontext: as `model.kontext` in a config.
+        skip_unknown: whether parts of a LoRA of no module are left out.
 
     Returns:
         The prompts, the settings and the paths of the PNGs.
@@ -164,7 +166,7 @@ def sample(
         check_sampling(wanted, config.model, config.loss, model)
     if drawn := unread(request.text for request in wanted):
         _LOG.warning("%s", drawn)
-    files = [(_factors(placed(path), model), strength) for path, strength in loras]
+    files = [(_factors(placed(path), model, skip_unknown), strength) for path, strength in loras]
     model = model.with_images() if shown else model
     formats = config.model.vae_precision, precision, config.text_encoders.precision
     text = Encoding(model.vae, model.text, *formats, Path())
@@ -206,12 +208,12 @@ def _single_files(output: Path, count: int) -> list[Path]:
     return [output.with_stem(f"{output.stem}-{i}") for i in range(1, count + 1)] if count > 1 else []
 
 
-def _factors(lora: Path, model: Model) -> LoraState:
+def _factors(lora: Path, model: Model, skip_unknown: bool) -> LoraState:
     """The LoRA's matrices by component. Raises ModelFileError for a file that is no LoRA of this family."""
     identity = require_lora(lora)
     if not lora_could_be(identity.family, model.name):
         raise ModelFileError(f"{lora}: expected a LoRA for {model.title}, but this is: {identity.detail}")
-    state = from_file(lora, model.lora_names).state
+    state = from_file(lora, model.lora_names, skip_unknown).state
     refuse_non_finite(lora, state)
     return state
 

@@ -76,17 +76,21 @@ class Reader:
     """Whether it applies nothing at all because of what it does not know."""
     otherwise: tuple[str, ...] = ()
     """What it takes and computes otherwise than this file means it, a sentence each."""
+    lacks: str = ""
+    """The family that its key map here does not know: nothing was checked."""
 
     @property
     def verdict(self) -> str:
-        """In one word: yes, part or no."""
+        """In a word: yes, part, no or not checked."""
+        if self.lacks:
+            return "not checked"
         if self.refused or not self.taken:
             return "no"
         return "part" if self.left or self.otherwise else "yes"
 
 
 def verify(path: Path) -> tuple[Reader, ...]:
-    """What each program takes of the LoRA at `path`, as far as its key map of the model is known here.
+    """What each program takes of the LoRA at `path`; one whose key map of the model is not known here says so.
 
     Raises ModelFileError for a file that is no LoRA, or of a model of which no program's key map is known.
     """
@@ -97,8 +101,8 @@ def verify(path: Path) -> tuple[Reader, ...]:
         alphas = {n: weights.read(n) for n in names if n.endswith(".alpha")}
     by_rows = (_BY_ROWS.format(rows),) if rows else ()
     said = {"ComfyUI": by_rows, "Forge": by_rows, "diffusers": _lost_alphas(alphas, family)}
-    found = tuple(_read_by(p, names, family, about) for p, about in said.items() if _styles(p, family))
-    if not found:
+    found = tuple(_read_by(p, names, family, about) for p, about in said.items())
+    if all(reader.lacks for reader in found):
         raise ModelFileError(f"{path}: no key map of ComfyUI, Forge or diffusers is known for {family.name} LoRAs")
     return found
 
@@ -122,6 +126,10 @@ def render(path: Path, readers: Iterable[Reader]) -> str:
     """For a person: a line for each program, with the first of the keys that it leaves."""
     lines = [str(path)]
     for reader in readers:
+        if reader.lacks:
+            about = f"{reader.program} {reader.version} ({reader.date})"
+            lines.append(f"  {about}: not checked: its key map here does not know {reader.lacks}")
+            continue
         lines.append(
             f"  {reader.program} {reader.version} ({reader.date}): {reader.verdict}, {reader.taken} tensors taken, "
             f"{len(reader.left)} not" + ("; it then applies none" if reader.refused else "")
@@ -151,6 +159,9 @@ def _read_by(program: str, names: Iterable[str], family: LoraFamily, otherwise: 
     table = _table()[program]
     known = spellings(family)
     styles = _styles(program, family)
+    if not styles:
+        title = FAMILY_TITLES.get(family.name, family.name)
+        return Reader(program, table["version"], table["date"], 0, (), False, lacks=title)
     left: list[str] = []
     taken = 0
     for module, keys in _by_module(names).items():

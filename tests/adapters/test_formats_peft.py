@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,3 +127,38 @@ def test_a_folder_with_other_weights_is_read_by_pefts_name(tmp_path):
     with SafetensorsFile(tmp_path / "adapter_model.safetensors") as file:
         assert len(file.names) == 8
     assert scales(tmp_path) == {1.0}
+
+
+DENOISER = replace(SDXL, components=SDXL.components[:1])  # as of families whose text encoders get no LoRA
+BESIDE = {
+    "lora_te1_layers_25_mlp_down_proj.lora_down.weight": "1 are a text encoder's LoRA, which is not trained or read",
+    "text_encoder.layers.25.mlp.down_proj.lora_A.weight": "1 are a text encoder's LoRA, which is not trained or read",
+    f"lora_unet_{BLOCK.replace('.', '_')}_norm1.w_norm": r"1 are norms and biases that LyCORIS trained beside it",
+    f"lora_unet_{BLOCK.replace('.', '_')}_norm1.b_norm": r"1 are norms and biases that LyCORIS trained beside it",
+    "lora_unet_nowhere.lora_down.weight": r"lora_unet_nowhere\.lora_down\.weight",
+}
+CHANGES = {
+    f"base_model.model.{PATHS[0]}.scalar": r"1 are factors of its updates \(LyCORIS's use_scalar\)",
+    f"base_model.model.{PATHS[0]}.reshape_weight": "1 are other shapes for the weights that it changes",
+}
+
+
+@pytest.mark.parametrize("name", [*BESIDE, *CHANGES])
+def test_a_part_that_is_not_read_says_what_it_is(tmp_path, caplog, name):
+    save_file(tmp_path / "x.safetensors", matrices() | {name: np.ones((2, 2), np.float32)})
+    with pytest.raises(ModelFileError, match=(BESIDE | CHANGES)[name]) as caught:
+        from_file(tmp_path / "x.safetensors", DENOISER)
+    assert ("--skip-unknown" in str(caught.value)) == (name in BESIDE)
+    if name in CHANGES:  # what is left would be another LoRA
+        with pytest.raises(ModelFileError):
+            from_file(tmp_path / "x.safetensors", DENOISER, skip_unknown=True)
+        return
+    state = from_file(tmp_path / "x.safetensors", DENOISER, skip_unknown=True).state
+    assert state["unet"].keys() == set(NATIVE.values())
+    assert "1 tensors are left out: " in caplog.text
+
+
+def test_a_file_of_unknown_parts_alone_is_no_lora_of_the_family(tmp_path):
+    save_file(tmp_path / "x.safetensors", {name: np.ones((2, 2), np.float32) for name in BESIDE})
+    with pytest.raises(ModelFileError, match="belong to no module of this family"):
+        from_file(tmp_path / "x.safetensors", DENOISER, skip_unknown=True)
