@@ -74,6 +74,22 @@ PUBLISHED = {
     "qwenimage1": "qwen-image-1",
 }
 """Families without a list of names: the published size whose network has them."""
+READ = {"version": "0.38.1", "date": "2026-11-28"}
+READ_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "zimage": (("diffusion_model.", "transformer.", ""), ("lycoris_",)),
+    "krea2": (("diffusion_model.", "transformer.", ""), ("lycoris_",)),
+    "qwenimage": (("transformer.", ""), ("lycoris_",)),
+    "qwenimage1": (("transformer.", ""), ("lycoris_",)),
+    "chroma": (("transformer.", ""), ("lycoris_", "lora_transformer_")),
+    "anima": ((), ()),
+}
+"""Families that ComfyUI's checkout lacks: what stands in `READ` before diffusers' paths, with dots and without.
+
+They were read in its `model_lora_keys_unet`, and in the tables of names that this asks. Every family has
+`diffusion_model.` and `lora_unet_` before its own paths. The date is that of reading.
+"""
+NOT_MAPPED = re.compile(r"distilled_guidance_layer\..*")
+"""Paths of diffusers that its table for Flux and Chroma leaves out."""
 SIZE = 4
 UPS = (".lora_up.weight", ".lora_B.weight", "lora_B.default.weight", ".up.weight")
 IN_ATTENTION = re.compile(r"(self_attn[._])[qkv]_proj$")
@@ -160,6 +176,26 @@ def comfyui(folder: Path) -> dict[str, Taken]:
         own.model_lora_keys_clip(SimpleNamespace(state_dict=lambda family=family: text_encoders(family)), maps)
         found[family] = by_key_map(maps, load)
     return found
+
+
+def comfyui_read(table: dict[str, Any]) -> None:
+    """Adds the families of `READ_KEYS` to ComfyUI's table. Endings are taken as those of Flux are."""
+    for family, (dotted, flat) in READ_KEYS.items():
+        paths = FAMILIES[family].lora_names_in({}).components[0].modules
+        keys = [
+            spelled for own in paths for spelled in (f"diffusion_model.{own}", f"lora_unet_{own.replace('.', '_')}")
+        ]
+        theirs = [path for each in paths.values() for path in each if not NOT_MAPPED.fullmatch(path)]
+        keys += [prefix + path for path in theirs for prefix in dotted]
+        keys += [prefix + path.replace(".", "_") for path in theirs for prefix in flat]
+        modules = sorted({template(key) for key in keys})
+        if modules not in table["modules"]:
+            table["modules"].append(modules)
+        number = table["modules"].index(modules)
+        table["families"][family] = {
+            style: [[ends, number] for ends, _ in groups] for style, groups in table["families"]["flux"].items()
+        }
+        table.setdefault("read", {})[family] = READ
 
 
 def forge(folder: Path) -> dict[str, Taken]:
@@ -313,6 +349,7 @@ def main() -> None:
             folder, when = Path(given[0]), given[1]
             said = quoted.search((folder / stated).read_text())
             table[program] = {"version": said[1], "date": when, **compact(read(folder))}
+    comfyui_read(table["ComfyUI"])
     TABLE.write_bytes(gzip.compress(json.dumps(table, separators=(",", ":"), sort_keys=True).encode(), mtime=0))
     print(f"{TABLE}: {TABLE.stat().st_size} bytes")
 

@@ -170,8 +170,9 @@ def _read_by(program: str, names: Iterable[str], family: LoraFamily, otherwise: 
         taken += sum(end in found for end in keys)
         left += [module + end for end in keys if end not in found]
     refused = program == "Forge" and len(left) > FORGE_REFUSES_ABOVE
+    about = table.get("read", {}).get(family.name, table)  # a family may be known of a later version
     return Reader(
-        program, table["version"], table["date"], taken, tuple(sorted(left)), refused, otherwise if taken else ()
+        program, about["version"], about["date"], taken, tuple(sorted(left)), refused, otherwise if taken else ()
     )
 
 

@@ -14,9 +14,11 @@ from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.formats import to_diffusers, to_kohya
 from flame_train.adapters.kinds.dora import DoraFactors
 from flame_train.adapters.kinds.loha import LohaFactors
+from flame_train.adapters.targets import layer_shapes
 from flame_train.io.safetensors import save_file
 from flame_train.models.sdxl.keys import lora_family
-from flame_train.tools.verify import verify
+from flame_train.recipes import FAMILIES
+from flame_train.tools.verify import render, verify
 
 KEYS = Path(__file__).parents[1] / "golden" / "keys"
 SDXL = lora_family()
@@ -221,3 +223,25 @@ def test_a_tucker_file_is_refused_with_its_kind_and_what_to_do(tmp_path, small_b
 def test_what_is_no_lora_is_refused(small_base, capsys):
     assert cli.run(["verify", str(small_base)]) == 3
     assert "expected a LoRA, but this is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("family", "diffusers"), [("zimage", "yes"), ("krea2", "yes"), ("anima", "no"), ("chroma", "part"), ("flux2", "")]
+)
+def test_families_that_comfyui_learnt_later_have_its_later_version(tmp_path, family, diffusers):
+    """In kohya's names all take; in diffusers' those whose paths its `model_lora_keys_unet` asks a table for."""
+    own = FAMILIES[family]
+    network = own.published[own.small]()[own.denoiser]
+    names = own.lora_names_in({})
+    shapes = {n: s for n, s in layer_shapes(network).items() if n in names.components[0].modules}
+    state = {own.denoiser: {n: LoraFactors(np.zeros((2, s[1])), np.zeros((s[0], 2)), 2.0) for n, s in shapes.items()}}
+    verdicts = []
+    for tensors in (to_kohya(state, names), to_diffusers(state, names)[0]):
+        save_file(tmp_path / "x.safetensors", {name: array.astype(np.float32) for name, array in tensors.items()})
+        comfyui, forge, _ = verify(tmp_path / "x.safetensors")
+        assert (forge.verdict, forge.lacks) == ("not checked", own.title)
+        verdicts.append((comfyui.version, comfyui.verdict))
+    known = [("0.38.1", "yes"), ("0.38.1", diffusers)]
+    assert verdicts == (known if diffusers else [("0.3.64", "not checked")] * 2)
+    told = render(tmp_path / "x.safetensors", verify(tmp_path / "x.safetensors"))
+    assert f"  Forge 2.0.1v1.10.1 (2025-06-26): not checked: its key map here does not know {own.title}" in told
