@@ -34,11 +34,23 @@ class ConvertReport:
 
 
 def convert(source: Path, target: Path, to: str, force: bool = False, skip_unknown: bool = False) -> ConvertReport:
-    """Write the LoRA `source` to `target` in format `to`, "kohya" or "diffusers".
+    """Write the LoRA `source` to `target` in format `to`.
 
-    The source may be in any dialect; with `skip_unknown` its parts of no module are left out. Raises ConfigError for
-    an unknown format, and ModelFileError for a file that is no LoRA of a supported family. Raises NonFiniteError for
-    NaN, and OutputError if the target cannot be written, or exists without `force`.
+    Args:
+        source: the file, in any dialect.
+        target: the file to write.
+        to: "kohya" or "diffusers".
+        force: whether an existing `target` is overwritten.
+        skip_unknown: whether parts of no module are left out.
+
+    Returns:
+        What was written, for the report.
+
+    Raises:
+        ConfigError: an unknown format.
+        ModelFileError: a file that is no LoRA of a supported family.
+        NonFiniteError: it holds NaN.
+        OutputError: the target cannot be written, or exists without `force`.
     """
     source, target = Path(source), Path(target)
     if to not in FORMATS:

@@ -148,6 +148,13 @@ class ResBlock(Block):
     has_feed_forward = False
 
     def __init__(self, in_channels: int, out_channels: int, emb_dim: int, groups: int, eps: float) -> None:
+        """Declares the weights.
+
+        Args:
+            in_channels, out_channels: of the input and the result.
+            emb_dim: width of the time embedding.
+            groups, eps: of the norms.
+        """
         self.in_layers = nn.ModuleList(
             [
                 nn.GroupNorm(groups, in_channels, eps, silu=True),
