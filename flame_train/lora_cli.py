@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from flame_train.addresses import is_hub_name
 from flame_train.arguments import AsJson, Debug, Error, Force, LoraOutput, LoraPath, Rank, SkipUnknown, from_hub
 from flame_train.output import show
 
@@ -15,14 +17,19 @@ lora_app = typer.Typer()
 
 @lora_app.command("inspect", epilog="Example: flame-train inspect lora.safetensors")
 def inspect_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", callback=from_hub, help="A .safetensors file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors file, or hf:owner/name/FILE.")],
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Describe a safetensors file: family, layout, dtype, rank, modules, metadata."""
+    from flame_train.io.hub import fetched, fetching, placed
     from flame_train.tools.inspect import inspect_file, render
 
-    report = inspect_file(file)
+    with fetching("headers"):
+        report = inspect_file(placed(file))
+    if report.lora is not None and is_hub_name(file.as_posix()):  # whose alphas are no header's
+        report = inspect_file(fetched(file))
+    report = replace(report, path=file)
     show(report.as_dict(), as_json, render(report))
 
 

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import huggingface_hub as hub
 import numpy as np
 import pytest
 from huggingface_hub import constants, hf_api
 from huggingface_hub.errors import LocalEntryNotFoundError
+from PIL import Image
 
+import flame_train
 import flame_train.io.hub as ours
+from flame_train.adapters.factors import LoraFactors
+from flame_train.adapters.formats import to_kohya
+from flame_train.config.load import problems_in
 from flame_train.errors import ModelFileError
 from flame_train.io.hub import fetched, fetching, placed, read_of, resolve_checkpoint
 from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.models.sdxl.keys import lora_family
+from flame_train.run.commands.stages import train
 
 TOKEN = "hf_" + "x" * 34
 
@@ -259,6 +268,7 @@ def test_a_token_that_a_library_repeats_is_not_printed(hub_with, monkeypatch):
 
 
 FILES = "hf:owner/small"
+SMALL = Path(flame_train.__file__).parent / "recipes" / "assets" / "small_sdxl.safetensors"
 
 
 class Store(BaseHTTPRequestHandler):
@@ -407,3 +417,49 @@ def test_a_pipeline_of_which_a_part_was_fetched_is_not_taken_for_whole(store):
     )
     with pytest.raises(ModelFileError, match=r"hf download owner/small$"):
         placed(FILES)
+
+
+def test_a_dry_run_names_everything_on_the_hub_and_fetches_no_weights(store, tmp_path):
+    """Checkpoint, VAE, a training adapter and the LoRA to begin with: planned as the same files of this machine are."""
+    target = "input_blocks.4.1.transformer_blocks.0.attn2.to_k"
+    store.folder.mkdir()
+    shutil.copy(SMALL, store.folder / "base.safetensors")
+    with SafetensorsFile(SMALL) as base:
+        rows, columns = base.shapes[f"model.diffusion_model.{target}.weight"]
+    factors = LoraFactors(np.ones((2, columns), np.float32), np.ones((rows, 2), np.float32), 2.0)
+    save_file(store.folder / "lora.safetensors", to_kohya({"unet": {target: factors}}, lora_family()))
+    images = tmp_path / "images"
+    images.mkdir()
+    for name in ("a", "b"):
+        Image.new("RGB", (96, 96), (9, 99, 200)).save(images / f"{name}.png")
+        (images / f"{name}.txt").write_text("a caption")
+    Image.new("L", (96, 96), 100).save(images / "a.mask.png")
+
+    def planned(place):
+        files = {"checkpoint": "base", "vae": "base", "training_adapter": "lora"}
+        return train(
+            {
+                "model": {key: f"{place}/{file}.safetensors" for key, file in files.items()},
+                "data": {"path": str(images), "resolution": 96, "bucket_step": 32, "masks": "files"},
+                "lora": {
+                    "from": f"{place}/lora.safetensors",
+                    "targets": [target],
+                    "rank": 2,
+                    "alpha": 2.0,
+                },
+                "train": {"steps": 1, "precision": "fp32"},
+                "output": {"dir": str(tmp_path / "run")},
+            },
+            [],
+            "cpu",
+            True,
+        )
+
+    found, expected = planned(FILES), planned(store.folder)
+    assert found.pop("checkpoint") == f"{FILES}/base.safetensors"
+    expected.pop("checkpoint")
+    assert found == expected
+    assert (found["masks"], found["images without a mask"]) == (1, 1)
+    assert store.heard == []
+    told = [str(problem) for problem in problems_in({"data": {"path": FILES}})]
+    assert any("data.path: expected a path of this machine, got a name on the hub" in line for line in told)

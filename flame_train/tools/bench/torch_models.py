@@ -99,6 +99,7 @@ def unet_arguments(arch: UNetArch) -> dict[str, Any]:
         "up_block_types": [name.replace("Down", "Up") for name in reversed(down)],
         "layers_per_block": arch.num_res_blocks,
         "norm_num_groups": arch.groups,
+        "norm_eps": arch.eps,
         "projection_class_embeddings_input_dim": arch.adm_in_channels,
         "transformer_layers_per_block": [max(depth, 1) for depth in depths],
         "use_linear_projection": True,
