@@ -200,8 +200,14 @@ NOTHING_NAMED: Final = Opening(Path(), ModelSection(), TextEncodersSection(), 75
 
 
 def published_name(base: Path) -> str:
-    """What a checkpoint is called, in lower case: its file or folder, or the repository of a hub's snapshot."""
-    return (base.parent.parent if base.parent.name == "snapshots" else base).name.lower()
+    """What a checkpoint is called, in lower case: its file or folder, or the repository of a hub's snapshot.
+
+    Of a file or folder in a snapshot both count.
+    """
+    at = next((at for at, part in enumerate(base.parts) if part.startswith("models--")), None)
+    if at is None or base.parts[at + 1 : at + 2] != ("snapshots",):
+        return base.name.lower()
+    return " ".join((base.parts[at], *base.parts[at + 3 :])).lower()
 
 
 def says_distilled(base: Path) -> str:
