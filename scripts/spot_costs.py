@@ -113,11 +113,11 @@ def tables() -> str:
 
 def _fleet(job: Job) -> list[str]:
     """A table of fleets: dollars a run, and hours that are paid until the last is done."""
-    lines = ["A run on each of so many cards, checkpoints every 10 minutes, 100 Mbit/s: dollars for all; the slowest "]
+    lines = ["Several cards with a run each, checkpoints every 10 minutes, 100 Mbit/s: dollars for all; the slowest "]
     lines[0] += "run's paid hours."
     lines += [
         "",
-        "| interruptions | " + " | ".join(f"{n} cards" for n in CARDS) + " |",
+        "| interruptions | " + " | ".join(f"{n} card" + "s" * (n > 1) for n in CARDS) + " |",
         "|" + "---|" * (1 + len(CARDS)),
     ]
     for offer in OFFERS:

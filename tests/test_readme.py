@@ -28,6 +28,12 @@ def test_the_page_of_files_is_of_this_package() -> None:
     assert sorted(names) == sorted(expected)
 
 
+def test_the_readme_is_short_and_has_its_parts_in_order() -> None:
+    assert 1500 <= len(README.split()) <= 1800
+    heads = ["From a folder to ComfyUI", "Watch a run", "Which card", "What is tested, and what is not", "Commands"]
+    assert re.findall(r"^## (.+)$", README, re.MULTILINE) == [*heads, "Test", "Where to read on", "License"]
+
+
 def test_every_command_of_the_readme_exists_and_the_reverse() -> None:
     table = README.partition("| command | does |\n")[2].partition("\n\n")[0]
     cells = [line.split(" | ")[0] for line in table.splitlines()]
