@@ -130,10 +130,11 @@ def presets_and_cards(family: str) -> str:
     lines: list[str] = []
     for name in names(family):
         lines += [f"## {name.capitalize()}", "", "```toml", _folded(template(family, name)), "```", ""]
+    lines += ["## Cards", "", "`--card GB` writes `memory.budget`, within which [the plan chooses](../memory.md)."]
     rows = cards(family)
     if rows:
-        lines += ["## Cards", "", "What `--card` adds. Each row has been measured.", ""]
-        lines += ["| GB | keys | measured |", "|---|---|---|"]
+        lines[-1] += " From the smallest of these cards on, it writes what was measured:"
+        lines += ["", "| GB | keys | measured |", "|---|---|---|"]
     for row in rows:
         own = "<br>".join(f"`{path} = {toml_value(value)}`" for path, value in row["keys"].items())
         lines.append(f"| {row['gb']} | {own} | {_cell(row['source'])} |")
