@@ -193,17 +193,20 @@ def one_of(names: Mapping[Any, Any], else_: str) -> Any:
     return convert
 
 
-def optimizer_keys(prefix: str, names: Mapping[str, str] = MappingProxyType({})) -> list[Row]:
-    """Rows of an optimizer's own settings below `prefix`, which have the names of the papers, `names` apart."""
+def optimizer_keys(prefix: str, names: Mapping[str, str] = MappingProxyType({}), at: str = "") -> list[Row]:
+    """Rows of an optimizer's own settings below `prefix`, which have the names of the papers, `names` apart.
+
+    `at` is where the program reads them.
+    """
     from flame_train.config.keys import keys
 
     plain = {key.name: key.name for key in keys().values() if key.section == "optimizer" and key.from_table}
     rows = [
-        Row(f"{prefix}{theirs}", (f"optimizer.{ours}",), _own_key(ours))
+        Row(f"{prefix}{theirs}", (f"optimizer.{ours}",), _own_key(ours), at=at)
         for theirs, ours in {**plain, **names}.items()
         if theirs != "name"
     ]
-    return [*rows, Row(f"{prefix}*", (), lambda value, source: NOTHING if is_off(value) else Lost(_NO_OPTION))]
+    return [*rows, Row(f"{prefix}*", (), lambda value, source: NOTHING if is_off(value) else Lost(_NO_OPTION), at=at)]
 
 
 _NO_OPTION: Final = "no key of an optimizer here has this name"

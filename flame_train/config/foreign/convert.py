@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Union, get_args, get_origin
 
@@ -212,7 +212,7 @@ def set_keys() -> Mapping[str, Any]:
 
 
 def _place_sets(sets: list[dict[str, Carried]], found: Conversion) -> None:
-    """One folder into `[data]`; several into `[[data.sets]]`, with what they share and a set lacks in `[data]`."""
+    """One folder into `[data]`; several into `[[data.sets]]`, with what they share in `[data]` alone."""
     plain = [{path.removeprefix(_SET): carried for path, carried in one.items()} for one in sets]
     own = set_keys()
     if "resolutions" not in own:
@@ -233,7 +233,17 @@ def _place_sets(sets: list[dict[str, Carried]], found: Conversion) -> None:
             _to_data(name, given[0], found)
         else:
             found.dropped.append(Dropped("", name, "differs between folders, and is one for all here"))
+    for name in [name for name in plain[0] if name != "path" and _is_shared(name, plain)]:
+        _to_data(name, plain[0][name], found)
+        for one in plain:
+            del one[name]
     found.sets += [_table(one, own) for one in plain]
+
+
+def _is_shared(name: str, sets: Sequence[Mapping[str, Carried]]) -> bool:
+    """Whether all sets have the same value of a key that `[data]` or `[captions]` has too."""
+    path = name if name.startswith(f"{_CAPTIONS}.") else f"data.{name}"
+    return path in keys() and all(name in one and one[name].value == sets[0][name].value for one in sets)
 
 
 def _own_resolutions(sets: list[dict[str, Carried]], own: Mapping[str, Any]) -> None:

@@ -61,6 +61,8 @@ def _plain(value: Any) -> Any:
 
 def _family(reading: Reading, boxes: Mapping[str, Setting]) -> str:
     """The box that is ticked; without any it is Stable Diffusion 1 or 2 (lora_gui.py:1778)."""
+    if not {"LoRA_type", "network_dim"} & set(boxes):
+        raise ConfigError(f"{reading.file}: expected a LoRA, got a config of another page of the interface")
     for name, other in _OTHERS.items():
         if name in boxes and boxes[name].value:
             raise ConfigError(f"{boxes[name].place}: {name}: no such family here: {other}")

@@ -143,7 +143,8 @@ def encoders(value: Any, source: Source) -> Any:
     if not rates:
         return NOTHING
     layers = _ENCODER_LAYERS.get(str(argument(source, "preset", "")), "attention+mlp")
-    return trained(rates, source.get("unet_lr") or source.get("learning_rate", 2e-6), layers)
+    found = trained(rates, source.get("unet_lr") or source.get("learning_rate", 2e-6), layers)
+    return found.value if isinstance(found, Changed) else found  # `rules` has the rates that differ
 
 
 def _encoder_rates(source: Source) -> dict[str, Any]:
@@ -277,8 +278,8 @@ ROWS: Final = [
     turned("(kernels)", ("lora.conv_rank", "lora.conv_alpha"), kernels, absent="of convolutions"),
     turned("network_args.rank_dropout@lora.py:469", "lora.rank_dropout", unless_off),
     turned("network_args.module_dropout@lora.py:472", "lora.module_dropout", unless_off),
-    turned("network_args.factor@kohya.py:120", "lora.factor", unless_off),
-    turned("network_args.decompose_both@kohya.py:119", "lora.decompose_both", switched(True)),
+    turned("network_args.factor@kohya.py:124", "lora.factor", unless_off),
+    turned("network_args.decompose_both@kohya.py:123", "lora.decompose_both", switched(True)),
     turned("network_args.full_matrix@kohya.py:60", "lora.full_matrix", switched(True)),
     turned("network_args.wd_on_output@kohya.py:59", "lora.wd_on_output", _on_output, absent=True),
     turned("network_args.dropout@kohya.py:43", "lora.dropout", unless_off),
@@ -298,12 +299,12 @@ ROWS: Final = [
     ),
     *needless("it says more on the terminal", "network_args.verbose@lora_flux.py:580"),
     *needless("the order of the products alone changes", "network_args.bypass_mode@kohya.py:61"),
-    never("network_args.use_tucker@kohya.py:47", "kernels are not split further"),
-    never("network_args.use_cp@kohya.py:47", "kernels are not split further"),
-    never("network_args.use_conv_cp@kohya.py:47", "kernels are not split further"),
+    never("network_args.use_tucker@kohya.py:52", "kernels are not split further"),
+    never("network_args.use_cp@kohya.py:51", "kernels are not split further"),
+    never("network_args.use_conv_cp@kohya.py:50", "kernels are not split further"),
     never("network_args.use_scalar@kohya.py:53", "no factor is trained beside the matrices"),
     never("network_args.train_norm@kohya.py:55", "norms get no adapter"),
-    never("network_args.rank_dropout_scale@kohya.py:75", "what is left by rank_dropout is not made larger"),
+    never("network_args.rank_dropout_scale@locon.py:50", "what is left by rank_dropout is not made larger"),
     never("network_args.unbalanced_factorization@kohya.py:63", "lora.factor is the one choice of LoKr's sizes"),
     never("network_args.split_qkv@lora_flux.py:561", "queries, keys and values of a layer share an adapter"),
     never("network_args.ggpo_*@lora_flux.py:565", "no noise is added to weights"),
@@ -330,7 +331,7 @@ ROWS: Final = [
         "the denoiser is always trained; [[lora.rules]] can leave out its layers",
     ),
     *part_of(
-        " ".join(f"{name}@train_network.py:1764" for name in ENCODER_RATES),
+        " ".join(f"{name}@train_network.py:733" for name in ENCODER_RATES),
         "text_encoders.lr is the rate of those that text_encoders.train names",
     ),
 ]

@@ -54,7 +54,7 @@ _LISTS: Final = ("network_args", "optimizer_args", "lr_scheduler_args")
 
 
 def is_mine(tree: Tree) -> bool:
-    """A command line, a dataset TOML, sections of the guides' names, or several of its own keys at the top."""
+    """A command line, a dataset TOML, sections of the guides' names, or several of its own keys in any sections."""
     if str(tree.get(SCRIPT, "")).endswith("train_network.py"):
         return True
     datasets = tree.get("datasets")
@@ -62,7 +62,8 @@ def is_mine(tree: Tree) -> bool:
         return True
     if any(name.endswith("_arguments") and isinstance(tree[name], Mapping) for name in tree):
         return True
-    return sum(name in tree for name in _OWN_NAMES) >= 2
+    tables = [tree, *(one for one in tree.values() if isinstance(one, Mapping))]  # the names of sections mean nothing
+    return sum(any(name in table for table in tables) for name in _OWN_NAMES) >= 2
 
 
 def read(reading: Reading) -> Source:
@@ -96,7 +97,8 @@ def source_of(family: str, settings: dict[str, Setting], sets: list[dict[str, Se
     if any("is_reg" in one for one in sets) and "prior_loss_weight" in settings:
         weight = settings.pop("prior_loss_weight")
         sets = [one | {"prior_loss_weight": weight} if "is_reg" in one else one for one in sets]
-    return Source(family, unpacked(settings), _filled_in(sets, settings), notes)
+    filled = _filled_in(sets, settings)
+    return Source(family, unpacked(settings), filled, notes)
 
 
 def flat(reading: Reading, tree: Mapping[str, Any]) -> dict[str, Setting]:
@@ -175,9 +177,9 @@ def unpacked(settings: dict[str, Setting]) -> dict[str, Setting]:
 
 
 def _literal(text: str) -> Any:
-    """What the value of `key=value` spells: a number, true, false, nothing or text."""
+    """What the value of `key=value` spells: a number, true, false or text."""
     plain = text.strip(" \"'")
-    return {"true": True, "false": False, "none": None}.get(plain.lower(), number(plain))
+    return {"true": True, "false": False}.get(plain.lower(), number(plain))
 
 
 def _family(reading: Reading, settings: dict[str, Setting]) -> str:

@@ -112,7 +112,9 @@ def steps(value: Any, source: Source) -> Any:
     """--max_train_steps, which --max_train_epochs overrides (train_network.py:799)."""
     if not is_off(number(source.get("max_train_epochs"))):
         return NOTHING
-    return Lost("no steps are no training; set train.steps or train.epochs") if is_off(number(value)) else number(value)
+    if is_off(number(value)):
+        return Lost("no steps are no training; set train.steps or train.epochs, or the default of train.steps holds")
+    return number(value)
 
 
 def schedule(value: Any, source: Source) -> Any:
@@ -121,7 +123,9 @@ def schedule(value: Any, source: Source) -> Any:
         return "constant"
     if not is_off(source.get("lr_scheduler_type")):
         return NOTHING
-    name = str(value).lower()
+    name, cycles = str(value).lower(), number(source.get("lr_scheduler_num_cycles", 1))
+    if name == "cosine_with_min_lr" and cycles not in (1, None, ""):
+        return Changed("cosine", "", (f"lr_scheduler_num_cycles = {cycles}: it falls once here",))
     return {"adafactor": "constant", "cosine_with_min_lr": "cosine"}.get(name) or by_name(name, source)
 
 
@@ -205,6 +209,17 @@ def tracked(value: Any, source: Source) -> Any:
         "wandb": {"output.wandb": project},
         "all": {"output.tensorboard": True, "output.wandb": project},
     }.get(value, NOTHING)
+
+
+def of_wandb(value: Any, source: Source) -> Any:
+    """The run's name and key at Weights & Biases, which only a run that logs there reads."""
+    used = source.get("log_with") in ("wandb", "all") and not is_off(value)
+    return Lost("output.wandb names a project; its own tools have the key and the name") if used else NOTHING
+
+
+def unused_span(value: Any, source: Source) -> Any:
+    """The same of the span of noise levels, whose ends are 0 and 1000."""
+    return NOTHING if number(value) == 1000 else unused(value, source)
 
 
 def unused(value: Any, source: Source) -> Any:

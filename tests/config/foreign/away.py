@@ -181,6 +181,7 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "mode_scale": (0.5, {"weighting_scheme": "mode"}),
         "multires_noise_discount": (0.5, {"multires_noise_iterations": 6}),
         "log_with": ("wandb", {}),
+        "wandb_*": ("zz", {"log_with": "wandb"}),
         "log_tracker_name": ("zz", {"log_with": "wandb"}),
         "save_last_n_epochs": (2, {"save_every_n_epochs": 1}),
         "save_last_n_steps": (20, {"save_every_n_steps": 10}),

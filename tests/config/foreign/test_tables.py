@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 
 import pytest
 
+from flame_train.config.foreign import sd_scripts
 from flame_train.config.foreign.convert import set_keys
 from flame_train.config.foreign.recognize import PROGRAMS
 from flame_train.config.foreign.table import Program, Row
 from flame_train.config.keys import keys
+
+from .sd_scripts_arguments import ARGUMENTS
 
 COMING = frozenset(
     [
@@ -63,3 +67,23 @@ def test_no_sentence_names_a_key_that_does_not_exist(program: Program, row: Row)
     words = [word.strip(".,:;()[]`") for word in row.say.split()]
     named = [word for word in words if word.partition(".")[0] in sections() and "." in word and word != "log.jsonl"]
     assert all(exists(word) for word in named), row.say
+
+
+PACKED = frozenset({"optimizer_args", "lr_scheduler_args", "network_args", "dataset_config", "model_type"})
+"""Arguments that are taken apart, or whose file is read, before rows are asked."""
+
+FORKS = frozenset({"flow_model", "flow_matching"})
+"""Arguments of programs that were made of sd-scripts."""
+
+
+def test_every_argument_of_sd_scripts_is_known() -> None:
+    arguments = {name for names in ARGUMENTS.values() for name in names.split()}
+    assert len(arguments) > 200
+    known = [*sd_scripts.PROGRAM.rows, *sd_scripts.PROGRAM.set_rows]
+    unknown = {name for name in arguments - PACKED if not any(fnmatchcase(name, row.key) for row in known)}
+    assert not unknown
+
+
+def test_rows_of_sd_scripts_have_their_place() -> None:
+    rows = (*sd_scripts.PROGRAM.rows, *sd_scripts.PROGRAM.set_rows)
+    assert {row.key for row in rows if not row.at and not row.key.startswith("(")} == FORKS
