@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from flame_train.addresses import is_hub_name
 from flame_train.families import FAMILY_TITLES
@@ -72,7 +72,7 @@ Device = Annotated[
         parser=device_name,
         metavar=_SHOWN,
         autocompletion=devices_from,
-        help="Where to compute. Never chosen silently.",
+        help="Device to compute on. There is no fallback.",
     ),
 ]
 DeviceOrBest = Annotated[
@@ -132,14 +132,18 @@ Deterministic = Annotated[
 Rank = Annotated[int | None, typer.Option("--rank", help="Singular values to keep in each layer.")]
 Error = Annotated[
     float | None,
-    typer.Option("--error", help="Share of each layer's update that may go, such as 0.1; not with --rank."),
+    typer.Option("--error", help="Largest difference of a layer, as a share: 0.1 is 10 %; not with --rank."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, of models the headers; print the plan.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check the config, images and model headers, print the plan, train nothing.")
+]
 LoraOutput = Annotated[Path, typer.Option("--output", "-o", help="LoRA file to write.")]
 LoraPath = Annotated[Path, typer.Argument(metavar="FILE", callback=from_hub, help="LoRA file to read.")]
-Gpus = Annotated[int, typer.Option("--gpus", min=1, help="Start so many processes here by mpirun.")]
+Gpus = Annotated[
+    int, typer.Option("--gpus", min=1, help="Number of GPUs on this machine; mpirun starts a process for each.")
+]
 Transport = Annotated[
-    Literal["auto", "nccl", "mpi"], typer.Option("--collectives", help="By which processes add up gradients.")
+    Literal["auto", "nccl", "mpi"], typer.Option("--collectives", help="How processes sum gradients.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there already.")]
@@ -179,7 +183,23 @@ def memory_budget(given: str | None) -> str | None:
     return f"{given} GiB" if given.strip().lstrip("+-").replace(".", "", 1).isdigit() else given
 
 
-class Command(TyperCommand):
+class _PlainFlags:
+    """Of a command or group: flags, which take no value, show none in its help."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """All options and arguments, that of --help among them."""
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # the parser's, whose classes follow this one
+        for each in found:
+            if getattr(each, "is_flag", False) and each.metavar is None:
+                each.metavar = ""
+        return found
+
+
+class Group(_PlainFlags, TyperGroup):
+    """A command with commands of its own."""
+
+
+class Command(_PlainFlags, TyperCommand):
     """A command that refuses a repeated option of one value, and an empty path.
 
     The parser would take the last of the values, and the current folder.

@@ -18,13 +18,14 @@ from flame_train.arguments import (
     Deterministic,
     Device,
     Gpus,
+    Group,
     Overrides,
     Quantize,
     Transport,
 )
 from flame_train.output import show
 
-bench_app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
+bench_app = typer.Typer(cls=Group, help="Measure this machine.", no_args_is_help=True)
 
 
 @bench_app.command("step")

@@ -28,6 +28,7 @@ from flame_train.arguments import (
     Device,
     DeviceOrBest,
     Force,
+    Group,
     Quantize,
     SkipUnknown,
     card_size,
@@ -46,6 +47,7 @@ from flame_train.version import __version__
 
 app = typer.Typer(
     name="flame-train",
+    cls=Group,
     help="LoRA training for diffusion models without PyTorch.",
     epilog="Begin with `flame-train quickstart`, or `flame-train init sdxl --preset character -o my.toml`. "
     "Guides: https://github.com/flame-train/flame-train#readme",
@@ -178,7 +180,7 @@ def init(
         float | None,
         typer.Option("--card", metavar="GB", parser=card_size, help="Memory of the GPU, such as 12 or 12GB."),
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Every key, as without --preset and --card.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Write every key, also with --preset or --card.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="TOML file to write.")] = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -220,7 +222,7 @@ def import_(
 @app.command(epilog='Example: flame-train sample -m base.safetensors --lora lora.safetensors -p "a cat" -o cat.png')
 def sample(
     checkpoint: Annotated[
-        str, typer.Option("--checkpoint", "-m", help="Base model: file, folder or hf:owner/name[/file].")
+        str, typer.Option("--checkpoint", "-m", help="Base model: file, folder or hf:owner/name/file.")
     ],
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", "-p", help="Prompt, with flags as --n --w --h --d too; repeatable.")
@@ -232,11 +234,13 @@ def sample(
         typer.Option("--lora", metavar="FILE[:STRENGTH]", help="LoRA file, kohya or diffusers; repeatable."),
     ] = None,
     strength: Annotated[
-        float | None, typer.Option("--strength", help="Of every LoRA without one of its own; usually 1.")
+        float | None, typer.Option("--strength", help="Strength of each LoRA that --lora gives none; 1 by default.")
     ] = None,
     negative: Annotated[str, typer.Option("--negative", help="Negative prompt.")] = "",
-    steps: Annotated[int, typer.Option("--steps", min=0, max=1000, help="0: the model's own.")] = 0,
-    guidance_scale: Annotated[float, typer.Option("--guidance-scale", min=0.0, help="0: the model's own.")] = 0.0,
+    steps: Annotated[int, typer.Option("--steps", min=0, max=1000, help="Sampler steps; 0: the model's own.")] = 0,
+    guidance_scale: Annotated[
+        float, typer.Option("--guidance-scale", min=0.0, help="Guidance; 0: the model's own.")
+    ] = 0.0,
     sampler: Annotated[
         str, typer.Option("--sampler", help="As sample.sampler in a config; SD3 and Flux take euler and heun.")
     ] = "euler",
@@ -263,10 +267,14 @@ def sample(
     t5_padding: Annotated[
         Literal["seen", "zeros", "masked"], typer.Option("--t5-padding", help="As text_encoders.t5_padding.")
     ] = "seen",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the first image; the next has the next.")] = 42,
-    width: Annotated[int, typer.Option("--width", min=0, max=8192, help="Pixels; 0: see --height.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Seed of the first image; each further image has the next number.")
+    ] = 42,
+    width: Annotated[
+        int, typer.Option("--width", min=0, max=8192, help="Width in pixels; 0: of the first --control, else 1024.")
+    ] = 0,
     height: Annotated[
-        int, typer.Option("--height", min=0, max=8192, help="Pixels; 0: the first --control's, or 1024.")
+        int, typer.Option("--height", min=0, max=8192, help="Height in pixels; 0: of the first --control, else 1024.")
     ] = 0,
     control: Annotated[
         list[str] | None,
@@ -326,7 +334,9 @@ def sample(
         device=device,
         force=force,
     )
-    show(result, as_json)
+    drawn = result["drawn"]
+    several = len(drawn) > 1  # of one image the settings stand above
+    show(result if as_json or several else {n: v for n, v in result.items() if n != "drawn"}, as_json)
 
 
 @app.command("show")
@@ -338,12 +348,12 @@ def show_runs(
         str,
         typer.Option("--host", help="Address to listen on. Others than 127.0.0.1 need the token that is printed."),
     ] = "127.0.0.1",
-    token: Annotated[bool, typer.Option("--token", help="Need a token on 127.0.0.1 too: others use this machine.")] = (
-        False
-    ),
+    token: Annotated[
+        bool, typer.Option("--token", help="Require a token on 127.0.0.1 too, where others use this machine.")
+    ] = (False),
     debug: Debug = False,
 ) -> None:
-    """Show runs as a page of this machine: curves, samples, dataset and config, also while they go on."""
+    """Open a local page of runs, live or finished: curves, samples, dataset and config."""
     from flame_train.show.serve import show as serve
 
     serve(runs, port, browser, lambda address: typer.echo(f"{address}  (Ctrl-C ends it)"), host, token)

@@ -7,11 +7,12 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 import tempfile
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import typer
 
@@ -60,6 +61,34 @@ def could_show() -> None:
             raise EnvironmentFault("standard output is open for reading only; start again with one that can be written")
 
 
+_STYLES: Final = {
+    "error:": "bold red",
+    "ok ": "green",
+    "missing ": "yellow",
+    "low ": "yellow",
+    "bad ": "red",
+    "Fits ": "bold green",
+    "Does not fit ": "bold red",
+}
+"""How a line's beginning is drawn on a terminal."""
+
+
+def _print(text: str, err: bool = False) -> None:
+    """Prints lines; on a terminal their beginnings have colours, unless NO_COLOR is set (https://no-color.org)."""
+    stream = sys.stderr if err else sys.stdout
+    if not stream.isatty() or os.environ.get("NO_COLOR"):
+        typer.echo(text, err=err)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    drawn = Text()
+    for line in text.split("\n"):
+        begun = next((words for words in _STYLES if line.startswith(words)), "")
+        drawn.append(begun, _STYLES.get(begun)).append(f"{line.removeprefix(begun)}\n")
+    Console(file=stream, highlight=False).print(drawn, end="", soft_wrap=True)
+
+
 def show(result: Mapping[str, Any], as_json: bool, text: str | None = None) -> None:
     """Prints a command's result, as JSON or as `text`.
 
@@ -69,7 +98,7 @@ def show(result: Mapping[str, Any], as_json: bool, text: str | None = None) -> N
         typer.echo(json.dumps(_strict(result), indent=1, default=str, allow_nan=False))
         return
     if text is not None:
-        typer.echo(lines_shown(text))
+        _print(lines_shown(text))
         return
     for name, value in result.items():
         if _is_rows(value):
@@ -129,9 +158,11 @@ def _print_table(rows: list[Mapping[str, Any]]) -> None:
 
 def print_exception(error: Exception, debug: bool) -> int:
     """Tell the user about `error` in their terms. Returns the exit code."""
-    complaint = getattr(error, "show", None)  # the parser's own, about the command line
-    if complaint is not None:
-        complaint()
+    if hasattr(error, "format_message"):  # the parser's own, about the command line
+        if error.format_message():
+            print_error(_of_usage(error))
+        else:  # a group without a command, whose help is the answer
+            error.show()
         return 2
     status = exit_status(error)
     if isinstance(error, OtherRankFailed) and error.quiet:
@@ -156,6 +187,29 @@ def print_exception(error: Exception, debug: bool) -> int:
     return status
 
 
+_PARSERS_WORDS: Final = {
+    r"Invalid value: ": "",
+    r"^Invalid value for '(?:-\w / )?([^' ]+)[^']*':": r"\1:",
+    r"Value error, ": "",
+    r"^Option '([^']+)' requires": r"\1: requires",
+    r"argument\(s\) \((.*)\)": r"argument \1",
+    r"Input should be a valid integer, .*": "expected a whole number",
+    r"Input should be a valid number, .*": "expected a number",
+    r"Input should be (greater|less) than or equal to (\S+)": r"expected a number \1 than or equal to \2",
+    r"^(Missing|No such|Got)": lambda found: found[0].lower(),
+}
+"""What the parser says, and how it reads here."""
+
+
+def _of_usage(error: Any) -> str:
+    """The parser's complaint in the shape of all others, with the command that lists the options."""
+    said = " ".join(error.format_message().split()).rstrip(".")
+    for theirs, ours in _PARSERS_WORDS.items():
+        said = re.sub(theirs, ours, said)
+    command = error.ctx.command_path if getattr(error, "ctx", None) is not None else "flame-train"
+    return f"{said}; see {command} --help"
+
+
 def print_error(message: str) -> None:
     """One line about what went wrong."""
     tell(f"error: {message}")
@@ -164,7 +218,7 @@ def print_error(message: str) -> None:
 def tell(message: str) -> None:
     """One line on standard error."""
     with contextlib.suppress(OSError):  # the terminal was closed: the exit status still reports
-        typer.echo(lines_shown(message), err=True)
+        _print(lines_shown(message), err=True)
 
 
 class Printable(logging.Formatter):

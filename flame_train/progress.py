@@ -137,8 +137,8 @@ class LogLines(logging.Handler):
 class _Work:
     """Work of which so much is done, with its bar or its lines."""
 
-    def __init__(self, what: str, total: float, in_bytes: bool) -> None:
-        self._what, self._total, self._in_bytes = what, total, in_bytes
+    def __init__(self, what: str, total: float, in_bytes: bool, leaves_line: bool) -> None:
+        self._what, self._total, self._in_bytes, self._leaves_line = what, total, in_bytes, leaves_line
         self._done, self._begin = 0.0, time.monotonic()
         self._said = self._begin
         self._bar: Bar | None = None
@@ -163,7 +163,7 @@ class _Work:
         """Takes the bar away. Work that was shown leaves a line."""
         if self._bar is not None:
             self._bar.close()
-        if self._shown and self._done >= self._total:
+        if self._shown and self._leaves_line and self._done >= self._total:
             say(f"{self._what}: {self._count(self._total)} in {clock(time.monotonic() - self._begin)}")
 
     def _line(self) -> tuple[str, Sequence[str], float]:
@@ -179,12 +179,15 @@ class _Work:
 
 
 @contextlib.contextmanager
-def progress(what: str, total: float, in_bytes: bool = False) -> Iterator[Callable[[float], None]]:
+def progress(
+    what: str, total: float, in_bytes: bool = False, leaves_line: bool = True
+) -> Iterator[Callable[[float], None]]:
     """Shows how far work `what` is; the block is to say each time how much more of `total` is done.
 
-    Threads may say so at once. Work of less than half a second shows nothing, nor does a `total` of 0.
+    Threads may say so at once. Work of less than half a second shows nothing, nor does a `total` of 0. A part of
+    larger work, which has a line of its own, leaves none.
     """
-    work = _Work(what, total, in_bytes)
+    work = _Work(what, total, in_bytes, leaves_line)
     try:
         yield work.advance
     finally:

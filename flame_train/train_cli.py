@@ -58,7 +58,12 @@ def _training(family: str | None) -> Callable[..., None]:
         collectives: Transport = "auto",
         remote_wait: Annotated[
             float | None,
-            typer.Option("--remote-wait", min=0, metavar="SECONDS", help="To wait at the end for output.remote."),
+            typer.Option(
+                "--remote-wait",
+                min=0,
+                metavar="SECONDS",
+                help="How long to wait at the end for the upload to output.remote.",
+            ),
         ] = None,
         as_json: AsJson = False,
         debug: Debug = False,
@@ -96,16 +101,19 @@ def _training(family: str | None) -> Callable[..., None]:
 
             show(result, as_json, told(result))
         else:
-            show(result, as_json)
+            from flame_train.run.finish import for_reader
+
+            show(result if as_json else for_reader(result), as_json)
 
     return command
 
 
+_ONE_FAMILY = "Training of one family alone"
 _HELP = "Train a LoRA for whichever family the checkpoint is of; run it again to continue a stopped run."
 train_app.command("train", help=_HELP, epilog="Example: flame-train train my.toml --dry-run")(_training(None))
 for _family, _title in FAMILY_TITLES.items():
-    _help = f"Train a LoRA for {_title}, as `train`; refuses a checkpoint of another family."
-    train_app.command(f"{_family}-lora", help=_help)(_training(_family))
+    _help = f"Train a LoRA for {_title}; refuse a checkpoint of another family."
+    train_app.command(f"{_family}-lora", help=_help, rich_help_panel=_ONE_FAMILY)(_training(_family))
 
 
 @train_app.command()

@@ -99,8 +99,9 @@ def from_options(**sections: dict[str, Any]) -> Config:
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        wrong = [(keys()[f"{section}.{name}"], tree[section][name]) for section, name in _wrong_keys(error)]
-        raise ConfigError("; ".join(f"{_option(key)}: {_wrong_value(key, value)}" for key, value in wrong)) from None
+        wrong = dict.fromkeys(keys()[f"{section}.{name}"] for section, name in _wrong_keys(error))
+        told = [f"{_option(key)}: {_wrong_option(error, key, tree[key.section][key.name])}" for key in wrong]
+        raise ConfigError("; ".join(told)) from None
     given = {f"{section}.{name}" for section, options in tree.items() for name in options}
     asked = (check for check in checks() if given.issuperset(check.paths))
     broken = [f"{_option(keys()[check.paths[0]])}: {message}" for check in asked if (message := check.broken(config))]
@@ -115,6 +116,14 @@ def with_overrides(sections: dict[str, dict[str, Any]], overrides: Sequence[str]
     if problems := _apply(layered, overrides):
         raise ConfigError("; ".join(map(str, problems)))
     return layered.tree
+
+
+def _wrong_option(error: ValidationError, key: Key, value: Any) -> str:
+    """What is wrong with an option's value; of prompts, which of them and why."""
+    if not key.is_tables:
+        return _wrong_value(key, value)
+    number = next(item["loc"][2] for item in error.errors() if item["loc"][:2] == (key.section, key.name))
+    return f"{_shown(value[number])}: {_wrong_table(error, key).rpartition(f'{key.path} {number + 1}: ')[2]}"
 
 
 @contextmanager

@@ -140,6 +140,11 @@ class RunFolder:
         """The result once more, in another format."""
         return self.lora.with_suffix(f".{form}.safetensors")
 
+    @property
+    def best(self) -> Path:
+        """The LoRA of the best validation."""
+        return self.lora_beside("best")
+
     def lora_of(self, step: int) -> str:
         """The name of a checkpoint's LoRA: with the step, so that it may be copied elsewhere as it is."""
         return f"{self.name}-{step:06d}.safetensors" if self.name else self.lora.name

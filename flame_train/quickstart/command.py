@@ -28,12 +28,13 @@ from flame_train.recipes.lesson import Lesson
 from flame_train.run.check import check
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.encode import encode
+from flame_train.run.encoding import cache_folder
 from flame_train.run.plan import Plan, make_plan
 from flame_train.training.model import Example
 from flame_train.training.stop import StopRequest
 from flame_train.training.validate import HeldOut, Validator
 
-from .config import config_text
+from .config import HELD_OUT, config_text
 from .drawings import Maker, scenes, tiles, write_images
 from .page import Row, sampled, taught, write_page
 
@@ -93,7 +94,7 @@ def run(directory: Path, device: str | None, name: str = "sdxl") -> dict[str, An
         plan = make_plan(check(config, family), stop)
         result = train_plan(plan, chosen, stop)
         _LOG.info("measuring the loss on images that were not trained on")
-        losses = held_out_losses(plan, source.with_name("held-out"), Path(result["lora"]), chosen, stop)
+        losses = held_out_losses(plan, source.with_name(HELD_OUT), Path(result["lora"]), chosen, stop)
     image = _draw_page(plan, source.parent, family.lesson)
     return {
         "lora": result["lora"],
@@ -145,7 +146,7 @@ def _device(asked: str | None) -> str:
     try:
         get_backend("cuda")
     except EnvironmentFault as fault:
-        _LOG.info("device: cpu, for no GPU is usable: %s", str(fault).splitlines()[0])
+        _LOG.info("device: cpu, because no GPU is usable: %s", str(fault).splitlines()[0])
         return "cpu"
     _LOG.info("device: cuda")
     return "cuda"
@@ -173,6 +174,7 @@ def _lay(folder: Path, device: str, family: Family) -> Path:
         return source
     _write_text(about, text)
     made = sum(write_images(folder / "images" / p.folder, p.number, p.seed, p.make) for p in _images(lesson))
+    write_images(folder / HELD_OUT / "new", _HELD_OUT["new"], _SEED + 1, tiles)
     family.write_small_base(folder, _SEED)
     _LOG.info("made %d images and a small base model in %s", made, folder)
     _write_text(source, config_text(folder, device, family.name, lesson, family.unsupported_keys()))
@@ -253,7 +255,8 @@ def _examples(plan: Plan, folder: Path, make: Maker, count: int, device: str, st
         The denoiser's arrays of each image.
     """
     write_images(folder, count, _SEED + 1, make)
-    data = plan.config.data.model_copy(update={"path": str(folder), "cache": ""})
+    cache = str(cache_folder(plan.config.data))
+    data = plan.config.data.model_copy(update={"path": str(folder), "sets": (), "cache": cache})
     other = make_plan(replace(plan.checked, config=plan.config.model_copy(update={"data": data})), stop)
     keys = other.encoding.keys(other.samples, ())
     encoded = encode(other.encoding, other.samples, keys, other.model.size_conditioning, device, stop)

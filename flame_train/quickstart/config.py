@@ -10,12 +10,17 @@ from flame_train.config.keys import keys
 from flame_train.config.outputs import OutputSection
 from flame_train.config.prompts import Prompt
 from flame_train.config.render import commented, flat, toml_value
-from flame_train.config.repeated import CheckpointSection, SampleSection
+from flame_train.config.repeated import CheckpointSection, SampleSection, ValidationSection
 from flame_train.config.schema import Config, DataSection, LoraSection, ModelSection
 from flame_train.config.updates import OptimizerSection, ScheduleSection, TrainSection
+from flame_train.data.sets import DataSet
 from flame_train.recipes.lesson import Lesson
 
 _DRAWN_IN: Final = 20  # steps from noise to an image
+
+_VALIDATIONS: Final = 10
+HELD_OUT: Final = "held-out"
+"""The folder of images that are never trained on."""
 
 _HEAD: Final = """\
 NOT A CONFIG TO COPY. A small model is taught in a minute here, by settings that would harm a real one.
@@ -24,11 +29,10 @@ Lines that begin their comment with <-- differ from the defaults, and say why.""
 
 _REASONS: Final[Mapping[str, str]] = {
     "model.checkpoint": "the small base; yours is the file of a published model",
-    "data.path": "drawings, made by quickstart",
+    "data.sets": "drawings, made by quickstart, and others that are never trained on",
     "data.resolution": "what the small base was made with; a published model wants its own, such as 1024",
     "data.batch_size": "such small images leave room",
     "data.bucket_step": "so that the small images keep their shapes",
-    "data.folder_repeats": "the new images come several times for each one of what the base knows",
     "lora.targets": "only the layers that read the caption: enough for a style of drawings, too few for photographs",
     "lora.alpha": "as the rank, so that the update is not scaled",
     "optimizer.lr": "far too high for a published model; the run has few steps",
@@ -45,6 +49,8 @@ _REASONS: Final[Mapping[str, str]] = {
     "sample.steps": "enough for drawings",
     "sample.guidance_scale": "of the small base",
     "sample.seed": "from these on the style is whole; about one seed in four gives it other backgrounds",
+    "validation.every": "the curve of a short run; its loss has no weights, and falls",
+    "validation.timesteps": "enough for a curve",
     "output.dir": "beside this file",
 }
 
@@ -80,11 +86,13 @@ def lesson_config(folder: Path, device: str, lesson: Lesson) -> Config:
     return Config(
         model=ModelSection(checkpoint=str(folder / "base.safetensors")),
         data=DataSection(
-            path=str(folder / "images"),
+            sets=(
+                DataSet(path=str(folder / "images"), folder_repeats=True),
+                DataSet(path=str(folder / HELD_OUT / "new"), validation=True),
+            ),
             resolution=lesson.resolution,
             bucket_step=lesson.bucket_step,
             batch_size=lesson.batch_size,
-            folder_repeats=True,
         ),
         lora=LoraSection(rank=16, alpha=16.0, targets=lesson.targets),
         optimizer=OptimizerSection(lr=lesson.lr),
@@ -99,6 +107,7 @@ def lesson_config(folder: Path, device: str, lesson: Lesson) -> Config:
             guidance_scale=5.0,
             seed=lesson.seed,
         ),
+        validation=ValidationSection(every=max(lesson.steps // _VALIDATIONS, 1), timesteps=2),
         output=OutputSection(dir=str(folder / "run")),
     )
 

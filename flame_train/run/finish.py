@@ -7,13 +7,16 @@ import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flame_train.adapters.attach import Attached
 from flame_train.config.keys import keys
+from flame_train.config.prompts import Prompt
 from flame_train.config.render import decisive
 from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
+from flame_train.diffusion.samplers import SAMPLERS
+from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.engine.dtype import as_dtype
 from flame_train.io.runfolder import RunFolder
 from flame_train.training.meter import REMEMBERED, Meter
@@ -23,6 +26,8 @@ from flame_train.training.validation import EarlyStopping
 from flame_train.version import __version__
 
 from .as_sd_scripts import as_sd_scripts
+
+_ENCODERS: Final = ("clip_l", "clip_g", "t5", "t5_vocabulary", "qwen3")
 
 
 def lora_writer(config: Config, model: Model, attached: Attached, samples: Samples, batches: int) -> LoraWriter:
@@ -81,33 +86,59 @@ def _without_places(config: Config) -> dict[str, Any]:
     }
 
 
-def report(folder: RunFolder, config: Config, last: Mapping[str, Any]) -> dict[str, Any]:
-    """Where everything is and what to do next, for a finished run whose last step had these figures."""
+def report(folder: RunFolder, config: Config, last: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """Where everything is and what to do next, for a finished run on a device, whose last step had these figures."""
     return {
         "lora": str(folder.lora),
         **{f"lora_{form}": str(folder.lora_beside(form)) for form in formats(config.output.format)[1:]},
         "steps": folder.step,
         "mean_loss": Meter(folder.losses(REMEMBERED)).loss,
-        "loss": last.get("loss"),
+        "last_step_loss": last.get("loss"),
+        "loss_weighting": WEIGHTINGS.chosen(config.loss).name,
         "log": str(folder.folder / "log.jsonl"),
         "samples": str(folder.samples) if any(folder.samples.glob("*.png")) else None,
         "checkpoints": str(folder.checkpoints),
         **_best(folder),
-        "next": _next(config, folder.lora),
+        "next": _next(config, folder.lora, device),
     }
 
 
-def _next(config: Config, lora: Path) -> list[str]:
+def for_reader(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The report of a finished run with figures of four digits, each loss with what it is of."""
+    rows = dict(result)
+    weighting = rows.pop("loss_weighting", "none")
+    weighted = "" if weighting == "none" else f", weighted by {weighting}: it compares with no other loss"
+    for name, what in {"mean_loss": " over about the last twenty steps", "last_step_loss": ""}.items():
+        if rows.get(name) is not None:
+            rows[name] = f"{rows[name]:.4g}{what}{weighted}"
+    if best := rows.get("best"):
+        rows["best"] = f"step {best['step']}, validation loss {best['validation_loss']:.4g}: {best['lora']}"
+    return rows
+
+
+def _next(config: Config, lora: Path, device: str) -> list[str]:
     """What somebody does with a new LoRA."""
-    model, encoders, prompts = config.model, config.text_encoders, config.sample.prompts
-    options = {
+    model, encoders, sample = config.model, config.text_encoders, config.sample
+    first, side = (sample.prompts or (Prompt(),))[0], config.data.resolution
+    negative = sample.negative if first.negative is None else first.negative
+    sampler = first.sampler or SAMPLERS.chosen(sample).name
+    options: dict[str, object] = {
         "-m": model.checkpoint,
         "--lora": lora,
         "--vae": model.vae,
         "--prediction": "" if model.prediction == "epsilon" else model.prediction,
         "--quantize": "" if model.quantize == "off" else model.quantize,
-        **{f"--{n.replace('_', '-')}": getattr(encoders, n) for n in ("clip_l", "clip_g", "t5", "t5_vocabulary")},
-        "-p": prompts[0].text if prompts else config.output.trigger or config.captions.trigger or "a prompt",
+        **{f"--{n.replace('_', '-')}": getattr(encoders, n) for n in _ENCODERS},
+        "--precision": "" if config.train.precision == "bf16" else config.train.precision,
+        "--width": first.width or sample.width or side,
+        "--height": first.height or sample.height or side,
+        "--steps": first.steps or sample.steps,
+        "--guidance-scale": first.guidance_scale or sample.guidance_scale,
+        "--sampler": "" if sampler == "euler" else sampler,
+        "--seed": str(sample.seed if first.seed is None else first.seed),
+        "--negative": negative,
+        "--device": "" if device == "cuda" else device,
+        "-p": first.text or config.output.trigger or config.captions.trigger or "a prompt",
     }
     words = [word for name, value in options.items() if value for word in (name, str(value))]
     return [
@@ -123,5 +154,4 @@ def _best(folder: RunFolder) -> dict[str, Any]:
     standing = EarlyStopping.read(standing_of(found) if found is not None else None)
     if standing.loss is None:
         return {}
-    lora = folder.checkpoints / f"step-{standing.step:06d}" / folder.lora_of(standing.step)
-    return {"best": {"step": standing.step, "loss": standing.loss, "lora": str(lora)}}
+    return {"best": {"step": standing.step, "validation_loss": standing.loss, "lora": str(folder.best)}}

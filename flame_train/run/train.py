@@ -120,6 +120,7 @@ def train_run(
             validation=_validation(plan, encoded, state, found, device, group),
             images=_images(c.log, found, group),
             slow_steps=SlowSteps(reader(device), spilling(device)),
+            weighted=c.loss.weighting != "none",
             report=reporter(folder),
         )
         return train(run)

@@ -56,7 +56,8 @@ class Report:
         made = {REPORT: self._page(view).encode("utf-8", "replace")}
         loss = view.curves.get("loss")
         if loss is not None:
-            made[LOSS] = loss_png(view.name, loss, view.curves.get("validation/loss", Curve()))
+            weighted = view.setting("loss.weighting") not in ("", '"none"')
+            made[LOSS] = loss_png(view.name, loss, view.curves.get("validation/loss", Curve()), weighted)
         return made
 
     def _page(self, view: RunView) -> str:

@@ -63,7 +63,7 @@ def render(report: Report) -> str:
             rows.append(f"{'':<8}{'':<20}fix: {line.fix}")
     verdict = "can train here" if report.usable else "cannot train here"
     hint = "" if report.usable or report.device == "cpu" else "; --device cpu works without a GPU"
-    return "\n".join([*rows, "", f"{report.device}: {verdict}{hint}"])
+    return "\n".join([f"{report.device}: {verdict}{hint}", "", *rows])
 
 
 def _base(machine: Machine) -> Iterator[Line]:

@@ -192,14 +192,28 @@ def sample(
         "prompts": [request.text for request in wanted],
         "checkpoint": checkpoint,
         "loras": [{"lora": str(path), "strength": strength} for path, strength in loras],
-        "width": wanted[0].size[1],
-        "height": wanted[0].size[0],
-        "steps": section.steps,
-        "guidance_scale": section.guidance_scale,
-        "seed": seed,
+        **_settings(wanted[0]),
         "precision": precision,
         "quantize": quantize,
         "arithmetic": arithmetic,
+        "drawn": [
+            {"image": str(file), "prompt": request.text, **_settings(request)}
+            for file, request in zip(singles or [output], wanted, strict=True)
+        ],
+    }
+
+
+def _settings(request: Request) -> dict[str, Any]:
+    """What an image was drawn with, a prompt's flags included."""
+    return {
+        "width": request.size[1],
+        "height": request.size[0],
+        "steps": request.steps,
+        "guidance_scale": request.guidance_scale,
+        "sampler": request.sampler,
+        "seed": request.seed,
+        "strength": request.strength,
+        **({"negative": request.negative} if request.negative else {}),
     }
 
 

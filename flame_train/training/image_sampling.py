@@ -79,7 +79,7 @@ def generate(
     """
     backend, calls = get_backend(d.device), d.sampler.calls
     xp, asked = backend.xp, calls * (len(d.path.levels) - 1) - (calls - 1)
-    with no_grad(), progress("sampling", 0 if backend.described else asked) as advance:
+    with no_grad(), progress("sampling", 0 if backend.described else asked, leaves_line=False) as advance:
 
         def noise(number: int) -> Tensor:
             return Tensor(Rng(xp, d.seed, number, xp.zeros((1,), np.int64)).normal(SAMPLE_NOISE, d.latent))

@@ -31,6 +31,7 @@ class Console:
         silent: bool = False,
         meter: Meter | None = None,
         slow_steps: SlowSteps | None = None,
+        weighted: bool = False,
     ) -> None:
         """A display of steps `start` to `total`.
 
@@ -41,6 +42,7 @@ class Console:
             silent: whether nothing is shown, because another process shows it.
             meter: has the means, and gets the steps from here.
             slow_steps: gets the times of steps, and says what is wrong with them; None: nobody watches.
+            weighted: whether losses are weighted, which their name then says.
         """
         self._total, self._start, self._epochs, self._silent = total, start, epochs, silent
         self._begin: float | None = None  # of the first step; a sample grid before it does not count
@@ -50,7 +52,7 @@ class Console:
         self._seconds = 0.0
         self._bar: Bar | None = None
         self.meter = Meter() if meter is None else meter
-        self._slow_steps = slow_steps
+        self._slow_steps, self._loss = slow_steps, "weighted loss" if weighted else "loss"
 
     def __enter__(self) -> Self:
         if not self._silent:
@@ -82,7 +84,12 @@ class Console:
         if self._bar is None and due:
             self._last_line = now
             elapsed, left = self._times(now)
-            parts = [self._epoch("epoch", 2), f"mean loss {self.meter.loss:.4g}", *self._details(), self.meter.pace]
+            parts = [
+                self._epoch("epoch", 2),
+                f"mean {self._loss} {self.meter.loss:.4g}",
+                *self._details(),
+                self.meter.pace,
+            ]
             parts += [self._memory(), self._waits(), f"elapsed {clock(elapsed)}", f"ETA {clock(left)}"]
             say(f"step {record['step']}/{self._total}  " + "  ".join(filter(None, parts)))
 
@@ -93,7 +100,7 @@ class Console:
         if self._begin is None or loss is None:
             return before, [], full
         times = elapsed_and_left(*self._times(time.monotonic()))
-        parts = [times, f"loss {loss:.3g}", self.meter.pace, self._epoch("ep", 1), self._memory()]
+        parts = [times, f"{self._loss} {loss:.4g}", self.meter.pace, self._epoch("ep", 1), self._memory()]
         return before, [*parts, self._waits(), *self._details()], full
 
     def _times(self, now: float) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from flame_train.disk.failpoint import fail_point, inject_nan
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
 from flame_train.engine.optim import METRICS
-from flame_train.errors import Interrupted, NonFiniteError, OtherRankFailed, is_device_failure
+from flame_train.errors import Interrupted, NonFiniteError, OtherRankFailed, counted, is_device_failure
 from flame_train.io.runfolder import RunFolder
 
 from .batch import Batch, HostBatch, Signature
@@ -30,7 +30,7 @@ from .loader import Loader
 from .log import Console
 from .meter import REMEMBERED, Meter
 from .result import LoraWriter, Sources
-from .saving import save, write_result
+from .saving import save, write_best, write_result
 from .slow_steps import SlowSteps
 from .step import State, micro, reduce, update
 from .stop import StopRequest
@@ -67,6 +67,8 @@ class Run:
     images: ImageLosses | None = None
     """The running losses of images; None: they are not kept."""
     slow_steps: SlowSteps | None = None
+    weighted: bool = False
+    """Whether losses are weighted, so that they compare with no others."""
     report: Callable[[], None] = lambda: None
     """Writes the report about the run as its folder is now; it never raises but for a lost folder."""
 
@@ -113,7 +115,9 @@ def train(run: Run) -> dict[str, Any]:
     step_once = _Stepper(run)
     with (
         Trackers(_trackers(run) if run.leads else {}) as trackers,
-        Console(steps, run.first, run.epoch(steps), not run.leads, _meter(run), run.slow_steps) as console,
+        Console(
+            steps, run.first, run.epoch(steps), not run.leads, _meter(run), run.slow_steps, run.weighted
+        ) as console,
     ):
         figures = _Figures(run, console, trackers)
         _catch_up(run, figures)
@@ -180,6 +184,8 @@ def _catch_up(run: Run, figures: _Figures) -> None:
     """The work before the next step: the sample grid of this one, and the unfinished work of the last run."""
     if run.state.group.broadcast((run.first == 0 and run.sample.repeats) or _lacks_grid(run, run.first)):
         _sample_images(run, run.first, figures.trackers)
+    if run.first and run.leads:
+        write_best(run)  # a kill may have come between its checkpoint and it
     if run.is_last(run.first):
         with run.state.group.barrier():
             if run.leads:
@@ -369,12 +375,14 @@ def _advice(gradient: GradientSection, train: TrainSection) -> str:
 
 
 def _sample_images(run: Run, step: int, trackers: Trackers) -> None:
+    begin = time.monotonic()
     with run.state.optimizer.averaged():
         run.sample_images(step)
     if not run.leads:
         return
     if run.folder.sample(step).exists():
-        _LOG.info("sample images of step %d: %s", step, run.folder.sample(step))
+        images, seconds = counted(len(run.sample.prompts), "image"), time.monotonic() - begin
+        _LOG.info("grid of step %d: %s in %.3g s: %s", step, images, seconds, run.folder.sample(step))
     trackers.show(step, run.folder.sample(step), [prompt.text for prompt in run.sample.prompts])
     run.callbacks.sample(step, run.folder.sample(step))
 

@@ -57,10 +57,26 @@ def _write_checkpoint(run: Run, step: int, images: ImageLosses | None) -> None:
     if images is not None:
         run.folder.write_report(IMAGES, images.report(step))
     _LOG.info("checkpoint of step %d: %s", step, run.folder.checkpoints / f"step-{step:06d}")
+    write_best(run)
     run.callbacks.checkpoint(step, run.folder.checkpoints / f"step-{step:06d}")
     if run.is_last(step):
         fail_point("train.before_result")
         write_result(run, step)
+
+
+def write_best(run: Run) -> None:
+    """The LoRA of the best validation, right in the run folder: whole or not at all, from the checkpoint that has it.
+
+    It only informs: no room for it costs a warning, and the next checkpoint or start writes it.
+    """
+    standing = run.validation.standing
+    source = run.folder.checkpoints / f"step-{standing.step:06d}" / run.folder.lora_of(standing.step)
+    try:
+        raw = source.read_bytes() if standing.loss is not None else b""
+        if raw and not (run.folder.best.is_file() and run.folder.best.read_bytes() == raw):
+            run.folder.write_report(run.folder.best.name, raw)
+    except OSError as error:
+        _LOG.warning("%s: not written: %s", run.folder.best, error.strerror or error)
 
 
 def write_result(run: Run, step: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -62,9 +63,10 @@ class Validation:
         assert self._measure is not None
         found = self._measure()
         self.standing = self.standing.after(step, found.loss)
+        best = self.standing.loss
         _LOG.info(
-            "validation after step %d: loss %.5g (best %s after step %d), %.1f s",
-            *(step, found.loss, self.standing.loss, self.standing.step, found.seconds),
+            "validation after step %d: loss %.4g (best %.4g after step %d), %.1f s",
+            *(step, found.loss, math.nan if best is None else best, self.standing.step, found.seconds),
         )
         return {
             "loss": found.loss,
@@ -82,7 +84,7 @@ class Validation:
         """What a run says that patience has ended."""
         best = self.standing
         return (
-            f"validation.patience: {best.since} validations brought no lower loss than {best.loss} after step "
+            f"validation.patience: {best.since} validations brought no lower loss than {best.loss:.4g} after step "
             f"{best.step}, whose checkpoint is kept; the run is done"
         )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -221,8 +223,53 @@ def test_a_wrong_command_line_is_2_without_a_traceback(capsys: pytest.CaptureFix
     assert cli.run(line.split()) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "Error: " in captured.err
+    assert re.match(r"error: .*; see flame-train.* --help\n$|\n? *Usage", captured.err)
+    assert "Input should" not in captured.err
     assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "init sdxl --card big",
+            "error: --card: expected the memory of a GPU in GB, such as 12 or 12GB, got 'big'; see ",
+        ),
+        ("sample -m x -p a --steps x", "error: --steps: expected a whole number; see flame-train sample --help"),
+        ("sample -m x -p a --steps -1", "error: --steps: expected a number greater than or equal to 0; see "),
+        ("train a b", "error: got unexpected extra argument b; see flame-train train --help"),
+        ("train --config", "error: --config: requires an argument; see "),
+        ("train --foo", "error: no such option: --foo; see flame-train train --help"),
+        ("nosuch", "error: no such command 'nosuch'; see flame-train --help"),
+    ],
+)
+def test_usage_errors_have_the_shape_of_all_errors(capsys: pytest.CaptureFixture[str], line: str, said: str) -> None:
+    assert cli.run(line.split()) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(said)
+
+
+@pytest.mark.parametrize(("no_color", "drawn"), [("", "\x1b[1;31merror:\x1b[0m no such"), ("1", "error: no such")])
+def test_an_error_has_colour_on_a_terminal_but_for_no_color(
+    monkeypatch: pytest.MonkeyPatch, no_color: str, drawn: str
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert cli.run(["nosuch"]) == 2
+    assert screen.getvalue().startswith(drawn)
+
+
+def test_flags_show_no_type_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in (["--help"], ["train", "--help"], ["bench", "--help"], ["show", "--help"]):
+        assert cli.run(line) == 0
+        assert "<bool>" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [*(c for c in COMMANDS if c != "bench"), "bench step", "bench ops", "bench memory"])
@@ -286,7 +333,7 @@ def test_a_reader_that_stops_reading_is_no_error() -> None:
 def test_poor_terminals_get_plain_output(environment: dict[str, str]) -> None:
     done = program("doctor", "--device", "cpu", env={**os.environ, "PYTHONUTF8": "0", **environment})
     assert done.returncode == 0
-    assert done.stdout.endswith("cpu: can train here\n")
+    assert done.stdout.startswith("cpu: can train here\n")
     assert "\x1b" not in done.stdout
     assert program("--help", env={**os.environ, "PYTHONUTF8": "0", **environment}).returncode == 0
 

@@ -28,7 +28,7 @@ def test_a_finished_run_is_left_as_it_is(job, whole):
 def test_the_result_names_what_is_there_and_a_finished_run_still_knows_its_loss(job):
     said = [json.loads(job.program(*job.arguments("sdxl-lora"), "--json").stdout) for _ in range(2)]
     assert said[0] == said[1]
-    assert said[0]["loss"] == job.log()[-1]["loss"]
+    assert said[0]["last_step_loss"] == job.log()[-1]["loss"]
     assert said[0]["samples"] is None
 
 

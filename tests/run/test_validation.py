@@ -254,13 +254,16 @@ def test_the_best_checkpoint_outlives_newer_ones_and_patience_ends_the_run(asked
     assert told["best"]["step"] == 2
     run = tmp_path / "run"
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step-000002", "step-000008"]
-    assert told["best"]["lora"] == str(run / "checkpoints" / "step-000002" / "lora.safetensors")
-    assert Path(told["best"]["lora"]).exists()
+    of_it = (run / "checkpoints" / "step-000002" / "lora.safetensors").read_bytes()
+    assert told["best"]["lora"] == str(run / "lora.best.safetensors")
+    assert Path(told["best"]["lora"]).read_bytes() == of_it
     assert same(run / "lora.safetensors", run / "checkpoints" / "step-000008" / "lora.safetensors")
     assert json.loads((run / "status.json").read_text())["state"] == "done"
     before = (run / "lora.safetensors").read_bytes()
     (run / "lora.safetensors").unlink()
+    (run / "lora.best.safetensors").unlink()  # as a kill would leave it that comes before it is written
     assert train(worse, [], "cpu", False)["steps"] == 8  # it has ended; what is lacking is written again
+    assert (run / "lora.best.safetensors").read_bytes() == of_it
     assert (run / "lora.safetensors").read_bytes() == before
     assert train(worse, ["validation.patience=4"], "cpu", False)["steps"] == 10
 

@@ -114,3 +114,18 @@ def test_the_loss_image_is_lower_where_the_loss_is_lower():
     line = (abs(pixels - np.array([0x0B, 0x62, 0xA8])).sum(axis=2) < 60)[40:]
     rows = [np.nonzero(line[:, x])[0].mean() for x in range(120, 900, 60)]
     assert all(after > before for before, after in pairwise(rows))
+
+
+def test_a_validation_far_above_a_weighted_loss_is_drawn_whole():
+    """Its first point is its highest, and its line falls; the axis does not cut it."""
+    tiny, held_out = Curve(), Curve()
+    for step in range(1, 201):
+        tiny.add(step, 2e-4)
+    for step, loss in ((20, 0.06), (40, 0.03), (200, 0.019)):
+        held_out.add(step, loss)
+    with Image.open(io.BytesIO(loss_png("run", tiny, held_out, weighted=True))) as image:
+        pixels = np.asarray(image.convert("RGB")).astype(int)
+    rows, columns = np.nonzero((abs(pixels - np.array([0xC8, 0x50, 0x1E])).sum(axis=2) < 60)[60:])
+    highest = [rows[columns == x].min() for x in sorted(set(columns))]
+    assert highest[0] - min(highest) < 8
+    assert highest[-1] > highest[0] + 150

@@ -248,6 +248,35 @@ def test_the_command_says_where_the_image_is(small_base, kohya, tmp_path, capsys
         assert image.size == (64, 64)
 
 
+def test_the_command_says_what_each_image_was_drawn_with(small_base, tmp_path, capsys):
+    line = ["sample", "-m", str(small_base), "--precision", "fp32", "--device", "cpu", "--steps", "3"]
+    prompts = ["-p", "circle --s 2 --w 64 --h 96 --l 4 --d 3", "-p", "square --w 64 --h 64"]
+    assert cli.run([*line, *prompts, "-o", str(tmp_path / "a.png"), "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["drawn"]
+    assert [first[name] for name in ("width", "height", "steps", "guidance_scale", "seed")] == [64, 96, 2, 4.0, 3]
+    assert (second["prompt"], second["steps"], second["seed"]) == ("square", 3, 43)
+    with Image.open(first["image"]) as image:
+        assert image.size == (64, 96)
+    assert cli.run([*line, *prompts[:2], "-o", str(tmp_path / "b.png")]) == 0
+    assert "\nsteps: 2\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        ("a --ar 2:3", '--prompt: "a --ar 2:3": unknown flag --ar; known are --n'),
+        ("a --w wide", "--w: expected a whole number, got 'wide'"),
+        ("a --w 63", "width: input should be a multiple of 8"),
+    ],
+)
+def test_a_wrong_flag_of_a_prompt_is_told_with_its_reason(prompt, reason, tmp_path, capsys):
+    line = ["sample", "-m", "base.safetensors", "-p", "fine", "-p", prompt, "-o", str(tmp_path / "a.png")]
+    assert cli.run([*line, "--device", "cpu"]) == 2
+    told = capsys.readouterr().err
+    assert reason in told
+    assert "('" not in told
+
+
 @pytest.mark.parametrize("strength", [np.nan, np.inf])
 def test_a_strength_that_is_no_number_is_refused(sampled_with, kohya, strength):
     with pytest.raises(ConfigError, match="finite"):

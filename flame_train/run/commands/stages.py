@@ -235,7 +235,7 @@ def train_plan(
         with deterministic(plan.config.train.deterministic), watch.telling():
             last = train_run(plan, encoded, closed, found, before, sources, device, stop, callbacks, group)
         with group.barrier():  # the others wait for the leading process, or it would miss their signs of life
-            return report(closed, plan.config, last or closed.last()) if group.leads else {}
+            return report(closed, plan.config, last or closed.last(), device) if group.leads else {}
 
 
 def run_folder(plan: Plan, group: ProcessGroup = ALONE) -> RunFolder:
