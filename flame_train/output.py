@@ -141,6 +141,10 @@ def _is_rows(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
 
 
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else shown(value)
+
+
 def _print_table(rows: list[Mapping[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -149,7 +153,7 @@ def _print_table(rows: list[Mapping[str, Any]]) -> None:
     for name, value in rows[0].items():
         table.add_column(name, justify="right" if isinstance(value, int | float) else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else shown(v) for v in row.values()))
+        table.add_row(*map(_cell, row.values()))
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = 200  # a file or a pipe has no width to fit

@@ -99,7 +99,7 @@ def from_options(**sections: dict[str, Any]) -> Config:
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        wrong = dict.fromkeys(keys()[f"{section}.{name}"] for section, name in _wrong_keys(error))
+        wrong = [keys()[path] for path in dict.fromkeys(map(".".join, _wrong_keys(error)))]
         told = [f"{_option(key)}: {_wrong_option(error, key, tree[key.section][key.name])}" for key in wrong]
         raise ConfigError("; ".join(told)) from None
     given = {f"{section}.{name}" for section, options in tree.items() for name in options}

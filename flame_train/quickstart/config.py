@@ -18,7 +18,7 @@ from flame_train.recipes.lesson import Lesson
 
 _DRAWN_IN: Final = 20  # steps from noise to an image
 
-_VALIDATIONS: Final = 10
+_VALIDATIONS: Final = 8
 HELD_OUT: Final = "held-out"
 """The folder of images that are never trained on."""
 

@@ -62,7 +62,7 @@ def run_here(
         while waiting and free and not stop.requested:
             run, device = waiting.pop(0), free.pop(0)
             started.append(Started(run, device, _start(config, run, device)))
-            told(f"{run.name}: begins on {device}")
+            told(f"{run.name}: started on {device}")
         if stop.requested and not asked:
             asked = True
             for each in started:
@@ -72,7 +72,7 @@ def run_here(
             free.append(each.device)
             code = each.process.returncode
             codes[each.run.name] = code if code >= 0 else 128 - code
-            told(f"{each.run.name}: {'is done' if code == 0 else f'ended with {codes[each.run.name]}'}")
+            told(f"{each.run.name}: {'done' if code == 0 else f'ended with {codes[each.run.name]}'}")
         time.sleep(_POLL)
     return codes
 

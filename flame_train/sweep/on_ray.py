@@ -55,7 +55,7 @@ def run_on_ray(
             (ended, *_), _ = library.wait(list(waiting), num_returns=1)
             run = waiting.pop(ended)
             codes[run.name] = _code(library, ended)
-            told(f"{run.name}: {'is done' if codes[run.name] == 0 else f'ended with {codes[run.name]}'}")
+            told(f"{run.name}: {'done' if codes[run.name] == 0 else f'ended with {codes[run.name]}'}")
         return codes
     finally:
         if begun:

@@ -20,7 +20,8 @@ from flame_train.config.schema import Config
 from flame_train.errors import ConfigError
 
 _KEYS: Final = ("config", "folder", "remote", "grid", "runs", "slurm")
-_OURS: Final = ("output.dir", "output.remote")
+PLACES: Final = ("output.dir", "output.remote")
+"""The keys that a sweep sets itself, another for each run."""
 _LONGEST: Final = 100  # characters of a run's name
 _MOST: Final = 10_000
 _OTHER: Final = re.compile(r"[^A-Za-z0-9.+-]+")
@@ -134,7 +135,7 @@ def _flat(file: Path, where: str, table: Mapping[str, Any]) -> dict[str, Any]:
         inner = {f"{name}.{key}": given for key, given in value.items()} if isinstance(value, dict) else {name: value}
         found |= inner
     for path in found:
-        if path in _OURS:
+        if path in PLACES:
             raise ConfigError(f"{file}: {where}: {path}: folder and remote say where a run is; remove it")
         if path not in keys():
             raise ConfigError(f"{file}: {where}: {path}: unknown key; `flame-train init FAMILY` writes all there are")

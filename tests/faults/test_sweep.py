@@ -12,6 +12,7 @@ import pytest
 
 from flame_train.config.render import toml_value
 from flame_train.errors import ConfigError, OutputError
+from flame_train.output import show
 from flame_train.show.library import runs_in
 from flame_train.sweep.command import sweep
 from flame_train.sweep.here import run_here
@@ -76,7 +77,7 @@ def test_a_failed_run_ends_no_other_and_the_same_command_goes_on(tmp_path: Path,
     ended = job.program("sweep", str(path), "--device", "cpu", "--json")
     assert ended.code == 2
     bad, good = json.loads(ended.stdout)["runs"]
-    assert (bad["state"], good["state"], good["step"]) == ("not begun", "done", "5/5")
+    assert (bad["state"], good["state"], good["step"]) == ("pending", "done", "5/5")
     assert "bad: ended with 2 error: " in ended.stderr
     assert "lora.targets" in ended.stderr
     log = (tmp_path / "runs" / "good" / "log.jsonl").stat().st_mtime_ns
@@ -145,7 +146,24 @@ def test_the_table_is_shown_whatever_stands_in_the_folders(tmp_path: Path, job: 
     result, code = sweep(path, "here", ["cpu"], True)
     assert code == 0
     assert [row["run"] for row in result["runs"]] == ["a", "b"]
-    assert result["runs"][0]["loss"] == 0.5 or value == "true"
+    assert result["runs"][0]["mean_loss"] == 0.5 or value == "true"
+
+
+def test_the_table_has_what_differs_and_the_best_validation_comes_first(tmp_path: Path, job: Any, capsys: Any) -> None:
+    grid = '[grid]\n"lora.rank" = [2, 4, 8]\n"optimizer.lr" = [1e-4]\n"train.steps" = [5]\n'
+    path = write(tmp_path, grid, job)
+    for rank, best in ((2, 2.12345), (8, 2.1)):
+        folder = tmp_path / "runs" / f"rank-{rank}"
+        folder.mkdir(parents=True)
+        lines = [{"step": 2, "loss": 1.0, "validation": {"loss": best, "best": {"step": 2, "loss": best}}}]
+        lines += [{"step": 3, "loss": 3.0, "validation": {"loss": 9.0, "best": {"step": 2, "loss": best}}}]
+        (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result, _ = sweep(path, "here", ["cpu"], True)
+    told = [(row["rank"], row["best_validation"], row["at_step"], row["mean_loss"]) for row in result["runs"]]
+    assert told == [(8, 2.1, 2, 2.0), (2, 2.12345, 2, 2.0), (4, None, None, None)]
+    assert "lr" not in result["runs"][0]
+    show(result, False)
+    assert "2.123" in capsys.readouterr().out
 
 
 def test_a_grid_is_counted_before_it_is_made(tmp_path: Path, job: Any) -> None:
