@@ -162,11 +162,12 @@ def _print_table(rows: list[Mapping[str, Any]]) -> None:
 
 def print_exception(error: Exception, debug: bool) -> int:
     """Tell the user about `error` in their terms. Returns the exit code."""
-    if hasattr(error, "format_message"):  # the parser's own, about the command line
-        if error.format_message():
-            print_error(_of_usage(error))
+    complaint: Any = error if hasattr(error, "format_message") else None  # the parser's own, about the command line
+    if complaint is not None:
+        if complaint.format_message():
+            print_error(_of_usage(complaint))
         else:  # a group without a command, whose help is the answer
-            error.show()
+            complaint.show()
         return 2
     status = exit_status(error)
     if isinstance(error, OtherRankFailed) and error.quiet:
@@ -191,7 +192,7 @@ def print_exception(error: Exception, debug: bool) -> int:
     return status
 
 
-_PARSERS_WORDS: Final = {
+_PARSERS_WORDS: Final[dict[str, Any]] = {
     r"Invalid value: ": "",
     r"^Invalid value for '(?:-\w / )?([^' ]+)[^']*':": r"\1:",
     r"Value error, ": "",

@@ -122,7 +122,7 @@ def _wrong_option(error: ValidationError, key: Key, value: Any) -> str:
     """What is wrong with an option's value; of prompts, which of them and why."""
     if not key.is_tables:
         return _wrong_value(key, value)
-    number = next(item["loc"][2] for item in error.errors() if item["loc"][:2] == (key.section, key.name))
+    number = next(int(item["loc"][2]) for item in error.errors() if item["loc"][:2] == (key.section, key.name))
     return f"{_shown(value[number])}: {_wrong_table(error, key).rpartition(f'{key.path} {number + 1}: ')[2]}"
 
 

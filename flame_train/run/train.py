@@ -21,6 +21,7 @@ from flame_train.config.schema import LossSection
 from flame_train.config.updates import GradientSection, OptimizerSection, ScheduleSection, TrainSection
 from flame_train.data.choices import Choices
 from flame_train.diffusion.objectives import TrainingObjective
+from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.disk.files import reading
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import Tensor
@@ -120,7 +121,7 @@ def train_run(
             validation=_validation(plan, encoded, state, found, device, group),
             images=_images(c.log, found, group),
             slow_steps=SlowSteps(reader(device), spilling(device)),
-            weighted=c.loss.weighting != "none",
+            weighted=WEIGHTINGS.chosen(c.loss).name != "none",
             report=reporter(folder),
         )
         return train(run)

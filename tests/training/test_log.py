@@ -58,7 +58,7 @@ def test_a_terminal_of_any_width_shows_the_step_and_the_time_left_whole(monkeypa
             console.show(record(step, 0.00029312, grad_norm=0.00010812), 0.5)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\r", terminal.getvalue()).split("\r")
     last = [line.strip() for line in shown if line.strip()][-1]
-    assert re.match(r"19002/20000 .* \d:\d\d:\d\d<\d:\d\d:\d\d loss 0\.000293 2\.00 it/s", last)
+    assert re.match(r"19002/20000 .* \d:\d\d:\d\d<\d:\d\d:\d\d loss 0\.0002931 2\.00 it/s", last)
     assert len(last) <= columns
 
 
