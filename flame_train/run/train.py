@@ -37,8 +37,9 @@ from flame_train.training.callbacks import Callbacks
 from flame_train.training.exchange import SharedVector
 from flame_train.training.gpu_readings import reader, spilling
 from flame_train.training.image_losses import ImageLosses
+from flame_train.training.image_sampling import best_effort
 from flame_train.training.loader import Loader
-from flame_train.training.loop import Run, best_effort, train
+from flame_train.training.loop import Run, train
 from flame_train.training.model import Denoiser, Example
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.result import Sources, carry_over, earlier_updates, restore, standing_of, updates_done

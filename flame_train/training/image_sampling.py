@@ -20,7 +20,7 @@ from flame_train.engine import Tensor, no_grad, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType, is_float
 from flame_train.engine.random import Rng
-from flame_train.errors import NonFiniteError
+from flame_train.errors import Interrupted, NonFiniteError, OtherRankFailed, is_device_failure
 from flame_train.progress import progress
 
 from .model import Example
@@ -163,3 +163,22 @@ def write_png(path: FilePath, pixels: Pixels, parameters: str = "") -> None:
     """A PNG, whole or not at all. Raises `OutputError` when the disk cannot take it."""
     raw = png(pixels, parameters)
     write_atomically(path, [raw], len(raw))
+
+
+def best_effort(sample_images: Callable[[int], None]) -> Callable[[int], None]:
+    """The function, whose failure costs the image, never the run. A signal ends it; the loop handles that."""
+
+    def attempt(step: int) -> None:
+        try:
+            sample_images(step)
+        except Interrupted:
+            return
+        except OtherRankFailed as e:
+            if not e.by_signal:
+                _LOG.warning("no sample grid at step %d: %s", step, e)
+        except Exception as e:  # a decoder may run out of memory, a disk out of room: training goes on
+            if is_device_failure(e):
+                raise
+            _LOG.warning("no sample grid at step %d: %s: %s", step, type(e).__name__, e)
+
+    return attempt

@@ -19,7 +19,7 @@ from flame_train.disk.failpoint import fail_point, inject_nan
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
 from flame_train.engine.optim import METRICS
-from flame_train.errors import Interrupted, NonFiniteError, OtherRankFailed, counted, is_device_failure
+from flame_train.errors import NonFiniteError, counted
 from flame_train.io.runfolder import RunFolder
 
 from .batch import Batch, HostBatch, Signature
@@ -385,22 +385,3 @@ def _sample_images(run: Run, step: int, trackers: Trackers) -> None:
         _LOG.info("grid of step %d: %s in %.3g s: %s", step, images, seconds, run.folder.sample(step))
     trackers.show(step, run.folder.sample(step), [prompt.text for prompt in run.sample.prompts])
     run.callbacks.sample(step, run.folder.sample(step))
-
-
-def best_effort(sample_images: Callable[[int], None]) -> Callable[[int], None]:
-    """The function, whose failure costs the image, never the run. A signal ends it; the loop handles that."""
-
-    def attempt(step: int) -> None:
-        try:
-            sample_images(step)
-        except Interrupted:
-            return
-        except OtherRankFailed as e:
-            if not e.by_signal:
-                _LOG.warning("no sample grid at step %d: %s", step, e)
-        except Exception as e:  # a decoder may run out of memory, a disk out of room: training goes on
-            if is_device_failure(e):
-                raise
-            _LOG.warning("no sample grid at step %d: %s: %s", step, type(e).__name__, e)
-
-    return attempt

@@ -12,6 +12,7 @@ from flame_train.config import schema
 from flame_train.errors import DeviceFault, Interrupted
 from flame_train.io.runfolder import RunFolder
 from flame_train.training import loop
+from flame_train.training.image_sampling import best_effort
 from flame_train.training.stop import StopRequest
 from tests.training.toy import Feed, log_of, steps_of
 
@@ -102,7 +103,7 @@ def test_a_grid_that_fails_costs_a_warning(error, caplog):
         raise error
 
     with caplog.at_level(logging.WARNING):
-        loop.best_effort(fail)(7)
+        best_effort(fail)(7)
     assert "no sample grid at step 7" in caplog.text
     assert type(error).__name__ in caplog.text
 
@@ -110,7 +111,7 @@ def test_a_grid_that_fails_costs_a_warning(error, caplog):
 def test_a_grid_that_is_cut_short_by_a_request_is_no_failure(caplog):
     stop = StopRequest()
     stop.signal_number = 2
-    loop.best_effort(lambda step: stop.check("while sampling"))(7)
+    best_effort(lambda step: stop.check("while sampling"))(7)
     assert caplog.text == ""
 
 
@@ -125,7 +126,7 @@ def test_what_a_grid_does_not_survive(error):
         raise error
 
     with pytest.raises(type(error)):
-        loop.best_effort(fail)(7)
+        best_effort(fail)(7)
 
 
 def test_a_grid_that_cannot_be_looked_at_is_one_that_lacks():
