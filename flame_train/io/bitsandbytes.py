@@ -22,6 +22,7 @@ from flame_train.io.weight_files import StoredNf4, Weights
 
 _STATE: Final = ".quant_state.bitsandbytes__"
 _DTYPES: Final = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+_ROWS: Final = 0  # of bitsandbytes' formats of 8 bits; others are orders of a GPU's tiles
 _ROW_SCALE: Final = np.float32(1 / 127)
 
 
@@ -101,6 +102,9 @@ def _eight_bits(weights: Weights, names: frozenset[str], tensor: str, scales: st
     if info.dtype != "I8" or len(info.shape) != 2 or rows != info.shape[:1]:
         raise refuse(weights.path, tensor, f"8 bits with {rows} scales do not make a {info.dtype} weight {info.shape}")
     beside = tuple(n for n in (f"{tensor}_format", f"{tensor.removesuffix('weight')}weight_format") if n in names)
+    for name in beside:
+        if weights.info(name).nbytes and (stored := int(weights.read(name).reshape(-1)[0])) != _ROWS:
+            raise refuse(weights.path, tensor, f"its 8 bits lie as a GPU's format {stored} has them, not row by row")
     return Packed((tensor, scales), "INT8", info.shape, _from_eight_bits, tuple(dict.fromkeys(beside)))
 
 

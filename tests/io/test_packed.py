@@ -113,3 +113,13 @@ def test_another_format_is_left_to_be_named(tmp_path):
     tensors = {"a.weight": np.zeros((6, 128), np.uint8), "a.comfy_quant": said(format="nvfp4")}
     with opened(tmp_path, tensors) as file:
         assert "a.comfy_quant" in file.names
+
+
+def test_8_bits_of_bitsandbytes_are_read_row_by_row_alone(tmp_path):
+    """Its other formats are orders of a GPU's tiles: the same bytes at other places."""
+    stored = np.arange(-8, 8, dtype=np.int8).reshape(4, 4)
+    tensors = {"a.weight": stored, "a.SCB": np.full(4, 127.0, np.float32)}
+    with opened(tmp_path, tensors | {"a.weight_format": np.array(0, np.uint8)}) as weights:
+        np.testing.assert_array_equal(weights.read("a.weight"), stored)
+    with pytest.raises(ModelFileError, match=r"a\.weight: its 8 bits lie as a GPU's format 2 has them, not row by row"):
+        opened(tmp_path, tensors | {"a.weight_format": np.array(2, np.uint8)})
