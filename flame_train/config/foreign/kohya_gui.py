@@ -30,6 +30,8 @@ _MODELS: Final = MappingProxyType(
 )
 _OTHERS: Final = MappingProxyType({"hunyuan_image_checkbox": "HunyuanImage", "lumina_checkbox": "Lumina"})
 _AT_DEFAULT: Final = "it is at the web interface's default, which changes nothing here"
+_MODEL: Final = "it says which model the config is for"
+_UNSAID: Final = "the web interface does not hand it on beside the other boxes"
 _OTHER_KIND: Final = "it belongs to another kind of adapter, and the web interface does not read it"
 _NO_MODEL: Final = "it belongs to a model that this config is not for"
 
@@ -49,6 +51,8 @@ def read(reading: Reading) -> Source:
     idle |= dict.fromkeys(unread(given), _OTHER_KIND)
     settings = dict(_arguments(given, family))
     settings |= _further(boxes)
+    said = {one.written.partition(" ")[0] for one in settings.values()}
+    idle |= {name: _MODEL if name in _MODELS else _UNSAID for name in needed if name not in said and name not in idle}
     notes: list[str] = []
     sets = datasets_of(reading, settings, notes)
     return replace(source_of(family, settings, sets, notes), idle=idle)

@@ -97,6 +97,19 @@ def test_a_box_at_its_default_has_no_line(tmp_path: Path) -> None:
     assert set(usual) <= set(result["needless"])
 
 
+def test_every_box_is_somewhere(tmp_path: Path) -> None:
+    """A box is carried over, listed, or among those that need no key; none vanishes."""
+    boxes = FOX | {"noise_offset": 0.1, "noise_offset_type": "Multires", "max_train_steps": 90, "ae": "/a", "unit": 4}
+    boxes |= {"seed": 3, "additional_parameters": "--seed 4", "lr_warmup_steps": 5, "color_aug": True, "quantum": 7}
+    result = imported(tmp_path, boxes)
+    made = {name for each in result["carried"].values() for name in each["settings"]}
+    listed = {name for name in boxes if any(f" {name} = " in line for line in result["listed"])}
+    assert listed == {"color_aug", "quantum"}
+    of_sets = {"train_data_dir", "max_resolution", "caption_extension"}
+    assert set(boxes) - made - listed - set(result["needless"]) - of_sets == {"additional_parameters"}
+    assert values(result)["train.seed"] == 4
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_is_carried_or_stops_the_import(tmp_path: Path, kind: str) -> None:
     boxes = FOX | {"LoRA_type": kind, "conv_dim": 4, "conv_alpha": 2, "caption_extension": ".txt"}
