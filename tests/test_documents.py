@@ -61,6 +61,8 @@ ELSEWHERE = frozenset(
         "utils.py",
         "configs/FAMILY.toml",
         "NAME.safetensors",
+        "NAME.best.safetensors",
+        "lora.best.safetensors",
         "NAME-000500.safetensors",
         "op_errors.jsonl",
         "checkpoint-500.safetensors",
