@@ -30,6 +30,8 @@ _MODELS: Final = MappingProxyType(
 )
 _OTHERS: Final = MappingProxyType({"hunyuan_image_checkbox": "HunyuanImage", "lumina_checkbox": "Lumina"})
 _AT_DEFAULT: Final = "it is at the web interface's default, which changes nothing here"
+_NEVER_EMPTY: Final = ("LoRA_type", "epoch", "optimizer", "max_resolution", "lr_scheduler", "network_dim")
+"""Boxes that are choices or numbers, whose default the interface takes where a file has nothing in them."""
 _MODEL: Final = "it says which model the config is for"
 _UNSAID: Final = "the web interface does not hand it on beside the other boxes"
 _OTHER_KIND: Final = "it belongs to another kind of adapter, and the web interface does not read it"
@@ -45,9 +47,11 @@ def read(reading: Reading) -> Source:
     boxes = {name: Setting(_plain(one.value), one.place) for name, one in reading.flat(reading.tree).items()}
     family = _family(reading, boxes) or reading.family
     needed, idle = _used(boxes, family)
-    given = needed | {
-        name: Setting(value, "") for name, value in DEFAULTS.items() if name not in boxes and name not in needed
+    absent = {
+        name for name in DEFAULTS if _value(boxes, name, "") == "" and (name not in boxes or name in _NEVER_EMPTY)
     }
+    absent |= {name for name in DEFAULTS if name in boxes and boxes[name].value is None}
+    given = needed | {name: Setting(DEFAULTS[name], "") for name in absent}
     idle |= dict.fromkeys(unread(given), _OTHER_KIND)
     settings = dict(_arguments(given, family))
     settings |= _further(boxes)
@@ -82,6 +86,12 @@ def _family(reading: Reading, boxes: Mapping[str, Setting]) -> str:
 
 def _value(boxes: Mapping[str, Setting], name: str, usual: Any = None) -> Any:
     return boxes[name].value if name in boxes and boxes[name].value not in ("", None) else usual
+
+
+def _number(boxes: Mapping[str, Setting], name: str) -> float:
+    """A box's number; 0 for one that has none, as the interface takes it (common_gui.py:1205)."""
+    value = _value(boxes, name, 0)
+    return value if isinstance(value, int | float) else 0
 
 
 def _used(boxes: Mapping[str, Setting], family: str) -> tuple[dict[str, Setting], dict[str, str]]:
@@ -121,8 +131,7 @@ def _written(name: str, box: Setting, value: Any = None) -> Setting:
 
 def _rates(boxes: Mapping[str, Setting], family: str) -> Iterator[tuple[str, Setting]]:
     """Rates, and which networks are trained: a rate of 0 leaves text encoders out (lora_gui.py:893 and 2030)."""
-    text, t5 = _value(boxes, "text_encoder_lr", 0), _value(boxes, "t5xxl_lr", 0)
-    denoiser = _value(boxes, "unet_lr", 0)
+    text, t5, denoiser = (_number(boxes, name) for name in ("text_encoder_lr", "t5xxl_lr", "unet_lr"))
     for name in ("learning_rate", "unet_lr"):
         if name in boxes:
             yield name, _written(name, boxes[name])
@@ -144,13 +153,13 @@ def _length(boxes: Mapping[str, Setting]) -> Iterator[tuple[str, Setting]]:
         yield "max_train_steps", _written("max_train_steps", boxes["max_train_steps"])
     elif "dataset_config" not in boxes and "epoch" in boxes:
         yield "max_train_epochs", _written("epoch", boxes["epoch"])
-    if _value(boxes, "lr_warmup_steps", 0):
+    if _number(boxes, "lr_warmup_steps") > 0:
         yield (
             "lr_warmup_steps",
             _written("lr_warmup_steps", boxes["lr_warmup_steps"], int(boxes["lr_warmup_steps"].value)),
         )
-    elif _value(boxes, "lr_warmup", 0):
-        yield "lr_warmup_steps", _written("lr_warmup", boxes["lr_warmup"], boxes["lr_warmup"].value / 100)
+    elif _number(boxes, "lr_warmup"):
+        yield "lr_warmup_steps", _written("lr_warmup", boxes["lr_warmup"], _number(boxes, "lr_warmup") / 100)
 
 
 def _further(boxes: Mapping[str, Setting]) -> dict[str, Setting]:
