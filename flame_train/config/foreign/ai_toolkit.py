@@ -84,6 +84,9 @@ _ROWS: Final = [
     turned("train.gradient_accumulation@460", "gradient.accumulation", lambda v, s: v if v and v > 1 else NOTHING),
     always("train.train_unet@400", "the denoiser is what is trained"),
     turned("train.train_text_encoder@401", TRAINED, own.encoders),
+    never(
+        "train.bypass_guidance_embedding@574", "Flux's guidance is always an input; loss.guidance_scale = 1 is near it"
+    ),
     *part_of("train.text_encoder_lr@383"),
     turned("train.gradient_checkpointing@413", "gradient.checkpointing", switched("full"), absent=True),
     turned(

@@ -367,7 +367,7 @@ def offloaded(value: Any, source: Source) -> Any:
 
 
 def resolutions(value: Any, source: Source) -> Any:
-    sides = sides_of(value)
+    sides = sorted(set(sides_of(value)))
     if len(sides) < 2 or not isinstance(value, list):
         return {"set.resolution": sides[0]} if sides else Lost("expected a number of pixels")
     return {"set.resolutions": sides}

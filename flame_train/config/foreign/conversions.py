@@ -235,11 +235,14 @@ def checkpoint(value: Any, source: Source) -> Any:
     text = str(value or "")
     if not text:
         return NOTHING
+    if page := _HUB_PAGE.fullmatch(text):
+        return f"hf:{page.group(1)}/{page.group(2)}"
     if _HUB_NAME.fullmatch(text) and not text.endswith(".safetensors") and not os.path.exists(text):
         return Changed(f"hf:{text}", "a name on the hub; a folder of that name would be written without hf:")
     return text
 
 
+_HUB_PAGE: Final = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/(?:blob|resolve)/main/([\w./-]+)")
 _HUB_FILE: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 

@@ -46,11 +46,11 @@ _TRAINED_PART: Final = ("train@301", "learning_rate@304", "stop_training_after@3
 _TEXT_PARTS: Final = ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4")
 
 _ROWS: Final = [
+    *(turned(f"{part}.model_name@299", "model.checkpoint", checkpoint, families=those) for part, those in _DENOISERS),
     turned("base_model_name@1042", "model.checkpoint", checkpoint),
     turned("vae.model_name@299", "model.vae", unless_off),
     *(turned(f"{part}.weight_dtype@305", "model.quantize", own.weights, families=those) for part, those in _DENOISERS),
     turned("weight_dtype@305", "model.quantize", own.weights),
-    *(turned(f"{part}.model_name@299", "model.checkpoint", checkpoint, families=those) for part, those in _DENOISERS),
     turned("vae.weight_dtype@305", "model.vae_precision", own.vae_weights),
     *(
         turned(f"{part}.weight_dtype@305", "text_encoders.precision", own.text_weights, families=those)
@@ -231,6 +231,7 @@ _ROWS: Final = [
     turned("unmasked_probability@1207", (), sets.unmasked),
     turned("validate_after@1027", ("validation.every", "validation.every_epochs"), own.validated),
     *part_of("validation@1026 validate_after_unit@1028"),
+    never("quantization.layer_filter@361", "which layers are quantized is the family's own choice"),
     never("loss_scaler@1090", "a factor on the loss changes the step size; set optimizer.lr"),
     never("multi_gpu@1034", "a run is one process on one GPU"),
     *(
@@ -255,7 +256,6 @@ _ROWS: Final = [
             "custom_conditioning_image@1211",
             "additional_embeddings@1222",
             "embedding_learning_rate@1219",
-            "quantization.layer_filter@361",
         )
     ),
     *needless(

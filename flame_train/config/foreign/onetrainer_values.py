@@ -278,7 +278,9 @@ def levels(value: Any, source: Source) -> Any:
     if value == "HEAVY_TAIL":
         return sampled("mode", shift) | {"loss.mode_scale": weight}
     known = {"UNIFORM": sampled("uniform", shift), "COS_MAP": sampled("cosmap", shift)}
-    return known.get(value, Lost("loss.timestep_sampling has uniform, logit_normal, sigmoid, mode, cosmap and beta"))
+    return known.get(
+        value, Lost("no such distribution here; the family's own is used instead (loss.timestep_sampling)")
+    )
 
 
 def span(name: str) -> Any:

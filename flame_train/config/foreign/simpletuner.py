@@ -24,7 +24,6 @@ from .table import (
     NOTHING,
     Lost,
     Program,
-    Row,
     needless,
     never,
     part_of,
@@ -51,9 +50,10 @@ _ROWS: Final = [
         "lycoris.multiplier@helpers/configuration/cmd_args.py:1181 "
         "lycoris.bypass_mode@helpers/training/trainer.py:3435",
     ),
+    turned("lycoris.full_matrix", "lora.full_matrix", switched(True)),
     never("lycoris.*", "layers and their settings are lora.targets and [[lora.rules]]; write them by hand"),
-    turned("lora_rank@lora.py:18", "lora.rank", to_number),
-    turned("lora_alpha@lora.py:41", "lora.alpha", own.alpha),
+    turned("lora_rank@lora.py:18", "lora.rank", own.of_standard(to_number)),
+    turned("lora_alpha@lora.py:41", "lora.alpha", own.of_standard(own.alpha)),
     turned("(lora_alpha)", "lora.alpha", lambda v, s: float(s.get("lora_rank", 16)), absent="the rank"),
     turned("lora_dropout@lora.py:130", "lora.dropout", unless_off),
     turned("flux_lora_target", "lora.targets", own.targets, absent="all", families=["flux"]),
@@ -125,7 +125,7 @@ _ROWS: Final = [
     turned(
         "lora_format@lora.py:381",
         "output.format",
-        lambda v, s: "kohya" if v == "comfyui" else "diffusers",
+        own.of_standard(lambda v, s: "kohya" if v == "comfyui" else "diffusers"),
         absent="diffusers",
     ),
     turned("vae_dtype@model.py:346", "model.vae_precision", own.vae_precision),
@@ -189,6 +189,7 @@ _ROWS: Final = [
         for name, why, usual in (
             ("aspect_bucket_rounding@model.py:422", "buckets follow from the images' shapes and data.bucket_step", 2),
             ("data_backend_sampling@advanced.py:1509", "sets are drawn by their repeats and weight", "uniform"),
+            ("validation_*_strength", "--am in a prompt is the strength of the LoRA", 1.0),
             ("num_validation_images@validation.py:189", "one image for each prompt", 1),
             (
                 "resume_from_checkpoint@model.py:278",
@@ -200,6 +201,9 @@ _ROWS: Final = [
     *(
         never(name, why)
         for name, why in (
+            ("strict_epoch_limit", "epochs are whole here"),
+            ("sdnq_*", "model.quantize has its own ways"),
+            ("quantize_activations", "model.arithmetic says in which numbers products are"),
             ("controlnet@model.py:105", "a ControlNet is not trained here"),
             (
                 "minimum_image_size@advanced.py:2295",
@@ -243,8 +247,8 @@ _SET_ROWS: Final = [
     turned("control", "set.control", unless_off),
     turned("validation@helpers/data_backend/factory.py:1892", "set.validation", switched(True)),
     turned("instance_prompt@helpers/data_backend/factory.py:3506", "set.caption", unless_off),
-    Row("type@helpers/data_backend/factory.py:213", (), own.not_local),
-    Row("caption_strategy@helpers/data_backend/factory.py:620", (), own.strategy),
+    turned("type@helpers/data_backend/factory.py:213", (), own.not_local),
+    turned("caption_strategy@helpers/data_backend/factory.py:620", (), own.strategy),
     turned("train_batch_size@helpers/data_backend/factory.py:328", "set.batch_size", to_number),
     turned("is_regularisation_data@helpers/data_backend/factory.py:3509", "set.regularization", switched(True)),
     turned("caption_shuffle.enable", "set.captions.shuffle", switched(True)),

@@ -20,6 +20,7 @@ from .conversions import (
 from .table import (
     NOTHING,
     Changed,
+    Convert,
     Lost,
     Reading,
     Setting,
@@ -167,6 +168,15 @@ def kind(value: Any, source: Source) -> Any:
     if not algo:
         return Lost("LyCORIS, whose config is not beside this file")
     return algo if algo in ("lora", "locon", "loha", "lokr") else Lost(f"LyCORIS' {algo} is not here")
+
+
+def of_standard(convert: Convert) -> Convert:
+    """A setting of PEFT's adapters, which LyCORIS does not read."""
+
+    def checked(value: Any, source: Source) -> Any:
+        return NOTHING if source.get("lora_type") == "lycoris" else convert(value, source)
+
+    return checked
 
 
 def alpha(value: Any, source: Source) -> Any:

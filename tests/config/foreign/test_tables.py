@@ -50,6 +50,10 @@ def test_every_row_leads_to_keys_that_exist(program: Program, row: Row) -> None:
     assert not missing, f"{program.name}'s {row.key} leads to {missing}, which the schema lacks"
 
 
+def test_a_place_is_no_part_of_a_name() -> None:
+    assert [f"{program.name}'s {row.key}" for program, row in rows() if "@" in row.key] == []
+
+
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_a_setting_is_answered_by_one_row_of_a_family(program: Program) -> None:
     for table in (program.rows, program.set_rows):
