@@ -31,8 +31,9 @@ Eight rules hold everywhere, so that no op has to implement them:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, ClassVar
 
 from ..errors import ShapeError, Unsupported
@@ -171,7 +172,7 @@ class Op:
         self.non_differentiable_names: set[str] = set()
         self.unsupported_grads: set[str] = set()
         self._samples: tuple[Sample, ...] = ()
-        self._perf_samples: tuple[Sample, ...] = ()
+        self._perf_samples: tuple[Sample | Callable[[], Iterable[Sample]], ...] = ()
         self._errors: tuple[ErrorSample, ...] = ()
         self.__doc__ = fn.__doc__
         self.__name__ = self.name
@@ -218,8 +219,8 @@ class Op:
         """Declares the samples on which the generated tests run the op."""
         self._samples = given
 
-    def perf_samples(self, *given: Sample) -> None:
-        """Declares samples of the sizes kernels are made for: checked against the reference, and timed."""
+    def perf_samples(self, *given: Sample | Callable[[], Iterable[Sample]]) -> None:
+        """Declares samples of the sizes kernels are made for, or functions that make them when they are asked for."""
         self._perf_samples = given
 
     def errors(self, *given: ErrorSample) -> None:
@@ -328,7 +329,7 @@ class Op:
 
     def iter_perf_samples(self) -> Iterator[Sample]:
         """The declared large samples, none if the op has no kernel that needs them."""
-        return iter(self._perf_samples)
+        return chain.from_iterable([each] if isinstance(each, Sample) else each() for each in self._perf_samples)
 
     def iter_errors(self) -> Iterator[ErrorSample]:
         """The declared bad inputs, none if the op declares none."""

@@ -138,13 +138,15 @@ scaled_linear.samples(
     sample((2, 3, 4), *stored(5, 4), (5,), (2, 3, 5)),
 )
 scaled_linear.perf_samples(
-    sample((2, 77, 640), *stored(1280, 640), (1280,), (2, 77, 1280)),
-    sample((333, 256), *stored(144, 256)),
-    sample((2, 77, 640), *stored(1280, 640), (1280,), (2, 77, 1280), dynamic=True),
-    sample((333, 256), *stored(144, 256), dynamic=True),
-    sample((333, 9728), *stored(256, 9728), (256,), dynamic=True),
-    *(sample((333, 256), *stored(144, 256, dtype=int8), dynamic=way) for way in (False, True)),
-    sample((2, 77, 640), *stored(1280, 640, dtype=int8), (1280,), (2, 77, 1280), dynamic=True),
+    lambda: (
+        sample((2, 77, 640), *stored(1280, 640), (1280,), (2, 77, 1280)),
+        sample((333, 256), *stored(144, 256)),
+        sample((2, 77, 640), *stored(1280, 640), (1280,), (2, 77, 1280), dynamic=True),
+        sample((333, 256), *stored(144, 256), dynamic=True),
+        sample((333, 9728), *stored(256, 9728), (256,), dynamic=True),
+        *(sample((333, 256), *stored(144, 256, dtype=int8), dynamic=way) for way in (False, True)),
+        sample((2, 77, 640), *stored(1280, 640, dtype=int8), (1280,), (2, 77, 1280), dynamic=True),
+    )
 )
 
 
