@@ -90,12 +90,12 @@ def lora(rank=2, shape=(10, 12)):
 @pytest.mark.parametrize(
     ("found", "kind", "resize", "words"),
     [
-        ({"a": lora(), "b": lora()}, "lora", True, "adapts 1 layer.s. that lora.targets leave out, such as b"),
+        ({"a": lora(), "b": lora()}, "lora", True, "adapts 1 layer that lora.targets leave out, such as b"),
         (
             {},
             "lora",
             False,
-            "has nothing for 1 layer.s. that lora.targets choose, such as a; .*lora.from_resize = true",
+            "has nothing for 1 layer that lora.targets choose, such as a; .*lora.from_resize = true",
         ),
         ({"a": lora(shape=(9, 12))}, "lora", True, r"a is \(9, 12\) there and \(10, 12\) in the model: another base"),
         ({"a": lora()}, "loha", True, 'expected a file of kind "loha", as lora.kind says, got "lora"'),

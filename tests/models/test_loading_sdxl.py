@@ -182,7 +182,7 @@ def test_numbers_too_large_for_fp16_are_told_from_damage(models, tmp_path):
     path = tmp_path / "large.safetensors"
     safetensors.save_file(tensors, path)
     load(path, "unet")
-    with pytest.raises(ModelFileError, match=r"beyond the 65504 of fp16 \(out\.0\.bias\).*or take bf16"):
+    with pytest.raises(ModelFileError, match=r"beyond the 65504 of fp16 in .*or take bf16"):
         load(path, "unet", "float16")
 
 
@@ -261,7 +261,7 @@ def test_tensors_of_no_part_are_told_once(models, tmp_path, caplog):
     for _ in range(2):
         SDXL_FILES.all_parts(path, "unet")
     (told,) = caplog.messages
-    assert told == f"{path}: 1 tensor(s) belong to no part of the model and are left out, such as strange.marker"
+    assert told == f"{path}: left out 1 tensor of no part of the model, such as strange.marker"
 
 
 def test_what_a_folder_states_of_the_unet_is_honoured_or_refused(folder, tmp_path):

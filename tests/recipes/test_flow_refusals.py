@@ -107,7 +107,7 @@ def test_a_caption_that_is_too_long_is_told_with_the_key_that_lengthens_it(
     planned("sdxl", small_config(data={"path": str(tmp_path / "long")}))
     told = [record.message for record in caplog.records if "longer than" in record.message]
     assert told == [
-        f"1 {what}(s) are longer than {limit}; the rest is not seen"
+        f"1 {what} is longer than {limit}; the rest is not seen"
         for what, limit in (
             ("caption", "text_encoders.t5_tokens=154"),
             ("prompt", "text_encoders.t5_tokens=154"),

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from flame_train.engine import nn
 from flame_train.engine.dtype import DType
-from flame_train.errors import ModelFileError
+from flame_train.errors import ModelFileError, counted
 from flame_train.io.resolve import Component, Resolved
 from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
@@ -151,7 +151,7 @@ def _tell_stray(path: Path, names: tuple[str, ...]) -> None:
     """Says once that a checkpoint holds tensors of no part of the model: they may mark another kind of it."""
     if names:
         _LOG.warning(
-            "%s: %d tensor(s) belong to no part of the model and are left out, such as %s", path, len(names), names[0]
+            "%s: left out %s of no part of the model, such as %s", path, counted(len(names), "tensor"), names[0]
         )
 
 
