@@ -7,7 +7,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 HUB: Final = "hf:"
-_ADDRESS: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_ADDRESS: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]*)://(.*)", re.DOTALL)
+_USER: Final = re.compile(r"[A-Za-z0-9_.\\$+-]+")
 
 
 def is_address(text: str) -> bool:
@@ -38,12 +39,19 @@ def problem_of(address: str) -> str | None:
     if not is_address(address):
         return "expected an address such as s3://bucket/folder or sftp://host/folder, got none"
     place = address.partition("://")[2]
+    if "::" in scheme_of(address) or "://" in place:
+        return "expected one address, got several in a row (not repeated here)"
     try:
         parts = urlsplit(address)
-        held = parts.password is not None or (scheme_of(address) not in ("sftp", "ssh") and parts.username is not None)
+        user = parts.username
+        held = parts.password is not None or (scheme_of(address) not in ("sftp", "ssh") and user is not None)
+        held = held or (user is not None and _USER.fullmatch(user) is None)
         _ = parts.port
-    except ValueError as error:
-        return f"expected an address such as s3://bucket/folder or sftp://host/folder: {error}"
+    except ValueError:  # its text may have what was meant as a password
+        return (
+            "expected an address such as s3://bucket/folder or sftp://host:22/folder; what follows the colon of this "
+            "one is no port (not repeated here)"
+        )
     if held:
         return (
             "expected an address without credentials (not repeated here), which are read where the provider's own "

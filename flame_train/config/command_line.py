@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from flame_train.errors import ConfigError
 
@@ -42,6 +42,8 @@ def parse_command_line(text: str, name: str) -> tuple[dict[str, Any], dict[Path,
         for word in words:
             option = _take(tree, option, word)
             if word.startswith("--"):
+                if len(tree) > _MOST:
+                    raise ConfigError(f"{name}:{line}: expected a command of at most {_MOST} options, got more")
                 lines[option,] = line
         line += 1
     return tree, lines
@@ -66,6 +68,9 @@ def _take(tree: dict[str, Any], option: str, word: str) -> str:
     return option
 
 
+_MOST: Final = 2000  # options; the programs have some hundred
+
+
 def _words(text: str, place: str) -> list[str]:
     if text.lstrip().startswith("#"):
         return []
@@ -80,4 +85,5 @@ def _add(tree: dict[str, Any], option: str, word: str) -> None:
     if given is True:
         tree[option] = word
     else:
-        tree[option] = [*given, word] if isinstance(given, list) else [given, word]
+        tree[option] = given if isinstance(given, list) else [given]
+        tree[option].append(word)

@@ -19,7 +19,7 @@ from flame_train.config.read import Layered, given_layer, read_layers
 from flame_train.config.schema import REPEATED, Config
 from flame_train.config.suggest import answer, did_you_mean, nearest_section
 from flame_train.config.updates import LONGEST_RUN
-from flame_train.errors import ConfigError
+from flame_train.errors import ConfigError, kind_of
 from flame_train.given import toml_tree
 
 _OVERRIDE = "--set"
@@ -52,6 +52,10 @@ def load_located(
     of `lacking`. Raises ConfigError with every problem of the files and the
     overrides, one a line, in the order of the files.
     """
+    if not isinstance(source, str | Mapping):
+        raise ConfigError(f"expected the path of a config, or its sections as a mapping; got {kind_of(source)}")
+    if not isinstance(overrides, list | tuple) or not all(isinstance(each, str) for each in overrides):
+        raise ConfigError(f"expected a list of section.key=value as overrides, got {kind_of(overrides)}")
     layered = read_layers(source) if isinstance(source, str) else given_layer(source)
     config, problems = _checked(layered, overrides, lacking)
     if problems:

@@ -27,9 +27,8 @@ def commented(
     """
     lines = [f"# {title}", "", f"format = {FORMAT}"]
     values = flat(config)
-    for section, model in sections().items():
-        heading = (model.__doc__ or "").strip().splitlines()[:1]  # there is none if Python runs without docstrings
-        lines += ["", *(f"# {line}" for line in heading), f"[{section}]"]
+    for section in sections():
+        lines += ["", comment(Config.model_fields[section].description or ""), f"[{section}]"]
         for key in keys().values():
             no_line = key.is_tables and not key.has_short_form and not values.get(key.path)
             if key.section != section or key.path in leave_out or no_line:

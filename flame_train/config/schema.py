@@ -299,23 +299,37 @@ class PreservationSection(Section):
 class Config(Section):
     """A training run as described by one file."""
 
-    model: ModelSection = ModelSection()
-    text_encoders: TextEncodersSection = TextEncodersSection()
-    data: DataSection = DataSection()
-    captions: CaptionKeys = CaptionKeys()
-    lora: LoraSection = LoraSection()
-    optimizer: OptimizerSection = OptimizerSection()
-    schedule: ScheduleSection = ScheduleSection()
-    gradient: GradientSection = GradientSection()
-    memory: MemorySection = MemorySection()
-    train: TrainSection = TrainSection()
-    loss: LossSection = LossSection()
-    preservation: PreservationSection = PreservationSection()
-    checkpoint: CheckpointSection = CheckpointSection()
-    log: LogSection = LogSection()
-    sample: SampleSection = SampleSection()
-    validation: ValidationSection = ValidationSection()
-    output: OutputSection = OutputSection()
+    model: ModelSection = Field(default=ModelSection(), description="The base model, which is never changed.")
+    text_encoders: TextEncodersSection = Field(
+        default=TextEncodersSection(),
+        description="The text encoders, where the checkpoint holds none, and how they are used.",
+    )
+    data: DataSection = Field(default=DataSection(), description="The images and their captions.")
+    captions: CaptionKeys = Field(default=CaptionKeys(), description="How captions are read and varied.")
+    lora: LoraSection = Field(default=LoraSection(), description="The adapter that is trained.")
+    optimizer: OptimizerSection = Field(default=OptimizerSection(), description="How gradients become updates.")
+    schedule: ScheduleSection = Field(
+        default=ScheduleSection(), description="How the learning rate moves over the run."
+    )
+    gradient: GradientSection = Field(
+        default=GradientSection(), description="Changes of gradients before the optimizer gets them."
+    )
+    memory: MemorySection = Field(default=MemorySection(), description="The memory of the GPU that a run may take.")
+    train: TrainSection = Field(default=TrainSection(), description="The run.")
+    loss: LossSection = Field(default=LossSection(), description="The loss, the noise levels and the noise.")
+    preservation: PreservationSection = Field(
+        default=PreservationSection(), description="What the model keeps as the base has it, while it learns."
+    )
+    checkpoint: CheckpointSection = Field(
+        default=CheckpointSection(), description="The checkpoints from which a stopped run continues."
+    )
+    log: LogSection = Field(default=LogSection(), description="Further values in the log.")
+    sample: SampleSection = Field(default=SampleSection(), description="Images made during the run.")
+    validation: ValidationSection = Field(
+        default=ValidationSection(),
+        description="The loss on images that are held out: sets with `validation = true`, or a share of all.",
+    )
+    output: OutputSection = Field(default=OutputSection(), description="Where the run is kept.")
 
 
 REPEATED: tuple[str, ...] = tuple(

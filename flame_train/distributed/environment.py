@@ -47,6 +47,7 @@ _MPICH: Final = _Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRAN
 _SLURM: Final = _Names("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
 """A batch script that `srun` did not start has SLURM_PROCID too, but no tasks of a step."""
 
+_DIGITS: Final = 18
 _OFFSET: Final = 1
 """NCCL's port beside torchrun's MASTER_PORT, at which its agent listens."""
 
@@ -83,8 +84,9 @@ def _place(environ: Mapping[str, str], names: _Names, launcher: str, address: ob
 
 def _number(environ: Mapping[str, str], name: str) -> int:
     value = environ.get(name, "")
-    if not (value.isascii() and value.isdecimal()):
-        raise ConfigError(f"expected a number in the environment variable {name}, got {value!r}; the launcher sets it")
+    if not (value.isascii() and value.isdecimal() and len(value) <= _DIGITS):
+        shown = value if len(value) <= _DIGITS else f"{value[:_DIGITS]}..."
+        raise ConfigError(f"expected a number in the environment variable {name}, got {shown!r}; the launcher sets it")
     return int(value)
 
 

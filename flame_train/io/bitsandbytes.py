@@ -7,7 +7,6 @@ indices into a map of 256 numbers, times their own blocks' magnitudes, plus an o
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -16,11 +15,14 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from flame_train.io.dtypes import Array
-from flame_train.io.packed import Packed, Shape, refuse
+from flame_train.given import json_tree, number, table, text
+from flame_train.io.dtypes import FLOAT_TAGS, Array
+from flame_train.io.header import MAX_RANK
+from flame_train.io.packed import Packed, Shape, refuse, said_in
 from flame_train.io.weight_files import StoredNf4, Weights
 
 _STATE: Final = ".quant_state.bitsandbytes__"
+_KINDS: Final = ("nf4", "fp4")
 _DTYPES: Final = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 _ROWS: Final = 0  # of bitsandbytes' formats of 8 bits; others are orders of a GPU's tiles
 _ROW_SCALE: Final = np.float32(1 / 127)
@@ -32,7 +34,9 @@ def packed(weights: Weights) -> dict[str, Packed]:
     found = {}
     for name in weights.names:
         if _STATE in name:
-            tensor, kind = name.split(_STATE)
+            tensor, _, kind = name.partition(_STATE)
+            if kind not in _KINDS:
+                raise refuse(weights.path, tensor, f"{name}: expected a name that ends in {' or '.join(_KINDS)}")
             found[tensor] = _four_bits(weights, names, tensor, kind, name)
         elif name.endswith(".SCB") and (tensor := f"{name.removesuffix('.SCB')}.weight") in names:
             found[tensor] = _eight_bits(weights, names, tensor, name)
@@ -47,6 +51,9 @@ def _four_bits(weights: Weights, names: frozenset[str], tensor: str, kind: str, 
     missing = [part for part in parts if part not in names]
     if missing:
         raise refuse(weights.path, tensor, f"packed in 4 bits, without its {missing[0]}")
+    tags = [weights.info(part).dtype for part in parts]
+    if tags[0] != "U8" or (nested and tags[1] != "U8") or not set(tags[1 + nested :]) <= FLOAT_TAGS:
+        raise refuse(weights.path, tensor, f"packed in 4 bits; expected bytes, and floats for them, got {tags}")
     shape = tuple(state["shape"])
     count, blocks = math.prod(shape), -(-math.prod(shape) // state["blocksize"])
     sizes = [math.prod(weights.info(part).shape) for part in parts]
@@ -54,6 +61,9 @@ def _four_bits(weights: Weights, names: frozenset[str], tensor: str, kind: str, 
     wanted += [-(-blocks // state["nested_blocksize"]), 256] if nested else []
     if sizes != wanted:
         raise refuse(weights.path, tensor, f"packed in 4 bits; expected parts of {wanted} numbers, got {sizes}")
+    state["blocksize"] = min(state["blocksize"], max(count, 1))  # the last block may be cut short: no more is laid out
+    if nested:
+        state["nested_blocksize"] = min(state["nested_blocksize"], max(blocks, 1))
     as_it_is = partial(_nf4, state) if nested and kind == "nf4" else None
     return Packed(parts, kind.upper(), shape, partial(_from_four_bits, state, shape), (state_name,), as_it_is)
 
@@ -67,16 +77,14 @@ def _nf4(state: dict[str, Any], parts: Sequence[Array]) -> StoredNf4:
 def _state(weights: Weights, tensor: str, name: str) -> dict[str, Any]:
     """What bitsandbytes says of a tensor, checked."""
     try:
-        state = json.loads(bytes(weights.read(name).view(np.uint8)))
-        sizes = [
-            state["blocksize"],
-            *state["shape"],
-            *([state["nested_blocksize"]] if "nested_blocksize" in state else []),
-        ]
-        if not all(type(size) is int and 0 < size < 1 << 31 for size in sizes) or state["dtype"] not in _DTYPES:
+        state = table(json_tree(said_in(weights, name)))
+        nested = "nested_blocksize" in state
+        sizes = [state["blocksize"], *state["shape"], *([state["nested_blocksize"]] if nested else [])]
+        if not all(type(size) is int and 0 < size < 1 << 31 for size in sizes) or len(state["shape"]) > MAX_RANK:
             raise ValueError
-        float(state.get("nested_offset", 0.0))
-    except (ValueError, KeyError, TypeError, RecursionError):
+        if text(state["dtype"]) not in _DTYPES or (nested and number(state.get("nested_offset")) is None):
+            raise ValueError
+    except (ValueError, KeyError, TypeError):
         raise refuse(weights.path, tensor, f"{name} is no description that bitsandbytes writes") from None
     return dict(state)
 

@@ -7,7 +7,6 @@ is its own inverse.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -16,10 +15,12 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
+from flame_train.given import json_tree, table, whole
 from flame_train.io.dtypes import Array
-from flame_train.io.packed import Packed, refuse
+from flame_train.io.packed import Packed, refuse, said_in
 from flame_train.io.weight_files import Weights
 
+_GROUP: Final = 256  # columns that are turned together, where nothing is said
 MARK: Final = ".comfy_quant"
 _DTYPES: Final[Mapping[str, Any]] = {
     "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
@@ -45,8 +46,10 @@ def packed(weights: Weights) -> dict[str, Packed]:
         shape, scales = weights.info(name).shape, weights.info(scale).shape
         if np.dtype(dtype).itemsize != 1 or weights.info(name).nbytes != math.prod(shape):
             raise refuse(weights.path, name, f"expected 8 bits for {said['format']}, got {weights.info(name).dtype}")
-        group = int(said.get("convrot_groupsize", 256)) if said.get("convrot") else 0
-        if group and (len(shape) != 2 or shape[1] % group or 4 ** round(math.log(group, 4)) != group):
+        group = int(said.get("convrot_groupsize", _GROUP)) if said.get("convrot") else 0
+        if group and (
+            len(shape) != 2 or group > shape[1] or shape[1] % group or 4 ** round(math.log(group, 4)) != group
+        ):
             raise refuse(weights.path, name, f"turned by groups of {group} columns, which do not divide {shape}")
         if not _fit(shape, scales):
             raise refuse(weights.path, name, f"scales of shape {scales} do not fit a weight of shape {shape}")
@@ -55,25 +58,25 @@ def packed(weights: Weights) -> dict[str, Packed]:
     return found
 
 
-def _layers(weights: Weights) -> Iterator[tuple[str, dict[str, Any]]]:
+def _layers(weights: Weights) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Each packed layer and what the file says of it."""
     for name in weights.names:
         if name.endswith(MARK):
-            yield name.removesuffix(MARK), _said(weights, name, bytes(weights.read(name).view(np.uint8)))
+            yield name.removesuffix(MARK), _checked(weights, name, json_tree(said_in(weights, name)))
     text = weights.metadata.get("_quantization_metadata")
     if text is not None:
-        layers = _said(weights, "_quantization_metadata", text.encode()).get("layers")
-        for layer, said in layers.items() if isinstance(layers, dict) else ():
+        tree = json_tree(text)
+        if not isinstance(tree, dict):
+            raise refuse(weights.path, "_quantization_metadata", "expected a JSON text with a table")
+        for layer, said in table(tree.get("layers")).items():
             if isinstance(said, dict):
-                yield layer, said
+                yield layer, _checked(weights, layer, said)
 
 
-def _said(weights: Weights, name: str, text: bytes) -> dict[str, Any]:
-    try:
-        said = json.loads(text)
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict) or not isinstance(said.get("convrot_groupsize", 256), int):
+def _checked(weights: Weights, name: str, said: Any) -> Mapping[str, Any]:
+    """What is said of a layer. Raises ModelFileError unless it is a table with a format and a group of columns."""
+    group = table(said).get("convrot_groupsize", _GROUP)
+    if not isinstance(said, dict) or not isinstance(said.get("format", ""), str) or not whole(group):
         raise refuse(weights.path, name, "expected a JSON text that says a weight's format")
     return said
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from flame_train.disk.open_folder import OpenFolder
 from flame_train.errors import OutputError
+from flame_train.given import text, whole
 from flame_train.io import commit
 from flame_train.io.runstatus import FORMAT, STATUS, read_status
 
@@ -63,10 +64,10 @@ class OtherSettings(OutputError):
 
 def _refuse_format(folder: Path, status: Mapping[str, Any]) -> None:
     """A run that a version with another layout wrote. An invalid status is ignored."""
-    found, version = status.get("format"), status.get("version")
-    if found != FORMAT and version is not None:
+    found, version = whole(status.get("format")) or 0, text(status.get("version"), "of an unknown version")
+    if found != FORMAT and status.get("version") is not None:
         raise OutputError(
-            f"{folder / STATUS}: expected a run of format {FORMAT}, got one of format {found or 0}, which "
+            f"{folder / STATUS}: expected a run of format {FORMAT}, got one of format {found}, which "
             f"flame-train {version} wrote; finish it with that version, or set output.dir to another folder"
         )
 

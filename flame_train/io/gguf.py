@@ -1,12 +1,12 @@
 """GGUF files as city96's ComfyUI-GGUF writes them for diffusion models, and llama.cpp for T5.
 
-The package `gguf`, whose authors define the format, parses the file and gives the blocks' numbers back.
+The package `gguf`, whose authors define the format, gives the blocks' numbers back.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
@@ -16,14 +16,11 @@ import numpy as np
 
 from flame_train.errors import EnvironmentFault, ModelFileError
 from flame_train.io.dtypes import Array
-from flame_train.io.header import MAX_TENSORS, TensorInfo
+from flame_train.io.gguf_header import GgufHeader, GgufTensor, read_header
+from flame_train.io.header import TensorInfo
 from flame_train.io.sniff import GGUF_MAGIC
 
-_ORIGINAL_SHAPE: Final = "comfy.gguf.orig_shape."  # of tensors whose rows were too short for blocks
 _PLAIN: Final = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-
-
-_DAMAGE: Final = (ValueError, KeyError, IndexError, TypeError, OverflowError, MemoryError)  # what the parser raises
 
 
 def is_gguf(path: Path) -> bool:
@@ -46,18 +43,18 @@ class GgufFile:
         self.files = (path,)
         self._library = _library(path)
         try:
-            reader = self._library.GGUFReader(path)
-            self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-            self._infos = {name: _info(reader, tensor) for name, tensor in self._tensors.items()}
-            self.metadata: Mapping[str, str] = MappingProxyType(_metadata(reader))
-        except _DAMAGE as error:
+            data = np.memmap(path, np.uint8, "r")
+            header = read_header(data)
+            self._kinds = {tensor.name: self._kind(tensor) for tensor in header.tensors}
+            self._stored = {tensor.name: self._data(data, tensor) for tensor in header.tensors}
+            self._infos = {tensor.name: self._info(tensor, header) for tensor in header.tensors}
+            self._refuse_overlaps(header.tensors)
+        except ValueError as error:
             raise ModelFileError(
                 f"{path}: is damaged, or no GGUF file of version 2 or 3 ({error}); download it again"
             ) from None
-        if len(self._tensors) > MAX_TENSORS or reader.byte_order != "I":
-            raise ModelFileError(f"{path}: holds over {MAX_TENSORS} tensors, or is written for another processor")
-        self._check_types()
-        self.names: tuple[str, ...] = tuple(self._tensors)
+        self.metadata: Mapping[str, str] = MappingProxyType(_metadata(header))
+        self.names: tuple[str, ...] = tuple(self._infos)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -75,7 +72,7 @@ class GgufFile:
         if info.dtype in _PLAIN:
             made = raw.reshape(-1).view(np.uint8).view(_PLAIN[info.dtype])
         else:
-            made = self._library.quants.dequantize(raw, self._tensors[name].tensor_type)
+            made = self._library.quants.dequantize(raw, self._kinds[name])
         found: Array = made.reshape(info.shape)
         found.flags.writeable = False
         return found
@@ -83,14 +80,14 @@ class GgufFile:
     def stored(self, name: str) -> tuple[Array, ...]:
         """The tensor's blocks as bytes."""
         self.info(name)
-        return (self._tensors[name].data,)
+        return (self._stored[name],)
 
     def nf4(self, name: str) -> None:
         """None: no format of these files is that."""
 
     def close(self) -> None:
         """Lets go of the map."""
-        self._tensors = {}
+        self._stored = {}
 
     def __enter__(self) -> Self:
         return self
@@ -98,14 +95,47 @@ class GgufFile:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _check_types(self) -> None:
-        for name, tensor in self._tensors.items():
-            tag = tensor.tensor_type.name
-            if tag not in _PLAIN and tensor.tensor_type not in self._library.quants._type_traits:
-                raise ModelFileError(
-                    f"{self.path}: {name} is stored as {tag}, which is not read; "
-                    "get the model as Q8_0, Q6_K, Q5_K, Q4_K, Q4_0 or safetensors"
-                )
+    def _kind(self, tensor: GgufTensor) -> Any:
+        try:
+            kind = self._library.GGMLQuantizationType(tensor.kind)
+        except ValueError:
+            raise ValueError(f"{tensor.name} is of the unknown type {tensor.kind}") from None
+        if kind.name not in _PLAIN and kind not in self._library.quants._type_traits:
+            raise ModelFileError(
+                f"{self.path}: {tensor.name} is stored as {kind.name}, which is not read; "
+                "get the model as Q8_0, Q6_K, Q5_K, Q4_K, Q4_0 or safetensors"
+            )
+        return kind
+
+    def _data(self, data: Array, tensor: GgufTensor) -> Array:
+        """The tensor's bytes in rows; those of floats that NumPy knows as such floats."""
+        kind = self._kinds[tensor.name]
+        block, size = self._library.GGML_QUANT_SIZES[kind]
+        *rows, columns = tensor.shape or (1,)
+        if columns % block:
+            raise ValueError(f"{tensor.name} has rows of {columns} numbers, which blocks of {block} do not fill")
+        shape = (*rows, columns // block * size)
+        end = tensor.begin + math.prod(shape)
+        if end > data.size:
+            raise ValueError(f"{tensor.name} would end at {end}, and the file has {data.size} bytes")
+        stored = data[tensor.begin : end]
+        if kind.name in _PLAIN and kind.name != "BF16":
+            return stored.view(_PLAIN[kind.name]).reshape(tensor.shape)
+        return stored.reshape(shape)
+
+    def _info(self, tensor: GgufTensor, header: GgufHeader) -> TensorInfo:
+        """The type, the shape, which may have been another before it was packed, and the bytes of a tensor."""
+        shape = header.shapes.get(tensor.name, tensor.shape)
+        if math.prod(shape) != math.prod(tensor.shape) or min(shape, default=0) < 0:
+            raise ValueError(f"{tensor.name} of shape {tensor.shape} was said to be {shape}")
+        return TensorInfo(tensor.name, self._kinds[tensor.name].name, shape, self._stored[tensor.name].nbytes)
+
+    def _refuse_overlaps(self, tensors: Sequence[GgufTensor]) -> None:
+        end = 0
+        for tensor in sorted(tensors, key=lambda each: each.begin):
+            if tensor.begin < end:
+                raise ValueError(f"{tensor.name} overlaps another tensor")
+            end = tensor.begin + self._stored[tensor.name].nbytes
 
 
 def _library(path: Path) -> Any:
@@ -120,23 +150,6 @@ def _library(path: Path) -> Any:
     return gguf
 
 
-def _info(reader: Any, tensor: Any) -> TensorInfo:
-    """The type, the shape as PyTorch has it (the format counts dims from the last one) and the bytes of a tensor."""
-    shape = tuple(int(n) for n in reversed(tensor.shape))
-    field = reader.get_field(_ORIGINAL_SHAPE + tensor.name)
-    original = shape if field is None else tuple(int(field.parts[i][0]) for i in field.data)
-    if math.prod(original) != math.prod(shape):
-        raise ValueError(f"{tensor.name} of shape {shape} was said to be {original}")
-    return TensorInfo(tensor.name, tensor.tensor_type.name, original, tensor.data.nbytes)
-
-
-def _metadata(reader: Any) -> dict[str, str]:
-    """Short texts and numbers of the header."""
-    found = {}
-    for key, field in reader.fields.items():
-        if key.startswith(("GGUF.", "tokenizer.", _ORIGINAL_SHAPE)):
-            continue
-        content = field.contents()
-        if isinstance(content, str | int | float | bool):
-            found[key] = str(content)
-    return found
+def _metadata(header: GgufHeader) -> dict[str, str]:
+    """Texts and numbers of the header."""
+    return {key: str(value) for key, value in header.values.items() if not key.startswith("tokenizer.")}

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
+
+import numpy as np
 
 from flame_train.errors import ModelFileError
 from flame_train.io.dtypes import Array
@@ -16,6 +18,7 @@ from flame_train.io.header import TensorInfo
 from flame_train.io.weight_files import StoredNf4, Weights
 
 Shape = tuple[int, ...]
+_LONGEST: Final = 1 << 20  # bytes of a text that is a tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,13 @@ class Unpacked:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def said_in(weights: Weights, name: str) -> bytes:
+    """The text that a stored tensor is. Raises ModelFileError for a long one."""
+    if weights.info(name).nbytes > _LONGEST:
+        raise refuse(weights.path, name, f"expected a text of at most {_LONGEST} bytes")
+    return np.asarray(weights.read(name)).reshape(-1).view(np.uint8).tobytes()
 
 
 def refuse(path: Path, name: str, reason: str) -> ModelFileError:

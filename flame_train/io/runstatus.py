@@ -84,6 +84,23 @@ def state_of(path: Path) -> dict[str, Any]:
         return status if is_locked(folder) else as_dead(status)
 
 
+def mend_status(path: Path) -> None:
+    """Has the status of a run whose process was killed say so, whatever comes of the command that asks for this.
+
+    A folder that is not there, in use or not to be written to is left as it is.
+    """
+    with contextlib.suppress(OSError, OutputError), OpenFolder.open(path) as folder:
+        status = read_status(folder)
+        if status.get("state") != "running" or "pid" not in status:
+            return
+        descriptor = folder.plain_file(LOCK, os.O_RDWR)
+        try:
+            lock(descriptor)
+            write_status(folder, as_dead(read_status(folder)))
+        finally:
+            os.close(descriptor)
+
+
 def as_dead(status: Mapping[str, Any]) -> dict[str, Any]:
     """The same status of a run whose process is gone."""
     return {**status, "state": "interrupted"} if status.get("state") == "running" else dict(status)

@@ -21,6 +21,7 @@ Result = TypeVar("Result")
 
 _TRIES: Final = 4
 _PAUSE: Final = 1.0  # seconds before another try
+_PATIENCE: Final = 45.0  # seconds after which there is none
 _MISSING: Final = ("NoSuchBucket", "NoSuchKey", "404", "InvalidBucketName")
 _DENIED: Final = (
     "AccessDenied",
@@ -74,13 +75,17 @@ def told(address: str, *passed: type[Exception]) -> Iterator[None]:
 
 
 def with_retries(attempt: Callable[[], Result], check: Callable[[], None]) -> Result:
-    """What `attempt` gives, tried again some times where the store is unreachable. `check` may raise in between."""
+    """What `attempt` gives, tried again some times where the store is unreachable. `check` may raise in between.
+
+    A store that takes requests and answers none is given up after a minute.
+    """
+    begin = time.monotonic()
     for left in reversed(range(_TRIES)):
         check()
         try:
             return attempt()
         except Unreachable as error:
-            if not left:
+            if not left or time.monotonic() - begin > _PATIENCE:
                 raise
             _LOG.warning("%s; trying again", error)
             time.sleep(_PAUSE)

@@ -6,12 +6,12 @@ none is the rest of an upload or of a removal.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from flame_train.errors import RemoteError
+from flame_train.given import json_tree, table, text, whole
 from flame_train.io.commit import FORMAT, MANIFEST
 
 from .store import Store
@@ -56,18 +56,20 @@ def manifest_in(store: Store, step: int) -> Manifest | None:
 
 def parsed(raw: bytes, step: int, where: str) -> Manifest | None:
     """A manifest's bytes, or None where they are not those of a manifest of `step`."""
-    try:
-        tree: Any = json.loads(raw)
-        if tree["format"] > FORMAT:
-            raise RemoteError(
-                f"{where}: written by a newer flame-train (checkpoint format {tree['format']}, this version reads "
-                f"{FORMAT}); update flame-train to continue this run"
-            )
-        files = {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in tree["files"].items()}
-        whole = tree["format"] == FORMAT and tree["step"] == step and bool(files)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    return Manifest(step, files, raw) if whole and all(map(_FILE.fullmatch, files)) else None
+    tree = table(json_tree(raw))
+    form = whole(tree.get("format")) or 0
+    if form > FORMAT:
+        raise RemoteError(
+            f"{where}: written by a newer flame-train (checkpoint format {form}, this version reads "
+            f"{FORMAT}); update flame-train to continue this run"
+        )
+    files = dict[str, tuple[int, str]]()
+    for name, entry in table(tree.get("files")).items():
+        size, digest = whole(table(entry).get("size")), text(table(entry).get("sha256"))
+        if size is None or not _FILE.fullmatch(name):
+            return None
+        files[name] = size, digest
+    return Manifest(step, files, raw) if form == FORMAT and tree.get("step") == step and files else None
 
 
 def remove_checkpoint(store: Store, step: int) -> None:

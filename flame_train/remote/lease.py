@@ -16,6 +16,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ from typing import Any, Final
 import psutil
 
 from flame_train.errors import RemoteError
+from flame_train.given import json_tree, number, table, text, whole
 
 from .faults import Refused, with_retries
 from .store import Store
@@ -33,6 +35,7 @@ NAME: Final = "lease.json"
 SECONDS: Final = 60.0
 """How long a lease is young after it was written."""
 _EVERY: Final = 15.0
+_LAST: Final = 5.0  # seconds in which it is given back; a store that takes longer has it grow old
 _CLOCKS: Final = 300.0  # seconds by which clocks may differ without a word; S3 refuses more than 900
 _LARGEST: Final = 1 << 16
 
@@ -51,6 +54,7 @@ class Lease:
         self._conditional = False
         self._ended = threading.Event()
         self._renewed = 0.0
+        self._abandoned = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
         self.lost: LeaseLost | None = None
@@ -63,6 +67,16 @@ class Lease:
 
     def __exit__(self, *error: object) -> None:
         self._ended.set()
+        if not self._abandoned:
+            giving = threading.Thread(target=self._give_back, name="lease-end", daemon=True)
+            giving.start()
+            giving.join(_LAST)
+
+    def abandon(self) -> None:
+        """Has the end leave the lease to grow old by itself: the store does not answer."""
+        self._abandoned = True
+
+    def _give_back(self) -> None:
         with contextlib.suppress(RemoteError), self._lock:
             if self.lost is None:
                 self._write(self._content(0.0))
@@ -100,15 +114,15 @@ class Lease:
         written = self._store.modified(NAME)
         age = SECONDS if written is None else (now - written).total_seconds()
         mine = holder.get("holder") == self._token  # written, but the answer was lost on its way
-        if age < float(holder.get("seconds", 0.0)) and not mine and not _is_dead(holder):
+        if age < (number(holder.get("seconds")) or 0.0) and not mine and not _is_dead(holder):
             self._refuse(holder, max(age, 0.0))
         if not self._write(self._content(SECONDS)):
             self._refuse(self._read()[0], 0.0)
         self._renewed = time.monotonic()
 
-    def _refuse(self, holder: dict[str, Any], age: float) -> None:
+    def _refuse(self, holder: Mapping[str, Any], age: float) -> None:
         """Raises Refused where the store keeps machines apart; elsewhere a warning."""
-        who = f"{holder.get('host', 'another machine')} (process {holder.get('pid', 'unknown')})"
+        who = _who(holder)
         if self._conditional:
             raise Refused(
                 f"{self._store}: {who} trains this run, as of {age:.0f} s ago; stop it there and start again, or "
@@ -135,26 +149,21 @@ class Lease:
                 holder, version = self._read()
                 if holder.get("holder") != self._token:
                     self.lost = LeaseLost(
-                        f"{self._store}: {holder.get('host', 'another machine')} (process "
-                        f"{holder.get('pid', 'unknown')}) trains this run now, for this machine's lease was out of "
-                        f"date; what it trained since is in {self._folder} alone"
+                        f"{self._store}: {_who(holder)} trains this run now, for this machine's lease was out of date; "
+                        f"what it trained since is in {self._folder} alone"
                     )
                     return
                 self._version = version  # written, but the answer was lost on its way
             self._renewed = time.monotonic()
 
-    def _read(self) -> tuple[dict[str, Any], str | None]:
+    def _read(self) -> tuple[Mapping[str, Any], str | None]:
         """What the lease says, and its version; nothing where there is none."""
         if self._conditional:
             found = self._store.read_versioned(NAME)
             raw, version = (b"", None) if found is None else found
         else:
             raw, version = self._store.read(NAME, _LARGEST) or b"", None
-        try:
-            holder = json.loads(raw)
-        except (ValueError, RecursionError):
-            holder = None
-        return (holder if isinstance(holder, dict) else {}), version
+        return table(json_tree(raw)), version
 
     def _write(self, content: bytes) -> bool:
         """Whether the lease is ours, with this content."""
@@ -187,14 +196,19 @@ def _machine() -> str:
     return hashlib.sha256(f"{socket.gethostname()} {boot} {numbers}".encode()).hexdigest()
 
 
-def _is_dead(holder: dict[str, Any]) -> bool:
+def _who(holder: Mapping[str, Any]) -> str:
+    """The machine and the process of a lease."""
+    return f"{text(holder.get('host'), 'another machine')} (process {whole(holder.get('pid')) or 'unknown'})"
+
+
+def _is_dead(holder: Mapping[str, Any]) -> bool:
     """Whether a lease is of a process that ran on this machine and is gone."""
     if not holder.get("machine") or holder["machine"] != _machine():
         return False
     try:
-        process = psutil.Process(int(holder["pid"]))
-        return bool(process.create_time() != holder["began"] or process.status() == psutil.STATUS_ZOMBIE)
-    except (psutil.NoSuchProcess, KeyError, ValueError, TypeError):
+        process = psutil.Process(whole(holder.get("pid")))
+        return bool(process.create_time() != holder.get("began") or process.status() == psutil.STATUS_ZOMBIE)
+    except (psutil.NoSuchProcess, ValueError, OverflowError):
         return True
     except psutil.Error:
         return False

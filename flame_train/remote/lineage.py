@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
+
+from flame_train.io.runlog import record_of
 
 _FIGURES: Final = ("loss", "lr", "grad_norm", "loss_scale")
 """What a step computes; its times and memory may differ."""
@@ -18,9 +19,6 @@ def apart(one: bytes, other: bytes, last: int) -> int | None:
 def _figures(log: bytes) -> dict[int, tuple[Any, ...]]:
     found = dict[int, tuple[Any, ...]]()
     for line in log.splitlines():
-        try:
-            record = json.loads(line)
-            found[int(record["step"])] = tuple(record.get(name) for name in _FIGURES)
-        except (ValueError, KeyError, TypeError, RecursionError, AttributeError):
-            continue
+        if record := record_of(line):
+            found[record["step"]] = tuple(record.get(name) for name in _FIGURES)
     return found

@@ -70,7 +70,7 @@ class Mirror:
         self._made: list[int] = []
         self._wake = threading.Condition()
         self._asked = self._done = 0
-        self._closing = self._given_up = False
+        self._closing = self._given_up = self._cleared = False
         self._failure: RemoteError | None = None
         self._warned = -_QUIET
         self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
@@ -160,6 +160,7 @@ class Mirror:
 
     def _sync(self) -> None:
         """Sends what is new: a status first, by which the copy is known as a run; checkpoints with the log before."""
+        self._clear()
         self._send_changed(STATUS)
         for name in _REPORTS:
             self._send_changed(name)
@@ -174,6 +175,13 @@ class Mirror:
             self._send_changed(name)
         self._prune()
         self._send_changed(STATUS)
+
+    def _clear(self) -> None:
+        """Removes, once, what uploads of earlier processes have left half-written."""
+        if not self._cleared:
+            for folder in ("", SAMPLES, *map(folder_of, steps_in(self._store))):
+                self._store.remove_partial(folder)
+            self._cleared = True
 
     def _next(self) -> int | None:
         """The newest whole checkpoint here that is not there."""

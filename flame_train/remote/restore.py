@@ -6,21 +6,20 @@ next one brings everything again.
 
 from __future__ import annotations
 
-import io
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flame_train.disk.failpoint import fail_point
 from flame_train.disk.files import make_folder, reading
 from flame_train.disk.locks import lock
 from flame_train.disk.open_folder import FolderEntry, OpenFolder
 from flame_train.errors import OutputError
+from flame_train.given import json_tree, table, text, whole
 from flame_train.io.commit import Found, NoIntactCheckpoint, commit, newest
 from flame_train.io.owned import is_sample, refuse_links
 from flame_train.io.runstatus import FORMAT, LOCK, STATUS, write_status
@@ -33,6 +32,7 @@ from .store import Store
 
 _LOG = logging.getLogger(__name__)
 
+_SPARE: Final = 1 << 20  # bytes of a log of another machine's
 _ALL: Final = 1 << 30  # checkpoints to keep: a start prunes none
 _OURS: Final = (CONFIG, CHECKPOINTS, LOG, "lora.safetensors")
 
@@ -93,18 +93,19 @@ class Copy:
                     "set output.remote to another address"
                 )
             return
-        told = _parsed(status)
-        if told.get("format") != FORMAT and told.get("version") is not None:
+        told = table(json_tree(status))
+        form, version = whole(told.get("format")) or 0, text(told.get("version"))
+        if form != FORMAT and told.get("version") is not None:
             raise Refused(
-                f"{self.store}: expected a run of format {FORMAT}, got one of format {told.get('format') or 0}, which "
-                f"flame-train {told['version']} wrote; finish it with that version, or set output.remote to another "
+                f"{self.store}: expected a run of format {FORMAT}, got one of format {form}, which "
+                f"flame-train {version} wrote; finish it with that version, or set output.remote to another "
                 "address"
             )
         config = self.store.read(CONFIG, LARGEST)
-        table = None if config is None else self.differences(config.decode(errors="replace"))
-        if table is not None:
+        other = None if config is None else self.differences(config.decode(errors="replace"))
+        if other is not None:
             raise Refused(
-                f"{self.store}: has the copy of a run with other settings, which change its result:\n{table}\n"
+                f"{self.store}: has the copy of a run with other settings, which change its result:\n{other}\n"
                 "set them back to continue that run, or set output.remote to another address for a new one"
             )
 
@@ -129,18 +130,11 @@ class Copy:
                 mine = log.read_bytes()
         except FileNotFoundError:
             return
-        theirs = io.BytesIO()
-
-        def fetch() -> str:
-            theirs.seek(0)
-            theirs.truncate()
-            return self.store.download(LOG, theirs.write)
-
-        try:
-            with_retries(fetch, self.check)
-        except FileNotFoundError:
+        most = 2 * len(mine) + _SPARE  # the steps of both stand in its beginning
+        theirs = with_retries(lambda: self.store.read(LOG, most), self.check)
+        if theirs is None:
             return
-        step = apart(mine, theirs.getvalue(), min(here, there))
+        step = apart(mine, theirs, min(here, there))
         if step is not None:
             raise Refused(
                 f"{self.store}, at step {there}, and {self.folder}, at step {here}, went different ways from step "
@@ -235,11 +229,3 @@ def _newest_here(folder: Path) -> Found | None:
         return newest(folder / CHECKPOINTS)
     except NoIntactCheckpoint:
         return None
-
-
-def _parsed(raw: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -7,12 +7,14 @@ it has, that is compared; elsewhere the file is read back.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import hashlib
 import io
 import logging
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +27,11 @@ from .faults import Unreachable, told
 
 BLOCK: Final = 16 << 20  # bytes of a part of an upload
 _CHUNK: Final = 1 << 20
+_SILENT: Final = 25  # seconds in which a store may send nothing
 _TREES: Final = ("file", "local", "sftp", "ssh", "smb", "hdfs", "webdav", "ftp")
+_SLOWEST: Final = 20_000  # bytes a second at which a body is sent
+_PARTIAL: Final = ".part"
+_LEFT: Final = re.compile(r".+\.[0-9a-f]{8}\.part", re.DOTALL)
 _SSH: Final = ("sftp", "ssh")
 
 
@@ -88,23 +94,35 @@ class Store:
         with told(self.address):
             self._fs.invalidate_cache()
             listed = self._fs.find(self._root, detail=True)
-        for path in sorted(listed):
-            if listed[path]["type"] == "file":
-                yield str(path)[len(self._root) :].strip("/"), _entry(listed[path])
+        files = {
+            str(path)[len(self._root) :].lstrip("/"): _entry(info)
+            for path, info in sorted(listed.items())
+            if info["type"] == "file" and not str(info["name"]).endswith("/")
+        }
+        if len(files) > 1:  # an empty name among others is a mark of a folder, as consoles of S3 make
+            files.pop("", None)
+        yield from files.items()
 
     def read(self, name: str, limit: int) -> bytes | None:
         """At most `limit` bytes of a file; None where there is none."""
         with told(self.address):
             try:
-                with self._fs.open(self._path(name), "rb", block_size=_CHUNK) as file:
+                with self._opened(name, _CHUNK) as file:
                     return bytes(file.read(limit))
             except FileNotFoundError:
                 return None
 
+    def _opened(self, name: str, block: int) -> Any:
+        """A file, opened to be read. Raises FileNotFoundError where there is none, or a pipe, which has no end."""
+        path = self._path(name)
+        if self._is_tree and self._fs.info(path)["type"] != "file":
+            raise FileNotFoundError(path)
+        return self._fs.open(path, "rb", block_size=block)
+
     def chunks(self, name: str) -> Iterator[bytes]:
         """The bytes of a file, a chunk at a time. Raises FileNotFoundError."""
         with told(self.address, FileNotFoundError):
-            file = self._fs.open(self._path(name), "rb", block_size=4 * _CHUNK)
+            file = self._opened(name, 4 * _CHUNK)
         with file:
             while True:
                 with told(self.address, FileNotFoundError):
@@ -130,7 +148,7 @@ class Store:
             Full: the store has no room for it.
         """
         path = self._path(name)
-        target = f"{path}.{secrets.token_hex(4)}.part" if self._is_tree else path
+        target = f"{path}.{secrets.token_hex(4)}{_PARTIAL}" if self._is_tree else path
         with told(self.address, Abandoned):
             try:
                 if self._is_tree:
@@ -199,6 +217,13 @@ class Store:
                 self._fs.rm_file(self._path(name))
             except FileNotFoundError:
                 return
+
+    def remove_partial(self, folder: str) -> None:
+        """Removes what uploads that were killed have left in a folder."""
+        if self._is_tree:
+            for name, entry in self.names(folder).items():
+                if entry is not None and _LEFT.fullmatch(name):
+                    self.remove(f"{folder}/{name}" if folder else name)
 
     def remove_folder(self, name: str) -> None:
         """Removes an empty folder, in stores that have folders."""
@@ -328,12 +353,29 @@ def _opened(address: str, is_s3: bool) -> Any:
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it would print a traceback for each lost connection
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
     if is_s3:
-        limits = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2, "mode": "standard"}}
+        once = {"total_max_attempts": 1, "mode": "standard"}
+        limits = {"connect_timeout": 10, "read_timeout": _SILENT, "retries": once}
         options |= {"config_kwargs": limits, "fixed_upload_size": True, "default_fill_cache": False}
     made = url_to_fs(address, **options)[0]
     if is_s3:
-        made.retries = 2  # whoever calls tries again, and says so
+        made.retries = 1  # whoever calls tries again, and says so
+        _limit(made)
     return made
+
+
+def _limit(made: Any) -> None:
+    """Bounds each request of an S3 file system: one that waits for leave to send its body has no limit of its own."""
+    from fsspec.asyn import sync_wrapper
+
+    request = made._call_s3
+
+    async def limited(method: str, *args: Any, **more: Any) -> Any:
+        body = more.get("Body", b"")
+        seconds = _SILENT + 5 + (len(body) / _SLOWEST if isinstance(body, bytes | bytearray | memoryview) else 0.0)
+        return await asyncio.wait_for(request(method, *args, **more), seconds)
+
+    made._call_s3 = limited
+    made.call_s3 = sync_wrapper(limited, obj=made)
 
 
 def _ssh(address: str) -> Any:

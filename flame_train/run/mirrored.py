@@ -86,15 +86,23 @@ def _copied(plan: Plan, stop: StopRequest, callbacks: Callbacks, wait: float | N
             _bring_best(copy.bring_too, folder)
         with Mirror(store, folder, c.checkpoint.keep, lease) as mirror:
             mirror.notice()
+
+            def finish(seconds: float) -> None:
+                try:
+                    mirror.finish(seconds)
+                except RemoteError:
+                    lease.abandon()  # another request would take longer than was asked for
+                    raise
+
             try:
                 yield _also(callbacks, mirror)
             except Interrupted as error:
-                _finish_interrupted(mirror.finish, error, AFTER_A_SIGNAL if wait is None else wait)
+                _finish_interrupted(finish, error, AFTER_A_SIGNAL if wait is None else wait)
                 raise
             except Exception:
-                _try_to_finish(mirror.finish, AFTER_A_SIGNAL if wait is None else wait)
+                _try_to_finish(finish, AFTER_A_SIGNAL if wait is None else wait)
                 raise
-            mirror.finish(AT_THE_END if wait is None else wait)
+            finish(AT_THE_END if wait is None else wait)
 
 
 def _bring_best(bring: Callable[[int], None], folder: Path) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Final
 
-from flame_train.config.render import decisive
+from flame_train.addresses import is_address
+from flame_train.config.keys import keys
+from flame_train.config.render import flat, toml_value
 from flame_train.config.schema import Config
 from flame_train.distributed.group import ProcessGroup
 from flame_train.errors import ConfigError, OutputError
@@ -17,16 +24,48 @@ from flame_train.version import __version__
 
 from .plan import Plan
 
+_SHARED: Final = ("output.dir", "data.cache")
+_BEGIN: Final = 1 << 20  # bytes of a file that are compared; what training depends on is compared whole later
 _LOG = logging.getLogger(__name__)
 
 
-def refuse_unlike(group: ProcessGroup, config: Config, sources: Mapping[str, str]) -> None:
-    """Raises ConfigError, in all processes, if one has other settings, files or another version than rank 0."""
-    mine = {
-        "flame-train's version": __version__,
-        **{f"the files of {name}": digest for name, digest in sources.items()},
-    }
-    mine |= {path: json.dumps(value, default=str) for path, value in decisive(config).items()}
+def refuse_other_settings(group: ProcessGroup, config: Config) -> None:
+    """Raises ConfigError, in all processes, if one has other settings or another version than rank 0.
+
+    All settings count: those that change no weight may decide when processes meet. Files and folders are the same where
+    what lies there is, however it is called.
+    """
+    if group.world == 1:
+        return
+    mine = {"flame-train's version": __version__}
+    for path, value in flat(config).items():
+        mine[path] = toml_value(keys()[path].with_places(value, partial(_place, path in _SHARED)))
+    _refuse_unlike(group, mine)
+
+
+def refuse_other_files(group: ProcessGroup, sources: Mapping[str, str]) -> None:
+    """Raises ConfigError, in all processes, if one reads other images, captions or models than rank 0."""
+    _refuse_unlike(group, {f"the files of {name}": digest for name, digest in sources.items()})
+
+
+def _place(shared: bool, path: str) -> str:
+    """A file or folder as a process sees it: a folder that all write to by its number on its disk."""
+    try:
+        found = None if is_address(path) else os.stat(path)
+        if found is None:
+            return path
+        if stat.S_ISREG(found.st_mode):
+            with open(path, "rb") as file:
+                begin = hashlib.sha256(file.read(_BEGIN)).hexdigest()
+            return f"a file of {found.st_size} bytes, {begin[:16]}"
+        if shared:
+            return f"folder {found.st_ino}"
+        return f"a folder with {hashlib.sha256(os.fsencode(chr(10).join(sorted(os.listdir(path))))).hexdigest()[:16]}"
+    except (OSError, ValueError):
+        return path
+
+
+def _refuse_unlike(group: ProcessGroup, mine: Mapping[str, str]) -> None:
     lead, *others = [json.loads(text) for text in group.all_gather(json.dumps(mine))]
     lines = [
         f"  rank {rank}: {name}: {other.get(name)}, rank 0 has {lead.get(name)}"

@@ -192,16 +192,16 @@ def make_validator(plan: Plan, state: State, images: HeldOut, device: str, group
 
 
 def _images(log: LogSection, found: Found | None, group: ProcessGroup) -> ImageLosses | None:
-    """The running losses of images, as the checkpoint has them; of several processes the first goes on with them."""
+    """The running losses of images, as the checkpoint has them; each of several processes goes on with its own."""
     if not log.images_every:
         return None
     kept = found.path / IMAGES if found is not None else None
-    if kept is None or not group.leads or not kept.exists():
+    if kept is None or not kept.exists():
         return ImageLosses()
     with reading(kept):
         raw = kept.read_bytes()
     try:
-        return ImageLosses.read(raw)
+        return ImageLosses.read(raw, group.rank, group.world)
     except ValueError as error:
         raise OutputError(f"{kept}: {error}; remove this checkpoint to continue from the one before") from error
 

@@ -133,11 +133,15 @@ def write_lora(
     written = described | {key: value for key, value in kept.items() if key not in _ABOUT_SCALES}
     if not same_network:
         written |= network
-    if form == "kohya":
-        state, record = for_kohya(state, family)
-        tensors = to_kohya(state, family)
-    else:
-        tensors, record = to_diffusers(state, family)
+    with np.errstate(over="ignore", invalid="ignore"):  # reported below, with the tensor's name
+        if form == "kohya":
+            state, record = for_kohya(state, family)
+            tensors = to_kohya(state, family)
+        else:
+            tensors, record = to_diffusers(state, family)
+        for name, array in tensors.items():
+            if not np.isfinite(array.astype(np.float32)).all():
+                raise NonFiniteError(f"{name}: the values are too large for {array.dtype}; nothing was written")
     written |= record
     save_file(target, tensors, with_hashes(tensors, written))
     return len(tensors)

@@ -97,7 +97,10 @@ def merge_loras(
             advance(1)
             what = f"{component} {module}"
             try:
-                made.setdefault(component, {})[module] = errors.add(what, _sum(parts, want, weights, component, module))
+                # what is too large for the file is reported as it is written, with the tensor's name
+                with np.errstate(over="ignore", invalid="ignore"):
+                    total = _sum(parts, want, weights, component, module)
+                made.setdefault(component, {})[module] = errors.add(what, total)
             except ValueError as fault:
                 raise ModelFileError(f"{what} {fault}; nothing was written") from None
     history = json.dumps([{"lora": lora.path.name, "strength": lora.strength} for lora in loras])

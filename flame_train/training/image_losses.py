@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from flame_train.given import json_tree, table
+
 _BANDS: Final = 20
 _KEPT: Final = 0.9  # of an image's sums, each time that it is trained: some ten times count
 _SLOWEST: Final = 0.01  # share of a new loss in the mean of its band
@@ -81,19 +83,36 @@ class ImageLosses:
         whole = {"step": step, "images": images, "bands": bands}
         return (json.dumps(whole, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
-    def state(self) -> bytes:
-        """Everything, for a checkpoint: a run that continues has the same figures to the bit."""
+    def state(self, parts: Sequence[ImageLosses] = ()) -> bytes:
+        """Everything, for a checkpoint: a run that continues has the same figures to the bit.
+
+        `parts` are those of each process, where these are the losses of several.
+        """
+        more = {"parts": [part._tree() for part in parts]} if len(parts) > 1 else {}
+        return json.dumps(self._tree() | more).encode()
+
+    def _tree(self) -> dict[str, Any]:
         images = {name: [image.seen, image.loss, image.expected] for name, image in self.images.items()}
-        return json.dumps({"images": images, "means": self.means, "counts": self.counts}).encode()
+        return {"images": images, "means": self.means, "counts": self.counts}
 
     @classmethod
-    def read(cls, raw: bytes) -> ImageLosses:
-        """What `state` wrote. Raises ValueError for anything else."""
+    def read(cls, raw: bytes, rank: int = 0, world: int = 1) -> ImageLosses:
+        """What `state` wrote, of process `rank` of `world`. Raises ValueError for anything else.
+
+        Where another number of processes wrote it, the first goes on with the losses of all.
+        """
+        kept = table(json_tree(raw))
+        parts = kept.get("parts", [])
+        if isinstance(parts, list) and len(parts) == world > 1:
+            return cls._of(table(parts[rank]))
+        return cls() if rank else cls._of(kept)
+
+    @classmethod
+    def _of(cls, kept: Mapping[str, Any]) -> ImageLosses:
         try:
-            kept = json.loads(raw)
             images = {str(name): _Image(int(s), float(a), float(b)) for name, (s, a, b) in kept["images"].items()}
             means, counts = [float(m) for m in kept["means"]], [int(c) for c in kept["counts"]]
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"no running losses of images: {error}") from error
         if len(means) != _BANDS or len(counts) != _BANDS:
             raise ValueError(f"expected {_BANDS} bands of noise levels, got {len(means)}")

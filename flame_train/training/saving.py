@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
@@ -25,22 +26,23 @@ IMAGES: Final = "images.json"
 
 def save(run: Run, step: int) -> None:
     """A checkpoint; at the end also the result. Of several processes the leading one writes them, the others wait."""
-    images = _all_images(run)
+    parts = _images_of_each(run)
     with run.state.group.barrier():
         if run.leads:
-            _write_checkpoint(run, step, images)
+            _write_checkpoint(run, step, parts)
 
 
-def _all_images(run: Run) -> ImageLosses | None:
-    """The running losses of images, of all processes."""
+def _images_of_each(run: Run) -> list[ImageLosses]:
+    """The running losses of images that each process has; nothing where none are kept."""
     if run.images is None:
-        return None
+        return []
     states = run.state.group.all_gather(run.images.state().decode())
-    return merged([ImageLosses.read(state.encode()) for state in states])
+    return [ImageLosses.read(state.encode()) for state in states]
 
 
-def _write_checkpoint(run: Run, step: int, images: ImageLosses | None) -> None:
+def _write_checkpoint(run: Run, step: int, parts: Sequence[ImageLosses]) -> None:
     """The checkpoint of a step. The one of the best validation stays beside the newest."""
+    images = merged(parts) if parts else None
     form = formats(run.output.format)[0]
     files, size = checkpoint_files(
         run.state.optimizer,
@@ -48,7 +50,7 @@ def _write_checkpoint(run: Run, step: int, images: ImageLosses | None) -> None:
         run.sources,
         {
             run.folder.lora_of(step): lambda path: _write_lora(run, path, step, form),
-            **({} if images is None else {IMAGES: images.state()}),
+            **({} if images is None else {IMAGES: images.state(parts)}),
         },
         run.gradient.accumulation * run.state.group.world,
         asdict(run.validation.standing),

@@ -98,3 +98,50 @@ def test_another_file_is_told_by_its_ending(tmp_path: Path, name: str, text: str
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=r"expected a file ending in \.toml"):
         load(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("was", "wild", "said"),
+    [
+        ("steps: 2000", "steps: " + "9" * 5001, "steps: expected a number from -1e100 to 1e100"),
+        ("steps: 2000", "steps: " + "9" * 900, "steps: expected a number from -1e100 to 1e100"),
+        ("lr: 1e-4", "lr: .inf", "lr: expected a number"),
+        ("lr: 1e-4", "lr: .nan", "lr: expected a number"),
+        (
+            "        - folder_path",
+            "        abc\n      other:\n        - folder_path",
+            "expected a table of settings, got str",
+        ),
+        ("        - folder_path", "        - abc\n        - folder_path", "expected a table of settings, got str"),
+    ],
+)
+def test_an_import_of_wild_values_is_refused_by_place(tmp_path, capsys, was, wild, said):
+    (tmp_path / "job.yaml").write_text(JOB.replace(was, wild, 1))
+    assert cli.run(["import", str(tmp_path / "job.yaml")]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_command_of_very_many_options_is_refused(tmp_path, capsys):
+    line = "python sdxl_train_network.py " + " ".join(f"--x{i} 1" for i in range(3000))
+    (tmp_path / "job.sh").write_text(line)
+    assert cli.run(["import", str(tmp_path / "job.sh")]) == 2
+    assert "at most 2000 options" in capsys.readouterr().err
+
+
+def test_no_line_of_a_file_that_a_config_names_is_repeated(tmp_path, capsys):
+    (tmp_path / "secrets").write_text("root:SECRET:0:0\n")
+    (tmp_path / "job.toml").write_text(
+        'pretrained_model_name_or_path = "x"\nnetwork_module = "networks.lora"\noutput_name = "x"\n'
+        f'dataset_config = "{tmp_path}/secrets"\n'
+    )
+    assert cli.run(["import", str(tmp_path / "job.toml")]) == 2
+    said = capsys.readouterr().err
+    assert "secrets: expected a config that can be read" in said
+    assert "SECRET:" not in said
+
+
+def test_no_name_or_origin_becomes_a_line_of_the_config(tmp_path, capsys):
+    named = tmp_path / "x\n[train]\nsteps = 7\n.yaml"
+    named.write_text(JOB)
+    assert cli.run(["import", str(named), "-o", str(tmp_path / "my.toml")]) == 0
+    assert load(str(tmp_path / "my.toml"), ["model.checkpoint=x", "data.path=x"]).train.steps == 2000

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flame_train.config.keys import applies, keys
+from flame_train.config.keys import applies, keys, sections
 from flame_train.config.load import load, problems_in
-from flame_train.config.render import commented, decisive, flat, resolved, toml_value
+from flame_train.config.render import comment, commented, decisive, flat, resolved, toml_value
 from flame_train.config.schema import FORMAT, Config
 from flame_train.recipes import FAMILIES
 from flame_train.tools.init import template
@@ -142,3 +142,17 @@ def test_what_smaller_cards_take_is_there_to_be_extended(path: Path, tmp_path: P
     changed = {key for key, value in found.items() if value != usual[key]}
     memory = {"model.quantize", "text_encoders.precision", "gradient.checkpointing", "sample.every"}
     assert {"model.quantize", "gradient.checkpointing"} <= changed <= memory
+
+
+def test_headings_are_data_and_stand_in_docstrings_too():
+    """Python may run without docstrings."""
+    for name, section in sections().items():
+        heading = Config.model_fields[name].description
+        assert heading == (section.__doc__ or "").strip().splitlines()[0]
+        assert f"# {heading}\n[{name}]\n" in commented(Config(), "a config")
+
+
+@pytest.mark.parametrize("text", ["a\n[train]\nsteps = 1", "a\r\x00\x1b[2J", "a\udcff\u2028"])
+def test_a_comment_ends_with_its_line(text):
+    assert tomllib.loads(comment(text)) == {}
+    assert comment(text).encode().count(b"\n") == 0

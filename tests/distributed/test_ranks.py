@@ -114,13 +114,51 @@ def test_a_killed_process_ends_all_and_the_run_goes_on_to_the_same_bytes(study):
 
 
 def test_processes_with_other_settings_are_refused_by_name(study):
+    """Also with those that change no weight: they decide when processes meet."""
     runs: Study = study("sdxl")
-    mine, other = runs.command("unlike", train__steps=4), runs.command("unlike", train__steps=4, optimizer__lr=2e-3)
+    (runs.folder / "other-cache").mkdir()
+    (runs.folder / "cache").mkdir(exist_ok=True)
+    unlike = {
+        "optimizer__lr": 2e-3,
+        "sample__every": 3,
+        "checkpoint__every": 7,
+        "data__cache": str(runs.folder / "other-cache"),
+        "output__remote": "s3://nowhere/x",
+    }
+    mine, other = runs.command("unlike", train__steps=4), runs.command("unlike", train__steps=4, **unlike)
     ended = subprocess.run(
         [MPIRUN, *OPEN_MPI, "-n", "1", *mine, ":", "-n", "1", *other], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 2
     assert "rank 1: optimizer.lr: 0.002, rank 0 has 0.001" in ended.stderr
+    assert all(f"rank 1: {key.replace('__', '.')}: " in ended.stderr for key in unlike)
+
+
+def test_a_process_that_does_not_come_ends_all(study):
+    """It sleeps in a callback, and goes on giving signs of life."""
+    runs: Study = study("sdxl")
+    script = """
+import functools, time
+from flame_train.distributed import watch
+from flame_train.run.commands import stages
+from flame_train.training.callbacks import Callbacks
+watch._STILL = 4.0
+asleep = Callbacks(lambda record: time.sleep(600))
+stages.train = functools.partial(stages.train, callbacks=asleep)
+"""
+    code, said = runs.scripted("asleep", 2, script, train__steps=8)
+    assert code == 5, said
+    assert "no process did anything for 4 s" in said
+
+
+def test_figures_of_images_go_on_as_they_were(study):
+    runs: Study = study("sdxl")
+    runs.finish("watched", 2, train__steps=8, schedule__name="constant")
+    runs.finish("paused", 2, train__steps=4, schedule__name="constant")
+    runs.finish("paused", 2, train__steps=8, schedule__name="constant")
+    whole, paused = ((runs.folder / name) for name in ("watched", "paused"))
+    for name in ("images.json", "checkpoints/step-000008/images.json"):
+        assert (whole / name).read_bytes() == (paused / name).read_bytes()
 
 
 @pytest.mark.proof

@@ -26,7 +26,7 @@ from flame_train.disk.open_folder import OpenFolder
 from flame_train.errors import ConfigError, FlameError, Interrupted, NonFiniteError, OutputError
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.runlog import LogFile
-from flame_train.io.runstatus import state_of
+from flame_train.io.runstatus import mend_status, state_of
 
 TOY = Path(__file__).with_name("toy_run.py")
 ROOT = Path(__file__).parents[2]
@@ -718,3 +718,16 @@ def test_the_last_losses_are_those_of_the_log(tmp_path: Path) -> None:
             run.log({"step": step, "loss": loss})
         assert run.losses(10) == [3.0, 2.0, 1.5]
         assert run.losses(2) == [1.5]
+
+
+def test_a_killed_run_says_so_even_if_the_next_command_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with RunFolder(path, "toy = true\n", lambda old, found: None) as run:
+        run.resume()
+        running = (path / "status.json").read_bytes()
+        mend_status(path)
+        assert json.loads((path / "status.json").read_text())["state"] == "running", "it is in use"
+    (path / "status.json").write_bytes(running)  # as SIGKILL leaves it
+    mend_status(path)
+    assert json.loads((path / "status.json").read_text())["state"] == "interrupted"
+    mend_status(tmp_path / "none")

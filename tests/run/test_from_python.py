@@ -57,6 +57,18 @@ def test_sections_may_be_those_of_a_file_with_its_format():
         flame_train.train({"format": 2}, device="cpu")
 
 
+@pytest.mark.parametrize("config", [5, None, b"my.toml", ["my.toml"], object()])
+def test_what_is_no_config_is_refused(config):
+    with pytest.raises(ConfigError, match="expected the path of a config, or its sections as a mapping; got"):
+        flame_train.train(config, device="cpu")
+
+
+@pytest.mark.parametrize("overrides", [5, "train.steps=4", [5]])
+def test_what_are_no_overrides_is_refused(overrides):
+    with pytest.raises(ConfigError, match="as overrides"):
+        flame_train.train({}, overrides=overrides, device="cpu")
+
+
 def test_what_is_wrong_is_told_without_a_file():
     with pytest.raises(ConfigError, match=r"the given config: lora\.rnak: unknown key; did you mean lora\.rank\?"):
         flame_train.train({"lora": {"rnak": 4}}, device="cpu")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flame_train import cli
 from flame_train.config.render import resolved
 from flame_train.errors import ConfigError, DataError, ModelFileError, OutputError
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.run.commands.reproduce import reproduce
+from flame_train.run.commands.reproduce import Written, reproduce
 from flame_train.run.commands.stages import train
 
 
@@ -40,6 +42,16 @@ def test_the_second_file_of_a_run_is_reproduced_too(made, tmp_path):
     beside = lora.with_name("lora.diffusers.safetensors")
     result = reproduce(beside, config, [], tmp_path / "again", "cpu", False)
     assert Path(result["reproduced"]).read_bytes() == beside.read_bytes()
+
+
+@pytest.mark.parametrize("settings", ["[]", "null", "5", "{", "[" * 9000, '"x"'])
+@pytest.mark.parametrize("steps", ["2", "x", "9" * 5000, "1e999"])
+def test_metadata_that_no_run_writes_is_refused(tmp_path, settings, steps):
+    said = {"flame_train_config": settings, "flame_train_dataset_hash": "x", "ss_steps": steps}
+    said["flame_train_config_hash"] = hashlib.sha256(settings.encode()).hexdigest()
+    save_file(tmp_path / "l.safetensors", {"x": np.zeros(1, np.float32)}, said)
+    with pytest.raises(ModelFileError, match="is not what flame-train writes"):
+        Written.read(tmp_path / "l.safetensors")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -172,3 +173,15 @@ def test_patterns_are_looked_up_or_few():
     many = {f"to_[{i}]": 1 for i in range(200)}
     with pytest.raises(ValueError, match="has 200 patterns; at most 100 are tried"):
         peft_config.peft_scales({SAID: json.dumps({"unet.alpha_pattern": many})})
+
+
+@pytest.mark.parametrize("strength", ["1e39", "-1e39", "1e308"])
+def test_a_strength_that_no_file_can_hold_writes_nothing(lora, tmp_path, capsys, strength):
+    target = tmp_path / "out.safetensors"
+    target.write_bytes(b"the one before")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        code = cli.run(["merge", "--to", "lora", "--lora", f"{lora()}:{strength}", "-o", str(target), "--force"])
+    assert code == 7
+    assert "too large" in capsys.readouterr().err
+    assert target.read_bytes() == b"the one before"

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from flame_train.config.command_line import SCRIPT, parse_command_line, script_of
 from flame_train.config.parse import name_of, parse, read_text
-from flame_train.errors import ConfigError
+from flame_train.errors import ConfigError, shown
+from flame_train.given import number
 
 from . import ai_toolkit, diffusion_pipe, eridiffusion, kohya_gui, musubi_tuner, onetrainer, sd_scripts, simpletuner
 from .table import Program, Reading, Source
@@ -86,7 +87,22 @@ def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[tuple[str, ...]
     """TOML, YAML or JSON by the ending; a command line where the ending is a script's and it starts a known one."""
     if Path(source).suffix.lower() in _SCRIPTS and script_of(text):
         return parse_command_line(text, name_of(source))
-    return parse(text, source)
+    tree, lines = parse(text, source)
+    _refuse_wild(tree, name_of(source))
+    return tree, lines
+
+
+def _refuse_wild(tree: Mapping[str, Any], name: str) -> None:
+    """Raises ConfigError for a number that no setting has and that arithmetic would stumble over."""
+    left: list[tuple[str, Any]] = [("", tree)]
+    while left:
+        key, value = left.pop()
+        if isinstance(value, Mapping):
+            left += [(str(below), each) for below, each in value.items()]
+        elif isinstance(value, list):
+            left += [(key, each) for each in value]
+        elif type(value) in (int, float) and number(value) is None:
+            raise ConfigError(f"{name}: {shown(key)}: expected a number from -1e100 to 1e100")
 
 
 def _beside(named: str, folder: Path | None, again: Any) -> Reading | None:
@@ -98,6 +114,9 @@ def _beside(named: str, folder: Path | None, again: Any) -> Reading | None:
         places += [folder / path.name, folder.parent / path.name]
     for place in places:
         if place.is_file():
-            tree, lines = _parse(read_text(str(place)), str(place))
+            try:
+                tree, lines = _parse(read_text(str(place)), str(place))
+            except ConfigError:  # whose text cites a line: any file of this machine may be named
+                raise ConfigError(f"{place}: expected a config that can be read, as this one names it") from None
             return Reading(tree, lines, str(place), place.parent, "", "", again)
     return None

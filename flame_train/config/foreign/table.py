@@ -11,6 +11,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
+from flame_train.errors import ConfigError
+
 Tree = Mapping[str, Any]
 
 
@@ -239,6 +241,8 @@ class Reading:
 
     def flat(self, tree: Tree, at: tuple[str, ...] = (), whole: Sequence[str] = ()) -> dict[str, Setting]:
         """The settings in `tree`, which lies `at` a path, by dotted names; the tables `whole` are values themselves."""
+        if not isinstance(tree, Mapping):
+            raise ConfigError(f"{self.place(at)}: expected a table of settings, got {type(tree).__name__}")
         found: dict[str, Setting] = {}
         for name, value in tree.items():
             path = (*at, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from flame_train.config.load import load_located
 from flame_train.config.located import ConfigWithSource
 from flame_train.config.resume import table
 from flame_train.errors import ConfigError, DataError, ModelFileError, OutputError
+from flame_train.given import json_tree
 from flame_train.io.hub import fetching
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.training.result import formats, is_rounded
@@ -31,6 +33,7 @@ _CONFIG: Final = "flame_train_config"
 _DATASET: Final = "flame_train_dataset_hash"
 _OWN: Final = (_CONFIG, f"{_CONFIG}_hash", _DATASET)
 _PRECISIONS: Final = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
+_STEPS: Final = re.compile(r"[0-9]{1,18}")
 _LONGEST: Final = 60  # characters of a value that is shown
 
 
@@ -41,12 +44,14 @@ class Written:
     Attributes:
         path: the file.
         metadata: its metadata.
+        settings: the settings that its weights depend on, by path.
         form: "kohya" or "diffusers".
         precision: the number format of its matrices.
     """
 
     path: Path
     metadata: Mapping[str, str]
+    settings: Mapping[str, Any]
     form: str
     precision: str
 
@@ -66,14 +71,13 @@ class Written:
             raise ModelFileError(
                 f"{path}: its {_CONFIG} is not what its {_CONFIG}_hash says; it was edited, so use the run's own file"
             )
+        told = json_tree(settings)
+        if not isinstance(told, dict) or not _STEPS.fullmatch(metadata.get("ss_steps", "0")):
+            raise ModelFileError(
+                f"{path}: its {_CONFIG} or its ss_steps is not what flame-train writes; use the run's own file"
+            )
         form = "diffusers" if metadata.get("format") == "pt" else "kohya"
-        return cls(path, metadata, form, _PRECISIONS.get(tags.pop(), "") if len(tags) == 1 else "")
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings that its weights depend on, by path."""
-        found: dict[str, Any] = json.loads(self.metadata[_CONFIG])
-        return found
+        return cls(path, metadata, told, form, _PRECISIONS.get(tags.pop(), "") if len(tags) == 1 else "")
 
 
 def reproduce(

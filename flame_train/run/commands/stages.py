@@ -34,6 +34,7 @@ from flame_train.io.digests import Digests
 from flame_train.io.foundrun import OtherSettings
 from flame_train.io.hub import fetching
 from flame_train.io.runfolder import RunFolder
+from flame_train.io.runstatus import mend_status
 from flame_train.io.weights import sampled_digest
 from flame_train.recipes import FAMILIES
 from flame_train.show.controls import write_controls
@@ -56,7 +57,7 @@ from ..memory.within import limited, tell, within_budget
 from ..mirrored import mirrored
 from ..notices import notice_copies
 from ..plan import Plan, planned
-from ..shares import refuse_other_checkpoint, refuse_unlike, shared_out
+from ..shares import refuse_other_checkpoint, refuse_other_files, refuse_other_settings, shared_out
 from ..train import train_run
 from .describe import describe
 
@@ -105,6 +106,7 @@ def train(
     with ending_together(group):
         with group.barrier():
             asked = load_located(source, overrides, lacking)
+        refuse_other_settings(group, asked.config)
         with with_key_names(asked), _naming_the_way(file, overrides, device, asked.config):
             return _trained(asked, device, False, family, callbacks, group, remote_wait)
 
@@ -130,6 +132,8 @@ def _trained(
 ) -> dict[str, Any]:
     with StopRequest() as stop, fetching("headers" if dry_run else "all"):
         with group.barrier():
+            if not dry_run and group.leads:
+                mend_status(Path(asked.config.output.dir))
             if not dry_run:
                 check_device(asked.config, device)
             fetch_inputs(asked.config, not dry_run, lambda: stop.check("while files were fetched"))
@@ -212,7 +216,7 @@ def train_plan(
             sources = sources_of(plan, keys)
         if found is not None:
             check_sources(found, sources, partial(_changed, plan, keys, closed))
-    refuse_unlike(group, plan.config, asdict(sources))
+    refuse_other_files(group, asdict(sources))
     with ExitStack() as opened:
         with group.barrier():
             if group.leads:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from flame_train.config.resume import differences
+from flame_train.config.schema import Config
 from flame_train.errors import RemoteError
+from flame_train.remote import faults
 from flame_train.remote import lease as module
-from flame_train.remote.faults import Refused
+from flame_train.remote import store as of_store
+from flame_train.remote.faults import Refused, Unreachable
 from flame_train.remote.lease import Lease, LeaseLost
 from flame_train.remote.mirror import Mirror
+from flame_train.remote.restore import Copy
 from flame_train.remote.store import Store
 
 
@@ -114,3 +122,93 @@ def test_clocks_that_disagree_are_told(
     assert "behind the store's" in caplog.text
     with pytest.raises(RemoteError, match="bucket"):
         Store("s3://no-such-bucket/a").write("x", b"1")
+
+
+WILD = ("null", "[]", '"x"', "true", "1e999", "NaN", "1" + "0" * 400, "9" * 9000, "[" * 9000, "{}")
+
+
+@pytest.mark.parametrize("value", WILD)
+def test_a_lease_may_say_anything(store: Store, bucket: Any, place: str, tmp_path: Path, value: str) -> None:
+    machine = json.dumps(module._machine())
+    told = f'{{"holder": {value}, "host": {value}, "pid": {value}, "began": {value}, "seconds": {value}'
+    for said in (value, f"{told}}}", f'{told}, "machine": {machine}}}'):
+        bucket.pipe(f"{place}/lease.json", said.encode())
+        with Lease(store, tmp_path) as lease:
+            assert lease.lost is None
+
+
+@pytest.mark.parametrize("value", WILD[4:8])
+def test_a_copy_may_say_anything(store: Store, bucket: Any, place: str, tmp_path: Path, value: str) -> None:
+    folder = f"{place}/checkpoints/step-000004"
+    manifest = f'{{"format": 1, "step": 4, "files": {{"a": {{"size": {value}, "sha256": {value}}}}}}}'
+    status = f'{{"format": {value}, "version": {value}, "step": {value}}}'
+    for name, text in {
+        f"{folder}/MANIFEST.json": manifest,
+        f"{place}/status.json": status,
+        f"{place}/config.toml": f"[train]\nsteps = {value}\n[optimizer]\nlr = 1979-05-27\n",
+        f"{place}/log.jsonl": f'{{"step": {value}, "loss": {value}}}\n{value}\n',
+    }.items():
+        bucket.pipe(name, text.encode())
+    with contextlib.suppress(RemoteError):
+        Copy(store, tmp_path / "run", lambda old: differences(old, Config()), lambda: None).restore()
+
+
+def test_a_store_that_takes_requests_and_never_answers_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(of_store, "_SILENT", 1)
+    monkeypatch.setattr(faults, "_PATIENCE", 8.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+        with pytest.raises(Unreachable, match="does not answer"), Lease(Store("s3://bucket/r"), tmp_path):
+            pass
+        silent.settimeout(0)
+        requests = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                requests.append(silent.accept()[0])
+        for each in requests:
+            each.close()
+    assert len(requests) <= 3, "each takes as long as it is waited for"
+    assert "trying again" in caplog.text
+
+
+def test_a_lease_is_given_back_in_no_more_time_than_is_left(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LAST", 0.1)
+    answered, asked = threading.Event(), []
+
+    def write_if(self: Store, name: str, content: bytes, version: str | None) -> None:
+        asked.append(name)
+        answered.wait(60)
+
+    for abandoned, requests in ((False, 1), (True, 1)):
+        with Lease(Store(f"{store}/{abandoned}"), tmp_path) as lease, monkeypatch.context() as hanging:
+            hanging.setattr(Store, "write_if", write_if)
+            if abandoned:
+                lease.abandon()
+            lease.__exit__()
+        assert len(asked) == requests
+    answered.set()
+
+
+def test_a_mark_of_a_folder_is_no_file_of_it(bucket: Any, place: str) -> None:
+    """As the console of AWS makes it."""
+    bucket.call_s3("put_object", Bucket=place.partition("/")[0], Key=f"{place.partition('/')[2]}/d/")
+    bucket.pipe(f"{place}/d/0.png", b"image")
+    bucket.pipe(f"{place}/d/sub/1.png", b"image")
+    assert [name for name, _ in Store(f"s3://{place}/d").walk()] == ["0.png", "sub/1.png"]
+    assert [name for name, _ in Store(f"s3://{place}/d/0.png").walk()] == [""]
+
+
+def test_what_a_killed_upload_left_goes_and_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    store = Store(f"file://{tmp_path}")
+    for name in ("config.toml.a7c04fa8.part", "config.toml", "mine.part"):
+        (tmp_path / name).write_text("x")
+    os.mkfifo(tmp_path / "log.jsonl")
+    store.remove_partial("")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.toml", "log.jsonl", "mine.part"]
+    assert store.read("log.jsonl", 10) is None
