@@ -45,6 +45,7 @@ def measure(path: Path, precisions: Sequence[str], seconds: float, some: Sequenc
     end = time.monotonic() + seconds
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}
     rows, missed, failed = (known.get(part, {}) for part in ("rows", "not_reached", "failed"))
+    views = set(known.get("views", ()))
     for precision in precisions:
         names = sorted(REGISTRY) if precision != "tf32" else sorted((*ROUNDED, *CONVOLUTIONS))
         if some:
@@ -53,15 +54,16 @@ def measure(path: Path, precisions: Sequence[str], seconds: float, some: Sequenc
         found = ops.run(names, "cuda", precision, "torch", within=end - time.monotonic())
         rows = [row for row in rows if row["precision"] != precision or row["op"] not in found["reached"]]
         rows += [{k: v for k, v in row.items() if k in KEPT} for row in found["ops"] if row["op"] in found["reached"]]
+        views = views.difference(found["reached"]).union(found["views"])
         failed[precision] = found["failed"]
         missed[precision] = [name for name in names if name not in found["reached"]]
         print(
             f"{precision}: {len(found['reached'])} of {len(names)} ops, {end - time.monotonic():.0f} s left", flush=True
         )
-        _write(path, rows, missed, failed)
+        _write(path, {"not_reached": missed, "failed": failed, "views": sorted(views), "rows": rows})
 
 
-def _write(path: Path, rows: list[dict[str, Any]], missed: dict[str, Any], failed: dict[str, Any]) -> None:
+def _write(path: Path, found: dict[str, Any]) -> None:
     import cupy
     import torch
 
@@ -70,9 +72,7 @@ def _write(path: Path, rows: list[dict[str, Any]], missed: dict[str, Any], faile
         "card": card,
         "date": datetime.now(UTC).date().isoformat(),
         "torch": torch.__version__,
-        "not_reached": missed,
-        "failed": failed,
-        "rows": rows,
+        **found,
     }
     path.write_text(json.dumps(measured, indent=0) + "\n", encoding="utf-8")
 
@@ -90,7 +90,7 @@ def table(measured: dict[str, Any]) -> str:
         f"Measured on {measured['date']}, {measured['card']}, PyTorch {measured['torch']}, by `scripts/op_table.py`.",
         "A time is that of one call, in microseconds. The column beside it divides it by PyTorch's time in the same",
         "precision. Both programs capture their calls in a graph, and no cache holds the arguments.",
-        "*View*: the result lies in its input's memory.",
+        "*View*: the result lies in its input's memory. *Missing*: the row was taken out and not measured anew.",
         "*None*: PyTorch has no counterpart. *Host*: one program cannot be captured, so both were timed call by call.",
         "",
         f"| precision | times | median | over {LIMIT} | which | not reached | failed |",
@@ -99,7 +99,7 @@ def table(measured: dict[str, Any]) -> str:
         "",
         "| op | shapes | precision | kernel | forward | of PyTorch | backward | of PyTorch |",
         "|---|---|---|---|---|---|---|---|",
-        *_rows(rows),
+        *_rows(rows, measured["views"]),
     ]
     return "\n".join(lines) + "\n"
 
@@ -120,7 +120,7 @@ def _named(names: Iterable[str]) -> str:
     return f"`{listed}`" if listed else "none"
 
 
-def _rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _rows(rows: Sequence[dict[str, Any]], views: Sequence[str]) -> Iterator[str]:
     """A line for each op, size and precision, its two phases side by side."""
     calls: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     seen: dict[tuple[Any, ...], int] = {}
@@ -132,7 +132,8 @@ def _rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     for (op, shapes, precision, _), phases in sorted(calls.items()):
         forward, backward = phases.get("forward"), phases.get("backward")
         kernel = (forward or backward or {})["implementation"]
-        cells = [op, shapes, precision, kernel, *_cells(forward, "view"), *_cells(backward, "")]
+        without = "view" if op in views else "missing"
+        cells = [op, shapes, precision, kernel, *_cells(forward, without), *_cells(backward, "")]
         yield "| " + " | ".join(cells) + " |"
 
 

@@ -91,19 +91,21 @@ def test_the_table_of_ops_names_what_is_slower_missing_and_a_view() -> None:
         row("add", "forward", 3.0, 4.0),
         row("narrow", "backward", 5.0, 4.0),
         row("fp8_quantize", "forward", 9.0, None),
+        row("scaled_linear", "backward", 5.0, 5.0),
         row("sort", "forward", 8.0, 8.0, captured=False),
         row("add", "forward", 1.0, 4.0),
     ]
-    about = {"card": "a card", "date": "2026-01-02", "torch": "2.11", "rows": rows}
+    about = {"card": "a card", "date": "2026-01-02", "torch": "2.11", "rows": rows, "views": ["narrow"]}
     made = _script("op_table").table(about | {"not_reached": {"bf16": ["topk"]}, "failed": {"bf16": {"fold": "why"}}})
     lines = made.splitlines()
-    assert "| bf16 | 4 | 1.00 | 1 | `narrow backward` | `topk` | `fold` |" in lines
+    assert "| bf16 | 5 | 1.00 | 1 | `narrow backward` | `topk` | `fold` |" in lines
     assert "| tf32 | 0 |  | 0 | none | none | none |" in lines
-    assert [line for line in lines if line.startswith(("| add", "| narrow", "| fp8", "| sort"))] == [
+    assert [line for line in lines if line.startswith(("| add", "| narrow", "| fp8", "| scaled", "| sort"))] == [
         "| add | 2x3 | bf16 | own | 3.0 | 0.75 |  |  |",
         "| add | 2x3 | bf16 | own | 1.0 | 0.25 |  |  |",
         "| fp8_quantize | 2x3 | bf16 | own | 9.0 | none |  |  |",
         "| narrow | 2x3 | bf16 | own | view |  | 5.0 | 1.25 |",
+        "| scaled_linear | 2x3 | bf16 | own | missing |  | 5.0 | 1.00 |",
         "| sort | 2x3 | bf16 | own | 8.0 host | 1.00 |  |  |",
     ]
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import chain
-from types import UnionType
+from types import FunctionType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 Kind = Literal["tensor", "list", "attr"]
@@ -37,10 +37,18 @@ def named(fn: Callable[..., Any], names: Iterable[str]) -> Callable[..., Any]:
     return fn
 
 
+def names_of(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of a function's parameters. An import asks for a thousand, and inspect takes long for each."""
+    if not isinstance(fn, FunctionType) or vars(fn):  # a method, a partial, or one with a signature of its own
+        return tuple(inspect.signature(fn).parameters)
+    return fn.__code__.co_varnames[: fn.__code__.co_argcount + fn.__code__.co_kwonlyargcount]
+
+
 def spread(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn` with the fields of its `Arguments` as parameters of their own; `fn` itself if it takes none."""
-    parameters = inspect.signature(fn).parameters
-    bundles = {n: cls for n, p in parameters.items() if (cls := _bundle(fn, p.annotation))}
+    parameters = names_of(fn)
+    said = getattr(fn, "__annotations__", {})
+    bundles = {n: cls for n in parameters if (cls := _bundle(fn, said.get(n)))}
     if not bundles:
         return fn
     reads = {n: tuple(f.name for f in fields(bundles[n])) if n in bundles else (n,) for n in parameters}
@@ -66,7 +74,7 @@ class Guard:
     __slots__ = ("_conditions", "names")
 
     def __init__(self, *asks: When) -> None:
-        self._conditions = [(ask, tuple(inspect.signature(ask).parameters)) for ask in map(spread, asks)]
+        self._conditions = [(ask, names_of(ask)) for ask in map(spread, asks)]
         self.names = frozenset(n for _, names in self._conditions for n in names)
 
     def rejection(self, arrays: Mapping[str, Any]) -> str:

@@ -18,7 +18,6 @@ from .dtype import (
     FLOATS,
     Array,
     DType,
-    as_array,
     compute_dtype,
     float32,
     float64,
@@ -31,6 +30,7 @@ from .dtype import (
 from .mode import Mode, mode
 from .namespace import Namespace
 from .op import VJP, Kernel, Op
+from .results import split_results
 from .symbolic import Scalar
 from .tensors.tensor import Tensor
 
@@ -265,7 +265,7 @@ def _computed(
     """
     try:
         if kernel is not None:
-            return _split(op, kernel.fn(backend.kernels, **{n: arrays[n] for n in kernel.names}))
+            return split_results(op, kernel.fn(backend.kernels, **{n: arrays[n] for n in kernel.names}))
         return _reference(op, arrays, used, backend)
     except AxisError as e:
         raise ShapeError(f"{op.name}: dim {e.axis} is outside a tensor of {e.ndim} dims") from e
@@ -282,18 +282,18 @@ def _reference(
 ) -> tuple[list[Array], dict[str, Array]]:
     """The reference's outputs and `aux` values: computed in fp32 or fp64, the outputs rounded to the inputs' dtype."""
     if op.data_movement:
-        return _split(op, op.fn(backend.references, **arrays))
+        return split_results(op, op.fn(backend.references, **arrays))
     dtypes = {t.data.dtype for _, _, t in used}
     result = promote(dtypes) if len(dtypes) < 2 else result_type([t.data for _, _, t in used])
     if result is None:  # integers and booleans only
         if len(dtypes) > 1 and not op.rounds_scalars:
             arrays = arrays | narrowed({n: t.data for n, i, t in used if i is None})
-        outputs, aux = _split(op, op.fn(backend.references, **arrays))
+        outputs, aux = split_results(op, op.fn(backend.references, **arrays))
         return [o.astype(_FROM_INTEGERS.get(o.dtype, o.dtype), copy=False) for o in outputs], aux
     work = compute_dtype(result)
     if dtypes != {work}:
         arrays = {n: (_raise(v, work) if n in op.tensor_names else v) for n, v in arrays.items()}
-    outputs, aux = _split(op, op.fn(backend.references, **arrays))
+    outputs, aux = split_results(op, op.fn(backend.references, **arrays))
     return [o.astype(result) if o.dtype != result and is_float(o.dtype) else o for o in outputs], aux
 
 
@@ -303,13 +303,6 @@ def _raise(value: Any, work: DType) -> Any:
     if hasattr(value, "dtype") and is_float(value.dtype) and value.dtype != work:
         return value.astype(work)
     return value
-
-
-def _split(op: Op, result: Any) -> tuple[list[Array], dict[str, Array]]:
-    """What a reference or kernel returned, as a list of outputs and the `aux` values by name."""
-    head, aux = (result[0], dict(zip(op.aux, result[1:], strict=True))) if op.aux else (result, {})
-    outputs = list(head) if op.multiple else [head]
-    return [as_array(o) for o in outputs], aux
 
 
 def _record(
@@ -353,7 +346,7 @@ def _record(
 
 def _split_views(op: Op, xp: Namespace, attributes: dict[str, Any], whole: Array) -> list[Array]:
     """The views of `whole`, an array of the input's shape, that correspond to the outputs of a `views` op."""
-    return _split(op, op.fn(xp, whole, **attributes))[0]
+    return split_results(op, op.fn(xp, whole, **attributes))[0]
 
 
 def _put_remat(known: dict[str, Any], name: str, i: int | None, remat: Remat) -> None:

@@ -13,8 +13,7 @@ Eight rules hold everywhere, so that no op has to implement them:
 - References see fp32 or fp64: narrower floats are raised before and rounded once after. Ops that only move
   data (`data_movement=True`) opt out.
 - Integers and booleans are raised to the dtype of the other floats, or to fp32. They are not where the op or the
-  argument is
-  declared to take them as they are (`accepts_integers`). They are not where the argument has no gradient by nature
+  argument is declared to take them as they are (`accepts_integers`), nor where the argument has no gradient by nature
   (`non_differentiable`).
 - Gradients are summed down to a broadcast input's shape, and cast to its dtype, in the backward pass.
 - A formula may ask for more than what was saved, by a parameter's name. `needs`: the names of the arguments whose
@@ -31,13 +30,16 @@ Eight rules hold everywhere, so that no op has to implement them:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import ShapeError, Unsupported
-from .arguments import Guard, When, parameters_of, public_signature, spread
+from .arguments import Guard, When, names_of, parameters_of, public_signature, spread
+from .samples import Declared, made
+from .samples import ErrorSample as ErrorSample
+from .samples import Sample as Sample
+from .samples import sample as sample
 
 Whens = When | tuple[When, ...] | None
 
@@ -71,28 +73,6 @@ class Kernel:
     when: Guard | None
     names: tuple[str, ...]
     """The inputs and attributes that it reads."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Inputs to try an op on, positional and by name; tensors are written as shapes or as `Values`."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorSample:
-    """Inputs an op must refuse, the error's type and a regular expression its message must match."""
-
-    sample: Sample
-    error: type[Exception]
-    match: str
-
-
-def sample(*args: Any, **kwargs: Any) -> Sample:
-    """`sample((2, 3), (3,), eps=1e-5)`: a tensor is written as its shape or as `Values`."""
-    return Sample(args, kwargs)
 
 
 VJP_EXTRAS = frozenset(("needs", "targets"))
@@ -171,9 +151,9 @@ class Op:
         self._guards: dict[When | tuple[When, ...], Guard] = {}
         self.non_differentiable_names: set[str] = set()
         self.unsupported_grads: set[str] = set()
-        self._samples: tuple[Sample, ...] = ()
-        self._perf_samples: tuple[Sample | Callable[[], Iterable[Sample]], ...] = ()
-        self._errors: tuple[ErrorSample, ...] = ()
+        self._samples: tuple[Declared[Sample], ...] = ()
+        self._perf_samples: tuple[Declared[Sample], ...] = ()
+        self._errors: tuple[Declared[ErrorSample], ...] = ()
         self.__doc__ = fn.__doc__
         self.__name__ = self.name
         self.__signature__ = public_signature(fn, skip_first=not composite)
@@ -215,15 +195,15 @@ class Op:
         self._check_names("grad_unsupported", args)
         self.unsupported_grads.update(args)
 
-    def samples(self, *given: Sample) -> None:
+    def samples(self, *given: Declared[Sample]) -> None:
         """Declares the samples on which the generated tests run the op."""
         self._samples = given
 
-    def perf_samples(self, *given: Sample | Callable[[], Iterable[Sample]]) -> None:
-        """Declares samples of the sizes kernels are made for, or functions that make them when they are asked for."""
+    def perf_samples(self, *given: Declared[Sample]) -> None:
+        """Declares samples of the sizes kernels are made for: checked against the reference, and timed."""
         self._perf_samples = given
 
-    def errors(self, *given: ErrorSample) -> None:
+    def errors(self, *given: Declared[ErrorSample]) -> None:
         """Declares inputs that must be refused, with the error and message they must raise."""
         self._errors = given
 
@@ -237,7 +217,7 @@ class Op:
 
         def declare(fn: Callable[..., Any]) -> None:
             fn = spread(fn)
-            names = tuple(inspect.signature(fn).parameters)[1:]
+            names = names_of(fn)[1:]
             if unknown := set(names).difference(self.names):
                 raise TypeError(f"{self.name}.cuda: no arguments named {', '.join(sorted(unknown))}")
             self.kernels.append(Kernel(impl, fn, self._guard(when), names))
@@ -257,7 +237,7 @@ class Op:
     def _formula(self, args: tuple[str, ...], fn: Callable[..., Any], impl: str, when: Whens, accumulates: bool) -> VJP:
         self._check_names("vjp", args)
         fn = spread(fn)
-        names = list(inspect.signature(fn).parameters)[2:]
+        names = list(names_of(fn)[2:])
         takes = frozenset(names) & VJP_EXTRAS
         names = [n for n in names if n not in VJP_EXTRAS]
         known = {*self.names, *self.aux, "out", "out_shape", *(f"{n}_shape" for n in self.tensor_names)}
@@ -325,15 +305,15 @@ class Op:
         """The declared samples. Raises `LookupError` if there are none."""
         if not self._samples:
             raise LookupError(f"op {self.name} has no samples")
-        return iter(self._samples)
+        return made(self._samples)
 
     def iter_perf_samples(self) -> Iterator[Sample]:
         """The declared large samples, none if the op has no kernel that needs them."""
-        return chain.from_iterable([each] if isinstance(each, Sample) else each() for each in self._perf_samples)
+        return made(self._perf_samples)
 
     def iter_errors(self) -> Iterator[ErrorSample]:
         """The declared bad inputs, none if the op declares none."""
-        return iter(self._errors)
+        return made(self._errors)
 
     @property
     def differentiable(self) -> tuple[str, ...]:

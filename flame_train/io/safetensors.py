@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from flame_train.disk.atomic_write import write_atomically
-from flame_train.disk.open_folder import Location
+from flame_train.disk.open_folder import Location, path_of
 from flame_train.errors import EnvironmentFault, ModelFileError, OutputError, of_environment
 from flame_train.io.dtypes import DTYPE_OF_TAG, FLOAT_TAGS, Array, tag_of
 from flame_train.io.header import (
@@ -159,6 +159,8 @@ def save_stream(
 
     `infos` announces name, dtype tag and shape; `read(name)` must return exactly that (ValueError if not).
     """
+    if refused_by_suffix(Path(path) if isinstance(path, str) else path_of(path)):
+        raise OutputError(f"{path}: a file of this ending is taken for a pickle and never read; end it in .safetensors")
     header, placed = build_header(infos, _checked_metadata(metadata))
     if len(header) > MAX_HEADER_BYTES:
         raise OutputError(f"{path}: the header would take {len(header)} bytes; at most {MAX_HEADER_BYTES} allowed")

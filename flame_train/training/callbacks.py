@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
+
+from flame_train.errors import kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +21,18 @@ class Callbacks:
         on_checkpoint: gets the step and the folder of a checkpoint that is on the disk.
         on_sample: gets the step and the file of a sample grid that is on the disk.
 
-    An exception of a function ends the run as any error does: the checkpoints stay, and the same call continues it.
+    Raises TypeError for what cannot be called with these arguments. An exception of a function ends the run as any
+    error does: the checkpoints stay, and the same call continues it.
     """
 
     on_step: Callable[[Mapping[str, Any]], object] | None = None
     on_checkpoint: Callable[[int, Path], object] | None = None
     on_sample: Callable[[int, Path], object] | None = None
+
+    def __post_init__(self) -> None:
+        _check_takes(self.on_step, "on_step", "the step's record, a mapping")
+        _check_takes(self.on_checkpoint, "on_checkpoint", "the step", "the checkpoint's folder")
+        _check_takes(self.on_sample, "on_sample", "the step", "the sample grid's file")
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Tells of a step's figures."""
@@ -39,6 +48,21 @@ class Callbacks:
         """Tells of a sample grid, if it was written."""
         if self.on_sample is not None and file.exists():
             self.on_sample(step, file)
+
+
+def _check_takes(fn: object, name: str, *arguments: str) -> None:
+    """Raises TypeError unless `fn` is None or can be called with one value for each of the `arguments`."""
+    told = f"{name}: expected a function of {len(arguments)}: {', '.join(arguments)}"
+    if fn is None:
+        return
+    if not callable(fn):
+        raise TypeError(f"{told}; got {kind_of(fn)}")
+    try:
+        inspect.signature(fn).bind(*arguments)
+    except TypeError as e:
+        raise TypeError(f"{told}; the one given cannot be called so: {e}") from None
+    except ValueError:  # some functions written in C say nothing of what they take
+        return
 
 
 SILENT: Final = Callbacks()

@@ -72,3 +72,10 @@ def test_what_are_no_overrides_is_refused(overrides):
 def test_what_is_wrong_is_told_without_a_file():
     with pytest.raises(ConfigError, match=r"the given config: lora\.rnak: unknown key; did you mean lora\.rank\?"):
         flame_train.train({"lora": {"rnak": 4}}, device="cpu")
+
+
+def test_what_is_no_config_and_what_is_no_callback():
+    with pytest.raises(TypeError, match=r"flame_train\.train: expected the config's file, .*, got int"):
+        flame_train.train(5)
+    with pytest.raises(TypeError, match="on_step: expected a function of 1"):
+        flame_train.train("not_there.toml", on_step=lambda: None)

@@ -227,3 +227,18 @@ def test_a_callback_cannot_change_a_record_and_what_it_raises_ends_the_run(train
 
     with pytest.raises(TypeError, match="does not support item assignment"):
         trained(Feed(4), callbacks=Callbacks(on_step=meddle))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"on_step": lambda step, loss: None}, "on_step: expected a function of 1: the step's record, a mapping; "),
+        ({"on_checkpoint": lambda step: None}, "on_checkpoint: expected a function of 2: the step, the checkpoint's"),
+        ({"on_sample": lambda: None}, "on_sample: expected a function of 2: the step, the sample grid's file; "),
+        ({"on_step": 5}, "on_step: expected a function .*; got int"),
+    ],
+)
+def test_a_callback_with_other_arguments_is_refused(given, told):
+    with pytest.raises(TypeError, match=told):
+        Callbacks(**given)
+    Callbacks(on_step=print, on_checkpoint=lambda *both: None, on_sample=dict)

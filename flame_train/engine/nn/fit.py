@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from ...errors import ModelFileError
@@ -24,6 +23,8 @@ def check_shapes(declared: Mapping[str, tuple[int, ...]], found: Mapping[str, tu
 
 
 def _near(name: str, names: Sequence[str]) -> str:
+    from difflib import get_close_matches  # only when something is wrong: it takes as long to import as a layer
+
     match = get_close_matches(name, names[:2000], n=1, cutoff=0.85)
     return f" (the file has {match[0]})" if match else ""
 

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from ...errors import kind_of
 from ..autograd.versions import VERSIONS
 from ..backend import get_backend, owner
 from ..dtype import DType, as_dtype, is_float
 from ..mode import mode
-from ..tensors.tensor import Parameter, Tensor
+from ..tensors.tensor import Parameter, host_array
 from .fit import check_shapes
 from .quantized import QuantizedWeight
 from .spec import ParamSpec, kernel_order
@@ -53,7 +52,7 @@ class ModuleState:
         is written. Without, what does not fit by name is left out and returned. Raises TypeError for 8-bit weights.
         """
         declared = {name: spec.shape for name, _, _, spec in self.named_specs()}
-        given = {name: _host(name, value) for name, value in state.items()}
+        given = {name: host_array("load_state_dict", name, value) for name, value in state.items()}
         missing, unexpected = [n for n in declared if n not in given], [n for n in given if n not in declared]
         common = {n: a.shape for n, a in given.items() if strict or n in declared}
         check_shapes({n: s for n, s in declared.items() if strict or n in given}, common, type(self).__name__)
@@ -109,14 +108,6 @@ class ModuleState:
 
 def _names_device(target: str | DType) -> bool:
     return isinstance(target, str) and target.partition(":")[0] in ("cpu", "cuda")
-
-
-def _host(name: str, value: Any) -> np.ndarray[Any, Any]:
-    if isinstance(value, Tensor):
-        return value.numpy()
-    if not isinstance(value, np.ndarray):
-        raise TypeError(f"load_state_dict: expected a Tensor or a NumPy array for {name}, got {kind_of(value)}")
-    return value
 
 
 def _write(module: Any, attr: str, spec: ParamSpec, host: np.ndarray[Any, Any], name: str) -> None:

@@ -16,7 +16,7 @@ from ...errors import ModelFileError, kind_of
 from ..autograd.backprop import Passes
 from ..backend import several_gpus
 from ..dtype import Array
-from ..tensors.tensor import Tensor
+from ..tensors.tensor import Tensor, host_array
 from .ema import EMA
 from .flat_parameters import FlatParameters
 from .scaler import LossScaler
@@ -211,12 +211,15 @@ class Optimizer:
                 result[name] = np.array(self.arena.backend.to_host(array), copy=True)
         return result
 
-    def load_state_dict(self, entries: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    def load_state_dict(self, entries: Mapping[str, Tensor | np.ndarray[Any, Any]]) -> None:
         """Restores what `state_dict` returned; the next step is then bit-identical to the uninterrupted one.
 
-        Raises `ModelFileError` naming what is missing, unexpected or mis-shaped.
+        `entries` may be what `flame.load` read. Raises `ModelFileError` naming what is missing, unexpected or
+        mis-shaped, TypeError for what is no tensor.
         """
-        left = dict(entries)
+        if not isinstance(entries, Mapping):
+            raise TypeError(f"load_state_dict: expected what state_dict() returned, got {kind_of(entries)}")
+        left = {name: host_array("load_state_dict", name, value) for name, value in entries.items()}
         for name, array in self._entries():
             if array.ndim and not self._is_flat(array):
                 found = left.pop(name, None)

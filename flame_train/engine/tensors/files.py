@@ -6,21 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from flame_train.io.safetensors import SafetensorsFile, save_file
 
 from ...errors import kind_of
 from ..backend import get_backend
 from ..mode import mode
-from .tensor import Tensor
+from .tensor import Tensor, host_array
 
 
 def save(tensors: Mapping[str, Any], path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
     """Writes Tensors or NumPy arrays by name to a safetensors file, whole or not at all.
 
     `flame.save(model.state_dict(), "net.safetensors")`; an optimizer's `state_dict()` is such a mapping too. Raises
-    TypeError for other values, `OutputError` where the file cannot be written.
+    TypeError for other values, `OutputError` where the file cannot be written, or for a name that `load` refuses: x.pt.
 
     >>> import tempfile, os
     >>> path = os.path.join(tempfile.mkdtemp(), "two.safetensors")
@@ -30,7 +28,7 @@ def save(tensors: Mapping[str, Any], path: str | Path, metadata: Mapping[str, st
     """
     if not isinstance(tensors, Mapping):
         raise TypeError(f"save: expected tensors by name, such as model.state_dict(), got {kind_of(tensors)}")
-    save_file(str(path), {name: _host(name, value) for name, value in tensors.items()}, metadata)
+    save_file(str(path), {name: host_array("save", name, value) for name, value in tensors.items()}, metadata)
 
 
 def load(path: str | Path, device: str | None = None) -> dict[str, Tensor]:
@@ -42,11 +40,3 @@ def load(path: str | Path, device: str | None = None) -> dict[str, Tensor]:
     backend = get_backend(device or mode().device)
     with SafetensorsFile(path) as file:
         return {name: Tensor(backend.to_device(file.read(name))) for name in file.shapes}
-
-
-def _host(name: str, value: Any) -> np.ndarray[Any, Any]:
-    if isinstance(value, Tensor):
-        return value.numpy()
-    if isinstance(value, np.ndarray):
-        return value
-    raise TypeError(f"save: expected a Tensor or a NumPy array for {name}, got {kind_of(value)}")

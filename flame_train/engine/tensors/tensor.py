@@ -276,6 +276,15 @@ class ComputeCopy(Tensor):
         return self.parameter.register_hook(hook)
 
 
+def host_array(where: str, name: str, value: Any) -> np.ndarray[Any, Any]:
+    """The entry `name` of a mapping of tensors or arrays, on the host. Raises TypeError, beginning with `where`."""
+    if isinstance(value, Tensor):
+        return value.numpy()
+    if isinstance(value, np.ndarray):
+        return value
+    raise TypeError(f"{where}: expected a Tensor or a NumPy array for {name}, got {kind_of(value)}")
+
+
 def _as_array(data: Any) -> np.ndarray[Any, Any]:
     try:
         return np.asarray(data)

@@ -82,8 +82,8 @@ def run(
         within: after so many seconds no other size is begun.
 
     Returns:
-        The device, its ceilings, and a row for each op and phase. Also the ops that were timed at all their sizes, and
-        those of several that failed, with the reason.
+        The device, its ceilings, and a row for each op and phase. Also the ops that were timed at all their sizes,
+        those of several that failed, with the reason, and those whose results are views.
 
     Raises:
         ConfigError: an unknown op.
@@ -96,12 +96,15 @@ def run(
     backend, low = get_backend(device), as_dtype(PRECISIONS[precision])
     with deterministic(exact), set_float32_matmul_precision("high" if precision == "tf32" else "highest"):
         end, limits, chosen = time.monotonic() + within, ceilings(backend, low), [*_chosen(names)]
-        rows, failed, reached = list[Row](), dict[str, str](), 0
+        rows, failed, views, reached = list[Row](), dict[str, str](), set[str](), 0
         for call in all_ready(chosen, backend, low):
             if time.monotonic() > end:
                 break
             try:
-                rows += timed(call, precision, backend, limits, against)
+                found = [*timed(call, precision, backend, limits, against)]
+                rows += found
+                if not any(row.phase == "forward" for row in found):
+                    views.add(call.op.name)
             except (RuntimeError, MemoryError) as error:
                 if len(names) == 1 and names != ["all"]:
                     raise
@@ -119,6 +122,7 @@ def run(
         "ops": [asdict(r) | {"ratio": r.ratio} for r in rows],
         "reached": sorted({op.name for op, _ in chosen} - {op.name for op, _ in chosen[reached:]}),
         "failed": failed,
+        "views": sorted(views),
     }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,40 @@ def test_an_argument_without_annotation_is_refused_when_declared(registry: None)
     with pytest.raises(TypeError, match=r"op unsaid: argument 'input' has no annotation.*write input: Array"):
         flame.primitive()(unsaid)
     assert "unsaid" not in REGISTRY
+
+
+@pytest.mark.parametrize(
+    ("declared", "returned", "told"),
+    [
+        ({}, lambda x: (x, x), r"returned a tuple of ndarray, ndarray; expected an array.*multiple=True.*aux="),
+        ({}, lambda x: 1.0, "returned float; expected an array"),
+        ({}, lambda x: None, "returned NoneType; expected an array"),
+        ({"multiple": True}, lambda x: x, "returned ndarray; expected a tuple of arrays, as multiple=True says"),
+        ({"multiple": True}, lambda x: (x, None), "a tuple of ndarray, NoneType; expected a tuple of arrays"),
+        ({"aux": ("mean",)}, lambda x: x, "returned ndarray; expected a tuple of the result and of mean"),
+        ({"aux": ("mean",)}, lambda x: (x, x, x), "expected a tuple of the result and of mean, as aux says"),
+    ],
+)
+def test_a_function_that_returns_something_else_than_declared(
+    registry: None, declared: dict[str, Any], returned: Any, told: str
+) -> None:
+    def odd(xp: Any, input: flame.Array) -> Any:
+        return returned(input)
+
+    op = flame.primitive(**declared)(odd)
+    with pytest.raises(TypeError, match=f"odd: its function .*{told}"):
+        op(flame.ones(2, 2))
+
+
+def test_the_import_makes_no_samples() -> None:
+    """Random matrices were half of the time it took."""
+    text = "import numpy\nnumpy.random.default_rng = None\nimport flame_train.engine"
+    subprocess.run([sys.executable, "-c", text], check=True)
+
+
+def test_samples_of_a_function_are_all_there() -> None:
+    stored = {sample.args[0].dtype.name for sample in REGISTRY["scaled_dequantize"].iter_samples()}
+    assert stored == {"uint8", "int8"}
 
 
 def test_annotations_that_are_not_postponed(registry: None) -> None:

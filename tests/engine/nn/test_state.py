@@ -12,7 +12,7 @@ import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine import nn, optim
 from flame_train.engine.dtype import bfloat16, float32, int64
-from flame_train.errors import ModelFileError, ShapeError
+from flame_train.errors import ModelFileError, OutputError, ShapeError
 
 
 def net(seed: int = 0) -> Any:
@@ -112,6 +112,8 @@ def test_weights_go_to_a_file_and_back(tmp_path: Path) -> None:
         flame.save(model, path)
     with pytest.raises(TypeError, match="save: expected a Tensor or a NumPy array for a, got int"):
         flame.save({"a": 3}, path)
+    with pytest.raises(OutputError, match=r"net\.pt: a file of this ending.*end it in \.safetensors"):
+        flame.save(model.state_dict(), tmp_path / "net.pt")
     (tmp_path / "net.pt").write_bytes(b"x")
     with pytest.raises(ModelFileError, match="refused"):
         flame.load(tmp_path / "net.pt")

@@ -69,9 +69,11 @@ scaled_feed_forward.non_differentiable("data1", "scales1", "data2", "scales2")
 
 
 scaled_feed_forward.samples(
-    sample((2, 3, 4), *stored(6, 4), (6,), *stored(5, 6), (5,)),
-    sample((3, 4), *stored(6, 4), None, *stored(4, 6)),
-    sample((3, 4), *stored(6, 4, dtype=int8), (6,), *stored(4, 6, dtype=int8)),
+    lambda: (
+        sample((2, 3, 4), *stored(6, 4), (6,), *stored(5, 6), (5,)),
+        sample((3, 4), *stored(6, 4), None, *stored(4, 6)),
+        sample((3, 4), *stored(6, 4, dtype=int8), (6,), *stored(4, 6, dtype=int8)),
+    )
 )
 
 
@@ -82,7 +84,7 @@ def _scaled_feed_forward_errors() -> Iterator[ErrorSample]:
     yield ErrorSample(bad, ShapeError, r"last dim 6 but weight is \(3, 5\)")
 
 
-scaled_feed_forward.errors(*_scaled_feed_forward_errors())
+scaled_feed_forward.errors(_scaled_feed_forward_errors)
 
 
 scaled_feed_forward.perf_samples(

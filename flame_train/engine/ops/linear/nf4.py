@@ -171,10 +171,16 @@ def stored(*shape: int) -> tuple[Any, ...]:
 
 nf4_dequantize.non_differentiable("data", "absmax", "nested", "offset")
 nf4_dequantize.samples(
-    sample(*stored(5, 64), (5, 64), np.dtype(np.float64)), sample(*stored(3, 7), (3, 7), np.dtype(np.float64))
+    lambda: (
+        sample(*stored(5, 64), (5, 64), np.dtype(np.float64)),
+        sample(*stored(3, 7), (3, 7), np.dtype(np.float64)),
+    )
 )
 nf4_dequantize.perf_samples(
-    sample(*stored(80, 640), (80, 640), bfloat16), sample(*stored(300, 128), (300, 128), bfloat16)
+    lambda: (
+        sample(*stored(80, 640), (80, 640), bfloat16),
+        sample(*stored(300, 128), (300, 128), bfloat16),
+    )
 )
 
 
@@ -184,7 +190,7 @@ def _nf4_dequantize_errors() -> Iterator[ErrorSample]:
     yield ErrorSample(sample(data, *rest, (4, 65), float32), ShapeError, r"a weight of shape \(4, 65\)")
 
 
-nf4_dequantize.errors(*_nf4_dequantize_errors())
+nf4_dequantize.errors(_nf4_dequantize_errors)
 
 
 # ---- kernels -----------------------------------------------------------------------------------------------

@@ -132,10 +132,12 @@ scaled_linear.vjp("input")(lambda xp, g, data, scales, dynamic: input_grad(xp, g
 scaled_linear.vjp("bias")(lambda xp, g: g)
 scaled_linear.vjp("residual")(lambda xp, g: g)
 scaled_linear.samples(
-    sample((3, 4), *stored(5, 4), (5,)),
-    sample((3, 4), *stored(5, 4, dtype=int8), (5,)),
-    sample((2, 3, 4), *stored(5, 4), None, (2, 3, 5)),
-    sample((2, 3, 4), *stored(5, 4), (5,), (2, 3, 5)),
+    lambda: (
+        sample((3, 4), *stored(5, 4), (5,)),
+        sample((3, 4), *stored(5, 4, dtype=int8), (5,)),
+        sample((2, 3, 4), *stored(5, 4), None, (2, 3, 5)),
+        sample((2, 3, 4), *stored(5, 4), (5,), (2, 3, 5)),
+    )
 )
 scaled_linear.perf_samples(
     lambda: (
@@ -158,7 +160,7 @@ def _scaled_linear_errors() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 4), data.astype(np.int64), scales), TypeError, "data in uint8 or int8, .*, got int64")
 
 
-scaled_linear.errors(*_scaled_linear_errors())
+scaled_linear.errors(_scaled_linear_errors)
 
 
 # ---- kernels -----------------------------------------------------------------------------------------------

@@ -156,10 +156,12 @@ def _stored(n: int, *shape: int, dtype: DType = uint8) -> tuple[list[Array], lis
 
 
 scaled_lora_linears.samples(
-    sample((2, 3, 8), *_stored(2, 6, 8), [(2, 8), (2, 8)], [(6, 2), (6, 2)], 0.5),
-    sample((4, 8), *_stored(1, 6, 8), [(1, 8)], [(6, 1)], 2.0, (6,), (4, 6)),
-    sample((2, 8), *_stored(1, 6, 8), [(2, 8)], [(6, 2)], 0.5),
-    sample((2, 3, 8), *_stored(2, 6, 8, dtype=int8), [(2, 8), (2, 8)], [(6, 2), (6, 2)], 0.5),
+    lambda: (
+        sample((2, 3, 8), *_stored(2, 6, 8), [(2, 8), (2, 8)], [(6, 2), (6, 2)], 0.5),
+        sample((4, 8), *_stored(1, 6, 8), [(1, 8)], [(6, 1)], 2.0, (6,), (4, 6)),
+        sample((2, 8), *_stored(1, 6, 8), [(2, 8)], [(6, 2)], 0.5),
+        sample((2, 3, 8), *_stored(2, 6, 8, dtype=int8), [(2, 8), (2, 8)], [(6, 2), (6, 2)], 0.5),
+    )
 )
 scaled_lora_linears.perf_samples(
     lambda: (
@@ -183,7 +185,7 @@ def _scaled_lora_linears_errors() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 7), *one, [(2, 7)], [(6, 2)], 0.5), ShapeError, r"last dim 7 but weight is \(6, 8\)")
 
 
-scaled_lora_linears.errors(*_scaled_lora_linears_errors())
+scaled_lora_linears.errors(_scaled_lora_linears_errors)
 
 
 # ---- kernels -----------------------------------------------------------------------------------------------

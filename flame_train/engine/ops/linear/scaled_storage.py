@@ -62,9 +62,11 @@ def stored(*shape: int, dtype: DType = uint8) -> tuple[np.ndarray[Any, Any], np.
     return (e4m3 if dtype == uint8 else whole).encoded(NUMPY, matrix)
 
 
-for _dtype in (uint8, int8):
-    scaled_dequantize.samples(*(sample(*stored(*n, dtype=_dtype), np.dtype(np.float64)) for n in ((5, 16), (2, 3, 5))))
-    scaled_dequantize.perf_samples(sample(*stored(77, 640, dtype=_dtype), bfloat16))
+_BOTH = (uint8, int8)
+scaled_dequantize.samples(
+    lambda: [sample(*stored(*n, dtype=d), np.dtype(np.float64)) for d in _BOTH for n in ((5, 16), (2, 3, 5))]
+)
+scaled_dequantize.perf_samples(lambda: [sample(*stored(77, 640, dtype=d), bfloat16) for d in _BOTH])
 
 
 def _scaled_dequantize_errors() -> Iterator[ErrorSample]:
@@ -72,7 +74,7 @@ def _scaled_dequantize_errors() -> Iterator[ErrorSample]:
     yield ErrorSample(sample(data, scales[:4], float32), ShapeError, r"expected scales of shape \(5,\), got \(4,\)")
 
 
-scaled_dequantize.errors(*_scaled_dequantize_errors())
+scaled_dequantize.errors(_scaled_dequantize_errors)
 
 
 def belong(data: Array, scales: Array) -> bool:
