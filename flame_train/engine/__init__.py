@@ -9,15 +9,16 @@ x.grad.numpy()
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING, Any
 
-from . import check, functional, nn, optim
+from . import check, counterparts, functional, nn, optim
 from .autograd.backprop import backward
 from .capture import capture
 from .checkpoint import checkpoint
 from .cuda_kernel import cuda_kernel
 from .debugging import detect_anomaly, trace
 from .dispatch import explain, explain_gradients
-from .dtype import Array
+from .dtype import Array, as_dtype
 from .elementwise import elementwise
 from .grad import grad
 from .memory_report import memory_report
@@ -107,6 +108,17 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+if not TYPE_CHECKING:  # a checker of types knows the names above alone
+
+    def __getattr__(name: str) -> Any:
+        """PyTorch's other names: functions, which are those of `functional`, and dtypes. Else says what to write."""
+        if name in functional.__all__:
+            return getattr(functional, name)
+        if name in counterparts.DTYPES:
+            return as_dtype(counterparts.DTYPES[name])
+        raise counterparts.absent("flame_train.engine", name, counterparts.FLAME)
+
 
 document()
 install()

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from ..errors import kind_of
 from .autograd.graph import CheckpointNode, Edge
 from .dtype import is_float
-from .mode import mode, no_grad, recomputing
+from .mode import Mode, mode, no_grad, recomputing
 from .tensors.tensor import Tensor
 
 Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, ...])
@@ -30,14 +30,14 @@ class _OffloadedActivation:
 class _Rerun:
     """Runs a function a second time, recording a graph that ends at its arguments."""
 
-    __slots__ = ("_fn",)
+    __slots__ = ("_first", "_fn")
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self._fn = fn
+    def __init__(self, fn: Callable[..., Any], first: Mode) -> None:
+        self._fn, self._first = fn, first
 
     def __call__(self, args: list[Any]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         detached = [_detached(a) for a in args]
-        with recomputing():
+        with recomputing(self._first):
             outputs = _tuple(self._fn(*detached))
         return outputs, [t for t in detached if isinstance(t, Tensor) and t.requires_grad]
 
@@ -77,6 +77,7 @@ def checkpoint(fn: Callable[..., Outputs], *args: Any, offload: bool = False) ->
     """
     if not mode().grad:
         return fn(*args)
+    first = mode()
     edges = [Edge(a) for a in args if isinstance(a, Tensor) and a.requires_grad]
     if edges:
         with no_grad():
@@ -88,6 +89,6 @@ def checkpoint(fn: Callable[..., Outputs], *args: Any, offload: bool = False) ->
         return made
     kept = [_OffloadedActivation(a) if offload and isinstance(a, Tensor) and not a.is_leaf else a for a in args]
     shapes = [(o.shape, o.dtype) for o in outs]
-    node = CheckpointNode(_Rerun(fn), kept, edges, shapes, outs[0].backend)
+    node = CheckpointNode(_Rerun(fn, first), kept, edges, shapes, outs[0].backend)
     wrapped = tuple(Tensor._from_op(o.data, node, i) for i, o in enumerate(outs))
     return wrapped if isinstance(made, tuple) else wrapped[0]

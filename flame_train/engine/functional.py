@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from .counterparts import FUNCTIONAL, absent
 from .ops.attention.attention import scaled_dot_product_attention
 from .ops.common.convert import cast, clone
 from .ops.conv.adaptive_pool import adaptive_avg_pool2d
@@ -272,3 +275,9 @@ __all__ = [
     "view",
     "where",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Says what to write for a function that PyTorch has."""
+        raise absent("functional", name, {f"{n}_": f"write F.{n}, or x.copy_(F.{n}(x))" for n in __all__} | FUNCTIONAL)

@@ -192,16 +192,12 @@ def capturing() -> Iterator[None]:
 
 
 @contextmanager
-def recomputing() -> Iterator[None]:
-    """Records a graph for a function's second run: its side effects, such as running statistics, have happened."""
-    with _changed(grad=True, recomputing=True):
-        yield
+def recomputing(first: Mode, grad: bool = True) -> Iterator[None]:
+    """Runs again what began in the mode `first`, with the same random numbers, and records a graph if `grad`.
 
-
-@contextmanager
-def rematerializing() -> Iterator[None]:
-    """As `recomputing`, for a single value of which no graph is wanted."""
-    with _changed(grad=False, recomputing=True):
+    Side effects such as running statistics have happened.
+    """
+    with _changed(grad=grad, recomputing=True, seed=first.seed, drawn=first.drawn):
         yield
 
 

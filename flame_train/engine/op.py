@@ -13,8 +13,8 @@ Eight rules hold everywhere, so that no op has to implement them:
 - References see fp32 or fp64: narrower floats are raised before and rounded once after. Ops that only move
   data (`data_movement=True`) opt out.
 - Integers and booleans are raised to the dtype of the other floats, or to fp32. They are not where the op or the
-  argument is declared to take them as they are (`accepts_integers`), nor where the argument has no gradient by nature
-  (`non_differentiable`).
+  argument is declared to take them as they are (`accepts_integers`). They are not where the argument has no gradient by
+  nature (`non_differentiable`).
 - Gradients are summed down to a broadcast input's shape, and cast to its dtype, in the backward pass.
 - A formula may ask for more than what was saved, by a parameter's name. `needs`: the names of the arguments whose
   gradients are wanted. `targets`: where these go (`grad_target.GradTargets`): a gradient that has arrived there already
@@ -36,7 +36,8 @@ from typing import Any, ClassVar
 
 from ..errors import ShapeError, Unsupported
 from .arguments import Guard, When, names_of, parameters_of, public_signature, spread
-from .samples import Declared, made
+from .counterparts import NUMPYS, UNKNOWN_ARGUMENTS
+from .samples import DeclaredError, DeclaredSample, made
 from .samples import ErrorSample as ErrorSample
 from .samples import Sample as Sample
 from .samples import sample as sample
@@ -104,6 +105,8 @@ class Op:
 
     _run: ClassVar[Callable[[Op, dict[str, Any]], Any]]
     """Set by dispatch.py, which imports this module. To import it here at every call would take microseconds."""
+    fill_in: Callable[[dict[str, Any]], None] | None = None
+    """Gives a call's values what they lack and what depends on the surroundings, such as random numbers."""
     batched_dims: int = 0
     """The dims of `input` with its batch, where an input of one dim fewer is taken for a batch of one."""
 
@@ -151,9 +154,9 @@ class Op:
         self._guards: dict[When | tuple[When, ...], Guard] = {}
         self.non_differentiable_names: set[str] = set()
         self.unsupported_grads: set[str] = set()
-        self._samples: tuple[Declared[Sample], ...] = ()
-        self._perf_samples: tuple[Declared[Sample], ...] = ()
-        self._errors: tuple[Declared[ErrorSample], ...] = ()
+        self._samples: tuple[DeclaredSample, ...] = ()
+        self._perf_samples: tuple[DeclaredSample, ...] = ()
+        self._errors: tuple[DeclaredError, ...] = ()
         self.__doc__ = fn.__doc__
         self.__name__ = self.name
         self.__signature__ = public_signature(fn, skip_first=not composite)
@@ -166,7 +169,10 @@ class Op:
         return f"<op {self.name}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(self.bind(args, kwargs))
+        values = self.bind(args, kwargs)
+        if self.fill_in is not None:
+            self.fill_in(values)
+        return self._run(values)
 
     def vjp(self, *args: str, accumulates: bool = True) -> Callable[[Callable[..., Any]], None]:
         """Declares the gradient for `args` as `f(xp, g, <names>)`; several args return a tuple.
@@ -195,15 +201,15 @@ class Op:
         self._check_names("grad_unsupported", args)
         self.unsupported_grads.update(args)
 
-    def samples(self, *given: Declared[Sample]) -> None:
+    def samples(self, *given: DeclaredSample) -> None:
         """Declares the samples on which the generated tests run the op."""
         self._samples = given
 
-    def perf_samples(self, *given: Declared[Sample]) -> None:
+    def perf_samples(self, *given: DeclaredSample) -> None:
         """Declares samples of the sizes kernels are made for: checked against the reference, and timed."""
         self._perf_samples = given
 
-    def errors(self, *given: Declared[ErrorSample]) -> None:
+    def errors(self, *given: DeclaredError) -> None:
         """Declares inputs that must be refused, with the error and message they must raise."""
         self._errors = given
 
@@ -284,15 +290,25 @@ class Op:
         values = {**self._defaults, **dict(zip(self.positional, args, strict=False)), **kwargs}
         for name in kwargs:
             if name not in self.names or name in self.positional[: len(args)]:
-                raise TypeError(
-                    f"{self.name}: argument {name!r} is unknown or given twice; takes {', '.join(self.names)}"
-                )
+                return self._bind_numpys(args, kwargs)
         for name in self._required:
             if values[name] is inspect.Parameter.empty:
                 raise TypeError(f"{self.name}: missing argument {name!r}")
         if self._laid and values["layout"] not in LAYOUTS:
             raise ShapeError(f"{self.name}: expected layout 'NCHW' or 'NHWC', got {values['layout']!r}")
         return values
+
+    def _bind_numpys(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The values where NumPy's names are among `kwargs`: `axis` for `dim`. Raises TypeError for any other name."""
+        given = dict(zip(self.positional, args, strict=False))
+        for key, value in kwargs.items():
+            name = NUMPYS.get(key, key) if key not in self.names else key
+            unset = name != key and (given.get(name) is None or given[name] is False)  # a method's own default
+            if name not in self.names or (name in given and not unset):
+                hint = UNKNOWN_ARGUMENTS.get(key) or f"takes {', '.join(self.names)}"
+                raise TypeError(f"{self.name}: argument {key!r} is unknown or given twice; {hint}")
+            given[name] = value
+        return self.bind((), given)
 
     def _gathered(self, args: Sequence[Any]) -> Sequence[Any]:
         """The positional arguments, those from the last parameter on collected into its list."""

@@ -25,10 +25,11 @@ def rematerialize(fn: Callable[..., Tensor], *args: Any, min_bytes: int = 0, wit
     `within_checkpoint` it is, which suits what is large beside all that the checkpoint computes. Neither is a result
     that an op inside `fn` saves for its own gradient, since it is then there anyway.
     """
+    first = mode()
     out = fn(*args)
     kept = mode().recomputing and not within_checkpoint
     if out.data.nbytes >= min_bytes and mode().grad and not kept and not _saved_inside(out, args):
-        out._remat = Remat(fn, [_kept(a) for a in args], out.shape)
+        out._remat = Remat(fn, [_kept(a) for a in args], out.shape, first)
     return out
 
 

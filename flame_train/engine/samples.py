@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,12 @@ def sample(*args: Any, **kwargs: Any) -> Sample:
 
 
 S = TypeVar("S", Sample, ErrorSample)
-Declared = S | Callable[[], Iterable[S]]
+DeclaredSample: TypeAlias = Sample | Callable[[], Iterable[Sample]]
+DeclaredError: TypeAlias = ErrorSample | Callable[[], Iterable[ErrorSample]]
 """A sample, or a function that makes some: arrays of numbers are made when they are asked for, not at each import."""
 
 
-def made(given: Iterable[Declared[S]]) -> Iterator[S]:
+def made(given: Iterable[S | Callable[[], Iterable[S]]]) -> Iterator[S]:
     """The declared samples, those of functions made now."""
     for one in given:
         if callable(one):

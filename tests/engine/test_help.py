@@ -6,11 +6,14 @@ import contextlib
 import doctest
 import inspect
 import io
+from typing import get_args
 
 import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
+from flame_train.engine import nn
+from flame_train.engine.nn.spec import Init
 from flame_train.engine.op import REGISTRY, Op
 
 
@@ -49,3 +52,7 @@ def test_the_class_keeps_its_docstring_and_an_op_its_formula() -> None:
     assert inspect.getdoc(Op) is not None
     assert str(inspect.getdoc(Op)).startswith("A named operation")
     assert all(str(op.__doc__).startswith(str(inspect.cleandoc(op.fn.__doc__ or ""))[:20]) for op in REGISTRY.values())
+
+
+def test_help_of_param_says_how_weights_are_filled() -> None:
+    assert all(f'"{init}"' in (inspect.getdoc(nn.param) or "") for init in get_args(Init))

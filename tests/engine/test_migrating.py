@@ -117,7 +117,7 @@ class TestWhatDiffers:
         layer.requires_grad_(False)
         assert layer.weight is weight
         assert not list(layer.parameters())
-        assert not any(hasattr(nn, name) for name in ("Dropout", "ReLU", "LSTM"))
+        assert not any(hasattr(nn, name) for name in ("MSELoss", "MaxPool2d", "LSTM"))
 
     def test_how_weights_are_drawn(self) -> None:
         for layer, deviation in (
@@ -189,6 +189,103 @@ class TestWhatDiffers:
         alone = F.dropout(x[2:], 0.5, rng=flame.random.Rng(np, 1, 2, np.arange(2, 3))).numpy()
         np.testing.assert_array_equal(alone, made[0][2:])
 
+    def test_random_numbers_after_a_seed(self) -> None:
+        x = flame.ones(64, 8, requires_grad=True)
+        drop, q = nn.Dropout(0.25), flame.ones(2, 3, 5, 8)
+
+        def drawn() -> list[np.ndarray]:
+            flame.manual_seed(7)
+            made = [F.dropout(x, 0.5), drop(x), F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)]
+            return [t.numpy() for t in made]
+
+        first, second = drawn(), drawn()
+        assert all((a == b).all() for a, b in zip(first, second, strict=True))
+        assert not (first[0].astype(bool) == first[1].astype(bool)).all()
+        assert 0.4 < (first[0] == 0).mean() < 0.6
+        assert 0.15 < (first[1] == 0).mean() < 0.35
+        assert set(np.unique(first[1])) == {0.0, np.float32(1 / 0.75)}
+        assert (drop.eval()(x) == x).all().item()
+        before = drawn()[0]
+        assert not (F.dropout(x, 0.5).numpy() == before).all()  # the next numbers are others
+
+    def test_what_runs_again_draws_the_same(self) -> None:
+        x = flame.ones(64, 8, requires_grad=True)
+        y = flame.checkpoint(lambda x: F.dropout(x * 2.0, 0.5), x)
+        flame.rand(3)
+        y.sum().backward()
+        np.testing.assert_array_equal(x.grad.numpy(), y.numpy())
+        z = flame.ones(64, 8, requires_grad=True)
+        kept = flame.rematerialize(lambda z: F.dropout(z, 0.5), z, min_bytes=0)
+        flame.rand(3)
+        (kept * kept).sum().backward()
+        np.testing.assert_array_equal(z.grad.numpy(), 4.0 * kept.numpy())
+
+    def test_doors_that_mean_the_same(self) -> None:
+        x = flame.tensor([[-1.0, 2.0], [3.0, -4.0]])
+        assert flame.cat is F.cat
+        assert (flame.float32, flame.long) == (np.float32, np.int64)
+        assert x.to(flame.bfloat16).dtype == x.bfloat16().dtype
+        assert (x.half().dtype, x.double().dtype, x.long().tolist()) == (np.float16, np.float64, [[-1, 2], [3, -4]])
+        assert x.cpu() is x
+        assert x.sum(axis=0).tolist() == F.sum(x, axis=0).tolist() == [2.0, -2.0]
+        assert x.mean(axis=1, keepdims=True).shape == F.mean(x, 1, keepdims=True).shape == (2, 1)
+        assert flame.cat([x, x], axis=1).shape == (2, 4)
+        assert x.relu_() is x
+        assert x.tolist() == nn.ReLU()(x).tolist() == [[0.0, 2.0], [3.0, 0.0]]
+        for part, function in (
+            (nn.GELU(), F.gelu),
+            (nn.SiLU(), F.silu),
+            (nn.Sigmoid(), F.sigmoid),
+            (nn.Tanh(), F.tanh),
+        ):
+            assert part(x).tolist() == function(x).tolist()
+        assert nn.Identity(3, bias=False)(x) is x
+
+    def test_zero_grad_of_a_model(self) -> None:
+        layer = nn.Linear(2, 2)
+        layer.init(np.random.default_rng(0))
+        optimizer = optim.SGD(layer.requires_grad_().parameters(), lr=1.0)
+        before = layer.weight.numpy().copy()
+        layer(flame.ones(1, 2)).sum().backward()
+        layer.zero_grad()
+        optimizer.step()
+        assert (layer.weight.numpy() == before).all()
+
+    @pytest.mark.parametrize(
+        ("wrong", "told"),
+        [
+            (lambda x: flame.from_numpy(x), "write flame.tensor"),
+            (lambda x: flame.normal(0.0, 1.0), "write mean \\+ std"),
+            (lambda x: nn.Parameter(x), "nn.param\\(3, 4\\)"),
+            (lambda x: nn.MSELoss(), "call F.mse_loss"),
+            (lambda x: optim.lr_scheduler, "optim.Schedule"),
+            (lambda x: optim.SGD([x], lr=0.1).param_groups, "set\\('lr', rate\\)"),
+            (lambda x: nn.Linear(1, 1).half(), 'model.to\\("float16"\\)'),
+            (lambda x: F.relu_(x), "write F.relu, or"),
+            (lambda x: x.exp_(), "x.copy_\\(F.exp\\(x\\)\\)"),
+            (lambda x: x.celu(), "write F.celu\\(x\\)"),
+            (lambda x: x.expand_as(x), "x.expand\\(other.shape\\)"),
+            (lambda x: x.nothing, "no attribute 'nothing'"),
+            (lambda x: F.relu(x, inplace=True), "leave it out"),
+            (lambda x: nn.ReLU(inplace=True), "leave it out"),
+            (lambda x: x.sum(axes=(0,), dim=0), "given twice"),
+        ],
+    )
+    def test_what_is_missing_names_its_counterpart(self, wrong: Any, told: str) -> None:
+        with pytest.raises((AttributeError, TypeError), match=told):
+            wrong(flame.tensor([1.0], requires_grad=True))
+
+    def test_counterparts_exist(self) -> None:
+        """What the sentences name is there, and what they are for is not."""
+        spaces = {"flame": flame, "F": F, "nn": nn, "optim": optim, "x": flame.tensor([1.0])}
+        tables = {"flame": "FLAME", "F": "FUNCTIONAL", "nn": "NN", "optim": "OPTIM", "x": "TENSOR"}
+        for root, table in tables.items():
+            for name, hint in getattr(flame.counterparts, table).items():
+                assert not hasattr(spaces[root], name), name
+                for found in re.findall(r"\b(?:flame|F|nn|optim|x)\.[a-z_A-Z0-9.]*\w", hint):
+                    start, _, rest = found.partition(".")
+                    attrgetter(rest)(spaces[start])
+
     def test_writing_in_place(self) -> None:
         x = flame.tensor([1.0], requires_grad=True)
         with pytest.raises(RuntimeError, match="not written in place"):
@@ -220,7 +317,7 @@ class TestWhatDiffers:
 
     def test_what_numpy_has(self) -> None:
         x, y = flame.tensor([5.5, -5.5]), flame.tensor([2.0, 2.0])
-        assert not any(hasattr(x, name) for name in ("half", "cpu", "__mod__"))
+        assert not any(hasattr(x, name) for name in ("remainder", "__mod__"))
         assert (x - x // y * y).tolist() == [1.5, 0.5]
         assert bool((x > 5.0).amax())
         turned = flame.tensor(np.ones((2, 3))).T

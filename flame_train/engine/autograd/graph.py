@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ..backend import Backend
 from ..dtype import Array, DType
-from ..mode import mode, rematerializing
+from ..mode import Mode, mode, recomputing
 from ..op import VJP
 from ..user_line import user_line
 from .hooks import Hooks
@@ -167,18 +167,19 @@ class CheckpointNode(Node):
 class Remat:
     """How to recompute a value, saved in its place. Its arguments may be such recipes themselves."""
 
-    __slots__ = ("args", "fn", "shape")
+    __slots__ = ("args", "first", "fn", "shape")
 
-    def __init__(self, fn: Callable[..., GraphTensor], args: list[Any], shape: tuple[int, ...]) -> None:
-        self.fn, self.args, self.shape = fn, args, shape
+    def __init__(self, fn: Callable[..., GraphTensor], args: list[Any], shape: tuple[int, ...], first: Mode) -> None:
+        self.fn, self.args, self.shape, self.first = fn, args, shape, first
 
     def materialize(self) -> Array:
         """The value, bit for bit as it was."""
-        with rematerializing():
-            return self._tensor().data
+        return self._tensor().data
 
     def _tensor(self) -> GraphTensor:
-        return self.fn(*[a._tensor() if isinstance(a, Remat) else a for a in self.args])
+        args = [a._tensor() if isinstance(a, Remat) else a for a in self.args]
+        with recomputing(self.first, grad=False):
+            return self.fn(*args)
 
 
 def arrays_in(values: Iterable[Any]) -> Iterator[Array]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from ..counterparts import NN, absent
+from .activations import GELU, Dropout, Identity, ReLU, Sigmoid, SiLU, Tanh
 from .attention import MultiheadAttention
 from .batch_norm import BatchNorm1d, BatchNorm2d
 from .fit import check_shapes
@@ -24,13 +28,16 @@ from .spec import ParamSpec, buffer, param
 
 __all__ = [
     "FORMATS",
+    "GELU",
     "BatchNorm1d",
     "BatchNorm2d",
     "Completion",
     "Conv2d",
     "ConvTranspose2d",
+    "Dropout",
     "Embedding",
     "GroupNorm",
+    "Identity",
     "LayerAdapter",
     "LayerNorm",
     "Linear",
@@ -42,9 +49,13 @@ __all__ = [
     "ParamSpec",
     "QuantizedWeight",
     "RMSNorm",
+    "ReLU",
     "ScaledWeight",
     "Sequential",
+    "SiLU",
+    "Sigmoid",
     "Storage",
+    "Tanh",
     "WeightSource",
     "allocate",
     "buffer",
@@ -55,3 +66,9 @@ __all__ = [
     "operand",
     "param",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Says what to write for a name that PyTorch has."""
+        raise absent("nn", name, NN)

@@ -96,14 +96,20 @@ class ModuleState:
         return self.train(False)
 
     def __repr__(self) -> str:
-        """The module's parts, one a line, with the shapes of their weights."""
-        own = ", ".join(f"{attr} {spec.shape}" for attr, spec in vars(self)["_specs"].items())
+        """The module's parts, one a line, with what they were made with and the shapes of their weights."""
+        said = [f"{n}={v}" for n, v in vars(self).items() if n != "training" and not n.startswith("_") and _plain(v)]
+        own = ", ".join([*said, *(f"{attr} {spec.shape}" for attr, spec in vars(self)["_specs"].items())])
         parts = [(n, p) for n, p in vars(self).items() if isinstance(p, ModuleState) or (n.isdecimal() and callable(p))]
         lines = [f"({name}): {part!r}" for name, part in parts]
         if not lines:
             return f"{type(self).__name__}({own})"
         body = "\n".join([own, *lines] if own else lines).replace("\n", "\n  ")
         return f"{type(self).__name__}(\n  {body}\n)"
+
+
+def _plain(value: Any) -> bool:
+    """Whether it is a number or a word, or a few of them."""
+    return isinstance(value, int | float | str) or (isinstance(value, tuple) and all(map(_plain, value)))
 
 
 def _names_device(target: str | DType) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from ..counterparts import OPTIM, absent
 from .ema import EMA
 from .flat_parameters import FlatParameters, Segment
 from .gradients import (
@@ -50,3 +53,9 @@ __all__ = [
     "normalize",
     "statistics",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Says what to write for a name that PyTorch has."""
+        raise absent("optim", name, OPTIM)

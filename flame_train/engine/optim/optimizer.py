@@ -15,6 +15,7 @@ import numpy as np
 from ...errors import ModelFileError, kind_of
 from ..autograd.backprop import Passes
 from ..backend import several_gpus
+from ..counterparts import OPTIMIZER, absent
 from ..dtype import Array
 from ..tensors.tensor import Tensor, host_array
 from .ema import EMA
@@ -80,7 +81,7 @@ class Optimizer:
         xp = arena.backend.xp
         self.arena, self.transforms = arena, tuple(transforms)
         self.schedule, self.scaler, self.accumulation = schedule or Schedule(), scaler, accumulation
-        self.average, self.halt = average, halt
+        self.average, self.halt, self._peak = average, halt, lr
         self._scaled = self._scaled_by_hand = False
         self._passes = Passes.count  # when the last step was taken
         control = StepControl(self.schedule, scaler, average, accumulation, halt)
@@ -92,6 +93,19 @@ class Optimizer:
             arena, self.transforms, self._transforms, control, self._mean, self._scalars, self._metrics
         )
         self._update = make_update(self._buffers)
+
+    def __repr__(self) -> str:
+        """What it trains, with which rate, and what it was made of."""
+        arena = self.arena
+        count = sum(p.size for p in arena.parameters.values())
+        lines = [f"{len(arena.parameters)} tensors, {count:,} values, {arena.backend.name}", f"lr={self._peak:g}"]
+        lines += [f"{self.schedule}"] if self.schedule != Schedule() else []
+        lines += [f"accumulation={self.accumulation}"] if self.accumulation > 1 else []
+        lines += [f"{part}" for part in (*self.transforms, self.scaler, self.average) if part is not None]
+        return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
+
+    def __getattr__(self, name: str) -> Any:
+        raise absent(type(self).__name__, name, OPTIMIZER)
 
     @property
     def loss_scale(self) -> Tensor:
@@ -196,6 +210,7 @@ class Optimizer:
         if name not in found:
             raise KeyError(f"optimizer: nothing named {name!r} to set; has {', '.join(sorted(found))}")
         found[name][...] = value
+        self._peak = value if name == "lr" else self._peak
 
     def state_dict(self) -> dict[str, np.ndarray[Any, Any]]:
         """Everything the next step depends on besides the arena's values, on the host, by name; copies.

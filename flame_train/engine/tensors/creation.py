@@ -15,14 +15,17 @@ import numpy as np
 from ...errors import ShapeError, kind_of
 from ..backend import Backend, get_backend
 from ..dtype import Array, DType, as_dtype, bfloat16, float8_e4m3fn, float8_e5m2, float16, int64, is_float
-from ..mode import mode, set_mode
-from ..random import CREATION, Rng
-from .generator import Generator, refuse_in_capture
+from ..mode import mode
+from ..random import CREATION
+from .generator import Generator, next_rng
 from .tensor import Tensor
 
 DTypeLike: TypeAlias = "str | DType | type | None"
 _BELOW_ONE = {float16: 2.0**-11, bfloat16: 2.0**-8, float8_e4m3fn: 2.0**-4, float8_e5m2: 2.0**-3}
 """How far the largest number below 1 is from it, of dtypes in which a draw could round to 1."""
+
+
+_INSTEAD = "generator=flame.Generator(seed, device=...)"
 
 
 def zeros(*size: Any, dtype: DTypeLike = None, device: str | None = None, requires_grad: bool = False) -> Tensor:
@@ -266,7 +269,7 @@ def randint(
     if not 0 < high - low <= 1 << 32:
         raise ValueError(f"randint: expected high above low, by 2^32 at most, got {low} and {high}")
     backend = _backend(device)
-    rng = _rng(backend, generator)
+    rng = next_rng(backend, 1, generator, instead=_INSTEAD)
     drawn = rng.randint(CREATION, int(high - low), _size("randint", (size,)))[0] + int(low)
     return Tensor(drawn.astype(as_dtype(dtype) if dtype is not None else int64, copy=False))
 
@@ -335,22 +338,11 @@ def _drawn(
     if not is_float(dtype):
         raise TypeError(f"{op}: expected a floating dtype, got {dtype.name}; randint draws whole numbers")
     shape = _size(op, size)
-    rng = _rng(_backend(device), generator)
+    rng = next_rng(_backend(device), 1, generator, instead=_INSTEAD)
     numbers = rng.normal(CREATION, shape)[0] if op == "randn" else rng.uniform(CREATION, shape)[0]
     if op == "rand" and dtype in _BELOW_ONE:
         numbers = rng.xp.minimum(numbers, np.float32(1.0 - _BELOW_ONE[dtype]))
     return _leaf(numbers.astype(dtype, copy=False), requires_grad)
-
-
-def _rng(backend: Backend, generator: Generator | None) -> Rng:
-    """The numbers of the next tensor: those of one sample, at the counter of the generator or the mode."""
-    if generator is not None:
-        seed, counter = generator.next(backend)
-    else:
-        refuse_in_capture("generator=flame.Generator(seed, device=...)")
-        seed, counter = mode().seed, mode().drawn
-        set_mode(drawn=counter + 1)
-    return Rng(backend.xp, seed, counter, backend.xp.zeros(1, int64))
 
 
 def _size(op: str, size: tuple[Any, ...]) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 from ..backend import Backend, get_backend
 from ..dtype import int64
 from ..mode import mode, set_mode
+from ..random import Rng
 
 
 class Generator:
@@ -71,6 +72,27 @@ def manual_seed(seed: int) -> None:
     True
     """
     set_mode(seed=seed_of(seed), drawn=0)
+
+
+def next_rng(backend: Backend, samples: int, generator: Generator | None = None, *, instead: str) -> Rng:
+    """The numbers of what is drawn next, by the generator or else by `manual_seed`.
+
+    Args:
+        backend: where they are drawn.
+        samples: how many samples they are for.
+        generator: says with which seed; None: this thread's.
+        instead: what to draw with in a captured step, for the error there.
+
+    Returns:
+        The random numbers.
+    """
+    if generator is not None:
+        seed, counter = generator.next(backend)
+    else:
+        refuse_in_capture(instead)
+        seed, counter = mode().seed, mode().drawn
+        set_mode(drawn=counter + 1)
+    return Rng(backend.xp, seed, counter, backend.xp.arange(samples, dtype=int64))
 
 
 def refuse_in_capture(instead: str) -> None:

@@ -116,6 +116,9 @@ class InPlace(TensorBase, Generic[TensorT]):
     def div_(self, other: TensorT | Number) -> TensorT:
         return self._written("div", other)
 
+    def relu_(self) -> TensorT:
+        return self._written("relu")
+
     def clamp_(self, min: TensorT | Number | None = None, max: TensorT | Number | None = None) -> TensorT:
         return self._written("clamp", min, max)
 

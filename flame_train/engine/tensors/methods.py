@@ -179,50 +179,50 @@ class Methods(Operators[TensorT]):
 
     # ---- reductions ------------------------------------------------------------------------------------
 
-    def sum(self, dim: Dims = None, keepdim: bool = False) -> TensorT:
-        return by_name("sum", self, dim, keepdim)
+    def sum(self, dim: Dims = None, keepdim: bool = False, **numpys: Any) -> TensorT:
+        return by_name("sum", self, dim, keepdim, **numpys)
 
-    def mean(self, dim: Dims = None, keepdim: bool = False) -> TensorT:
-        return by_name("mean", self, dim, keepdim)
+    def mean(self, dim: Dims = None, keepdim: bool = False, **numpys: Any) -> TensorT:
+        return by_name("mean", self, dim, keepdim, **numpys)
 
-    def amax(self, dim: Dims = None, keepdim: bool = False) -> TensorT:
-        return by_name("amax", self, dim, keepdim)
+    def amax(self, dim: Dims = None, keepdim: bool = False, **numpys: Any) -> TensorT:
+        return by_name("amax", self, dim, keepdim, **numpys)
 
-    def amin(self, dim: Dims = None, keepdim: bool = False) -> TensorT:
-        return by_name("amin", self, dim, keepdim)
+    def amin(self, dim: Dims = None, keepdim: bool = False, **numpys: Any) -> TensorT:
+        return by_name("amin", self, dim, keepdim, **numpys)
 
-    def prod(self, dim: int | None = None, keepdim: bool = False) -> TensorT:
-        return by_name("prod", self, dim, keepdim)
+    def prod(self, dim: int | None = None, keepdim: bool = False, **numpys: Any) -> TensorT:
+        return by_name("prod", self, dim, keepdim, **numpys)
 
-    def var(self, dim: Dims = None, *, correction: Number = 1, keepdim: bool = False) -> TensorT:
-        return by_name("var", self, dim, correction=correction, keepdim=keepdim)
+    def var(self, dim: Dims = None, *, correction: Number = 1, keepdim: bool = False, **numpys: Any) -> TensorT:
+        return by_name("var", self, dim, correction=correction, keepdim=keepdim, **numpys)
 
-    def std(self, dim: Dims = None, *, correction: Number = 1, keepdim: bool = False) -> TensorT:
-        return by_name("std", self, dim, correction=correction, keepdim=keepdim)
+    def std(self, dim: Dims = None, *, correction: Number = 1, keepdim: bool = False, **numpys: Any) -> TensorT:
+        return by_name("std", self, dim, correction=correction, keepdim=keepdim, **numpys)
 
-    def max(self, dim: int | TensorT | None = None, keepdim: bool = False) -> Any:
-        return by_name("max", self, dim, keepdim)
+    def max(self, dim: int | TensorT | None = None, keepdim: bool = False, **numpys: Any) -> Any:
+        return by_name("max", self, dim, keepdim, **numpys)
 
-    def min(self, dim: int | TensorT | None = None, keepdim: bool = False) -> Any:
-        return by_name("min", self, dim, keepdim)
+    def min(self, dim: int | TensorT | None = None, keepdim: bool = False, **numpys: Any) -> Any:
+        return by_name("min", self, dim, keepdim, **numpys)
 
-    def argmax(self, dim: int | None = None, keepdim: bool = False) -> TensorT:
-        return by_name("argmax", self, dim, keepdim)
+    def argmax(self, dim: int | None = None, keepdim: bool = False, **numpys: Any) -> TensorT:
+        return by_name("argmax", self, dim, keepdim, **numpys)
 
-    def argmin(self, dim: int | None = None, keepdim: bool = False) -> TensorT:
-        return by_name("argmin", self, dim, keepdim)
+    def argmin(self, dim: int | None = None, keepdim: bool = False, **numpys: Any) -> TensorT:
+        return by_name("argmin", self, dim, keepdim, **numpys)
 
-    def norm(self, p: Number | str | None = "fro", dim: Dims = None, keepdim: bool = False) -> TensorT:
-        return by_name("norm", self, p, dim, keepdim)
+    def norm(self, p: Number | str | None = "fro", dim: Dims = None, keepdim: bool = False, **numpys: Any) -> TensorT:
+        return by_name("norm", self, p, dim, keepdim, **numpys)
 
     def logsumexp(self, dim: Dims, keepdim: bool = False) -> TensorT:
         return by_name("logsumexp", self, dim, keepdim)
 
-    def any(self, dim: Dims = None, keepdim: bool = False) -> TensorT:
-        return by_name("any", self, dim, keepdim)
+    def any(self, dim: Dims = None, keepdim: bool = False, **numpys: Any) -> TensorT:
+        return by_name("any", self, dim, keepdim, **numpys)
 
-    def all(self, dim: Dims = None, keepdim: bool = False) -> TensorT:
-        return by_name("all", self, dim, keepdim)
+    def all(self, dim: Dims = None, keepdim: bool = False, **numpys: Any) -> TensorT:
+        return by_name("all", self, dim, keepdim, **numpys)
 
     def sort(self, dim: int = -1, descending: bool = False, *, stable: bool = False) -> tuple[TensorT, TensorT]:
         return by_name("sort", self, dim, descending, stable=stable)

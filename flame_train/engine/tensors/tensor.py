@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from ..autograd.backprop import backward
 from ..autograd.graph import Node
 from ..autograd.hooks import HookHandle, Hooks
 from ..backend import get_backend
+from ..counterparts import absent_from_tensor
 from ..dtype import Array, DType, as_dtype, is_float
 from ..mode import mode
 from ..op import REGISTRY
@@ -38,6 +39,14 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
         if node is not None and is_float(data.dtype):
             t._node, t._index, t._requires_grad = node, index, True
         return t
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Says what to write for a method that PyTorch has."""
+            if hint := absent_from_tensor(name, REGISTRY):
+                raise AttributeError(f"Tensor has no attribute {name!r}: {hint}")
+            return object.__getattribute__(self, name)  # raises Python's own error, or a property's
 
     # ---- what it is --------------------------------------------------------------------------------
 
@@ -159,9 +168,33 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
         wanted = as_dtype(target)
         return self if wanted == self.dtype else REGISTRY["cast"](self, wanted)
 
+    def cpu(self) -> Tensor:
+        """The values on the CPU."""
+        return self.to("cpu")
+
+    def cuda(self) -> Tensor:
+        """The values on the first GPU."""
+        return self.to("cuda")
+
     def float(self) -> Tensor:
         """The values in fp32."""
         return self.to("float32")
+
+    def double(self) -> Tensor:
+        """The values in fp64."""
+        return self.to("float64")
+
+    def half(self) -> Tensor:
+        """The values in fp16."""
+        return self.to("float16")
+
+    def bfloat16(self) -> Tensor:
+        """The values in bf16."""
+        return self.to("bfloat16")
+
+    def long(self) -> Tensor:
+        """The values as int64, rounded towards 0."""
+        return self.to("int64")
 
     def clone(self) -> Tensor:
         """A copy in memory of its own, differentiable."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flame_train.engine.backend.cuda.host_copies import HostCopies, PinnedCopy
-from flame_train.engine.mode import no_grad, recomputing
+from flame_train.engine.mode import mode, no_grad, recomputing
 from flame_train.errors import DeviceFault
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.common.streamed import StreamedWeights
@@ -63,7 +63,7 @@ class Run:
                 self.main.queued.append(f"forward {i}")
 
     def backward(self, down_to: int = 0) -> None:
-        with recomputing():
+        with recomputing(mode()):
             for i in reversed(range(down_to, BLOCKS)):
                 self.weights.ready(self.blocks[i])
                 self.main.queued.append(f"backward {i}")

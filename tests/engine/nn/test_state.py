@@ -164,10 +164,12 @@ def test_casting_a_module() -> None:
 def test_a_module_shows_its_parts() -> None:
     assert repr(net()) == (
         "Sequential(\n"
-        "  (0): Conv2d(weight (4, 3, 3, 3), bias (4,))\n"
-        "  (1): BatchNorm2d(weight (4,), bias (4,), running_mean (4,), running_var (4,), num_batches_tracked ())\n"
+        "  (0): Conv2d(kernel_size=(3, 3), in_channels=3, out_channels=4, groups=1, stride=1, padding=1, dilation=1, "
+        "layout=NCHW, weight (4, 3, 3, 3), bias (4,))\n"
+        "  (1): BatchNorm2d(num_features=4, eps=1e-05, momentum=0.1, affine=True, layout=NCHW, "
+        "weight (4,), bias (4,), running_mean (4,), running_var (4,), num_batches_tracked ())\n"
         "  (2): <op relu>\n"
-        "  (3): LayerNorm(weight (4, 5, 6), bias (4, 5, 6))\n"
+        "  (3): LayerNorm(dims=(4, 5, 6), eps=1e-05, weight (4, 5, 6), bias (4, 5, 6))\n"
         ")"
     )
     with pytest.raises(TypeError, match="Sequential: expected modules and functions, got int"):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flame_train.engine import Parameter, Tensor, tensor
+from flame_train.engine import Parameter, Tensor, optim, tensor
 from flame_train.engine.optim import (
     METRICS,
     SGD,
@@ -363,3 +363,17 @@ def test_facade_takes_names_and_groups() -> None:
         AdamW([{"params": [a], "betas": (0, 0)}])
     with pytest.raises(ValueError, match="at least one"):
         AdamW([])
+
+
+def test_an_optimizer_shows_what_matters() -> None:
+    p = tensor([1.0, 2.0, 3.0], requires_grad=True)
+    shown = repr(optim.AdamW([p], lr=3e-4, weight_decay=0.1))
+    assert shown.startswith("AdamW(\n  1 tensors, 3 values, cpu\n  lr=0.0003\n")
+    assert "betas=(0.9, 0.999), eps=1e-08, weight_decay=0.1" in shown
+    schedule = optim.Schedule("cosine", total=9)
+    whole = optim.Optimizer(
+        optim.FlatParameters([p]), [optim.ClipNorm(1.0), optim.SGDRule()], lr=0.1, schedule=schedule, accumulation=4
+    )
+    whole.set("lr", 0.5)
+    for part in ("lr=0.5", "Schedule(name='cosine', total=9", "accumulation=4", "ClipNorm(max_norm=1.0", "SGDRule("):
+        assert part in repr(whole)

@@ -17,6 +17,7 @@ from ...namespace import NUMPY, Namespace
 from ...op import ErrorSample, primitive, sample
 from ...op_samples import booleans, integers
 from ...random import DROPOUT, Rng
+from ..common.drawn import drawn_next
 from .inputs import Dropout, Inputs, Saved
 
 _BLOCK_BYTES = 1 << 26  # one block of scores, over all batches and heads, stays below this
@@ -66,7 +67,7 @@ def scaled_dot_product_attention(
         scale: factor of the scores; None: 1 / sqrt(E).
         enable_gqa: whether key and value have fewer heads, dim -3, than query.
         key_value_seq_lengths: of each sample, the first dim of query, how many keys it has, whole numbers; None: all.
-        rng: the random numbers of a step, which dropout needs.
+        rng: the random numbers of a step; None: those after `manual_seed`.
         stream: the number of this dropout among those of a network.
 
     Returns:
@@ -154,6 +155,7 @@ def _rng(samples: int) -> Rng:
     return Rng(NUMPY, 7, 3, np.arange(samples))
 
 
+scaled_dot_product_attention.fill_in = drawn_next("dropout_p")
 scaled_dot_product_attention.samples(
     sample((2, 2, 5, 4), (2, 2, 3, 4), (2, 2, 3, 4)),
     sample((1, 2, 4, 3), (1, 2, 4, 3), (1, 2, 4, 2), is_causal=True),
@@ -184,7 +186,6 @@ scaled_dot_product_attention.errors(
     ErrorSample(sample((2, 4), (3, 5), (3, 5)), ShapeError, r"got \(2, 4\), \(3, 5\), \(3, 5\)"),
     ErrorSample(sample((4,), (3, 4), (3, 4)), ShapeError, r"got \(4,\), \(3, 4\)"),
     ErrorSample(sample((3, 2, 4), (2, 2, 4), (2, 2, 4), enable_gqa=True), ShapeError, r"got \(3, 2, 4\)"),
-    ErrorSample(sample((2, 4), (2, 4), (2, 4), dropout_p=0.1), ValueError, "dropout_p needs rng"),
     ErrorSample(sample((2, 4), (2, 4), (2, 4), dropout_p=1.5), ValueError, r"in \[0, 1\], got 1.5"),
     ErrorSample(sample((2, 4), (2, 4), (2, 4), integers(2, 2, 2)), ShapeError, "a mask of truth .*, got int64"),
     ErrorSample(

@@ -16,6 +16,7 @@ from ...op import ErrorSample, primitive, sample
 from ...random import DROPOUT, Rng, bits, check_rng, kernel_step, least_kept, round_keys, uniform_of
 from ..common.conditions import AT_MOST_FP32, same
 from ..common.dims import Shape
+from ..common.drawn import drawn_next
 from ..common.elementwise_codegen import broadcast_grad
 
 _THREADS, _WORDS = 256, 1 << 32
@@ -28,14 +29,15 @@ def dropout(
     """input with each element zeroed with probability p and the others divided by 1 - p (arXiv 1207.0580)
 
     Which ones is said by `rng`, whose samples are input's first dim, and `stream`; give every place of a network a
-    stream of its own. Without training, or with p = 0, input itself.
+    stream of its own. Without an rng this thread's next numbers say it, as `manual_seed` began them. Without training,
+    or with p = 0, input itself.
 
     Args:
         xp: the array namespace.
         input: the input.
         p: the probability of a zero, in [0, 1].
         training: whether anything is dropped.
-        rng: the random numbers of a step.
+        rng: the random numbers of a step; None: those after `manual_seed`.
         stream: the random numbers' stream.
 
     Returns:
@@ -74,6 +76,9 @@ def _scale(xp: Namespace, shape: Shape, p: float, training: bool, rng: Rng | Non
         raise ShapeError(f"dropout: rng has {words.shape[0]} samples, input {shape} another first dim")
     kept = uniform_of(words).reshape(shape) >= np.float32(p)
     return kept * (0.0 if p == 1.0 else 1.0 / (1.0 - p))
+
+
+dropout.fill_in = drawn_next("p")
 
 
 @dropout.vjp("input")
@@ -176,7 +181,6 @@ dropout.perf_samples(
     sample((2, 77, 640), 0.5, rng=Rng(NUMPY, -5, 2**32 - 1, np.array([2**31 + 1, 4]))),
 )
 dropout.errors(
-    ErrorSample(sample((3, 4)), ValueError, "training needs rng"),
     ErrorSample(sample((3, 4), 1.5), ValueError, r"in \[0, 1\], got 1.5"),
     ErrorSample(sample((3, 4), rng=_rng(2)), ShapeError, "rng has 2 samples"),
 )
