@@ -65,8 +65,6 @@ def test_refuses_what_it_cannot_do() -> None:
         nn.MultiheadAttention(8, 3)
     with pytest.raises(ValueError, match=r"in \[0, 1\], got 1.5"):
         nn.MultiheadAttention(8, 2, 1.5)
-    with pytest.raises(ValueError, match="needs rng"):
-        made(dropout=0.1)(*[flame.tensor(RNG.standard_normal((L, B, E)))] * 3)
 
 
 @pytest.mark.parametrize("masks", MASKS)
