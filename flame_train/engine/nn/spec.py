@@ -41,8 +41,8 @@ class ParamSpec:
 def param(*shape: int, init: Init = "fan_in") -> Any:
     """Declares a weight. The attribute becomes a Tensor when the module is loaded.
 
-    `init` says how `Module.init` fills it: "fan_in" draws from a normal distribution of variance 1 / fan-in, "normal"
-    from one of deviation 0.02, "ones" and "zeros" are what they say.
+    `init` says how `Module.init` fills it. "fan_in" draws from a normal distribution of variance 1 / fan-in, "normal"
+    from one of deviation 0.02. "ones" and "zeros" are what they say.
 
     Raises TypeError for a size that is no integer, ValueError for a negative one and for another `init`.
     """
