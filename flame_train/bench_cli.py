@@ -25,7 +25,16 @@ from flame_train.arguments import (
 )
 from flame_train.output import show
 
-bench_app = typer.Typer(cls=Group, help="Measure this machine.", no_args_is_help=True)
+bench_app = typer.Typer(cls=Group)
+
+
+@bench_app.callback(invoke_without_command=True)
+def bench(context: typer.Context, device: Device = "cuda", as_json: AsJson = False, debug: Debug = False) -> None:
+    """Measure this machine; alone a small step: of SDXL at 512 pixels, on the CPU of a tiny SDXL at 64 in fp32."""
+    if context.invoked_subcommand is None and device == "cpu":
+        bench_step("sdxl-tiny", 64, precision="fp32", device=device, as_json=as_json)
+    elif context.invoked_subcommand is None:
+        bench_step("sdxl", 512, device=device, as_json=as_json)
 
 
 @bench_app.command("step")

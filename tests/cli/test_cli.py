@@ -205,6 +205,23 @@ def test_a_result_is_lines_or_json(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert json.loads(capsys.readouterr().out) == {**result, "lora": "run/lora.safetensors"}
 
 
+def test_bench_alone_times_the_smallest_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["bench", "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["model"], found["resolution"], found["device"]) == ("sdxl-tiny", 64, "cpu")
+    assert found["eager_ms"] > 0
+
+
+@pytest.mark.parametrize("command", ["bench", "gradcheck"])
+def test_alone_without_a_gpu_each_says_in_a_line_what_to_add(
+    capsys: pytest.CaptureFixture[str], command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert cli.run([command]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--device cpu" in line
+
+
 @pytest.mark.parametrize(
     "line",
     [
