@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import ShapeError, kind_of
 from .autograd.versions import VERSIONS
 from .backend import Backend
+from .backend.cuda.declared import compiler_log
 from .backend.cuda.nvrtc import begin
 from .dtype import DType, bfloat16, bool_, float16, float32, float64, int32, int64, uint8, uint32
 from .mode import mode
@@ -52,6 +53,9 @@ class CudaKernel:
         self.parameters = _parameters(source, name)
         exported = re.sub(r'(?<!extern "C" )__global__', 'extern "C" __global__', source)
         self._text = f'{begin(False)}#line 1 "{name}.cu"\n{exported}'
+        log = compiler_log(self._text)
+        if f"{name}.cu(" in log:  # a mistake of this text, not of the compiler's surroundings
+            raise SyntaxError(_told(log, name, source))
 
     def __repr__(self) -> str:
         return f"<CUDA kernel {self.name}>"
@@ -120,11 +124,13 @@ class CudaKernel:
 def cuda_kernel(source: str, name: str) -> CudaKernel:
     """The kernel `name` of a text in CUDA C, as a function over tensors: `kernel(grid, block, *args)`.
 
-    It is compiled at its first launch, and kept, on disk too. Launches join the engine's other work in order and may be
-    captured. Parameters are numbers, or pointers to float, double, int, long long, unsigned, unsigned char, bool, fp16
-    or bf16. Tensors of that dtype are given to them. Those that are not const count as written. A kernel has no
-    gradient of its own: `flame.primitive` gives it one. Raises ValueError for a text without such a kernel, or with a
-    parameter of another type.
+    It is compiled at its first launch, and kept, on disk too. Where NVRTC and CUDA's headers are installed it is
+    also compiled here, without a GPU, so that mistakes are told at once. Launches join the engine's other work in
+    order and may be captured. Parameters are numbers, or pointers to float, double, int, long long, unsigned,
+    unsigned char, bool, fp16 or bf16. Tensors of that dtype are given to them. Those that are not const count as
+    written. A kernel has no gradient of its own: `flame.primitive` gives it one. Raises ValueError for a text
+    without such a kernel, or with a parameter of another type; SyntaxError, with the compiler's message and the
+    line, for one that does not compile.
 
     >>> scale = cuda_kernel('''
     ... __global__ void scale(const float* x, float* y, float by, int n) {

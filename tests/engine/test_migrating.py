@@ -14,6 +14,7 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine import gradcheck, nn, optim
+from flame_train.engine.mode import capturing
 from flame_train.errors import ShapeError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrating-from-pytorch.md").read_text(encoding="utf-8")
@@ -46,6 +47,12 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     images = rng.normal(0, 0.3, (64, 8, 8, 3)).astype(np.float32)
     images[np.arange(64), :, :, classes % 3] += (classes // 3)[:, None, None].astype(np.float32)
     return images, classes
+
+
+def test_every_program_of_the_page_is_run() -> None:
+    ran = ["pytorch", "flame-train", "weights", "file"]
+    assert re.findall(r"<!-- ([\w-]+) -->\n```python", PAGE) == ran
+    assert PAGE.count("```python") == len(ran)
 
 
 def test_the_names_on_our_side_exist() -> None:
@@ -207,6 +214,8 @@ class TestWhatDiffers:
         assert (drop.eval()(x) == x).all().item()
         before = drawn()[0]
         assert not (F.dropout(x, 0.5).numpy() == before).all()  # the next numbers are others
+        with capturing(), pytest.raises(RuntimeError, match=r"same random numbers at each replay: draw with rng="):
+            F.dropout(x, 0.5)
 
     def test_what_runs_again_draws_the_same(self) -> None:
         x = flame.ones(64, 8, requires_grad=True)

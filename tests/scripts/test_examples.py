@@ -146,6 +146,25 @@ def test_resnet_learns_from_files_of_cifars_form(tmp_path: Path, capsys: pytest.
         file.write(b"0")
     with pytest.raises(SystemExit, match=r"test_batch\.bin: damaged"):
         resnet.cifar10(tmp_path)
+    (tmp_path / "batches.meta").touch()
+    (tmp_path / "test_batch.bin").unlink()
+    with pytest.raises(SystemExit, match="these are pickles, take the binary version"):
+        resnet.cifar10(tmp_path)
+
+
+def test_resnet_reads_the_folder_of_the_archive_and_refuses_other_classes(tmp_path: Path) -> None:
+    inside = tmp_path / "cifar-10-batches-bin"
+    inside.mkdir()
+    write_cifar(inside, 3)
+    resnet = example("resnet_cifar")
+    (images, classes), _ = resnet.cifar10(tmp_path)
+    record = np.fromfile(inside / "data_batch_1.bin", np.uint8)[:3073]
+    assert classes[0] == record[0]
+    assert images[0, 1, 2].tolist() == [record[1 + colour * 1024 + 34] for colour in range(3)]
+    record[0] = 77
+    record.tofile(inside / "test_batch.bin")
+    with pytest.raises(SystemExit, match="class 77: expected 0 to 9"):
+        resnet.cifar10(tmp_path)
 
 
 @pytest.mark.skipif("CIFAR10_DIR" not in os.environ, reason="CIFAR-10 is not here; CIFAR10_DIR names its folder")

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import flame_train.engine as flame
-from flame_train.errors import ShapeError
+from flame_train.engine.backend.cuda import declared
+from flame_train.errors import EnvironmentFault, ShapeError
 
 SOURCE = """
 // y = by * x
@@ -20,6 +21,14 @@ __global__ void scale(const float* __restrict__ x, float* y, const float by, int
   if (i < n) y[i] = by * x[i];
 }
 """
+
+
+def compiler_is_here() -> bool:
+    try:
+        declared.load("nvrtc")
+        return bool(declared.header_directory())
+    except (ImportError, EnvironmentFault):
+        return False
 
 
 class Failed(Exception):
@@ -96,3 +105,65 @@ def test_sizes_that_are_none(gpu: Any) -> None:
 
 def test_examples_hold() -> None:
     assert doctest.testmod(importlib.import_module("flame_train.engine.cuda_kernel")).failed == 0
+
+
+class Nvrtc:
+    """NVRTC's functions in C: a text with the word `oops` does not compile."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.alive = 0
+        self.log = b""
+        self.nvrtcCreateProgram, self.nvrtcCompileProgram = self.create, self.build
+        self.nvrtcGetProgramLogSize, self.nvrtcGetProgramLog = self.size, self.said
+        self.nvrtcDestroyProgram = self.destroy
+
+    def create(self, program: Any, text: bytes, *rest: Any) -> int:
+        self.alive += 1
+        self.texts.append(text.decode())
+        lines = text.decode().split('#line 1 "scale.cu"')[1].split("\n")[1:]
+        told = [b'scale.cu(%d): error: "oops" is undefined\n' % (i + 1) for i, x in enumerate(lines) if "oops" in x]
+        self.log = b"".join(told)
+        return 0
+
+    def build(self, program: Any, count: int, options: Any) -> int:
+        assert b"-I/headers" in list(options)
+        return 6 if self.log else 0
+
+    def size(self, program: Any, size: Any) -> int:
+        size._obj.value = len(self.log) + 1
+        return 0
+
+    def said(self, program: Any, said: Any) -> int:
+        said.value = self.log
+        return 0
+
+    def destroy(self, program: Any) -> int:
+        self.alive -= 1
+        return 0
+
+
+def test_a_mistake_is_told_at_the_declaration_where_the_compiler_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = Nvrtc()
+    monkeypatch.setattr(declared, "load", lambda name: compiler)
+    monkeypatch.setattr(declared, "header_directory", lambda: "/headers")
+    flame.cuda_kernel(SOURCE, "scale")
+    with pytest.raises(SyntaxError, match=r'line 5: error: "oops" is undefined\n    if \(i < n\) y\[i\] = oops'):
+        flame.cuda_kernel(SOURCE.replace("by * x", "oops * x").replace("// y = oops * x", "// y = by * x"), "scale")
+    assert compiler.alive == 0
+    assert all("#include" not in text for text in compiler.texts)
+
+
+def test_without_a_compiler_a_text_is_declared_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise EnvironmentFault(name)
+
+    monkeypatch.setattr(declared, "load", missing)
+    flame.cuda_kernel(SOURCE.replace("by * x[i]", "oops"), "scale")
+
+
+@pytest.mark.skipif(not compiler_is_here(), reason="NVRTC and CUDA's headers are not installed")
+def test_nvrtc_itself_names_the_line() -> None:
+    flame.cuda_kernel(SOURCE, "scale")
+    with pytest.raises(SyntaxError, match=r'line 5: error: identifier "oops" is undefined\n    if \(i < n\)'):
+        flame.cuda_kernel(SOURCE.replace("= by * x[i]", "= oops * x[i]"), "scale")

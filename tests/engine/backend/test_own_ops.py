@@ -36,6 +36,11 @@ def run(name: str, space: dict[str, Any]) -> dict[str, Any]:
     return space
 
 
+def test_every_program_of_the_page_is_run() -> None:
+    assert re.findall(r"<!-- (\w+) -->\n```python", PAGE) == ["elementwise", "primitive", "kernel"]
+    assert PAGE.count("```python") == 3
+
+
 def test_the_elementwise_functions(registry: None) -> None:
     space = run("elementwise", {})
     assert space["y"].tolist() == [-0.75, 0.0, 0.25]
