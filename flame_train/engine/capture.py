@@ -53,9 +53,9 @@ def capture(fn: Callable[[], None], device: str) -> Callable[[], None]:
     On "cuda" the first call runs `fn`, the second records it as a CUDA graph, and that and every later call replay it.
     A call after a module that `fn` calls has changed (an adapter, a weight loaded anew, `train()`) begins as the first.
 
-    `fn` must be device work alone: static shapes, its inputs and outputs in tensors whose places do not change, nothing
-    read back to the host, random numbers by a generator or an `rng` on the device. docs/examples.md lists what it may
-    not contain.
+    `fn` must be device work alone: static shapes, and inputs and outputs in tensors whose places do not change. Nothing
+    may be read back to the host. Random numbers want a generator or an `rng` on the device. docs/examples.md lists
+    what else it may not contain.
 
     Raises `EnvironmentFault` where "cuda" cannot be used, `ValueError` for another device. And, when called, what `fn`
     does, such as `RuntimeError` for a read back to the host.

@@ -129,8 +129,8 @@ def cuda_kernel(source: str, name: str) -> CudaKernel:
     order and may be captured. Parameters are numbers, or pointers to float, double, int, long long, unsigned,
     unsigned char, bool, fp16 or bf16. Tensors of that dtype are given to them. Those that are not const count as
     written. A kernel has no gradient of its own: `flame.primitive` gives it one. Raises ValueError for a text
-    without such a kernel, or with a parameter of another type; SyntaxError, with the compiler's message and the
-    line, for one that does not compile.
+    without such a kernel, or with a parameter of another type. Raises SyntaxError, with the compiler's message and
+    the line, for one that does not compile.
 
     >>> scale = cuda_kernel('''
     ... __global__ void scale(const float* x, float* y, float by, int n) {
