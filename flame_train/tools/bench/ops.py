@@ -7,6 +7,7 @@ slower than many.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import math
 import time
@@ -110,6 +111,7 @@ def run(
                     raise
                 failed[call.op.name] = f"{error}".partition("\n")[0]
             reached += 1
+            gc.collect()  # a captured call may lie in a reference cycle, with all the memory of its graph
             backend.empty_cache()
             if against:
                 empty_torch_cache()
