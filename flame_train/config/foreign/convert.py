@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Union, get_args, get_origin
 
+from flame_train.config.command_line import Unset
 from flame_train.config.keys import Key, keys
 from flame_train.config.load import problems_in
 
@@ -24,6 +25,7 @@ _DECISIVE: Final = frozenset(
 )
 """Keys whose defaults are dangerous beside the rest of another recipe: a rate of Prodigy with AdamW, for one."""
 _AS_HERE: Final = "its value is what flame-train does without a key"
+_UNSET: Final = "a variable of the shell that this script does not set; write its value"
 _OF_ANOTHER: Final = "it belongs to a choice that this config does not make"
 
 
@@ -151,8 +153,10 @@ class _Work:
         """Lays the answer of one row; a default of the other program has no place. Returns the settings it used."""
         shown = setting.written or (_shown(name, setting.value) if setting.place else f"{row.key} ({name})")
         self.source.asked.clear()
+        words = setting.value if isinstance(setting.value, list) else [setting.value]
+        unset = row.to and any(isinstance(one, Unset) for one in words)
         try:
-            answer = row.convert(setting.value, self.source)
+            answer = Lost(_UNSET) if unset else row.convert(setting.value, self.source)
         except (TypeError, ValueError, AttributeError, KeyError, IndexError):
             answer = Lost("this value has no meaning here")
         remark = ""

@@ -29,6 +29,7 @@ from .sd_scripts_reading import flat, of_config_file, unpacked
 from .table import (
     NOTHING,
     Changed,
+    Convert,
     Lost,
     Program,
     Reading,
@@ -134,27 +135,46 @@ def _targets(value: Any, source: Source) -> Any:
 
 
 def _levels(value: Any, source: Source) -> Any:
-    """--timestep_sampling; sigma draws from a table that --discrete_flow_shift shifted, by --weighting_scheme."""
+    """--timestep_sampling, and the weight of a level, which --weighting_scheme has with any.
+
+    sigma counts its levels from the noisiest, and its table has no shift: --discrete_flow_shift is of samples there.
+    """
     shift, std = number(source.get("discrete_flow_shift", 1.0)), float(number(source.get("sigmoid_scale", 1.0)))
     scheme = source.get("weighting_scheme", "none")
-    if value == "sigma":
-        if scheme == "logit_normal":
-            mean = float(number(source.get("logit_mean", 0.0)))
-            found = sampled("logit_normal", shift, float(number(source.get("logit_std", 1.0))))
-            return found | ({"loss.logit_mean": mean} if mean else {})
-        if scheme == "mode":
-            return sampled("mode", shift) | {"loss.mode_scale": float(number(source.get("mode_scale", 1.29)))}
-        return sampled("uniform", shift) | ({} if scheme == "none" else {"loss.weighting": scheme})
-    known = {
-        "uniform": sampled("uniform", 1.0),
-        "sigmoid": sampled("sigmoid", 1.0, std),
-        "shift": sampled("sigmoid", shift, std),
-        _SHIFTS.get(source.family, ""): sampled("sigmoid", 0.0, std),
-    }
-    return known.get(
-        value,
-        Lost("no such distribution here; the family's own is used instead (loss.timestep_sampling)"),
-    )
+    if value == "logsnr" or (value == "sigma" and scheme == "logit_normal"):
+        found = _normal(source, -0.5 if value == "logsnr" else -1.0)
+    elif value == "sigma" and scheme == "mode":
+        found = sampled("mode", 1.0) | {"loss.mode_scale": float(number(source.get("mode_scale", 1.29)))}
+    else:
+        known = {
+            **dict.fromkeys(("sigma", "uniform"), sampled("uniform", 1.0)),
+            "sigmoid": sampled("sigmoid", 1.0, std),
+            "shift": sampled("sigmoid", shift, std),
+            _SHIFTS.get(source.family, ""): sampled("sigmoid", 0.0, std),
+        }
+        if value not in known:
+            return Lost("no such distribution here; the family's own is used instead (loss.timestep_sampling)")
+        found = known[value]
+    return found | ({"loss.weighting": scheme} if scheme in ("sigma_sqrt", "cosmap") else {})
+
+
+def _normal(source: Source, scale: float) -> Any:
+    """A level that is the sigmoid of `scale` times a normal number (trainer_base.py:617, timesteps.py:48)."""
+    mean, std = (float(number(source.get(f"logit_{name}", usual))) for name, usual in (("mean", 0.0), ("std", 1.0)))
+    found = sampled("logit_normal", 1.0, abs(scale) * std)
+    return found | ({"loss.logit_mean": scale * mean} if mean else {})
+
+
+def _span(last: bool) -> Convert:
+    """The first or the last level of a span; those of sigma are counted from the noisiest."""
+
+    def convert(value: Any, source: Source) -> Any:
+        level = int(number(value))
+        if source.get("timestep_sampling", "sigma") != "sigma":
+            return {"loss.max_timestep" if last else "loss.min_timestep": level}
+        return {"loss.min_timestep" if last else "loss.max_timestep": 1000 - level}
+
+    return convert
 
 
 def _fp8_text(value: Any, source: Source) -> Any:
@@ -230,8 +250,8 @@ _ROWS: Final = [
     *part_of(
         "discrete_flow_shift@457 sigmoid_scale@463 weighting_scheme@469 logit_mean@476 logit_std@482 mode_scale@488"
     ),
-    turned("min_timestep@494", "loss.min_timestep", to_number),
-    turned("max_timestep@500", "loss.max_timestep", to_number),
+    turned("min_timestep@494", ("loss.min_timestep", "loss.max_timestep"), _span(last=False)),
+    turned("max_timestep@500", ("loss.min_timestep", "loss.max_timestep"), _span(last=True)),
     never("preserve_distribution_shape@506", "levels are scaled into min_timestep and max_timestep"),
     never("num_timestep_buckets@515", "levels of a batch are drawn each by itself"),
     turned("guidance_scale@434", "loss.guidance_scale", to_float, families=["flux"]),

@@ -198,9 +198,4 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
 }
 """Program -> setting -> its value, where None tries the usual ones, and the settings beside it."""
 AWAY["kohya's GUI"] = AWAY["sd-scripts"]  # it makes arguments of sd-scripts
-AWAY["musubi-tuner"] = {
-    **AWAY["sd-scripts"],
-    "logit_mean": (0.5, {"weighting_scheme": "logit_normal"}),
-    "logit_std": (0.5, {"weighting_scheme": "logit_normal"}),
-    "mode_scale": (0.5, {"weighting_scheme": "mode"}),
-}
+AWAY["musubi-tuner"] = AWAY["sd-scripts"] | {"weighting_scheme": ("cosmap", {})}

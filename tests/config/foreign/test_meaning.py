@@ -288,6 +288,32 @@ def test_commands_of_musubi_tuner(
     assert result["values"].get("model.kontext") == (True if family == "flux" else None)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            "--timestep_sampling sigma --weighting_scheme logit_normal --logit_mean 1 --discrete_flow_shift 3",
+            (1.0, -1.0, None),
+        ),
+        ("--timestep_sampling logsnr --logit_mean -6 --logit_std 2", (1.0, 3.0, None)),
+    ],
+)
+def test_normal_numbers_of_musubi_tuner(tmp_path: Path, options: str, expected: tuple[Any, ...]) -> None:
+    """Noise levels as in trainer_base.py:617 and 730: counted from the noisiest, halved and turned, without a shift."""
+    values = imported(tmp_path, {"run.sh": f"python zimage_train_network.py --dit a {options}\n"})["values"]
+    assert values["loss.timestep_sampling"] == "logit_normal"
+    found = (values["loss.shift"], values["loss.logit_mean"], values.get("loss.logit_std"))
+    assert found == expected
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("sigma", (100, 800)), ("shift", (200, 900))])
+def test_spans_of_musubi_tuner(tmp_path: Path, kind: str, expected: tuple[int, int]) -> None:
+    options = f"--timestep_sampling {kind} --min_timestep 200 --max_timestep 900 --weighting_scheme cosmap"
+    values = imported(tmp_path, {"run.sh": f"python zimage_train_network.py --dit a {options}\n"})["values"]
+    assert (values["loss.min_timestep"], values["loss.max_timestep"]) == expected
+    assert values["loss.weighting"] == "cosmap"
+
+
 def test_musubi_tuner_for_videos_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"wan_train_network\.py"):
         imported(tmp_path, {"run.sh": MUSUBI.format(script="wan_train_network.py", module="x", levels="shift")})
