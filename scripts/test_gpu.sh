@@ -35,11 +35,13 @@ flame() { "$PYTHON" -m flame_train "$@"; }
 
 # Its result says what was learnt: the loss on images of the new kind that it was not trained on.
 quickstart() {
-  flame --json quickstart "$@" --device cuda | "$PYTHON" -c '
+  local result
+  result="$(flame quickstart "$@" --json --device cuda)" || return 1
+  "$PYTHON" -c '
 import json, sys
 losses = json.load(sys.stdin)["held_out_loss"]
 print("held-out loss:", json.dumps(losses))
-sys.exit(losses["new"]["after"] > 0.8 * losses["new"]["before"])'
+sys.exit(losses["new"]["after"] > 0.8 * losses["new"]["before"])' <<<"$result"
 }
 
 part doctor flame doctor --device cuda

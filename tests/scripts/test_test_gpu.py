@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,20 @@ SEVERAL = SCRIPT.with_name("test_gpus.sh")
 PARTS_OF_SEVERAL = {"quickstart", "tests", "equal", "killed", "scaling", "one-rank", "bf16"}
 
 
-def run(tmp_path: Path, fails: str, memory: int = 80, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
-    """The script with a program in Python's place that notes its arguments and fails where they hold `fails`."""
+def run(
+    tmp_path: Path, fails: str, memory: int = 80, script: Path = SCRIPT, after: float = 0.02
+) -> subprocess.CompletedProcess[str]:
+    """The script with a program in Python's place that notes its arguments and fails where they hold `fails`.
+
+    Its quickstart says a held-out loss of 0.06 before and `after` after training.
+    """
     python = tmp_path / "python"
+    result = f'{{"held_out_loss": {{"new": {{"before": 0.06, "after": {after}}}}}}}'
     python.write_text(
-        f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n[ "$1" = -c ] && echo {memory} && exit 0\n'
-        f'case "$*" in *{fails}*) echo broken; exit 1;; esac\necho well\n'
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n'
+        f'case "$1$2" in -c*held_out_loss*) exec {sys.executable} "$@";; -c*) echo {memory}; exit 0;; esac\n'
+        f"case \"$*\" in *{fails}*) echo broken; exit 1;; *quickstart*--json*) echo '{result}'; exit 0;; esac\n"
+        "echo well\n"
     )
     python.chmod(0o755)
     env = os.environ | {"PYTHON": str(python)}
@@ -57,6 +66,12 @@ def test_a_part_that_fails_is_named_and_the_rest_runs(tmp_path: Path, fails: str
     assert told(done, "FAILED") == [part]
     assert told(done, "passed") == [name for name in PARTS if name != part]
     assert f"failed: {part}" in done.stdout
+
+
+def test_a_quickstart_that_learnt_nothing_fails(tmp_path: Path) -> None:
+    done = run(tmp_path, "nothing-of-this-name", after=0.06)
+    assert done.returncode == 1
+    assert told(done, "FAILED") == ["quickstart-sdxl", "quickstart-sd3", "quickstart-flux"]
 
 
 def test_nothing_runs_where_doctor_says_no(tmp_path: Path) -> None:
