@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +15,17 @@ from typer.core import TyperCommand, TyperGroup
 
 from flame_train.addresses import is_hub_name
 from flame_train.families import FAMILY_TITLES
+
+
+def described(function: Callable[..., Any] | None) -> str | None:
+    """Tells what a command says of itself: its docstring, from its source where Python keeps none (-OO)."""
+    if function is None or function.__doc__:
+        return None  # the parser reads it
+    try:
+        (tree,) = ast.parse(inspect.getsource(function)).body
+    except OSError:  # installed without its source
+        return None
+    return ast.get_docstring(tree) if isinstance(tree, ast.FunctionDef) else None
 
 
 def device_name(value: str) -> str:

@@ -32,6 +32,7 @@ from flame_train.arguments import (
     Quantize,
     SkipUnknown,
     card_size,
+    described,
     families_from,
     presets_from,
 )
@@ -85,6 +86,9 @@ def command() -> Callable[..., Any]:
     """The parser of everything below, made once: the annotations of all commands are read for it."""
     for each in (*app.registered_commands, *bench_app.registered_commands):
         each.cls = Command
+        each.help = each.help or described(each.callback)
+    if bench_app.registered_callback is not None and (text := described(bench_app.registered_callback.callback)):
+        bench_app.registered_callback.help = text
     return typer.main.get_command(app)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import ml_dtypes
 import numpy as np
 
-from flame_train.errors import EnvironmentFault, ModelFileError
+from flame_train.errors import EnvironmentFault, ModelFileError, shown
 from flame_train.io.dtypes import Array
 from flame_train.io.gguf_header import GgufHeader, GgufTensor, read_header
 from flame_train.io.header import TensorInfo
@@ -51,7 +51,7 @@ class GgufFile:
             self._refuse_overlaps(header.tensors)
         except ValueError as error:
             raise ModelFileError(
-                f"{path}: is damaged, or no GGUF file of version 2 or 3 ({error}); download it again"
+                f"{path}: is damaged, or no GGUF file of version 2 or 3 ({shown(error)}); download it again"
             ) from None
         self.metadata: Mapping[str, str] = MappingProxyType(_metadata(header))
         self.names: tuple[str, ...] = tuple(self._infos)
@@ -102,7 +102,7 @@ class GgufFile:
             raise ValueError(f"{tensor.name} is of the unknown type {tensor.kind}") from None
         if kind.name not in _PLAIN and kind not in self._library.quants._type_traits:
             raise ModelFileError(
-                f"{self.path}: {tensor.name} is stored as {kind.name}, which is not read; "
+                f"{self.path}: {shown(tensor.name)} is stored as {kind.name}, which is not read; "
                 "get the model as Q8_0, Q6_K, Q5_K, Q4_K, Q4_0 or safetensors"
             )
         return kind

@@ -20,6 +20,7 @@ _VERSIONS: Final = (2, 3)
 _FORMATS: Final = "BbHhIifBsaQqd"  # of the value of each type, by its number
 _STRING, _ARRAY = _FORMATS.index("s"), _FORMATS.index("a")
 _MOST_PAIRS: Final = 1 << 16
+_MOST_TEXTS: Final = 1 << 20  # in all lists, which are passed over one by one; Gemma's vocabulary has 780,000
 _LONGEST: Final = 1 << 16  # bytes of a text that is kept
 _ALIGNMENT: Final = "general.alignment"
 
@@ -50,7 +51,7 @@ def read_header(data: Any) -> GgufHeader:
 
 class _Reader:
     def __init__(self, data: Any) -> None:
-        self._data, self._at = data, 0
+        self._data, self._at, self._texts = memoryview(data), 0, 0
 
     def header(self) -> GgufHeader:
         if self._bytes(4) != GGUF_MAGIC:
@@ -97,6 +98,9 @@ class _Reader:
         if kind == _STRING:
             if count * 8 > len(self._data) - self._at:
                 raise ValueError(f"{key!r} has {count} texts, more than the file has room for")
+            self._texts += count
+            if self._texts > _MOST_TEXTS:
+                raise ValueError(f"{self._texts} texts in lists; at most {_MOST_TEXTS} are read")
             for _ in range(count):
                 self._skip(self._number("Q"))
             return
@@ -125,7 +129,9 @@ class _Reader:
         return self._bytes(length).decode("utf-8")
 
     def _number(self, form: str) -> Any:
-        return struct.unpack(f"<{form}", self._bytes(struct.calcsize(f"<{form}")))[0]
+        begin = self._at
+        self._skip(struct.calcsize(form))
+        return struct.unpack_from(f"<{form}", self._data, begin)[0]
 
     def _bytes(self, count: int) -> bytes:
         begin = self._at

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from flame_train.errors import ModelFileError
+from flame_train.errors import ModelFileError, shown
 from flame_train.io.dtypes import Array
 from flame_train.io.header import TensorInfo
 from flame_train.io.weight_files import StoredNf4, Weights
@@ -101,4 +101,5 @@ def said_in(weights: Weights, name: str) -> bytes:
 
 def refuse(path: Path, name: str, reason: str) -> ModelFileError:
     """The error for a packed tensor whose stored parts do not belong together."""
-    return ModelFileError(f"{path}: {name}: {reason}; the file is damaged or of another format: get another copy")
+    told = f"{path}: {shown(name)}: {shown(reason)}"
+    return ModelFileError(f"{told}; the file is damaged or of another format: get another copy")

@@ -1,10 +1,11 @@
 """Some minutes of attack on flame-train: damaged files, and kills of a run. Exits with 1 if anything did not hold.
 
     python scripts/attack [--minutes 5] [--seed 0] [--only kills headers configs images loras vocabularies names]
+    python scripts/attack --only ggufs packed recorded sweeps jobs runs
     python scripts/attack --only folders calls cuts soak
 
 What is tried is drawn from the seed, so a failure can be had again; how much is tried depends on the machine. The four
-of the second line try a fixed number, however long that takes: hostile run folders, a kill at each call that touches a
+of the last line try a fixed number, however long that takes: hostile run folders, a kill at each call that touches a
 file, power cuts (as root), and a run of thousands of steps. `calls` and `cuts` need Linux and a C compiler.
 `docs/reliability.md` says what must hold, and what longer campaigns tried.
 """
@@ -27,8 +28,10 @@ import interpose
 import kills
 import names
 import soak
+import surfaces
 
-TIMED = {"kills": kills.attack, "names": names.attack} | {name: files.attack_of(name) for name in files.KINDS}
+READ = files.KINDS | surfaces.KINDS
+TIMED = {"kills": kills.attack, "names": names.attack} | {name: files.attack_of(name, READ[name]) for name in READ}
 WHOLE = {"folders": folders.attack, "calls": calls.attack, "cuts": cuts.attack, "soak": soak.attack}
 ATTACKS = TIMED | WHOLE
 INTERPOSED = ("calls", "cuts")

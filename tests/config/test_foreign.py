@@ -121,6 +121,16 @@ def test_an_import_of_wild_values_is_refused_by_place(tmp_path, capsys, was, wil
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("wild", ["nan", "NaN", "Infinity", "1e999", "9" * 400])
+def test_a_number_written_as_text_that_no_setting_has_is_left_out_by_name(tmp_path, capsys, wild):
+    job = JOB.replace("steps: 2000", f"steps: '{wild}'").replace("save_every: 250", f"save_every: '{wild}'")
+    (tmp_path / "job.yaml").write_text(job)
+    assert cli.run(["import", str(tmp_path / "job.yaml"), "--partial"]) == 0
+    told = capsys.readouterr().out
+    assert "(from train.steps): expected an integer" in told
+    assert "(from save.save_every): expected an integer" in told
+
+
 def test_a_command_of_very_many_options_is_refused(tmp_path, capsys):
     line = "python sdxl_train_network.py " + " ".join(f"--x{i} 1" for i in range(3000))
     (tmp_path / "job.sh").write_text(line)

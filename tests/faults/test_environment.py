@@ -114,7 +114,7 @@ def test_an_optimised_python_reads_the_config_that_it_wrote(program, tmp_path):
 COMMANDS = [each.name or each.callback.__name__.replace("_", "-") for each in cli.app.registered_commands]
 
 
-def test_every_command_explains_itself_in_a_python_without_docstrings(program):
+def test_every_command_explains_itself_in_a_python_without_docstrings(program, capsys):
     """In one process: that of `init` and `quickstart` below is another."""
     script = (
         "import sys\n"
@@ -129,7 +129,9 @@ def test_every_command_explains_itself_in_a_python_without_docstrings(program):
     said, errors = process.communicate()
     assert process.returncode == 0, errors
     assert errors == ""
-    assert said.count("Usage: flame-train") == len(names)
+    for name in names:
+        assert cli.run([*name.split(), "--help"]) == 0
+    assert said == capsys.readouterr().out
 
 
 def test_a_python_without_docstrings_writes_every_family_s_config(program, tmp_path, capsys):
@@ -146,8 +148,7 @@ def test_a_python_without_docstrings_writes_every_family_s_config(program, tmp_p
     assert process.returncode == 0, errors
     for family in FAMILY_TITLES:
         assert cli.run(["init", family]) == 0
-        bare, usual = (tmp_path / f"{family}.toml").read_text().splitlines(), capsys.readouterr().out.splitlines()
-        assert [line for line in bare if line[:1] != "#"] == [line for line in usual if line[:1] != "#"]
+        assert (tmp_path / f"{family}.toml").read_text() == capsys.readouterr().out
 
 
 @pytest.mark.proof

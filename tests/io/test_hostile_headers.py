@@ -138,6 +138,7 @@ FILES = {
     "2^60 texts": gguf(list_of(8, 1 << 60), 1),
     "nested lists": gguf(list_of(9, 1) + struct.pack("<IQ", 9, 1) * 5000, 1),
     "a text of 2^63": gguf(struct.pack("<Q", 1 << 63), 1),
+    "3,000,000 empty texts": gguf(list_of(8, 3_000_000, bytes(24_000_000)), 1),
     "2^60 keys": gguf(b"", 1 << 60),
     "2^60 tensors": gguf(b"", 0, b"", 1 << 60),
     "a key twice": gguf((string(b"k") + struct.pack("<IB", 0, 1)) * 2, 2),
@@ -157,6 +158,16 @@ def test_a_gguf_that_promises_more_than_it_has_is_refused(tmp_path, about):
     (tmp_path / "x.gguf").write_bytes(FILES[about])
     with pytest.raises(ModelFileError, match=r"x\.gguf: is damaged"):
         open_weights(tmp_path / "x.gguf")
+
+
+def test_a_name_that_steers_a_terminal_is_shown_escaped(tmp_path):
+    steers = "x\x1b[2J"
+    (tmp_path / "x.gguf").write_bytes(gguf(b"", 0, tensor(steers.encode(), (1,), 0, 99), 1) + bytes(64))
+    with pytest.raises(ModelFileError, match=r"x\\x1b\[2J is of the unknown type"):
+        open_weights(tmp_path / "x.gguf")
+    tensors = {name.replace("x.weight", steers): each for name, each in packed(STATE | {"shape": 5}).items()}
+    with pytest.raises(ModelFileError, match=r": x\\x1b\[2J: x\\x1b\[2J\.quant_state"):
+        read_all(tmp_path / "x.safetensors", tensors)
 
 
 def test_lists_of_a_gguf_take_no_memory(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Collection, Mapping
@@ -9,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from flame_train.config.prompt_flags import read_flags
+from flame_train.given import number as bounded
 
 from .table import NOTHING, Changed, Convert, Lost, Row, Source, is_off, turned
 
@@ -115,16 +117,14 @@ def sides_of(value: Any) -> list[int]:
 
 
 def number(value: Any) -> Any:
-    """A number that is written as text, such as "1e-4"; anything else as it is."""
+    """A number that is written as text, such as "1e-4"; anything else as it is, also nan and what is beyond 1e100."""
     if not isinstance(value, str):
         return value
-    try:
-        return int(value)
-    except ValueError:
-        try:
-            return float(value)
-        except ValueError:
-            return value.strip()
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            if bounded(found := kind(value)) is not None:
+                return found
+    return value.strip()
 
 
 def warmup(value: Any, source: Source) -> Any:

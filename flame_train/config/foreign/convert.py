@@ -157,7 +157,7 @@ class _Work:
         unset = row.to and any(isinstance(one, Unset) for one in words)
         try:
             answer = Lost(_UNSET) if unset else row.convert(setting.value, self.source)
-        except (TypeError, ValueError, AttributeError, KeyError, IndexError):
+        except (TypeError, ValueError, AttributeError, KeyError, IndexError, ArithmeticError):
             answer = Lost("this value has no meaning here")
         remark = ""
         if isinstance(answer, Changed):
