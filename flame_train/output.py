@@ -154,7 +154,7 @@ def _print_table(rows: list[Mapping[str, Any]]) -> None:
         table.add_column(name, justify="right" if isinstance(value, int | float) else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(_cell, row.values()))
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = 200  # a file or a pipe has no width to fit
     console.print(table)

@@ -13,8 +13,10 @@ _FLAG: Final = "|".join(FLAGS)
 _READ_ELSEWHERE: Final = (
     (rf"(?:^|(?<=\s))-(?:{_FLAG})[\s=]+\S+", "a flag has two dashes"),
     (rf"(?:^|(?<=\s))[\u2013\u2014]+\s?(?:{_FLAG})[\s=]+\S+", "a flag has two dashes, which an editor joined"),
+    (r"\[(?:trigger|name)\]", "captions alone replace it: write the word"),
+    (r"\bTRIGGER\b", "init's sign for a word of yours: write it"),
     (r"[(\[][^()\[\]]*:\s*[-+]?\d+(?:\.\d+)?\s*[)\]]", "no weights are read"),
-    (r"\(\([^()]+\)\)|\[[^\[\]]+\]", "no weights are read"),
+    (r"\(\([^()]+\)\)|\[(?!(?:trigger|name)\])[^\[\]]+\]", "no weights are read"),
     (r"\\[()\[\]]", "no backslash is needed"),
     (r"\bBREAK\b", "no part of a prompt is encoded alone"),
     (r"<\w+:[^<>]+>", "--lora of sample names LoRAs"),

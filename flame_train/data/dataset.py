@@ -17,7 +17,7 @@ from typing import Literal, Self
 
 from flame_train.data.caption_files import CAPTION_ENDINGS, CaptionFiles, CaptionRule
 from flame_train.data.control_files import Control, ControlFolder
-from flame_train.data.images import Animated, ImageInfo, alpha_and_orientation, probe, quiet_decoders
+from flame_train.data.images import Animated, ImageInfo, alpha_and_orientation, load_alpha, probe, quiet_decoders
 from flame_train.data.mask_files import Mask, find_mask, mask_names, masks_in
 from flame_train.data.problems import grouped
 from flame_train.data.same_name import matcher
@@ -244,7 +244,8 @@ class _Scan:
         if self._masks == "alpha":
             given = alpha_and_orientation(self.root / key)[0]
             self._unmasked += not given
-            return Mask(self.root / key, info.sha256, alpha=True, blank="" if given else "white")
+            blank = "white" if not given else "" if load_alpha(self.root / key)[0].any() else "black"
+            return Mask(self.root / key, info.sha256, alpha=True, blank=blank)
         path = self._mask_paths.get(os.path.splitext(key)[0])
         if self._masks == "off" or path is None:
             self._unmasked += 1

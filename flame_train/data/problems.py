@@ -32,4 +32,4 @@ def _together(cause: str, problems: Iterable[str]) -> str:
     names = [problem.partition(": ")[0] for problem in problems]
     verb = next((verb for verb in _VERBS if cause.startswith(verb)), "")
     said = _VERBS.get(verb, ": ") + re.sub(r"\bit\b", "them", cause.removeprefix(verb))
-    return f"{len(names):,} images{said}, such as {', '.join(names[:_NAMED])}"
+    return f"{len(names):,} images, such as {', '.join(names[:_NAMED])}{',' if verb else ''}{said}"

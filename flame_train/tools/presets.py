@@ -74,8 +74,8 @@ def preset(family: str, name: str | None, card: float | None) -> Preset:
         else:
             values["memory.budget"] = f"{card:g} GB"
             notes.append(
-                f"Card of {card:g} GB, on which nothing was measured: memory.budget makes the plan choose what fits. "
-                f"{card:g} GB are {card * 1e9 / 2**30:.1f} GiB; the display has the rest of the card."
+                f"Card of {card:g} GB, for which no preset was measured: memory.budget makes the plan choose "
+                f"what fits. {card:g} GB are {card * 1e9 / 2**30:.1f} GiB; the display has the rest of the card."
             )
             notes.append("`flame-train train FILE --dry-run --device cpu` shows the choice, also without a GPU.")
     return Preset(values, must, tuple(notes))

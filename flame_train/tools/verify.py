@@ -114,7 +114,9 @@ def taken_by(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     except ModelFileError as unknown:
         return [], [f"  {unknown}"]
     lines = render(path, readers).splitlines()[1:]
-    return as_dict(path, readers)["programs"], [line for line in lines if not line.startswith("    not taken")]
+    return as_dict(path, readers)["programs"], [
+        line for line in lines if not line.startswith(("    not taken", "    and "))
+    ]
 
 
 def as_dict(path: Path, readers: Iterable[Reader]) -> dict[str, Any]:

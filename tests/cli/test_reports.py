@@ -12,7 +12,7 @@ import pytest
 from flame_train import cli
 from flame_train.config.render import resolved
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.output import Printable
+from flame_train.output import Printable, show
 from flame_train.run.commands.describe import told
 from flame_train.tools.lora_reports import size_of
 
@@ -192,3 +192,10 @@ def test_what_a_file_says_of_itself_cannot_steer_a_terminal(lora, tmp_path, caps
 def test_notes_of_the_log_cannot_either(capsys):
     record = logging.LogRecord("flame_train", logging.WARNING, "", 0, "%s: left out", (ESCAPES,), None)
     assert Printable().format(record) == "\\x1b]0;title\\x07\\x1b[2J\\u202e\\x9b31m: left out"
+
+
+def test_a_table_shows_names_as_they_are(capsys):
+    """No markup and no emoji codes are read in it: names are the user's."""
+    show({"runs": [{"name": "a :x: b", "prompt": "[red]<lora:x:1>[/red]"}]}, as_json=False)
+    assert "a :x: b" in (said := capsys.readouterr().out)
+    assert "[red]<lora:x:1>[/red]" in said

@@ -218,6 +218,8 @@ def test_all_that_is_wrong_in_tables_is_told_with_its_line(write, name, text, to
         ("a (red:1.3) cat", "'(red:1.3)' (no weights are read)"),
         ("a ((red)) cat", "'((red))' (no weights are read)"),
         ("a cat, [low quality]", "'[low quality]' (no weights are read)"),
+        ("[trigger], portrait", "'[trigger]' (captions alone replace it: write the word)"),
+        ("TRIGGER, portrait", "'TRIGGER' (init's sign for a word of yours: write it)"),
         (r"zk \(series\)", r"'\\(' (no backslash is needed)"),
         ("a cat BREAK a dog", "'BREAK' (no part of a prompt is encoded alone)"),
         ("a cat <lora:zk:0.8>", "'<lora:zk:0.8>' (--lora of sample names LoRAs)"),

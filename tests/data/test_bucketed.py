@@ -47,7 +47,7 @@ def test_too_small_images_are_listed_together_or_left_out(folder: Folder) -> Non
         assign_buckets(Dataset.scan(folder({"a.png": (64, 64)} | many)), BucketRule(64, 16))
     first, cause = str(caught.value).splitlines()
     assert first.endswith("162 problems in the dataset:")
-    assert re.fullmatch(r"  162 images are below \d+ px at data\.resolution 64, .*, such as 0\.png, .*\.png", cause)
+    assert re.fullmatch(r"  162 images, such as 0\.png, .*\.png, are below \d+ px at data\.resolution 64, .*", cause)
     placed = assign_buckets(dataset, BucketRule(64, 16), on_bad="skip")
     assert [item.key for item in placed.dataset.items] == ["a.png"]
     assert len(placed.placements) == 1

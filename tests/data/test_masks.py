@@ -148,3 +148,11 @@ def test_a_mask_that_is_white_all_over_is_told(tmp_path):
 def test_images_without_alpha_are_counted(tmp_path):
     folder(tmp_path)
     assert "1 image has no mask: all of it counts" in Dataset.scan(tmp_path, masks="alpha").notices
+
+
+def test_an_image_that_is_transparent_all_over_has_a_black_mask(tmp_path):
+    """Known when images are looked at, so that a plan can refuse it as it refuses a black file."""
+    folder(tmp_path, Image.new("RGBA", (SIDE, SIDE), (9, 99, 200, 0)))
+    (item,) = Dataset.scan(tmp_path, masks="alpha").items
+    assert item.mask is not None
+    assert item.mask.blank == "black"

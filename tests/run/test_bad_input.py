@@ -109,7 +109,7 @@ def test_checkpoint_images_and_run_folder_are_told_in_one_report(tmp_path, small
     starts = [f"error: {tmp_path}/config.toml:2: model.checkpoint: {tmp_path}/no.safetensors: expected a"]
     starts += [f"{tmp_path}/config.toml:4: data.path: {tmp_path}/images: 5 problems in the dataset:"]
     starts += [
-        "  5 images have no caption: write NAME.txt in the same folder, or set data.caption, such as 0.png, 1.png"
+        "  5 images, such as 0.png, 1.png, 2.png, have no caption: write NAME.txt in the same folder, or set data.ca"
     ]
     starts += [f"{tmp_path}/config.toml:6: output.dir: {tmp_path}/config.toml/run: expected a folder"]
     assert [line[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts

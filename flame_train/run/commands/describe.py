@@ -117,6 +117,10 @@ def told(p: Mapping[str, Any]) -> str:
     return lines_shown("\n".join([*lines, verdict(p)]))
 
 
+def _epochs(number: float) -> str:
+    return f"{number:g} {'epoch' if number == 1 else 'epochs'}"
+
+
 def _training(p: Mapping[str, Any]) -> dict[str, str]:
     adapter, optimizer, schedule = p["adapter"], p["optimizer"], p["schedule"]
     per_epoch = counted(p["batches_per_epoch"], "batch", "batches")
@@ -127,7 +131,7 @@ def _training(p: Mapping[str, Any]) -> dict[str, str]:
         "adapter": f"{adapter['kind']} of rank {adapter['rank']}, alpha {adapter['alpha']:g}, on "
         f"{counted(p['adapted_layers'], 'layer')}: {p['trainable_parameters']:,} trained values",
         "optimizer": f"{optimizer['name']}, learning rate {optimizer['lr']:g}, {schedule} schedule",
-        "length": f"{counted(p['steps'], 'step')}, which are {p['epochs']:g} epochs of {per_epoch}",
+        "length": f"{counted(p['steps'], 'step')}, which are {_epochs(p['epochs'])} of {per_epoch}",
         "sample images": f"{prompts}{drawn}",
         "run folder": p["output"],
         **({"processes": f"{p['processes']}, each with the memory below"} if p["processes"] > 1 else {}),
