@@ -64,6 +64,8 @@ def disk_message(path: Path, needed: int | None, error: OSError) -> str:
         return f"{path}: a file{need} is larger than this system or its limits (ulimit -f) allow"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{path}: cannot be written ({error.strerror}); choose a folder this user may write to"
+    if error.errno == errno.ELOOP:
+        return f"{path}: cannot be written: expected a plain file, found a link; remove it, or choose another place"
     if error.errno in (errno.EEXIST, errno.ENOTDIR) and (obstacle := _obstacle(path.parent)):
         return f"{path}: cannot be written: expected a folder, but {obstacle}; choose another place"
     return f"{path}: cannot be written: {error.strerror or error}"

@@ -68,7 +68,8 @@ class Unpacked:
         packed = self._packed.get(name)
         if packed is None:
             return self._stored.read(name)
-        made = packed.unpack([self._stored.read(part) for part in packed.names])
+        with np.errstate(over="ignore", invalid="ignore"):  # infinity and NaN are refused where a network takes weights
+            made = packed.unpack([self._stored.read(part) for part in packed.names])
         made.flags.writeable = False
         return made
 

@@ -121,10 +121,11 @@ def test_what_lies_behind_a_link_beside_a_run_is_left_alone(tmp_path: Path, job:
     theirs = tmp_path / "theirs"
     theirs.write_text("precious")
     (tmp_path / "runs").mkdir()
-    for name, make in {"a": lambda at: at.symlink_to(theirs), "b": os.mkfifo}.items():
+    linked = "expected a plain file, found a link"
+    for name, make, said in (("a", lambda at: at.symlink_to(theirs), linked), ("b", os.mkfifo, "")):
         make(tmp_path / "runs" / f"{name}.output.txt")
         path = write(tmp_path, f'[[runs]]\nname = "{name}"\n', job)
-        with pytest.raises(OutputError, match=rf"{name}\.output\.txt"):
+        with pytest.raises(OutputError, match=rf"{name}\.output\.txt: .*{said}"):
             run_here("", read_sweep(path).runs, ["cpu"], StopRequest(), print)
     assert theirs.read_text() == "precious"
 

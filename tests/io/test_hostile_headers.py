@@ -61,6 +61,13 @@ def test_a_huge_block_takes_no_more_than_the_tensor(tmp_path, nested):
     assert peak < 1 << 20
 
 
+@pytest.mark.filterwarnings("error")
+def test_numbers_beyond_a_float_are_read_without_a_warning(tmp_path):
+    largest = np.finfo(np.float32).max
+    parts = {".absmax": np.full(16, largest), ".quant_map": np.full(16, 2.0, np.float32)}
+    assert np.isinf(read_all(tmp_path / "x.safetensors", packed(STATE, **parts))["x.weight"].astype(np.float32)).all()
+
+
 @pytest.mark.parametrize(
     ("state", "parts"),
     [
