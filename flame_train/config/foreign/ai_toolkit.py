@@ -148,15 +148,20 @@ _ROWS: Final = [
         _SPEED,
         "train.skip_first_sample@411 train.force_first_sample@412 train.xformers@396 train.sdp@397 "
         "train.attention_backend@399 train.cache_text_embeddings@566 device@jobs/process/BaseSDTrainProcess.py:105 "
-        "performance_log_every@jobs/process/BaseSDTrainProcess.py:107 "
+        "performance_log_every@jobs/process/BaseProcess.py:24 "
         "sqlite_db_path@extensions_built_in/sd_trainer/DiffusionTrainer.py:20 "
         "log_dir@jobs/process/BaseTrainProcess.py:48 "
         "logging.log_every@37 logging.verbose@38 logging.use_ui_logger@40 "
-        "logging.project_name@41 logging.run_name@42 model.low_vram@689 model.compile@746 model.block_compile@750 "
+        "logging.run_name@42 model.low_vram@689 model.compile@746 model.block_compile@750 "
         "model.compile_mode@751 model.compile_fullgraph@752 model.compile_dynamic@753 model.cache_size_limit@754 "
         "sample.format@93 network.old_lokr_format@214",
     ),
-    never("logging.use_wandb@39", "set output.wandb to a project"),
+    turned(
+        "logging.use_wandb@39",
+        "output.wandb",
+        lambda v, s: NOTHING if is_off(v) else s.get("logging.project_name", "ai-toolkit"),
+    ),
+    *part_of("logging.project_name@41"),
     *needless(
         _VIDEO,
         "train.switch_boundary_every@606 network.split_multistage_loras@217 sample.fps@99 sample.num_frames@98 "

@@ -209,6 +209,27 @@ def optimizer_keys(prefix: str, names: Mapping[str, str] = MappingProxyType({}),
     return [*rows, Row(f"{prefix}*", (), lambda value, source: NOTHING if is_off(value) else Lost(_NO_OPTION), at=at)]
 
 
+def usual_of_library(named: str, prefix: str, usual: Mapping[str, Mapping[str, Any]]) -> Row:
+    """A row for what an optimizer's library has where a config says nothing, which is not what it is here.
+
+    Args:
+        named: the setting with the optimizer's name.
+        prefix: what its own settings begin with.
+        usual: an optimizer by its name in small letters -> our keys of it.
+    """
+
+    def convert(value: Any, source: Source) -> Any:
+        found = usual.get(str(source.get(named, "")).lower(), {})
+        given = {f"optimizer.{key}": each for key, each in found.items() if source.get(f"{prefix}{key}") is None}
+        return given or NOTHING
+
+    paths = tuple(dict.fromkeys(f"optimizer.{key}" for keys in usual.values() for key in keys))
+    return Row("(optimizer's own)", paths, convert, absent="its library's")
+
+
+OPTIMI: Final = MappingProxyType({"betas": [0.9, 0.99], "eps": 1e-6})
+"""AdamW of optimi (optimi/adamw.py:52)."""
+
 _NO_OPTION: Final = "no key of an optimizer here has this name"
 
 

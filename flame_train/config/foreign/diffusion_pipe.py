@@ -7,6 +7,7 @@ from typing import Final
 from . import diffusion_pipe_values as own
 from .conversions import (
     MIN_SNR,
+    OPTIMI,
     checkpoint,
     min_snr,
     number_format,
@@ -17,6 +18,7 @@ from .conversions import (
     to_float,
     to_number,
     unless_off,
+    usual_of_library,
     weighting,
 )
 from .encoders import TRAINED
@@ -46,6 +48,7 @@ _ROWS: Final = [
     ),
     turned("model.text_encoders@models/base.py:577", "text_encoders.qwen3", own.encoder),
     turned("model.text_encoder_path@models/qwen_image.py:202", "text_encoders.qwen3", unless_off),
+    turned("model.qwen_path", "text_encoders.qwen3", unless_off),  # of a fork for Anima
     turned("model.llm_path@models/cosmos_predict2.py:249", "text_encoders.qwen3", unless_off),
     turned("model.merge_adapters@models/base.py:644", "model.training_adapter", own.merged),
     turned("model.v_pred@models/sdxl.py:374", "model.prediction", switched("v")),
@@ -96,6 +99,7 @@ _ROWS: Final = [
     never("optimizer.gradient_release@422", "an update for each micro-batch; here one for the whole batch"),
     never("optimizer.beta2_half_life@658", "optimizer.betas has the decay itself: 0.5 ** (batch size / half-life)"),
     *optimizer_keys("optimizer."),
+    usual_of_library("optimizer.type", "optimizer.", {"adamw_optimi": OPTIMI}),
     turned("force_constant_lr@873", ("optimizer.lr", "schedule.name"), own.constant),
     turned("lr_scheduler@849", ("schedule.name", "schedule.min_lr"), own.scheduled, absent="constant"),
     turned("warmup_steps@858", "schedule.warmup_steps", unless_off),
@@ -128,7 +132,7 @@ _ROWS: Final = [
     turned("save_every_n_examples@643", "checkpoint.every", own.examples),
     turned("checkpoint_every_n_epochs@utils/saver.py:24", "checkpoint.every_epochs", unless_off),
     Row("checkpoint_every_n_minutes", (), own.minutes, at="utils/saver.py:39"),
-    Row("pipeline_stages", (), own.one_stage, at="632"),
+    Row("pipeline_stages", (), own.one_stage, at="605"),
     swapped("blocks_to_swap@576", "activation_checkpointing"),
     *part_of("eval_datasets@437"),
     turned("eval_every_n_epochs@139", "validation.every_epochs", own.evaluated),
@@ -136,7 +140,12 @@ _ROWS: Final = [
     turned("eval_every_n_examples@646", "validation.every", lambda v, s: own.evaluated(own.examples(v, s), s)),
     turned("uncond_fraction@288", "data.caption_dropout", unless_off),
     never("resume_from_checkpoint@303", "train.continue_from names the run to continue"),
-    never("monitoring.enable_wandb@561", "set output.wandb to a project"),
+    turned(
+        "monitoring.enable_wandb@561",
+        "output.wandb",
+        lambda v, s: s.get("monitoring.wandb_tracker_name", NOTHING) if v else NOTHING,
+    ),
+    *part_of("monitoring.wandb_tracker_name@564"),
     *needless(
         "validation.timesteps and the batch size of training stand for it",
         "eval_micro_batch_size_per_gpu@402 eval_image_micro_batch_size_per_gpu@414 "

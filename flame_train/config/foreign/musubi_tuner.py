@@ -242,8 +242,8 @@ _ROWS: Final = [
     turned("(layers)", "lora.targets", _targets, absent="all"),
     turned("network_args.loraplus_lr_ratio@../networks/lora.py:477", "optimizer.lora_plus_ratio", unless_off),
     *(
-        turned(f"network_args.{name}@../networks/lora.py:370", f"lora.{name}", unless_off)
-        for name in ("rank_dropout", "module_dropout", "factor")
+        turned(f"network_args.{name}@../networks/{at}", f"lora.{name}", unless_off)
+        for name, at in (("rank_dropout", "lora.py:433"), ("module_dropout", "lora.py:436"), ("factor", "lokr.py:280"))
     ),
     never("network_args.*@566", "lora.targets takes globs, and [[lora.rules]] those of single layers"),
     turned("timestep_sampling@437", (*SAMPLED, "loss.mode_scale", "loss.weighting"), _levels, absent="sigma"),

@@ -178,11 +178,11 @@ _ROWS: Final = [
     *part_of(" ".join(f"{part}.{name}" for part in _TEXT_PARTS[:3] for name in _TRAINED_PART)),
     *(
         turned(
-            f"{part}_layer_skip@1151",
+            f"{part}_layer_skip@{line}",
             (),
             lambda v, s: NOTHING if is_off(v) else Lost("always the layer that these models were trained with"),
         )
-        for part in _TEXT_PARTS
+        for part, line in zip(_TEXT_PARTS, (1151, 1161, 1171, 1180), strict=True)
     ),
     turned(
         "text_encoder_2_sequence_length@1162",
@@ -326,8 +326,8 @@ _SET_ROWS: Final = [
         "images are mirrored at random, in half of their showings",
     ),
     *(
-        turned(f"image.enable_random_{name}@ConceptConfig.py:58", f"set.{name}", sets.change(name))
-        for name in ("brightness", "contrast", "saturation", "hue")
+        turned(f"image.enable_random_{name}@ConceptConfig.py:{line}", f"set.{name}", sets.change(name))
+        for name, line in (("brightness", 58), ("contrast", 62), ("saturation", 66), ("hue", 70))
     ),
     *(never(f"image.enable_{kind}_*@ConceptConfig.py:54", "not here") for kind in ("random", "fixed")),
     *(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Final
 
 from . import simpletuner_values as own
@@ -19,16 +20,27 @@ from .conversions import (
     to_float,
     to_number,
     unless_off,
+    usual_of_library,
 )
 from .table import (
     NOTHING,
-    Lost,
     Program,
     needless,
     never,
     part_of,
     turned,
 )
+
+_ADAM: Final = MappingProxyType({"eps": 1e-6})
+_USUAL: Final = MappingProxyType(
+    {
+        **dict.fromkeys(("adamw_bf16", "ao-adamw8bit", "bnb-adamw", "bnb-adamw8bit", "bnb-adamw8bit-paged"), _ADAM),
+        "optimi-adamw": MappingProxyType({"betas": [0.9, 0.99], "eps": 1e-6, "weight_decay": 0.0}),
+        "prodigy": MappingProxyType({"betas": [0.9, 0.99]}),
+    }
+)
+"""What its optimizers have (optimizer_param.py:191, 205, 315, 580, 728) that is another here."""
+
 
 _ROWS: Final = [
     turned("pretrained_model_name_or_path@model.py:122", "model.checkpoint", own.base_model, absent=""),
@@ -61,6 +73,7 @@ _ROWS: Final = [
     turned("init_lora@lora.py:235", "lora.from", unless_off),
     turned("learning_rate@training.py:83", "optimizer.lr", to_float, absent=4e-7),
     turned("optimizer@optimizer.py:80", "optimizer.name", optimizer),
+    usual_of_library("optimizer", "", _USUAL),
     never("optimizer_config@optimizer.py:246", "an optimizer's own keys stand in [optimizer]; write them by hand"),
     turned(
         "lr_scheduler@training.py:141",
@@ -131,11 +144,10 @@ _ROWS: Final = [
     turned("vae_dtype@model.py:346", "model.vae_precision", own.vae_precision),
     turned(
         "report_to@logging_fields.py:18",
-        "output.tensorboard",
-        lambda v, s: (
-            NOTHING if v == "none" else (True if v in ("tensorboard", "all") else Lost("set output.wandb to a project"))
-        ),
+        ("output.tensorboard", "output.wandb"),
+        own.tracked,
     ),
+    *part_of("tracker_project_name@logging_fields.py:224"),
     *(
         turned(name, "checkpoint.every", unless_off)
         for name in (

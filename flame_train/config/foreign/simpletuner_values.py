@@ -388,3 +388,11 @@ def negative(value: Any, source: Source) -> Any:
     if source.get("validation_guidance") == 1:
         return Lost("with a guidance of 1 no model sees it")
     return value
+
+
+def tracked(value: Any, source: Source) -> Any:
+    """--report_to: TensorBoard, or the project at Weights & Biases that --tracker_project_name names."""
+    project = source.get("tracker_project_name") or "simpletuner-training"
+    board, wandb = {"output.tensorboard": True}, {"output.wandb": project}
+    known = {"tensorboard": board, "wandb": wandb, "all": board | wandb, "none": NOTHING}
+    return known.get(value, Lost("output.tensorboard and output.wandb are what shows a run"))

@@ -6,6 +6,7 @@ from typing import Any
 
 AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
     "ai-toolkit": {
+        "logging.project_name": ("zz", {"logging.use_wandb": True}),
         **{
             f"train.{name}": (0.7, {f"train.{switch}": True})
             for name, switch in (
@@ -46,6 +47,7 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "model.layer_offloading_transformer_percent": (0.5, {"model.layer_offloading": True}),
     },
     "SimpleTuner": {
+        "tracker_project_name": ("zz", {"report_to": "wandb"}),
         "model_flavour": ("kontext", {}),
         "ema_update_interval": (9, {"use_ema": True}),
         "noise_offset_probability": (0.5, {"offset_noise": True}),
@@ -148,6 +150,8 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "model.transformer_dtype": ("float8", {}),
         "eval_every_n_epochs": (2, {"eval_datasets": [{"name": "zz"}]}),
         "eval_every_n_steps": (2, {"eval_datasets": [{"name": "zz"}]}),
+        "monitoring.enable_wandb": (True, {"monitoring.wandb_tracker_name": "zz"}),
+        "monitoring.wandb_tracker_name": ("zz", {"monitoring.enable_wandb": True}),
     },
     "sd-scripts": {
         "network_args.algo": ("loha", {"network_module": "lycoris.kohya"}),

@@ -112,6 +112,24 @@ MEANT = {
         pipe("micro_batch_size_per_gpu = 2\ngradient_accumulation_steps = 5\nsave_every_n_examples = 100"),
         {"checkpoint.every": 10},
     ),
+    "its AdamW of optimi has values of its own": (
+        {"pipe.toml": pipe()["pipe.toml"].replace("'adamw'", "'adamw_optimi'\nbetas = [0.9, 0.95]")},
+        {"optimizer.name": "adamw", "optimizer.betas": [0.9, 0.95], "optimizer.eps": 1e-6},
+    ),
+    "its project of Weights & Biases": (
+        pipe("monitoring = {enable_wandb = true, wandb_tracker_name = 'foxes'}"),
+        {"output.wandb": "foxes"},
+    ),
+    "ai-toolkit's project of Weights & Biases": (
+        {"j.yaml": job(rest="      logging: {use_wandb: true}\n")},
+        {"output.wandb": "ai-toolkit"},
+    ),
+    "SimpleTuner shows a run at both": (
+        tuner(report_to="all", tracker_project_name="foxes"),
+        {"output.tensorboard": True, "output.wandb": "foxes"},
+    ),
+    "its AdamW has an eps of its own": (tuner(optimizer="bnb-adamw8bit"), {"optimizer.eps": 1e-6}),
+    "its Prodigy has decays of its own": (tuner(optimizer="prodigy"), {"optimizer.betas": [0.9, 0.99]}),
     "its shift wins": (pipe(model="type = 'flux'\nshift = 3\nflux_shift = true"), {"loss.shift": 3.0}),
     "its cosine ends above 0": (pipe("lr_scheduler = 'cosine'"), {"schedule.name": "cosine", "schedule.min_lr": 1e-6}),
     "its captions are dropped": (pipe("uncond_fraction = 0.1"), {"data.caption_dropout": 0.1}),
