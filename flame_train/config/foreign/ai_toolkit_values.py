@@ -7,11 +7,7 @@ from typing import Any, Final
 
 from flame_train.errors import ConfigError
 
-from .conversions import (
-    number,
-    sampled,
-    sides_of,
-)
+from .conversions import number, sampled, sides_of
 from .conversions import prompts as as_prompts
 from .encoders import trained
 from .table import (
@@ -134,7 +130,11 @@ def alpha(value: Any, source: Source) -> Any:
 def targets(value: Any, source: Source) -> Any:
     if source.family == "sdxl":
         return ["full"] if not is_off(source.get("network.conv")) else ["attention+mlp", "*.proj_in", "*.proj_out"]
-    return ["full"]
+    return [_BLOCKS.get(source.family, "full")]
+
+
+_QWEN: Final = "transformer_blocks.*"
+_BLOCKS: Final = {"qwenimage": _QWEN, "qwenimage1": _QWEN, "krea2": "blocks.*", "zimage": "layers.*"}
 
 
 def lokr_full(value: Any, source: Source) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 from collections.abc import Collection, Mapping
@@ -179,6 +180,20 @@ def sampled(name: str, shift: Any, std: float = 1.0) -> Any:
     if std != 1.0:
         found["loss.logit_std"] = std
     return found
+
+
+def sampled_as_flux(name: str, source: Source, std: float = 1.0) -> Any:
+    """Noise levels with Flux's shift, which follows an image's size: Flux's own here, elsewhere one for all sizes."""
+    if source.family == "flux":
+        return sampled(name, 0.0, std)
+    given = [one["resolution"].value for one in source.sets if "resolution" in one]
+    given += [each for one in source.sets if "resolutions" in one for each in one["resolutions"].value]
+    found = [side(each, source) for each in given] or [1024]
+    sides = [each.value if isinstance(each, Changed) else int(each) for each in found]
+    pixels = sum(each * each for each in sides) / len(sides)
+    shift = math.exp(0.5 + 0.65 * (pixels / 256 - 256) / (4096 - 256))
+    remark = f"Flux's shift at {round(pixels**0.5)} x {round(pixels**0.5)} pixels; there it follows each image's size"
+    return Changed(sampled(name, round(shift, 4), std), remark)
 
 
 SAMPLED: Final = ("loss.timestep_sampling", "loss.shift", "loss.logit_std", "loss.logit_mean")

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from flame_train.errors import ConfigError
 
-from .conversions import checkpoint, sampled, schedule, side
+from .conversions import checkpoint, sampled, sampled_as_flux, schedule, side
 from .encoders import trained
 from .table import NOTHING, Changed, Lost, Reading, Setting, Source, Tree, is_off, no_file
 
@@ -87,15 +87,23 @@ def rank(value: Any, source: Source) -> Any:
 
 
 def targets(value: Any, source: Source) -> Any:
-    return ["attention+mlp", "*.proj_in", "*.proj_out"] if source.family == "sdxl" else ["full"]
+    """The linear layers of the blocks; of Krea 2 those over the text too."""
+    own = {
+        "sdxl": ["attention+mlp", "*.proj_in", "*.proj_out"],
+        "qwenimage1": ["transformer_blocks.*"],
+        "krea2": ["blocks.*", "txtfusion.*", "txtmlp.*"],
+    }
+    return own.get(source.family, ["full"])
 
 
 def levels(value: Any, source: Source) -> Any:
-    """The distribution of noise levels; `shift` wins over `flux_shift`, which is the family's own."""
+    """The distribution of noise levels; `shift` wins over `flux_shift`."""
     shift = source.get("model.shift") or (0.0 if source.get("model.flux_shift") else 1.0)
     std = float(source.get("model.sigmoid_scale", 1.0)) if value == "logit_normal" else 1.0
     known = {"logit_normal": "logit_normal", "uniform": "uniform"}
-    return sampled(known[value], shift, std) if value in known else Lost("expected logit_normal or uniform")
+    if value not in known:
+        return Lost("expected logit_normal or uniform")
+    return sampled(known[value], shift, std) if shift else sampled_as_flux(known[value], source, std)
 
 
 def batch(value: Any, source: Source) -> Any:

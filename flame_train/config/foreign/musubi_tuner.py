@@ -18,6 +18,7 @@ from .conversions import (
     number,
     optimizer_keys,
     sampled,
+    sampled_as_flux,
     side,
     swapped,
     switched,
@@ -65,9 +66,7 @@ _MODULES: Final = MappingProxyType(
 )
 _FOLDERS: Final = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
 _VERSIONS: Final = ("klein-4b", "klein-9b", "klein-base-4b", "klein-base-9b", "original")
-_SHIFTS: Final = MappingProxyType(
-    {"flux": "flux_shift", "flux2": "flux2_shift", "qwenimage1": "qwen_shift", "krea2": "krea2_shift"}
-)
+_SHIFTS: Final = MappingProxyType({"flux": "flux_shift", "qwenimage1": "qwen_shift", "krea2": "krea2_shift"})
 """The shift that follows the size of an image, by the family that has it."""
 
 
@@ -129,9 +128,7 @@ def _alpha(value: Any, source: Source) -> Any:
 
 def _targets(value: Any, source: Source) -> Any:
     """The linear layers of the blocks without those that modulate; of Krea 2 all there are."""
-    if source.family == "krea2":
-        return Changed(["full"], "without the layers outside the blocks")
-    return ["attention+mlp"]
+    return ["full"] if source.family == "krea2" else ["attention+mlp"]
 
 
 def _levels(value: Any, source: Source) -> Any:
@@ -143,6 +140,8 @@ def _levels(value: Any, source: Source) -> Any:
     scheme = source.get("weighting_scheme", "none")
     if value == "logsnr" or (value == "sigma" and scheme == "logit_normal"):
         found = _normal(source, -0.5 if value == "logsnr" else -1.0)
+    elif value == "flux2_shift" and source.family == "flux2":
+        found = sampled_as_flux("sigmoid", source, std)
     elif value == "sigma" and scheme == "mode":
         found = sampled("mode", 1.0) | {"loss.mode_scale": float(number(source.get("mode_scale", 1.29)))}
     else:
@@ -155,7 +154,8 @@ def _levels(value: Any, source: Source) -> Any:
         if value not in known:
             return Lost("no such distribution here; the family's own is used instead (loss.timestep_sampling)")
         found = known[value]
-    return found | ({"loss.weighting": scheme} if scheme in ("sigma_sqrt", "cosmap") else {})
+    weight = {"loss.weighting": scheme} if scheme in ("sigma_sqrt", "cosmap") else {}
+    return Changed(found.value | weight, found.remark) if isinstance(found, Changed) else found | weight
 
 
 def _normal(source: Source, scale: float) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
-from .conversions import number, sampled, to_float, warmup
+from .conversions import number, sampled, sampled_as_flux, to_float, warmup
 from .conversions import optimizer as optimizer_by_name
 from .conversions import schedule as by_name
 from .table import (
@@ -39,6 +39,9 @@ def noise_levels(value: Any, source: Source) -> Any:
     if value == "sigma":
         density = _density(scheme, shift, source, -1.0)
         return density if isinstance(density, Lost) else density | weight
+    if value == "flux_shift" and source.family != "flux":
+        found = sampled_as_flux("sigmoid", source, std)
+        return Changed(found.value | weight, found.remark)
     known = {
         "uniform": sampled("uniform", 1.0),
         "sigmoid": sampled("sigmoid", 1.0, std),

@@ -139,11 +139,13 @@ def _backends(reading: Reading, settings: dict[str, Setting], notes: list[str]) 
         notes.append(no_file("data_backend_config", named, "its folders are"))
         return []
     items = other.tree.get("", [])
-    on = [
-        (i, one)
-        for i, one in enumerate(items if isinstance(items, list) else [])
-        if not one.get("disabled") and not one.get("disable")
+    sets = list(enumerate(items if isinstance(items, list) else []))
+    off = [one.get("disabled") or one.get("disable") for _, one in sets]
+    texts = [(one.get("id"), text) for (_, one), text in zip(sets, off, strict=True) if isinstance(text, str)]
+    notes += [
+        f"{other.file}: set {name}: left out, as SimpleTuner takes the text {text!r} for true" for name, text in texts
     ]
+    on = [each for each, text in zip(sets, off, strict=True) if not text]
     kinds = ("image", "", None, "eval")
     folders = {one.get("id"): one.get("instance_data_dir") for _, one in on}
     found = []

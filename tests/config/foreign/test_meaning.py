@@ -130,6 +130,22 @@ MEANT = {
     ),
     "its AdamW has an eps of its own": (tuner(optimizer="bnb-adamw8bit"), {"optimizer.eps": 1e-6}),
     "its Prodigy has decays of its own": (tuner(optimizer="prodigy"), {"optimizer.betas": [0.9, 0.99]}),
+    "Flux's shift follows the size of an image": (
+        pipe(model="type = 'chroma'\nflux_shift = true"),
+        {"loss.shift": 1.8776, "lora.targets": ["full"]},
+    ),
+    "an adapter of its Qwen-Image is in the blocks": (
+        pipe(model="type = 'qwen_image'"),
+        {"lora.targets": ["transformer_blocks.*"], "loss.shift": 1.0},
+    ),
+    "one of its Krea 2 is over the text too": (
+        pipe(model="type = 'krea2'\nflux_shift = true", dataset="resolutions = [1024]"),
+        {"lora.targets": ["blocks.*", "txtfusion.*", "txtmlp.*"], "loss.shift": 3.1582},
+    ),
+    "an adapter of ai-toolkit's Z-Image is in its layers": (
+        {"j.yaml": job(model="arch: zimage")},
+        {"lora.targets": ["layers.*"]},
+    ),
     "its shift wins": (pipe(model="type = 'flux'\nshift = 3\nflux_shift = true"), {"loss.shift": 3.0}),
     "its cosine ends above 0": (pipe("lr_scheduler = 'cosine'"), {"schedule.name": "cosine", "schedule.min_lr": 1e-6}),
     "its captions are dropped": (pipe("uncond_fraction = 0.1"), {"data.caption_dropout": 0.1}),
@@ -274,7 +290,7 @@ num_repeats = 3
     ("script", "module", "levels", "family", "shift"),
     [
         ("zimage_train_network.py", "networks.lora_zimage", "shift", "zimage", 2.0),
-        ("flux_2_train_network.py", "networks.lora_flux_2", "flux2_shift", "flux2", 0.0),
+        ("flux_2_train_network.py", "networks.lora_flux_2", "flux2_shift", "flux2", 2.2243),
         ("flux_kontext_train_network.py", "networks.lora_flux", "flux_shift", "flux", 0.0),
         ("qwen_image_train_network.py", "networks.lora_qwen_image", "sigmoid", "qwenimage1", 1.0),
         ("krea2_train_network.py", "networks.loha", "shift", "krea2", 2.0),
@@ -357,6 +373,13 @@ FAMILIES = {
 def test_families_that_are_trained_here_are_not_refused(tmp_path: Path, program: str) -> None:
     for files, family in FAMILIES[program]:
         assert imported(tmp_path, files)["family"] == family
+
+
+def test_a_set_that_a_text_turns_off_is_told(tmp_path: Path) -> None:
+    """Any text is true to SimpleTuner (factory.py:1110), "False" too."""
+    result = imported(tmp_path, tuner([{"disabled": "False"}, {"id": "b", "disabled": False}]))
+    assert any("set a: left out, as SimpleTuner takes the text 'False' for true" in line for line in result["listed"])
+    assert result["values"]["data.path"] == "images"
 
 
 def test_kontext_of_simpletuner_has_its_images(tmp_path: Path) -> None:
