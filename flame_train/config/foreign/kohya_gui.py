@@ -59,7 +59,7 @@ def read(reading: Reading) -> Source:
     idle |= {name: _MODEL if name in _MODELS else _UNSAID for name in needed if name not in said and name not in idle}
     notes: list[str] = []
     sets = datasets_of(reading, settings, notes)
-    return replace(source_of(family, settings, sets, notes), idle=idle)
+    return replace(source_of(family, settings, sets, notes, reading.folder), idle=idle)
 
 
 def _plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from .conversions import ending, inverted, number, side, switched, to_float, to_number, unless_off
+from .sd_scripts_regular import WEIGHT, weight
 from .table import NOTHING, Lost, Row, Source, is_off, needless, never, part_of, same, turned
 
 _BUCKETS: Final = "images go into buckets of their shape"
@@ -135,6 +136,7 @@ OF_CONFIG: Final = [
 
 OF_SETS: Final = [
     turned("is_reg@config_util.py:217", "set.regularization", switched(True)),
+    turned(f"{WEIGHT}@train_util.py:2172", "set.weight", weight),
     turned("validation_split@config_util.py:243", "set.validation", _held_out),
     never("validation_seed@config_util.py:242", "images are held out by the hash of each, whatever the seed"),
     turned("prior_loss_weight@config_util.py:253", "set.regularization_weight", to_float),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from flame_train.config.command_line import SCRIPT
 from flame_train.errors import ConfigError
 
 from .conversions import number
+from .sd_scripts_regular import counted
 from .table import Reading, Setting, Source, Tree, no_file
 
 _OWN_NAMES: Final = (
@@ -75,7 +77,7 @@ def read(reading: Reading) -> Source:
     notes: list[str] = []
     sets = _sets(reading) or datasets_of(reading, settings, notes)
     settings.pop("dataset_config", None)
-    return source_of(_family(reading, settings), settings, sets, notes)
+    return source_of(_family(reading, settings), settings, sets, notes, reading.folder)
 
 
 def datasets_of(reading: Reading, settings: dict[str, Setting], notes: list[str]) -> list[dict[str, Setting]]:
@@ -90,10 +92,27 @@ def datasets_of(reading: Reading, settings: dict[str, Setting], notes: list[str]
     return _sets(other)
 
 
-def source_of(family: str, settings: dict[str, Setting], sets: list[dict[str, Setting]], notes: list[str]) -> Source:
-    """The arguments of a command, and the tables of its dataset TOML or none, as the rows read them."""
+def source_of(
+    family: str,
+    settings: dict[str, Setting],
+    sets: list[dict[str, Setting]],
+    notes: list[str],
+    folder: Path | None,
+) -> Source:
+    """The arguments of a command, and the tables of its dataset TOML or none, as the rows read them.
+
+    Args:
+        family: the model family, or "".
+        settings: the arguments.
+        sets: the tables.
+        notes: files that are named and not there.
+        folder: where relative folders of images are looked for, beside the working directory.
+
+    Returns:
+        The source.
+    """
     if not sets and settings.get("train_data_dir", Setting("", "")).value:
-        sets = _folders(settings)
+        sets = counted(_folders(settings), folder)
     if any("is_reg" in one for one in sets) and "prior_loss_weight" in settings:
         weight = settings.pop("prior_loss_weight")
         sets = [one | {"prior_loss_weight": weight} if "is_reg" in one else one for one in sets]
@@ -129,15 +148,20 @@ def _filled_in(sets: list[dict[str, Setting]], settings: dict[str, Setting]) -> 
 
 def _sets(reading: Reading) -> list[dict[str, Setting]]:
     """The subsets of a dataset TOML, each with what [general] and its dataset say."""
-    found = []
+    found: list[dict[str, Setting]] = []
     datasets = reading.tree.get("datasets")
     general = reading.tree.get("general", {})
     below = reading.flat(general, ("general",)) if isinstance(general, Mapping) else {}
     for i, dataset in enumerate(datasets if isinstance(datasets, list) else []):
         at = ("datasets", f"[{i}]")
         own = reading.flat({name: value for name, value in dataset.items() if name != "subsets"}, at)
-        for j, subset in enumerate(dataset.get("subsets", [])):
-            found.append(below | own | reading.flat(subset, (*at, "subsets", f"[{j}]")))
+        found += counted(
+            [
+                below | own | reading.flat(subset, (*at, "subsets", f"[{j}]"))
+                for j, subset in enumerate(dataset.get("subsets", []))
+            ],
+            reading.folder,
+        )
     return found
 
 
