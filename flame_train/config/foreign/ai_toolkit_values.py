@@ -87,11 +87,10 @@ def _named(settings: dict[str, Setting]) -> dict[str, Setting]:
     words = {"[name]": settings["name"].value, "[trigger]": getattr(settings.get("trigger_word"), "value", None)}
 
     def put(value: Any) -> Any:
-        if isinstance(value, list):
-            return [put(each) for each in value]
-        if isinstance(value, str):
-            for mark, word in words.items():
-                value = value.replace(mark, str(word)) if word else value
+        if isinstance(value, list | Mapping):
+            return {k: put(v) for k, v in value.items()} if isinstance(value, Mapping) else list(map(put, value))
+        for mark, word in words.items():
+            value = value.replace(mark, str(word)) if word and isinstance(value, str) else value
         return value
 
     return {name: Setting(put(setting.value), setting.place) for name, setting in settings.items()}

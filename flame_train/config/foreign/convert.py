@@ -24,7 +24,7 @@ _DECISIVE: Final = frozenset(
     )
 )
 """Keys whose defaults are dangerous beside the rest of another recipe: a rate of Prodigy with AdamW, for one."""
-_AS_HERE: Final = "its value is what flame-train does without a key"
+_AS_HERE: Final = "flame-train does the same without a key"
 _UNSET: Final = "a variable of the shell that this script does not set; write its value"
 _OF_ANOTHER: Final = "it belongs to a choice that this config does not make"
 
@@ -111,9 +111,10 @@ def convert(program: Program, source: Source, lacking: Collection[str] = ()) -> 
         for name in settings:
             if name not in used and any(row.read and row.holds(name, source.family) for row in rows):
                 found.needless.setdefault(_called(settings, name), _OF_ANOTHER)
-    for name in used:  # what another setting's value is made of is needed
+    for name in used:  # what is carried over, or another setting's value is made of, is needed
         found.needless.pop(_called(source.settings, name), None)
     _place_sets(sets, found)
+    found.dropped[:] = dict.fromkeys(found.dropped)  # what several folders lack is told once
     for path in [path for path in found.values if path in lacking]:
         _drop(found, path, f"means nothing for {source.family}")
     _validate(found)
@@ -166,7 +167,9 @@ class _Work:
             answer, remark = answer.value, f"; {answer.remark}" if answer.remark else ""
         if isinstance(answer, Nothing):
             if setting.place:
-                self.found.needless.setdefault(self._called(name), row.inert or _AS_HERE)
+                beside = sorted(map(self._called, self.source.asked - {name}))
+                told = f"beside {', '.join(beside)}, {_AS_HERE}" if beside else _AS_HERE
+                self.found.needless.setdefault(self._called(name), row.inert or told)
             return set()
         if isinstance(answer, Lost):
             self.found.dropped.append(Dropped(setting.place, shown, answer.reason, row.to))
@@ -179,7 +182,7 @@ class _Work:
             for path, value in given.items():
                 assert path in row.to, f"{row.key} gives {path}, which its row does not name"
                 _lay(path, Carried(value, origin, settings), Dropped(setting.place, shown, ""), values, self.found)
-        return set(self.source.asked)
+        return {*self.source.asked, row.key, setting.written.partition(" ")[0]}
 
 
 def _called(settings: Mapping[str, Setting], name: str) -> str:

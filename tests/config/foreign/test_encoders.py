@@ -140,3 +140,23 @@ def test_diffusion_pipes_control_images(tmp_path: Path) -> None:
     )
     import_config(str(tmp_path / "pipe.toml"), tmp_path / "ours.toml", "")
     assert tomllib.loads((tmp_path / "ours.toml").read_text())["data"]["control"] == ["/c"]
+
+
+def test_a_trigger_is_put_into_tables_of_samples(tmp_path: Path) -> None:
+    job = """\
+job: extension
+config:
+  name: zk
+  process:
+    - type: sd_trainer
+      trigger_word: zkfox
+      network: {type: lora, linear: 8, linear_alpha: 8}
+      model: {name_or_path: /m, arch: zimage}
+      train: {steps: 10, lr: 1e-4}
+      datasets: [{folder_path: /d, resolution: [512]}]
+      sample:
+        samples: [{prompt: "[trigger], woman", seed: 3}]
+"""
+    (tmp_path / "job.yaml").write_text(job)
+    prompts = import_config(str(tmp_path / "job.yaml"), None)["carried"]["sample.prompts"]["value"]
+    assert [one["text"] for one in prompts] == ["zkfox, woman"]

@@ -203,3 +203,12 @@ def test_no_ticked_box_is_an_older_model(tmp_path: Path) -> None:
 
 def test_no_default_is_of_both_kinds() -> None:
     assert not set(BOXES) & set(DEFAULTS)
+
+
+def test_what_is_carried_over_is_not_needless(tmp_path: Path) -> None:
+    """Also where it is the default of a program that is carried over; what several folders lack is told once."""
+    more = {"network_alpha": 1, "bucket_no_upscale": False, "train_data_dir": "/d", "reg_data_dir": "/r"}
+    result = imported(tmp_path, {**FOX, **more, "LoRA_type": "Standard"})
+    named = [line.partition("# ")[2].partition(" ")[0] for line in result["config"].splitlines() if " = " in line]
+    assert not {name.strip(";,") for name in named} & set(result["needless"])
+    assert len(result["listed"]) == len(set(result["listed"]))
