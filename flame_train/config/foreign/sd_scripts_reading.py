@@ -224,6 +224,8 @@ def _family(reading: Reading, settings: dict[str, Setting]) -> str:
         raise ConfigError(f"{reading.file}: expected SDXL, SD3, Flux or Anima, got a command of {reading.script}")
     if "cond_emb_dim" in names:
         raise ConfigError(f"{settings['cond_emb_dim'].place}: expected a LoRA, got a ControlNet-LLLite (cond_emb_dim)")
+    if "sdxl" in settings and settings.pop("sdxl").value:  # the web interface's box
+        return "sdxl"
     for family, marks in (("anima", _ANIMA), ("flux", _FLUX), ("sd3", ("clip_g", "training_shift", "t5xxl"))):
         if names & set(marks):
             return family

@@ -196,3 +196,8 @@ def test_the_result_says_nothing_twice(tmp_path: Path) -> None:
         {"path": "/r", "regularization": True, "regularization_weight": 0.5},
     ]
     assert (tree["data"]["batch_size"], tree["data"]["folder_repeats"], tree["captions"]["shuffle"]) == (2, True, True)
+
+
+def test_the_box_of_sdxl_names_the_family(tmp_path: Path) -> None:
+    result = of_toml(tmp_path, "sdxl = true\n", family="")
+    assert (result["family"], result["listed"]) == ("sdxl", of_toml(tmp_path, "")["listed"])
