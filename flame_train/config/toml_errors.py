@@ -38,6 +38,8 @@ _REASONS: Final = (
     ("Invalid date", "a date of the calendar", "correct it"),
 )
 
+_LONG_NUMBER: Final = re.compile(r"\b\w{1000,}\b")
+
 
 def toml_error(reason: str, name: str, text: str) -> str:
     """The message for a `text` that `tomllib` refused for this `reason`; `name` is the file's.
@@ -46,7 +48,9 @@ def toml_error(reason: str, name: str, text: str) -> str:
     """
     place = _PLACE.search(reason)
     if place is None:  # Python's limit on the digits of a number
-        return f"{name}: expected TOML, got a number of too many digits; write a shorter one"
+        number = _LONG_NUMBER.search(text)
+        line = f":{1 + text.count(chr(10), 0, number.start())}" if number else ""
+        return f"{name}{line}: expected TOML, got a number of too many digits; write a shorter one"
     lines = text.rstrip("\n").split("\n")
     number = int(place[1] or len(lines))
     line = lines[number - 1] if number <= len(lines) else ""

@@ -83,5 +83,5 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_attached(model):
 
 def test_one_adapter_a_layer(model):
     attach_factors(model, {"linear": factors(4, 6)})
-    with pytest.raises(ValueError, match="already have an adapter"):
+    with pytest.raises(ValueError, match="has an adapter already"):
         attach_factors(model, {"linear": factors(4, 6)})

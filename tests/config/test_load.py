@@ -282,7 +282,7 @@ BAD_LINES = [
     ("data.repeats = 2", "7: output.data: unknown key; `flame-train init FAMILY` writes all there are, " + WHERE),
     (
         "[train]\nseed = 0x" + "f" * 9000,
-        "8: train.seed: expected an integer from 0 to 9223372036854775807, got a huge integer",
+        "8: expected TOML, got a number of too many digits; write a shorter one",
     ),
 ]
 
@@ -300,10 +300,10 @@ BAD_FILES = [
         'x.toml:2:13: expected text without a single backslash, got sers\\me" in the line `path = "D:\\Users\\me"`; '
         "between double quotes a backslash is special: use single quotes for paths with it, or / instead",
     ),
-    ("a = " + "[" * 5000, "x.toml: expected TOML, got values nested too deep"),
+    ("a = " + "[" * 5000, "x.toml: expected at most 16 levels of lists and tables"),
     (
         "a = " + "9" * 5000,
-        "x.toml: expected TOML, got a number of too many digits; write a shorter one",
+        "x.toml:1: expected TOML, got a number of too many digits; write a shorter one",
     ),
     ("extends = 3\n", "x.toml:1: extends: expected the path of another config, got 3"),
     ("extends = 'x.toml'\n", "x.toml: expected a chain of extends that ends, but it comes back to this file"),
@@ -428,8 +428,8 @@ def test_all_problems_come_in_one_report_in_the_order_of_the_files() -> None:
     write("extends = 'base.toml'\n[lora]\nalpha = 0\n[schedule]\nwarmup_steps = 7\n[nope]\n")
     assert report("x.toml", ("optimizer.lr=fast",)).splitlines() == [
         "base.toml:2: lora.rank: expected an integer from 1 to 4096, got 0",
-        "x.toml: model.checkpoint: expected the base model: .safetensors file, diffusers folder or hf:owner/name, "
-        "got nothing",
+        "x.toml: model.checkpoint: expected the base model: .safetensors file, diffusers folder, "
+        "hf:owner/name or hf:owner/name/file, got nothing",
         "x.toml: data.path: expected the folder of images with captions or metadata.jsonl, got nothing",
         "x.toml: output.dir: expected the run folder, got nothing",
         "x.toml:3: lora.alpha: expected a number > 0 and <= 1000000, got 0",

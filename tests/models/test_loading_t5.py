@@ -143,12 +143,12 @@ def test_all_faults_in_one_message(arrays, tmp_path):
     path = tmp_path / "broken.safetensors"
     bad = {n: a for n, a in arrays.items() if n != "encoder.final_layer_norm.weight"}
     bad["encoder.block.1.layer.0.SelfAttention.k.weight"] = np.zeros((3, 3), np.float16)
-    save_file(path, bad | {"encoder.block.1.layer.0.SelfAttention.k.weight_scale": np.zeros((), np.float32)})
+    save_file(path, bad | {"encoder.block.1.layer.0.SelfAttention.k.strange": np.zeros((), np.float32)})
     with pytest.raises(ModelFileError) as caught:
         t5_part(path).load(device="cpu", dtype="float32")
     text = str(caught.value)
     assert "missing: 1\n    encoder.final_layer_norm.weight" in text
-    assert "unexpected: 1\n    encoder.block.1.layer.0.SelfAttention.k.weight_scale" in text
+    assert "unexpected: 1\n    encoder.block.1.layer.0.SelfAttention.k.strange" in text
     assert "SelfAttention.k.weight: expected (32, 32), found (3, 3)" in text
 
 

@@ -102,7 +102,7 @@ def test_nothing_measured_is_an_error_and_no_image(tmp_path: Path, monkeypatch: 
     ("plot", "status", "message"),
     [
         ("a.txt", 2, "a.txt: expected a name ending in .png, got .txt"),
-        ("/proc/x/y.png", 6, "/proc/x: cannot be written"),
+        ("/proc/x/y.png", 6, "/proc/x: cannot be made"),
         ("folder.png", 6, "is a folder; give the name of a file to write"),
         ("file/y.png", 6, "is a file; choose another place"),
     ],
