@@ -48,8 +48,8 @@ def toml_error(reason: str, name: str, text: str) -> str:
     """
     place = _PLACE.search(reason)
     if place is None:  # Python's limit on the digits of a number
-        number = _LONG_NUMBER.search(text)
-        line = f":{1 + text.count(chr(10), 0, number.start())}" if number else ""
+        huge = _LONG_NUMBER.search(text)
+        line = f":{1 + text.count(chr(10), 0, huge.start())}" if huge else ""
         return f"{name}{line}: expected TOML, got a number of too many digits; write a shorter one"
     lines = text.rstrip("\n").split("\n")
     number = int(place[1] or len(lines))
