@@ -1,6 +1,7 @@
 """Regularization images: sd-scripts repeats them until an epoch has as many as of training.
 
-The weight of their set here is that factor (train_util.py:2172). It follows from counts, so the folders have to be there at import.
+The weight of their set here is that factor (train_util.py:2172). It follows from counts, so the folders have to be
+there at import.
 """
 
 from __future__ import annotations
