@@ -120,14 +120,14 @@ NETWORKS = {
 def test_a_run_is_not_continued_with_another_network(own, whole, name):
     base, kept = own.folder / "base.safetensors", own.folder / "kept"
     own.train(failpoint="train.after_step:3")
-    status = (own.out / "status.json").read_bytes()
+    left = files_and_status(own.out)
     shutil.copy(base, kept)
     rewrite(base, name)
     ended = own.train()
     assert ended.code == 6
     assert NETWORKS[name] in ended.complaint
     assert "output.dir" in ended.complaint
-    assert (own.steps(), (own.out / "status.json").read_bytes()) == ([2], status)
+    assert files_and_status(own.out) == left
 
     kept.rename(base)
     assert own.finish() == whole
@@ -187,10 +187,10 @@ LOST = {"config.toml": "config.toml is gone", "checkpoints": "checkpoints are go
 @pytest.mark.parametrize("steps", [3, 5])
 @pytest.mark.parametrize("name", LOST)
 def test_a_run_that_lost_a_part_is_not_begun_anew(job, name, steps):
-    """Neither one that was stopped nor one that is done; what it left stays as it is."""
+    """Neither one that was stopped nor one that is done; of what it left, only a status "running" is corrected."""
     job.train(failpoint="" if steps == 5 else f"train.after_step:{steps}")
     (job.out / name).rename(job.folder / name)
-    left = {path: path.read_bytes() for path in job.out.rglob("*") if path.is_file()}
+    left = files_and_status(job.out)
     ended = job.train(optimizer__lr=0.5)
     assert ended.code == 6
     assert LOST[name] in ended.complaint or "other settings" in ended.complaint
@@ -198,7 +198,15 @@ def test_a_run_that_lost_a_part_is_not_begun_anew(job, name, steps):
     assert ended.code == 6
     assert LOST[name] in ended.complaint
     assert "output.dir" in ended.complaint
-    assert {path: path.read_bytes() for path in job.out.rglob("*") if path.is_file()} == left
+    assert files_and_status(job.out) == left
+
+
+def files_and_status(out):
+    """Every file's bytes but the status's; and the status, of which a killed run's "running" reads "interrupted"."""
+    status = json.loads((out / "status.json").read_text())
+    state = "interrupted" if status["state"] == "running" else status["state"]
+    files = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "status.json"}
+    return files, {**status, "state": state}
 
 
 def dry(job, **changes):

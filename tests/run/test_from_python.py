@@ -57,12 +57,6 @@ def test_sections_may_be_those_of_a_file_with_its_format():
         flame_train.train({"format": 2}, device="cpu")
 
 
-@pytest.mark.parametrize("config", [5, None, b"my.toml", ["my.toml"], object()])
-def test_what_is_no_config_is_refused(config):
-    with pytest.raises(ConfigError, match="expected the path of a config, or its sections as a mapping; got"):
-        flame_train.train(config, device="cpu")
-
-
 @pytest.mark.parametrize("overrides", [5, "train.steps=4", [5]])
 def test_what_are_no_overrides_is_refused(overrides):
     with pytest.raises(ConfigError, match="as overrides"):
@@ -74,8 +68,14 @@ def test_what_is_wrong_is_told_without_a_file():
         flame_train.train({"lora": {"rnak": 4}}, device="cpu")
 
 
-def test_what_is_no_config_and_what_is_no_callback():
-    with pytest.raises(TypeError, match=r"flame_train\.train: expected the config's file, .*, got int"):
-        flame_train.train(5)
+@pytest.mark.parametrize("config", [5, None, b"my.toml", ["my.toml"], object()])
+def test_what_is_no_config_is_refused(config):
+    with pytest.raises(
+        TypeError, match=rf"flame_train\.train: expected the config's file, .*, got {type(config).__name__}"
+    ):
+        flame_train.train(config)
+
+
+def test_what_is_no_callback_is_refused():
     with pytest.raises(TypeError, match="on_step: expected a function of 1"):
         flame_train.train("not_there.toml", on_step=lambda: None)
