@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flame_train.arguments import (
+from flame_train.commands.arguments import (
     Arithmetic,
     AsJson,
     Command,
@@ -36,14 +36,14 @@ from flame_train.arguments import (
     families_from,
     presets_from,
 )
-from flame_train.bench_cli import bench_app
+from flame_train.commands.bench import bench_app
+from flame_train.commands.lora import lora_app
+from flame_train.commands.output import Printable, could_show, open_streams, print_error, print_exception, show, tell
+from flame_train.commands.sweep import sweep_app
+from flame_train.commands.train import train_app
 from flame_train.errors import OutputError
 from flame_train.families import FAMILY_TITLES
-from flame_train.lora_cli import lora_app
-from flame_train.output import Printable, could_show, open_streams, print_error, print_exception, show, tell
 from flame_train.progress import LogLines
-from flame_train.sweep_cli import sweep_app
-from flame_train.train_cli import train_app
 from flame_train.version import __version__
 
 app = typer.Typer(

@@ -156,12 +156,13 @@ class Table(Mapping[str, type[E]], Generic[E]):
 
 
 def entries_in(package: str, kind: type[E]) -> list[type[E]]:
-    """Every subclass of `kind` with a `name`, from all modules of `package`, in the order of modules and lines.
+    """Every subclass of `kind` with a `name`, from all modules below `package`, in the order of modules and lines.
 
     So an entry needs its file only; no list names it. Raises TypeError for one that lacks a method of its interface.
     """
-    for module in sorted(pkgutil.iter_modules(sys.modules[package].__path__), key=lambda module: module.name):
-        importlib.import_module(f"{package}.{module.name}")
+    prefix = f"{package}."
+    for module in sorted(pkgutil.walk_packages(sys.modules[package].__path__, prefix), key=lambda module: module.name):
+        importlib.import_module(module.name)
     found = [entry for entry in _below(kind) if entry.__module__.startswith(f"{package}.")]
     for entry in found:
         if lacking := sorted(getattr(entry, "__abstractmethods__", ())):

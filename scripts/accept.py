@@ -30,8 +30,8 @@ from PIL import Image
 from flame_train.adapters.formats import from_file
 from flame_train.errors import FlameError
 from flame_train.io.weights import open_weights
-from flame_train.models.common.files.identify import identify
-from flame_train.recipes import family_of
+from flame_train.models.registry import family_of
+from flame_train.networks.files.identify import identify
 
 PROMPT = "a disc"
 IMAGES = 4

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from flame_train.engine.random import Rng
-from flame_train.recipes import NOTHING_NAMED, family_of
+from flame_train.models.registry import NOTHING_NAMED, family_of
 from flame_train.training.image_sampling import SAMPLE_NOISE
 
 NEEDED = ("torch", "diffusers", "transformers", "peft")

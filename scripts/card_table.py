@@ -129,7 +129,7 @@ def prepared(folder: Path, model: str) -> Path:
     from full_run import config, draw
     from random_checkpoint import parts_of, tensors, write_empty
 
-    from flame_train.recipes.small import write_vocabulary
+    from flame_train.models.common.small import write_vocabulary
 
     base = folder / model
     if not (base / "base.safetensors").exists():

@@ -23,10 +23,10 @@ from flame_train.data.reading import Reading
 from flame_train.engine import no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
-from flame_train.run.encoding import CaptionEncoders
+from flame_train.models.common.model import LoadedVae
+from flame_train.run.plan.encoding import CaptionEncoders
 from flame_train.tools.bench import randomise
 from flame_train.tools.bench.models import find
-from flame_train.training.model import LoadedVae
 
 CAPTION = "a photograph of a red fox that sits in deep snow between birches, late light, number {}"
 Start = Callable[[Sequence[Any]], Callable[[], list[dict[str, Any]]]]

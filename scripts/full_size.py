@@ -18,12 +18,12 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 import flame_train.engine as flame
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
-from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.text.conditioning_clip import encode_prompts
-from flame_train.models.common.vae.keys_vae import vae_from_diffusers
-from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.sdxl.keys_unet import SDXL_LEVELS, unet_from_diffusers
 from flame_train.models.sdxl.unet import UNet, UNetArch, vector_conditioning
+from flame_train.networks.vae.names import vae_from_diffusers
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.clip.conditioning import encode_prompts
+from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 from flame_train.tools.bench import randomise
 from flame_train.tools.bench.torch_models import unet_arguments
 
@@ -138,7 +138,7 @@ def text() -> None:
     encoders = [ClipTextEncoder(ClipArch.clip_l()), ClipTextEncoder(ClipArch.bigg())]
     for e in encoders:
         randomise(e, as_dtype("bf16"), BACKEND)
-    from flame_train.data.tokenizers.clip import ClipTokenizer
+    from flame_train.text_encoders.clip.tokenizer import ClipTokenizer
 
     caption = "a photograph of a red fox sitting in fresh snow at sunrise, highly detailed"
     ids = [ClipTokenizer(pad).chunks(caption).ids[None] for pad in (49407, 0)]

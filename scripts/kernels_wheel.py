@@ -29,7 +29,7 @@ from flame_train.engine.backend.cuda.nvrtc import TEXT_OPTIONS, file_text, inclu
 from flame_train.engine.backend.cuda.prebuilt import PACKAGE, compiler_version, kernel_path
 from flame_train.engine.shape_run import Gpu, KernelRequests
 from flame_train.run.memory.prediction import predicted_memory
-from flame_train.run.plan import planned
+from flame_train.run.plan.plan import planned
 from flame_train.training.stop import StopRequest
 
 SETTINGS: Final = (

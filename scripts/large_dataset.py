@@ -46,7 +46,7 @@ def make_images(folder: Path, count: int, side: int) -> None:
 
 def config(folder: Path, texts: int) -> Any:
     from flame_train.config import schema
-    from flame_train.recipes.small import SMALL_SDXL
+    from flame_train.models.common.small import SMALL_SDXL
 
     return schema.Config(
         model=schema.ModelSection(checkpoint=str(SMALL_SDXL)),
@@ -59,10 +59,10 @@ def config(folder: Path, texts: int) -> Any:
 
 def measure(folder: Path, texts: int, what: str) -> dict[str, float]:
     """Seconds and MiB of this process, from the config on."""
-    from flame_train.run.check import check
+    from flame_train.run.check.check import check
     from flame_train.run.commands.stages import sources_of
-    from flame_train.run.encode import encode
-    from flame_train.run.plan import make_plan
+    from flame_train.run.encode.encode import encode
+    from flame_train.run.plan.plan import make_plan
     from flame_train.training.stop import StopRequest
 
     stop, begin = StopRequest(), time.monotonic()

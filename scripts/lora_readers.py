@@ -28,7 +28,7 @@ from unittest.mock import MagicMock
 import torch
 
 from flame_train.adapters.dialects import spellings, split_key
-from flame_train.recipes import FAMILIES
+from flame_train.models.registry import FAMILIES
 from flame_train.tools.verify import STYLES, TABLE, template
 
 KEYS = Path(__file__).parents[1] / "tests" / "golden" / "keys"

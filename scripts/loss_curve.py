@@ -29,16 +29,16 @@ from flame_train.config.updates import OptimizerSection, ScheduleSection, TrainS
 from flame_train.engine import Tensor, capture
 from flame_train.engine.backend import get_backend
 from flame_train.engine.random import Rng
-from flame_train.models.common.vae.vae import VaeArch
+from flame_train.models.common.model import Model
+from flame_train.models.common.small import SMALL_SDXL
+from flame_train.models.registry import FAMILIES, NOTHING_NAMED
 from flame_train.models.sdxl.keys_unet import UNetLevels, unet_from_diffusers
 from flame_train.models.sdxl.unet import UNet
-from flame_train.recipes import FAMILIES, NOTHING_NAMED
-from flame_train.recipes.small import SMALL_SDXL
-from flame_train.run.check import storage_of
-from flame_train.run.train import make_state
+from flame_train.networks.vae.vae import VaeArch
+from flame_train.run.check.check import storage_of
+from flame_train.run.train.train import make_state
 from flame_train.tools.bench.torch_models import unet_arguments
 from flame_train.training.batch import Batch, HostBatch
-from flame_train.training.model import Model
 from flame_train.training.step import POSTERIOR, State, micro, update
 
 BATCH, SIDE, IMAGES, RATE, RANK, SEED = 4, 16, 12, 1e-3, 8, 7

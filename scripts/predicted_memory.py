@@ -24,8 +24,8 @@ from random_checkpoint import parts_of, tensors, write_empty
 
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
+from flame_train.models.common.small import write_vocabulary
 from flame_train.optimizers import OPTIMIZERS
-from flame_train.recipes.small import write_vocabulary
 from flame_train.tools.bench import BenchCase, predicted, prepare
 
 GIB, WITHIN = 2**30, 0.03

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import flame_train
 from flame_train.config.load import load_located
+from flame_train.models.registry import FAMILIES
 from flame_train.quickstart.command import held_out_losses
 from flame_train.quickstart.drawings import scenes, tiles, write_images
-from flame_train.recipes import FAMILIES
-from flame_train.run.check import check
-from flame_train.run.plan import make_plan
+from flame_train.run.check.check import check
+from flame_train.run.plan.plan import make_plan
 from flame_train.training.stop import StopRequest
 
 TILES, KNOWN, SEED = 10, 40, 7

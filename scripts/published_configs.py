@@ -26,7 +26,7 @@ from PIL import Image
 
 from flame_train.config.foreign.recognize import read_foreign
 from flame_train.errors import FlameError
-from flame_train.recipes import FAMILIES
+from flame_train.models.registry import FAMILIES
 from flame_train.run.commands.stages import train
 from flame_train.tools.import_config import import_config
 

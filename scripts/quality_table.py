@@ -29,12 +29,12 @@ from flame_train.adapters.targets import resolve
 from flame_train.config.schema import Config
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
-from flame_train.recipes import FAMILIES, NOTHING_NAMED
-from flame_train.run.check import storage_of
-from flame_train.run.train import make_state
+from flame_train.models.common.model import Model
+from flame_train.models.registry import FAMILIES, NOTHING_NAMED
+from flame_train.run.check.check import storage_of
+from flame_train.run.train.train import make_state
 from flame_train.tools.bench.models import conditioning
 from flame_train.training.batch import Batch, HostBatch
-from flame_train.training.model import Model
 from flame_train.training.step import State, micro, update
 from flame_train.training.validate import HeldOut, Validator
 

@@ -22,15 +22,15 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.io.header import build_header
 from flame_train.io.safetensors import describe, save_stream
-from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.text.keys_clip import clip_from_openclip
-from flame_train.models.common.text.t5 import T5Arch, T5Encoder
-from flame_train.models.common.vae.vae import Vae, VaeArch
+from flame_train.models.common.small import write_vocabulary
 from flame_train.models.flux.transformer import Flux, FluxArch
+from flame_train.models.registry import FAMILIES
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
-from flame_train.recipes import FAMILIES
-from flame_train.recipes.small import write_vocabulary
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.clip.names import clip_from_openclip
+from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
+from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 from flame_train.tools.bench import randomise
 
 

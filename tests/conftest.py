@@ -61,7 +61,7 @@ def own_mode() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def small_base() -> Path:
     """The checkpoint of the small SDXL that comes with the package. Not to be written to."""
-    from flame_train.recipes.small import SMALL_SDXL
+    from flame_train.models.common.small import SMALL_SDXL
 
     return SMALL_SDXL
 

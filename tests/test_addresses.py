@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flame_train.addresses import is_address, problem_of
+from flame_train.io.addresses import is_address, problem_of
 
 
 @pytest.mark.parametrize(

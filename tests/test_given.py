@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from flame_train import given
 from flame_train.config.render import toml_value
+from flame_train.io import json_values as given
 
 NUMBERS = st.integers() | st.floats() | st.sampled_from([10**400, -(10**400), 2**63, math.inf, math.nan])
 TEXTS = st.text(st.characters(exclude_categories=())) | st.just("\ud800")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import flame_train
-from flame_train.recipes import FAMILIES
+from flame_train.models.registry import FAMILIES
 
 pytestmark = pytest.mark.slow
 

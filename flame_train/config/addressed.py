@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flame_train.addresses import is_address, is_hub_name, problem_of
 from flame_train.config.schema import Config
+from flame_train.io.addresses import is_address, is_hub_name, problem_of
 
 _HERE = ("output.dir", "data.cache", "train.continue_from")
 """Places that a run writes to, or whose run it continues: folders of this machine."""

@@ -21,7 +21,7 @@ from flame_train.errors import ConfigError
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.schedules import SCHEDULES
 from flame_train.settings import entries_of
-from flame_train.text_encoders import ENCODER_KEYS
+from flame_train.text_encoders.encoder_keys import ENCODER_KEYS
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from flame_train.config.schema import REPEATED, Config
 from flame_train.config.suggest import answer, did_you_mean, nearest_section
 from flame_train.config.updates import LONGEST_RUN
 from flame_train.errors import ConfigError, kind_of
-from flame_train.given import toml_tree
+from flame_train.io.json_values import toml_tree
 
 _OVERRIDE = "--set"
 

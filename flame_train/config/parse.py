@@ -11,7 +11,7 @@ from flame_train.config.toml_errors import toml_error
 from flame_train.config.toml_lines import key_lines
 from flame_train.config.yaml_tree import parse_yaml
 from flame_train.errors import ConfigError
-from flame_train.given import TooDeep, toml_tree
+from flame_train.io.json_values import TooDeep, toml_tree
 
 KeyPath = tuple[str, ...]
 

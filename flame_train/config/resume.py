@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from flame_train.config.keys import Key, keys
 from flame_train.config.render import decisive, toml_value
 from flame_train.config.schema import Config
-from flame_train.given import toml_tree, whole
+from flame_train.io.json_values import toml_tree, whole
 from flame_train.schedules import SCHEDULES
 
 _FREE_OF_STATE: Final = frozenset(

@@ -25,7 +25,7 @@ from flame_train.diffusion.preservation import PRESERVATIONS
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.settings import Section, choices, field, keys_of, reserved_key
-from flame_train.text_encoders import ENCODER_KEYS
+from flame_train.text_encoders.encoder_keys import ENCODER_KEYS
 
 FORMAT = 1
 """The number that a config file may give as `format`: raised when the meaning of keys changes."""

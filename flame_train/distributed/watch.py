@@ -28,7 +28,7 @@ from flame_train.disk.files import disk_errors
 from flame_train.disk.open_folder import OpenFolder
 from flame_train.disk.system import NONBLOCK, optional_module
 from flame_train.errors import DeviceFault, OutputError, exit_status, lines_shown
-from flame_train.given import json_tree, number, table, text, whole
+from flame_train.io.json_values import json_tree, number, table, text, whole
 from flame_train.io.owned import SIGNS, is_sign
 
 from .group import ProcessGroup

@@ -15,9 +15,9 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from flame_train.given import json_tree, number, table, text
 from flame_train.io.dtypes import FLOAT_TAGS, Array
 from flame_train.io.header import MAX_RANK
+from flame_train.io.json_values import json_tree, number, table, text
 from flame_train.io.packed import Packed, Shape, refuse, said_in
 from flame_train.io.weight_files import StoredNf4, Weights
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from flame_train.given import json_tree, table, whole
 from flame_train.io.dtypes import Array
+from flame_train.io.json_values import json_tree, table, whole
 from flame_train.io.packed import Packed, refuse, said_in
 from flame_train.io.weight_files import Weights
 

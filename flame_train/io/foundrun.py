@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from flame_train.disk.open_folder import OpenFolder
 from flame_train.errors import OutputError
-from flame_train.given import text, whole
 from flame_train.io import commit
+from flame_train.io.json_values import text, whole
 from flame_train.io.runstatus import FORMAT, STATUS, read_status
 
 UNNAMED: Final = "lora"

@@ -20,8 +20,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
-from flame_train.addresses import HUB, is_address, is_hub_name
 from flame_train.errors import ModelFileError
+from flame_train.io.addresses import HUB, is_address, is_hub_name
 from flame_train.io.kept import local_place
 from flame_train.io.sniff import refused_by_suffix
 from flame_train.io.weights import COMPONENTS, VARIANTS, cannot_be_read

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from flame_train.addresses import is_address, name_of
 from flame_train.errors import ConfigError
+from flame_train.io.addresses import is_address, name_of
 from flame_train.user_cache import user_cache
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from flame_train.disk.failpoint import fail_point
 from flame_train.disk.open_folder import FolderEntry
-from flame_train.given import json_tree, number, table, whole
+from flame_train.io.json_values import json_tree, number, table, whole
 
 _LOG = logging.getLogger(__name__)
 

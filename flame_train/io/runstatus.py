@@ -19,7 +19,7 @@ from flame_train.disk.locks import lock
 from flame_train.disk.open_folder import OpenFolder
 from flame_train.disk.system import NONBLOCK
 from flame_train.errors import Interrupted, OutputError, exit_status
-from flame_train.given import json_tree, table
+from flame_train.io.json_values import json_tree, table
 
 STATUS: Final = "status.json"
 LOCK: Final = ".lock"

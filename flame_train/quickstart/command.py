@@ -23,14 +23,14 @@ from flame_train.disk.files import disk_errors, make_folder
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.errors import ConfigError, EnvironmentFault, OutputError, shown
-from flame_train.recipes import FAMILIES, Family
-from flame_train.recipes.lesson import Lesson
-from flame_train.run.check import check
+from flame_train.models.common.lesson import Lesson
+from flame_train.models.common.model import Example
+from flame_train.models.registry import FAMILIES, Family
+from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train_plan
-from flame_train.run.encode import encode
-from flame_train.run.encoding import cache_folder
-from flame_train.run.plan import Plan, make_plan
-from flame_train.training.model import Example
+from flame_train.run.encode.encode import encode
+from flame_train.run.plan.encoding import cache_folder
+from flame_train.run.plan.plan import Plan, make_plan
 from flame_train.training.stop import StopRequest
 from flame_train.training.validate import HeldOut, Validator
 

@@ -14,7 +14,7 @@ from flame_train.config.repeated import CheckpointSection, SampleSection, Valida
 from flame_train.config.schema import Config, DataSection, LoraSection, ModelSection
 from flame_train.config.updates import OptimizerSection, ScheduleSection, TrainSection
 from flame_train.data.sets import DataSet
-from flame_train.recipes.lesson import Lesson
+from flame_train.models.common.lesson import Lesson
 
 _DRAWN_IN: Final = 20  # steps from noise to an image
 

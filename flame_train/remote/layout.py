@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from flame_train.errors import RemoteError
-from flame_train.given import json_tree, table, text, whole
 from flame_train.io.commit import FORMAT, MANIFEST
+from flame_train.io.json_values import json_tree, table, text, whole
 
 from .store import Store
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 import psutil
 
 from flame_train.errors import RemoteError
-from flame_train.given import json_tree, number, table, text, whole
+from flame_train.io.json_values import json_tree, number, table, text, whole
 
 from .faults import Refused, with_retries
 from .store import Store

@@ -19,8 +19,8 @@ from flame_train.disk.files import make_folder, reading
 from flame_train.disk.locks import lock
 from flame_train.disk.open_folder import FolderEntry, OpenFolder
 from flame_train.errors import OutputError
-from flame_train.given import json_tree, table, text, whole
 from flame_train.io.commit import Found, NoIntactCheckpoint, commit, newest
+from flame_train.io.json_values import json_tree, table, text, whole
 from flame_train.io.owned import is_sample, refuse_links
 from flame_train.io.runstatus import FORMAT, LOCK, STATUS, write_status
 from flame_train.version import __version__

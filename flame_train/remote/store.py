@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
-from flame_train.addresses import scheme_of
+from flame_train.io.addresses import scheme_of
 
 from .faults import Unreachable, told
 

@@ -17,8 +17,8 @@ from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.engine import Tensor
 from flame_train.engine.dtype import as_dtype
 from flame_train.errors import ConfigError
+from flame_train.models.common.model import Denoiser, Example, LoadedVae, Model
 from flame_train.training.image_sampling import Pixels, SamplerSpec, generate
-from flame_train.training.model import Denoiser, Example, LoadedVae, Model
 from flame_train.training.stop import StopRequest
 
 NO_FILES: Final[Mapping[str, Control]] = MappingProxyType({})

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flame_train.disk.open_folder import OpenFolder
-from flame_train.given import number, table, text
+from flame_train.io.json_values import number, table, text
 from flame_train.io.runlog import record_of
 
 _NAME: Final = "log.jsonl"

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from PIL import Image
 
-from flame_train.given import table, text, whole
+from flame_train.io.json_values import table, text, whole
 from flame_train.training.image_sampling import places
 
 _STEP: Final = re.compile(r"step-(\d{6,})\.png")

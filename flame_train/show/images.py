@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from flame_train.errors import shown
-from flame_train.given import json_tree, number, rows, table, text, whole
+from flame_train.io.json_values import json_tree, number, rows, table, text, whole
 
 CELL: Final = 96  # pixels: the longer side of a thumbnail
 COLUMNS: Final = 12

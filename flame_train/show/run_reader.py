@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from flame_train.disk.open_folder import OpenFolder
 from flame_train.errors import OutputError
-from flame_train.given import number, table, whole
 from flame_train.io.commit import is_checkpoint
+from flame_train.io.json_values import number, table, whole
 from flame_train.io.runstatus import as_dead, is_locked, read_status
 
 from .controls import CONTROLS

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from flame_train.given import number, whole
+from flame_train.io.json_values import number, whole
 from flame_train.training.meter import KEPT
 from flame_train.version import __version__
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from flame_train.config.keys import keys
 from flame_train.config.render import toml_value
-from flame_train.given import toml_tree
+from flame_train.io.json_values import toml_tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from flame_train.addresses import problem_of
 from flame_train.config.keys import keys
 from flame_train.config.load import load_located
 from flame_train.config.parse import parse, read_text
 from flame_train.config.render import toml_value
 from flame_train.config.schema import Config
 from flame_train.errors import ConfigError
+from flame_train.io.addresses import problem_of
 
 _KEYS: Final = ("config", "folder", "remote", "grid", "runs", "slurm")
 PLACES: Final = ("output.dir", "output.remote")

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from flame_train import given
 from flame_train.config.render import flat
 from flame_train.disk.open_folder import OpenFolder
 from flame_train.errors import OutputError
+from flame_train.io import json_values as given
 from flame_train.io.runstatus import state_of
 
 from .plan import PLACES, Planned, Sweep

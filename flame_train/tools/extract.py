@@ -19,9 +19,9 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.io.resolve import Resolved
 from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
-from flame_train.models.common.files.identify import Identity, could_be, identify
+from flame_train.models.registry import FAMILIES
+from flame_train.networks.files.identify import Identity, could_be, identify
 from flame_train.progress import progress
-from flame_train.recipes import FAMILIES
 from flame_train.tools.families import resolve_base
 from flame_train.tools.lora_files import Errors, write_lora
 from flame_train.training.stop import StopRequest

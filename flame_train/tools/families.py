@@ -15,8 +15,8 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.io.resolve import Resolved
 from flame_train.io.safetensors import MAX_METADATA_VALUE
 from flame_train.io.weights import open_weights
-from flame_train.models.common.files.identify import Identity, could_be, identify, lora_could_be
-from flame_train.recipes import FAMILIES
+from flame_train.models.registry import FAMILIES
+from flame_train.networks.files.identify import Identity, could_be, identify, lora_could_be
 
 
 def refuse_non_finite(lora: Path, state: LoraState) -> None:

@@ -18,7 +18,7 @@ from flame_train.config.schema import FORMAT
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.files import refuse_place
 from flame_train.errors import ConfigError, ModelFileError
-from flame_train.recipes import FAMILIES, family_of
+from flame_train.models.registry import FAMILIES, family_of
 
 _COLUMN = 44
 

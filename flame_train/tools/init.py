@@ -33,7 +33,7 @@ def template(family: str, name: str | None = None, card: float | None = None, fu
     Raises:
         ConfigError: there is no such family or preset.
     """
-    from flame_train.recipes import FAMILIES
+    from flame_train.models.registry import FAMILIES
 
     if family not in FAMILIES:
         near = difflib.get_close_matches(family.removesuffix("-lora"), FAMILIES, n=1)

@@ -18,8 +18,8 @@ from flame_train.errors import ModelFileError, shown
 from flame_train.io.dtypes import Array
 from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
-from flame_train.models.common.files.identify import Identity, identify
-from flame_train.recipes import FAMILIES
+from flame_train.models.registry import FAMILIES
+from flame_train.networks.files.identify import Identity, identify
 from flame_train.tools.families import components_of, lora_family
 
 _BEFORE_TARGET: Final = re.compile(r"\A.*(blocks?|layers)[._](image(_cond)?[._])?\d+[._](\d+[._])?", re.DOTALL)

@@ -22,7 +22,7 @@ from flame_train.io.resolve import Resolved
 from flame_train.io.safetensors import save_stream
 from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
-from flame_train.models.common.files.identify import Identity, identify, lora_could_be
+from flame_train.networks.files.identify import Identity, identify, lora_could_be
 from flame_train.progress import progress
 from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, resolve_base, split_metadata
 from flame_train.tools.merge_loras import MERGED_KEY

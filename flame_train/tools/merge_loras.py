@@ -22,7 +22,7 @@ from flame_train.io.hub import fetched
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
-from flame_train.models.common.files.identify import could_be, identify
+from flame_train.networks.files.identify import could_be, identify
 from flame_train.progress import progress
 from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, resolve_base
 from flame_train.tools.lora_files import Errors, file_and_strength, write_lora

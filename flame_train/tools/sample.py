@@ -22,11 +22,12 @@ from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import check_formats
 from flame_train.errors import ConfigError, ModelFileError, counted, out_of_memory
 from flame_train.io.hub import fetching, placed, resolve_checkpoint
-from flame_train.models.common.files.identify import lora_could_be
-from flame_train.recipes import Opening, family_of
-from flame_train.run.check import storage_of
-from flame_train.run.controls import control_files, encoded, shown_to
-from flame_train.run.encoding import Encoding
+from flame_train.models.common.model import Example, Model
+from flame_train.models.registry import Opening, family_of
+from flame_train.networks.files.identify import lora_could_be
+from flame_train.run.check.check import storage_of
+from flame_train.run.check.control_images import control_files, encoded, shown_to
+from flame_train.run.plan.encoding import Encoding
 from flame_train.run.sampling import (
     Request,
     check_sampling,
@@ -37,11 +38,10 @@ from flame_train.run.sampling import (
     with_defaults,
     with_prompts_of_file,
 )
-from flame_train.text_encoders import too_long
+from flame_train.text_encoders.encoder import too_long
 from flame_train.tools.families import refuse_non_finite, require_lora
 from flame_train.tools.parameters import parameters_of
 from flame_train.training.image_sampling import grid, write_png
-from flame_train.training.model import Example, Model
 from flame_train.training.stop import StopRequest
 
 _LOG = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from flame_train.given import json_tree, table
+from flame_train.io.json_values import json_tree, table
 
 _BANDS: Final = 20
 _KEPT: Final = 0.9  # of an image's sums, each time that it is trained: some ten times count

@@ -21,9 +21,9 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType, is_float
 from flame_train.engine.random import Rng
 from flame_train.errors import Interrupted, NonFiniteError, OtherRankFailed, is_device_failure
+from flame_train.models.common.model import Example
 from flame_train.progress import progress
 
-from .model import Example
 from .stop import StopRequest
 
 _LOG = logging.getLogger(__name__)

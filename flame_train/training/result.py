@@ -24,7 +24,7 @@ from flame_train.errors import EnvironmentFault, ModelFileError, NonFiniteError,
 from flame_train.io.commit import Content, Found
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.models.common.files.identify import STATE_PREFIXES
+from flame_train.networks.files.identify import STATE_PREFIXES
 from flame_train.version import __version__
 
 _VALUES, _OPTIMIZER = STATE_PREFIXES

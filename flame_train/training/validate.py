@@ -19,9 +19,9 @@ from flame_train.engine import Tensor, capture, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType
 from flame_train.engine.mode import deterministic
+from flame_train.models.common.model import Example
 
 from .batch import Batch, HostBatch, Signature
-from .model import Example
 from .step import Denoiser, batch_losses
 
 SEED: Final = 0x5A11DA7E

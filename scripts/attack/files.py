@@ -22,9 +22,9 @@ from flame_train.config.load import load
 from flame_train.config.render import commented
 from flame_train.config.schema import Config
 from flame_train.data.images import load_image
-from flame_train.data.tokenizers.t5 import T5Tokenizer
 from flame_train.errors import FlameError, exit_status
 from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.text_encoders.t5.tokenizer import T5Tokenizer
 
 SLOW = 5.0  # seconds that one file may take
 TOKENS = [

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from flame_train.io.commit import newest
 from flame_train.io.runstatus import state_of
+from flame_train.models.common.small import SMALL_SDXL
 from flame_train.quickstart.drawings import write_images
-from flame_train.recipes.small import SMALL_SDXL
 
 CONFIG = """
 [model]

@@ -18,7 +18,7 @@ from flame_train.engine import Tensor, no_grad
 from flame_train.engine import functional as F
 from flame_train.engine.backend import Backend
 from flame_train.engine.random import Rng
-from flame_train.models.common.vae.vae import Vae
+from flame_train.networks.vae.vae import Vae
 from flame_train.quickstart.drawings import SHAPES, TEXTURES, render, scenes
 
 Array = Any

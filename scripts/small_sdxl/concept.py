@@ -1,6 +1,6 @@
 """Does a LoRA teach the small SDXL something new without making it forget? Ten images: Delft tiles, stars or stripes.
 
-    python scripts/small_sdxl/concept.py flame_train/recipes/assets/small_sdxl.safetensors --out concept
+    python scripts/small_sdxl/concept.py flame_train/models/common/assets/small_sdxl.safetensors --out concept
 
 Trains through the ordinary pipeline and prints the loss on held-out images, each with the same noise before and
 after: of the new thing, and of the old ones that the model was made with. `--known N` trains N old ones beside the ten,
@@ -33,11 +33,11 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.quickstart.drawings import Maker, scenes, tiles, write_images
 from flame_train.quickstart.page import Row, sampled, taught, write_page
-from flame_train.run.check import check
+from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train_plan
-from flame_train.run.encode import encode
-from flame_train.run.plan import make_plan
-from flame_train.run.train import load_denoiser
+from flame_train.run.encode.encode import encode
+from flame_train.run.plan.plan import make_plan
+from flame_train.run.train.train import load_denoiser
 from flame_train.training.stop import StopRequest
 from flame_train.training.validate import HeldOut, Validator
 

@@ -1,6 +1,6 @@
 """Draws a sheet of images from captions with the small SDXL, to look at.
 
-python scripts/small_sdxl/look.py flame_train/recipes/assets/small_sdxl.safetensors --out sheet.png
+python scripts/small_sdxl/look.py flame_train/models/common/assets/small_sdxl.safetensors --out sheet.png
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Tensor, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.random import Rng
-from flame_train.models.common.text.conditioning_clip import encode_prompts
 from flame_train.models.sdxl.unet import vector_conditioning
+from flame_train.text_encoders.clip.conditioning import encode_prompts
 from flame_train.training.image_sampling import grid, write_png
 
 CAPTIONS = (

@@ -10,14 +10,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from flame_train.data.tokenizers.clip import ClipTokenizer
 from flame_train.engine import nn
 from flame_train.io.safetensors import save_file
-from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.text.keys_clip import clip_from_openclip
-from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.sdxl.files import SDXL_FILES
 from flame_train.models.sdxl.unet import UNet, UNetArch
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.clip.names import clip_from_openclip
+from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
+from flame_train.text_encoders.clip.tokenizer import ClipTokenizer
 
 Array = np.ndarray[Any, Any]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from flame_train.adapters.targets import resolve
+from flame_train.models.flux.family import PRESETS
 from flame_train.models.flux.keys import lora_family
 from flame_train.models.flux.transformer import Flux, FluxArch
-from flame_train.recipes.flux import PRESETS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
 

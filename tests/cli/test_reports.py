@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from flame_train import cli
+from flame_train.commands.output import Printable, show
 from flame_train.config.render import resolved
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.output import Printable, show
 from flame_train.run.commands.describe import told
 from flame_train.tools.lora_reports import size_of
 

@@ -14,7 +14,7 @@ from flame_train.config.keys import applies, keys, sections
 from flame_train.config.load import load, problems_in
 from flame_train.config.render import comment, commented, decisive, flat, resolved, toml_value
 from flame_train.config.schema import FORMAT, Config
-from flame_train.recipes import FAMILIES
+from flame_train.models.registry import FAMILIES
 from flame_train.tools.init import template
 
 CONFIGS = Path(__file__).parents[2] / "configs"

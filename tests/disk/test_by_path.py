@@ -27,7 +27,7 @@ ALLOWED = {
     ("io/gguf.py", "open"): "reads a model",
     ("io/safetensors.py", "open"): "reads a model",
     ("models/sdxl/files.py", "scheduler.open"): "reads a model",
-    ("run/shares.py", "open"): "reads the beginning of what a config names",
+    ("run/plan/ranks.py", "open"): "reads the beginning of what a config names",
     ("remote/inputs.py", "path.open"): "reads what was fetched, whose hash it takes",
     ("io/hub_headers.py", "tempfile.TemporaryDirectory"): "a folder of a name that nobody can guess",
     ("io/hub_headers.py", "path.parent.mkdir"): "in that folder",

@@ -17,7 +17,7 @@ from PIL import Image
 
 from flame_train.config.render import toml_value
 from flame_train.io.safetensors import SafetensorsFile
-from flame_train.recipes import FAMILIES
+from flame_train.models.registry import FAMILIES
 
 MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 ENVIRON = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as many threads as processes

@@ -20,9 +20,9 @@ from PIL import Image
 
 from flame_train.config.render import toml_value
 from flame_train.io.safetensors import save_file
-from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 
 ROOT = Path(__file__).parents[2]
 TIMINGS = ("images_per_s", "data_wait_ms", "memory")

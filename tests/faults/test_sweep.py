@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from flame_train.commands.output import show
 from flame_train.config.render import toml_value
 from flame_train.errors import ConfigError, OutputError
-from flame_train.output import show
 from flame_train.show.library import runs_in
 from flame_train.sweep.command import sweep
 from flame_train.sweep.here import run_here

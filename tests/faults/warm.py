@@ -21,15 +21,15 @@ import psutil  # noqa: F401
 
 import flame_train.cli
 import flame_train.run.commands.stages
-from flame_train.data.tokenizers.clip import ClipTokenizer
 from flame_train.disk import failpoint
+from flame_train.text_encoders.clip.tokenizer import ClipTokenizer
 
 
 def serve() -> None:
     # made once, as what is imported above; half a second saved in every run
     PIL.Image.preinit()
     flame_train.cli.command()
-    flame_train.recipes.FAMILIES["sdxl"].lora_names_in({})
+    flame_train.models.registry.FAMILIES["sdxl"].lora_names_in({})
     ClipTokenizer(0).encode(ClipTokenizer(0).fingerprint)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     for line in sys.stdin:

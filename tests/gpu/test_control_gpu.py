@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from flame_train.recipes import FAMILIES
+from flame_train.models.registry import FAMILIES
 from flame_train.run.commands.stages import train
 
 pytestmark = pytest.mark.gpu

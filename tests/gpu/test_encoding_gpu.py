@@ -11,13 +11,13 @@ import pytest
 from flame_train.engine import Tensor, nn, no_grad, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
-from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.text.conditioning_clip import encode_windows_on, end_positions
-from flame_train.models.common.text.t5 import T5Arch, T5Encoder
-from flame_train.models.common.vae.vae import Vae, VaeArch
+from flame_train.models.common.fixed_batch import FixedBatches
+from flame_train.models.common.model import LoadedVae
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.clip.conditioning import encode_windows_on, end_positions
+from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
+from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 from flame_train.tools.bench import randomise
-from flame_train.training.fixed_batch import FixedBatches
-from flame_train.training.model import LoadedVae
 
 pytestmark = pytest.mark.gpu
 

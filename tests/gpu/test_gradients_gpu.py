@@ -18,10 +18,11 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import bfloat16, float32
 from flame_train.engine.mode import op_hooks
 from flame_train.engine.optim import FlatParameters
+from flame_train.models.flux import family as flux
 from flame_train.models.flux.transformer import Flux, FluxArch
+from flame_train.models.sd3 import family as sd3
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
-from flame_train.recipes import flux, sd3
 
 pytestmark = pytest.mark.gpu
 

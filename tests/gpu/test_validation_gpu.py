@@ -12,8 +12,8 @@ import pytest
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
+from flame_train.models.registry import FAMILIES
 from flame_train.quickstart.drawings import write_images
-from flame_train.recipes import FAMILIES
 from flame_train.run.commands.stages import train
 from flame_train.tools import bench
 from flame_train.training import validate

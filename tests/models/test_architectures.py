@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from flame_train.errors import ModelFileError
-from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 
 BASE = "sdxl_base_single_file"
 PUBLISHED = {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flame_train.models.common.files.identify import FAMILY_NAMES, could_be, identify
-from flame_train.recipes import FAMILIES
+from flame_train.models.registry import FAMILIES
+from flame_train.networks.files.identify import FAMILY_NAMES, could_be, identify
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
 

@@ -11,14 +11,14 @@ import pytest
 
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
-from flame_train.models.common.files.identify import identify
-from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.text.t5 import T5Arch, T5Encoder
-from flame_train.models.common.vae.keys_vae import vae_from_diffusers
-from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.flux.files import FLUX_FILES
 from flame_train.models.flux.keys import transformer_to_diffusers
 from flame_train.models.flux.transformer import Flux, FluxArch
+from flame_train.networks.files.identify import identify
+from flame_train.networks.vae.names import vae_from_diffusers
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
+from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 
 FP8 = ml_dtypes.float8_e4m3fn
 CLIP = ClipArch(width=768, layers=1, heads=12, hidden=32, activation="quick_gelu", projection=None)

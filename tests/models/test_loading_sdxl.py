@@ -11,13 +11,13 @@ import pytest
 
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
-from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.text.keys_clip import clip_from_openclip
-from flame_train.models.common.vae.keys_vae import vae_from_diffusers
-from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.sdxl.files import SDXL_FILES, stated_prediction
 from flame_train.models.sdxl.keys_unet import unet_from_diffusers
 from flame_train.models.sdxl.unet import UNet, UNetArch
+from flame_train.networks.vae.names import vae_from_diffusers
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.clip.names import clip_from_openclip
+from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 
 safetensors = pytest.importorskip("safetensors.numpy")
 

@@ -14,11 +14,11 @@ from flame_train.adapters.attach import attach
 from flame_train.engine import Frozen, Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import bfloat16, float32, float64
-from flame_train.models.common.attention import feed_forward
-from flame_train.models.common.text.t5 import T5Arch, T5Encoder
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
+from flame_train.networks.attention import feed_forward
+from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 from tests.engine.ops.test_scaled import ROUNDED, by_ml_dtypes
 
 FP8 = nn.Storage("fp8")

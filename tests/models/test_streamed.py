@@ -17,12 +17,12 @@ from flame_train.data.reading import Reading
 from flame_train.engine import nn, no_grad
 from flame_train.engine.shape_run import H100, shape_run
 from flame_train.errors import ConfigError, DeviceFault
-from flame_train.recipes import FAMILIES, NOTHING_NAMED
-from flame_train.run.check import storage_of
-from flame_train.run.checkpointing import blocks_named
-from flame_train.run.encoding import Encoding
-from flame_train.run.second import load_second
-from flame_train.run.streamed import block_sizes, blocks_streamed, of_share
+from flame_train.models.registry import FAMILIES, NOTHING_NAMED
+from flame_train.run.check.check import storage_of
+from flame_train.run.check.checkpointing import blocks_named
+from flame_train.run.check.streaming import block_sizes, blocks_streamed, of_share
+from flame_train.run.plan.encoding import Encoding
+from flame_train.run.train.preview_network import load_second
 from flame_train.tools import bench
 from flame_train.tools.bench.models import find, names
 from flame_train.training.step import batch_losses

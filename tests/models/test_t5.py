@@ -7,8 +7,8 @@ import pytest
 
 from flame_train.engine import no_grad
 from flame_train.errors import ModelFileError
-from flame_train.models.common.text.conditioning_t5 import encode_prompts
-from flame_train.models.common.text.t5 import T5Arch, T5Encoder, position_buckets
+from flame_train.text_encoders.t5.conditioning import encode_prompts
+from flame_train.text_encoders.t5.network import T5Arch, T5Encoder, position_buckets
 
 ARCH = T5Arch.tiny(vocabulary=60, width=24)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flame_train.data.tokenizers.clip import ClipTokenizer
 from flame_train.engine import no_grad, tensor
-from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.text.conditioning_clip import encode_prompts, end_positions
+from flame_train.text_encoders.clip.conditioning import encode_prompts, end_positions
+from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
+from flame_train.text_encoders.clip.tokenizer import ClipTokenizer
 
 LONG = " ".join(["a red barn by the lake"] * 20)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flame_train.engine import no_grad, tensor
-from flame_train.models.common.vae.vae import Vae, VaeArch
+from flame_train.networks.vae.vae import Vae, VaeArch
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.errors import ShapeError
-from flame_train.models.common.latents import check_latents
 from flame_train.models.sdxl.unet import UNet, UNetArch
+from flame_train.networks.latents import check_latents
 
 
 def unet() -> tuple[UNet, UNetArch]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from flame_train.adapters.dialects import spellings
 from flame_train.io.resolve import native_shapes
-from flame_train.models.common.files.identify import identify
+from flame_train.networks.files.identify import identify
 
 NATIVE = ("diffusion_model.", str)
 KOHYA = ("lora_unet_", lambda path: path.replace(".", "_"))

@@ -12,9 +12,9 @@ from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.views import View
 from flame_train.engine import no_grad, tensor
 from flame_train.errors import ConfigError
-from flame_train.recipes import FAMILIES, family_of
-from flame_train.recipes.flux2 import control_placement
-from flame_train.training.control import by_name
+from flame_train.models.common.control import by_name
+from flame_train.models.flux2.family import control_placement
+from flame_train.models.registry import FAMILIES, family_of
 from tests.parity.pipelines import (
     PROMPT,
     check_refused_config,

@@ -14,10 +14,10 @@ from flame_train.adapters.formats import from_file, to_diffusers, to_kohya
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
 from flame_train.engine import no_grad, tensor
 from flame_train.io.safetensors import save_file
+from flame_train.models.flux.family import PRESETS
 from flame_train.models.flux.files import FLUX_FILES
 from flame_train.models.flux.keys import lora_family, transformer_to_diffusers
 from flame_train.models.flux.transformer import Flux, FluxArch
-from flame_train.recipes.flux import PRESETS
 from flame_train.tools.merge import merge
 
 torch = pytest.importorskip("torch")

@@ -7,10 +7,10 @@ import pytest
 from flame_train.io.resolve import native_shapes
 from flame_train.models.anima.files import ANIMA_FILES
 from flame_train.models.anima.keys import adapter_modules, base_modules, lora_family, resolve, transformer_to_diffusers
-from flame_train.models.anima.text import AdapterArch, LlmAdapter
 from flame_train.models.anima.transformer import Anima, AnimaArch
-from flame_train.models.common.files.identify import identify
-from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
+from flame_train.networks.files.identify import identify
+from flame_train.text_encoders.anima.network import AdapterArch, LlmAdapter
+from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
 from tests.parity import key_tables as check
 
 torch = pytest.importorskip("torch")

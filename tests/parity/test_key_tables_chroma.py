@@ -6,9 +6,9 @@ import pytest
 
 from flame_train.models.chroma.keys import base_modules, lora_family, resolve, transformer_to_diffusers
 from flame_train.models.chroma.transformer import Chroma, ChromaArch
-from flame_train.models.common.files.identify import identify, lora_could_be
-from flame_train.models.common.text.t5 import T5Arch, T5Encoder
-from flame_train.models.common.vae.vae import Vae, VaeArch
+from flame_train.networks.files.identify import identify, lora_could_be
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 from tests.parity import key_tables as check
 
 torch = pytest.importorskip("torch")

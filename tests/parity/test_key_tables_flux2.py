@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from flame_train.io.resolve import native_shapes
-from flame_train.models.common.files.identify import could_be, identify
-from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.flux2.keys import base_modules, lora_family, resolve, transformer_to_diffusers
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
+from flame_train.networks.files.identify import could_be, identify
+from flame_train.networks.vae.vae import Vae, VaeArch
 from tests.parity import key_tables as check
 
 torch = pytest.importorskip("torch")

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from flame_train.models.common.files.identify import identify, lora_could_be
-from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
-from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.flux3.keys import base_modules, lora_family, resolve, transformer_to_diffusers
 from flame_train.models.flux3.transformer import Flux3, Flux3Arch
+from flame_train.networks.files.identify import identify, lora_could_be
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
 from tests.parity import key_tables as check
 
 torch = pytest.importorskip("torch")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from flame_train.io.resolve import native_shapes
-from flame_train.models.common.files.identify import could_be, identify
-from flame_train.models.common.files.stated import NOTHING
-from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
 from flame_train.models.krea2.arch import Krea2Arch
 from flame_train.models.krea2.files import KREA2_FILES
 from flame_train.models.krea2.keys import base_modules, lora_family, resolve, transformer_to_diffusers
 from flame_train.models.krea2.transformer import Krea2
+from flame_train.networks.files.identify import could_be, identify
+from flame_train.networks.files.stated import NOTHING
+from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
 from tests.parity import key_tables as check
 
 torch = pytest.importorskip("torch")

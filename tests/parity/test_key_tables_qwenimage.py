@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from flame_train.models.common.files.identify import could_be, identify
-from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
-from flame_train.models.common.vae.vae import Vae
 from flame_train.models.qwenimage.arch import QwenImageArch
 from flame_train.models.qwenimage.keys import base_modules, lora_family, resolve, transformer_to_diffusers
 from flame_train.models.qwenimage.transformer import QwenImage
 from flame_train.models.qwenimage.vae import PUBLISHED
+from flame_train.networks.files.identify import could_be, identify
+from flame_train.networks.vae.vae import Vae
+from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
 from tests.parity import key_tables as check
 
 torch = pytest.importorskip("torch")

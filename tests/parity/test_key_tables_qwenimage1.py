@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from flame_train.models.common.files.identify import could_be, identify, lora_could_be
-from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
-from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.qwenimage1.keys import base_modules, lora_family, resolve
 from flame_train.models.qwenimage1.transformer import QwenImage1, QwenImage1Arch
+from flame_train.networks.files.identify import could_be, identify, lora_could_be
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
 from tests.parity import key_tables as check
 
 torch = pytest.importorskip("torch")

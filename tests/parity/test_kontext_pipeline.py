@@ -9,9 +9,10 @@ from PIL import Image
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.views import View
 from flame_train.engine import no_grad, tensor
-from flame_train.recipes import FAMILIES, family_of, flux
-from flame_train.recipes.small import write_vocabulary
-from flame_train.training.control import by_name
+from flame_train.models.common.control import by_name
+from flame_train.models.common.small import write_vocabulary
+from flame_train.models.flux import family as flux
+from flame_train.models.registry import FAMILIES, family_of
 from tests.parity.pipelines import PROMPT, check_sample, control_images, opening, random
 
 torch = pytest.importorskip("torch")

@@ -8,7 +8,7 @@ import pytest
 from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.formats import to_diffusers, to_kohya
 from flame_train.io.safetensors import save_file
-from flame_train.recipes import FAMILIES, NOTHING_NAMED
+from flame_train.models.registry import FAMILIES, NOTHING_NAMED
 from flame_train.tools.verify import verify
 
 diffusers = pytest.importorskip("diffusers")

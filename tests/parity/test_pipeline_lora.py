@@ -12,20 +12,20 @@ from PIL import Image
 from flame_train.adapters.attach import attach, attach_factors, layers_of
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.kinds import ADAPTERS
-from flame_train.data.tokenizers.clip import ClipTokenizer, shipped_tables
 from flame_train.engine import no_grad, tensor
 from flame_train.engine.random import Rng
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.models.common.text.conditioning_clip import end_positions
-from flame_train.models.common.text.keys_clip import clip_from_bare_transformers
-from flame_train.models.common.vae.keys_vae import vae_from_diffusers
 from flame_train.models.sdxl.files import SDXL_FILES
 from flame_train.models.sdxl.keys import lora_family
 from flame_train.models.sdxl.keys_unet import SDXL_LEVELS, unet_from_diffusers
 from flame_train.models.sdxl.unet import vector_conditioning
-from flame_train.run.check import check
+from flame_train.networks.vae.names import vae_from_diffusers
+from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train_plan
-from flame_train.run.plan import make_plan
+from flame_train.run.plan.plan import make_plan
+from flame_train.text_encoders.clip.conditioning import end_positions
+from flame_train.text_encoders.clip.names import clip_from_bare_transformers
+from flame_train.text_encoders.clip.tokenizer import ClipTokenizer, shipped_tables
 from flame_train.tools.bench.torch_models import unet_arguments
 from flame_train.tools.lora_files import write_lora
 from flame_train.tools.merge import merge

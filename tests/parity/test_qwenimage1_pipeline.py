@@ -8,7 +8,7 @@ import pytest
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.padding import collate
 from flame_train.engine import no_grad, tensor
-from flame_train.recipes import FAMILIES, family_of
+from flame_train.models.registry import FAMILIES, family_of
 from tests.parity.pipelines import PROMPT, check_refused_config, check_sample, opening, qwen_tokenizer, random
 
 torch = pytest.importorskip("torch")

@@ -14,14 +14,15 @@ from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Placement
 from flame_train.data.padding import collate
 from flame_train.data.reading import Reading
-from flame_train.data.tokenizers.qwen import QwenTokenizer
 from flame_train.data.views import View, ViewedImage
 from flame_train.engine import no_grad, tensor
 from flame_train.errors import ConfigError
-from flame_train.recipes import FAMILIES, family_of, qwenimage
-from flame_train.recipes.qwenimage import control_placement
-from flame_train.text_encoders.qwen3 import COMPREHENDING
-from flame_train.training.control import by_name
+from flame_train.models.common.control import by_name
+from flame_train.models.qwenimage import family as qwenimage
+from flame_train.models.qwenimage.family import control_placement
+from flame_train.models.registry import FAMILIES, family_of
+from flame_train.text_encoders.qwen3.encoder import COMPREHENDING
+from flame_train.text_encoders.qwen3.tokenizer import QwenTokenizer
 from tests.parity.pipelines import (
     PROMPT,
     check_accepted,

@@ -9,7 +9,7 @@ import pytest
 
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.engine import no_grad, tensor
-from flame_train.recipes import FAMILIES, family_of
+from flame_train.models.registry import FAMILIES, family_of
 from tests.parity.pipelines import (
     PROMPT,
     check_accepted,

@@ -19,11 +19,11 @@ from PIL import Image
 
 from flame_train import cli
 from flame_train.config.load import load
+from flame_train.models.registry import FAMILIES
 from flame_train.quickstart import command as quickstart
 from flame_train.quickstart.page import sampled
-from flame_train.recipes import FAMILIES
-from flame_train.run.check import check
-from flame_train.run.plan import make_plan
+from flame_train.run.check.check import check
+from flame_train.run.plan.plan import make_plan
 from flame_train.tools.init import template
 from flame_train.training.stop import StopRequest
 

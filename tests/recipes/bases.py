@@ -16,8 +16,8 @@ from flame_train import cli
 from flame_train.adapters.formats import from_file
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.recipes import FAMILIES
-from flame_train.recipes.small import write_vocabulary
+from flame_train.models.common.small import write_vocabulary
+from flame_train.models.registry import FAMILIES
 
 Array = np.ndarray[Any, Any]
 Train = Callable[..., int]

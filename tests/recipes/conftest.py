@@ -9,8 +9,8 @@ import pytest
 
 from flame_train import cli
 from flame_train.engine import nn
-from flame_train.recipes import FAMILIES
-from flame_train.recipes.small import write_small
+from flame_train.models.common.small import write_small
+from flame_train.models.registry import FAMILIES
 
 MODELS = ("sd3", "flux")
 

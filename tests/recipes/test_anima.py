@@ -15,9 +15,9 @@ from flame_train import cli
 from flame_train.io.keymap import Op
 from flame_train.io.safetensors import save_file
 from flame_train.models.anima.keys import lora_family
-from flame_train.models.common.vae.keys_vae_qwen import qwen_vae_from_wan
-from flame_train.recipes import family_of
-from flame_train.recipes.small import write_vocabulary
+from flame_train.models.common.small import write_vocabulary
+from flame_train.models.registry import family_of
+from flame_train.networks.vae.names_qwen import qwen_vae_from_wan
 from tests.recipes.bases import arrays_of, below, check_continuation, first_loss, small_base
 
 FP8 = ml_dtypes.float8_e4m3fn

@@ -18,9 +18,9 @@ from flame_train.data.buckets import BucketRule, placed_beside
 from flame_train.data.views import View, ViewRule
 from flame_train.engine.shape_run import H100
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.run.check import check
+from flame_train.run.check.check import check
 from flame_train.run.memory.prediction import predicted_memory
-from flame_train.run.plan import Plan, make_plan
+from flame_train.run.plan.plan import Plan, make_plan
 from flame_train.training.stop import StopRequest
 from tests.recipes.bases import small_base
 

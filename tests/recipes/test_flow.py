@@ -25,19 +25,19 @@ from flame_train.engine import functional as F
 from flame_train.engine import nn, tensor
 from flame_train.engine.mode import mode
 from flame_train.io.weights import open_weights
-from flame_train.models.common.blocks import BlockNetwork
+from flame_train.models.common.model import Denoiser, Model
+from flame_train.models.common.small import write_small
+from flame_train.models.flux.family import FluxModel
 from flame_train.models.flux.transformer import Flux, FluxArch
+from flame_train.models.registry import FAMILIES, NOTHING_NAMED
+from flame_train.models.sd3.family import Sd3Model
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
-from flame_train.recipes import FAMILIES, NOTHING_NAMED
-from flame_train.recipes.flux import FluxModel
-from flame_train.recipes.sd3 import Sd3Model
-from flame_train.recipes.small import write_small
-from flame_train.run.check import check
-from flame_train.run.encode import encode
-from flame_train.run.plan import Plan, make_plan
+from flame_train.networks.blocks import BlockNetwork
+from flame_train.run.check.check import check
+from flame_train.run.encode.encode import encode
+from flame_train.run.plan.plan import Plan, make_plan
 from flame_train.run.sampling import with_defaults
-from flame_train.run.train import load_denoiser
-from flame_train.training.model import Denoiser, Model
+from flame_train.run.train.train import load_denoiser
 from flame_train.training.stop import StopRequest
 
 Train = Callable[..., int]
@@ -189,7 +189,7 @@ def test_the_blocks_that_a_config_chooses_are_checkpointed(
         loaded.append(denoiser.network)
         return denoiser
 
-    monkeypatch.setattr("flame_train.run.train.load_denoiser", watched)
+    monkeypatch.setattr("flame_train.run.train.train.load_denoiser", watched)
     learnt = tmp_path / "run" / "it" / "checkpoints" / "step-000004" / "optimizer.safetensors"
     assert train("--dry-run") == 0
     assert "  0 of " in capsys.readouterr().out

@@ -18,10 +18,10 @@ from flame_train.config.schema import Config, DataSection, LossSection, ModelSec
 from flame_train.errors import ConfigError
 from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights
+from flame_train.models.common.small import write_small
 from flame_train.models.flux.transformer import Flux, FluxArch
-from flame_train.recipes import FAMILIES
-from flame_train.recipes.small import write_small
-from flame_train.run.check import check
+from flame_train.models.registry import FAMILIES
+from flame_train.run.check.check import check
 from tests.recipes.conftest import small_networks
 from tests.recipes.test_flow import Train, planned
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.models.common.small import write_vocabulary
 from flame_train.models.krea2.keys import lora_family
-from flame_train.recipes.small import write_vocabulary
 from tests.recipes.bases import (
     Train,
     arrays_of,
@@ -124,7 +124,7 @@ def test_texts_that_take_much_room_are_told_before_they_are_encoded(
     """Of each image there are several texts, which take more than the images; the disk has room for neither."""
     for path in drawn.glob("*.txt"):
         path.write_text(f"{path.read_text().strip()}, drawn, small, round")
-    monkeypatch.setattr("flame_train.run.encode._MUCH", 0)
+    monkeypatch.setattr("flame_train.run.encode.encode._MUCH", 0)
     monkeypatch.setattr("flame_train.disk.files.free_bytes", lambda folder: 1000)
     monkeypatch.setattr("flame_train.run.commands.stages.preflight", lambda *args: None)
     given = [f"data.cache={tmp_path / 'cache'}", "captions.shuffle=true", "captions.variants=3", "train.steps=1"]

@@ -14,9 +14,9 @@ from flame_train.config.load import load_located
 from flame_train.data.choices import FIRST
 from flame_train.data.reading import Reading
 from flame_train.engine.shape_run import H100
-from flame_train.run.check import check
+from flame_train.run.check.check import check
 from flame_train.run.memory.prediction import predicted_memory
-from flame_train.run.plan import make_plan
+from flame_train.run.plan.plan import make_plan
 from flame_train.training.stop import StopRequest
 from tests.recipes.test_losses_and_noise import lora, settings
 from tests.recipes.test_text_encoders import T5_TOKENS, losses, trained
@@ -83,8 +83,8 @@ def test_the_base_model_teaches_the_images_of_a_set(run: Run, drawn: Path) -> No
 
 def test_the_base_model_is_asked_for_its_samples_alone(run: Run, drawn: Path, tmp_path: Path) -> None:
     """Batches without such a sample have another signature, and no teacher's forward pass."""
-    from flame_train.run.encode import encode
-    from flame_train.run.train import _loader, loaded
+    from flame_train.run.encode.encode import encode
+    from flame_train.run.train.train import _loader, loaded
     from flame_train.training.batch import TAUGHT
 
     run("sdxl", "first", {}, 1)

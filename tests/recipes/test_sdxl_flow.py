@@ -16,9 +16,9 @@ from flame_train.diffusion.flow import FlowObjective
 from flame_train.diffusion.samplers.euler import Euler
 from flame_train.engine import Tensor
 from flame_train.io.safetensors import SafetensorsFile
-from flame_train.recipes import FAMILIES, NOTHING_NAMED
-from flame_train.recipes.family import Opening
-from flame_train.recipes.sdxl import SdxlFlowModel
+from flame_train.models.common.family import Opening
+from flame_train.models.registry import FAMILIES, NOTHING_NAMED
+from flame_train.models.sdxl.family import SdxlFlowModel
 
 
 def settings(keys: dict[str, str]) -> list[str]:

@@ -16,9 +16,9 @@ from PIL import Image
 from flame_train import cli
 from flame_train.engine import nn
 from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.models.common.small import write_small
 from flame_train.models.flux.transformer import Flux, FluxArch
-from flame_train.recipes import FAMILIES as BY_NAME
-from flame_train.recipes.small import write_small
+from flame_train.models.registry import FAMILIES as BY_NAME
 from flame_train.run.memory import offloading
 
 Train = Callable[..., int]

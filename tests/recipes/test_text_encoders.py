@@ -14,10 +14,10 @@ from flame_train.config.load import load_located
 from flame_train.data.choices import Choice
 from flame_train.engine.shape_run import H100
 from flame_train.io.safetensors import SafetensorsFile
-from flame_train.run.check import check
-from flame_train.run.encode import encode
+from flame_train.run.check.check import check
+from flame_train.run.encode.encode import encode
 from flame_train.run.memory.prediction import predicted_memory
-from flame_train.run.plan import Plan, make_plan
+from flame_train.run.plan.plan import Plan, make_plan
 from flame_train.training.stop import StopRequest
 from tests.recipes.test_losses_and_noise import lora, settings
 
@@ -186,7 +186,7 @@ def test_texts_are_drawn_without_end_where_nothing_is_cached(plan_of: Callable[.
 def test_a_dropped_encoder_gives_zeros(plan_of: Callable[..., Plan]) -> None:
     from flame_train.engine import tensor
     from flame_train.engine.dtype import as_dtype
-    from flame_train.run.train import load_denoiser
+    from flame_train.run.train.train import load_denoiser
 
     plan = plan_of(trained("clip_l", "clip_g") | {"text_encoders.clip_g_dropout": "0.5"})
     keys = plan.encoding.keys(plan.everything, ())

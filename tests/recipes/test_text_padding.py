@@ -13,10 +13,10 @@ from flame_train.config.schema import Config, DataSection, ModelSection, SampleS
 from flame_train.config.updates import TrainSection
 from flame_train.data.padding import collate
 from flame_train.engine import Tensor
-from flame_train.recipes import FAMILIES
-from flame_train.run.check import check
-from flame_train.run.encode import Encoded, encode
-from flame_train.run.plan import Plan, make_plan
+from flame_train.models.registry import FAMILIES
+from flame_train.run.check.check import check
+from flame_train.run.encode.encode import Encoded, encode
+from flame_train.run.plan.plan import Plan, make_plan
 from flame_train.training.stop import StopRequest
 
 pytestmark = pytest.mark.bytes

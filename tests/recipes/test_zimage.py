@@ -17,12 +17,12 @@ from flame_train import cli
 from flame_train.config.load import load_located
 from flame_train.engine.shape_run import H100
 from flame_train.io.safetensors import save_file
+from flame_train.models.common.small import write_vocabulary
+from flame_train.models.registry import family_of
 from flame_train.models.zimage.keys import lora_family
-from flame_train.recipes import family_of
-from flame_train.recipes.small import write_vocabulary
-from flame_train.run.check import check
+from flame_train.run.check.check import check
 from flame_train.run.memory.prediction import predicted_memory
-from flame_train.run.plan import make_plan
+from flame_train.run.plan.plan import make_plan
 from flame_train.training.stop import StopRequest
 from tests.recipes.bases import arrays_of, below, check_continuation, first_loss, small_base, trainer
 

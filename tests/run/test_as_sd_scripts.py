@@ -9,11 +9,11 @@ import pytest
 
 from flame_train.config.render import resolved
 from flame_train.io.safetensors import SafetensorsFile
-from flame_train.run.as_sd_scripts import as_sd_scripts
-from flame_train.run.check import check
+from flame_train.run.check.check import check
 from flame_train.run.commands.dataset import report
 from flame_train.run.commands.stages import train_plan
-from flame_train.run.plan import make_plan
+from flame_train.run.finish.sd_scripts_metadata import as_sd_scripts
+from flame_train.run.plan.plan import make_plan
 from flame_train.training.stop import StopRequest
 
 WRITTEN = """

@@ -18,14 +18,14 @@ from flame_train.config.schema import Config
 from flame_train.engine.backend import get_backend
 from flame_train.engine.shape_run import H100, RTX_3090, shape_run
 from flame_train.errors import ConfigError, OutOfMemory
-from flame_train.run.check import check
+from flame_train.run.check.check import check
 from flame_train.run.commands.stages import preflighted, run_folder, train_plan
 from flame_train.run.memory import within
 from flame_train.run.memory.budget import OUTSIDE, SPARE, Where, _Ladder, fitted
 from flame_train.run.memory.options import MEMORY_OPTIONS, allowed, given, value_of, with_settings
 from flame_train.run.memory.prediction import predicted_memory, steps_alone
 from flame_train.run.memory.within import CONTEXT, RESERVE, Card, chosen_before, limited, tell, within_budget
-from flame_train.run.plan import Plan, make_plan
+from flame_train.run.plan.plan import Plan, make_plan
 from flame_train.training.stop import StopRequest
 
 MIB = 2**20

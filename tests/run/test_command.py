@@ -7,12 +7,12 @@ import pytest
 from flame_train.engine.mode import mode
 from flame_train.engine.shape_run import H100
 from flame_train.errors import ConfigError
-from flame_train.models.common.vae.vae import Encoder
 from flame_train.models.sdxl.unet import UNet
-from flame_train.run.check import check
+from flame_train.networks.vae.vae import Encoder
+from flame_train.run.check.check import check
 from flame_train.run.commands.stages import _notice_memory, train_plan
 from flame_train.run.memory.prediction import predicted_memory
-from flame_train.run.plan import make_plan
+from flame_train.run.plan.plan import make_plan
 from flame_train.training.stop import StopRequest
 
 

@@ -16,9 +16,9 @@ from flame_train.errors import ConfigError, FlameError, OutputError
 from flame_train.io.commit import commit, newest
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.optimizers import OPTIMIZERS
-from flame_train.run.check import check
+from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train_plan
-from flame_train.run.plan import make_plan
+from flame_train.run.plan.plan import make_plan
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.result import Sources, carry_over, checkpoint_files, earlier_updates, updates_done
 from flame_train.training.stop import StopRequest

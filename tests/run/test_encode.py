@@ -15,10 +15,10 @@ from flame_train.engine.backend.cpu import CpuBackend
 from flame_train.errors import ConfigError, DataError
 from flame_train.io import digests
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.models.common.files import part
-from flame_train.run.check import check
-from flame_train.run.encode import Encoded, encode
-from flame_train.run.plan import make_plan
+from flame_train.networks.files import part
+from flame_train.run.check.check import check
+from flame_train.run.encode.encode import Encoded, encode
+from flame_train.run.plan.plan import make_plan
 from flame_train.training.stop import StopRequest
 
 pytestmark = pytest.mark.bytes

@@ -21,14 +21,14 @@ from flame_train.data.dataset import Dataset
 from flame_train.data.samples import samples_of
 from flame_train.data.sets import image_sets
 from flame_train.engine.shape_run import H100, RTX_3090
-from flame_train.models.common.vae.vae import Vae
-from flame_train.recipes import FAMILIES
-from flame_train.recipes.family import Opening
-from flame_train.recipes.small import write_vocabulary
-from flame_train.run.check import Checked
-from flame_train.run.checkpointing import blocks_named
+from flame_train.models.common.family import Opening
+from flame_train.models.common.small import write_vocabulary
+from flame_train.models.registry import FAMILIES
+from flame_train.networks.vae.vae import Vae
+from flame_train.run.check.check import Checked
+from flame_train.run.check.checkpointing import blocks_named
 from flame_train.run.memory.prediction import PredictedMemory, predicted_memory
-from flame_train.run.plan import Plan
+from flame_train.run.plan.plan import Plan
 from flame_train.run.sampling import with_defaults
 from flame_train.tools.bench import BenchCase, predicted
 

@@ -8,7 +8,7 @@ import pytest
 
 from flame_train.config.schema import Config
 from flame_train.data.order import BatchSchedule
-from flame_train.run.notices import notice_batch_size, notice_copies, notice_trigger
+from flame_train.run.plan.notices import notice_batch_size, notice_copies, notice_trigger
 
 
 @pytest.mark.parametrize(

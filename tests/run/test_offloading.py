@@ -15,12 +15,12 @@ from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
 from flame_train.engine.backend.host_memory import available
 from flame_train.engine.shape_run import H100, Gpu, KernelRequests, shape_run
-from flame_train.run.check import Checked
+from flame_train.run.check.check import Checked
+from flame_train.run.check.streaming import block_sizes
 from flame_train.run.memory import offloading
 from flame_train.run.memory.prediction import PredictedMemory
 from flame_train.run.memory.step_time import StepWork
-from flame_train.run.plan import Plan
-from flame_train.run.streamed import block_sizes
+from flame_train.run.plan.plan import Plan
 from flame_train.tools import bench
 from flame_train.tools.bench.models import find
 

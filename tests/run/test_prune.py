@@ -8,10 +8,10 @@ import pytest
 
 from flame_train.config.render import resolved
 from flame_train.errors import ConfigError
-from flame_train.run.check import check
+from flame_train.run.check.check import check
 from flame_train.run.commands.prune import prune_cache
 from flame_train.run.commands.stages import fill_cache, train
-from flame_train.run.plan import make_plan
+from flame_train.run.plan.plan import make_plan
 from flame_train.training.stop import StopRequest
 
 

@@ -21,12 +21,12 @@ from flame_train.engine.shape_run import H100
 from flame_train.errors import ConfigError, DataError
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.quickstart.drawings import scenes, write_images
-from flame_train.run.check import check
+from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train
-from flame_train.run.encode import encode
+from flame_train.run.encode.encode import encode
 from flame_train.run.memory.prediction import predicted_memory
-from flame_train.run.plan import make_plan
-from flame_train.run.train import loaded, make_validator
+from flame_train.run.plan.plan import make_plan
+from flame_train.run.train.train import loaded, make_validator
 from flame_train.training.stop import StopRequest
 from flame_train.training.validate import HeldOut
 from flame_train.training.validation import EarlyStopping

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.recipes import FAMILIES
+from flame_train.models.registry import FAMILIES
 
 from .accepting import accept
 

@@ -18,20 +18,20 @@ from flame_train.adapters.targets import resolve
 from flame_train.engine import Tensor, nn, no_grad, tensor
 from flame_train.engine.shape_run import shape_run
 from flame_train.errors import EnvironmentFault
-from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
-from flame_train.models.common.vae.vae import Vae, VaeArch
+from flame_train.models.common.model import Denoiser, Model
 from flame_train.models.flux3.transformer import Flux3
 from flame_train.models.qwenimage.transformer import QwenImage
+from flame_train.models.registry import FAMILIES, NOTHING_NAMED, Family
 from flame_train.models.sd3.mmdit import MMDiT
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
-from flame_train.recipes import FAMILIES, NOTHING_NAMED, Family
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
 from flame_train.tools import bench
 from flame_train.tools.bench import lora_step, torch_lora_step
 from flame_train.tools.bench.models import find
 from flame_train.tools.bench.torch_baseline import TorchBaseline
 from flame_train.tools.bench.torch_models import torch_baseline
 from flame_train.training.batch import Batch
-from flame_train.training.model import Denoiser, Model
 
 SMALL = [
     *("sdxl-tiny", "sd3-tiny", "flux-tiny", "flux2-tiny", "flux3-tiny", "zimage-tiny", "chroma-tiny", "anima-tiny"),

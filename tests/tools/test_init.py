@@ -20,7 +20,7 @@ def _families(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     recipe = types.SimpleNamespace(title="SDXL", command="sdxl-lora", unsupported_keys=lambda: (), licence="")
     fake = types.SimpleNamespace(FAMILIES={"sdxl": recipe, "other": recipe})
     monkeypatch.setattr(flame_train, "recipes", fake, raising=False)
-    monkeypatch.setitem(sys.modules, "flame_train.recipes", fake)
+    monkeypatch.setitem(sys.modules, "flame_train.models.registry", fake)
     monkeypatch.chdir(tmp_path)
 
 

@@ -33,7 +33,7 @@ def run(*arguments):
 @pytest.fixture(scope="module")
 def base(request):
     """The small SDXL's weights of the two layers, and the file."""
-    from flame_train.recipes.small import SMALL_SDXL
+    from flame_train.models.common.small import SMALL_SDXL
 
     with SafetensorsFile(SMALL_SDXL) as file:
         found = {m: np.array(file.read(f"model.diffusion_model.{m}.weight"), np.float32) for m in (LINEAR, CONV)}

@@ -12,7 +12,7 @@ from flame_train import cli
 from flame_train.config.keys import keys
 from flame_train.config.load import load
 from flame_train.errors import ConfigError
-from flame_train.recipes import FAMILIES
+from flame_train.models.registry import FAMILIES
 from flame_train.run.commands.stages import train
 from flame_train.tools.init import template
 from flame_train.tools.presets import cards, names, preset, recipes

@@ -11,7 +11,7 @@ from PIL import Image
 from flame_train import cli
 from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights
-from flame_train.recipes import FAMILIES
+from flame_train.models.registry import FAMILIES
 
 PARTS = {
     "vae": "first_stage_model.",

@@ -15,8 +15,8 @@ from flame_train.config.schema import Config, SampleSection
 from flame_train.data.reading import Reading
 from flame_train.engine import no_grad
 from flame_train.errors import ConfigError, Interrupted
-from flame_train.run.check import check
-from flame_train.run.plan import make_plan
+from flame_train.run.check.check import check
+from flame_train.run.plan.plan import make_plan
 from flame_train.run.sampling import check_sampling, generate_image, requests, sampler_spec, uncropped
 from flame_train.training.image_sampling import generate, grid, write_png
 from flame_train.training.stop import StopRequest

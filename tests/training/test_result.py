@@ -24,7 +24,7 @@ from flame_train.models.flux import keys as flux
 from flame_train.models.sd3 import keys as sd3
 from flame_train.models.sdxl.keys import lora_family
 from flame_train.models.sdxl.unet import UNet, UNetArch
-from flame_train.run.finish import lora_writer
+from flame_train.run.finish.finish import lora_writer
 from flame_train.tools.families import require_lora
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.result import Sources, checkpoint_files

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from flame_train.config.prompt_flags import read_flags
-from flame_train.given import number as bounded
+from flame_train.io.json_values import number as bounded
 
 from .table import NOTHING, Changed, Convert, Lost, Row, Source, is_off, turned
 

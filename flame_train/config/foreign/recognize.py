@@ -10,7 +10,7 @@ from typing import Any, Final
 from flame_train.config.command_line import SCRIPT, parse_command_line, script_of
 from flame_train.config.parse import name_of, parse, read_text
 from flame_train.errors import ConfigError, shown
-from flame_train.given import number
+from flame_train.io.json_values import number
 
 from . import ai_toolkit, diffusion_pipe, eridiffusion, kohya_gui, musubi_tuner, onetrainer, sd_scripts, simpletuner
 from .table import Program, Reading, Source

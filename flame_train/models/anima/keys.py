@@ -17,9 +17,9 @@ from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they
 from flame_train.io.resolve import Component, Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.anima.transformer import MODULATIONS
-from flame_train.models.common.keys_transformer import LORA_PREFIXES, component_of_table, lora_component
-from flame_train.models.common.text import keys_qwen3 as qwen3
-from flame_train.models.common.vae.keys_vae_qwen import qwen_vae_component
+from flame_train.networks.transformer_files import LORA_PREFIXES, component_of_table, lora_component
+from flame_train.networks.vae.names_qwen import qwen_vae_component
+from flame_train.text_encoders.qwen3 import names as qwen3
 
 _ENDS: Final = lines("""
     x_embedder.proj.1.weight -> patch_embed.proj.weight

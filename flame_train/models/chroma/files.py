@@ -7,10 +7,10 @@ from typing import Final
 
 from flame_train.models.chroma import keys
 from flame_train.models.chroma.transformer import Chroma, ChromaArch
-from flame_train.models.common.files.family_files import FamilyFiles
-from flame_train.models.common.files.parts import built_by
-from flame_train.models.common.text.t5 import T5Arch, T5Encoder
-from flame_train.models.common.vae.vae import Vae, VaeArch
+from flame_train.networks.files.family_files import FamilyFiles
+from flame_train.networks.files.parts import built_by
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 
 _NETWORKS: Final = built_by(
     transformer=(Chroma, ChromaArch.from_shapes),

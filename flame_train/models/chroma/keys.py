@@ -13,10 +13,10 @@ from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import Resolved
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.common.keys_transformer import component_of_table, lora_component
-from flame_train.models.common.text import keys_t5 as t5
 from flame_train.models.flux.keys import blocks_to_diffusers
 from flame_train.models.sdxl import keys as sdxl
+from flame_train.networks.transformer_files import component_of_table, lora_component
+from flame_train.text_encoders.t5 import names as t5
 
 _APPROXIMATOR: Final = "distilled_guidance_layer."
 _ENDS: Final = lines("""

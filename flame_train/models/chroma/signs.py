@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from flame_train.models.common.files.signs import Network, Shapes, Signs
+from flame_train.networks.files.signs import Network, Shapes, Signs
 
 
 class ChromaSigns(Signs):

@@ -20,11 +20,6 @@ from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, float32
 from flame_train.errors import ModelFileError
-from flame_train.models.common.blocks import BlockNetwork, linears_in
-from flame_train.models.common.files.shapes import block_count, shape_of
-from flame_train.models.common.files.stated import NOTHING, Stated
-from flame_train.models.common.latents import patchify, token_grid, unpatchify
-from flame_train.models.common.rope import RopeTables
 from flame_train.models.flux.arch import DoubleSingleArch, block_sizes
 from flame_train.models.flux.blocks import (
     EPS,
@@ -37,6 +32,11 @@ from flame_train.models.flux.blocks import (
 )
 from flame_train.models.flux.positions import axes_of, position_angles
 from flame_train.models.flux.transformer import PATCH, MLPEmbedder
+from flame_train.networks.blocks import BlockNetwork, linears_in
+from flame_train.networks.files.shapes import block_count, shape_of
+from flame_train.networks.files.stated import NOTHING, Stated
+from flame_train.networks.latents import patchify, token_grid, unpatchify
+from flame_train.networks.rope import RopeTables
 
 _TIME, _GUIDANCE, _PLACE = 16, 16, 32
 _FEATURES: Final = _TIME + _GUIDANCE + _PLACE

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flame_train.models.common.arch import TransformerArch
-from flame_train.models.common.files.shapes import Shapes, block_count
+from flame_train.networks.arch import TransformerArch
+from flame_train.networks.files.shapes import Shapes, block_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

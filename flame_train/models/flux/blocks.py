@@ -12,9 +12,9 @@ from typing import Any, Final
 from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.nn import param
-from flame_train.models.common.attention import feed_forward
-from flame_train.models.common.blocks import Block
-from flame_train.models.common.fp16 import bounded
+from flame_train.networks.attention import feed_forward
+from flame_train.networks.blocks import Block
+from flame_train.networks.fp16 import bounded
 
 EPS: Final = 1e-6
 _MLP_RATIO: Final = 4

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from flame_train.models.common.files.family_files import FamilyFiles
-from flame_train.models.common.files.parts import built_by
-from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.text.t5 import T5Arch, T5Encoder
-from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.flux import keys as flux
 from flame_train.models.flux.transformer import Flux, FluxArch
+from flame_train.networks.files.family_files import FamilyFiles
+from flame_train.networks.files.parts import built_by
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
+from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 
 _NETWORKS: Final = built_by(
     transformer=(Flux, FluxArch.from_shapes),

@@ -17,10 +17,10 @@ from flame_train.io.keymap import KeyMap, Op, Rule, lines, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import Resolved
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.common.keys_transformer import component_of_table, lora_component
-from flame_train.models.common.text import keys_t5 as t5
 from flame_train.models.sdxl import keys as sdxl
 from flame_train.models.sdxl.keys_modules import clip_modules
+from flame_train.networks.transformer_files import component_of_table, lora_component
+from flame_train.text_encoders.t5 import names as t5
 
 MLP_RATIO: Final = 4  # of the width, in every model of the family
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from flame_train.models.common.rope import Angles, Grids, grid, rope_angles
+from flame_train.networks.rope import Angles, Grids, grid, rope_angles
 
 _THETA: Final = 10000.0
 

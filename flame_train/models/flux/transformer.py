@@ -18,11 +18,6 @@ from typing import Final, Self
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.errors import ModelFileError
-from flame_train.models.common.blocks import BlockNetwork, linears_in
-from flame_train.models.common.files.shapes import shape_of
-from flame_train.models.common.files.stated import NOTHING, Stated
-from flame_train.models.common.latents import patchify, token_grid, unpatchify
-from flame_train.models.common.rope import RopeTables
 from flame_train.models.flux.arch import DoubleSingleArch, block_sizes
 from flame_train.models.flux.blocks import (
     EPS,
@@ -33,6 +28,11 @@ from flame_train.models.flux.blocks import (
     gelu_mlp,
 )
 from flame_train.models.flux.positions import axes_of, position_angles
+from flame_train.networks.blocks import BlockNetwork, linears_in
+from flame_train.networks.files.shapes import shape_of
+from flame_train.networks.files.stated import NOTHING, Stated
+from flame_train.networks.latents import patchify, token_grid, unpatchify
+from flame_train.networks.rope import RopeTables
 
 PATCH: Final = 2  # the side of a token in latent pixels
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times and guidance

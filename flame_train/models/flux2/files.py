@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from flame_train.models.common.files.family_files import FamilyFiles
-from flame_train.models.common.files.parts import built_by
-from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
-from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.flux2 import keys
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
+from flame_train.networks.files.family_files import FamilyFiles
+from flame_train.networks.files.parts import built_by
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
 
 _NETWORKS: Final = built_by(
     transformer=(Flux2, Flux2Arch.from_shapes),

@@ -6,7 +6,7 @@ import re
 from types import MappingProxyType
 from typing import Final
 
-from flame_train.models.common.files.signs import Network, Shapes, Signs
+from flame_train.networks.files.signs import Network, Shapes, Signs
 
 # layers that no other model has, their paths' dots made underscores, behind any trainer's prefix
 _OWN: Final = re.compile(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Self
 
-from flame_train.models.common.files.shapes import block_count, shape_of
-from flame_train.models.common.files.stated import NOTHING, Stated
-from flame_train.models.common.rope import published_axes, stated_axes
+from flame_train.networks.files.shapes import block_count, shape_of
+from flame_train.networks.files.stated import NOTHING, Stated
+from flame_train.networks.rope import published_axes, stated_axes
 
 PATCH: Final = 2  # the side of a token in latent pixels
 _EPS: Final = 1e-5

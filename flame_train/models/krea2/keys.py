@@ -12,9 +12,9 @@ from typing import Final
 from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraFamily, modules_by_table
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.common.keys_transformer import component_of_table, lora_component
-from flame_train.models.common.text import keys_qwen3 as qwen3
-from flame_train.models.common.vae.keys_vae_qwen import qwen_vae_component
+from flame_train.networks.transformer_files import component_of_table, lora_component
+from flame_train.networks.vae.names_qwen import qwen_vae_component
+from flame_train.text_encoders.qwen3 import names as qwen3
 
 _ENDS: Final = lines("""
     first.{p} -> img_in.{p}

@@ -6,9 +6,9 @@ Shape letters: B batch, T text tokens, N layers of the text encoder, C width of 
 from __future__ import annotations
 
 from flame_train.engine import Tensor, nn
-from flame_train.models.common.blocks import Block
 from flame_train.models.krea2.arch import Krea2Arch
 from flame_train.models.krea2.parts import Attention, FeedForward, ZeroCentredNorm
+from flame_train.networks.blocks import Block
 
 
 class TextBlock(Block):

@@ -18,12 +18,12 @@ from flame_train.engine import Tensor, checkpoint, nn, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
-from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
-from flame_train.models.common.latents import patchify, token_grid, unpatchify
-from flame_train.models.common.rope import grid, rope_angles
 from flame_train.models.krea2.arch import PATCH, Krea2Arch
 from flame_train.models.krea2.parts import Attention, FeedForward, ZeroCentredNorm
 from flame_train.models.krea2.text import TextFusion
+from flame_train.networks.blocks import Block, BlockNetwork, linears_in
+from flame_train.networks.latents import patchify, token_grid, unpatchify
+from flame_train.networks.rope import grid, rope_angles
 
 Grid = tuple[int, int]
 """Rows and columns of an image's tokens."""

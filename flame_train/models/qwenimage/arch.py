@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Self
 
-from flame_train.models.common.arch import TransformerArch
-from flame_train.models.common.files.shapes import block_count, shape_of
-from flame_train.models.common.files.stated import NOTHING, Stated
-from flame_train.models.common.rope import stated_axes
+from flame_train.networks.arch import TransformerArch
+from flame_train.networks.files.shapes import block_count, shape_of
+from flame_train.networks.files.stated import NOTHING, Stated
+from flame_train.networks.rope import stated_axes
 
 FREQUENCIES: Final = 256  # the width of the sinusoid of times
 _EPS: Final = 1e-6

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from flame_train.models.common.files.family_files import FamilyFiles
-from flame_train.models.common.files.parts import built_by
-from flame_train.models.common.text.qwen3 import VL_THETA, Qwen3, Qwen3Arch
-from flame_train.models.common.text.qwen3_vision import VisionArch, VisionTower
-from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.qwenimage import keys, vae
 from flame_train.models.qwenimage.arch import QwenImageArch
 from flame_train.models.qwenimage.transformer import QwenImage
+from flame_train.networks.files.family_files import FamilyFiles
+from flame_train.networks.files.parts import built_by
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.qwen3.network import VL_THETA, Qwen3, Qwen3Arch
+from flame_train.text_encoders.qwen3.vision import VisionArch, VisionTower
 
 _NETWORKS: Final = built_by(
     transformer=(QwenImage, QwenImageArch.from_shapes),

@@ -15,7 +15,7 @@ import numpy as np
 from flame_train.engine import Tensor, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
-from flame_train.models.common.rope import rope_angles
+from flame_train.networks.rope import rope_angles
 
 _AXES: Final = 3
 

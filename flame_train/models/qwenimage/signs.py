@@ -6,7 +6,7 @@ import re
 from types import MappingProxyType
 from typing import Final
 
-from flame_train.models.common.files.signs import JOINT, Network, Shapes, Signs, down_width
+from flame_train.networks.files.signs import JOINT, Network, Shapes, Signs, down_width
 
 _WIDTH: Final = 4096
 # what no other model's layers are called, their paths' dots made underscores, behind any trainer's prefix

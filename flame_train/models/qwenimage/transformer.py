@@ -17,12 +17,12 @@ from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
-from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
-from flame_train.models.common.fp16 import bounded
-from flame_train.models.common.latents import token_grid
 from flame_train.models.krea2.parts import swish_gated
 from flame_train.models.qwenimage.arch import FREQUENCIES, QwenImageArch
 from flame_train.models.qwenimage.positions import NONE, Positions, Shown
+from flame_train.networks.blocks import Block, BlockNetwork, linears_in
+from flame_train.networks.fp16 import bounded
+from flame_train.networks.latents import token_grid
 
 _PARTS: Final = 4  # scale and gate, of the attention and of the gated network
 

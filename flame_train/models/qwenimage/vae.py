@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from flame_train.models.common.vae.vae import VaeArch
+from flame_train.networks.vae.vae import VaeArch
 
 # of its latents, channel by channel, as its config.json states them
 _MEAN: Final = (

@@ -10,9 +10,9 @@ from flame_train.io.keymap import KeyMap, Line, lines, scaled_fp8_rules, table
 from flame_train.io.lora_names import LoraFamily, modules_as_they_are
 from flame_train.io.resolve import Layout
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.common.keys_transformer import lora_component, transformer_component
-from flame_train.models.common.text import keys_qwen3 as qwen3
-from flame_train.models.common.vae.keys_vae_qwen import qwen_vae_component
+from flame_train.networks.transformer_files import lora_component, transformer_component
+from flame_train.networks.vae.names_qwen import qwen_vae_component
+from flame_train.text_encoders.qwen3 import names as qwen3
 
 _ENDS: Final = (
     *("img_in", "txt_in", "norm_out.linear", "proj_out"),

@@ -17,15 +17,15 @@ import numpy as np
 from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import float32
-from flame_train.models.common.arch import TransformerArch
-from flame_train.models.common.attention import feed_forward
-from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
-from flame_train.models.common.files.shapes import block_count, shape_of
-from flame_train.models.common.files.stated import NOTHING, Stated
-from flame_train.models.common.fp16 import bounded
-from flame_train.models.common.latents import patchify, token_grid, unpatchify
-from flame_train.models.common.rope import Angles, Grids, RopeTables, rope_angles, stated_axes
 from flame_train.models.qwenimage.arch import FREQUENCIES, image_axes
+from flame_train.networks.arch import TransformerArch
+from flame_train.networks.attention import feed_forward
+from flame_train.networks.blocks import Block, BlockNetwork, linears_in
+from flame_train.networks.files.shapes import block_count, shape_of
+from flame_train.networks.files.stated import NOTHING, Stated
+from flame_train.networks.fp16 import bounded
+from flame_train.networks.latents import patchify, token_grid, unpatchify
+from flame_train.networks.rope import Angles, Grids, RopeTables, rope_angles, stated_axes
 
 PATCH: Final = 2  # the side of a token in latent pixels
 _EPS: Final = 1e-6

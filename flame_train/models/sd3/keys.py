@@ -15,11 +15,11 @@ from flame_train.io.keymap import Shape
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import Resolved
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.common.keys_transformer import lora_component, transformer_component, transformer_layouts
-from flame_train.models.common.text import keys_t5 as t5
 from flame_train.models.sd3.keys_mmdit import depth_of, mmdit_to_diffusers
 from flame_train.models.sdxl import keys as sdxl
 from flame_train.models.sdxl.keys_modules import base_modules
+from flame_train.networks.transformer_files import lora_component, transformer_component, transformer_layouts
+from flame_train.text_encoders.t5 import names as t5
 
 _DEPTHS: Final = (24, 38)
 _DUAL: Final = range(13)  # of SD3.5 medium

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from flame_train.models.common.files.signs import Network, Shapes, Signs, dim, down_width, joint_width
+from flame_train.networks.files.signs import Network, Shapes, Signs, dim, down_width, joint_width
 
 _SIZES = ("sd3-medium", "sd35-medium", "sd35-large")
 

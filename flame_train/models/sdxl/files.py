@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from flame_train.errors import ModelFileError
 from flame_train.io.weights import open_weights
-from flame_train.models.common.files.family_files import FamilyFiles
-from flame_train.models.common.files.parts import built_by
-from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.sdxl import keys as sdxl
 from flame_train.models.sdxl.unet import UNet, UNetArch
+from flame_train.networks.files.family_files import FamilyFiles
+from flame_train.networks.files.parts import built_by
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 
 _NETWORKS: Final = built_by(
     unet=(UNet, UNetArch.from_shapes),

@@ -12,10 +12,10 @@ from flame_train.io.keymap import KeyMap, as_stored
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import Component, Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.common.text.keys_clip import clip_from_bare_transformers, clip_from_openclip
-from flame_train.models.common.vae.keys_vae import vae_from_diffusers
 from flame_train.models.sdxl.keys_modules import base_modules
 from flame_train.models.sdxl.keys_unet import SDXL_LEVELS, UNetLevels, unet_from_diffusers
+from flame_train.networks.vae.names import vae_from_diffusers
+from flame_train.text_encoders.clip.names import clip_from_bare_transformers, clip_from_openclip
 
 _FP8: Final = r"scaled_fp8|.*\.scale_input"  # what marks a scaled fp8 file, or serves products in fp8
 _TRAINED_WITH: Final = re.compile(r"loss\..*")  # a VAE's discriminator and the weight of its loss

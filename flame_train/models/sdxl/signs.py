@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from flame_train.models.common.files.signs import Network, Shape, Shapes, Signs, dim, down_width
+from flame_train.networks.files.signs import Network, Shape, Shapes, Signs, dim, down_width
 
 _CONTEXT_WIDTH = {768: "sd1", 1024: "sd2", 2048: "sdxl", 1280: "sdxl-refiner"}
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from flame_train.errors import ModelFileError
-from flame_train.models.common.files.stated import Stated
+from flame_train.networks.files.stated import Stated
 
 AS_SDXL: Final[dict[str, object]] = {
     **{"act_fn": "silu", "downsample_padding": 1, "conv_in_kernel": 3, "conv_out_kernel": 3},

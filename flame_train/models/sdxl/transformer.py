@@ -10,8 +10,8 @@ from typing import Final
 
 from flame_train.engine import Tensor, checkpoint, nn
 from flame_train.engine import functional as F
-from flame_train.models.common.attention import attend, remade, remultiplied
-from flame_train.models.common.blocks import Block
+from flame_train.networks.attention import attend, remade, remultiplied
+from flame_train.networks.blocks import Block
 
 
 class Attention(nn.Module):

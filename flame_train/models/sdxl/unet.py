@@ -17,12 +17,12 @@ from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
-from flame_train.models.common.blocks import Block, BlockNetwork, linears_in
-from flame_train.models.common.files.shapes import shape_of
-from flame_train.models.common.files.stated import NOTHING, Stated
-from flame_train.models.common.latents import check_latents
 from flame_train.models.sdxl.stated_unet import AS_SDXL, stated_head_dim
 from flame_train.models.sdxl.transformer import SpatialTransformer, TextKeys, TransformerBlock
+from flame_train.networks.blocks import Block, BlockNetwork, linears_in
+from flame_train.networks.files.shapes import shape_of
+from flame_train.networks.files.stated import NOTHING, Stated
+from flame_train.networks.latents import check_latents
 
 _shape: Final = partial(shape_of, "UNet", "an SDXL UNet")
 

@@ -6,7 +6,7 @@ import re
 from types import MappingProxyType
 from typing import Final
 
-from flame_train.models.common.files.signs import Network, Shapes, Signs, down_width
+from flame_train.networks.files.signs import Network, Shapes, Signs, down_width
 
 # a layer of a block, its path's dots made underscores, behind any trainer's prefix
 _BLOCK: Final = re.compile(r"(.*_)?(layers|noise_refiner|context_refiner)_\d+_(attention|feed_forward|adaLN)_")

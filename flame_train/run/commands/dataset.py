@@ -19,11 +19,10 @@ from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.files import make_folder, refuse_folder
 from flame_train.errors import OutputError, shown
 from flame_train.io.hub import fetching
+from flame_train.run.check.check import check
+from flame_train.run.plan.plan import make_plan
 from flame_train.training.image_sampling import png
 from flame_train.training.stop import StopRequest
-
-from ..check import check
-from ..plan import make_plan
 
 BLURRED = 50.0
 """The sharpness below which an image is named as blurred."""

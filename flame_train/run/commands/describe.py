@@ -10,11 +10,11 @@ from flame_train.engine.backend.host_memory import available
 from flame_train.engine.shape_run import Gpu
 from flame_train.errors import counted, lines_shown
 from flame_train.optimizers import OPTIMIZERS
+from flame_train.run.plan.plan import Plan
 from flame_train.schedules import SCHEDULES
 
 from ..memory.budget import GIB, OUTSIDE, Fitted
 from ..memory.prediction import PredictedMemory
-from ..plan import Plan
 
 FORMAT: Final = 1
 """Of the report's names; one that goes or changes its meaning raises it."""

@@ -10,11 +10,11 @@ from flame_train.config.load import load_located
 from flame_train.data.cache import DiskCache
 from flame_train.errors import ConfigError, FlameError
 from flame_train.io.hub import fetching
+from flame_train.run.check.check import check
+from flame_train.run.plan.plan import Plan, make_plan
 from flame_train.training.stop import StopRequest
 
-from ..check import check
 from ..memory.options import encodings
-from ..plan import Plan, make_plan
 
 _ENDINGS = (".toml", ".yaml", ".yml")
 

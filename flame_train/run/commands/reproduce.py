@@ -18,15 +18,15 @@ from flame_train.config.load import load_located
 from flame_train.config.located import ConfigWithSource
 from flame_train.config.resume import table
 from flame_train.errors import ConfigError, DataError, ModelFileError, OutputError
-from flame_train.given import json_tree
 from flame_train.io.hub import fetching
+from flame_train.io.json_values import json_tree
 from flame_train.io.safetensors import SafetensorsFile
+from flame_train.run.check.check import check
+from flame_train.run.finish.finish import lora_writer
+from flame_train.run.plan.plan import Plan, make_plan
 from flame_train.training.result import formats, is_rounded
 from flame_train.training.stop import StopRequest
 
-from ..check import check
-from ..finish import lora_writer
-from ..plan import Plan, make_plan
 from .stages import check_device, preflighted, run_folder, train_plan
 
 _CONFIG: Final = "flame_train_config"

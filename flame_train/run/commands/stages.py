@@ -36,7 +36,19 @@ from flame_train.io.hub import fetching
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.runstatus import mend_status
 from flame_train.io.weights import sampled_digest
-from flame_train.recipes import FAMILIES
+from flame_train.models.registry import FAMILIES
+from flame_train.run.check.check import encoding_formats, storage_of
+from flame_train.run.check.downloads import fetch_inputs
+from flame_train.run.encode.encode import encode
+from flame_train.run.finish.finish import report
+from flame_train.run.plan.continuation import continued, way_on
+from flame_train.run.plan.dataset_record import REPORT, changed
+from flame_train.run.plan.encoding import Keys, could_cache
+from flame_train.run.plan.notices import notice_copies
+from flame_train.run.plan.plan import Plan, planned
+from flame_train.run.plan.ranks import refuse_other_checkpoint, refuse_other_files, refuse_other_settings, shared_out
+from flame_train.run.train.remote_copy import mirrored
+from flame_train.run.train.train import train_run
 from flame_train.show.controls import write_controls
 from flame_train.show.sheet import write_sheet
 from flame_train.training.callbacks import SILENT, Callbacks
@@ -44,21 +56,9 @@ from flame_train.training.result import Sources, check_sources, knows_sources, m
 from flame_train.training.stop import StopRequest
 from flame_train.user_cache import user_cache
 
-from ..changed import REPORT, changed
-from ..check import encoding_formats, storage_of
-from ..continued import continued, way_on
-from ..encode import encode
-from ..encoding import Keys, could_cache
-from ..fetched import fetch_inputs
-from ..finish import report
 from ..memory.offloading import refuse_small_host, resolve_offload
 from ..memory.prediction import PredictedMemory, predicted_memory
 from ..memory.within import limited, tell, within_budget
-from ..mirrored import mirrored
-from ..notices import notice_copies
-from ..plan import Plan, planned
-from ..shares import refuse_other_checkpoint, refuse_other_files, refuse_other_settings, shared_out
-from ..train import train_run
 from .describe import describe
 
 _LOG = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 from flame_train.config.render import toml_value
 from flame_train.engine.shape_run import Gpu
 from flame_train.errors import ConfigError
+from flame_train.run.plan.plan import Plan
 
-from ..plan import Plan
 from .options import MEMORY_OPTIONS, MemoryOption, Settings, Stage, allowed, given, value_of, with_settings
 from .prediction import (
     Alone,

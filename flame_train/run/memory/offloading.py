@@ -7,11 +7,11 @@ from dataclasses import replace
 from flame_train.engine.backend.host_memory import available
 from flame_train.engine.shape_run import H100, Gpu, shape_run
 from flame_train.errors import OutOfMemory
+from flame_train.run.check.streaming import block_sizes, of_share
+from flame_train.run.plan.plan import Plan
+from flame_train.run.train.preview_network import load_second
+from flame_train.run.train.train import load_denoiser
 
-from ..plan import Plan
-from ..second import load_second
-from ..streamed import block_sizes, of_share
-from ..train import load_denoiser
 from .prediction import PredictedMemory, predicted_memory
 
 _LEFT = 1 << 30  # bytes of the GPU for what the prediction leaves out: the CUDA context and its kernels

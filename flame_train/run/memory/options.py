@@ -16,11 +16,10 @@ from flame_train.config.checks import broken
 from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
 from flame_train.errors import ConfigError
-from flame_train.models.common.streamed import BUFFERS
-
-from ..checkpointing import blocks_named
-from ..plan import Plan
-from ..streamed import block_sizes, blocks_streamed, text_share
+from flame_train.networks.streaming import BUFFERS
+from flame_train.run.check.checkpointing import blocks_named
+from flame_train.run.check.streaming import block_sizes, blocks_streamed, text_share
+from flame_train.run.plan.plan import Plan
 
 Settings = Mapping[str, Any]
 """Values of keys, by path."""

@@ -26,17 +26,17 @@ from flame_train.engine import Tensor, capture, no_grad, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.engine.shape_run import Gpu, KernelRequests, ShapeRun, shape_run
+from flame_train.models.common.model import Denoiser, Example, LoadedVae
+from flame_train.models.common.text_in_step import tokens_of
+from flame_train.run.check.control_images import blank
+from flame_train.run.plan.plan import Plan
+from flame_train.run.train.grids import grid_sampler
+from flame_train.run.train.train import loaded, make_validator, set_checkpointing
 from flame_train.training.batch import LOSS_WEIGHT, TAUGHT, Batch, HostBatch, sender
-from flame_train.training.model import Denoiser, Example, LoadedVae
 from flame_train.training.step import State, micro, reduce, update
 from flame_train.training.stop import StopRequest
-from flame_train.training.text_in_step import tokens_of
 from flame_train.training.validate import HeldOut
 
-from ..controls import blank
-from ..grids import grid_sampler
-from ..plan import Plan
-from ..train import loaded, make_validator, set_checkpointing
 from .step_time import StepWork
 
 _DEVICE = "cuda"  # of the shape run

@@ -15,9 +15,9 @@ from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine.backend import get_backend
 from flame_train.engine.shape_run import Gpu, gpu_of
 from flame_train.errors import ConfigError, EnvironmentFault, OutOfMemory, is_out_of_memory
-from flame_train.given import toml_tree
+from flame_train.io.json_values import toml_tree
+from flame_train.run.plan.plan import Plan
 
-from ..plan import Plan
 from .budget import GIB, OUTSIDE, Fitted, Where, fitted, refuse_if_beyond
 from .options import MEMORY_OPTIONS, Settings
 

@@ -22,16 +22,16 @@ from flame_train.engine.mode import deterministic
 from flame_train.engine.random import bits, uniform_of
 from flame_train.engine.shape_run import gpu_of, shape_run
 from flame_train.errors import ConfigError, out_of_memory
-from flame_train.models.common.blocks import BlockNetwork, Checkpointing, whole_blocks
-from flame_train.models.common.streamed import StreamedWeights
-from flame_train.run.adapted import adapted_layers
-from flame_train.run.check import storage_of
-from flame_train.run.checkpointing import blocks_named
-from flame_train.run.streamed import blocks_streamed
-from flame_train.run.train import make_state
+from flame_train.models.common.control import by_name
+from flame_train.models.common.model import Denoiser, Model
+from flame_train.networks.blocks import BlockNetwork, Checkpointing, whole_blocks
+from flame_train.networks.streaming import StreamedWeights
+from flame_train.run.check.adapted_layers import adapted_layers
+from flame_train.run.check.check import storage_of
+from flame_train.run.check.checkpointing import blocks_named
+from flame_train.run.check.streaming import blocks_streamed
+from flame_train.run.train.train import make_state
 from flame_train.training.batch import Batch, HostBatch
-from flame_train.training.control import by_name
-from flame_train.training.model import Denoiser, Model
 from flame_train.training.step import State, micro, reduce, update
 
 from . import torch_lora_step

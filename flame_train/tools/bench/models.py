@@ -8,8 +8,8 @@ import numpy as np
 
 from flame_train.data.buckets import Placement
 from flame_train.errors import ConfigError
-from flame_train.recipes import FAMILIES, NOTHING_NAMED, Family
-from flame_train.training.model import Model
+from flame_train.models.common.model import Model
+from flame_train.models.registry import FAMILIES, NOTHING_NAMED, Family
 
 SIZE_CONDITIONING: Final = 6 * 256
 """The part of the UNet's vector with sizes and crops."""

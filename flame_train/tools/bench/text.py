@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from flame_train.models.common.blocks import BlockNetwork, Checkpointing
-from flame_train.training.model import Model
-from flame_train.training.text_in_step import RunningEncoder, tokens_of
+from flame_train.models.common.model import Model
+from flame_train.models.common.text_in_step import RunningEncoder, tokens_of
+from flame_train.networks.blocks import BlockNetwork, Checkpointing
 
 from .models import Arrays
 

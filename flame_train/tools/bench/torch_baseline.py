@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flame_train.models.common.arch import TransformerArch
+from flame_train.networks.arch import TransformerArch
 
 Loss = Callable[[Any, Any], Any]
 """(torch, network) -> the loss of one batch, with new random inputs."""

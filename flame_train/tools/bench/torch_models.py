@@ -7,6 +7,7 @@ from typing import Any
 from flame_train.errors import ConfigError
 from flame_train.models.anima.transformer import Anima, AnimaArch
 from flame_train.models.chroma.transformer import Chroma, ChromaArch
+from flame_train.models.common.model import Model
 from flame_train.models.flux.positions import axes_of
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.flux2.transformer import Flux2
@@ -18,7 +19,6 @@ from flame_train.models.qwenimage1.transformer import QwenImage1
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
-from flame_train.training.model import Model
 
 from .models import SIZE_CONDITIONING
 from .torch_baseline import Batch, Loss, Predict, Prepare, TorchBaseline, flow_step, sizes_of, velocity

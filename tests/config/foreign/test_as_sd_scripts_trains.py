@@ -23,8 +23,8 @@ from flame_train.config.load import load
 from flame_train.config.schema import Config
 from flame_train.data.order import BatchSchedule
 from flame_train.globs import choose
+from flame_train.models.common.flow import DOUBLE_SINGLE_PRESETS
 from flame_train.models.sdxl.keys_modules import base_modules
-from flame_train.recipes.flow import DOUBLE_SINGLE_PRESETS
 from flame_train.schedules import SCHEDULES
 from flame_train.tools.import_config import import_config
 

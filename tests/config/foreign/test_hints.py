@@ -11,7 +11,7 @@ from flame_train.config.keys import keys
 from flame_train.config.load import load_located
 from flame_train.config.suggest import answer
 from flame_train.errors import ConfigError
-from flame_train.recipes import FAMILIES
+from flame_train.models.registry import FAMILIES
 
 WRONG = {
     "bucket_no_upscale": ("data.upscale is the opposite switch", "did you mean"),

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_train.data.tokenizers.clip import ClipTokenizer, shipped_tables
 from flame_train.errors import ModelFileError
+from flame_train.text_encoders.clip.tokenizer import ClipTokenizer, shipped_tables
 
 BOS, EOS = 49406, 49407
 

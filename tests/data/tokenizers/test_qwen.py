@@ -9,9 +9,9 @@ import random
 import numpy as np
 import pytest
 
-from flame_train.data.tokenizers.qwen import PUBLISHED_ROWS, SHIPPED, QwenTokenizer, find_tokenizer
 from flame_train.errors import ModelFileError
-from flame_train.text_encoders.qwen3 import THINKING, WITHOUT_THINKING
+from flame_train.text_encoders.qwen3.encoder import THINKING, WITHOUT_THINKING
+from flame_train.text_encoders.qwen3.tokenizer import PUBLISHED_ROWS, SHIPPED, QwenTokenizer, find_tokenizer
 
 # the template that Qwen3's tokenizer_config.json has, for one message of a user
 TEMPLATE = (

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_train.data.tokenizers.spiece import parse_spiece
-from flame_train.data.tokenizers.t5 import (
+from flame_train.errors import ModelFileError
+from flame_train.text_encoders.t5.spiece import parse_spiece
+from flame_train.text_encoders.t5.tokenizer import (
     EOS,
     PUBLISHED_ROWS,
     SHIPPED,
@@ -24,7 +25,6 @@ from flame_train.data.tokenizers.t5 import (
     find_vocabulary,
     named_vocabulary,
 )
-from flame_train.errors import ModelFileError
 
 WORDS = """
 a photo of the cat dog sitting on roof night city red blue painting style detailed high quality portrait woman lake

@@ -12,12 +12,12 @@ from flame_train.adapters.attach import attach
 from flame_train.engine import Frozen, Tensor, nn, tensor
 from flame_train.engine.dtype import bfloat16
 from flame_train.engine.optim import FlatParameters
-from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.text.t5 import T5Arch, T5Encoder
-from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
+from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 
 RNG = np.random.default_rng(0)
 

@@ -12,11 +12,11 @@ import pytest
 
 from flame_train.io.keymap import KeyMap, Op, Rule
 from flame_train.io.resolve import fit
-from flame_train.models.common.text.keys_clip import clip_from_openclip
-from flame_train.models.common.vae.keys_vae import vae_from_diffusers
 from flame_train.models.sdxl import keys as sdxl
 from flame_train.models.sdxl.keys_modules import base_modules
 from flame_train.models.sdxl.keys_unet import UNetLevels, unet_from_diffusers
+from flame_train.networks.vae.names import vae_from_diffusers
+from flame_train.text_encoders.clip.names import clip_from_openclip
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "keys"
 PREFIXES = {

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from flame_train.io.resolve import fit, native_shapes, resolve
-from flame_train.models.common.text import keys_t5 as t5
-from flame_train.models.common.text.t5 import T5Arch, T5Encoder
+from flame_train.text_encoders.t5 import names as t5
+from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 
 
 @pytest.fixture(scope="module")

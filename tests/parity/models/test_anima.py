@@ -10,8 +10,8 @@ import pytest
 from flame_train.engine import Tensor, tensor
 from flame_train.engine import functional as F
 from flame_train.models.anima.keys import transformer_to_diffusers
-from flame_train.models.anima.text import AdapterArch, LlmAdapter
 from flame_train.models.anima.transformer import Anima, AnimaArch
+from flame_train.text_encoders.anima.network import AdapterArch, LlmAdapter
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from flame_train.engine import tensor
-from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.text.conditioning_clip import encode_prompts, encode_windows, end_positions
-from flame_train.models.common.text.keys_clip import clip_from_bare_transformers
+from flame_train.text_encoders.clip.conditioning import encode_prompts, encode_windows, end_positions
+from flame_train.text_encoders.clip.names import clip_from_bare_transformers
+from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

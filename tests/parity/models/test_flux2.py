@@ -7,11 +7,11 @@ import pytest
 
 from flame_train.engine import functional as F
 from flame_train.engine import tensor
-from flame_train.models.common.vae.keys_vae import vae_from_diffusers
-from flame_train.models.common.vae.vae import Vae, VaeArch
+from flame_train.models.flux2.family import sampling_shift
 from flame_train.models.flux2.keys import transformer_to_diffusers
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
-from flame_train.recipes.flux2 import sampling_shift
+from flame_train.networks.vae.names import vae_from_diffusers
+from flame_train.networks.vae.vae import Vae, VaeArch
 from tests.parity.models.lora_gradients import fp64, latents_gradient_error, lora_gradient_errors, merged_in_torch
 
 torch = pytest.importorskip("torch")

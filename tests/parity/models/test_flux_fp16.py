@@ -8,9 +8,9 @@ import pytest
 from flame_train.adapters.attach import attach
 from flame_train.adapters.targets import resolve
 from flame_train.engine import tensor
+from flame_train.models.flux.family import PRESETS
 from flame_train.models.flux.keys import transformer_to_diffusers
 from flame_train.models.flux.transformer import Flux, FluxArch
-from flame_train.recipes.flux import PRESETS
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")

@@ -8,12 +8,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flame_train.data.tokenizers.qwen import QwenTokenizer
 from flame_train.engine import tensor
 from flame_train.io.safetensors import save_file
-from flame_train.models.common.text.loading_qwen3 import qwen3_part
-from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
-from flame_train.text_encoders.qwen3 import THINKING, WITHOUT_THINKING
+from flame_train.text_encoders.qwen3.encoder import THINKING, WITHOUT_THINKING
+from flame_train.text_encoders.qwen3.loading import qwen3_part
+from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
+from flame_train.text_encoders.qwen3.tokenizer import QwenTokenizer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

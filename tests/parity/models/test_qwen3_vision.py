@@ -10,12 +10,12 @@ import pytest
 from flame_train.engine import no_grad, tensor
 from flame_train.errors import ModelFileError, ShapeError
 from flame_train.io.resolve import resolve
-from flame_train.models.common.files.stated import Stated
-from flame_train.models.common.text import keys_qwen3
-from flame_train.models.common.text.qwen3 import Qwen3, Qwen3Arch
-from flame_train.models.common.text.qwen3_vision import VisionArch, VisionTower
-from flame_train.models.common.text.seen import Seen
-from flame_train.models.common.text.vision_grid import interpolation
+from flame_train.networks.files.stated import Stated
+from flame_train.text_encoders.qwen3 import names as keys_qwen3
+from flame_train.text_encoders.qwen3.image_tokens import Seen
+from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
+from flame_train.text_encoders.qwen3.vision import VisionArch, VisionTower
+from flame_train.text_encoders.qwen3.vision_grid import interpolation
 from tests.parity.key_tables import below, check_bijective, on_meta
 
 torch = pytest.importorskip("torch")

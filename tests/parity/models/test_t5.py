@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flame_train.engine import tensor
-from flame_train.models.common.text.t5 import T5Arch, T5Encoder, position_buckets
+from flame_train.text_encoders.t5.network import T5Arch, T5Encoder, position_buckets
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

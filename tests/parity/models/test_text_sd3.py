@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from flame_train.engine import tensor
-from flame_train.models.common.text.clip import ClipArch, ClipTextEncoder
-from flame_train.models.common.text.conditioning_clip import encode_windows
 from flame_train.models.sd3.context import joined_context
+from flame_train.text_encoders.clip.conditioning import encode_windows
+from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from flame_train.data.tokenizers.t5 import T5Tokenizer, find_vocabulary
-from flame_train.models.common.text.conditioning_t5 import encode_prompts
-from flame_train.models.common.text.loading_t5 import t5_part
+from flame_train.text_encoders.t5.conditioning import encode_prompts
+from flame_train.text_encoders.t5.loading import t5_part
+from flame_train.text_encoders.t5.tokenizer import T5Tokenizer, find_vocabulary
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

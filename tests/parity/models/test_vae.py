@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from flame_train.engine import Tensor, tensor
-from flame_train.models.common.vae.keys_vae import vae_from_diffusers
-from flame_train.models.common.vae.vae import Vae, VaeArch
+from flame_train.networks.vae.names import vae_from_diffusers
+from flame_train.networks.vae.vae import Vae, VaeArch
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")

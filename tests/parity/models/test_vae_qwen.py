@@ -11,11 +11,11 @@ import pytest
 from flame_train.engine import tensor
 from flame_train.errors import ModelFileError
 from flame_train.io.resolve import native_shapes, resolve
-from flame_train.models.common.files.identify import identify
-from flame_train.models.common.files.stated import Stated
-from flame_train.models.common.vae.keys_vae_qwen import qwen_vae_component
-from flame_train.models.common.vae.vae import Vae, VaeArch
-from flame_train.models.common.vae.vae_tiles import VaeTiles
+from flame_train.networks.files.identify import identify
+from flame_train.networks.files.stated import Stated
+from flame_train.networks.vae.names_qwen import qwen_vae_component
+from flame_train.networks.vae.tiles import VaeTiles
+from flame_train.networks.vae.vae import Vae, VaeArch
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")

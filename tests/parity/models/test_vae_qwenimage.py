@@ -11,11 +11,11 @@ import pytest
 from flame_train.engine import tensor
 from flame_train.errors import ModelFileError
 from flame_train.io.resolve import native_shapes, resolve
-from flame_train.models.common.files.identify import identify
-from flame_train.models.common.files.stated import Stated
-from flame_train.models.common.vae.keys_vae_qwen import nested_vae_component
-from flame_train.models.common.vae.vae import Vae, VaeArch
 from flame_train.models.qwenimage.vae import PUBLISHED, TINY
+from flame_train.networks.files.identify import identify
+from flame_train.networks.files.stated import Stated
+from flame_train.networks.vae.names_qwen import nested_vae_component
+from flame_train.networks.vae.vae import Vae, VaeArch
 from tests.parity.models.test_vae_qwen import WAN, last
 
 torch = pytest.importorskip("torch")

@@ -1,0 +1,179 @@
+"""The commands of `flame-train` that take a config: training and its parts. As in cli.py, each imports when it runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flame_train.commands.arguments import (
+    AsJson,
+    ConfigFile,
+    ConfigOption,
+    ConfigPath,
+    Debug,
+    Device,
+    DryRun,
+    Force,
+    Gpus,
+    LearningRate,
+    LoraRank,
+    MemoryBudget,
+    Overrides,
+    RunFolderPath,
+    Steps,
+    Transport,
+    memory_budget,
+    one_config,
+    with_shorthands,
+)
+from flame_train.commands.output import show, without_files
+from flame_train.families import FAMILY_TITLES
+
+train_app = typer.Typer()
+
+
+def _training(family: str | None) -> Callable[..., None]:
+    """The command that trains, for any family or for one."""
+
+    def command(
+        file: ConfigFile = None,
+        config: ConfigOption = None,
+        device: Device = "cuda",
+        overrides: Overrides = None,
+        steps: Steps = None,
+        lr: LearningRate = None,
+        rank: LoraRank = None,
+        output: RunFolderPath = None,
+        memory: MemoryBudget = None,
+        continue_from: Annotated[
+            Path | None,
+            typer.Option("--continue-from", metavar="RUN", help="As train.continue_from in a config."),
+        ] = None,
+        dry_run: DryRun = False,
+        gpus: Gpus = 1,
+        collectives: Transport = "auto",
+        remote_wait: Annotated[
+            float | None,
+            typer.Option(
+                "--remote-wait",
+                min=0,
+                metavar="SECONDS",
+                help="How long to wait at the end for the upload to output.remote.",
+            ),
+        ] = None,
+        as_json: AsJson = False,
+        debug: Debug = False,
+    ) -> None:
+        source = one_config(file, config)
+        keys = {
+            "train.steps": steps,
+            "optimizer.lr": lr,
+            "lora.rank": rank,
+            "output.dir": output,
+            "train.continue_from": continue_from,
+            "memory.budget": memory_budget(memory),
+        }
+        changed = with_shorthands(overrides, keys)
+        if gpus > 1 and not dry_run:
+            from flame_train.distributed.launch import start
+
+            raise typer.Exit(start(gpus, sys.argv[1:]))
+        from flame_train.run.commands.stages import train
+
+        result = train(
+            source,
+            changed,
+            device,
+            dry_run,
+            family,
+            transport=collectives,
+            processes=gpus,
+            remote_wait=remote_wait,
+        )
+        if not result:  # only the leading one of several processes has one
+            return
+        if dry_run:
+            from flame_train.run.commands.describe import told
+
+            show(result, as_json, told(result))
+        else:
+            from flame_train.run.finish.finish import for_reader
+
+            show(result if as_json else for_reader(result), as_json)
+
+    return command
+
+
+_ONE_FAMILY = "Training of one family alone"
+_HELP = "Train a LoRA for whichever family the checkpoint is of; run it again to continue a stopped run."
+train_app.command("train", help=_HELP, epilog="Example: flame-train train my.toml --dry-run")(_training(None))
+for _family, _title in FAMILY_TITLES.items():
+    _help = f"Train a LoRA for {_title}; refuse a checkpoint of another family."
+    train_app.command(f"{_family}-lora", help=_help, rich_help_panel=_ONE_FAMILY)(_training(_family))
+
+
+@train_app.command()
+def reproduce(
+    file: Annotated[Path, typer.Argument(metavar="LORA", help="LoRA file that flame-train wrote.")],
+    config: ConfigPath,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder in which the run's own is made anew.")
+    ] = Path("reproduced"),
+    device: Device = "cuda",
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Say how a config differs from that of a LoRA file, and train the same bytes again."""
+    from flame_train.run.commands.reproduce import reproduce as again
+
+    show(again(file, config, overrides or [], output, device, dry_run), as_json)
+
+
+@train_app.command(epilog="Example: flame-train cache my.toml")
+def cache(
+    file: ConfigFile = None,
+    config: ConfigOption = None,
+    prune: Annotated[
+        Path | None,
+        typer.Option("--prune", help="Instead remove what neither this config nor any in this folder uses."),
+    ] = None,
+    device: Device = "cuda",
+    overrides: Overrides = None,
+    memory: MemoryBudget = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Encode the images and captions of a config ahead of training."""
+    source = one_config(file, config)
+    changed = with_shorthands(overrides, {"memory.budget": memory_budget(memory)})
+    if prune is not None:
+        from flame_train.run.commands.prune import prune_cache
+
+        show(prune_cache(source, changed, prune, dry_run), as_json)
+        return
+    from flame_train.run.commands.stages import fill_cache
+
+    show(fill_cache(source, changed, device, dry_run), as_json)
+
+
+@train_app.command(epilog="Example: flame-train dataset my.toml -o report")
+def dataset(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="TOML or YAML file of a run.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the report.")] = Path("dataset-report"),
+    overrides: Overrides = None,
+    force: Force = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Report on a config's images: buckets with contact sheets, duplicates, tiny and blurred ones."""
+    from flame_train.run.commands.dataset import report
+
+    result = report(config, overrides or [], output, force)
+    show(result if as_json else without_files(result), as_json)

@@ -1,0 +1,225 @@
+"""A model family: how its files are opened, what its settings are, and what `bench` and `quickstart` take of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Final, TypeVar
+
+from flame_train.config.keys import keys
+from flame_train.config.render import toml_value
+from flame_train.config.schema import Config, ModelSection, TextEncodersSection
+from flame_train.engine import nn
+from flame_train.errors import ConfigError
+from flame_train.families import FAMILY_TITLES
+from flame_train.io.hub import placed
+from flame_train.io.lora_names import LoraFamily
+from flame_train.io.weights import open_weights
+from flame_train.models.common.lesson import Lesson
+from flame_train.models.common.model import Model
+from flame_train.models.common.small import write_small
+from flame_train.models.common.training_adapter import with_adapter
+from flame_train.networks.files.family_files import FamilyFiles
+from flame_train.networks.files.part import Part
+from flame_train.networks.files.stated import Stated
+from flame_train.text_encoders.encoder_keys import ENCODER_KEYS
+
+OF_SOME: Final = ("model.kontext",)
+"""Config keys that mean nothing for a family which does not say otherwise."""
+
+N = TypeVar("N", bound=nn.Module)
+Networks = Mapping[str, nn.Module]
+"""The networks of a model by component, with their weights declared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The settings with which a family is opened.
+
+    Attributes:
+        base: the checkpoint, beside which tokenizers are looked for.
+        model: the section of the base model.
+        text: the section of the text encoders.
+        max_tokens: the tokens of a caption that CLIP keeps.
+    """
+
+    base: Path
+    model: ModelSection
+    text: TextEncodersSection
+    max_tokens: int
+
+
+class Family(ABC):
+    """One model family. Its folder in `models/` has the networks; its file here has the rest."""
+
+    name: ClassVar[str]
+    """Its key in `FAMILY_TITLES`."""
+    files: ClassVar[FamilyFiles]
+    """Where its networks are found in files. The first component is the denoiser."""
+    encoders: ClassVar[Mapping[str, str]]
+    """The key under `[text_encoders]` of each of its text encoders -> the component."""
+    unsupported: ClassVar[tuple[str, ...]]
+    """Config keys without effect on it, in addition to the keys of other text encoders."""
+    own_keys: ClassVar[tuple[str, ...]] = ()
+    """Those of `OF_SOME` that mean something for it."""
+    published: ClassVar[Mapping[str, Callable[[], Networks]]]
+    """Its published architectures, by the name that `bench --model` knows, and small ones of the same structure."""
+    bench_targets: ClassVar[str] = "attention"
+    """The preset that `bench` adapts."""
+    small: ClassVar[str]
+    """The one of `published` that `quickstart` writes."""
+    lesson: ClassVar[Lesson]
+    """What `quickstart` teaches."""
+    licence: ClassVar[str] = ""
+    """A sentence on what the published weights may not be used for; empty: they may be used for all."""
+
+    @abstractmethod
+    def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Model:
+        """The model of these networks, by component. Raises ConfigError for settings that do not fit it."""
+
+    @abstractmethod
+    def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
+        """The module names of a LoRA file with these tensors, by the model that they identify."""
+
+    @property
+    def title(self) -> str:
+        """Its usual name."""
+        return FAMILY_TITLES[self.name]
+
+    @property
+    def command(self) -> str:
+        """The command that trains it."""
+        return f"{self.name}-lora"
+
+    @property
+    def denoiser(self) -> str:
+        """The component that is adapted."""
+        return self.files.components[0].name
+
+    def unsupported_keys(self) -> tuple[str, ...]:
+        """All config keys that have no effect on it."""
+        others = [entry for entry in ENCODER_KEYS if entry.name not in self.encoders]
+        foreign = (key for key in OF_SOME if key not in self.own_keys)
+        return (
+            *self.unsupported,
+            *foreign,
+            *(f"text_encoders.{key}" for entry in others for key in entry.model_fields),
+        )
+
+    def refuse_unsupported(self, config: Config) -> None:
+        """Raises ConfigError for all keys that are set and have no effect, so that no user relies on them."""
+        wrong = []
+        for path in self.unsupported_keys():
+            section, key = path.split(".")
+            value = getattr(getattr(config, section), key)
+            if value != keys()[path].default:
+                wrong.append(f"{path}: it has no effect on {self.title}, got {toml_value(value)}; remove it")
+        if wrong:
+            raise ConfigError("\n".join(wrong))
+
+    def open(self, opening: Opening) -> Model:
+        """The model in the files that the settings name. Only headers are read, of each file once.
+
+        Raises:
+            ConfigError: a network is in no file, or a setting does not fit.
+            ModelFileError: a file is not this family's, or not whole.
+        """
+        own = {component: str(getattr(opening.text, key)) for key, component in self.encoders.items()}
+        own["vae"] = opening.model.vae
+        own = {component: path for component, path in own.items() if path}
+        parts = self.files.all_parts(opening.base, self.denoiser, skip=own)
+        named = {"vae": "model.vae", **{c: f"text_encoders.{key}" for key, c in self.encoders.items()}}
+        lacking = [key for component, key in named.items() if component not in parts and component not in own]
+        if lacking:
+            raise ConfigError("\n".join(no_network(opening.base, key) for key in lacking))
+        parts |= {component: self._alone(placed(path), component) for component, path in own.items()}
+        if opening.model.training_adapter:
+            file = placed(opening.model.training_adapter)
+            parts[self.denoiser] = with_adapter(parts[self.denoiser], file, self._lora_names(file))
+        return self.assemble(parts, opening)
+
+    def distilled(self, base: Path) -> str:
+        """Why this checkpoint is taken for one distilled to few steps; empty: it is not.
+
+        Its name and its folder tell where its tensors are those of the model that it was distilled from.
+        """
+        return ""
+
+    def refuse_distilled(self, base: Path, model: ModelSection) -> None:
+        """Raises ConfigError for a distilled checkpoint as a base for training, unless it has a training adapter."""
+        reason = self.distilled(base)
+        adapts = "model.training_adapter" not in self.unsupported_keys()
+        if reason and not (adapts and model.training_adapter):
+            or_adapter = ", or name a de-distillation adapter in model.training_adapter" if adapts else ""
+            raise ConfigError(
+                f"model.checkpoint: {base.name} {reason}, so it is distilled to few steps, which training on it would "
+                f"undo; train on the model that it was made from{or_adapter}"
+            )
+
+    def _lora_names(self, file: Path) -> LoraFamily:
+        with open_weights(file) as weights:
+            return self.lora_names_in(weights.shapes)
+
+    def _alone(self, path: Path, component: str) -> Part:
+        """A network from the file that a setting names for it."""
+        key = {c: key for key, c in self.encoders.items()}.get(component)
+        for entry in ENCODER_KEYS:
+            if entry.name == key:
+                return entry.part(path, component, self.files)
+        return self.files.parts(path, [component])[component]
+
+    def declared(self, networks: Networks, opening: Opening) -> Model:
+        """The model of networks that are in no file: for measurements and predictions."""
+        return self.assemble(
+            {
+                name: Part(name, Path(name), network, partial(deepcopy, network), {}, {})
+                for name, network in networks.items()
+            },
+            opening,
+        )
+
+    def write_small_base(self, folder: Path, seed: int) -> None:
+        """Writes `base.safetensors` for a quickstart: the small architecture with random weights."""
+        prefixes = {component.name: component.prefixes[0] for component in self.files.components}
+        networks = self.published[self.small]()
+        write_small({prefixes[name]: network for name, network in networks.items()}, folder, seed)
+
+
+def no_network(base: Path, key: str) -> str:
+    """The message for a network that is neither in the checkpoint nor in a separate file."""
+    return f"{key}: {base} holds no such network; name its file, as published beside the checkpoint"
+
+
+NOTHING_NAMED: Final = Opening(Path(), ModelSection(), TextEncodersSection(), 75)
+"""For networks that are in no file."""
+
+
+def published_name(base: Path) -> str:
+    """What a checkpoint is called, in lower case: its file or folder, or the repository of a hub's snapshot.
+
+    Of a file or folder in a snapshot both count.
+    """
+    at = next((at for at, part in enumerate(base.parts) if part.startswith("models--")), None)
+    if at is None or base.parts[at + 1 : at + 2] != ("snapshots",):
+        return base.name.lower()
+    return " ".join((base.parts[at], *base.parts[at + 3 :])).lower()
+
+
+def says_distilled(base: Path) -> str:
+    """Why a checkpoint is taken for a distilled one, if its `model_index.json` says so, else empty."""
+    return "says so of itself" if stated_in(base, "model_index.json").values.get("is_distilled") is True else ""
+
+
+def network_of(part: Part, kind: type[N]) -> N:
+    """A part's network, which is of this class; its weights are declared, none loaded."""
+    assert isinstance(part.network, kind)
+    return part.network
+
+
+def stated_in(base: Path, file: str) -> Stated:
+    """What a JSON file of a diffusers folder states; nothing if there is none."""
+    return Stated.read(base / file) if (base / file).is_file() else Stated()

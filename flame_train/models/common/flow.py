@@ -1,0 +1,176 @@
+"""The common parts of the flow models: rectified flow, patches of latents as tokens, and their text encoders."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from flame_train.adapters.targets import presets
+from flame_train.config.schema import LossSection, ModelSection
+from flame_train.data.buckets import Size
+from flame_train.diffusion.flow import FlowObjective, FlowPath, Shift, constant_shift
+from flame_train.diffusion.losses import LOSSES
+from flame_train.diffusion.noise import Noise
+from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
+from flame_train.diffusion.weightings import WEIGHTINGS
+from flame_train.engine import Tensor, nn
+from flame_train.models.common.family import Family, Networks, Opening
+from flame_train.models.common.model import Model, SamplingDefaults
+from flame_train.networks.files.part import Part
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.qwen3.encoder import ChatTemplate, Qwen3Encoder, Qwen3Keys
+from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
+from flame_train.text_encoders.t5.encoder import T5, T5Keys
+
+DOUBLE_SINGLE_PRESETS: Final = presets(
+    attention=("double_blocks.*_attn.qkv", "double_blocks.*_attn.proj", "single_blocks.*.linear1"),
+    mlp=("double_blocks.*_mlp.[02]", "single_blocks.*.linear2"),
+    full=("double_blocks.*", "single_blocks.*"),
+)
+"""For transformers of double and single blocks. In a single block one layer computes queries, keys, values and the
+MLP's first part, so `attention` includes the latter."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlowModel(Model):
+    """A transformer over tokens of latent pixels and of text, trained by rectified flow."""
+
+    flow = True
+    patch: ClassVar[int] = 2
+    """The side of a token in latent pixels."""
+
+    @property
+    @abstractmethod
+    def shift(self) -> Shift:
+        """The shift of noise levels in training where a config names none."""
+
+    @abstractmethod
+    def sigmas(self, steps: int, tokens: int) -> np.ndarray[Any, Any]:
+        """The noise levels of sampling, for an image of so many tokens."""
+
+    @property
+    def path_kind(self) -> type[FlowPath]:
+        """How the network is asked along the way from noise to image."""
+        return FlowPath
+
+    @property
+    def side_multiple(self) -> int:
+        return self.patch * self.vae.downscale
+
+    def objective(self, model: ModelSection, loss: LossSection, device: str) -> FlowObjective:
+        return FlowObjective(
+            TIMESTEP_SAMPLINGS.chosen(loss),
+            constant_shift(loss.shift) if loss.shift else self.shift,
+            LOSSES.chosen(loss),
+            WEIGHTINGS.chosen(loss),
+            Noise.of(loss),
+            self.patch,
+            (loss.min_timestep, loss.max_timestep),
+            device,
+        )
+
+    def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
+        """The prediction of a network that gets noise levels, Qwen3's states, and how many of these are tokens.
+
+        Args:
+            network, x, t, cond, guidance: as in `Model.predict`.
+
+        Returns:
+            The velocity (B, h, w, Z).
+        """
+        out: Tensor = network(x, t, cond["qwen3"], cond["qwen3_rows"])
+        return out
+
+    def path(self, model: ModelSection, loss: LossSection, steps: int, size: Size) -> FlowPath:
+        h, w, _ = self.vae.latent_shape(size)
+        return self.path_kind(self.sigmas(steps, h * w // self.patch**2))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DistillableModel(FlowModel):
+    """A model that is published for many steps, and distilled to few: `few_steps` says which this is."""
+
+    base_sampling: ClassVar[SamplingDefaults]
+    distilled_sampling: ClassVar[SamplingDefaults]
+    few_steps: bool = False
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        return self.distilled_sampling if self.few_steps else self.base_sampling
+
+
+class FlowFamily(Family):
+    """A family of flow models, with what holds for most: their guidance is classifier-free."""
+
+    unsupported: ClassVar[tuple[str, ...]] = (
+        "model.prediction",
+        "data.max_tokens",
+        "loss.zero_terminal_snr",
+        "loss.guidance_scale",
+    )
+    bench_targets = "attention+mlp"
+
+
+def networks_with_qwen3(denoiser: nn.Module, text: Qwen3Arch, vae: VaeArch) -> Networks:
+    """The networks of a model whose text encoder is a Qwen3, in the order in which `write_small` draws weights."""
+    return {"transformer": denoiser, "vae": Vae(vae), "text_encoder": Qwen3(text)}
+
+
+def opened_t5(part: Part, opening: Opening, usual_length: int, behind: int = 0) -> T5:
+    """T5, with its vocabulary from the folder of its file or of the checkpoint.
+
+    Args:
+        part: its network.
+        opening: the settings.
+        usual_length: a caption's tokens, where the settings say nothing.
+        behind: how many tokens of padding the denoiser looks at; above 0 it is told, and T5 looks at none.
+
+    Returns:
+        The text encoder.
+    """
+    own = T5Keys.of(opening.text)
+    places = (_folder_of(part, opening.base), opening.base)
+    padding = "masked" if behind else own.t5_padding
+    return T5(part, own.t5_dropout, own.t5_tokens or usual_length, places, own.t5_vocabulary, padding, behind)
+
+
+def opened_qwen3(
+    part: Part,
+    opening: Opening,
+    template: ChatTemplate,
+    taps: tuple[int, ...],
+    masked: bool,
+    compact: bool = False,
+    normalised: bool = True,
+    window: int = 0,
+    kind: Callable[..., Qwen3Encoder] = Qwen3Encoder,
+) -> Qwen3Encoder:
+    """Qwen3, with a vocabulary from the folder of its file or of the checkpoint if there is one.
+
+    Args:
+        part: its network.
+        opening: the settings.
+        template: the message around a caption.
+        taps: after which layers its states are taken.
+        masked: whether the denoiser does not look at padding.
+        compact: whether the cache has its states in bf16 alone.
+        normalised: whether the final norm is applied to the last layer's states.
+        window: of so many tokens the denoiser sees a multiple, padding included; 0: no padding of `masked` states.
+        kind: makes the text encoder.
+
+    Returns:
+        The text encoder.
+    """
+    own = Qwen3Keys.of(opening.text)
+    places = (_folder_of(part, opening.base), opening.base)
+    seen = masked, places, compact, normalised, window
+    return kind(part, own.qwen3_dropout, template, taps, own.qwen3_tokens, *seen)
+
+
+def _folder_of(part: Part, base: Path) -> Path:
+    return part.path if part.path != Path(part.component) else base

@@ -1,0 +1,366 @@
+"""An opened base model, which the stages of a run hold, and the methods that a family adds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from flame_train.adapters.targets import Presets
+from flame_train.config.schema import LossSection, ModelSection
+from flame_train.data.buckets import Placement, Size
+from flame_train.data.padding import Paddings
+from flame_train.diffusion.objectives import TrainingObjective
+from flame_train.diffusion.samplers import SAMPLERS
+from flame_train.diffusion.samplers import Path as SamplingPath
+from flame_train.diffusion.timestep_sampling import TimestepSampling
+from flame_train.diffusion.weightings import Weighting
+from flame_train.engine import Tensor, nn, set_float32_matmul_precision, tensor
+from flame_train.engine.dtype import DType, float32
+from flame_train.engine.mode import Float32Precision
+from flame_train.io.lora_names import LoraFamily
+from flame_train.models.common.control import ControlRule
+from flame_train.models.common.fixed_batch import FixedBatches, HostArrays, Layout
+from flame_train.models.common.text_in_step import RunningEncoder, joint_module
+from flame_train.networks.blocks import BlockNetwork
+from flame_train.networks.files.part import Part
+from flame_train.networks.vae.tiles import VaeTiles
+from flame_train.networks.vae.vae import Vae, VaeArch, sample_latents, scaled_latents
+from flame_train.text_encoders.encoder import TextEncoder
+
+Example = HostArrays
+"""Arrays of one sample, without a batch dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """The sampling defaults of a model: steps and guidance."""
+
+    steps: int
+    guidance_scale: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Autoencoder:
+    """A model's VAE, and the scale in which its denoiser sees latents."""
+
+    part: Part
+    published: VaeArch
+
+    @property
+    def network(self) -> Vae:
+        """The VAE with its weights declared, none loaded."""
+        assert isinstance(self.part.network, Vae)
+        return self.part.network
+
+    @property
+    def downscale(self) -> int:
+        """The side, in pixels, of the square of which one latent pixel is made."""
+        return self.network.arch.downscale
+
+    def latent_shape(self, size: Size) -> tuple[int, int, int]:
+        """(h, w, Z) of an image (H, W)."""
+        return size[0] // self.downscale, size[1] // self.downscale, self.network.arch.seen_channels
+
+    def seen(self, mean: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The mean of latents in the denoiser's scale, fp32: an image without noise."""
+        made: np.ndarray[Any, Any] = scaled_latents(self.published, mean)
+        return made
+
+    def load(self, precision: str, device: str, tile: int = 0) -> LoadedVae:
+        """The VAE with its weights. `precision` is `model.vae_precision`, `tile` is `model.vae_tile`."""
+        tf32 = precision == "tf32"
+        network: Vae = self.part.load(device=device, dtype="fp32" if tf32 else precision)
+        return LoadedVae(network, device, "high" if tf32 else "highest", tile)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedVae:
+    """Images to latent moments, latents to images; fp32 as exact as `precision` says, by tiles of `tile` pixels."""
+
+    network: Vae
+    device: str
+    precision: Float32Precision = "highest"
+    tile: int = 0
+
+    def inputs(self, pixels: np.ndarray[Any, Any]) -> HostArrays:
+        """What `encoder` takes of uint8 RGB pixels (H, W, 3): they are scaled to [-1, 1]."""
+        scaled = (np.arange(256, dtype=np.float32) / 127.5 - 1.0).astype(self.network.dtype)
+        return {"pixels": scaled[pixels]}
+
+    def encoder(self) -> FixedBatches:
+        """Makes `mean` and `logvar` (H / 8, W / 8, Z), fp32, of images, one at a time.
+
+        In bf16 some of cuDNN's convolutions round an image otherwise at another place of a batch.
+        """
+        arch, tiles = self.network.arch, VaeTiles(self.network, self.tile)
+
+        def moments(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            with set_float32_matmul_precision(self.precision):
+                mean, logvar = tiles.encode_moments(given["pixels"])
+            return {"mean": mean.float(), "logvar": logvar.float()}
+
+        def results(item: HostArrays) -> Layout:
+            height, width = item["pixels"].shape[:2]
+            shape = height // arch.downscale, width // arch.downscale, arch.seen_channels
+            return dict.fromkeys(("mean", "logvar"), (shape, float32))
+
+        return FixedBatches(moments, results, lambda item: 1, self.device)
+
+    def decode(self, latents: Tensor) -> np.ndarray[Any, Any]:
+        """Uint8 RGB pixels (B, H, W, 3) of latents (B, h, w, Z) as the denoiser sees them."""
+        with set_float32_matmul_precision(self.precision):
+            pixels = VaeTiles(self.network, self.tile).decode(latents.to(self.network.dtype)).float().numpy()
+        return np.rint((np.clip(pixels, -1.0, 1.0) + 1.0) * 127.5).astype(np.uint8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model(ABC):
+    """An opened base model: architecture, names and the places of weights are known; no weight is loaded.
+
+    Attributes:
+        name: its family, such as "sdxl".
+        title: what a person calls it, such as "SDXL".
+        denoiser: the network that is adapted.
+        vae: the autoencoder.
+        text: the text encoders.
+        lora_names: how LoRA files name the modules.
+        presets: LoRA target presets.
+    """
+
+    flow: ClassVar[bool]
+    """Whether it predicts the velocity of a flow; else noise or v."""
+    distilled_parts: ClassVar[tuple[str, ...]] = ()
+    """What the names of the denoiser's tensors begin with that a distilled checkpoint has beside those of its base."""
+
+    name: str
+    title: str
+    denoiser: Part
+    vae: Autoencoder
+    text: tuple[TextEncoder, ...]
+    lora_names: LoraFamily
+    presets: Presets
+
+    @property
+    def network(self) -> BlockNetwork:
+        """The denoiser with its weights declared, none loaded."""
+        assert isinstance(self.denoiser.network, BlockNetwork)
+        return self.denoiser.network
+
+    # ---- what a family says -------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def side_multiple(self) -> int:
+        """Image sides, in pixels, are multiples of this."""
+
+    @property
+    def longest_side(self) -> int:
+        """The longest image side, in pixels, that the denoiser has positions for; 0: any."""
+        return 0
+
+    @property
+    @abstractmethod
+    def sampling_defaults(self) -> SamplingDefaults:
+        """The sampling defaults."""
+
+    @property
+    def guidance_distilled(self) -> bool:
+        """Whether the network is guidance-distilled, and needs no classifier-free guidance."""
+        return False
+
+    @property
+    def guidance_keeps(self) -> int:
+        """The side of the squares of latent pixels whose prediction keeps its length in guidance; 0: none does."""
+        return 0
+
+    @property
+    def controls(self) -> ControlRule:
+        """Which control images it takes."""
+        return ControlRule(
+            f"{self.title} looks at no control images here; FLUX.2 and FLUX.3 klein, Krea 2, "
+            "Qwen-Image 2.1 and FLUX.1 Kontext do"
+        )
+
+    @abstractmethod
+    def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
+        """The denoiser's prediction.
+
+        Args:
+            network: the loaded denoiser.
+            x: noised latents (B, h, w, Z) in the network's dtype.
+            t: timesteps or noise levels (B,), as the objective gives them.
+            cond: the arrays of the text encoders, of `size_conditioning` and of control images, batched.
+            guidance: (1,) fp32, the guidance scale that a guidance-distilled network gets.
+
+        Returns:
+            The prediction (B, h, w, Z).
+        """
+
+    @abstractmethod
+    def objective(self, model: ModelSection, loss: LossSection, device: str) -> TrainingObjective:
+        """The training objective."""
+
+    @abstractmethod
+    def path(self, model: ModelSection, loss: LossSection, steps: int, size: Size) -> SamplingPath:
+        """The way from noise to image that samplers follow, for images of a size.
+
+        Args:
+            model: the `[model]` section.
+            loss: the `[loss]` section.
+            steps: number of steps.
+            size: (height, width) of an image, in pixels.
+
+        Returns:
+            The noise levels, and how the network is asked at each.
+
+        Raises:
+            ConfigError: `steps` does not fit the schedule.
+        """
+
+    def size_conditioning(self, placement: Placement) -> Example:
+        """Conditioning that follows from an image's size and crop alone."""
+        return {}
+
+    # ---- what all families share --------------------------------------------------------------------
+
+    def sample_latents(self, moments: tuple[Tensor, Tensor], noise: Tensor) -> Tensor:
+        """Latents (B, h, w, Z) fp32 in the denoiser's scale, of the VAE's mean and log variance, and noise."""
+        return sample_latents(self.vae.published, moments, noise)
+
+    def loss_problems(
+        self, loss: LossSection, weighting: type[Weighting], sampling: type[TimestepSampling]
+    ) -> Mapping[str, str]:
+        """The settings that do not fit this model, by key: a weighting, a timestep sampling or a guidance."""
+        wrong = {}
+        if not weighting.serves(self.flow):
+            wrong["loss.weighting"] = f'"{weighting.name}" has no formula for {self.title}; remove it'
+        wrong |= {
+            f"loss.{key}": f'has no effect with "auto", which is uniform for {self.title}; '
+            'set loss.timestep_sampling = "logit_normal" with it'
+            for key, usual in (("logit_mean", 0.0), ("logit_std", 1.0))
+            if not self.flow and sampling.name == "auto" and getattr(loss, key) != usual
+        }
+        if loss.guidance_scale != 1.0 and not self.guidance_distilled:
+            wrong["loss.guidance_scale"] = f"this model has no guidance input, got {loss.guidance_scale}; remove it"
+        return wrong
+
+    def sampler_problem(self, sampler: str) -> str:
+        """Why this model has no sampler of that name; empty if it has it."""
+        if SAMPLERS[sampler].flow or not self.flow:
+            return ""
+        names = " or ".join(f'"{name}"' for name, kind in SAMPLERS.items() if kind.flow)
+        return f'expected {names} for a model of flow, got "{sampler}"'
+
+    def classifier_free_guidance(self, guidance_scale: float) -> float:
+        """The scale of classifier-free guidance in sampling: 1, which is none, for a guidance-distilled model."""
+        return 1.0 if self.guidance_distilled else guidance_scale
+
+    def load_denoiser(
+        self,
+        *,
+        device: str,
+        dtype: DType | str,
+        storage: nn.Storage | None = None,
+        guidance_scale: float = 1.0,
+        streamed: Collection[str] = (),
+    ) -> Denoiser:
+        """The network to adapt, loaded.
+
+        Args:
+            device: the device of the weights.
+            dtype: their dtype.
+            storage: how quantizable layers are stored; None: as all else.
+            guidance_scale: the input of a guidance-distilled network.
+            streamed: the names of blocks that wait in host memory.
+
+        Returns:
+            The network, and how a step calls it.
+        """
+        network: BlockNetwork = self.denoiser.load(device=device, dtype=dtype, storage=storage, streamed=streamed)
+        return Denoiser.of(self, network, device, guidance_scale)
+
+    def caption_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The arrays of a caption by name, and their shapes, padding included."""
+        return {name: shape for encoder in self.text for name, shape in encoder.outputs.items()}
+
+    @property
+    def paddings(self) -> Paddings:
+        """How the arrays of captions that are kept without padding are filled up in a batch."""
+        return {name: padding for encoder in self.text for name, padding in encoder.paddings.items()}
+
+    def with_images(self) -> Self:
+        """The model whose text encoders read control images too, if they can. Raises ModelFileError as they do."""
+        return replace(self, text=tuple(encoder.with_images() for encoder in self.text))
+
+    def encoders(self, keys: Collection[str]) -> tuple[TextEncoder, ...]:
+        """The text encoders of these keys, in the model's order."""
+        return tuple(encoder for encoder in self.text if encoder.key in keys)
+
+    def networks(self, trained: Collection[str]) -> nn.Module:
+        """The networks that get adapters, weights declared: the denoiser, and the text encoders of these keys."""
+        return joint_module(self.network, {encoder.key: encoder.part.network for encoder in self.encoders(trained)})
+
+    def place(self, layer: str, trained: Collection[str]) -> tuple[str, str]:
+        """A layer of `networks`, by its name there: the component that it belongs to, and its name in that."""
+        key, _, rest = layer.partition(".")
+        components = {encoder.key: encoder.part.component for encoder in self.encoders(trained)}
+        return (components[key], rest) if key in components else (self.denoiser.component, layer)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Denoiser:
+    """A loaded network, and how a step calls it.
+
+    Attributes:
+        model: the opened model.
+        network: the network.
+        guidance: its guidance, a tensor (1,) on the device.
+        text: the text encoders that run in the step.
+    """
+
+    model: Model
+    network: BlockNetwork
+    guidance: Tensor
+    text: tuple[RunningEncoder, ...] = ()
+
+    @classmethod
+    def of(cls, model: Model, network: BlockNetwork, device: str, guidance_scale: float) -> Denoiser:
+        """The denoiser with this guidance as input."""
+        return cls(model, network, tensor(np.full((1,), guidance_scale, np.float32), device=device))
+
+    @property
+    def component(self) -> str:
+        """Its name in LoRA files."""
+        return self.model.denoiser.component
+
+    def networks(self, trained: Collection[str]) -> nn.Module:
+        """The network, and the text encoders of these keys, as `Model.networks` has them; loaded."""
+        return joint_module(self.network, {r.encoder.key: r.network for r in self.text if r.encoder.key in trained})
+
+    def guided(self, guidance_scale: float, device: str) -> Denoiser:
+        """The same with another guidance as input."""
+        return replace(self.of(self.model, self.network, device, guidance_scale), text=self.text)
+
+    def conditioned(self, cond: Mapping[str, Tensor], dtype: DType) -> dict[str, Tensor]:
+        """A batch's conditioning in `dtype`, with arrays of the text encoders in place of token ids."""
+        made = dict(cond)
+        for running in self.text:
+            made = running.conditioned(made, dtype)
+        return made
+
+    def denoise(self, x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
+        """The prediction; see `Model.predict`. Token ids in `cond` are encoded first."""
+        return self.model.predict(self.network, x, t, self.conditioned(cond, x.dtype), self.guidance)
+
+    def sample_latents(self, moments: tuple[Tensor, Tensor], noise: Tensor) -> Tensor:
+        """Latents in the network's scale; see `Model.sample_latents`."""
+        return self.model.sample_latents(moments, noise)
+
+
+def encoder_outputs(encoders: Sequence[TextEncoder]) -> dict[str, tuple[str, ...]]:
+    """Of each text encoder, by its key: the names of the arrays that it makes."""
+    return {encoder.key: tuple(encoder.outputs) for encoder in encoders}

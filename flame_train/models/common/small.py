@@ -1,0 +1,75 @@
+"""Small base models as files: random weights under the published names, and the trained small SDXL of the package.
+
+Random ones generate noise; a LoRA on them only learns a better guess of the velocity.
+
+This engine trained the small SDXL from scratch, on the images of `quickstart.drawings`. It has SDXL's structure with
+7 million weights: two text encoders over CLIP's vocabulary, autoencoder and UNet. It generates the scene of a caption
+of that world. How it was made: `scripts/small_sdxl`.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from flame_train.disk.atomic_write import write_atomically
+from flame_train.engine import nn
+from flame_train.io.safetensors import save_file
+from flame_train.text_encoders.qwen3.network import Qwen3
+from flame_train.text_encoders.qwen3.tokenizer import bytes_alone
+
+SMALL_SDXL: Final = Path(__file__).with_name("assets") / "small_sdxl.safetensors"
+"""The trained small SDXL, fp16."""
+_WORDS: Final = (
+    "a",
+    "an",
+    "and",
+    "in",
+    "on",
+    "of",
+    "the",
+    "with",
+    "photo",
+    "picture",
+    "circle",
+    "square",
+    "red",
+    "blue",
+)
+
+
+def write_small(networks: Mapping[str, nn.Module], folder: Path, seed: int) -> Path:
+    """Writes `base.safetensors`, fp16, and a `tokenizer.json` into one folder; returns the checkpoint's path."""
+    rng = np.random.default_rng(seed)
+    tensors: dict[str, np.ndarray[Any, Any]] = {}
+    for prefix, network in networks.items():
+        network.init(rng, "float16")
+        tensors |= {prefix + name: np.ascontiguousarray(t.numpy()) for name, t in network.weights()}
+    save_file(folder / "base.safetensors", tensors, {"modelspec.title": "a small model with random weights"})
+    write_vocabulary(folder, any(isinstance(network, Qwen3) for network in networks.values()))
+    return folder / "base.safetensors"
+
+
+def write_vocabulary(folder: Path, qwen: bool = False) -> None:
+    """Writes a `tokenizer.json` of T5's kind that knows letters and a few words, or one of Qwen's that knows bytes."""
+    raw = bytes_alone().encode() if qwen else json.dumps(_vocabulary()).encode()
+    write_atomically(folder / "tokenizer.json", [raw], len(raw))
+
+
+def _vocabulary() -> dict[str, Any]:
+    """Letters and a few words, in the form of `tokenizers`; a word is likelier than its letters."""
+    special = [["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0]]
+    letters = [[c, -6.0] for c in ("\u2581", *string.ascii_letters, *string.digits, *string.punctuation)]
+    words = [[f"\u2581{word}", -4.0] for word in _WORDS]
+    return {"version": "1.0", "model": {"type": "Unigram", "unk_id": 2, "vocab": [*special, *letters, *words]}}
+
+
+def copy_small_sdxl(path: Path) -> None:
+    """Copies the trained small SDXL to `path`, whole or not at all. Raises OutputError."""
+    raw = SMALL_SDXL.read_bytes()
+    write_atomically(path, [raw], len(raw))

@@ -1,0 +1,91 @@
+"""Text encoders that run inside the step: token ids come in a batch, and the conditioning is made of them there.
+
+The denoiser cannot tell them from encoders whose arrays come from the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flame_train.engine import Tensor, nn
+from flame_train.engine.dtype import DType, is_float
+from flame_train.networks.blocks import BlockNetwork
+from flame_train.text_encoders.encoder import TextEncoder
+
+KEPT = "kept"
+"""What a batch calls the factor (1,) on an encoder's arrays: 0 for a sample for which it is dropped, else 1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunningEncoder:
+    """A loaded text encoder, which makes its arrays anew in each step."""
+
+    encoder: TextEncoder
+    network: BlockNetwork
+
+    def conditioned(self, arrays: Mapping[str, Tensor], dtype: DType) -> dict[str, Tensor]:
+        """A batch's arrays with those that it makes, in `dtype`, in place of its token ids.
+
+        A batch without its token ids has what it makes already, and stays as it is.
+        """
+        prefix = f"{self.encoder.key}."
+        own = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+        if not own:
+            return dict(arrays)
+        kept = own.pop(KEPT, None)
+        found = self.encoder.encode(self.network, own)
+        made = {name: a.to(dtype) for name, a in found.items() if is_float(a.dtype)}
+        if kept is not None:
+            made = {name: a * kept.to(dtype).reshape(-1, *(1 for _ in a.shape[1:])) for name, a in made.items()}
+        return {name: a for name, a in arrays.items() if not name.startswith(prefix)} | found | made
+
+
+def tokens_of(
+    encoders: Sequence[TextEncoder], text: str, dropped: frozenset[str] | None = None
+) -> dict[str, np.ndarray[Any, Any]]:
+    """What a batch has of a caption for encoders that run in the step.
+
+    Args:
+        encoders: the encoders.
+        text: the caption.
+        dropped: the keys of those that are dropped for this sample; None: a text of which none is ever dropped.
+
+    Returns:
+        Token ids, and for encoders that are dropped now and then the factor on their arrays.
+    """
+    made: dict[str, np.ndarray[Any, Any]] = {}
+    for encoder in encoders:
+        made |= encoder.tokens(text)
+        if dropped is not None and encoder.dropout:
+            made[f"{encoder.key}.{KEPT}"] = np.array([encoder.key not in dropped], np.float32)
+    return made
+
+
+class Networks(nn.Module):
+    """All networks with adapters as one module, so that one set of adapters and one arena serve them.
+
+    The denoiser's layers keep their names; those of a text encoder stand below its key.
+    """
+
+    def __init__(self, denoiser: nn.Module, encoders: Mapping[str, nn.Module]) -> None:
+        self._denoiser, self._encoders = denoiser, dict(encoders)
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+        yield from self._denoiser.named_modules(prefix)
+        for key, network in self._encoders.items():
+            yield from network.named_modules(f"{prefix}.{key}" if prefix else key)
+
+    def fusable_groups(self) -> Sequence[Sequence[Any]]:
+        return self._denoiser.fusable_groups()
+
+    def bring(self, layer: str) -> None:
+        self._denoiser.bring(layer)
+
+
+def joint_module(denoiser: nn.Module, encoders: Mapping[str, nn.Module]) -> nn.Module:
+    """The networks with adapters as one module: without `encoders` the denoiser itself."""
+    return Networks(denoiser, encoders) if encoders else denoiser

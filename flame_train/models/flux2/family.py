@@ -1,0 +1,131 @@
+"""FLUX.2 klein base, 4B and 9B."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+
+from flame_train.data.buckets import Placement, Size
+from flame_train.diffusion.flow import NO_SHIFT, Shift, dynamic_sigmas
+from flame_train.engine import Tensor, nn
+from flame_train.errors import DataError
+from flame_train.io.lora_names import LoraFamily
+from flame_train.models.common.control import ControlRule, controls_of
+from flame_train.models.common.family import Networks, Opening, network_of, published_name, says_distilled
+from flame_train.models.common.flow import (
+    DOUBLE_SINGLE_PRESETS,
+    DistillableModel,
+    FlowFamily,
+    networks_with_qwen3,
+    opened_qwen3,
+)
+from flame_train.models.common.lesson import Lesson
+from flame_train.models.common.model import Autoencoder, SamplingDefaults
+from flame_train.models.flux2 import keys
+from flame_train.models.flux2.files import FLUX2_FILES
+from flame_train.models.flux2.transformer import Flux2, Flux2Arch
+from flame_train.networks.files.part import Part
+from flame_train.networks.vae.vae import VaeArch
+from flame_train.text_encoders.qwen3.encoder import WITHOUT_THINKING
+from flame_train.text_encoders.qwen3.network import Qwen3Arch
+
+_TAPS: Final = (9, 18, 27)
+
+PRESETS: Final = DOUBLE_SINGLE_PRESETS
+"""40, 80 and 80 layers in klein 4B: the modulation is outside the blocks."""
+
+
+def sampling_shift(tokens: int, steps: int) -> float:
+    """exp(mu) of the published sampling: mu between two lines in the number of tokens, by the steps (BFL's flux2)."""
+    at_200 = 0.00016927 * tokens + 0.45666666
+    if tokens > 4300:
+        return math.exp(at_200)
+    at_10 = 8.73809524e-05 * tokens + 1.89833333
+    slope = (at_200 - at_10) / 190.0
+    return math.exp(slope * steps + at_200 - 200.0 * slope)
+
+
+_GRID: Final = 16  # pixels: the side of a token
+
+
+def control_placement(size: Size, resolution: int) -> Placement:
+    """A control image as Flux2KleinPipeline has it: at most resolution^2 pixels, cut in the centre to whole tokens."""
+    height, width = size
+    scale = min(1.0, math.sqrt(resolution**2 / (height * width)))
+    resized = int(height * scale), int(width * scale)
+    bucket = resized[0] // _GRID * _GRID, resized[1] // _GRID * _GRID
+    if not all(bucket):
+        raise DataError(f"{width}x{height} pixels are too small for a control image: each side must have {_GRID}")
+    return Placement(size, bucket, resized, (resized[0] - bucket[0]) // 2, (resized[1] - bucket[1]) // 2)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flux2Model(DistillableModel):
+    """Times are noise levels in (0, 1). klein has no guidance input, and attends to the text's padding."""
+
+    patch = 1
+
+    base_sampling = SamplingDefaults(50, 4.0)
+    distilled_sampling = SamplingDefaults(4, 1.0)
+
+    @property
+    def shift(self) -> Shift:
+        return NO_SHIFT
+
+    def sigmas(self, steps: int, tokens: int) -> np.ndarray[Any, Any]:
+        return dynamic_sigmas(steps, sampling_shift(tokens, steps))
+
+    @property
+    def controls(self) -> ControlRule:
+        return ControlRule(placed=control_placement)
+
+    def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
+        out: Tensor = network(x, t * 1000.0, cond["qwen3"], controls_of(cond))
+        return out
+
+
+def _small() -> Networks:
+    return networks_with_qwen3(Flux2(Flux2Arch.tiny()), Qwen3Arch.tiny(layers=27), VaeArch.tiny(latent_channels=32))
+
+
+class Flux2Family(FlowFamily):
+    name = "flux2"
+    files = FLUX2_FILES
+    encoders = MappingProxyType({"qwen3": "text_encoder"})
+    published = MappingProxyType(
+        {
+            "klein-4b": lambda: networks_with_qwen3(Flux2(Flux2Arch.klein_4b()), Qwen3Arch.b4(), VaeArch.flux2()),
+            "klein-9b": lambda: networks_with_qwen3(Flux2(Flux2Arch.klein_9b()), Qwen3Arch.b8(), VaeArch.flux2()),
+            "flux2-tiny": _small,
+        }
+    )
+    small = "flux2-tiny"
+    lesson = Lesson("a small FLUX.2 klein with random weights, whose images are noise")
+
+    def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Flux2Model:
+        arch = network_of(parts["transformer"], Flux2).arch
+        return Flux2Model(
+            name=self.name,
+            title=self.title,
+            denoiser=parts["transformer"],
+            vae=Autoencoder(parts["vae"], VaeArch.flux2()),
+            text=(opened_qwen3(parts["text_encoder"], opening, WITHOUT_THINKING, _TAPS, masked=False),),
+            lora_names=keys.lora_family(arch.depth, arch.single_depth),
+            presets=PRESETS,
+            few_steps=bool(self.distilled(opening.base)),
+        )
+
+    def distilled(self, base: Path) -> str:
+        name = published_name(base)
+        if "klein" in name and "base" not in name:
+            return "is called klein without base"
+        return says_distilled(base)
+
+    def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
+        return keys.lora_family()

@@ -1,0 +1,161 @@
+"""Loads a family's networks one at a time: from checkpoints, diffusers folders, or files of single networks.
+
+The differences between families are values of this class.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from flame_train.engine import nn
+from flame_train.engine.dtype import DType
+from flame_train.errors import ModelFileError, counted
+from flame_train.io.resolve import Component, Resolved
+from flame_train.io.weight_files import Weights
+from flame_train.io.weights import open_weights
+from flame_train.networks.files.identify import FAMILY_NAMES, Identity, could_be, identify
+from flame_train.networks.files.part import Part, part_of
+from flame_train.networks.files.parts import Build, parts
+from flame_train.networks.files.stated import Stated
+
+_LOG = logging.getLogger(__name__)
+
+
+class Resolve(Protocol):
+    """Which tensor of a file is which native tensor of which component; see `keys.flux.resolve`."""
+
+    def __call__(self, names: Iterable[str], only: str | None = None) -> Resolved: ...
+    def __hash__(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyFiles:
+    """Where a family's networks lie, and how they are built.
+
+    `family` is a key of FAMILY_NAMES. `alone` maps the identified family of a single text encoder's file to its
+    component.
+    """
+
+    family: str
+    components: Sequence[Component]
+    resolve: Resolve
+    alone: Mapping[str, str]
+    build: Build
+
+    def parts(self, path: str | Path, components: Collection[str]) -> dict[str, Part]:
+        """These networks of a file or folder, by component, from one reading of its headers.
+
+        Raises:
+            ModelFileError: the file is of another family, which the message names, or lacks a component. Missing,
+                unexpected and mis-shaped tensors come in one message, before anything is read.
+        """
+        with open_weights(path) as weights:
+            return self._opened(weights, self._resolved(weights, components), components)
+
+    def all_parts(self, path: str | Path, required: str, skip: Collection[str] = ()) -> dict[str, Part]:
+        """Every network of the family that a file or folder holds, but for those to `skip`. Raises as `parts` does.
+
+        `required` must be there.
+        """
+        with open_weights(path) as weights:
+            resolved = self._resolved(weights, [required])
+            present = [name for name, sources in resolved.sources.items() if sources and name not in skip]
+            return self._opened(weights, resolved, present)
+
+    def load(
+        self,
+        path: str | Path,
+        component: str,
+        *,
+        device: str,
+        dtype: DType | str,
+        check_finite: bool = True,
+        storage: nn.Storage | None = None,
+    ) -> Any:
+        """Loads one network with its weights.
+
+        Args:
+            path: the checkpoint's file or folder.
+            component: the name of the network, such as "vae".
+            device: "cuda" or "cpu".
+            dtype: dtype of the weights.
+            check_finite: whether NaN and infinity are refused.
+            storage: how quantizable layers are stored; None: as all else.
+
+        Returns:
+            The network, of the class that `build` makes.
+
+        Raises:
+            ModelFileError: as `parts` and `Part.load`.
+        """
+        part = self.parts(path, [component])[component]
+        return part.load(device=device, dtype=dtype, check_finite=check_finite, storage=storage)
+
+    def _resolved(self, weights: Weights, components: Collection[str]) -> Resolved:
+        """The file's tensors sorted into components, after a check of its family and components."""
+        found = identify(weights.shapes, weights.metadata)
+        only = self._only(found, components)
+        if not only:
+            wanted = self._in_words(components)
+            raise ModelFileError(f"{weights.path}: expected {wanted}, found {found.detail}; name another file")
+        resolved = _resolve(self.resolve, weights.names, None if only == "checkpoint" else only)
+        prefixes = tuple(prefix for component in self.components for prefix in component.prefixes)
+        if only == "checkpoint":
+            _tell_stray(weights.path, tuple(name for name in resolved.unknown if not name.startswith(prefixes)))
+        lacking = [name for name in components if not resolved.sources.get(name)]
+        if lacking:
+            raise ModelFileError(
+                f"{weights.path}: expected {', '.join(components)}, but it holds no {', no '.join(lacking)}; "
+                f"use a full checkpoint or a diffusers folder, or name the file that has it. This is: {found.detail}"
+            )
+        return resolved
+
+    def _in_words(self, components: Collection[str]) -> str:
+        """The purpose of a file in messages: the family, and the component if it may have its own file."""
+        encoders = {component: FAMILY_NAMES[known] for known, component in self.alone.items()}
+        family, parts = FAMILY_NAMES[self.family], [encoders.get(c, c.replace("_", " ")) for c in components]
+        whole = not components or self.components[0].name in components
+        return family if whole else f"{' and '.join(parts)} of {family}"
+
+    def _only(self, found: Identity, components: Collection[str]) -> str:
+        """The content of the file: "checkpoint", or its single component; empty if it has none of the family's.
+
+        A text encoder of unknown width counts as the wanted one.
+        """
+        if found.kind == "text_encoder":
+            (asked,) = components if len(components) == 1 else ("",)
+            asked = asked if asked.startswith("text_encoder") and found.family == "unknown" else ""
+            return self.alone.get(found.family, asked)
+        known = found.kind in ("checkpoint", *(c.name for c in self.components))
+        return found.kind if known and found.family != "unknown" and could_be(found.family, self.family) else ""
+
+    def _opened(self, weights: Weights, resolved: Resolved, components: Collection[str]) -> dict[str, Part]:
+        wanted = [next(c for c in self.components if c.name == name) for name in components]
+        stated = {c.name: Stated.beside(weights.path, c.prefixes) for c in wanted}
+        if not any(name.startswith(wanted[0].prefixes) for name in weights.names):
+            wanted[0] = replace(wanted[0], prefixes=("",))  # alone in its file: what has no place there is unexpected
+        made = parts(weights, weights.shapes, resolved, wanted, self.build)
+        return {
+            name: part_of(weights, name, built, partial(self.build, name, built[1].shapes, stated[name]))
+            for name, built in made.items()
+        }
+
+
+@lru_cache(maxsize=16)
+def _tell_stray(path: Path, names: tuple[str, ...]) -> None:
+    """Says once that a checkpoint holds tensors of no part of the model: they may mark another kind of it."""
+    if names:
+        _LOG.warning(
+            "%s: left out %s of no part of the model, such as %s", path, counted(len(names), "tensor"), names[0]
+        )
+
+
+@lru_cache(maxsize=16)
+def _resolve(resolve: Resolve, names: tuple[str, ...], only: str | None) -> Resolved:
+    """The components' names of a file's tensors, cached because every stage needs them."""
+    return resolve(names, only)

@@ -1,0 +1,236 @@
+"""Identifies a weights file by its header alone: kind, family, layout.
+
+The signs are the names and a few shapes that differ between published models; the first that fits wins.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, TypeGuard
+
+from flame_train.families import FAMILY_TITLES
+from flame_train.io.adapter_kinds import other_kind, read_kind, remedy, without_place
+from flame_train.networks.files.identify_lora import is_adapter, lora_family_of
+from flame_train.networks.files.signs import Network, Shape, Shapes, Signs
+
+STATE_PREFIXES: Final = ("values.", "optimizer.")
+"""Prefixes of names in a checkpoint's optimizer file: exact values, and the optimizer's state."""
+_QUANTISED: Final = (
+    (".quant_state.", "bitsandbytes' 4 bits (NF4 or FP4)"),
+    (".absmax", "bitsandbytes' 4 bits (NF4 or FP4)"),
+    (".SCB", "bitsandbytes' 8 bits"),
+    (".comfy_quant", "ComfyUI's quantised format"),
+)
+"""Parts of tensor names that indicate packed weights, with the packing's name."""
+_NETWORK_PREFIXES: Final = ("model.diffusion_model.", "diffusion_model.", "net.", "unet/", "transformer/")
+_VAE_PREFIXES: Final = ("first_stage_model.", "vae/", "vae.")
+
+
+def _signs() -> Iterator[Signs]:
+    """Each family's, from `models.<family>.signs`. A family in the list whose files look like another's has none."""
+    for family in FAMILY_TITLES:
+        name = f"flame_train.models.{family}"
+        if importlib.util.find_spec(name) is not None:
+            module = importlib.import_module(f"{name}.signs")
+            yield from (kind() for kind in vars(module).values() if _is_signs(kind, module.__name__))
+
+
+def _is_signs(found: object, module: str) -> TypeGuard[type[Signs]]:
+    return isinstance(found, type) and issubclass(found, Signs) and found.__module__ == module
+
+
+SIGNS: Final = tuple(_signs())
+
+FAMILY_NAMES: Final[Mapping[str, str]] = {
+    **{name: title for signs in SIGNS for name, title in signs.names.items()},
+    "qwen-wan": "Qwen-Image or Wan 2.1",
+    "clip-l": "CLIP-L",
+    "clip-bigg": "OpenCLIP bigG",
+    "clip-h": "OpenCLIP ViT-H",
+    "t5-xxl": "T5-XXL",
+    "qwen3-0.6b": "Qwen3-0.6B",
+    "qwen3-4b": "Qwen3-4B",
+    "qwen3-8b": "Qwen3-8B",
+    "qwen3-vl-4b": "Qwen3-VL-4B",
+    "qwen3-vl-8b": "Qwen3-VL-8B",
+    "qwen2.5-vl-7b": "Qwen2.5-VL-7B",
+}
+"""Each identifiable model and text encoder -> its usual name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The identity of a file. `family` is a key of FAMILY_NAMES or "unknown"; `parts` are the components it holds.
+
+    kind: one of these words.
+    - checkpoint: several components. unet, transformer, vae, text_encoder: one.
+    - lora: a LoRA, or another kind of adapter that is read here. adapter: OFT, and others that are not.
+    - state: what a run is continued from.
+    - quantised, unknown.
+
+    layout: single-file, diffusers, openclip, transformers, kohya, peft, native or "". `detail` says it in words.
+    """
+
+    kind: str
+    family: str
+    layout: str
+    detail: str
+    parts: tuple[str, ...] = ()
+
+
+def identify(shapes: Shapes, metadata: Mapping[str, str] | None = None) -> Identity:
+    """Identifies a file by its tensors. `shapes`: name -> shape, as `open_weights(path).shapes`."""
+    return _identified(tuple(shapes.items()), tuple((metadata or {}).items()))
+
+
+@lru_cache(maxsize=8)  # a plan asks for the same files again and again
+def _identified(tensors: tuple[tuple[str, Shape], ...], notes: tuple[tuple[str, str], ...]) -> Identity:
+    shapes, metadata = dict(tensors), dict(notes)
+    if shapes and all(name.startswith(STATE_PREFIXES) for name in shapes):
+        words = "a checkpoint of a flame-train run: exact values and optimizer state; the LoRA lies in the same folder"
+        return Identity("state", "unknown", "", words)
+    if is_adapter(shapes):
+        return _adapter(shapes, metadata)
+    packed = next(((name, how) for sign, how in _QUANTISED for name in shapes if sign in name), None)
+    if packed:
+        words = f"a model whose weights are packed in {packed[1]} ({packed[0]}), in a way that is not read here; "
+        return Identity("quantised", "unknown", "", words + "use its bf16, fp16, fp8, int8, NF4 or GGUF file")
+    network = _stripped(shapes, _NETWORK_PREFIXES)
+    found = _network(network)
+    parts = _parts(shapes, found)
+    if found is not None:
+        family, layout, kind, note = found[0]
+        whole = kind if parts == (kind,) else "checkpoint"
+        return _identity(whole, family, layout, note, parts)
+    vae = _vae(_stripped(shapes, _VAE_PREFIXES))
+    if vae is not None:
+        return _identity("vae", *vae, "", parts)
+    text = _text_encoder(shapes)
+    if text is not None:
+        return _identity("text_encoder", *text, "", parts)
+    return Identity("unknown", "unknown", "", f"not a model that is known here ({len(shapes)} tensors)")
+
+
+def could_be(family: str, wanted: str) -> bool:
+    """Whether the identified family agrees with `wanted`: the same, or a name for several that includes it."""
+    groups = {"unknown": tuple(FAMILY_NAMES)}
+    for signs in SIGNS:
+        groups |= {name: (*groups.get(name, ()), *members) for name, members in signs.groups.items()}
+    return family == wanted or wanted in groups.get(family, ()) or family in groups.get(wanted, ())
+
+
+def lora_could_be(family: str, wanted: str) -> bool:
+    """Whether a LoRA of the identified family may be for `wanted`: as `could_be`, or its names are also that one's."""
+    others = [family in signs.also_reads.get(wanted, ()) for signs in SIGNS]
+    return could_be(family, wanted) or any(others)
+
+
+def _identity(kind: str, family: str, layout: str, note: str, parts: tuple[str, ...]) -> Identity:
+    words = f"{FAMILY_NAMES.get(family, 'unknown')}{note}, {kind.replace('_', ' ')}, {layout} layout"
+    if kind == "checkpoint":
+        words += f" ({', '.join(part.replace('_', ' ') for part in parts)})"
+    return Identity(kind, family, layout, words, parts)
+
+
+def _adapter(shapes: Shapes, metadata: Mapping[str, str]) -> Identity:
+    other = other_kind(shapes)
+    family, layout = lora_family_of(shapes, metadata, SIGNS)
+    name = FAMILY_NAMES.get(family, "a model that is not known here")
+    if reason := without_place(shapes):
+        return Identity("adapter", family, layout, reason)
+    if other:
+        return Identity("adapter", family, layout, f"{other} for {name}; not a kind that is read here{remedy(other)}")
+    naming = "diffusers" if layout == "peft" else layout  # as `convert` and output.format call it
+    return Identity("lora", family, layout, f"{read_kind(shapes)} for {name}, {naming} names")
+
+
+def _stripped(shapes: Shapes, prefixes: Iterable[str]) -> Shapes:
+    """The tensors below the first prefix that occurs, without it; all of them when none does."""
+    for prefix in prefixes:
+        found = {name[len(prefix) :]: shape for name, shape in shapes.items() if name.startswith(prefix)}
+        if found:
+            return found
+    return shapes
+
+
+def _network(shapes: Shapes) -> tuple[Network, Signs] | None:
+    found = ((network, signs) for signs in SIGNS if (network := signs.network(shapes)) is not None)
+    return next(found, None)
+
+
+def _vae(shapes: Shapes) -> tuple[str, str] | None:
+    """Family and layout. VAEs of one latent width differ in values only."""
+    film = shapes.get("decoder.conv_in.weight"), shapes.get("decoder.conv1.weight")  # in diffusers' names, in Wan's
+    for first, layout in zip(film, ("diffusers", "single-file"), strict=True):
+        if first is not None and len(first) == 5:
+            return {16: "qwen-wan", 64: "qwenimage"}.get(first[1], "unknown"), layout
+    first = film[0]
+    if first is None or len(first) != 4:
+        return None
+    family = {4: "sd1-sd2-sdxl", 16: "sd3-flux", 32: "flux2-flux3", 64: "qwenimage"}.get(first[1], "unknown")
+    layout = "diffusers" if any(name.startswith("decoder.up_blocks.") for name in shapes) else "single-file"
+    return family, layout
+
+
+def _text_encoder(shapes: Shapes) -> tuple[str, str] | None:
+    for name, shape in shapes.items():
+        if name.endswith("embeddings.token_embedding.weight") and len(shape) == 2:
+            return _clip(shape[1]), "transformers"
+    for name, shape in shapes.items():
+        if name.endswith("token_embedding.weight") and len(shape) == 2:
+            return _clip(shape[1]), "openclip"
+    for name, shape in shapes.items():
+        if name.endswith(("shared.weight", "encoder.embed_tokens.weight")) and shape == (32128, 4096):
+            return "t5-xxl", "transformers"
+        if name.endswith("token_embd.weight") and shape == (32128, 4096):
+            return "t5-xxl", "llama.cpp"
+    if any(name.endswith("layers.0.self_attn.q_norm.weight") for name in shapes):
+        return _qwen3(shapes), "transformers"
+    if any(name.endswith("layers.0.self_attn.q_proj.bias") for name in shapes):
+        return _qwen2_5(shapes), "transformers"
+    return None
+
+
+def _qwen3(shapes: Shapes) -> str:
+    """By its width, and by what Qwen3-VL has for images, or calls its text half."""
+    width = next((shape[-1] for name, shape in shapes.items() if name.endswith("embed_tokens.weight")), 0)
+    if any("visual." in name or "language_model." in name for name in shapes):
+        return {2560: "qwen3-vl-4b", 4096: "qwen3-vl-8b"}.get(width, "unknown")
+    return {1024: "qwen3-0.6b", 2560: "qwen3-4b", 4096: "qwen3-8b"}.get(width, "unknown")
+
+
+def _qwen2_5(shapes: Shapes) -> str:
+    """By its width, and its half for images."""
+    width = next((shape[-1] for name, shape in shapes.items() if name.endswith("embed_tokens.weight")), 0)
+    seen = any("visual." in name or "language_model." in name for name in shapes)
+    return "qwen2.5-vl-7b" if seen and width == 3584 else "unknown"
+
+
+def _clip(width: int) -> str:
+    return {768: "clip-l", 1280: "clip-bigg", 1024: "clip-h"}.get(width, "unknown")
+
+
+def _parts(shapes: Shapes, found_network: tuple[Network, Signs] | None) -> tuple[str, ...]:
+    """The components in the file, by the prefixes that full checkpoints and diffusers folders use."""
+    found = [] if found_network is None else [found_network[0].kind]
+    if _vae(_stripped(shapes, _VAE_PREFIXES)) is not None:
+        found.append("vae")
+    signs = {
+        "text_encoder": (
+            *("text_encoder/", "conditioner.embedders.0.", "cond_stage_model."),
+            *("text_encoders.clip_l.", "text_encoders.qwen"),
+        ),
+        "text_encoder_2": ("text_encoder_2/", "conditioner.embedders.1.", "text_encoders.clip_g."),
+        "text_encoder_3": ("text_encoder_3/", "text_encoders.t5xxl."),
+    }
+    found += [part for part, starts in signs.items() if any(name.startswith(starts) for name in shapes)]
+    if not found and _text_encoder(shapes) is not None:
+        found.append("text_encoder")
+    if found_network is not None:
+        t5 = found_network[1].t5
+        found = list(dict.fromkeys(t5 if part == "text_encoder_3" else part for part in found))
+    return tuple(found)

@@ -1,0 +1,168 @@
+"""One network of an opened base model: its name, and the source of each of its weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flame_train.engine import nn
+from flame_train.engine.backend import get_backend
+from flame_train.engine.dtype import DType
+from flame_train.errors import ModelFileError
+from flame_train.io.digests import Digests
+from flame_train.io.keymap import Shape, Source
+from flame_train.io.weight_files import StoredNf4, Weights
+from flame_train.io.weights import open_weights
+from flame_train.networks.files.parts import Native, digest
+from flame_train.networks.streaming import StreamedWeights
+from flame_train.progress import progress
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a network's weights go, as `Part.load` has it; `mover` takes those of blocks that wait in host memory."""
+
+    device: str
+    dtype: DType | str
+    storage: nn.Storage | None
+    check_finite: bool
+    mover: StreamedWeights | None
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Part:
+    """A network with its weights declared and none loaded.
+
+    Attributes:
+        component: its name in the model, such as "unet" or "text_encoder_2".
+        path: the file or folder that holds it.
+        network: the network, of which only names and shapes are known.
+        build: makes another such network.
+        sources: native name -> where in the file the tensor is read.
+        shapes: native name -> shape.
+    """
+
+    component: str
+    path: Path
+    network: nn.Module
+    build: Callable[[], nn.Module]
+    sources: Mapping[str, Source]
+    shapes: Mapping[str, Shape]
+
+    def __repr__(self) -> str:
+        return f"Part({self.component!r}, {str(self.path)!r})"
+
+    def load(
+        self,
+        *,
+        device: str,
+        dtype: DType | str,
+        storage: nn.Storage | None = None,
+        check_finite: bool = True,
+        streamed: Collection[str] = (),
+    ) -> Any:
+        """A network with its weights, of the class that `build` makes. Tensors go to the device one by one.
+
+        On a described GPU it reads no file.
+
+        Args:
+            device: the device of the weights.
+            dtype: their dtype.
+            storage: how quantizable layers are stored; None: as all else.
+            check_finite: whether NaN and infinity are refused.
+            streamed: the names of blocks that wait in host memory, from which each goes as soon as it is loaded.
+
+        Returns:
+            The network.
+
+        Raises:
+            ModelFileError: a tensor holds NaN or infinity, or the file was changed since it was opened.
+            DeviceFault: the host has no memory for the blocks.
+        """
+        network = self.build()
+        blocks = StreamedWeights(network, streamed) if streamed else None
+        self._fill(network, Target(device, dtype, storage, check_finite, blocks))
+        if blocks is not None:
+            blocks.begin(get_backend(device))
+        return network
+
+    def _fill(self, network: nn.Module, target: Target) -> None:
+        if get_backend(target.device).described:
+            dtype, device, storage = target.dtype, target.device, target.storage
+            nn.allocate(network, dtype=dtype, device=device, storage=storage, mover=target.mover)
+            return
+        with open_weights(self.path) as weights:
+            name = self.component.replace("_", " ")
+            what, tensors = f"{self.path}: {name}", len(list(network.named_specs()))
+            with progress(f"loading {name}", tensors) as advance:
+                source = self.source(weights, advance)
+                nn.load(
+                    network,
+                    source,
+                    dtype=target.dtype,
+                    device=target.device,
+                    what=what,
+                    check_finite=target.check_finite,
+                    storage=target.storage,
+                    mover=target.mover,
+                )
+
+    def source(self, weights: Weights, advance: Callable[[float], None]) -> Native:
+        """What the weights are read from, of its opened file; `advance` hears of each tensor."""
+        return Unchanged(weights, self.sources, self.shapes, advance)
+
+    def digest(self, digests: Digests | None = None) -> str:
+        """SHA-256, in hex, over names and values of all its tensors: a cache of its outputs depends on it.
+
+        Files whose digest `digests` knows are not read.
+        """
+        with open_weights(self.path) as weights:
+            names = sorted({name for source in self.sources.values() for name in source.names})
+            what = f"tensors {hashlib.sha256(json.dumps(names).encode()).hexdigest()}"
+            return (digests or Digests(None)).of(weights.files, what, lambda: digest(weights, [self.sources]))
+
+
+class Unchanged(Native):
+    """Reads from a file that was opened again, and refuses it where it holds other shapes than it did."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        sources: Mapping[str, Source],
+        shapes: Mapping[str, Shape],
+        advance: Callable[[float], None],
+    ) -> None:
+        super().__init__(weights, sources, shapes)
+        self._advance = advance
+
+    def read(self, name: str) -> np.ndarray[Any, Any]:
+        found = super().read(name)
+        self._advance(1)
+        self._refuse_changed(name, found.shape)
+        return found
+
+    def nf4(self, name: str) -> StoredNf4 | None:
+        found = super().nf4(name)
+        if found is not None:
+            self._advance(1)
+            self._refuse_changed(name, self._weights.info(self.sources[name].names[0]).shape)
+        return found
+
+    def _refuse_changed(self, name: str, shape: Sequence[int]) -> None:
+        if tuple(shape) != self.shapes[name]:
+            raise ModelFileError(
+                f"{self._weights.path}: {name} had the shape {self.shapes[name]} when the file was checked, and has "
+                f"{tuple(shape)} now; it was replaced meanwhile: start again"
+            )
+
+
+def part_of(weights: Weights, component: str, built: tuple[nn.Module, Native], build: Callable[[], nn.Module]) -> Part:
+    """The `Part` that an open file holds, of its network and its sources as `parts.parts` gives them."""
+    network, native = built
+    return Part(component, weights.path, network, build, native.sources, native.shapes)

@@ -1,0 +1,242 @@
+"""Stage 1, check: a config file to settings and an opened model, or one report of everything wrong.
+
+This stage alone opens model files, for their headers; later stages hold the result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from flame_train.adapters.kinds import Factors
+from flame_train.adapters.rules import Own
+from flame_train.config.located import ConfigWithSource, ErrorCollector
+from flame_train.config.schema import Config, DataSection, LossSection
+from flame_train.data.caption_tools import CaptionKeys
+from flame_train.data.sets import image_sets
+from flame_train.diffusion.samplers import SAMPLERS
+from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
+from flame_train.diffusion.weightings import WEIGHTINGS
+from flame_train.engine import nn
+from flame_train.errors import ConfigError
+from flame_train.io.hub import resolve_checkpoint
+from flame_train.models.common.model import Model
+from flame_train.models.registry import Family, Opening, family_of
+from flame_train.run.check.adapted_layers import adapted_layers
+from flame_train.run.check.checkpointing import blocks_named
+from flame_train.run.check.control_images import check_control_sets
+from flame_train.run.check.initial_lora import beginning
+from flame_train.run.check.preview_model import opened_for_samples
+from flame_train.run.check.streaming import blocks_streamed, text_share
+from flame_train.run.sampling import check_sampling, requests, with_defaults, with_prompts_of_file
+from flame_train.text_encoders.encoder import TextEncoder
+
+_FILE_NAME: Final = re.compile(r'(?![. ])(?!.*\.safetensors$)[^\x00-\x1f/\\:*?"<>|]*[^\x00-\x1f/\\:*?"<>|. ]')
+_LONGEST_NAME: Final = 200
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checked:
+    """Settings that fit their model.
+
+    Attributes:
+        config: the settings, with what they leave to the model filled in.
+        base: the checkpoint's path.
+        model: the opened model.
+        targets: the names of the layers to adapt.
+        checkpointed: the names of the blocks whose activations are recomputed.
+        own: what rules say of each adapted layer.
+        begun: the finished adapter that a fresh run begins with, by layer.
+        streamed: the names of the blocks whose weights wait in host memory.
+        other_sample_model: the model that samples images; None: the base.
+        streamed_text: the share of the text encoders' blocks that waits in host memory while they encode.
+    """
+
+    config: Config
+    base: Path
+    model: Model
+    targets: tuple[str, ...]
+    checkpointed: frozenset[str]
+    own: Mapping[str, Own] = field(default_factory=dict)
+    begun: Mapping[str, Factors] = field(default_factory=dict)
+    streamed: frozenset[str] = frozenset()
+    other_sample_model: Model | None = None
+    streamed_text: float = 0.0
+
+    @property
+    def sample_model(self) -> Model:
+        """The model that samples images."""
+        return self.other_sample_model or self.model
+
+    @property
+    def networks(self) -> nn.Module:
+        """The networks that get adapters, weights declared."""
+        return self.model.networks(self.config.text_encoders.train)
+
+    @property
+    def running(self) -> tuple[TextEncoder, ...]:
+        """The text encoders that run in each step: those that are trained, or all if no captions are cached."""
+        text = self.config.text_encoders
+        return self.model.text if text.cache == "off" else self.model.encoders(text.train)
+
+
+def _shows(config: Config) -> bool:
+    """Whether any image or prompt has control images."""
+    prompts = (config.sample.control, *(prompt.control or () for prompt in config.sample.prompts))
+    return any(own.control for own in image_sets(config.data)) or any(prompts)
+
+
+def _looking(model: Model, config: Config) -> Model:
+    """The model whose text encoders read control images, if they can.
+
+    Raises ConfigError where they run in each step, ModelFileError where their weights lack.
+    """
+    found = model.with_images()
+    if config.text_encoders.cache == "off" and any(encoder.looking for encoder in found.text):
+        raise ConfigError(
+            f'text_encoders.cache: expected "on" for {model.title} with control images, which its text encoder reads; '
+            'got "off"'
+        )
+    return found
+
+
+def check(asked: Config | ConfigWithSource, family: Family | None = None) -> Checked:
+    """Opens the model and checks everything that needs no image.
+
+    `family` is the one that the user named, None: whichever the checkpoint is of. Raises ConfigError with all that does
+    not fit, each where it was written, ModelFileError for files that cannot be used.
+    """
+    located = asked if isinstance(asked, ConfigWithSource) else ConfigWithSource(asked)
+    config, wrong = located.config, ErrorCollector(located)
+    with wrong:
+        _check_places(config)
+    with wrong:
+        _check_weights(config.data)
+    with wrong:
+        _check_name(config.output.name)
+    model, base, family = None, Path(), family
+    with wrong:
+        base = resolve_checkpoint(config.model.checkpoint)
+        family = family or family_of(base)
+    if family is not None:
+        with wrong:
+            family.refuse_unsupported(config)
+        with wrong:
+            family.refuse_distilled(base, config.model)
+        with wrong:
+            model = family.open(Opening(base, config.model, config.text_encoders, config.data.max_tokens))
+            for encoder in model.text:
+                _ = encoder.vocabulary  # raises if a vocabulary is missing or damaged
+    if model is None:
+        wrong.raise_all()
+    assert model is not None
+    assert family is not None
+    with wrong:
+        config = config.model_copy(update={"sample": with_prompts_of_file(config.sample)})
+    with wrong:
+        model = _looking(model, config) if _shows(config) else model
+    sampling_model = model
+    with wrong:
+        sampling_model = opened_for_samples(config, family, model)
+    config = config.model_copy(update={"sample": with_defaults(config.sample, sampling_model)})
+    with wrong:
+        _check_loss(config.loss, model, family.unsupported_keys())
+    with wrong:
+        _check_grid(config.data.bucket_step, model)
+    with wrong:
+        if problem := sampling_model.sampler_problem(SAMPLERS.chosen(config.sample).name):
+            raise ConfigError(f"sample.sampler: {problem}")
+        if config.sample.repeats:
+            wanted = requests(config.sample, config.data.resolution, sampling_model)
+            check_sampling(wanted, config.model, config.loss, sampling_model)
+    with wrong:
+        check_control_sets(config.data, model)
+    layers: dict[str, Own] = {}
+    begun: dict[str, Factors] = {}
+    with wrong:
+        layers = adapted_layers(config.lora, config.text_encoders, model)
+        begun = beginning(config.lora, model, layers, config.text_encoders.train)
+    with wrong:
+        cached = config.text_encoders.cache != "off" and set(config.text_encoders.train) != set(family.encoders)
+        for own in image_sets(config.data, config.captions):
+            _check_captions(own.captions, cached)
+    blocks = streamed = frozenset[str]()
+    offload = config.model.offload
+    recomputes = config.gradient.checkpointing
+    with wrong:
+        blocks = blocks_named(model.network, recomputes, config.gradient.checkpoint_blocks)
+        if offload == "auto" and config.memory.budget:  # which chooses a share later
+            offload = "off"
+        streamed = blocks_streamed(model.network, offload, recomputes, blocks)
+    wrong.raise_all()
+    adapted = MappingProxyType(layers), MappingProxyType(begun)
+    return Checked(config, base, model, tuple(layers), blocks, *adapted, streamed, sampling_model, text_share(offload))
+
+
+def storage_of(quantize: str, arithmetic: str) -> nn.Storage | None:
+    """How the engine stores a base: as `model.quantize` says, with products as `model.arithmetic` says."""
+    return None if quantize == "off" else nn.Storage(quantize, dynamic=arithmetic == quantize)
+
+
+def encoding_formats(config: Config) -> dict[str, str]:
+    """The number formats in which images and captions are encoded, by the keys that ask for them."""
+    text = config.text_encoders.precision
+    own = (
+        {"train.precision": config.train.precision}
+        if text in ("auto", *nn.FORMATS)
+        else {"text_encoders.precision": text}
+    )
+    return own | {"model.vae_precision": config.model.vae_precision}
+
+
+def _check_loss(loss: LossSection, model: Model, refused: Collection[str]) -> None:
+    """Raises ConfigError for settings that do not fit the model, but for keys that its family `refused` already."""
+    problems = model.loss_problems(loss, type(WEIGHTINGS.chosen(loss)), type(TIMESTEP_SAMPLINGS.chosen(loss)))
+    told = [f"{key}: {problem}" for key, problem in problems.items() if key not in refused]
+    if told:
+        raise ConfigError("\n".join(told))
+
+
+def _check_grid(step: int, model: Model) -> None:
+    grid = model.side_multiple
+    if step % grid:
+        raise ConfigError(f"data.bucket_step: expected a multiple of {grid} for this model, got {step}")
+
+
+def _check_places(config: Config) -> None:
+    """A run inside its own folder of images would read its sample grids as images. Hidden folders are never read."""
+    out = Path(config.output.dir).resolve()
+    for images in (own.folder.resolve() for own in image_sets(config.data)):
+        if out.is_relative_to(images) and not any(p.startswith(".") for p in out.relative_to(images).parts):
+            raise ConfigError(
+                f"output.dir: {out} lies inside {'data.sets' if config.data.sets else 'data.path'}, where its sample "
+                "grids would be taken for images to train on; name a folder elsewhere"
+            )
+
+
+def _check_weights(data: DataSection) -> None:
+    trained = [own for own in data.sets if not own.validation]
+    if trained and not any(own.weight for own in trained):
+        raise ConfigError("data.sets: expected a weight above 0 in a table, got weights that sum to 0")
+
+
+def _check_name(name: str) -> None:
+    """The name of the LoRA's file must be one on every system, and leave room for a step and an ending."""
+    if name and (not _FILE_NAME.fullmatch(name) or len(name.encode()) > _LONGEST_NAME):
+        raise ConfigError(
+            f"output.name: expected a file name without folder and ending, of at most {_LONGEST_NAME} bytes and with "
+            f'none of / \\ : * ? " < > |, got {name!r}'
+        )
+
+
+def _check_captions(captions: CaptionKeys, cached: bool) -> None:
+    """A pool of texts serves the cache alone."""
+    if not cached and "variants" in captions.model_fields_set:
+        raise ConfigError(
+            "captions.variants: it says how many texts of an image are cached, and here each step draws a new one; "
+            "remove it"
+        )

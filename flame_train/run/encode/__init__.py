@@ -1,0 +1,1 @@
+"""Stage 3, encode: images and captions to cached arrays."""

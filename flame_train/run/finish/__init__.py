@@ -1,0 +1,1 @@
+"""Stage 5, finish: the LoRA files with their metadata."""

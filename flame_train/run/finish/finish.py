@@ -1,0 +1,156 @@
+"""Stage 5, finish: writes the LoRA files with their metadata, and reports all paths."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from flame_train.adapters.attach import Attached
+from flame_train.config.keys import keys
+from flame_train.config.prompts import Prompt
+from flame_train.config.render import decisive
+from flame_train.config.schema import Config
+from flame_train.data.samples import Samples
+from flame_train.diffusion.samplers import SAMPLERS
+from flame_train.diffusion.weightings import WEIGHTINGS
+from flame_train.engine.dtype import as_dtype
+from flame_train.io.runfolder import RunFolder
+from flame_train.models.common.model import Model
+from flame_train.run.finish.sd_scripts_metadata import as_sd_scripts
+from flame_train.training.meter import REMEMBERED, Meter
+from flame_train.training.result import LoraWriter, formats, standing_of
+from flame_train.training.validation import EarlyStopping
+from flame_train.version import __version__
+
+_ENCODERS: Final = ("clip_l", "clip_g", "t5", "t5_vocabulary", "qwen3")
+
+
+def lora_writer(config: Config, model: Model, attached: Attached, samples: Samples, batches: int) -> LoraWriter:
+    """The writer of the run's LoRA files. Equal runs give equal bytes: no time, no path.
+
+    Args:
+        config: the settings.
+        model: the opened model.
+        attached: the adapters.
+        samples: what is trained on.
+        batches: micro-batches in an epoch.
+
+    Returns:
+        The writer.
+    """
+    names, side, out = model.lora_names, config.data.resolution, config.output
+    described = {"resolution": f"{side}x{side}"}
+    if names.several_predictions:
+        described["prediction_type"] = config.model.prediction
+    trigger = out.trigger or config.captions.trigger
+    described |= {k: v for k, v in (("author", out.author), ("trigger_phrase", trigger)) if v}
+    title = out.title or out.name or Path(out.dir).name or "lora"
+    settings = json.dumps(_without_places(config), sort_keys=True, default=list)
+    return LoraWriter(
+        attached,
+        lambda layer: model.place(layer, config.text_encoders.train),
+        names,
+        title=title,
+        described=described,
+        metadata={
+            **as_sd_scripts(config, samples, batches, title),
+            "flame_train_version": __version__,
+            "flame_train_config": settings,
+            "flame_train_config_hash": hashlib.sha256(settings.encode()).hexdigest(),
+            "flame_train_dataset_hash": dataset_hash(samples),
+        },
+        dtype=as_dtype(out.precision),
+    )
+
+
+def dataset_hash(samples: Samples) -> str:
+    """Of every image's bytes and its caption, in their order; not of where they lie."""
+    digest = hashlib.sha256()
+    for item in (row.item for row in samples.rows):
+        digest.update(item.sha256.encode())
+        for caption in item.captions:
+            digest.update(f" {len(caption)} ".encode() + caption.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _without_places(config: Config) -> dict[str, Any]:
+    """The settings the weights depend on, files and folders by their last name: where they lay is nobody's business."""
+    return {
+        path: keys()[path].with_places(value, lambda place: Path(place).name)
+        for path, value in decisive(config).items()
+    }
+
+
+def report(folder: RunFolder, config: Config, last: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """Where everything is and what to do next, for a finished run on a device, whose last step had these figures."""
+    return {
+        "lora": str(folder.lora),
+        **{f"lora_{form}": str(folder.lora_beside(form)) for form in formats(config.output.format)[1:]},
+        "steps": folder.step,
+        "mean_loss": Meter(folder.losses(REMEMBERED)).loss,
+        "last_step_loss": last.get("loss"),
+        "loss_weighting": WEIGHTINGS.chosen(config.loss).name,
+        "log": str(folder.folder / "log.jsonl"),
+        "samples": str(folder.samples) if any(folder.samples.glob("*.png")) else None,
+        "checkpoints": str(folder.checkpoints),
+        **_best(folder),
+        "next": _next(config, folder.lora, device),
+    }
+
+
+def for_reader(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The report of a finished run with figures of four digits, each loss with what it is of."""
+    rows = dict(result)
+    weighting = rows.pop("loss_weighting", "none")
+    weighted = "" if weighting == "none" else f", weighted by {weighting}: it compares with no other loss"
+    for name, what in {"mean_loss": " over about the last twenty steps", "last_step_loss": ""}.items():
+        if rows.get(name) is not None:
+            rows[name] = f"{rows[name]:.4g}{what}{weighted}"
+    if best := rows.get("best"):
+        rows["best"] = f"step {best['step']}, validation loss {best['validation_loss']:.4g}: {best['lora']}"
+    return rows
+
+
+def _next(config: Config, lora: Path, device: str) -> list[str]:
+    """What somebody does with a new LoRA."""
+    model, encoders, sample = config.model, config.text_encoders, config.sample
+    first, side = (sample.prompts or (Prompt(),))[0], config.data.resolution
+    negative = sample.negative if first.negative is None else first.negative
+    sampler = first.sampler or SAMPLERS.chosen(sample).name
+    options: dict[str, object] = {
+        "-m": model.checkpoint,
+        "--lora": lora,
+        "--vae": model.vae,
+        "--prediction": "" if model.prediction == "epsilon" else model.prediction,
+        "--quantize": "" if model.quantize == "off" else model.quantize,
+        **{f"--{n.replace('_', '-')}": getattr(encoders, n) for n in _ENCODERS},
+        "--precision": "" if config.train.precision == "bf16" else config.train.precision,
+        "--width": first.width or sample.width or side,
+        "--height": first.height or sample.height or side,
+        "--steps": first.steps or sample.steps,
+        "--guidance-scale": first.guidance_scale or sample.guidance_scale,
+        "--sampler": "" if sampler == "euler" else sampler,
+        "--seed": str(sample.seed if first.seed is None else first.seed),
+        "--negative": negative,
+        "--device": "" if device == "cuda" else device,
+        "-p": first.text or config.output.trigger or config.captions.trigger or "a prompt",
+    }
+    words = [word for name, value in options.items() if value for word in (name, str(value))]
+    return [
+        f"ComfyUI: copy {lora.name} into ComfyUI/models/loras, and load it with a Load LoRA node",
+        f"Forge: copy {lora.name} into stable-diffusion-webui-forge/models/Lora",
+        f"draw with it: {shlex.join(['flame-train', 'sample', *words])}",
+    ]
+
+
+def _best(folder: RunFolder) -> dict[str, Any]:
+    """The step of the lowest validation loss, and the LoRA of that step; nothing of a run without validations."""
+    found = folder.inspect(leader=True)
+    standing = EarlyStopping.read(standing_of(found) if found is not None else None)
+    if standing.loss is None:
+        return {}
+    return {"best": {"step": standing.step, "validation_loss": standing.loss, "lora": str(folder.best)}}

@@ -1,0 +1,1 @@
+"""Stage 4, train: from the last checkpoint to the last step, with its sample grids."""

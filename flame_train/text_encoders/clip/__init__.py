@@ -1,0 +1,1 @@
+"""CLIP's text half: network, names in files, tokenizer, encoder."""

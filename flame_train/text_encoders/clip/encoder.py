@@ -1,0 +1,117 @@
+"""CLIP's text encoders: CLIP-L (Radford et al. 2021) and OpenCLIP bigG, called CLIP-G."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from flame_train.engine import Tensor, nn
+from flame_train.settings import field
+from flame_train.text_encoders.clip.conditioning import encode_windows_on, end_positions
+from flame_train.text_encoders.clip.network import ClipTextEncoder
+from flame_train.text_encoders.clip.tokenizer import CHUNK, ClipTokenizer
+from flame_train.text_encoders.encoder import EncoderKeys, TextEncoder
+
+_ATTENTION: Final = ("*.self_attn.[qkv]_proj", "*.self_attn.out_proj")
+_CAPTIONS = 32  # of one window, encoded at once: some 2500 tokens
+
+
+class ClipLKeys(EncoderKeys):
+    name = "clip_l"
+
+    clip_l: str = field("", "CLIP-L, where the checkpoint holds none; empty: its own", place=True)
+    clip_l_dropout: float = field(0.0, "probability that CLIP-L is dropped, apart from captions", ge=0, le=1)
+
+
+class ClipGKeys(EncoderKeys):
+    name = "clip_g"
+
+    clip_g: str = field("", "CLIP-G, where the checkpoint holds none; empty: its own", place=True)
+    clip_g_dropout: float = field(0.0, "probability that CLIP-G is dropped, apart from captions", ge=0, le=1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clip(TextEncoder):
+    """A CLIP. It makes the hidden states `states` and the pooled text `pooled`; an empty name: it does not.
+
+    A caption is cut into `windows` of 75 tokens.
+    """
+
+    pad: ClassVar[int]
+    presets = MappingProxyType(
+        {
+            "attention": _ATTENTION,
+            "attention+mlp": (*_ATTENTION, "*.mlp.fc[12]"),
+            "full": ("*.self_attn.*", "*.mlp.*", "*text_projection"),
+        }
+    )
+
+    windows: int = 1
+    states: str = ""
+    pooled: str = ""
+    base: Path | None = None
+
+    @property
+    def tokenizer(self) -> ClipTokenizer:
+        """A diffusers folder's own vocabulary, else the published one."""
+        folder = self.base / self.part.component.replace("text_encoder", "tokenizer") if self.base else None
+        return ClipTokenizer(self.pad, folder if folder and (folder / "vocab.json").exists() else None)
+
+    @property
+    def outputs(self) -> Mapping[str, tuple[int, ...]]:
+        network = self.part.network
+        assert isinstance(network, ClipTextEncoder)
+        arch = network.arch
+        made = {self.states: (CHUNK * self.windows + 2, arch.width), self.pooled: (arch.projection or arch.width,)}
+        return {name: shape for name, shape in made.items() if name}
+
+    @property
+    def limit(self) -> tuple[str, int]:
+        return "data.max_tokens", self.windows * CHUNK
+
+    @property
+    def at_once(self) -> int:
+        return max(1, _CAPTIONS // self.windows)
+
+    def inputs(self, text: str) -> dict[str, np.ndarray[Any, Any]]:
+        ids = np.ascontiguousarray(self.tokenizer.chunks(text, self.windows, self.windows).ids, np.int32)
+        return {"ids": ids, "ends": end_positions(ids)}
+
+    def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        assert isinstance(network, ClipTextEncoder)
+        states, pooled = encode_windows_on(network, inputs["ids"], inputs["ends"], unprojected=bool(self.pooled))
+        made = {self.states: states}
+        if self.pooled:
+            assert pooled is not None
+            made[self.pooled] = pooled
+        return {name: made[name] for name in self.outputs}
+
+    def adaptable(self) -> tuple[str, ...]:
+        """The last layer and the projection make the pooled text alone."""
+        network = self.part.network
+        assert isinstance(network, ClipTextEncoder)
+        idle = () if self.pooled else (f"text_model.encoder.layers.{network.arch.layers - 1}.", "text_projection")
+        return tuple(name for name in super(Clip, self).adaptable() if not name.startswith(idle))
+
+    def overlong(self, text: str) -> bool:
+        return self.tokenizer.chunks(text, self.windows, self.windows).truncated > 0
+
+    @property
+    def vocabulary(self) -> str:
+        return hashlib.sha256(f"{self.tokenizer.fingerprint} {self.windows}".encode()).hexdigest()
+
+
+class ClipL(Clip):
+    key = "clip_l"
+    pad = 49407
+
+
+class ClipG(Clip):
+    key = "clip_g"
+    pad = 0

@@ -1,0 +1,1 @@
+"""T5's encoder: network, names in files, tokenizer, encoder."""

@@ -1,0 +1,138 @@
+"""T5-XXL's encoder (arXiv 1910.10683), version 1.1."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from flame_train.data.padding import Padding, Paddings
+from flame_train.engine import Tensor, nn
+from flame_train.engine import functional as F
+from flame_train.engine.dtype import int32
+from flame_train.io.hub import placed
+from flame_train.networks.files.family_files import FamilyFiles
+from flame_train.networks.files.part import Part
+from flame_train.settings import field
+from flame_train.text_encoders.encoder import EncoderKeys, TextEncoder
+from flame_train.text_encoders.t5.loading import t5_part
+from flame_train.text_encoders.t5.network import T5Encoder
+from flame_train.text_encoders.t5.tokenizer import T5Tokenizer, find_vocabulary, named_vocabulary
+
+_ATTENTION: Final = ("*.SelfAttention.[qkvo]",)
+_MLP: Final = ("*.DenseReluDense.wi_[01]", "*.DenseReluDense.wo")
+_TOKENS = 4096  # of all captions that are encoded at once
+_UNIT = 32  # tokens, of which the longest caption of a batch has a multiple, where a model is told how many are seen
+
+
+class T5Keys(EncoderKeys):
+    name = "t5"
+
+    t5: str = field("", "T5-XXL, where the checkpoint holds none; empty: its own", place=True, aka=("t5xxl",))
+    t5_vocabulary: str = field(
+        "",
+        "T5's spiece.model or tokenizer.json, or its folder; empty: one beside the model, else T5 v1.1's own",
+        place=True,
+    )
+    t5_tokens: Literal[0, 77, 154, 256, 512] = field(
+        0,
+        "caption length that T5 is given; 0: the family's own",
+        unit="tokens",
+        aka=("t5xxl_max_token_length", "max_sequence_length"),
+    )
+    t5_padding: Literal["seen", "zeros", "masked"] = field(
+        "seen",
+        "what the model sees of T5 behind a caption's end; seen: states of the padding, as published; zeros: zeros, so "
+        "that the cache keeps a caption's own tokens alone; masked: zeros, and T5 does not attend to padding either",
+    )
+    t5_dropout: float = field(0.0, "probability that T5 is dropped, apart from captions", ge=0, le=1)
+
+    @classmethod
+    def part(cls, path: Path, component: str, files: FamilyFiles) -> Part:
+        """From a file, its folder, a whole diffusers folder, or a checkpoint that holds it."""
+        return t5_part(path, component)
+
+
+@dataclass(frozen=True, eq=False)
+class T5(TextEncoder):
+    """T5. It makes the hidden states `t5` (T, C) of `length` tokens, padding included.
+
+    With `padding` "seen" the denoiser attends to the states of the padding, which differ from caption to caption. With
+    "zeros" and "masked" these are zeros, and the cache has none of them. With `behind` > 0 the denoiser looks at that
+    many tokens of the padding. A batch then has `t5_rows` (B,), the number of each caption's tokens with these.
+    """
+
+    key = "t5"
+    quantizable = True
+    presets = MappingProxyType(
+        {"attention": _ATTENTION, "attention+mlp": (*_ATTENTION, *_MLP), "full": (*_ATTENTION, *_MLP)}
+    )
+
+    length: int = 512
+    places: tuple[Path, ...] = ()
+    vocabulary_file: str = ""
+    padding: str = "seen"
+    behind: int = 0
+
+    @cached_property
+    def tokenizer(self) -> T5Tokenizer:
+        """The config's vocabulary, or one beside the encoder or checkpoint, or T5 v1.1's. Raises ModelFileError."""
+        option = "text_encoders.t5_vocabulary of a config, --t5-vocabulary of sample"
+        if self.vocabulary_file:
+            return T5Tokenizer(named_vocabulary(placed(self.vocabulary_file), option))
+        network = self.part.network
+        assert isinstance(network, T5Encoder)
+        return T5Tokenizer(find_vocabulary(self.places, option, network.arch.vocabulary))
+
+    @property
+    def outputs(self) -> Mapping[str, tuple[int, ...]]:
+        network = self.part.network
+        assert isinstance(network, T5Encoder)
+        return {"t5": (self.length, network.arch.width)}
+
+    @property
+    def paddings(self) -> Paddings:
+        if self.behind:
+            return {"t5": Padding(self.length, _UNIT, "t5_rows")}
+        return {} if self.padding == "seen" else {"t5": Padding(self.length, self.length)}
+
+    @property
+    def limit(self) -> tuple[str, int]:
+        return "text_encoders.t5_tokens", self.length
+
+    @property
+    def at_once(self) -> int:
+        return max(1, _TOKENS // self.length)
+
+    def inputs(self, text: str) -> dict[str, np.ndarray[Any, Any]]:
+        row = self.tokenizer.row(text, self.length)
+        ids = np.ascontiguousarray(row.ids, np.int32)
+        return {"ids": ids} if self.padding == "seen" else {"ids": ids, "mask": row.mask}
+
+    def rows(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> int:
+        return min(self.length, int(np.count_nonzero(inputs["mask"])) + self.behind)
+
+    def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        assert isinstance(network, T5Encoder)
+        if self.padding == "seen":
+            return {"t5": network(inputs["ids"])}
+        states = network(inputs["ids"], inputs["mask"] if self.padding == "masked" else None)
+        kept = inputs["mask"]
+        if self.behind:
+            kept = F.pad(kept[:, : self.length - self.behind], (self.behind, 0), value=True)
+        made = {"t5": states.masked_fill(F.logical_not(kept).unsqueeze(-1), 0.0)}
+        return made | ({"t5_rows": kept.to(int32).sum(dim=-1)} if self.behind else {})
+
+    def overlong(self, text: str) -> bool:
+        return self.tokenizer.row(text, self.length).truncated > 0
+
+    @property
+    def vocabulary(self) -> str:
+        padding = "" if self.padding == "seen" else f" {self.padding}" + (f" {self.behind}" if self.behind else "")
+        return hashlib.sha256(f"{self.tokenizer.fingerprint} {self.length}{padding}".encode()).hexdigest()

@@ -1,0 +1,225 @@
+"""T5's unigram tokenizer (Kudo 2018), as the text encoders of SD3 and Flux use it.
+
+The vocabulary of T5 v1.1 comes along; a `spiece.model` or `tokenizer.json` beside the model takes its place. Both give
+the tokenizer of transformers. It normalises characters as SentencePiece does, splits words at white space and
+begins them with "▁". It cuts each into the likeliest pieces.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from flame_train.errors import ModelFileError
+from flame_train.text_encoders.t5.spiece import parse_spiece
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PAD, EOS, UNK = 0, 1, 2
+
+_FIRST: Final = ("<pad>", "</s>", "<unk>")
+_EXTRA_IDS: Final = 100  # T5's sentinels; not among a SentencePiece model's pieces
+_FILES: Final = ("tokenizer.json", "spiece.model")
+_FOLDERS: Final = ("", "tokenizer_3", "tokenizer_2", "tokenizer")
+_MAX_BYTES: Final = 100_000_000
+
+SHIPPED: Final = Path(__file__).parent / "t5_vocabulary.json.gz"
+"""The vocabulary of T5 v1.1, which SD3's and Flux's encoders were trained with; part of the package."""
+
+PUBLISHED_ROWS: Final = 32128
+"""The rows of their embedding: the vocabulary's 32,100 pieces, filled up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Pieces with their log probabilities by id, the compiled normalisation, and which texts are never cut."""
+
+    pieces: tuple[tuple[str, float], ...]
+    charsmap: bytes
+    whole: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A caption as the encoder's input."""
+
+    ids: np.ndarray[Any, Any]  # int32 (length,): tokens, the end token, padding
+    mask: np.ndarray[Any, Any]  # bool (length,): True up to the end token
+    tokens: int  # of the whole caption, without the end token
+    truncated: int  # of those, how many did not fit
+
+
+class T5Tokenizer:
+    """Text to T5 token ids. Loads its vocabulary at first use, about 0.1 s.
+
+    path: a `spiece.model`, a `tokenizer.json`, or a folder with one of them. Its use raises ModelFileError for a file
+    that cannot be read or is no T5 vocabulary.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids without the end token, of any length."""
+        with _damage_told(self.path):
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def row(self, text: str, length: int) -> Row:
+        """The caption in `length` ids: cut to length - 1 tokens, the end token, padded with 0.
+
+        Published lengths: SD3 77, 154 or 256; Flux dev 512, schnell 256.
+        """
+        if length < 1:
+            raise ValueError(f"expected a length of at least 1, got {length}")
+        ids = self.encode(text)
+        kept = [*ids[: length - 1], EOS]
+        row = np.full(length, PAD, np.int32)
+        row[: len(kept)] = kept
+        return Row(row, np.arange(length) < len(kept), len(ids), len(ids) - (len(kept) - 1))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of vocabulary and normalisation, on which a cached text embedding depends besides its model."""
+        vocabulary = self.vocabulary
+        digest = hashlib.sha256(json.dumps([vocabulary.pieces, vocabulary.whole]).encode())
+        digest.update(vocabulary.charsmap)
+        return digest.hexdigest()
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return read_vocabulary(self.path)
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+
+        vocabulary = self.vocabulary
+        tokenizer = Tokenizer(models.Unigram(list(vocabulary.pieces), UNK, False))
+        if vocabulary.charsmap:
+            tokenizer.normalizer = normalizers.Precompiled(vocabulary.charsmap)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")]
+        )
+        tokenizer.add_special_tokens(
+            [AddedToken(token, special=True, normalized=False) for token in (*_FIRST, *vocabulary.whole)]
+        )
+        return tokenizer
+
+
+@contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
+    """Raises the library's errors about a damaged vocabulary as ModelFileError.
+
+    The library has no error class. When it panics, as at a table that leads beyond its end, it raises no `Exception`.
+    """
+    try:
+        yield
+    except ModelFileError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ModelFileError(f"{path}: {error}; the file is damaged, fetch it again") from error
+
+
+def find_vocabulary(places: Iterable[str | Path], option: str, rows: int = 0) -> Path:
+    """The vocabulary file in or beside the first of `places` that has one: a checkpoint or a diffusers folder each.
+
+    Where none has one, the shipped vocabulary for an encoder whose embedding has the published `rows`. Raises
+    ModelFileError for any other, with the searched places, the needed file and its place; `option` is the name of
+    the setting for its path.
+    """
+    folders: list[Path] = []
+    for place in map(Path, places):
+        folder = place if place.is_dir() else place.parent
+        folders += [folder / name for name in _FOLDERS if folder / name not in folders]
+    for path in (folder / name for folder in folders for name in _FILES):
+        if path.is_file() and _is_vocabulary(path):
+            return path
+    if rows == PUBLISHED_ROWS:
+        return SHIPPED
+    looked = ", ".join(str(folder.absolute()) for folder in folders if folder.is_dir()) or "no folder that exists"
+    raise ModelFileError(
+        f"T5's vocabulary: expected a spiece.model, or a tokenizer.json of T5, found none in {looked}. The file is in "
+        "tokenizer_3/ of SD3's and tokenizer_2/ of Flux's diffusers folder, and published with google/t5-v1_1-xxl; "
+        f"put it into the checkpoint's folder, or name its path in {option}"
+    )
+
+
+def named_vocabulary(place: Path, option: str) -> Path:
+    """The vocabulary that a user named by its file, whatever it is called, or by its folder. Raises ModelFileError."""
+    if os.path.isdir(place):  # False where that cannot be told
+        return find_vocabulary([place], option)
+    read_vocabulary(place)  # raises for a damaged file before anything uses it
+    return place
+
+
+def read_vocabulary(path: Path) -> Vocabulary:
+    """The vocabulary in a `spiece.model`, a `tokenizer.json`, or a folder with one of them. Raises ModelFileError."""
+    if os.path.isdir(path):
+        path = next((path / name for name in _FILES if (path / name).is_file()), path / "spiece.model")
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError("no plain file")
+        if path.stat().st_size > _MAX_BYTES:
+            raise ValueError(f"over {_MAX_BYTES} bytes, too large for a vocabulary")
+        data = gzip.decompress(path.read_bytes()) if path == SHIPPED else path.read_bytes()
+        found = _from_json(json.loads(data)) if data[:1] == b"{" else _from_spiece(data)
+    except OSError as error:
+        raise ModelFileError(
+            f"{path}: cannot be read ({error.strerror or error}); expected T5's spiece.model or tokenizer.json"
+        ) from error
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise ModelFileError(f"{path}: not T5's vocabulary ({error}); fetch spiece.model again") from error
+    return found
+
+
+def _is_vocabulary(path: Path) -> bool:
+    """CLIP's folders hold a tokenizer.json too."""
+    try:
+        read_vocabulary(path)
+    except ModelFileError:
+        return False
+    return True
+
+
+def _from_spiece(data: bytes) -> Vocabulary:
+    spiece = parse_spiece(data)
+    sentinels = tuple(f"<extra_id_{i}>" for i in reversed(range(_EXTRA_IDS)))
+    pieces = (*spiece.pieces, *((sentinel, 0.0) for sentinel in sentinels))
+    return _checked(pieces, spiece.charsmap, (*spiece.user_defined, *sentinels))
+
+
+def _from_json(content: Any) -> Vocabulary:
+    model = content["model"]
+    if model.get("type") != "Unigram":
+        raise ValueError(f"it holds a model of type {model.get('type')}, not Unigram")
+    pieces = tuple((str(text), float(score)) for text, score in model["vocab"])
+    sentinels = tuple(text for text, _ in pieces if text.startswith("<extra_id_"))
+    normalizer = content.get("normalizer") or {}
+    parts = normalizer.get("normalizers", [normalizer])
+    compiled = next((part["precompiled_charsmap"] for part in parts if part.get("type") == "Precompiled"), "")
+    return _checked(pieces, base64.b64decode(compiled, validate=True), sentinels)
+
+
+def _checked(pieces: Sequence[tuple[str, float]], charsmap: bytes, whole: Sequence[str]) -> Vocabulary:
+    first = tuple(text for text, _ in pieces[: len(_FIRST)])
+    if first != _FIRST:
+        raise ValueError(f"its first pieces are {', '.join(map(repr, first))}, not {', '.join(map(repr, _FIRST))}")
+    if not all(math.isfinite(score) for _, score in pieces):
+        raise ValueError("a piece's score is not a finite number")
+    return Vocabulary(tuple(pieces), charsmap, tuple(whole))
