@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 PACKAGE = Path(__file__).parents[1] / "flame_train"
 FEW = 4
-HELP = frozenset({"cli.py", "bench_cli.py", "lora_cli.py", "sweep_cli.py", "train_cli.py"})
+HELP = frozenset({"cli.py", "commands/bench.py", "commands/lora.py", "commands/sweep.py", "commands/train.py"})
 """The docstring of a command is its `--help`, where each option has a line already."""
 
 
@@ -110,7 +110,11 @@ def undocumented(package: Path) -> dict[str, list[str]]:
             docstring, name = method.docstring, method.node.name
             inherited = any(name in documented[base] for base in ancestors(method.bases, parents))
             private = name.startswith("_") and name != "__init__"
-            if len(method.parameters) <= FEW or path.name in HELP or (not docstring and (inherited or private)):
+            if (
+                len(method.parameters) <= FEW
+                or path.relative_to(package).as_posix() in HELP
+                or (not docstring and (inherited or private))
+            ):
                 continue
             if lacking := missing(method, docstring or ""):
                 found[path.relative_to(package).as_posix()].append(f"{name}: {', '.join(lacking)}")

@@ -189,8 +189,8 @@ class Gain(AdapterKind):
 '''
 TWIN = '''
 """A family like Flux, under another name."""
-from .flux import FluxFamily
-from .lesson import Lesson
+from flame_train.models.common.lesson import Lesson
+from flame_train.models.flux.family import FluxFamily
 
 class Twin(FluxFamily):
     name = "twin"
@@ -305,7 +305,9 @@ def test_messages_and_templates_know_them(copy: Copy, tmp_path: Path) -> None:
 
 def test_a_family_is_a_file_and_a_line(tmp_path: Path) -> None:
     copy = Copy(tmp_path)
-    (tmp_path / "flame_train" / "recipes" / "twin.py").write_text(TWIN)
+    folder = tmp_path / "flame_train" / "models" / "twin"
+    folder.mkdir()
+    (folder / "family.py").write_text(TWIN)
     families = tmp_path / "flame_train" / "families.py"
     families.write_text(families.read_text().replace('"flux": "Flux.1",', '"flux": "Flux.1",\n        "twin": "Twin",'))
     assert "twin-lora" in copy("--help")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flame_train.config.foreign.convert import Conversion, convert
+from flame_train.config.conversion import Conversion, convert
 from flame_train.config.foreign.recognize import read_foreign
 from flame_train.config.foreign.table import Program, Source
 from flame_train.config.keys import keys, sections

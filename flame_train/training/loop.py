@@ -6,84 +6,32 @@ import logging
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from flame_train.config.outputs import LogSection, OutputSection
-from flame_train.config.repeated import CheckpointSection, SampleSection
 from flame_train.config.updates import GradientSection, TrainSection
 from flame_train.disk.failpoint import fail_point, inject_nan
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
 from flame_train.engine.optim import METRICS
 from flame_train.errors import NonFiniteError, counted
-from flame_train.io.runfolder import RunFolder
 
 from .batch import Batch, HostBatch, Signature
-from .callbacks import SILENT, Callbacks
 from .gradient_norms import GradientNorms, block_names
-from .image_losses import ImageLosses
-from .loader import Loader
 from .log import Console
 from .meter import REMEMBERED, Meter
-from .result import LoraWriter, Sources
+from .run import Run
 from .saving import save, write_best, write_result
-from .slow_steps import SlowSteps
-from .step import State, micro, reduce, update
-from .stop import StopRequest
+from .step import micro, reduce, update
 from .tensorboard import TensorBoard
 from .trackers import Tracker, Trackers
-from .validation import Validation
 from .weights_and_biases import WeightsAndBiases
 
 _LOG = logging.getLogger(__name__)
 _AGAIN = "run the same command to continue"
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """All parts of a run, ready to start at `first`."""
-
-    train: TrainSection
-    gradient: GradientSection
-    checkpoint: CheckpointSection
-    log: LogSection
-    sample: SampleSection
-    output: OutputSection
-    device: str
-    folder: RunFolder
-    state: State
-    loader: Loader
-    sources: Sources
-    lora: LoraWriter
-    first: int
-    sample_images: Callable[[int], None]
-    stop: StopRequest
-    callbacks: Callbacks = SILENT
-    validation: Validation = field(default_factory=Validation)
-    images: ImageLosses | None = None
-    """The running losses of images; None: they are not kept."""
-    slow_steps: SlowSteps | None = None
-    weighted: bool = False
-    """Whether losses are weighted, so that they compare with no others."""
-    report: Callable[[], None] = lambda: None
-    """Writes the report about the run as its folder is now; it never raises but for a lost folder."""
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process, of those that train together, writes the run folder."""
-        return self.state.group.leads
-
-    def epoch(self, step: int) -> float:
-        """How many epochs have passed after `step`."""
-        return self.loader.epoch(step * self.gradient.accumulation)
-
-    def is_last(self, step: int) -> bool:
-        """Whether no step comes after this one."""
-        return step >= self.train.steps or self.validation.over
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from flame_train.adapters.formats import FORMATS
 from flame_train.disk.atomic_write import remove
@@ -14,9 +14,7 @@ from flame_train.disk.open_folder import Location
 
 from .image_losses import ImageLosses, merged
 from .result import checkpoint_files, formats
-
-if TYPE_CHECKING:
-    from .loop import Run
+from .run import Run
 
 _LOG = logging.getLogger(__name__)
 

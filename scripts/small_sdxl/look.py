@@ -14,8 +14,8 @@ import numpy as np
 from model import Networks, token_ids
 
 from flame_train.diffusion.guidance import guided
-from flame_train.diffusion.noise_path import NoisePath
 from flame_train.diffusion.samplers.euler import Euler
+from flame_train.diffusion.samplers.noise_path import NoisePath
 from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Tensor, no_grad
 from flame_train.engine.backend import get_backend

@@ -269,7 +269,7 @@ def test_a_token_that_a_library_repeats_is_not_printed(hub_with, monkeypatch):
 
 
 FILES = "hf:owner/small"
-SMALL = Path(flame_train.__file__).parent / "recipes" / "assets" / "small_sdxl.safetensors"
+SMALL = Path(flame_train.__file__).parent / "models" / "common" / "assets" / "small_sdxl.safetensors"
 
 
 class Store(BaseHTTPRequestHandler):

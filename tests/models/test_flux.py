@@ -134,8 +134,8 @@ def test_what_linear_layers_are_given_is_made_again(model, predict, monkeypatch)
         return total, gradients(model, predict, "off")
 
     less, bits = kept()
-    for module in ("flux.blocks", "common.attention"):
-        monkeypatch.setattr(f"flame_train.models.{module}.rematerialize", lambda fn, *args: fn(*args))
+    for module in ("models.flux.blocks", "networks.attention"):
+        monkeypatch.setattr(f"flame_train.{module}.rematerialize", lambda fn, *args: fn(*args))
     more, expected = kept()
     assert 0 < less < 0.8 * more
     for a, b in zip(bits, expected, strict=True):

@@ -47,8 +47,9 @@ def test_checkpointing_changes_no_bit(unet, predict, checkpointing):
 
 
 def make_again(monkeypatch, how):
-    for place in ("common.attention.remade", "sdxl.transformer.remade", "sdxl.transformer.remultiplied"):
-        monkeypatch.setattr(f"flame_train.models.{place}", how)
+    transformer = "models.sdxl.transformer"
+    for place in ("networks.attention.remade", f"{transformer}.remade", f"{transformer}.remultiplied"):
+        monkeypatch.setattr(f"flame_train.{place}", how)
 
 
 @pytest.mark.parametrize(

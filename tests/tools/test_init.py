@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pytest
 
-import flame_train
 from flame_train import cli
 from flame_train.config.load import load
 
 
 @pytest.fixture(autouse=True)
 def _families(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What init asks of the recipes is little, and recipes load the engine."""
+    """What init asks of the families is little, and families load the engine."""
     recipe = types.SimpleNamespace(title="SDXL", command="sdxl-lora", unsupported_keys=lambda: (), licence="")
     fake = types.SimpleNamespace(FAMILIES={"sdxl": recipe, "other": recipe})
-    monkeypatch.setattr(flame_train, "recipes", fake, raising=False)
     monkeypatch.setitem(sys.modules, "flame_train.models.registry", fake)
     monkeypatch.chdir(tmp_path)
 

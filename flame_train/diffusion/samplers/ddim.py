@@ -10,7 +10,7 @@ from flame_train.engine import Tensor, no_grad
 from .kind import Denoise, NoiseSampler, Sampler
 
 if TYPE_CHECKING:
-    from ..noise_path import NoisePath
+    from .noise_path import NoisePath
 
 
 class Ddim(Sampler):

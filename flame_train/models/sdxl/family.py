@@ -15,9 +15,9 @@ from flame_train.data.buckets import Placement, Size
 from flame_train.diffusion.flow import NO_SHIFT, FlowObjective, FlowPath, constant_shift, static_sigmas
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import Noise
-from flame_train.diffusion.noise_path import NoisePath
 from flame_train.diffusion.objectives import Objective, TrainingObjective
 from flame_train.diffusion.samplers import Path as SamplingPath
+from flame_train.diffusion.samplers.noise_path import NoisePath
 from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS, TimestepSampling
 from flame_train.diffusion.weightings import WEIGHTINGS, Weighting

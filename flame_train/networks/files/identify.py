@@ -34,7 +34,7 @@ def _signs() -> Iterator[Signs]:
     """Each family's, from `models.<family>.signs`. A family in the list whose files look like another's has none."""
     for family in FAMILY_TITLES:
         name = f"flame_train.models.{family}"
-        if importlib.util.find_spec(name) is not None:
+        if importlib.util.find_spec(f"{name}.signs") is not None:
             module = importlib.import_module(f"{name}.signs")
             yield from (kind() for kind in vars(module).values() if _is_signs(kind, module.__name__))
 

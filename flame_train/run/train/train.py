@@ -46,9 +46,10 @@ from flame_train.training.gpu_readings import reader, spilling
 from flame_train.training.image_losses import ImageLosses
 from flame_train.training.image_sampling import best_effort
 from flame_train.training.loader import Loader
-from flame_train.training.loop import Run, train
+from flame_train.training.loop import train
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.result import Sources, carry_over, earlier_updates, restore, standing_of, updates_done
+from flame_train.training.run import Run
 from flame_train.training.saving import IMAGES
 from flame_train.training.slow_steps import SlowSteps
 from flame_train.training.step import State

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from flame_train.config.foreign import convert as convert_module
-from flame_train.config.foreign.convert import Conversion, convert
+from flame_train.config import conversion as convert_module
+from flame_train.config.conversion import Conversion, convert
 from flame_train.config.foreign.recognize import PROGRAMS
 from flame_train.config.foreign.table import Program, Row, Setting, Source
 

@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 
 import pytest
 
+from flame_train.config.conversion import set_keys
 from flame_train.config.foreign import sd_scripts
-from flame_train.config.foreign.convert import set_keys
 from flame_train.config.foreign.recognize import PROGRAMS
 from flame_train.config.foreign.table import Program, Row
 from flame_train.config.keys import keys

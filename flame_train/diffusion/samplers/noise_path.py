@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ..engine import Tensor
-from .objectives import Prediction
-from .samplers.kind import Denoise
-from .schedules import NoiseSchedule, Spacing, Table
+from flame_train.diffusion.objectives import Prediction
+from flame_train.diffusion.schedules import NoiseSchedule, Spacing, Table
+from flame_train.engine import Tensor
+
+from .kind import Denoise
 
 
 @dataclass(frozen=True, slots=True)

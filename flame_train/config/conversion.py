@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Union, get_args, get_origin
 
 from flame_train.config.command_line import Unset
+from flame_train.config.foreign.conversions import number
+from flame_train.config.foreign.table import Changed, Lost, Nothing, Program, Row, Setting, Source
 from flame_train.config.keys import Key, keys
 from flame_train.config.load import problems_in
-
-from .conversions import number
-from .table import Changed, Lost, Nothing, Program, Row, Setting, Source
 
 SETS: Final = "data.sets"
 _SET: Final = "set."
