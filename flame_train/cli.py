@@ -1,4 +1,4 @@
-"""The command line: parses, calls `recipes` or `tools`, has the result shown, maps errors to exit codes.
+"""The command line: parses, calls `run`, `tools` or a family, has the result shown, maps errors to exit codes.
 
 Results go to standard output, everything else to standard error. Each command imports its modules when it runs, so
 that `--help` answers at once.

@@ -1,4 +1,4 @@
-"""The list of model families: the one line that a new family adds. The rest of it is its file in `recipes`.
+"""The list of model families: the one line that a new family adds. The rest of it is its folder in `models`.
 
 It stands apart because the command line is made from it, and answers `--help` without loading anything.
 """
@@ -24,4 +24,4 @@ FAMILY_TITLES: Final[Mapping[str, str]] = MappingProxyType(
         "qwenimage": "Qwen-Image 2.1",
     }
 )
-"""Name -> usual name. `recipes.<name>` has its `Family`, `<name>-lora` is its command."""
+"""Name -> usual name. `models.<name>.family` has its `Family`, `<name>-lora` is its command."""
