@@ -122,9 +122,8 @@ class AdamsBashforth(Sampler):
 GAIN = '''
 """A gain for each output of a layer: W' = (1 + gain) W, after (IA)^3 (arXiv 2205.05638)."""
 from dataclasses import dataclass
-from types import MappingProxyType
 import numpy as np
-from flame_train.engine import nn
+from flame_train.adapters.file_form import FileForm
 from .kind import AdapterKind
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ class GainAdapter:
         self.gain = gain
 
     def parameters(self):
-        return {"gain": self.gain}
+        return {"on_output": self.gain}
 
     def __call__(self, layer, x, residual=None):
         layer.adapter = None
@@ -166,23 +165,13 @@ class GainAdapter:
 
 class Gain(AdapterKind):
     name = "gain"
-    ends = MappingProxyType({".on_output.weight": "gain"})
+    files = FileForm("gain", {".on_output": "gain"}, lambda arrays, alpha: GainFactors(**arrays), lambda arrays: "")
 
-    def create(self, layer, name, rank, alpha, seed, make):
-        gain = np.zeros(layer.weight.shape[0], np.float32)
-        return GainAdapter(make(f"{name}.gain", gain, layer.weight.device))
+    def initial(self, layer, rank, alpha, rng):
+        return GainFactors(np.zeros(layer.weight.shape[0], np.float32))
 
-    def kohya(self, factors):
-        return {".on_output.weight": factors.gain}
-
-    def fault(self, slots):
-        return "" if slots["gain"].ndim == 1 else "has a gain that is no vector"
-
-    def read(self, slots, folded, scale):
-        return GainFactors(slots["gain"])
-
-    def join(self, parts, paths):
-        return parts[""]
+    def from_factors(self, layer, factors, strength, make):
+        return GainAdapter(make("on_output", factors.gain))
 
     def count(self, weight_shape, rank):
         return weight_shape[0]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from flame_train.engine import Parameter, Tensor, nn
 from flame_train.engine.backend import get_backend
@@ -15,11 +18,16 @@ from flame_train.engine.dtype import compute_dtype, float32
 from flame_train.engine.mode import no_grad
 from flame_train.errors import ModelFileError, counted
 
-from .dropping import Chances, Drops, dropping
+from .dropped_adapter import dropping
+from .dropping import Chances, Drops
+from .factors import Array
+from .file_form import UP
 from .kinds import ADAPTERS, Adapter, AdapterKind, Factors, Layer, Make
-from .kinds.kind import HostArray
 from .kinds.lora import Lora
-from .rules import Own
+from .rules import LayerSettings
+
+MakeAnywhere = Callable[[str, Array, str], Parameter]
+"""Makes a parameter from its name, fp32 values on the host, and a device: an arena may place it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +101,11 @@ def attach(
     alpha: float,
     seed: int,
     kind: AdapterKind | None = None,
-    make_parameter: Make | None = None,
+    make_parameter: MakeAnywhere | None = None,
     scale: str = "rank",
     chances: Chances | None = None,
-    own: Mapping[str, Own] = MappingProxyType({}),
-    signed: bool = False,
+    settings: Mapping[str, LayerSettings] = MappingProxyType({}),
+    per_sample_sign: bool = False,
 ) -> Attached:
     """Puts a new adapter into each named layer of a loaded `model`; the model's output does not change.
 
@@ -109,9 +117,9 @@ def attach(
         kind: the adapter kind; None: LoRA.
         make_parameter: makes a parameter, called `<layer>.lora_down.weight` and so on.
         scale: "rank", or "sqrt_rank": the update is scaled by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732).
-        own: what layers have of their own instead of `rank`, `alpha` and dropout.
+        settings: what layers have of their own instead of `rank`, `alpha` and dropout.
         chances: what a step leaves out, within `Attached.drops.during`.
-        signed: whether `Attached.drops.during` may give adapters another strength.
+        per_sample_sign: whether `Attached.drops.during` may give adapters another strength.
 
     Returns:
         The adapters by layer.
@@ -124,18 +132,20 @@ def attach(
     _check_room(layers, names)
     adapters: dict[str, Any] = {}
     for name in names:
-        layer, mine = layers[name], own.get(name, Own())
-        own_rank, own_alpha = _size(kind, layer, mine, rank, alpha)
+        layer, own = layers[name], settings.get(name, LayerSettings())
+        own_rank, own_alpha = _size(kind, layer, own, rank, alpha)
         own_alpha *= math.sqrt(own_rank) if scale == "sqrt_rank" else 1.0
         model.bring(name)
-        made = kind.create(layer, name, own_rank, own_alpha, seed, make_parameter or _own_parameter)
+        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        first = kind.initial(layer, own_rank, own_alpha, rng)
+        made = kind.from_factors(layer, first, 1.0, _maker(name, layer, make_parameter))
         left_out = chances or Chances()
-        left_out = left_out if mine.dropout is None else replace(left_out, dropout=mine.dropout)
-        adapters[name] = layer.adapter = dropping(made, name, left_out, drops, signed)
-    return Attached(model, MappingProxyType(adapters), drops, kind.faster)
+        left_out = left_out if own.dropout is None else replace(left_out, dropout=own.dropout)
+        adapters[name] = layer.adapter = dropping(made, name, left_out, drops, per_sample_sign)
+    return Attached(model, MappingProxyType(adapters), drops, kind.files.written.get(UP, ""))
 
 
-def _size(kind: AdapterKind, layer: Layer, own: Own, rank: int, alpha: float) -> tuple[int, float]:
+def _size(kind: AdapterKind, layer: Layer, own: LayerSettings, rank: int, alpha: float) -> tuple[int, float]:
     """Rank and alpha on a layer: its own before what its kind has on such layers.
 
     Args:
@@ -163,7 +173,7 @@ def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: f
     adapters: dict[str, Any] = {}
     for name, f in factors.items():
         model.bring(name)
-        made = ADAPTERS[f.kind]().from_factors(layers[name], name, f, strength, _own_parameter)
+        made = ADAPTERS[f.kind]().from_factors(layers[name], f, strength, _maker(name, layers[name]))
         adapters[name] = layers[name].adapter = made
     return Attached(model, MappingProxyType(adapters))
 
@@ -213,8 +223,15 @@ def at_strength(attached: Attached, strength: float) -> Iterator[nn.Module]:
             layers[name].adapter = adapter
 
 
-def _own_parameter(name: str, values: HostArray, device: str) -> Parameter:
-    return Parameter(get_backend(device).to_device(values), name)
+def _maker(layer_name: str, layer: Layer, make: MakeAnywhere | None = None) -> Make:
+    """What makes the parameters of one layer, on its device."""
+    device = layer.weight.device
+
+    def made(name: str, values: Array) -> Parameter:
+        name = f"{layer_name}.{name}"
+        return make(name, values, device) if make else Parameter(get_backend(device).to_device(values), name)
+
+    return made
 
 
 def _check_room(layers: Mapping[str, Layer], names: Iterable[str]) -> None:

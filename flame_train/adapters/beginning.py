@@ -11,12 +11,10 @@ import numpy as np
 from flame_train.errors import ConfigError, counted
 
 from .attach import Attached
-from .factors import LoraFactors
-from .kinds import Factors
+from .factors import Factors, LoraFactors
+from .kinds import ADAPTERS
 from .nearest import largest
 
-_STORED: Final = {"lora_down.weight": "down", "lora_up.weight": "up"}
-"""The array of `Factors` that a parameter holds, where it goes by another name."""
 _SCALED: Final = ("lora_up.weight", "hada_w1_a", "lokr_w1", "lokr_w1_a")
 """The parameters that take up a difference of scales: an update is linear in each."""
 
@@ -75,13 +73,14 @@ def begin_with(attached: Attached, found: Mapping[str, Factors]) -> None:
             factors = resized(factors, initial)
         ratio = np.float32((factors.alpha / factors.rank) / (initial.alpha / initial.rank))
         parameters = adapter.parameters()
-        stored = {which: factors.arrays.get(_STORED.get(which, which)) for which in parameters}
+        suffixes = ADAPTERS[factors.kind].files.suffixes
+        stored = {which: factors.arrays.get(suffixes[f".{which}"]) for which in parameters}
         if any(array is None or array.size != math.prod(parameters[w].shape) for w, array in stored.items()):
             raise ConfigError(
                 f"lora.from: the matrices of {name} are of other shapes; set the keys of its kind as then"
             )
         for which, p in parameters.items():
-            values = factors.arrays[_STORED.get(which, which)].astype(np.float32).reshape(p.shape)
+            values = factors.arrays[suffixes[f".{which}"]].astype(np.float32).reshape(p.shape)
             p.data[...] = p.backend.to_device(values * ratio if which in _SCALED else values)
 
 

@@ -16,7 +16,7 @@ from flame_train.adapters.kinds import ADAPTERS
 from flame_train.io.keymap import Op
 from flame_train.io.lora_names import LoraComponent, LoraFamily
 
-_ENDS: Final = tuple((end, slot) for kind in ADAPTERS.values() for end, slot in kind.ends.items())
+_SUFFIXES: Final = tuple(item for kind in ADAPTERS.values() for item in kind.files.suffixes.items())
 NATIVE: Final = "native"
 _DENOISERS: Final = ("unet", "transformer")
 _OLD_TEXT_PARTS: Final = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out": "out_proj"}
@@ -36,10 +36,10 @@ class MatchedKey:
 
 
 def split_key(key: str) -> tuple[str, str] | None:
-    """(the module as spelled, the array's name in its kind's `ends`), or None for a key that is no part of a LoRA."""
-    for end, slot in _ENDS:
-        if key.endswith(end):
-            return _modern(key.removesuffix(end)), slot
+    """(the module as spelled, the array's name in its kind's file form), or None for a key of no LoRA."""
+    for suffix, array in _SUFFIXES:
+        if key.endswith(suffix):
+            return _modern(key.removesuffix(suffix)), array
     return None
 
 

@@ -7,19 +7,16 @@ step nothing is left out. Which parts there are, each kind of adapter knows.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
-from flame_train.engine import Parameter, Tensor, nn
+from flame_train.engine import Tensor
 from flame_train.engine import functional as F
 from flame_train.engine.random import Rng
-
-if TYPE_CHECKING:
-    from .kinds import Adapter, Factors
 
 _FIRST: Final = 64  # streams below are those of objectives and latents
 
@@ -106,64 +103,3 @@ class Drop:
 
     def _stream(self, what: str) -> int:
         return _FIRST + zlib.crc32(f"{self.name} {what}".encode()) % (2**32 - _FIRST)
-
-
-@dataclass(frozen=True, slots=True)
-class DroppedAdapter:
-    """An adapter of which a training step leaves out parts, in the adapter's place."""
-
-    adapter: Any
-    name: str
-    chances: Chances
-    drops: Drops = field(compare=False)
-
-    def __call__(self, layer: nn.Linear | nn.Conv2d, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        rng, strength = self.drops.rng, self.drops.strength
-        if rng is None or not (self.chances.any or strength is not None):
-            y: Tensor = self.adapter(layer, x, residual)
-        else:
-            y = self.adapter.dropped(layer, x, Drop(self.chances, rng, self.name, strength))
-            y = y if residual is None else y + residual
-        return y
-
-    def apply_grouped(self, layers: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...] | None:
-        """None: each layer leaves out parts of its own."""
-        return None
-
-    def parameters(self) -> Mapping[str, Parameter]:
-        found: Mapping[str, Parameter] = self.adapter.parameters()
-        return found
-
-    def delta(self) -> Tensor:
-        whole: Tensor = self.adapter.delta()
-        return whole
-
-    def factors(self) -> Factors:
-        found: Factors = self.adapter.factors()
-        return found
-
-    def dropped(self, layer: nn.Linear | nn.Conv2d, x: Tensor, drop: Drop) -> Tensor:
-        y: Tensor = self.adapter.dropped(layer, x, drop)
-        return y
-
-    def on(self, layer: nn.Linear | nn.Conv2d) -> DroppedAdapter:
-        return replace(self, adapter=self.adapter.on(layer))
-
-    def limit(self, max_norm: float) -> None:
-        self.adapter.limit(max_norm)
-
-
-def dropping(adapter: Adapter, name: str, chances: Chances, drops: Drops, signed: bool = False) -> Adapter:
-    """An adapter as steps use it.
-
-    Args:
-        adapter: the adapter.
-        name: its layer.
-        chances: the probabilities of what is left out.
-        drops: the random numbers and the strength of the step that is running.
-        signed: whether a step may give it another strength.
-
-    Returns:
-        `adapter` itself, where no step changes anything about it.
-    """
-    return DroppedAdapter(adapter, name, chances, drops) if chances.any or signed else adapter

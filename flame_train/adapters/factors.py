@@ -1,14 +1,44 @@
-"""A LoRA as arrays: what every file format stores in its own words."""
+"""Adapters as arrays: what every file format stores in its own words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+
+
+class Factors(Protocol):
+    """One module's adapter as arrays: a value that every file format stores in its own words."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the adapter kind: a key of `ADAPTERS`."""
+
+    @property
+    def rank(self) -> int:
+        """The inner width, for the file's metadata."""
+
+    @property
+    def alpha(self) -> float:
+        """The alpha, for the file's metadata."""
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape of the weight that it modifies."""
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """Its arrays by name, to be checked for NaN."""
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether the weight that it modifies may have this shape."""
+
+    def delta(self, weight: Array, strength: float = 1.0) -> Array:
+        """The update of `weight`, fp32, in its shape, `strength` times as strong as it was trained."""
 
 
 @dataclass(frozen=True, slots=True)

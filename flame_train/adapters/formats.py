@@ -13,9 +13,10 @@ from typing import Any, Final
 
 from flame_train.adapters.dialects import MatchedKey, diffusers_name, kohya_name, spellings, split_key
 from flame_train.adapters.eridiffusion import BLOCK, has_its_names, written_scale
-from flame_train.adapters.factors import Array, LoraState
+from flame_train.adapters.factors import Array, Factors, LoraState
+from flame_train.adapters.file_form import FileForm
 from flame_train.adapters.folding import alpha_record, recorded_alphas
-from flame_train.adapters.kinds import ADAPTERS, AdapterKind, Factors
+from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.peft_config import CONFIG_FILE, METADATA_KEY, config_beside, peft_scales
 from flame_train.errors import ModelFileError
 from flame_train.io.adapter_kinds import can_be_left_out, other_kind, parts_of, remedy, without_place
@@ -53,7 +54,7 @@ def to_kohya(state: LoraState, family: LoraFamily) -> dict[str, Array]:
         for module, factors in state.get(component.name, {}).items():
             _ = component.modules[module]
             name = kohya_name(component, module)
-            tensors |= {name + end: array for end, array in ADAPTERS[factors.kind]().kohya(factors).items()}
+            tensors |= {name + end: array for end, array in ADAPTERS[factors.kind].files.kohya(factors).items()}
     return tensors
 
 
@@ -67,7 +68,7 @@ def to_diffusers(state: LoraState, family: LoraFamily) -> tuple[dict[str, Array]
     for component in family.components:
         for module, whole in state.get(component.name, {}).items():
             try:
-                parts = ADAPTERS[whole.kind]().diffusers(whole, component.modules[module])
+                parts = ADAPTERS[whole.kind].files.diffusers(whole, component.modules[module])
             except ValueError as fault:
                 raise ModelFileError(f"{component.name} {module} is {fault}; only kohya's format holds it") from fault
             for path, (arrays, factors) in parts.items():
@@ -211,19 +212,14 @@ def _cut(key: str) -> str:
     return key if len(key) <= _LONGEST else f"{key[:_LONGEST]}... ({len(key)} characters)"
 
 
-def _kind(slots: _Slots) -> AdapterKind:
-    """The adapter kind that all of a module's arrays belong to; the default one if they fit none."""
-    fitting = [kind for kind in ADAPTERS.values() if slots.keys() <= set(kind.ends.values())]
-    return (fitting or [ADAPTERS[ADAPTERS.default]])[0]()
-
-
-def _mixed(slots: _Slots) -> str:
-    """What is wrong with arrays that no one kind of adapter has."""
-    return "" if slots.keys() <= set(_kind(slots).ends.values()) else f"is of several kinds: it has {', '.join(slots)}"
+def _form(slots: _Slots) -> FileForm:
+    """The form of the kind that all of a module's arrays belong to; the default kind's if they fit none."""
+    forms = [kind.files for kind in ADAPTERS.values()]
+    return next((form for form in forms if slots.keys() <= form.written.keys()), forms[0])
 
 
 def _problems(places: _Places) -> list[str]:
-    faults = {key: _kind(slots).fault(slots) or _mixed(slots) for key, slots in sorted(places.items())}
+    faults = {key: _form(slots).problem(slots) for key, slots in sorted(places.items())}
     return [f"{component} {path or module} {fault}" for (component, module, path), fault in faults.items() if fault]
 
 
@@ -270,7 +266,7 @@ def _factors(
             raise ModelFileError(f"{path}: {fault}") from None
         known = folded.get((component, name))
         assumed += scale is None and known is None and "alpha" not in slots
-        found[key] = _kind(slots).read(slots, known, 1.0 if scale is None else scale)
+        found[key] = _form(slots).read(slots, known, 1.0 if scale is None else scale)
     if assumed and metadata.get("ss_network_alpha", "") != metadata.get("ss_network_dim"):
         _tell_assumed(path, metadata, assumed)
     return found
@@ -300,8 +296,11 @@ def _joined(path: str | Path, factors: Mapping[_Key, Factors], family: LoraFamil
         if "" in pieces and len(pieces) > 1:
             raise ModelFileError(f"{path}: {component} {module!r} is there twice, whole and in parts")
         paths, what = names[component][module], f"{component} {module}"
+        kinds = sorted({piece.kind for piece in pieces.values()})
         try:
-            whole = ADAPTERS[next(iter(pieces.values())).kind]().join(pieces, paths)
+            if len(kinds) > 1:
+                raise ValueError(f"they are of kinds {' and '.join(kinds)}")
+            whole = ADAPTERS[kinds[0]].files.join(pieces, paths)
         except ValueError as fault:
             what = f"{what}:" if "" in pieces else f"the parts of {what} do not fit together:"
             raise ModelFileError(f"{path}: {what} {fault}") from fault

@@ -23,11 +23,11 @@ Paths = Mapping[str, Source]
 """A module's paths in diffusers, each with how its rows are taken from the whole."""
 
 
-def split(whole: LoraFactors, paths: Paths) -> dict[str, LoraFactors]:
-    """The LoRA of each path. Those that a block-diagonal one says nothing about are left out."""
+def split(whole: LoraFactors, paths: Paths, blocks: bool = True) -> dict[str, LoraFactors]:
+    """The LoRA of each path. With `blocks`, those that a block-diagonal one says nothing about are left out."""
     ups = {path: source.apply([whole.up]) for path, source in paths.items()}
-    blocks = _blocks(whole, ups) if len(ups) > 1 else None
-    return blocks or {path: LoraFactors(whole.down, up, whole.alpha) for path, up in ups.items()}
+    found = _blocks(whole, ups) if blocks and len(ups) > 1 else None
+    return found or {path: LoraFactors(whole.down, up, whole.alpha) for path, up in ups.items()}
 
 
 def check_splittable(whole: LoraFactors, paths: Paths) -> LoraFactors:

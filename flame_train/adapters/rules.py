@@ -25,7 +25,7 @@ class Rule(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class LayerSettings:
     """What a layer has of its own; None: what all have."""
 
     rank: int | None = None
@@ -38,8 +38,8 @@ def apply_rules(
     names: Sequence[str],
     rules: Sequence[Rule],
     presets: Presets,
-    usual: Mapping[str, Own] = MappingProxyType({}),
-) -> dict[str, Own]:
+    usual: Mapping[str, LayerSettings] = MappingProxyType({}),
+) -> dict[str, LayerSettings]:
     """The adapted layers, those of `names` that no rule turns off, and what each has of its own.
 
     Args:
@@ -68,10 +68,10 @@ def apply_rules(
     left = {name: found.get(name) for name in names if not (name in found and found[name].off)}
     if not left:
         raise ConfigError("lora.rules: expected a layer to adapt, got off = true for all; remove a rule")
-    return {n: _own(usual.get(n, Own()), rule) for n, rule in left.items()}
+    return {n: _settings_of(usual.get(n, LayerSettings()), rule) for n, rule in left.items()}
 
 
-def _own(usual: Own, rule: Rule | None) -> Own:
+def _settings_of(usual: LayerSettings, rule: Rule | None) -> LayerSettings:
     """What a layer has of its own: what its rule says, and what is usual where that says nothing."""
     if rule is None:
         return usual
@@ -79,6 +79,6 @@ def _own(usual: Own, rule: Rule | None) -> Own:
     return replace(usual, **{name: value for name, value in said.items() if value is not None})
 
 
-def rates(layers: Mapping[str, Own], lr: float) -> dict[str, float]:
+def rates(layers: Mapping[str, LayerSettings], lr: float) -> dict[str, float]:
     """The factor on the learning rate `lr` of each layer that has a rate of its own."""
-    return {name: own.lr / lr for name, own in layers.items() if own.lr is not None}
+    return {name: layer.lr / lr for name, layer in layers.items() if layer.lr is not None}

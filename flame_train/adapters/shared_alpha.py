@@ -31,7 +31,7 @@ def for_kohya(state: LoraState, family: LoraFamily) -> tuple[LoraState, dict[str
         by_path[component.name] = {next(iter(component.modules[name])): f for name, f in modules.items()}
         if misread(component, {name: factors.alpha for name, factors in modules.items()}):
             alpha = _shared(component, modules)
-            written[component.name] = {n: ADAPTERS[f.kind]().with_alpha(f, alpha) for n, f in modules.items()}
+            written[component.name] = {n: ADAPTERS[f.kind].files.with_alpha(f, alpha) for n, f in modules.items()}
     same = all(written[name] is modules for name, modules in state.items())
     return (state, {}) if same else (written, alpha_record({name: found for name, found in by_path.items() if found}))
 

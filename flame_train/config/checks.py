@@ -108,7 +108,7 @@ def _averaging(config: Config) -> str | None:
 
 
 def _lora_plus(config: Config) -> str | None:
-    if config.optimizer.lora_plus_ratio == 1.0 or ADAPTERS.chosen(config.lora).faster:
+    if config.optimizer.lora_plus_ratio == 1.0 or ADAPTERS.chosen(config.lora).files.has_pair:
         return None
     return "expected 1: this kind of adapter has no up matrix"
 
@@ -116,8 +116,7 @@ def _lora_plus(config: Config) -> str | None:
 def _kind_in_format(config: Config) -> str | None:
     """A kind of adapter that a file of the result cannot hold."""
     kind, form = ADAPTERS.chosen(config.lora), config.output.format
-    wrong = [kind.misfit_of_format(each) for each in (("kohya", "diffusers") if form == "both" else (form,))]
-    return next((text.replace('got "diffusers"', f'got "{form}"') for text in wrong if text), None)
+    return kind.files.format_problem(form, kind) or None
 
 
 def _dropout(config: Config) -> str | None:

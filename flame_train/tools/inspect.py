@@ -29,7 +29,7 @@ _COMPONENTS: Final = (
     (re.compile(r"lora_te1?_|text_encoder\.|text_encoders\.clip_l\."), "text_encoder"),
     (re.compile(r"transformer\."), "transformer"),
 )
-_INNER: Final = tuple(slot for kind in ADAPTERS.values() for slot in kind.inner)
+_INNER: Final = tuple(slot for kind in ADAPTERS.values() for slot in kind.files.inner)
 _LONGEST_VALUE: Final = 100
 
 

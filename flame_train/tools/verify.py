@@ -46,7 +46,7 @@ _BARE: Final = (*_PAIRS, *((*pair, m) for pair in _PAIRS[:2] for m in _MAGNITUDE
 STYLES: Final = {" ".join(sorted(ends)): ends for bare in _BARE for ends in (bare, (*bare, ".alpha"))}
 """The sets of tensors that a module has in files, by how their names end."""
 
-_ENDS: Final = sorted({end for kind in ADAPTERS.values() for end in kind.ends}, key=len, reverse=True)
+_SUFFIXES: Final = sorted({end for kind in ADAPTERS.values() for end in kind.files.suffixes}, key=len, reverse=True)
 _NUMBER: Final = re.compile(r"(?<=[._])\d+(?=[._]|$)")
 _SHOWN: Final = 5
 _OTHER_KIND: Final = re.compile(r"\.(hada|lokr)_")
@@ -196,7 +196,7 @@ def _by_module(names: Iterable[str]) -> dict[str, list[str]]:
     """Module as spelled -> how its tensors' names end. A name that ends otherwise is a module of its own."""
     found: dict[str, list[str]] = {}
     for name in names:
-        end = next((end for end in _ENDS if name.endswith(end)), "")
+        end = next((end for end in _SUFFIXES if name.endswith(end)), "")
         found.setdefault(name.removesuffix(end), []).append(end)
     return found
 

@@ -169,12 +169,12 @@ def micro(s: State, batch: Batch) -> None:
 
 def _preserved(s: State, noised: Noised) -> Tensor:
     """Each sample's loss of the preservation, after its backward pass. Adapters leave out other parts than before."""
-    rng, xp = noised.rng, noised.rng.xp
+    rng, xp, signed = noised.rng, noised.rng.xp, s.preservation.per_sample_sign
     one = xp.ones((1,), np.float32)
-    if s.preservation.signed:
+    if signed:
         one = xp.where(rng.uniform(Stream.SIGN)[:1] < np.float32(0.5), -one, one)
     strength = Tensor(one)
-    with s.drops.during(replace(rng, samples=rng.samples + _FURTHER), strength if s.preservation.signed else None):
+    with s.drops.during(replace(rng, samples=rng.samples + _FURTHER), strength if signed else None):
         each = s.preservation.losses(_Predictions(noised, s.off, strength))
         _add(s, each.mean() * s.preservation_weight)
     return each

@@ -168,6 +168,14 @@ def test_dora_on_output_is_cut_up_for_diffusers_and_comes_back(tmp_path):
         np.testing.assert_allclose(found[name].delta(weight), factors.delta(weight), rtol=1e-5, atol=1e-6)
 
 
+def test_parts_of_a_layer_that_are_of_several_kinds_are_refused(tmp_path):
+    tensors, record = to_diffusers(flux_state("dora", {"wd_on_output": True}), FLUX)
+    del tensors["transformer.transformer_blocks.0.attn.to_k.lora_magnitude_vector"]
+    save_file(tmp_path / "x.safetensors", tensors, record)
+    with pytest.raises(ModelFileError, match=r"img_attn.qkv do not fit together: they are of kinds dora and lora"):
+        from_file(tmp_path / "x.safetensors", FLUX)
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [("loha", 'of kind "loha", which diffusers does not read'), ("dora", "norms of input columns, which files of")],
@@ -195,14 +203,14 @@ def test_locon_has_a_rank_of_its_own_on_kernels_alone():
 
 def test_layers_that_do_not_suit_a_kind_are_named():
     shapes = {"a": (24, 12), "b": (30, 12, 3, 3)}
-    assert ADAPTERS["lokr"](factor=3).misfit(shapes, 4) is None
-    assert ADAPTERS["lokr"](factor=4).misfit(shapes, 4) == (
+    assert ADAPTERS["lokr"](factor=3).shape_problem(shapes) is None
+    assert ADAPTERS["lokr"](factor=4).shape_problem(shapes) == (
         "factor",
         "expected -1 or a divisor of 6, which divides all layers, got 4, which does not divide 1 layer, such as "
         "b (30 x 12)",
     )
-    assert ADAPTERS["lokr"](factor=0).misfit(shapes, 4) == ("factor", "expected -1 or at least 1, got 0")
-    key, words = ADAPTERS["locon"]().misfit({"a": (24, 12)}, 4)
+    assert ADAPTERS["lokr"](factor=0).shape_problem(shapes) == ("factor", "expected -1 or at least 1, got 0")
+    key, words = ADAPTERS["locon"]().shape_problem({"a": (24, 12)})
     assert key == "kind"
     assert words.startswith('expected lora.targets that name convolutions with "locon", got none larger than 1x1')
-    assert ADAPTERS["locon"]().misfit(shapes, 4) is None
+    assert ADAPTERS["locon"]().shape_problem(shapes) is None

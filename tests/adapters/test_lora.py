@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flame_train.adapters.attach import attach
-from flame_train.adapters.kinds.lora import initial
+from flame_train.adapters.kinds.lora import Lora
 from flame_train.engine import Parameter, nn, tensor
 from flame_train.engine import functional as F
 
@@ -130,17 +130,24 @@ def test_the_start_depends_on_seed_and_name_alone(net):
     whole.detach()
     alone = attach(net, ["body.2"], rank=2, alpha=1.0, seed=7)
     np.testing.assert_array_equal(alone.adapters["body.2"].down.numpy(), whole.adapters["body.2"].down.numpy())
-    for other in (initial((5, 8), 2, 8, "body.2"), initial((5, 8), 2, 7, "body.1")):
-        assert not np.array_equal(other[0], alone.adapters["body.2"].down.numpy())
+    alone.detach()
+    other = attach(net, ["body.2"], rank=2, alpha=1.0, seed=8)
+    assert not np.array_equal(alone.adapters["body.2"].down.numpy(), other.adapters["body.2"].down.numpy())
+    alike = nn.Sequential(nn.Linear(8, 5), nn.Linear(8, 5))
+    alike.init(np.random.default_rng(0))
+    first, second = attach(alike, ["0", "1"], rank=2, alpha=1.0, seed=7).adapters.values()
+    assert not np.array_equal(first.down.numpy(), second.down.numpy())
 
 
 def test_the_start_has_the_reference_implementations_distribution():
     """Kaiming uniform with a = sqrt 5 has the standard deviation 1 / sqrt(3 fan_in)."""
-    down, up = initial((64, 40, 3, 3), 128, 0, "any")
+    layer = nn.Conv2d(40, 64, 3)
+    layer.init(np.random.default_rng(0))
+    made = Lora().initial(layer, 128, 1.0, np.random.default_rng(0))
     bound = 1 / np.sqrt(40 * 9)
-    assert np.abs(down).max() <= bound
-    np.testing.assert_allclose([down.mean(), down.std()], [0.0, bound / np.sqrt(3)], atol=0.02 * bound)
-    assert not up.any()
+    assert np.abs(made.down).max() <= bound
+    np.testing.assert_allclose([made.down.mean(), made.down.std()], [0.0, bound / np.sqrt(3)], atol=0.02 * bound)
+    assert not made.up.any()
 
 
 def test_the_caller_may_make_the_parameters(net):

@@ -7,7 +7,7 @@ import pytest
 
 from flame_train.adapters.attach import attach
 from flame_train.adapters.kinds import ADAPTERS
-from flame_train.adapters.rules import Own, Rule, apply_rules, rates
+from flame_train.adapters.rules import LayerSettings, Rule, apply_rules, rates
 from flame_train.config.load import from_options
 from flame_train.config.render import resolved
 from flame_train.config.resume import differences
@@ -26,12 +26,12 @@ def test_the_last_rule_that_matches_holds_whole():
         Rule(match=("*.1.mlp",), off=True),
     ]
     assert apply_rules(NAMES, rules, {}) == {
-        "blocks.0.attn.to_q": Own(alpha=2.0),
-        "blocks.0.attn.to_k": Own(rank=8, lr=1e-3),
-        "blocks.1.attn.to_q": Own(alpha=2.0),
+        "blocks.0.attn.to_q": LayerSettings(alpha=2.0),
+        "blocks.0.attn.to_k": LayerSettings(rank=8, lr=1e-3),
+        "blocks.1.attn.to_q": LayerSettings(alpha=2.0),
     }
     back = apply_rules(NAMES, [*rules, Rule(match=("*.mlp",), dropout=0.1)], {})
-    assert back["blocks.1.mlp"] == Own(dropout=0.1)
+    assert back["blocks.1.mlp"] == LayerSettings(dropout=0.1)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def net():
 
 
 def test_layers_get_sizes_of_their_own(net):
-    own = {"b": Own(rank=3, alpha=6.0), "conv": Own(rank=1)}
+    own = {"b": LayerSettings(rank=3, alpha=6.0), "conv": LayerSettings(rank=1)}
     kind = ADAPTERS["locon"](conv_rank=5, conv_alpha=2.0)
-    adapters = attach(net, ["a", "b", "conv"], rank=2, alpha=4.0, seed=1, kind=kind, own=own).adapters
+    adapters = attach(net, ["a", "b", "conv"], rank=2, alpha=4.0, seed=1, kind=kind, settings=own).adapters
     assert {n: (a.rank, a.alpha) for n, a in adapters.items()} == {"a": (2, 4.0), "b": (3, 6.0), "conv": (1, 2.0)}
 
 
@@ -74,7 +74,7 @@ def test_a_layer_with_a_rate_of_its_own_moves_by_it(net):
         train={"precision": "fp32"},
     )
     factors = {p.name: 5.0 for p in attached.adapters["b"].parameters().values()}
-    assert rates({"b": Own(lr=5e-3), "a": Own()}, 1e-3) == pytest.approx({"b": 5.0})
+    assert rates({"b": LayerSettings(lr=5e-3), "a": LayerSettings()}, 1e-3) == pytest.approx({"b": 5.0})
     optimizer = build_optimizer(
         attached.parameters(),
         config.train,

@@ -100,7 +100,7 @@ def test_loha_and_lokr_are_lycoris(off, net, layer, kind, module, mine, keys):
     update = twin.get_weight(twin.shape).detach().numpy()  # its get_diff_weight scales twice
     assert off(adapter.delta(), update) < 2e-6
     assert off(adapter.factors().delta(getattr(net, layer).weight.numpy()), update) < 2e-6
-    written = ADAPTERS[kind]().kohya(adapter.factors())
+    written = ADAPTERS[kind].files.kohya(adapter.factors())
     for name, expected in twin.custom_state_dict().items():
         found = written.pop(f".{name}")
         np.testing.assert_array_equal(found, expected.detach().numpy())
@@ -174,5 +174,5 @@ def test_dora_on_output_is_peft(off, net, layer):
     twin.merge()
     merged = twin.base_layer.weight.detach().numpy()
     assert off(getattr(net, layer).weight.numpy() + adapter.delta().numpy(), merged) < 2e-6
-    written = ADAPTERS["dora"]().kohya(adapter.factors())
+    written = ADAPTERS["dora"].files.kohya(adapter.factors())
     assert written[".dora_scale"].shape == (adapter.magnitude.shape[0], *[1] * (adapter.magnitude.ndim - 1))

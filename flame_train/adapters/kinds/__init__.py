@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from flame_train.adapters.factors import Factors
 from flame_train.settings import Table, entries_in
 
-from .kind import Adapter, AdapterKind, Factors, Layer, Make
+from .kind import Adapter, AdapterKind, Layer, Make
 
 ADAPTERS: Table[AdapterKind] = Table(
     "kind", "kind of adapter", entries_in(__name__, AdapterKind), "lora", aka=("network_module", "network_type")

@@ -9,39 +9,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
 from flame_train.adapters.dropping import Drop
-from flame_train.adapters.factors import LoraFactors
-from flame_train.adapters.folding import fold
+from flame_train.adapters.factors import Array, LoraFactors
+from flame_train.adapters.file_form import DOWN, UP, Arrays, FileForm, RowNumbers, pair_of
 from flame_train.adapters.merged import KEPT_BELOW, dense
-from flame_train.adapters.qkv_split import Paths
 from flame_train.engine import Parameter, Tensor, nn, no_grad, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import float32
 from flame_train.settings import field
 
-from .kind import AdapterKind, HostArray, Layer, Make
-from .lora import Lora, LoraAdapter
+from .kind import AdapterKind, Layer, Make
+from .lora import Lora, LoraAdapter, pair_problem
 
 SCALE: Final = "dora_scale"
 VECTOR: Final = "lora_magnitude_vector"
+"""LyCORIS' tensor, whose shape tells of which norms it is, and PEFT's and ai-toolkit's, of output rows always."""
+
 _LORA: Final = Lora()
 _SMALLEST: Final = float(np.finfo(np.float32).eps)  # a column of zeros has no direction
-
-_ENDS: Final = MappingProxyType(
-    {
-        ".dora_scale": SCALE,
-        ".lora_magnitude_vector": VECTOR,
-        ".lora_magnitude_vector.weight": VECTOR,
-        ".lora_magnitude_vector.default.weight": VECTOR,
-        ".magnitude": VECTOR,
-    }
-)
-"""LyCORIS' tensor, whose shape tells of which norms it is, and PEFT's and ai-toolkit's, of output rows always."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +38,7 @@ class DoraFactors:
     """One module's LoRA, and the magnitude: (1, in[, 1, 1]) of input columns or (out, 1[, 1, 1]) of output rows."""
 
     lora: LoraFactors
-    magnitude: HostArray
+    magnitude: Array
 
     @property
     def kind(self) -> str:
@@ -69,7 +58,7 @@ class DoraFactors:
         return self.lora.alpha
 
     @property
-    def arrays(self) -> Mapping[str, HostArray]:
+    def arrays(self) -> Mapping[str, Array]:
         return {**self.lora.arrays, SCALE: self.magnitude}
 
     @property
@@ -79,24 +68,55 @@ class DoraFactors:
     def fits(self, shape: tuple[int, ...]) -> bool:
         return self.lora.fits(shape)
 
-    def delta(self, weight: HostArray, strength: float = 1.0) -> HostArray:
+    def delta(self, weight: Array, strength: float = 1.0) -> Array:
         """strength * (W' - W), as ComfyUI applies it."""
         base = weight.astype(np.float32)
         total = base + self.lora.delta().reshape(base.shape)
         others = tuple(i for i in range(base.ndim) if i != (0 if self.on_output else 1))
         norm = np.maximum(np.sqrt((total.astype(np.float64) ** 2).sum(others, keepdims=True)), _SMALLEST)
         made = total * (self.magnitude.astype(np.float32).reshape(norm.shape) / norm).astype(np.float32)
-        update: HostArray = np.float32(strength) * (made - base)
+        update: Array = np.float32(strength) * (made - base)
         return update
+
+
+def _array_problem(arrays: Arrays) -> str:
+    wrong = pair_problem(arrays)
+    found = [arrays[name] for name in (SCALE, VECTOR) if name in arrays]
+    if wrong or len(found) != 1:
+        return wrong or ("has two magnitudes" if found else "has no magnitude")
+    out, width, shape = arrays[UP].shape[0], arrays[DOWN].shape[1], found[0].shape
+    lengths = (out,) if VECTOR in arrays else (out, width)
+    if math.prod(shape) not in lengths or max(shape, default=0) != math.prod(shape):
+        return f"has a magnitude of shape {shape}, and a weight of {out} rows and {width} columns"
+    return ""
+
+
+def _factors(arrays: Arrays, alpha: float) -> DoraFactors:
+    lora, magnitude = pair_of(arrays, alpha), arrays[VECTOR if VECTOR in arrays else SCALE]
+    rows = VECTOR in arrays or magnitude.shape[:1] == (len(lora.up),)
+    return DoraFactors(lora, magnitude.reshape(_beside(lora.weight_shape, 0 if rows else 1)))
 
 
 class Dora(AdapterKind):
     """down and up begin as LoRA's, the magnitudes as the norms of the base weight: the output stays as it is."""
 
     name = "dora"
-    inner = ("down",)
-    faster = Lora.faster
-    ends = MappingProxyType({**Lora.ends, **_ENDS})
+    files = FileForm(
+        "DoRA",
+        {
+            **Lora.files.suffixes,
+            ".dora_scale": SCALE,
+            ".lora_magnitude_vector": VECTOR,
+            ".lora_magnitude_vector.weight": VECTOR,
+            ".lora_magnitude_vector.default.weight": VECTOR,
+            ".magnitude": VECTOR,
+        },
+        _factors,
+        _array_problem,
+        inner=(DOWN,),
+        network_args={"algo": "lora", "dora_wd": "True"},
+        rows=RowNumbers(SCALE, "magnitudes", f".{VECTOR}", "wd_on_output", "norms of input columns"),
+    )
 
     wd_on_output: bool = field(
         False,
@@ -104,80 +124,22 @@ class Dora(AdapterKind):
         aka=("wd_on_out", "lora_decompose_output_axis"),
     )
 
-    def misfit_of_format(self, form: str) -> str:
-        if form == "kohya" or self.wd_on_output:
-            return ""
-        return (
-            f'expected "kohya" with norms of input columns, which diffusers does not read, got "{form}"; or set '
-            "lora.wd_on_output = true"
-        )
-
-    def network_args(self, factors: DoraFactors) -> dict[str, str]:
-        return {"algo": "lora", "dora_wd": "True", "wd_on_output": str(factors.on_output)}
-
-    def create(self, layer: Layer, name: str, rank: int, alpha: float, seed: int, make: Make) -> DoraAdapter:
+    def initial(self, layer: Layer, rank: int, alpha: float, rng: np.random.Generator) -> DoraFactors:
         axis = 0 if self.wd_on_output else 1
         with no_grad():
             norms = _squares(layer.weight, axis).sqrt().numpy()
-        magnitude = norms.reshape(_beside(tuple(layer.weight.shape), axis))
-        return _adapter(layer, name, _LORA.create(layer, name, rank, alpha, seed, make), magnitude, make)
+        lora = _LORA.initial(layer, rank, alpha, rng)
+        return DoraFactors(lora, norms.reshape(_beside(tuple(layer.weight.shape), axis)))
 
-    def from_factors(self, layer: Layer, name: str, factors: DoraFactors, strength: float, make: Make) -> DoraAdapter:
-        lora = _LORA.from_factors(layer, name, factors.lora, 1.0, make)
-        magnitude = factors.magnitude.astype(np.float32)
-        shape = _beside(tuple(layer.weight.shape), 0 if factors.on_output else 1)
-        return _adapter(layer, name, lora, magnitude.reshape(shape), make, strength)
+    def from_factors(self, layer: Layer, factors: DoraFactors, strength: float, make: Make) -> DoraAdapter:
+        lora, axis = _LORA.from_factors(layer, factors.lora, 1.0, make), 0 if factors.on_output else 1
+        magnitude = factors.magnitude.astype(np.float32).reshape(_beside(tuple(layer.weight.shape), axis))
+        with no_grad():
+            squares = _squares(layer.weight, 0 if len(magnitude) == layer.weight.shape[0] else 1)
+        return DoraAdapter(lora, make(SCALE, magnitude), squares, layer.weight, strength)
 
     def count(self, weight_shape: tuple[int, ...], rank: int) -> int:
         return _LORA.count(weight_shape, rank) + weight_shape[0 if self.wd_on_output else 1]
-
-    def kohya(self, factors: DoraFactors) -> dict[str, HostArray]:
-        """LoRA's tensors and `dora_scale`, whose shape tells of which norms it is."""
-        return {**_LORA.kohya(factors.lora), ".dora_scale": factors.magnitude}
-
-    def with_alpha(self, factors: DoraFactors, alpha: float) -> DoraFactors:
-        return DoraFactors(_LORA.with_alpha(factors.lora, alpha), factors.magnitude)
-
-    def diffusers(self, factors: DoraFactors, paths: Paths) -> dict[str, tuple[dict[str, HostArray], Any]]:
-        """LoRA's tensors and `lora_magnitude_vector`. ValueError for norms of input columns."""
-        if not factors.on_output:
-            raise ValueError("a DoRA with norms of input columns, which files of diffusers cannot hold")
-        parts: dict[str, tuple[dict[str, HostArray], LoraFactors]] = {}
-        for path, source in paths.items():
-            part = LoraFactors(factors.lora.down, source.apply([factors.lora.up]), factors.alpha)
-            vector = _peft_shape(source.apply([factors.magnitude]))
-            arrays = {".lora_A.weight": part.down, ".lora_B.weight": fold(part), ".lora_magnitude_vector": vector}
-            parts[path] = arrays, part
-        return parts
-
-    def fault(self, slots: Mapping[str, HostArray]) -> str:
-        wrong = _LORA.fault(slots)
-        found = [slots[name] for name in (SCALE, VECTOR) if name in slots]
-        if wrong or len(found) != 1:
-            return wrong or ("has two magnitudes" if found else "has no magnitude")
-        out, width, shape = slots["up"].shape[0], slots["down"].shape[1], found[0].shape
-        lengths = (out,) if VECTOR in slots else (out, width)
-        if math.prod(shape) not in lengths or max(shape, default=0) != math.prod(shape):
-            return f"has a magnitude of shape {shape}, and a weight of {out} rows and {width} columns"
-        return ""
-
-    def read(self, slots: Mapping[str, HostArray], folded: float | None, scale: float) -> DoraFactors:
-        lora = _LORA.read(slots, folded, scale)
-        magnitude = slots[VECTOR if VECTOR in slots else SCALE]
-        rows = VECTOR in slots or magnitude.shape[:1] == (len(lora.up),)
-        return DoraFactors(lora, magnitude.reshape(_beside(lora.weight_shape, 0 if rows else 1)))
-
-    def join(self, parts: Mapping[str, DoraFactors], paths: Paths) -> DoraFactors:
-        """Rows of the whole from those of its parts; ValueError where one is not there: its rows have no magnitude."""
-        if "" in parts:
-            return DoraFactors(_LORA.join({"": parts[""].lora}, paths), parts[""].magnitude)
-        if any(path not in parts or not parts[path].on_output for path in paths):
-            raise ValueError("a DoRA of some parts of a layer has no magnitudes for the whole")
-        lora = _LORA.join({path: part.lora for path, part in parts.items()}, paths)
-        if len(paths) == 1:
-            ((path, source),) = paths.items()
-            return DoraFactors(lora, source.apply([parts[path].magnitude]))  # exchanging halves undoes itself
-        return DoraFactors(lora, np.concatenate([parts[path].magnitude for path in paths]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,17 +239,3 @@ def _squares(weight: Any, axis: int) -> Tensor:
 def _beside(weight_shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     """The magnitudes' shape beside a weight: LyCORIS' `dora_scale`."""
     return tuple(n if i == axis else 1 for i, n in enumerate(weight_shape))
-
-
-def _peft_shape(magnitude: HostArray) -> HostArray:
-    """(out,) for a linear layer; (1, out, 1, 1) for a convolution."""
-    return magnitude.reshape(-1) if magnitude.ndim == 2 else magnitude.reshape(1, -1, 1, 1)
-
-
-def _adapter(
-    layer: Layer, name: str, lora: LoraAdapter, magnitude: HostArray, make: Make, strength: float = 1.0
-) -> DoraAdapter:
-    trained = make(f"{name}.dora_scale", magnitude, layer.weight.device)
-    with no_grad():
-        squares = _squares(layer.weight, 0 if magnitude.shape[0] == layer.weight.shape[0] else 1)
-    return DoraAdapter(lora, trained, squares, layer.weight, strength)

@@ -18,7 +18,7 @@ class Locon(Lora):
     conv_rank: int = field(8, "inner width on convolutions larger than 1x1", ge=1, le=4096, aka=("conv_dim", "conv"))
     conv_alpha: float = field(8.0, "there the update is scaled by conv_alpha / conv_rank", gt=0, le=1_000_000)
 
-    def misfit(self, shapes: Mapping[str, tuple[int, ...]], rank: int) -> tuple[str, str] | None:
+    def shape_problem(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, str] | None:
         if any(_has_kernel(shape) for shape in shapes.values()):
             return None
         return "kind", (

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
+from flame_train.adapters.factors import Array
+from flame_train.adapters.file_form import ALPHA, Arrays, FileForm
 from flame_train.adapters.merged import KEPT_BELOW, MatrixFactors, MergedAdapter, as_matrix, dense, product_of
-from flame_train.adapters.qkv_split import Paths
 from flame_train.engine import Parameter, Tensor, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
 
-from .kind import AdapterKind, HostArray, Layer, Make, alpha_of, alpha_tensor, generator, kohya_only, shrink, unjoined
+from .kind import AdapterKind, Layer, Make, shrink
 
 ARRAYS: Final = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
 
@@ -38,64 +38,55 @@ class LohaFactors(MatrixFactors):
         """The shape of the weight as a matrix: files do not tell the kernel."""
         return int(self.arrays["hada_w1_a"].shape[0]), int(self.arrays["hada_w1_b"].shape[1])
 
-    def delta(self, weight: HostArray, strength: float = 1.0) -> HostArray:
+    def delta(self, weight: Array, strength: float = 1.0) -> Array:
         w1_a, w1_b, w2_a, w2_b = (self.arrays[name].astype(np.float32) for name in ARRAYS)
-        product: HostArray = np.float32(strength * self.alpha / self.rank) * ((w1_a @ w1_b) * (w2_a @ w2_b))
+        product: Array = np.float32(strength * self.alpha / self.rank) * ((w1_a @ w1_b) * (w2_a @ w2_b))
         return product.reshape(weight.shape)
+
+
+def _array_problem(arrays: Arrays) -> str:
+    missing = [name for name in ARRAYS if name not in arrays]
+    if missing:
+        return f"has no {missing[0]}"
+    shapes = [arrays[name].shape for name in ARRAYS]
+    if any(len(shape) != 2 for shape in shapes):
+        return f"has shapes {', '.join(map(str, shapes))}; expected four matrices"
+    (out, rank), (rank_b, width), *_ = shapes
+    if rank == 0 or [(out, rank), (rank, width)] * 2 != shapes or rank != rank_b:
+        return f"has shapes {', '.join(map(str, shapes))}, which do not fit together"
+    return ""
 
 
 class Loha(AdapterKind):
     """w1_a begins normal with std 0.1, w1_b and w2_b with std 1, as in LyCORIS; w2_a is zero."""
 
     name = "loha"
-    inner = ("hada_w1_b",)
-    ends = MappingProxyType({f".{name}": name for name in ARRAYS} | {".alpha": "alpha"})
+    files = FileForm(
+        "LoHa",
+        {f".{name}": name for name in (*ARRAYS, ALPHA)},
+        LohaFactors,
+        _array_problem,
+        inner=("hada_w1_b",),
+        network_args={"algo": "loha"},
+    )
 
-    def create(self, layer: Layer, name: str, rank: int, alpha: float, seed: int, make: Make) -> LohaAdapter:
+    def initial(self, layer: Layer, rank: int, alpha: float, rng: np.random.Generator) -> LohaFactors:
         out, *taps = layer.weight.shape
-        rng, width = generator(seed, name), math.prod(taps)
+        width = math.prod(taps)
         values = [
             0.1 * rng.standard_normal((out, rank)),
             rng.standard_normal((rank, width)),
             np.zeros((out, rank)),
             rng.standard_normal((rank, width)),
         ]
-        return _adapter(layer, name, values, alpha, make)
+        return LohaFactors(dict(zip(ARRAYS, values, strict=True)), alpha)
 
-    def from_factors(self, layer: Layer, name: str, factors: LohaFactors, strength: float, make: Make) -> LohaAdapter:
-        return _adapter(layer, name, [factors.arrays[n] for n in ARRAYS], factors.alpha * strength, make)
+    def from_factors(self, layer: Layer, factors: LohaFactors, strength: float, make: Make) -> LohaAdapter:
+        matrices = {name: make(name, as_matrix(factors.arrays[name].astype(np.float32))) for name in ARRAYS}
+        return LohaAdapter(matrices, factors.alpha * strength, tuple(layer.weight.shape))
 
     def count(self, weight_shape: tuple[int, ...], rank: int) -> int:
         return 2 * rank * (weight_shape[0] + math.prod(weight_shape[1:]))
-
-    def misfit_of_format(self, form: str) -> str:
-        return kohya_only("LoHa", form)
-
-    def network_args(self, factors: LohaFactors) -> dict[str, str]:
-        return {"algo": "loha"}
-
-    def kohya(self, factors: LohaFactors) -> dict[str, HostArray]:
-        named = {f".{name}": array for name, array in factors.arrays.items()}
-        return {**named, ".alpha": alpha_tensor(factors.alpha, factors.arrays["hada_w1_a"].dtype)}
-
-    def fault(self, slots: Mapping[str, HostArray]) -> str:
-        missing = [name for name in ARRAYS if name not in slots]
-        if missing:
-            return f"has no {missing[0]}"
-        shapes = [slots[name].shape for name in ARRAYS]
-        if any(len(shape) != 2 for shape in shapes):
-            return f"has shapes {', '.join(map(str, shapes))}; expected four matrices"
-        (out, rank), (rank_b, width), *_ = shapes
-        if rank == 0 or [(out, rank), (rank, width)] * 2 != shapes or rank != rank_b:
-            return f"has shapes {', '.join(map(str, shapes))}, which do not fit together"
-        return alpha_of(slots, rank)[1]
-
-    def read(self, slots: Mapping[str, HostArray], folded: float | None, scale: float) -> LohaFactors:
-        arrays = {name: slots[name] for name in ARRAYS}
-        return LohaFactors(arrays, alpha_of(slots, arrays["hada_w1_b"].shape[0])[0])
-
-    def join(self, parts: Mapping[str, LohaFactors], paths: Paths) -> LohaFactors:
-        return unjoined("LoHa", parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +127,3 @@ class LohaAdapter(MergedAdapter):
 def _added(weight: Any, w1_a: Tensor, w1_b: Tensor, w2_a: Tensor, w2_b: Tensor, scale: float, dtype: DType) -> Tensor:
     made: Tensor = F.hadamard_add(dense(weight, dtype), w1_a, w1_b, w2_a, w2_b, scale)
     return made
-
-
-def _adapter(layer: Layer, name: str, values: list[HostArray], alpha: float, make: Make) -> LohaAdapter:
-    matrices = {
-        which: make(f"{name}.{which}", as_matrix(array.astype(np.float32)), layer.weight.device)
-        for which, array in zip(ARRAYS, values, strict=True)
-    }
-    return LohaAdapter(matrices, alpha, tuple(layer.weight.shape))

@@ -9,20 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
+from flame_train.adapters.factors import Array
+from flame_train.adapters.file_form import ALPHA, Arrays, FileForm
 from flame_train.adapters.merged import KEPT_BELOW, MatrixFactors, MergedAdapter, dense, product_of
-from flame_train.adapters.qkv_split import Paths
 from flame_train.engine import Parameter, Tensor, no_grad, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, float32
 from flame_train.errors import counted
 from flame_train.settings import field
 
-from .kind import AdapterKind, HostArray, Layer, Make, alpha_of, alpha_tensor, generator, kohya_only, shrink, unjoined
+from .kind import AdapterKind, Layer, Make, shrink
 
 ARRAYS: Final = ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b")
 
@@ -51,24 +51,43 @@ class LokrFactors(MatrixFactors):
         (a, c), (b, d, *kernel) = (_shape(self.arrays, which) for which in ("lokr_w1", "lokr_w2"))
         return (a * b, c * d, *kernel)
 
-    def delta(self, weight: HostArray, strength: float = 1.0) -> HostArray:
+    def delta(self, weight: Array, strength: float = 1.0) -> Array:
         w1, w2 = (_whole(self.arrays, which) for which in ("lokr_w1", "lokr_w2"))
-        product: HostArray = np.float32(strength * self.scale) * np.kron(w1, w2.reshape(len(w2), -1))
+        product: Array = np.float32(strength * self.scale) * np.kron(w1, w2.reshape(len(w2), -1))
         return product.reshape(weight.shape)
+
+
+def _array_problem(arrays: Arrays) -> str:
+    for which in ("lokr_w1", "lokr_w2"):
+        a, b = f"{which}_a", f"{which}_b"
+        if (which in arrays) == (a in arrays and b in arrays) or (a in arrays) != (b in arrays):
+            return f"has neither {which} nor {a} with {b}" if which not in arrays else f"has {which} twice"
+        shapes = [arrays[name].shape for name in (which, a, b) if name in arrays]
+        if any(len(shape) != 2 or 0 in shape for shape in shapes) and (which, len(shapes[0])) != ("lokr_w2", 4):
+            return f"has a {which} of shapes {', '.join(map(str, shapes))}"
+        if len(shapes) == 2 and shapes[0][1] != shapes[1][0]:
+            return f"has a {which} of shapes {shapes[0]} and {shapes[1]}, which do not fit together"
+    return ""
 
 
 class Lokr(AdapterKind):
     """First values as in LyCORIS: w1 and the left half of w2 are uniform (Kaiming with a = sqrt 5), the rest zero."""
 
     name = "lokr"
-    inner = ("lokr_w2_b", "lokr_w1_b")
-    ends = MappingProxyType({f".{name}": name for name in ARRAYS} | {".alpha": "alpha"})
+    files = FileForm(
+        "LoKr",
+        {f".{name}": name for name in (*ARRAYS, ALPHA)},
+        LokrFactors,
+        _array_problem,
+        inner=("lokr_w2_b", "lokr_w1_b"),
+        network_args={"algo": "lokr"},
+    )
 
     factor: int = field(-1, "size of the smaller matrix, which must divide every layer; -1: nearly square", ge=-1)
     decompose_both: bool = field(False, "also the smaller matrix is a product, where lora.rank is small enough")
     full_matrix: bool = field(False, "neither matrix is a product: lora.rank and lora.alpha do not matter")
 
-    def misfit(self, shapes: Mapping[str, tuple[int, ...]], rank: int) -> tuple[str, str] | None:
+    def shape_problem(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, str] | None:
         if self.factor == 0:
             return "factor", "expected -1 or at least 1, got 0"
         wrong = [name for name, shape in shapes.items() if self.factor > 0 and any(n % self.factor for n in shape[:2])]
@@ -81,13 +100,12 @@ class Lokr(AdapterKind):
             f"{counted(len(wrong), 'layer')}, such as {wrong[0]} ({out} x {width})"
         )
 
-    def create(self, layer: Layer, name: str, rank: int, alpha: float, seed: int, make: Make) -> LokrAdapter:
-        rng = generator(seed, name)
+    def initial(self, layer: Layer, rank: int, alpha: float, rng: np.random.Generator) -> LokrFactors:
         values = {
             which: np.zeros(shape) if which in ("lokr_w2", "lokr_w2_b") else _uniform(rng, shape)
             for which, shape in self.shapes(tuple(layer.weight.shape), rank).items()
         }
-        return _adapter(layer, name, values, alpha, rank, make)
+        return LokrFactors(values, alpha if has_product(values) else float(rank))  # as LyCORIS has it
 
     def shapes(self, weight_shape: tuple[int, ...], rank: int) -> dict[str, tuple[int, ...]]:
         """The shapes of a layer's matrices by name: which are products is LyCORIS' rule."""
@@ -104,41 +122,13 @@ class Lokr(AdapterKind):
             found["lokr_w2"] = (b, d, *kernel)
         return found
 
-    def from_factors(self, layer: Layer, name: str, factors: LokrFactors, strength: float, make: Make) -> LokrAdapter:
-        return _adapter(layer, name, dict(factors.arrays), factors.alpha, factors.rank, make, strength)
+    def from_factors(self, layer: Layer, factors: LokrFactors, strength: float, make: Make) -> LokrAdapter:
+        matrices = {which: make(which, array.astype(np.float32)) for which, array in factors.arrays.items()}
+        alpha = factors.alpha if has_product(matrices) else float(factors.rank)
+        return LokrAdapter(matrices, alpha, factors.scale * strength, tuple(layer.weight.shape))
 
     def count(self, weight_shape: tuple[int, ...], rank: int) -> int:
         return sum(math.prod(shape) for shape in self.shapes(weight_shape, rank).values())
-
-    def misfit_of_format(self, form: str) -> str:
-        return kohya_only("LoKr", form)
-
-    def network_args(self, factors: LokrFactors) -> dict[str, str]:
-        return {"algo": "lokr"}
-
-    def kohya(self, factors: LokrFactors) -> dict[str, HostArray]:
-        named = {f".{name}": array for name, array in factors.arrays.items()}
-        return {**named, ".alpha": alpha_tensor(factors.alpha, next(iter(named.values())).dtype)}
-
-    def fault(self, slots: Mapping[str, HostArray]) -> str:
-        for which in ("lokr_w1", "lokr_w2"):
-            a, b = f"{which}_a", f"{which}_b"
-            if (which in slots) == (a in slots and b in slots) or (a in slots) != (b in slots):
-                return f"has neither {which} nor {a} with {b}" if which not in slots else f"has {which} twice"
-            shapes = [slots[name].shape for name in (which, a, b) if name in slots]
-            if any(len(shape) != 2 or 0 in shape for shape in shapes) and (which, len(shapes[0])) != ("lokr_w2", 4):
-                return f"has a {which} of shapes {', '.join(map(str, shapes))}"
-            if len(shapes) == 2 and shapes[0][1] != shapes[1][0]:
-                return f"has a {which} of shapes {shapes[0]} and {shapes[1]}, which do not fit together"
-        return alpha_of(slots, 1)[1]
-
-    def read(self, slots: Mapping[str, HostArray], folded: float | None, scale: float) -> LokrFactors:
-        arrays = {name: slots[name] for name in ARRAYS if name in slots}
-        return LokrFactors(arrays, alpha_of(slots, LokrFactors(arrays, 1.0).rank)[0])
-
-    def join(self, parts: Mapping[str, LokrFactors], paths: Paths) -> LokrFactors:
-        whole: LokrFactors = unjoined("LoKr", parts)
-        return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,34 +196,19 @@ def has_product(arrays: Mapping[str, object]) -> bool:
     return any(name.endswith("_a") for name in arrays)
 
 
-def _uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> HostArray:
+def _uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     bound = 1.0 / math.sqrt(math.prod(shape[1:]))
     return rng.uniform(-bound, bound, shape)
 
 
-def _shape(arrays: Mapping[str, HostArray | Parameter], which: str) -> tuple[int, ...]:
+def _shape(arrays: Mapping[str, Array | Parameter], which: str) -> tuple[int, ...]:
     if which in arrays:
         return tuple(arrays[which].shape)
     return int(arrays[f"{which}_a"].shape[0]), int(arrays[f"{which}_b"].shape[1])
 
 
-def _whole(arrays: Mapping[str, HostArray], which: str) -> HostArray:
+def _whole(arrays: Mapping[str, Array], which: str) -> Array:
     if which in arrays:
         return arrays[which].astype(np.float32)
-    product: HostArray = arrays[f"{which}_a"].astype(np.float32) @ arrays[f"{which}_b"].astype(np.float32)
+    product: Array = arrays[f"{which}_a"].astype(np.float32) @ arrays[f"{which}_b"].astype(np.float32)
     return product
-
-
-def _adapter(
-    layer: Layer,
-    name: str,
-    values: Mapping[str, HostArray],
-    alpha: float,
-    rank: int,
-    make: Make,
-    strength: float = 1.0,
-) -> LokrAdapter:
-    device = layer.weight.device
-    matrices = {which: make(f"{name}.{which}", v.astype(np.float32), device) for which, v in values.items()}
-    alpha = alpha if has_product(matrices) else float(rank)  # as LyCORIS has it
-    return LokrAdapter(matrices, alpha, alpha / rank * strength, tuple(layer.weight.shape))

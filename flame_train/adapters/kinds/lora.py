@@ -3,111 +3,72 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from flame_train.adapters.dropping import Drop
 from flame_train.adapters.factors import LoraFactors
-from flame_train.adapters.folding import fold, unfold
-from flame_train.adapters.qkv_split import Paths, check_splittable, join, split
+from flame_train.adapters.file_form import ALPHA, DOWN, UP, Arrays, FileForm, alpha_problem, pair_of
 from flame_train.engine import Parameter, Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.mode import no_grad
 
-from .kind import AdapterKind, HostArray, Layer, Make, alpha_of, alpha_tensor, generator, shrink
+from .kind import AdapterKind, Layer, Make, shrink
 
-DOWN: Final = "down"
-UP: Final = "up"
-ALPHA: Final = "alpha"
+_SUFFIXES: Final = {
+    ".lora_down.weight": DOWN,
+    ".lora_up.weight": UP,
+    ".lora_A.weight": DOWN,
+    ".lora_B.weight": UP,
+    ".lora_A.default.weight": DOWN,
+    ".lora_B.default.weight": UP,
+    ".lora.down.weight": DOWN,
+    ".lora.up.weight": UP,
+    ".lora_linear_layer.down.weight": DOWN,
+    ".lora_linear_layer.up.weight": UP,
+    "_lora.down.weight": DOWN,
+    "_lora.up.weight": UP,
+    ".alpha": ALPHA,
+}
 
-_ENDS: Final = MappingProxyType(
-    {
-        ".lora_down.weight": DOWN,
-        ".lora_up.weight": UP,
-        ".lora_A.weight": DOWN,
-        ".lora_B.weight": UP,
-        ".lora_A.default.weight": DOWN,
-        ".lora_B.default.weight": UP,
-        ".lora.down.weight": DOWN,
-        ".lora.up.weight": UP,
-        ".lora_linear_layer.down.weight": DOWN,
-        ".lora_linear_layer.up.weight": UP,
-        "_lora.down.weight": DOWN,
-        "_lora.up.weight": UP,
-        ".alpha": ALPHA,
-    }
-)
+
+def pair_problem(arrays: Arrays) -> str:
+    """Says what is wrong with LoRA's pair, or its alpha; empty if they fit together."""
+    if DOWN not in arrays or UP not in arrays:
+        return f"has no {UP if DOWN in arrays else DOWN} matrix"
+    down, up = arrays[DOWN].shape, arrays[UP].shape
+    if len(down) not in (2, 4) or len(down) != len(up) or any(size != 1 for size in up[2:]):
+        return f"has shapes {down} and {up}"
+    if down[0] != up[1] or down[0] == 0:
+        return f"has rank {down[0]} in its down matrix and {up[1]} in its up matrix"
+    return alpha_problem(arrays)
 
 
 class Lora(AdapterKind):
-    """down is uniform in +-1 / sqrt(fan in) (Kaiming with a = sqrt 5, as in the reference implementation), up is zero.
-
-    down is random, by (seed, the layer's name), and does not depend on the other layers.
-    """
+    """down begins uniform in +-1 / sqrt(fan in) (Kaiming with a = sqrt 5, as the reference implementation), up zero."""
 
     name = "lora"
-    inner = ("down",)
-    ends = _ENDS
-    faster = ".lora_up.weight"
+    files = FileForm("LoRA", _SUFFIXES, pair_of, pair_problem, inner=(DOWN,))
     has_dropout = True
 
-    def create(self, layer: Layer, name: str, rank: int, alpha: float, seed: int, make: Make) -> LoraAdapter:
-        down, up = initial(layer.weight.shape, rank, seed, name)
-        return _adapter(layer, name, down, up, alpha, make)
+    def initial(self, layer: Layer, rank: int, alpha: float, rng: np.random.Generator) -> LoraFactors:
+        out, *taps = layer.weight.shape
+        bound = 1.0 / math.sqrt(math.prod(taps))
+        down = rng.uniform(-bound, bound, (rank, *taps)).astype(np.float32)
+        return LoraFactors(down, np.zeros((out, rank, *(1 for _ in taps[1:])), np.float32), alpha)
 
-    def from_factors(self, layer: Layer, name: str, factors: LoraFactors, strength: float, make: Make) -> LoraAdapter:
+    def from_factors(self, layer: Layer, factors: LoraFactors, strength: float, make: Make) -> LoraAdapter:
         out, *taps = layer.weight.shape
         down = factors.down.astype(np.float32).reshape(factors.rank, *taps)
         up = factors.up.astype(np.float32).reshape(out, factors.rank, *(1 for _ in taps[1:]))
-        return _adapter(layer, name, down, up, factors.alpha * strength, make)
+        matrices = make("lora_down.weight", down), make("lora_up.weight", up)
+        return LoraAdapter(*matrices, factors.alpha * strength, factors.rank)
 
     def count(self, weight_shape: tuple[int, ...], rank: int) -> int:
         return rank * (weight_shape[0] + math.prod(weight_shape[1:]))
-
-    def kohya(self, factors: LoraFactors) -> dict[str, HostArray]:
-        """`lora_down`, `lora_up` and a scalar `alpha`."""
-        return {
-            ".lora_down.weight": factors.down,
-            ".lora_up.weight": factors.up,
-            ".alpha": alpha_tensor(factors.alpha, factors.down.dtype),
-        }
-
-    def diffusers(self, factors: LoraFactors, paths: Paths) -> dict[str, tuple[dict[str, HostArray], LoraFactors]]:
-        """`lora_A` and `lora_B` with alpha / rank folded into it, by path; no alpha, because several loaders refuse it.
-
-        See `folding` for what stays exact, `qkv_split` for modules that diffusers cuts up.
-        """
-        return {
-            path: ({".lora_A.weight": part.down, ".lora_B.weight": fold(part)}, part)
-            for path, part in split(factors, paths).items()
-        }
-
-    def fault(self, slots: Mapping[str, HostArray]) -> str:
-        if DOWN not in slots or UP not in slots:
-            return f"has no {UP if DOWN in slots else DOWN} matrix"
-        down, up = slots[DOWN].shape, slots[UP].shape
-        if len(down) not in (2, 4) or len(down) != len(up) or any(size != 1 for size in up[2:]):
-            return f"has shapes {down} and {up}"
-        if down[0] != up[1] or down[0] == 0:
-            return f"has rank {down[0]} in its down matrix and {up[1]} in its up matrix"
-        return alpha_of(slots, down[0])[1]
-
-    def read(self, slots: Mapping[str, HostArray], folded: float | None, scale: float) -> LoraFactors:
-        down, up = slots[DOWN], slots[UP]
-        written = float(slots[ALPHA].reshape(())) if ALPHA in slots else float(down.shape[0])
-        if folded is not None:
-            return unfold(down, up, folded, written)
-        return LoraFactors(down, up, written if ALPHA in slots else written * scale)
-
-    def with_alpha(self, factors: LoraFactors, alpha: float) -> LoraFactors:
-        return LoraFactors(factors.down, fold(factors, alpha), alpha)
-
-    def join(self, parts: Mapping[str, LoraFactors], paths: Paths) -> LoraFactors:
-        return check_splittable(parts[""], paths) if "" in parts else join(parts, paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,21 +189,3 @@ class LoraAdapter:
 
     def factors(self) -> LoraFactors:
         return LoraFactors(self.down.numpy(), self.up.numpy(), self.alpha)
-
-
-def initial(
-    weight_shape: tuple[int, ...], rank: int, seed: int, name: str
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """A layer's first (down, up) in fp32; see `attach`."""
-    out, *taps = weight_shape
-    rng = generator(seed, name)
-    bound = 1.0 / math.sqrt(math.prod(taps))
-    down = rng.uniform(-bound, bound, (rank, *taps)).astype(np.float32)
-    return down, np.zeros((out, rank, *(1 for _ in taps[1:])), np.float32)
-
-
-def _adapter(layer: Layer, name: str, down: HostArray, up: HostArray, alpha: float, make: Make) -> LoraAdapter:
-    device = layer.weight.device
-    return LoraAdapter(
-        make(f"{name}.lora_down.weight", down, device), make(f"{name}.lora_up.weight", up, device), alpha, len(down)
-    )

@@ -32,7 +32,7 @@ class Preservation(Entry):
     instead: ClassVar[bool] = False
     """Whether it stands in the place of the images' own loss."""
 
-    signed: ClassVar[bool] = False
+    per_sample_sign: ClassVar[bool] = False
     """Whether adapters act with strength -1 in some micro-batches, and 1 in the others."""
 
     def texts(self, caption: str, trigger: str) -> Mapping[str, str]:

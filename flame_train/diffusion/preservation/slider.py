@@ -19,7 +19,7 @@ class Slider(Preservation):
 
     name = "slider"
     instead = True
-    signed = True
+    per_sample_sign = True
 
     positive: str = field("", "the prompt at the end of strength 1")
     negative: str = field("", "the prompt at the end of strength -1")

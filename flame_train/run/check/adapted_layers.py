@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flame_train.adapters.kinds import ADAPTERS
-from flame_train.adapters.rules import Own, apply_rules
+from flame_train.adapters.rules import LayerSettings, apply_rules
 from flame_train.adapters.targets import layer_shapes, resolve
 from flame_train.config.schema import LoraSection, TextEncodersSection
 from flame_train.errors import ConfigError
@@ -14,7 +14,7 @@ from flame_train.models.common.model import Model
 from flame_train.text_encoders.encoder import TextEncoder
 
 
-def adapted_layers(lora: LoraSection, text: TextEncodersSection, model: Model) -> dict[str, Own]:
+def adapted_layers(lora: LoraSection, text: TextEncodersSection, model: Model) -> dict[str, LayerSettings]:
     """The layers by their names in `Model.networks`, the denoiser's first, and what each has of its own.
 
     Raises ConfigError for targets and rules that mean no layer, and for layers that the adapter's kind does not suit.
@@ -23,10 +23,10 @@ def adapted_layers(lora: LoraSection, text: TextEncodersSection, model: Model) -
     others = _text_layers(text, model)
     _check_names(model, denoiser, text.train, "lora.targets")
     _check_names(model, others, text.train, "text_encoders.targets")
-    usual = dict.fromkeys(others, Own(text.rank or None, text.alpha or None, text.lr or None))
+    usual = dict.fromkeys(others, LayerSettings(text.rank or None, text.alpha or None, text.lr or None))
     layers = apply_rules([*denoiser, *others], lora.rules, model.presets, usual)
     shapes = layer_shapes(model.networks(text.train))
-    if wrong := ADAPTERS.chosen(lora).misfit({name: shapes[name] for name in layers}, lora.rank):
+    if wrong := ADAPTERS.chosen(lora).shape_problem({name: shapes[name] for name in layers}):
         raise ConfigError(f"lora.{wrong[0]}: {wrong[1]}")
     return layers
 

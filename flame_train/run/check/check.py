@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from flame_train.adapters.kinds import Factors
-from flame_train.adapters.rules import Own
+from flame_train.adapters.rules import LayerSettings
 from flame_train.config.located import ConfigWithSource, ErrorCollector
 from flame_train.config.schema import Config, DataSection, LossSection
 from flame_train.data.caption_tools import CaptionKeys
@@ -49,7 +49,7 @@ class Checked:
         model: the opened model.
         targets: the names of the layers to adapt.
         checkpointed: the names of the blocks whose activations are recomputed.
-        own: what rules say of each adapted layer.
+        layer_settings: what rules say of each adapted layer.
         begun: the finished adapter that a fresh run begins with, by layer.
         streamed: the names of the blocks whose weights wait in host memory.
         other_sample_model: the model that samples images; None: the base.
@@ -61,7 +61,7 @@ class Checked:
     model: Model
     targets: tuple[str, ...]
     checkpointed: frozenset[str]
-    own: Mapping[str, Own] = field(default_factory=dict)
+    layer_settings: Mapping[str, LayerSettings] = field(default_factory=dict)
     begun: Mapping[str, Factors] = field(default_factory=dict)
     streamed: frozenset[str] = frozenset()
     other_sample_model: Model | None = None
@@ -155,7 +155,7 @@ def check(asked: Config | ConfigWithSource, family: Family | None = None) -> Che
             check_sampling(wanted, config.model, config.loss, sampling_model)
     with wrong:
         check_control_sets(config.data, model)
-    layers: dict[str, Own] = {}
+    layers: dict[str, LayerSettings] = {}
     begun: dict[str, Factors] = {}
     with wrong:
         layers = adapted_layers(config.lora, config.text_encoders, model)

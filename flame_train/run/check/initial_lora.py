@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from flame_train.adapters.beginning import check_beginning
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.kinds import ADAPTERS, Factors
-from flame_train.adapters.rules import Own
+from flame_train.adapters.rules import LayerSettings
 from flame_train.adapters.targets import layer_shapes
 from flame_train.config.schema import LoraSection
 from flame_train.errors import ConfigError, ModelFileError
@@ -18,7 +18,7 @@ from flame_train.networks.files.identify import identify, lora_could_be
 
 
 def beginning(
-    lora: LoraSection, model: Model, layers: Mapping[str, Own], trained: Sequence[str] = ()
+    lora: LoraSection, model: Model, layers: Mapping[str, LayerSettings], trained: Sequence[str] = ()
 ) -> dict[str, Factors]:
     """The factors by layer of the file that `lora.from` names; none where it names none.
 

@@ -149,7 +149,7 @@ class Plan:
         """The number of trained values."""
         shapes, lora = layer_shapes(self.checked.networks), self.config.lora
         kind = ADAPTERS.chosen(lora)
-        ranks = {name: own.rank for name, own in self.checked.own.items()}
+        ranks = {name: own.rank for name, own in self.checked.layer_settings.items()}
         return sum(
             kind.count(shapes[n], ranks.get(n) or kind.sizes(shapes[n], lora.rank, lora.alpha)[0])
             for n in self.checked.targets

@@ -236,8 +236,8 @@ def loaded(
         kind=ADAPTERS.chosen(c.lora),
         scale=c.lora.scale,
         chances=Chances(c.lora.dropout, c.lora.rank_dropout, c.lora.module_dropout),
-        own=plan.checked.own,
-        signed=plan.preserved.kind.signed,
+        settings=plan.checked.layer_settings,
+        per_sample_sign=plan.preserved.kind.per_sample_sign,
     )
     begin_with(attached, begun)
     objective = model.objective(c.model, c.loss, device)
@@ -250,7 +250,7 @@ def loaded(
         c.schedule,
         c.gradient,
         device,
-        rates(plan.checked.own, c.optimizer.lr),
+        rates(plan.checked.layer_settings, c.optimizer.lr),
         group,
         earlier,
     )

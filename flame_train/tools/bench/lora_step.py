@@ -144,7 +144,7 @@ def prepare(case: BenchCase, group: ProcessGroup = ALONE) -> Prepared:
         alpha=config.lora.alpha,
         seed=0,
         kind=ADAPTERS.chosen(config.lora),
-        own=layers,
+        settings=layers,
     )
     objective = model.objective(config.model, config.loss, case.device)
     state = make_state(

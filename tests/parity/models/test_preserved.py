@@ -35,7 +35,7 @@ def pair(fill, scrambled):
     """pair(family): the twins, with LoRAs that do something and take another strength."""
 
     def put(networks, names):
-        made = attach(networks, names, rank=twins.RANK, alpha=twins.ALPHA, seed=5, signed=True)
+        made = attach(networks, names, rank=twins.RANK, alpha=twins.ALPHA, seed=5, per_sample_sign=True)
         rng = np.random.default_rng(6)
         for adapter in made.adapters.values():
             up = adapter.parameters()["lora_up.weight"]
