@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 
-def _by_ends(kinds: Mapping[str, str]) -> tuple[tuple[re.Pattern[str], str], ...]:
-    """A pattern of whole names, and the kind that they tell, for each pattern of how a name ends."""
-    return tuple((re.compile(rf".*({ends})"), kind) for ends, kind in kinds.items())
+def _by_suffix(kinds: Mapping[str, str]) -> tuple[tuple[re.Pattern[str], str], ...]:
+    """A pattern of whole names, and the kind that they tell, for each pattern of a suffix."""
+    return tuple((re.compile(rf".*({suffix})"), kind) for suffix, kind in kinds.items())
 
 
 _TUCKER: Final = "Tucker-decomposed"
@@ -18,7 +18,7 @@ _WITHOUT_TUCKER: Final = (
     "merge it into a checkpoint in a program that reads it, and make a LoRA of the difference with flame-train extract"
 )
 
-_KINDS: Final = _by_ends(
+_KINDS: Final = _by_suffix(
     {
         r"\.hada_t[12]": f"{_TUCKER} LoHa",
         r"\.lokr_t2": f"{_TUCKER} LoKr",
@@ -32,7 +32,7 @@ _KINDS: Final = _by_ends(
     }
 )
 
-_READ: Final = _by_ends(
+_READ: Final = _by_suffix(
     {
         r"\.hada_w[12]_[ab]": "LoHa",
         r"\.lokr_w[12](_[ab])?": "LoKr",
