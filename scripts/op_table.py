@@ -1,13 +1,11 @@
-"""Measure every op beside PyTorch, and write the table of `docs/performance.md` from what was measured.
+"""Measures every op beside PyTorch, and makes a table of what was measured, which the site has as a page.
 
     python scripts/op_table.py --measure docs/op_times.json [--seconds 190]    on a GPU, with PyTorch
     python scripts/op_table.py            prints the table
-    python scripts/op_table.py --write    writes it into the page
 
 Measured are the sizes of `bench ops all`, first in bf16, then in fp32, and products and convolutions in TF32 as well.
 Where `--seconds` are over the measurement ends, and the table names what was not reached. `--only fp32,tf32` measures
-these anew, `--ops clone,stack` these ops and those that were not reached; both keep the other rows of the file. A test
-holds the page to the file.
+these anew, `--ops clone,stack` these ops and those that were not reached; both keep the other rows of the file.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-MEASURED, PAGE = ROOT / "docs" / "op_times.json", ROOT / "docs" / "performance.md"
-BEGIN, END = "<!-- scripts/op_table.py begins -->\n", "<!-- scripts/op_table.py ends -->\n"
+MEASURED = ROOT / "docs" / "op_times.json"
 PRECISIONS = ("bf16", "fp32", "tf32")
 ROUNDED = ("matmul", "linear", "bmm", "einsum", "linear_add", "lora_linear", "lora_linears", "feed_forward")
 CONVOLUTIONS = ("conv1d", "conv2d", "conv_transpose2d", "lora_conv2d")
@@ -81,7 +78,7 @@ KEPT = ("op", "phase", "precision", "shapes", "us", "implementation", "captured"
 
 
 def table(measured: dict[str, Any]) -> str:
-    """What stands between the marks of the page, in Markdown."""
+    """The table in Markdown, with what it means above it."""
     rows = measured["rows"]
     if not rows:
         return "The ops have not been measured since the table is made by a script.\n"
@@ -144,28 +141,17 @@ def _cells(row: dict[str, Any] | None, without: str) -> tuple[str, str]:
     return time_taken, "none" if row["ratio"] is None else f"{row['ratio']:.2f}"
 
 
-def page(text: str, made: str) -> str:
-    """The page with the table between its marks."""
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + made + END + rest.split(END)[1]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", type=Path)
     parser.add_argument("--seconds", type=float, default=190.0)
     parser.add_argument("--only", default=",".join(PRECISIONS))
     parser.add_argument("--ops", default="")
-    parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     if args.measure:
         measure(args.measure, args.only.split(","), args.seconds, [name for name in args.ops.split(",") if name])
         return
-    made = table(json.loads(MEASURED.read_text(encoding="utf-8")))
-    if args.write:
-        PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), made), encoding="utf-8")
-    else:
-        sys.stdout.write(made)
+    sys.stdout.write(table(json.loads(MEASURED.read_text(encoding="utf-8"))))
 
 
 if __name__ == "__main__":

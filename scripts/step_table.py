@@ -25,7 +25,7 @@ HEAD = """# Figures: time and memory of a training step
 Every step trains a LoRA of rank 16 at 1024 x 1024 in bf16. In SDXL and SD3.5 the LoRA adapts the attention layers, in
 the other models what their preset names. Weights are random, because no published checkpoint was at hand; the
 arithmetic is the same. `[n]` names the command below the table, with the options as they are spelled today.
-`docs/log.md` has every measurement with its date, failures included.
+`docs/log/` has every measurement with its date, failures included.
 
 The floor is the arithmetic of the step at the rate of the card's best matrix product. "Same bytes" says
 whether sums have a fixed order, so that a step gives the same bytes each time. `train.deterministic = false` gives that
@@ -38,7 +38,7 @@ Rows of one command were measured in one call on one card. Other rows come from 
 to 3 %.
 
 Three aims in bf16 are missed: 115 ms for SDXL at batch 4, 220 ms for SD3.5 medium at batch 4, and 140 ms for SD3.5
-large. The card reaches its power limit in all three. `docs/log.md` says where the time goes and what was tried.
+large. The card reaches its power limit in all three. `docs/log/` says where the time goes and what was tried.
 Of the models of 2026 FLUX.2 klein 9B meets its aim of 330 ms, and klein 4B its 155 within a per cent. Z-Image (245),
 Krea 2 (500), Qwen-Image (305) and Anima (85) miss theirs. None but Anima is 1.3 times as fast as PyTorch.
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
     path
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    if path.name != "log.md"  # the log speaks of the files of its day
+    if path.parent.name != "log"  # the log speaks of the files of its day
 )
 FOLDERS = ("flame_train", "tests", "scripts", "docs", "configs")
 ENDINGS = ("py", "cu", "cuh", "cpp", "md", "toml", "sh", "json", "jsonl", "txt", "png", "safetensors")

@@ -16,18 +16,6 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_page_of_files_is_of_this_package() -> None:
-    done = subprocess.run([sys.executable, "scripts/tree.py"], capture_output=True, text=True, check=True, cwd=ROOT)
-    page = (ROOT / "docs" / "tree.md").read_text(encoding="utf-8")
-    assert page == done.stdout, "run scripts/tree.py --write"
-    files = [path for path in (ROOT / "flame_train").rglob("*") if path.suffix in (".py", ".cu", ".cuh")]
-    names = [line.split()[0] for line in page.splitlines() if line.startswith(" ")]
-    expected = [path.name for path in files if path.name != "__init__.py"]
-    expected += [f"{path.parent.name}/" for path in files if path.name == "__init__.py"]
-    expected.remove("flame_train/")
-    assert sorted(names) == sorted(expected)
-
-
 def test_the_readme_is_short_and_has_its_parts_in_order() -> None:
     assert 1500 <= len(README.split()) <= 1800
     heads = ["From a folder to ComfyUI", "Watch a run", "Which card", "What is tested, and what is not", "Commands"]
@@ -72,13 +60,6 @@ def _script(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def test_the_table_of_ops_is_of_the_measurements() -> None:
-    script = _script("op_table")
-    measured = json.loads((ROOT / "docs" / "op_times.json").read_text(encoding="utf-8"))
-    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert page == script.page(page, script.table(measured)), "run scripts/op_table.py --write"
 
 
 def test_the_table_of_ops_names_what_is_slower_missing_and_a_view() -> None:

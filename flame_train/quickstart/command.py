@@ -1,7 +1,7 @@
 """`flame-train quickstart`: makes a dataset and a base model, and trains a LoRA on them, in about a minute.
 
-SDXL's base model is the small one of the package (see `models.common.small`), which generates coloured shapes from captions.
-Ten images teach it a new style under a new name. Images of what it knows keep
+SDXL's base model is the small one of the package (see `models.common.small`), which generates coloured shapes from
+captions. Ten images teach it a new style under a new name. Images of what it knows keep
 it from forgetting that. The other families' bases have the published structure and random weights. They show that
 training works; their images are noise. The config is the commented one that `init` writes.
 """

@@ -21,7 +21,7 @@ _MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGE
 _MARK = re.compile(r"^.*<!-- (settings|recipes): (.+?) -->$", re.MULTILINE)
 """A line that a table takes the place of; before the mark it says so to those who read the page elsewhere."""
 _TABLES = {"settings": pages.settings_table, "recipes": pages.presets_and_cards}
-_NOT_SEARCHED = ("log.md", "tree.md", "audit.md", "changelog.md", "contributing.md", "design/", "performance.md")
+_NOT_SEARCHED = ("log/", "op-times.md", "changelog.md", "contributing.md", "design/", "performance.md")
 """Pages that a user's search does not find: records, generated lists, and what is for those who change the code."""
 _BOOSTS = {
     ("reference/keys.md",): 20,

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, get_args
 
+import ops
 import typer
 
 from flame_train import cli
@@ -46,6 +49,8 @@ def generated() -> dict[str, str]:
         "reference/keys.md": keys_page(),
         "reference/commands.md": commands_page(),
         "reference/functional.md": functional_page(),
+        "ops.md": ops.page(),
+        "op-times.md": op_times_page(),
     }
     pages |= {f"reference/{module}.md": names_page(module) for module in MODULES}
     return pages
@@ -213,6 +218,14 @@ def functional_page() -> str:
         text = inspect.getdoc(op) or ""
         lines += [f"## `{name}`", "", "```text", text.replace("```", "'''"), "```", ""]
     return "\n".join(lines)
+
+
+def op_times_page() -> str:
+    """The times of every op beside PyTorch's, as `scripts/op_table.py` measured them."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import op_table
+
+    return "# Operations beside PyTorch\n\n" + op_table.table(json.loads(op_table.MEASURED.read_text(encoding="utf-8")))
 
 
 def _cell(text: str) -> str:

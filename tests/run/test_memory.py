@@ -1,4 +1,4 @@
-"""Predicted memory, held to what an H200 took (docs/log.md): steps alone, and whole runs with encoding and grids."""
+"""Predicted memory, held to what an H200 took (docs/log/): steps alone, and whole runs with encoding and grids."""
 
 from __future__ import annotations
 

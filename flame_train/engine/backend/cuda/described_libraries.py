@@ -1,6 +1,6 @@
 """The libraries of a described GPU: they multiply nothing, and take the memory that they would take.
 
-How much a plan of cuDNN's works in is known on the card alone. What was seen there (docs/log.md) fits these rules:
+How much a plan of cuDNN's works in is known on the card alone. What was seen there (docs/log/) fits these rules:
 
 - a convolution in fp32 copies its images to another order of dims: as many bytes as it reads and writes of them;
 - a convolution in 16 bits takes nothing worth counting;

@@ -2,7 +2,7 @@
 
 cuBLASLt and cuDNN clear small workspaces, which a capture records as memset nodes. The driver queues a graph that has
 such nodes node by node at every launch, and the host waits whenever some 5000 are queued. A launch took 20 ms and
-more, where a graph of kernels alone takes 0.1 ms (docs/log.md).
+more, where a graph of kernels alone takes 0.1 ms (docs/log/).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _ROWS = 64  # rows of a tile
 
 
 def forward_tiles(inputs: Inputs, dropout_p: float) -> str:
-    """Why our forward kernel is not used; "" if it is. Its head sizes follow from measurements, see docs/log.md."""
+    """Why our forward kernel is not used; "" if it is. Its head sizes follow from measurements, see docs/log/."""
     if reason := _why_not(inputs, dropout_p):
         return reason
     query, keys = inputs.query, inputs.key.shape[-2]

@@ -1,6 +1,6 @@
-"""Writes docs/ops.md from the registry. Run it after an op changed; a test holds the page to the registry.
+"""The site's page of operations, from the registry.
 
-`--measured op_errors.jsonl` first takes in what tests/gpu/test_every_op_gpu.py wrote to $OUT on a GPU.
+`python scripts/site/ops.py op_errors.jsonl` takes in what tests/gpu/test_every_op_gpu.py wrote to $OUT on a GPU.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from pathlib import Path
 from flame_train.engine import functional
 from flame_train.engine.op import REGISTRY, Op
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "ops.md"
+ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "docs" / "op_errors.json"
 
 HEAD = """# Operations
 
-Written by `scripts/gen_ops.py`; do not edit. Every op has a reference that runs on NumPy and CuPy alike, a gradient for
+Every op has a reference that runs on NumPy and CuPy alike, a gradient for
 the arguments in bold, samples that the tests run on, and messages for input it refuses. Names, order and defaults of
 arguments are PyTorch's where the last column names a counterpart; values and gradients are then held to PyTorch's, to a
 relative error of 1e-5 in fp32 and 1e-10 in fp64. `*` separates what is given by name only. Ops that take images have
@@ -105,9 +104,5 @@ def take_in(lines: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--measured", type=Path)
-    given = parser.parse_args()
-    if given.measured:
-        take_in(given.measured)
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"{PAGE.relative_to(ROOT)}: {len(functional.__all__)} ops")
+    parser.add_argument("measured", type=Path)
+    take_in(parser.parse_args().measured)
