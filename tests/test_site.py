@@ -59,7 +59,7 @@ def test_tests_are_not_shown_to_users() -> None:
 
 
 def test_records_and_generated_lists_are_no_hits_of_the_search() -> None:
-    for address in ("log/2026-11.md", "op-times.md", "design/0001-house.md"):
+    for address in ("log/2026-11.md", "design/0001-house.md"):
         assert _page(address)[1] == {"search": {"exclude": True}}
     engine, guide, keys = (
         _page(address, "")[1]["search"]["boost"]
