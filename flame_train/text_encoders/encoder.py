@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from flame_train.engine.dtype import DType, as_dtype
 from flame_train.networks.blocks import BlockNetwork
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.part import Part
-from flame_train.settings import Entry
+from flame_train.settings import Entry, Section
 
 
 class EncoderKeys(Entry):
@@ -31,6 +31,18 @@ class EncoderKeys(Entry):
     def part(cls, path: Path, component: str, files: FamilyFiles) -> Part:
         """The network in a separate file, for a family whose `files` call it `component`. Raises ModelFileError."""
         return files.parts(path, [component])[component]
+
+
+class Opening(Protocol):
+    """The settings with which a text encoder is opened."""
+
+    @property
+    def base(self) -> Path:
+        """The checkpoint."""
+
+    @property
+    def text(self) -> Section:
+        """The section of the text encoders."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +111,7 @@ class TextEncoder(ABC):
         return (self.part,)
 
     @property
-    def looking(self) -> bool:
+    def takes_images(self) -> bool:
         """Whether it reads control images beside a text."""
         return False
 
@@ -175,6 +187,11 @@ class TextEncoder(ABC):
         if self.quantizable and precision in nn.FORMATS:
             return nn.Storage(precision)
         return None
+
+
+def tokenizer_places(part: Part, base: Path) -> tuple[Path, Path]:
+    """Where an encoder's tokenizer is looked for: beside its own file, then beside the checkpoint."""
+    return part.path if part.path != Path(part.component) else base, base
 
 
 def too_long(encoders: Sequence[TextEncoder], read: Sequence[Reading]) -> tuple[int, TextEncoder | None]:

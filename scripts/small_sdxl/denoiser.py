@@ -19,7 +19,7 @@ from flame_train.engine.backend import Backend
 from flame_train.engine.random import Rng
 from flame_train.models.sdxl.unet import vector_conditioning
 from flame_train.quickstart.drawings import Scene, render
-from flame_train.text_encoders.clip.conditioning import end_positions
+from flame_train.text_encoders.clip.encoder import end_positions
 
 Array = Any
 _PICK, _POSTERIOR = 40, 41  # streams of random numbers; the objective has its own

@@ -21,7 +21,7 @@ from flame_train.engine import Tensor, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.random import Rng
 from flame_train.models.sdxl.unet import vector_conditioning
-from flame_train.text_encoders.clip.conditioning import encode_prompts
+from flame_train.text_encoders.clip.encoder import encode_prompts
 from flame_train.training.image_sampling import grid, write_png
 
 CAPTIONS = (

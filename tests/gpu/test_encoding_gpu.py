@@ -14,7 +14,7 @@ from flame_train.engine.dtype import as_dtype
 from flame_train.models.common.fixed_batch import FixedBatches
 from flame_train.models.common.model import LoadedVae
 from flame_train.networks.vae.vae import Vae, VaeArch
-from flame_train.text_encoders.clip.conditioning import encode_windows_on, end_positions
+from flame_train.text_encoders.clip.encoder import encode_windows_on, end_positions
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 from flame_train.tools.bench import randomise

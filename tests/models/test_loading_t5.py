@@ -13,8 +13,7 @@ import pytest
 from flame_train.engine.backend.cpu import CpuBackend
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
-from flame_train.text_encoders.t5.loading import t5_part
-from flame_train.text_encoders.t5.names import llama_cpp_table
+from flame_train.text_encoders.t5.names import llama_cpp_table, t5_part
 from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 
 ARCH = T5Arch.tiny(vocabulary=50)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flame_train.engine import no_grad
+from flame_train.engine import no_grad, tensor
 from flame_train.errors import ModelFileError
-from flame_train.text_encoders.t5.conditioning import encode_prompts
 from flame_train.text_encoders.t5.network import T5Arch, T5Encoder, position_buckets
 
 ARCH = T5Arch.tiny(vocabulary=60, width=24)
@@ -28,7 +27,7 @@ def rows(length):
 
 def encoded(encoder, ids, mask=None):
     with no_grad():
-        return encode_prompts(encoder, ids, mask).numpy()
+        return encoder(tensor(ids), None if mask is None else tensor(mask)).numpy()
 
 
 def test_padding_is_looked_at_unless_masked(encoder):
@@ -68,7 +67,7 @@ def test_buckets_by_hand():
 def test_the_embedding_has_the_weights_precision(dtype):
     model = T5Encoder(ARCH)
     model.init(np.random.default_rng(0), dtype)
-    assert encode_prompts(model, rows(5)).dtype.name == dtype
+    assert model(tensor(rows(5))).dtype.name == dtype
 
 
 def test_an_encoder_without_gates_is_not_v1_1():

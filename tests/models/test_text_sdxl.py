@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flame_train.engine import no_grad, tensor
-from flame_train.text_encoders.clip.conditioning import encode_prompts, end_positions
+from flame_train.text_encoders.clip.encoder import encode_prompts, end_positions
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 from flame_train.text_encoders.clip.tokenizer import ClipTokenizer
 

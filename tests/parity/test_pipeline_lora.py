@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from types import SimpleNamespace
 
@@ -23,9 +24,9 @@ from flame_train.networks.vae.names import vae_from_diffusers
 from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.plan.plan import make_plan
-from flame_train.text_encoders.clip.conditioning import end_positions
+from flame_train.text_encoders.clip.encoder import end_positions
 from flame_train.text_encoders.clip.names import clip_from_bare_transformers
-from flame_train.text_encoders.clip.tokenizer import ClipTokenizer, shipped_tables
+from flame_train.text_encoders.clip.tokenizer import SHIPPED, ClipTokenizer
 from flame_train.tools.bench.torch_models import unet_arguments
 from flame_train.tools.lora_files import write_lora
 from flame_train.tools.merge import merge
@@ -117,10 +118,10 @@ def text_twin(encoder):
 
 
 def tokenizer_twin(folder, pad):
-    vocabulary, merges = shipped_tables()
+    model = json.loads(gzip.decompress(SHIPPED.read_bytes()))["model"]
     folder.mkdir()
-    (folder / "vocab.json").write_text(json.dumps(vocabulary))
-    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *(" ".join(pair) for pair in merges)]) + "\n")
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *model["merges"]]) + "\n")
     return transformers.CLIPTokenizer.from_pretrained(folder, pad_token=pad, model_max_length=77)
 
 

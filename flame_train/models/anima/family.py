@@ -24,9 +24,8 @@ from flame_train.models.common.model import Autoencoder, SamplingDefaults
 from flame_train.networks.files.joined_part import JoinedPart
 from flame_train.networks.files.part import Part
 from flame_train.networks.vae.vae import Vae, VaeArch
-from flame_train.text_encoders.anima.encoder import PLAIN, AnimaEncoder, beside
+from flame_train.text_encoders.anima.encoder import PLAIN, AnimaEncoder
 from flame_train.text_encoders.anima.network import AdapterArch, AnimaText, LlmAdapter
-from flame_train.text_encoders.qwen3.encoder import Qwen3Keys
 from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
 
 _SAMPLING_SHIFT: Final = 3.0  # ComfyUI's for Anima, and the published scheduler's
@@ -91,16 +90,14 @@ class AnimaFamily(FlowFamily):
                 f"model.checkpoint: {opening.base} holds no llm_adapter, which makes Anima's text of Qwen3's; name the "
                 "published single file, or the whole diffusers folder with its text_conditioner"
             )
-        own = Qwen3Keys.of(opening.text)
         both = {"qwen3": parts["text_encoder"], "llm_adapter": parts["text_conditioner"]}
         text = JoinedPart.of("qwen3", both, AnimaText)
-        places = (beside(text.path), beside(opening.base))
         return AnimaModel(
             name=self.name,
             title=self.title,
             denoiser=parts["transformer"],
             vae=Autoencoder(parts["vae"], VaeArch.qwen_image()),
-            text=(AnimaEncoder(text, own.qwen3_dropout, PLAIN, (-1,), own.qwen3_tokens, True, places),),
+            text=(AnimaEncoder.opened(text, opening, PLAIN, (-1,), masked=True),),
             lora_names=keys.lora_family(),
             presets=PRESETS,
         )

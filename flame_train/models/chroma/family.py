@@ -17,11 +17,12 @@ from flame_train.models.chroma import keys
 from flame_train.models.chroma.files import CHROMA_FILES
 from flame_train.models.chroma.transformer import Chroma, ChromaArch
 from flame_train.models.common.family import Networks, Opening, published_name
-from flame_train.models.common.flow import DOUBLE_SINGLE_PRESETS, FlowFamily, FlowModel, opened_t5
+from flame_train.models.common.flow import DOUBLE_SINGLE_PRESETS, FlowFamily, FlowModel
 from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import Autoencoder, SamplingDefaults
 from flame_train.networks.files.part import Part
 from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.t5.encoder import T5
 from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 
 _TOKENS: Final = 512
@@ -78,7 +79,7 @@ class ChromaFamily(FlowFamily):
             title=self.title,
             denoiser=parts["transformer"],
             vae=Autoencoder(parts["vae"], VaeArch.flux()),
-            text=(opened_t5(parts["text_encoder"], opening, _TOKENS, _BEHIND),),
+            text=(T5.opened(parts["text_encoder"], opening, _TOKENS, _BEHIND),),
             lora_names=keys.lora_family(),
             presets=PRESETS,
         )

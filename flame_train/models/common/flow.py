@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -19,13 +18,10 @@ from flame_train.diffusion.noise import Noise
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.engine import Tensor, nn
-from flame_train.models.common.family import Family, Networks, Opening
+from flame_train.models.common.family import Family, Networks
 from flame_train.models.common.model import Model, SamplingDefaults
-from flame_train.networks.files.part import Part
 from flame_train.networks.vae.vae import Vae, VaeArch
-from flame_train.text_encoders.qwen3.encoder import ChatTemplate, Qwen3Encoder, Qwen3Keys
 from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
-from flame_train.text_encoders.t5.encoder import T5, T5Keys
 
 DOUBLE_SINGLE_PRESETS: Final = presets(
     attention=("double_blocks.*_attn.qkv", "double_blocks.*_attn.proj", "single_blocks.*.linear1"),
@@ -119,58 +115,3 @@ class FlowFamily(Family):
 def networks_with_qwen3(denoiser: nn.Module, text: Qwen3Arch, vae: VaeArch) -> Networks:
     """The networks of a model whose text encoder is a Qwen3, in the order in which `write_small` draws weights."""
     return {"transformer": denoiser, "vae": Vae(vae), "text_encoder": Qwen3(text)}
-
-
-def opened_t5(part: Part, opening: Opening, usual_length: int, behind: int = 0) -> T5:
-    """T5, with its vocabulary from the folder of its file or of the checkpoint.
-
-    Args:
-        part: its network.
-        opening: the settings.
-        usual_length: a caption's tokens, where the settings say nothing.
-        behind: how many tokens of padding the denoiser looks at; above 0 it is told, and T5 looks at none.
-
-    Returns:
-        The text encoder.
-    """
-    own = T5Keys.of(opening.text)
-    places = (_folder_of(part, opening.base), opening.base)
-    padding = "masked" if behind else own.t5_padding
-    return T5(part, own.t5_dropout, own.t5_tokens or usual_length, places, own.t5_vocabulary, padding, behind)
-
-
-def opened_qwen3(
-    part: Part,
-    opening: Opening,
-    template: ChatTemplate,
-    taps: tuple[int, ...],
-    masked: bool,
-    compact: bool = False,
-    normalised: bool = True,
-    window: int = 0,
-    kind: Callable[..., Qwen3Encoder] = Qwen3Encoder,
-) -> Qwen3Encoder:
-    """Qwen3, with a vocabulary from the folder of its file or of the checkpoint if there is one.
-
-    Args:
-        part: its network.
-        opening: the settings.
-        template: the message around a caption.
-        taps: after which layers its states are taken.
-        masked: whether the denoiser does not look at padding.
-        compact: whether the cache has its states in bf16 alone.
-        normalised: whether the final norm is applied to the last layer's states.
-        window: of so many tokens the denoiser sees a multiple, padding included; 0: no padding of `masked` states.
-        kind: makes the text encoder.
-
-    Returns:
-        The text encoder.
-    """
-    own = Qwen3Keys.of(opening.text)
-    places = (_folder_of(part, opening.base), opening.base)
-    seen = masked, places, compact, normalised, window
-    return kind(part, own.qwen3_dropout, template, taps, own.qwen3_tokens, *seen)
-
-
-def _folder_of(part: Part, base: Path) -> Path:
-    return part.path if part.path != Path(part.component) else base

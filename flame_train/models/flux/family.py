@@ -17,7 +17,7 @@ from flame_train.errors import DataError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, published_name, stated_in
-from flame_train.models.common.flow import DOUBLE_SINGLE_PRESETS, FlowFamily, FlowModel, opened_t5
+from flame_train.models.common.flow import DOUBLE_SINGLE_PRESETS, FlowFamily, FlowModel
 from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import Autoencoder, SamplingDefaults
 from flame_train.models.flux import keys
@@ -27,6 +27,7 @@ from flame_train.networks.files.part import Part
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.clip.encoder import ClipL, ClipLKeys
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
+from flame_train.text_encoders.t5.encoder import T5
 from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 
 _SHIFT = resolution_shift()
@@ -152,7 +153,7 @@ class FluxFamily(FlowFamily):
             vae=Autoencoder(parts["vae"], VaeArch.flux()),
             text=(
                 ClipL(parts["text_encoder"], clip_l.clip_l_dropout, pooled="pooled", base=opening.base),
-                opened_t5(parts["text_encoder_2"], opening, 512 if dev else 256),
+                T5.opened(parts["text_encoder_2"], opening, 512 if dev else 256),
             ),
             lora_names=keys.lora_family(dev),
             presets=PRESETS,

@@ -23,7 +23,6 @@ from flame_train.models.common.flow import (
     DistillableModel,
     FlowFamily,
     networks_with_qwen3,
-    opened_qwen3,
 )
 from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import Autoencoder, SamplingDefaults
@@ -32,7 +31,7 @@ from flame_train.models.flux2.files import FLUX2_FILES
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
 from flame_train.networks.files.part import Part
 from flame_train.networks.vae.vae import VaeArch
-from flame_train.text_encoders.qwen3.encoder import WITHOUT_THINKING
+from flame_train.text_encoders.qwen3.encoder import WITHOUT_THINKING, Qwen3Encoder
 from flame_train.text_encoders.qwen3.network import Qwen3Arch
 
 _TAPS: Final = (9, 18, 27)
@@ -115,7 +114,7 @@ class Flux2Family(FlowFamily):
             title=self.title,
             denoiser=parts["transformer"],
             vae=Autoencoder(parts["vae"], VaeArch.flux2()),
-            text=(opened_qwen3(parts["text_encoder"], opening, WITHOUT_THINKING, _TAPS, masked=False),),
+            text=(Qwen3Encoder.opened(parts["text_encoder"], opening, WITHOUT_THINKING, _TAPS, masked=False),),
             lora_names=keys.lora_family(arch.depth, arch.single_depth),
             presets=PRESETS,
             few_steps=bool(self.distilled(opening.base)),

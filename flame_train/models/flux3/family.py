@@ -18,7 +18,7 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weights import open_weights
 from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, stated_in
-from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_qwen3, opened_qwen3
+from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_qwen3
 from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import Autoencoder, SamplingDefaults
 from flame_train.models.flux2.family import control_placement
@@ -27,7 +27,7 @@ from flame_train.models.flux3.files import FLUX3_FILES
 from flame_train.models.flux3.transformer import Flux3, Flux3Arch
 from flame_train.networks.files.part import Part
 from flame_train.networks.vae.vae import VaeArch
-from flame_train.text_encoders.qwen3.encoder import THINKING
+from flame_train.text_encoders.qwen3.encoder import THINKING, Qwen3Encoder
 from flame_train.text_encoders.qwen3.network import Qwen3Arch
 
 _TAPS: Final = (4, 8, 12, 16, 20, 24, 28, 32)
@@ -105,7 +105,9 @@ class Flux3Family(FlowFamily):
     lesson = Lesson("a small FLUX.3 klein with random weights, whose images are noise")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Flux3Model:
-        text = opened_qwen3(parts["text_encoder"], opening, THINKING, _TAPS, masked=True, compact=True, window=_WINDOW)
+        text = Qwen3Encoder.opened(
+            parts["text_encoder"], opening, THINKING, _TAPS, masked=True, compact=True, window=_WINDOW
+        )
         return Flux3Model(
             name=self.name,
             title=self.title,

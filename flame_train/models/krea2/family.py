@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -20,7 +19,7 @@ from flame_train.errors import ModelFileError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, published_name, says_distilled, stated_in
-from flame_train.models.common.flow import DistillableModel, FlowFamily, networks_with_qwen3, opened_qwen3
+from flame_train.models.common.flow import DistillableModel, FlowFamily, networks_with_qwen3
 from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import Autoencoder, SamplingDefaults
 from flame_train.models.krea2 import keys
@@ -105,14 +104,16 @@ class Krea2Family(FlowFamily):
     lesson = Lesson("a small Krea 2 with random weights, whose images are noise")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Krea2Model:
-        how: dict[str, Any] = {"masked": True, "compact": True, "kind": partial(Qwen3VLEncoder, marks=STATES_KEPT)}
         taps = _taps(parts, stated_in(opening.base, "model_index.json"))
+        text = Qwen3VLEncoder.opened(
+            parts["text_encoder"], opening, DESCRIBING, taps, masked=True, compact=True, marks=STATES_KEPT
+        )
         return Krea2Model(
             name=self.name,
             title=self.title,
             denoiser=parts["transformer"],
             vae=Autoencoder(parts["vae"], VaeArch.qwen_image()),
-            text=(opened_qwen3(parts["text_encoder"], opening, DESCRIBING, taps, **how),),
+            text=(text,),
             lora_names=keys.lora_family(),
             presets=PRESETS,
             few_steps=bool(self.distilled(opening.base)),

@@ -19,7 +19,7 @@ from flame_train.errors import DataError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, published_name, stated_in
-from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_qwen3, opened_qwen3
+from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_qwen3
 from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import Autoencoder, SamplingDefaults
 from flame_train.models.qwenimage import keys, vae
@@ -142,8 +142,9 @@ class QwenImageFamily(FlowFamily):
     lesson = Lesson("a small Qwen-Image with random weights, whose images are noise", bucket_step=32)
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> QwenImageModel:
-        how: dict[str, Any] = {"masked": True, "normalised": False, "kind": Qwen3VLEncoder}
-        text = opened_qwen3(parts["text_encoder"], opening, COMPREHENDING, (_TAP,), **how)
+        text = Qwen3VLEncoder.opened(
+            parts["text_encoder"], opening, COMPREHENDING, (_TAP,), masked=True, normalised=False
+        )
         return QwenImageModel(
             name=self.name,
             title=self.title,

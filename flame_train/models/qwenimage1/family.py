@@ -14,7 +14,7 @@ from flame_train.adapters.targets import presets
 from flame_train.diffusion.flow import Shift, dynamic_sigmas
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Opening, published_name
-from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_qwen3, opened_qwen3
+from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_qwen3
 from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import Autoencoder, SamplingDefaults
 from flame_train.models.qwenimage.family import Schedule
@@ -23,7 +23,7 @@ from flame_train.models.qwenimage1.files import QWENIMAGE1_FILES
 from flame_train.models.qwenimage1.transformer import QwenImage1, QwenImage1Arch
 from flame_train.networks.files.part import Part
 from flame_train.networks.vae.vae import VaeArch
-from flame_train.text_encoders.qwen3.encoder import DESCRIBING
+from flame_train.text_encoders.qwen3.encoder import DESCRIBING, Qwen3Encoder
 from flame_train.text_encoders.qwen3.network import Qwen3Arch
 
 _TAP: Final = -1  # the last hidden state, normalised
@@ -82,7 +82,7 @@ class QwenImage1Family(FlowFamily):
             title=self.title,
             denoiser=parts["transformer"],
             vae=Autoencoder(parts["vae"], VaeArch.qwen_image()),
-            text=(opened_qwen3(parts["text_encoder"], opening, DESCRIBING, (_TAP,), masked=True),),
+            text=(Qwen3Encoder.opened(parts["text_encoder"], opening, DESCRIBING, (_TAP,), masked=True),),
             lora_names=keys.lora_family(),
             presets=PRESETS,
             schedule=Schedule.beside(opening.base),

@@ -15,17 +15,17 @@ from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Family, Networks, Opening
-from flame_train.models.common.flow import FlowModel, opened_t5
+from flame_train.models.common.flow import FlowModel
 from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import Autoencoder, SamplingDefaults
 from flame_train.models.sd3 import keys
-from flame_train.models.sd3.context import joined_context
 from flame_train.models.sd3.files import SD3_FILES
-from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
+from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch, joined_context
 from flame_train.networks.files.part import Part
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.clip.encoder import ClipG, ClipGKeys, ClipL, ClipLKeys
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
+from flame_train.text_encoders.t5.encoder import T5
 from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 
 _T5_TOKENS = 256
@@ -139,7 +139,7 @@ class Sd3Family(Family):
             text=(
                 ClipL(clip_l, ClipLKeys.of(text).clip_l_dropout, states="clip_l", pooled="pooled_l", base=base),
                 ClipG(clip_g, ClipGKeys.of(text).clip_g_dropout, states="clip_g", pooled="pooled_g", base=base),
-                opened_t5(parts["text_encoder_3"], opening, _T5_TOKENS),
+                T5.opened(parts["text_encoder_3"], opening, _T5_TOKENS),
             ),
             lora_names=keys.lora_family(transformer.arch.depth, transformer.arch.dual),
             presets=PRESETS,

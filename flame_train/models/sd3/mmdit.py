@@ -288,3 +288,10 @@ class MMDiT(BlockNetwork):
         top, left = (side - h) // 2, (side - w) // 2
         table = nn.compute_copy(self.pos_embed).reshape(side, side, D)[top : top + h, left : left + w]
         return table.reshape(1, h * w, D)
+
+
+def joined_context(clip_l_BTD: Tensor, clip_g_BTD: Tensor, t5_BTD: Tensor) -> Tensor:
+    """The transformer's context (B, 77 + T, 4096): both CLIPs' states side by side, filled up with zeros, then T5's."""
+    clip_BTD = F.cat([clip_l_BTD, clip_g_BTD], dim=-1)
+    width = t5_BTD.shape[-1] - clip_BTD.shape[-1]
+    return F.cat([F.pad(clip_BTD, (0, width)), t5_BTD], dim=1)

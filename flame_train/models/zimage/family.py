@@ -15,7 +15,7 @@ from flame_train.diffusion.flow import Shift, constant_shift, dynamic_sigmas
 from flame_train.engine import Tensor, nn
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Networks, Opening, published_name, stated_in
-from flame_train.models.common.flow import DistillableModel, FlowFamily, networks_with_qwen3, opened_qwen3
+from flame_train.models.common.flow import DistillableModel, FlowFamily, networks_with_qwen3
 from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import Autoencoder, SamplingDefaults
 from flame_train.models.zimage import keys
@@ -23,7 +23,7 @@ from flame_train.models.zimage.files import ZIMAGE_FILES
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
 from flame_train.networks.files.part import Part
 from flame_train.networks.vae.vae import VaeArch
-from flame_train.text_encoders.qwen3.encoder import THINKING
+from flame_train.text_encoders.qwen3.encoder import THINKING, Qwen3Encoder
 from flame_train.text_encoders.qwen3.network import Qwen3Arch
 
 _TAP: Final = -2  # the last hidden state but one
@@ -82,7 +82,7 @@ class ZImageFamily(FlowFamily):
             title=self.title,
             denoiser=parts["transformer"],
             vae=Autoencoder(parts["vae"], VaeArch.flux()),
-            text=(opened_qwen3(parts["text_encoder"], opening, THINKING, (_TAP,), masked=True),),
+            text=(Qwen3Encoder.opened(parts["text_encoder"], opening, THINKING, (_TAP,), masked=True),),
             lora_names=keys.lora_family(),
             presets=PRESETS,
             few_steps=bool(self.distilled(opening.base)),

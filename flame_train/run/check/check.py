@@ -90,13 +90,13 @@ def _shows(config: Config) -> bool:
     return any(own.control for own in image_sets(config.data)) or any(prompts)
 
 
-def _looking(model: Model, config: Config) -> Model:
+def _with_vision_encoders(model: Model, config: Config) -> Model:
     """The model whose text encoders read control images, if they can.
 
     Raises ConfigError where they run in each step, ModelFileError where their weights lack.
     """
     found = model.with_images()
-    if config.text_encoders.cache == "off" and any(encoder.looking for encoder in found.text):
+    if config.text_encoders.cache == "off" and any(encoder.takes_images for encoder in found.text):
         raise ConfigError(
             f'text_encoders.cache: expected "on" for {model.title} with control images, which its text encoder reads; '
             'got "off"'
@@ -138,7 +138,7 @@ def check(asked: Config | ConfigWithSource, family: Family | None = None) -> Che
     with wrong:
         config = config.model_copy(update={"sample": with_prompts_of_file(config.sample)})
     with wrong:
-        model = _looking(model, config) if _shows(config) else model
+        model = _with_vision_encoders(model, config) if _shows(config) else model
     sampling_model = model
     with wrong:
         sampling_model = opened_for_samples(config, family, model)

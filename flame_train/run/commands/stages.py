@@ -282,8 +282,8 @@ def dataset_digest(samples: Samples, keys: Keys) -> str:
 
     Of captions that are not cached the text counts; the text encoders have a hash of their own.
     """
-    looking = any(reading.images for reading in keys.captions)
-    texts = ([keys.captions.get(each, each.text) for each in readings(row, row.texts, looking)] for row in samples.rows)
+    images = any(reading.images for reading in keys.captions)
+    texts = ([keys.captions.get(each, each.text) for each in readings(row, row.texts, images)] for row in samples.rows)
     beside = ([key for view in views for key in view] for views in keys.controls)
     parts = zip(samples.names, keys.images, texts, keys.masks, beside, strict=False)
     rows = (  # what is held out comes last among the keys, and does not count

@@ -96,17 +96,17 @@ class Encoding:
     vae_tile: int = 0
 
     @property
-    def looking(self) -> bool:
+    def takes_images(self) -> bool:
         """Whether a text encoder reads control images beside a text."""
-        return any(encoder.looking for encoder in self.text)
+        return any(encoder.takes_images for encoder in self.text)
 
     def reading(self, text: str, images: Sequence[ViewedImage]) -> Reading:
         """What is read of a text beside these control images."""
-        return Reading(text, tuple(images) if self.looking else ())
+        return Reading(text, tuple(images) if self.takes_images else ())
 
     def readings(self, samples: Samples) -> dict[Reading, None]:
         """What is read of the captions of samples, and of the empty one, each once."""
-        rows = (each for row in samples.rows for each in readings(row, ("", *row.texts), self.looking))
+        rows = (each for row in samples.rows for each in readings(row, ("", *row.texts), self.takes_images))
         return dict.fromkeys([Reading(""), *rows])
 
     def keys(self, samples: Samples, prompts: Sequence[Reading], shown: Sequence[ViewedImage] = ()) -> Keys:

@@ -120,7 +120,8 @@ class Plan:
             encoding.reading(text, self.shown_to(request)) for request in self.requests for text in texts_of([request])
         )
         preserved = self.preserved
-        further = (each for row in self.samples.rows for each in readings(row, preserved.texts(row), encoding.looking))
+        rows, images = self.samples.rows, encoding.takes_images
+        further = (each for row in rows for each in readings(row, preserved.texts(row), images))
         return tuple(dict.fromkeys((*sampled, *further)))
 
     @property

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +29,8 @@ class AnimaEncoder(Qwen3Encoder):
     @cached_property
     def t5(self) -> T5Tokenizer:
         """T5's tokenizer, from the folder of the checkpoint that has one, else the published. Raises ModelFileError."""
-        folders = [place / _T5_FOLDER for place in self.places if (place / _T5_FOLDER).is_dir()]
+        beside = [(place if place.is_dir() else place.parent) / _T5_FOLDER for place in self.places]
+        folders = [folder for folder in beside if folder.is_dir()]
         option = f"the folder {_T5_FOLDER} beside the checkpoint's transformer"
         return T5Tokenizer(find_vocabulary(folders, option, self._both.llm_adapter.arch.vocabulary))
 
@@ -76,8 +76,3 @@ class AnimaEncoder(Qwen3Encoder):
     @property
     def vocabulary(self) -> str:
         return hashlib.sha256(f"{super().vocabulary} {self.t5.fingerprint}".encode()).hexdigest()
-
-
-def beside(path: Path) -> Path:
-    """The folder in which a checkpoint's tokenizers lie."""
-    return path if path.is_dir() else path.parent

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 
@@ -19,10 +19,11 @@ from flame_train.errors import ModelFileError
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.part import Part
 from flame_train.settings import field
-from flame_train.text_encoders.encoder import EncoderKeys, TextEncoder
-from flame_train.text_encoders.qwen3.loading import qwen3_part
+from flame_train.text_encoders.encoder import EncoderKeys, Opening, TextEncoder, tokenizer_places
+from flame_train.text_encoders.qwen3.names import qwen3_part
 from flame_train.text_encoders.qwen3.network import Qwen3
-from flame_train.text_encoders.qwen3.tokenizer import QwenTokenizer, Row, find_tokenizer
+from flame_train.text_encoders.qwen3.tokenizer import QwenTokenizer, find_tokenizer
+from flame_train.text_encoders.token_row import TokenRow
 
 _TOKENS = 8192  # of all captions that are encoded at once
 _UNIT = 32  # tokens, of which the longest caption of a batch has a multiple
@@ -57,7 +58,7 @@ class ChatTemplate:
         """The whole message."""
         return self.before + text + self.after
 
-    def row(self, tokenizer: QwenTokenizer, text: str, length: int) -> Row:
+    def row(self, tokenizer: QwenTokenizer, text: str, length: int) -> TokenRow:
         """The message in `length` ids, cut at its end."""
         return tokenizer.row(self.around(text), length)
 
@@ -76,14 +77,10 @@ class ClosedTemplate(ChatTemplate):
     opening: str = ""
     blank: str = ""
 
-    def row(self, tokenizer: QwenTokenizer, text: str, length: int) -> Row:
+    def row(self, tokenizer: QwenTokenizer, text: str, length: int) -> TokenRow:
         """The message in `length` ids besides those of its beginning."""
-        whole, end = length + self.unseen(tokenizer), tokenizer.encode(self.after)
-        begun = tokenizer.row(self.before + self.opening + (text or self.blank), whole - len(end))
-        ids = np.concatenate([begun.ids[begun.mask], end]).astype(np.int32)
-        filled = np.full(whole, tokenizer.pad, np.int32)
-        filled[: len(ids)] = ids
-        return Row(filled, np.arange(whole) < len(ids), begun.truncated)
+        ids = tokenizer.encode(self.before + self.opening + (text or self.blank))
+        return TokenRow.of(ids, length + self.unseen(tokenizer), tokenizer.pad, tokenizer.encode(self.after))
 
     def unseen(self, tokenizer: QwenTokenizer) -> int:
         return len(tokenizer.encode(self.before))
@@ -131,6 +128,27 @@ class Qwen3Encoder(TextEncoder):
     compact: bool = False
     normalised: bool = True
     window: int = 0
+
+    @classmethod
+    def opened(
+        cls, part: Part, opening: Opening, template: ChatTemplate, taps: tuple[int, ...], masked: bool, **others: Any
+    ) -> Self:
+        """Qwen3 with its settings.
+
+        Args:
+            part: its network.
+            opening: the settings.
+            template: the message around a caption.
+            taps: after which layers its states are taken.
+            masked: whether the denoiser does not look at padding.
+            others: further fields that a family chooses.
+
+        Returns:
+            The text encoder.
+        """
+        own = Qwen3Keys.of(opening.text)
+        places = tokenizer_places(part, opening.base)
+        return cls(part, own.qwen3_dropout, template, taps, own.qwen3_tokens, masked, places, **others)
 
     @cached_property
     def tokenizer(self) -> QwenTokenizer:

@@ -20,7 +20,7 @@ _Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ImageTokens:
     """Images whose placeholders stand at the same places in every row of a batch.
 
     Raises ShapeError where these are not as many, or images overlap.
@@ -35,12 +35,12 @@ class Seen:
     def __post_init__(self) -> None:
         counts = len(self.starts), len(self.grids), len(self.features)
         if len(set(counts)) != 1:
-            raise ShapeError(f"Seen: expected a start, a grid and features for each image, got {counts} of them")
+            raise ShapeError(f"ImageTokens: expected a start, a grid and features for each image, got {counts} of them")
         ends = (0, *(end for _, end in self.spans))
         if any(start < end for start, end in zip(self.starts, ends, strict=False)):
-            raise ShapeError(f"Seen: expected images in order that do not overlap, got {self.spans}")
+            raise ShapeError(f"ImageTokens: expected images in order that do not overlap, got {self.spans}")
         if len({len(features) for features in self.features}) > 1:
-            raise ShapeError("Seen: expected features of as many taps for each image")
+            raise ShapeError("ImageTokens: expected features of as many taps for each image")
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -68,7 +68,7 @@ class Seen:
         for (begin, end), image_BMC in zip(self.spans, images, strict=True):
             if end > T or tuple(image_BMC.shape) != (B, end - begin, C):
                 raise ShapeError(
-                    f"Seen: expected features ({B}, {end - begin}, {C}) that end by {T}, "
+                    f"ImageTokens: expected features ({B}, {end - begin}, {C}) that end by {T}, "
                     f"got {tuple(image_BMC.shape)} from {begin} on"
                 )
             parts += [h_BTC[:, done:begin], image_BMC]

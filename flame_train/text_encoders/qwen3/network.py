@@ -23,7 +23,7 @@ from flame_train.errors import ModelFileError, Unsupported
 from flame_train.networks.blocks import Block, BlockNetwork, linears_in
 from flame_train.networks.files.shapes import shape_of_encoder
 from flame_train.networks.files.stated import NOTHING, Stated
-from flame_train.text_encoders.qwen3.image_tokens import Grid, Seen, interleaved_angles, positions
+from flame_train.text_encoders.qwen3.image_tokens import Grid, ImageTokens, interleaved_angles, positions
 
 _LAYER: Final = "layers.0"
 _shape: Final = partial(shape_of_encoder, "a Qwen3")
@@ -236,7 +236,7 @@ class Qwen3(BlockNetwork):
         taps: Sequence[int] = (-1,),
         normalised: bool = True,
         padding_place: int | None = None,
-        seen: Seen | None = None,
+        images: ImageTokens | None = None,
     ) -> tuple[Tensor, ...]:
         """The hidden states after some layers. Layers after the last of them do not run.
 
@@ -250,7 +250,7 @@ class Qwen3(BlockNetwork):
                 negative ones count from the end.
             normalised: whether the last layer's states are.
             padding_place: the position of all padding, for rotary angles; None: that of its place in the row.
-            seen: images of Qwen3-VL, whose features take their placeholders' places and are added after layers.
+            images: those of Qwen3-VL, whose features take their placeholders' places and are added after layers.
 
         Returns:
             (B, T, C) for each tap, in the weights' dtype.
@@ -262,26 +262,26 @@ class Qwen3(BlockNetwork):
         wanted = [depth + 1 + tap if tap < 0 else tap for tap in taps]
         h_BTC = self.embed_tokens(ids_BT)
         weights, h_BTC = h_BTC.dtype, h_BTC.to(compute_dtype(h_BTC.dtype))
-        turns, mask = self._turn(ids_BT.shape[1], seen), None
+        turns, mask = self._turn(ids_BT.shape[1], images), None
         if mask_BT is not None:
             mask = mask_BT.reshape(mask_BT.shape[0], 1, 1, -1)
             if padding_place is not None:
                 own = mask_BT.reshape(*mask_BT.shape, 1, 1)
                 one = slice(padding_place, padding_place + 1)
                 turns = F.where(own, turns[0], turns[0][one]), F.where(own, turns[1], turns[1][one])
-        h_BTC = h_BTC if seen is None else seen.placed(h_BTC)
+        h_BTC = h_BTC if images is None else images.placed(h_BTC)
         states = {0: h_BTC}
         for i, layer in enumerate(list(self.layers)[: max(wanted)], start=1):
             h_BTC = layer(h_BTC, *turns, mask)
             if i in wanted:  # what DeepStack adds is no part of a layer's states, as in transformers
                 states[i] = _normed(self.norm, h_BTC) if normalised and i == depth else h_BTC
-            h_BTC = h_BTC if seen is None else seen.added(h_BTC, i)
+            h_BTC = h_BTC if images is None else images.added(h_BTC, i)
         return tuple(states[tap].to(weights) for tap in wanted)
 
-    def _turn(self, length: int, seen: Seen | None) -> tuple[Tensor, Tensor]:
+    def _turn(self, length: int, images: ImageTokens | None) -> tuple[Tensor, Tensor]:
         """Cosine and sine of the rotary angles, (T, 1, E), in fp32 at least."""
         like = self.embed_tokens.weight
-        key = (length, (), ()) if seen is None else (length, seen.starts, seen.grids)
+        key = (length, (), ()) if images is None else (length, images.starts, images.grids)
         if key not in self._turns:
             angles = self._angles(*key)[:, None]
             dtype = compute_dtype(like.dtype)
@@ -294,7 +294,7 @@ class Qwen3(BlockNetwork):
         if not starts:
             return rotary_angles(length, arch.head_dim, arch.theta)
         if arch.biases:
-            raise Unsupported("Qwen2.5-VL's positions of images are not supported; leave `seen` out")
+            raise Unsupported("Qwen2.5-VL's positions of images are not supported; leave `images` out")
         return interleaved_angles(positions(length, starts, grids), arch.head_dim, arch.theta, arch.sections)
 
 

@@ -10,14 +10,12 @@ import gzip
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 from flame_train.errors import ModelFileError
+from flame_train.text_encoders.token_row import TokenRow
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -45,15 +43,6 @@ _FOLDERS: Final = ("tokenizer", "processor", "")
 _MAX_BYTES: Final = 100_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A text as the encoder's input."""
-
-    ids: np.ndarray[Any, Any]  # int32 (length,): tokens, then padding
-    mask: np.ndarray[Any, Any]  # bool (length,): True where there is a token
-    truncated: int  # how many tokens did not fit
-
-
 class QwenTokenizer:
     """Text to Qwen's token ids. Loads its vocabulary at first use, about 0.5 s.
 
@@ -69,15 +58,9 @@ class QwenTokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def row(self, text: str, length: int) -> Row:
+    def row(self, text: str, length: int) -> TokenRow:
         """The text in `length` ids: cut, or filled up with the padding token. Raises ValueError for no length."""
-        if length < 1:
-            raise ValueError(f"expected a length of at least 1, got {length}")
-        ids = self.encode(text)
-        kept = ids[:length]
-        row = np.full(length, self.pad, np.int32)
-        row[: len(kept)] = kept
-        return Row(row, np.arange(length) < len(kept), len(ids) - len(kept))
+        return TokenRow.of(self.encode(text), length, self.pad)
 
     @property
     def pad(self) -> int:
@@ -132,7 +115,8 @@ def bytes_alone() -> str:
 def _made(merges: list[tuple[str, str]]) -> Tokenizer:
     from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-    tokens = [*_byte_letters(), *(first + second for first, second in merges)]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())  # of the bytes, in the order of ids
+    tokens = [*letters, *(first + second for first, second in merges)]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
     tokenizer.normalizer = normalizers.NFC()
     words = pre_tokenizers.Split(Regex(_WORD), "isolated")
@@ -141,12 +125,6 @@ def _made(merges: list[tuple[str, str]]) -> Tokenizer:
     )
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
     return tokenizer
-
-
-def _byte_letters() -> list[str]:
-    """The letter of each byte, in the order of ids: printable bytes are themselves, the others follow from U+0100."""
-    own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    return [chr(byte) for byte in own] + [chr(0x100 + i) for i in range(256 - len(own))]
 
 
 def _read(path: Path) -> Tokenizer:

@@ -27,11 +27,12 @@ from flame_train.networks.blocks import BlockNetwork
 from flame_train.networks.files.part import Part
 from flame_train.text_encoders.encoder import TextEncoder
 from flame_train.text_encoders.qwen3.encoder import ClosedTemplate, Qwen3Encoder
-from flame_train.text_encoders.qwen3.image_tokens import Grid, Seen
-from flame_train.text_encoders.qwen3.loading import vision_part
+from flame_train.text_encoders.qwen3.image_tokens import Grid, ImageTokens
+from flame_train.text_encoders.qwen3.names import vision_part
 from flame_train.text_encoders.qwen3.network import Qwen3
 from flame_train.text_encoders.qwen3.tokenizer import QwenTokenizer
 from flame_train.text_encoders.qwen3.vision import VisionTower
+from flame_train.text_encoders.token_row import TokenRow
 
 _A = TypeVar("_A")
 _SIDE: Final = 32  # pixels of a token
@@ -85,21 +86,6 @@ class Qwen3VL(BlockNetwork):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """The tokens of a message with images.
-
-    Attributes:
-        ids: all of them, int32; one a place of an image.
-        mask: where there is a token, bool.
-        truncated: how many of the caption's did not fit.
-    """
-
-    ids: np.ndarray[Any, Any]
-    mask: np.ndarray[Any, Any]
-    truncated: int
-
-
-@dataclass(frozen=True, slots=True)
 class MessageWithImages:
     """The message of a family whose text encoder reads images."""
 
@@ -114,7 +100,7 @@ class MessageWithImages:
         texts[:1] = [self.template.opening + name for name in names[:1]]
         return [self.tokenizer.encode(text) for text in texts]
 
-    def tokens(self, text: str, length: int, places: Sequence[int]) -> Message:
+    def tokens(self, text: str, length: int, places: Sequence[int]) -> TokenRow:
         """A caption behind images.
 
         Args:
@@ -123,7 +109,7 @@ class MessageWithImages:
             places: how many tokens stand for each image.
 
         Returns:
-            The message's tokens.
+            The message's tokens: one a place of an image, and the caption cut.
 
         Raises:
             ConfigError: the images leave no room for a caption.
@@ -137,14 +123,11 @@ class MessageWithImages:
                 f"text_encoders.qwen3_tokens: expected more than {besides}, which {len(places)} control images and the "
                 f"template take, got {length}"
             )
-        ids, room = self.tokenizer.encode(self.template.before), length - besides
+        ids = self.tokenizer.encode(self.template.before)
         whole = len(ids) + length + (0 if self.marks.kept else sum(places))
         for tokens, count in zip(begun, places, strict=True):
             ids += [*tokens, *[place] * count]
-        ids += [*own[:room], *end]
-        filled = np.full(whole, self.tokenizer.pad, np.int32)
-        filled[: len(ids)] = ids
-        return Message(filled, np.arange(whole) < len(ids), max(len(own) - room, 0))
+        return TokenRow.of([*ids, *own], whole, self.tokenizer.pad, end)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +138,7 @@ class Qwen3VLEncoder(Qwen3Encoder):
     marks: Marks = STATES_DROPPED
 
     @property
-    def looking(self) -> bool:
+    def takes_images(self) -> bool:
         return self.vision is not None
 
     def with_images(self) -> TextEncoder:
@@ -168,12 +151,12 @@ class Qwen3VLEncoder(Qwen3Encoder):
 
     @property
     def at_once(self) -> int:
-        return 1 if self.looking else super().at_once
+        return 1 if self.takes_images else super().at_once
 
     @property
     def vocabulary(self) -> str:
         of_texts = super().vocabulary
-        return hashlib.sha256(f"{of_texts} {self.marks}".encode()).hexdigest() if self.looking else of_texts
+        return hashlib.sha256(f"{of_texts} {self.marks}".encode()).hexdigest() if self.takes_images else of_texts
 
     def starts(self, count: int) -> tuple[int, ...]:
         """How many tokens of a caption's message, its beginning left out, stand before each of so many images."""
@@ -193,7 +176,7 @@ class Qwen3VLEncoder(Qwen3Encoder):
         images = {f"image{i}": self._scaled(pixels(image)) for i, image in enumerate(reading.images, 1)}
         return {"ids": own.ids, "mask": own.mask, **images}
 
-    def _tokens(self, reading: Reading) -> Message:
+    def _tokens(self, reading: Reading) -> TokenRow:
         places = [self.marks.places(image.view.placement.bucket) for image in reading.images]
         return self._message.tokens(reading.text, self.length, places)
 
@@ -238,12 +221,12 @@ class Qwen3VLEncoder(Qwen3Encoder):
         sizes = [rows * columns for rows, columns in grids]
         ahead = accumulate(sizes[:-1], initial=self._unseen)
         starts = [start + before for start, before in zip(self.starts(len(sizes)), ahead, strict=True)]
-        seen = Seen(tuple(starts), grids, tuple(network.vision(x) for x in images))
-        found = network.language(inputs["ids"], None, self.taps, self.normalised, None, seen)
+        tokens = ImageTokens(tuple(starts), grids, tuple(network.vision(x) for x in images))
+        found = network.language(inputs["ids"], None, self.taps, self.normalised, None, tokens)
         rows = inputs["mask"][:, self._unseen :].to(int32).sum(dim=-1)
         if self.marks.kept:
             return {"qwen3": F.cat([state[:, self._unseen :] for state in found], dim=-1), "qwen3_rows": rows}
-        states = F.cat([_text_of(state, self._unseen, seen) for state in found], dim=-1)
+        states = F.cat([_text_of(state, self._unseen, tokens) for state in found], dim=-1)
         return {"qwen3": states, "qwen3_rows": rows - sum(sizes)}
 
 
@@ -259,7 +242,7 @@ def _images(inputs: Mapping[str, _A]) -> list[_A]:
     return [inputs[f"image{i}"] for i in range(1, count + 1)]
 
 
-def _text_of(state_BTC: Tensor, unseen: int, seen: Seen) -> Tensor:
+def _text_of(state_BTC: Tensor, unseen: int, images: ImageTokens) -> Tensor:
     """The states of the text alone, from the first that is kept on."""
-    edges = [unseen, *(edge for span in seen.spans for edge in span), state_BTC.shape[1]]
+    edges = [unseen, *(edge for span in images.spans for edge in span), state_BTC.shape[1]]
     return F.cat([state_BTC[:, a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)], dim=1)

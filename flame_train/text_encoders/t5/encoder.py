@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 
@@ -20,8 +20,8 @@ from flame_train.io.hub import placed
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.part import Part
 from flame_train.settings import field
-from flame_train.text_encoders.encoder import EncoderKeys, TextEncoder
-from flame_train.text_encoders.t5.loading import t5_part
+from flame_train.text_encoders.encoder import EncoderKeys, Opening, TextEncoder, tokenizer_places
+from flame_train.text_encoders.t5.names import t5_part
 from flame_train.text_encoders.t5.network import T5Encoder
 from flame_train.text_encoders.t5.tokenizer import T5Tokenizer, find_vocabulary, named_vocabulary
 
@@ -79,6 +79,30 @@ class T5(TextEncoder):
     vocabulary_file: str = ""
     padding: str = "seen"
     behind: int = 0
+
+    @classmethod
+    def opened(cls, part: Part, opening: Opening, usual_length: int, behind: int = 0) -> Self:
+        """T5 with its settings.
+
+        Args:
+            part: its network.
+            opening: the settings.
+            usual_length: a caption's tokens, where the settings say nothing.
+            behind: how many tokens of padding the denoiser looks at; above 0 it is told, and T5 looks at none.
+
+        Returns:
+            The text encoder.
+        """
+        own = T5Keys.of(opening.text)
+        return cls(
+            part,
+            own.t5_dropout,
+            own.t5_tokens or usual_length,
+            tokenizer_places(part, opening.base),
+            own.t5_vocabulary,
+            "masked" if behind else own.t5_padding,
+            behind,
+        )
 
     @cached_property
     def tokenizer(self) -> T5Tokenizer:

@@ -14,6 +14,8 @@ from typing import Final
 
 from flame_train.io.keymap import KeyMap, Op, Rule, lines, scaled_fp8_rules, table
 from flame_train.io.resolve import Component, Layout
+from flame_train.text_encoders.loading import TextNetwork
+from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 
 SINGLE_FILE_PREFIX: Final = "text_encoders.t5xxl.transformer."
 
@@ -77,3 +79,13 @@ def prefix_of(names: Iterable[str]) -> str | None:
     """The prefix of the encoder's names in a file, maybe ""; None if the file holds no such encoder."""
     found = (name.removesuffix(first) for name in names for first in (_FIRST, _FIRST_IN_GGUF) if name.endswith(first))
     return next(found, None)
+
+
+t5_part: Final = TextNetwork(
+    "T5",
+    "t5xxl_fp16.safetensors",
+    prefix_of,
+    component,
+    lambda native, stated: T5Encoder(T5Arch.from_shapes(native, stated)),
+).part
+"""The encoder in a file or folder."""

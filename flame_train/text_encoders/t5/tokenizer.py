@@ -20,10 +20,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from flame_train.errors import ModelFileError
 from flame_train.text_encoders.t5.spiece import parse_spiece
+from flame_train.text_encoders.token_row import TokenRow
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -36,7 +35,7 @@ _FILES: Final = ("tokenizer.json", "spiece.model")
 _FOLDERS: Final = ("", "tokenizer_3", "tokenizer_2", "tokenizer")
 _MAX_BYTES: Final = 100_000_000
 
-SHIPPED: Final = Path(__file__).parent / "t5_vocabulary.json.gz"
+SHIPPED: Final = Path(__file__).parent / "tokenizer.json.gz"
 """The vocabulary of T5 v1.1, which SD3's and Flux's encoders were trained with; part of the package."""
 
 PUBLISHED_ROWS: Final = 32128
@@ -50,16 +49,6 @@ class Vocabulary:
     pieces: tuple[tuple[str, float], ...]
     charsmap: bytes
     whole: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A caption as the encoder's input."""
-
-    ids: np.ndarray[Any, Any]  # int32 (length,): tokens, the end token, padding
-    mask: np.ndarray[Any, Any]  # bool (length,): True up to the end token
-    tokens: int  # of the whole caption, without the end token
-    truncated: int  # of those, how many did not fit
 
 
 class T5Tokenizer:
@@ -78,18 +67,12 @@ class T5Tokenizer:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def row(self, text: str, length: int) -> Row:
+    def row(self, text: str, length: int) -> TokenRow:
         """The caption in `length` ids: cut to length - 1 tokens, the end token, padded with 0.
 
         Published lengths: SD3 77, 154 or 256; Flux dev 512, schnell 256.
         """
-        if length < 1:
-            raise ValueError(f"expected a length of at least 1, got {length}")
-        ids = self.encode(text)
-        kept = [*ids[: length - 1], EOS]
-        row = np.full(length, PAD, np.int32)
-        row[: len(kept)] = kept
-        return Row(row, np.arange(length) < len(kept), len(ids), len(ids) - (len(kept) - 1))
+        return TokenRow.of(self.encode(text), length, PAD, [EOS])
 
     @cached_property
     def fingerprint(self) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flame_train.errors import ModelFileError
-from flame_train.text_encoders.clip.tokenizer import ClipTokenizer, shipped_tables
+from flame_train.text_encoders.clip.tokenizer import SHIPPED, ClipTokenizer
 
 BOS, EOS = 49406, 49407
 
@@ -104,6 +106,10 @@ def _varied_captions(count: int) -> list[str]:
     return HAND_WRITTEN + mixed
 
 
+def shipped_model() -> dict[str, Any]:
+    return json.loads(gzip.decompress(SHIPPED.read_bytes()))["model"]
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> ClipTokenizer:
     return ClipTokenizer(pad_id=EOS)
@@ -113,10 +119,9 @@ def tokenizer() -> ClipTokenizer:
 def tables_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tables in the layout of a diffusers tokenizer folder."""
     folder = tmp_path_factory.mktemp("tokenizer")
-    vocab, merges = shipped_tables()
-    (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
-    lines = ["#version: 0.2", *(f"{a} {b}" for a, b in merges)]
-    (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    model = shipped_model()
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *model["merges"]]) + "\n", encoding="utf-8")
     return folder
 
 
@@ -127,9 +132,17 @@ def test_ids_published_with_clip(tokenizer: ClipTokenizer) -> None:
 
 
 def test_vocabulary_is_complete() -> None:
-    vocab, merges = shipped_tables()
+    """256 bytes, 256 that end a word, a token a merge, two special ones."""
+    vocab, merges = (shipped_model()[table] for table in ("vocab", "merges"))
     assert len(merges) == 48894
     assert sorted(vocab.values()) == list(range(49408))
+    assert [vocab[merge.replace(" ", "")] for merge in merges] == list(range(512, 49406))
+
+
+def test_cached_captions_stay_valid() -> None:
+    """The fingerprint is part of the cache's keys."""
+    assert ClipTokenizer(EOS).fingerprint == "ce23bca717e45312dd9e9db93dd22f5ad38911f7043589ab395598f83e4e6251"
+    assert ClipTokenizer(0).fingerprint == "9833c27bc13ac91e81fa4641a7b985ff3f04094361f51a3a80e56f1280c9d9da"
 
 
 @pytest.mark.parity
@@ -168,6 +181,12 @@ def test_broken_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text('{"a": 0}')
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b c\n")
     with pytest.raises(ModelFileError, match="two symbols"):
+        ClipTokenizer(EOS, tmp_path).encode("x")
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    with pytest.raises(ModelFileError, match="expected a CLIP vocabulary with"):
+        ClipTokenizer(EOS, tmp_path).encode("x")
+    (tmp_path / "vocab.json").write_text('{"a": 0, "<|startoftext|>": 1, "<|endoftext|>": 2}')
+    with pytest.raises(ModelFileError, match=r"do not fit \(Token `b` out of vocabulary"):
         ClipTokenizer(EOS, tmp_path).encode("x")
 
 

@@ -122,6 +122,11 @@ def test_ids_are_those_of_transformers(theirs, template, count):
         np.testing.assert_array_equal(row.mask, made["attention_mask"], err_msg=repr(text))
 
 
+def test_cached_captions_stay_valid():
+    """The fingerprint is part of the cache's keys."""
+    assert QwenTokenizer().fingerprint == "1887cef65158bc7c8a17e4d3df5dd33263e95e87f8659137a2dbc417c7e6037e"
+
+
 def test_what_does_not_fit_is_counted():
     row = QwenTokenizer().row("word " * 20, 8)
     assert row.mask.all()

@@ -115,8 +115,8 @@ def test_padded_row_equals_transformers(trained: Path, length: int) -> None:
         expected = reference(text, padding="max_length", max_length=length, truncation=True)
         assert row.ids.tolist() == expected["input_ids"]
         assert row.mask.tolist() == [bool(m) for m in expected["attention_mask"]]
-        words = text.count("cat") if text.startswith("cat") else row.tokens
-        assert (row.tokens, row.truncated) == (words, max(0, words - (length - 1)))
+        words = text.count("cat") if text.startswith("cat") else len(ours.encode(text))
+        assert row.truncated == max(0, words - (length - 1))
 
 
 @pytest.mark.parity
@@ -167,11 +167,11 @@ def test_the_likeliest_pieces_padded_and_cut(tmp_path: Path) -> None:
     assert tokenizer.encode("a cat  at") == [4, 7, 3, 6]
     assert tokenizer.encode("a<extra_id_0>") == [4, 10]
     row = tokenizer.row("a cat at", 6)
-    assert (row.ids.tolist(), row.tokens, row.truncated) == ([4, 7, 3, 6, EOS, 0], 4, 0)
+    assert (row.ids.tolist(), row.truncated) == ([4, 7, 3, 6, EOS, 0], 0)
     assert row.mask.tolist() == [True] * 5 + [False]
     assert row.ids.dtype == np.int32
     cut = tokenizer.row("a cat at", 3)
-    assert (cut.ids.tolist(), cut.tokens, cut.truncated) == ([4, 7, EOS], 4, 2)
+    assert (cut.ids.tolist(), cut.truncated) == ([4, 7, EOS], 2)
     with pytest.raises(ValueError, match="at least 1"):
         tokenizer.row("a", 0)
 
@@ -298,6 +298,13 @@ def test_the_shipped_vocabulary_is_that_of_t5() -> None:
     assert tokenizer.encode("The house is wonderful.") == [37, 629, 19, 1627, 5]
     assert tokenizer.encode("translate English to German: ") == [13959, 1566, 12, 2968, 10]
     assert max(tokenizer.encode("<extra_id_0>")) == 32099
+    # SentencePiece's ids, which the library's own reader of the file cuts otherwise: it rounds scores
+    assert tokenizer.encode("-------") == [3, 18, 14817, 14817]
+
+
+def test_cached_captions_stay_valid() -> None:
+    """The fingerprint is part of the cache's keys."""
+    assert T5Tokenizer(SHIPPED).fingerprint == "64115ea8a4bd1f92571d7b146120365a4e0ed50c924d3ac4bad49d71c841c6a0"
 
 
 def test_the_folder_that_was_started_in_is_told_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flame_train.engine import tensor
-from flame_train.text_encoders.clip.conditioning import encode_prompts, encode_windows, end_positions
+from flame_train.text_encoders.clip.encoder import encode_prompts, encode_windows, end_positions
 from flame_train.text_encoders.clip.names import clip_from_bare_transformers
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 

@@ -11,7 +11,7 @@ import pytest
 from flame_train.engine import tensor
 from flame_train.io.safetensors import save_file
 from flame_train.text_encoders.qwen3.encoder import THINKING, WITHOUT_THINKING
-from flame_train.text_encoders.qwen3.loading import qwen3_part
+from flame_train.text_encoders.qwen3.names import qwen3_part
 from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
 from flame_train.text_encoders.qwen3.tokenizer import QwenTokenizer
 

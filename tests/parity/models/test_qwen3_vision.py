@@ -12,10 +12,9 @@ from flame_train.errors import ModelFileError, ShapeError
 from flame_train.io.resolve import resolve
 from flame_train.networks.files.stated import Stated
 from flame_train.text_encoders.qwen3 import names as keys_qwen3
-from flame_train.text_encoders.qwen3.image_tokens import Seen
+from flame_train.text_encoders.qwen3.image_tokens import ImageTokens
 from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
-from flame_train.text_encoders.qwen3.vision import VisionArch, VisionTower
-from flame_train.text_encoders.qwen3.vision_grid import interpolation
+from flame_train.text_encoders.qwen3.vision import VisionArch, VisionTower, interpolation
 from tests.parity.key_tables import below, check_bijective, on_meta
 
 torch = pytest.importorskip("torch")
@@ -141,7 +140,7 @@ def seen_by(tower, images, starts, rows):
     grids = tuple((image.shape[0] // 32, image.shape[1] // 32) for image in images)
     with no_grad():
         features = tuple(tower(tensor(np.stack([image] * rows))) for image in images)
-    return Seen(starts, grids, features)
+    return ImageTokens(starts, grids, features)
 
 
 @pytest.mark.parametrize("texts", [(4, 9), (0, 5), (4, 3, 6), (5, 1, 0)], ids=str)
@@ -153,7 +152,7 @@ def test_states_of_prompts_with_images(ours, twin, images, off, texts):
     ids = np.array([[*row, 5, 6, 7], [*row, 8, 0, 0]], np.int32)
     mask = np.ones(ids.shape, bool)
     mask[1, -2:] = False
-    (found,) = text(tensor(ids), tensor(mask), normalised=False, seen=seen_by(tower, shown, starts, 2))
+    (found,) = text(tensor(ids), tensor(mask), normalised=False, images=seen_by(tower, shown, starts, 2))
     given = processed(shown * 2)
     states = {}
     handle = twin.language_model.norm.register_forward_pre_hook(lambda _, args: states.update(last=args[0]))
@@ -168,7 +167,7 @@ def test_states_of_prompts_with_images(ours, twin, images, off, texts):
     handle.remove()
     expected = states["last"].numpy()
     assert off(found.numpy()[mask], expected[mask]) < 1e-5
-    (without,) = text(tensor(ids), None, normalised=False, seen=seen_by(tower, shown, starts, 2))
+    (without,) = text(tensor(ids), None, normalised=False, images=seen_by(tower, shown, starts, 2))
     assert off(without.numpy()[mask], expected[mask]) < 1e-5  # tokens see those before them alone
 
 
@@ -252,10 +251,10 @@ def test_what_does_not_fit_is_refused(ours, images):
         tower(tensor(images[0][None, :90]))
     features = features_of(tower, images)
     with pytest.raises(ShapeError, match="a start, a grid and features for each image"):
-        Seen((1,), ((3, 5), (4, 2)), features)
+        ImageTokens((1,), ((3, 5), (4, 2)), features)
     with pytest.raises(ShapeError, match="do not overlap"):
-        Seen((1, 10), ((3, 5), (4, 2)), features)
+        ImageTokens((1, 10), ((3, 5), (4, 2)), features)
     ids = tensor(np.zeros((1, 30), np.int32))
-    for seen in (Seen((1, 16), ((3, 4), (4, 2)), features), Seen((1, 25), ((3, 5), (4, 2)), features)):
-        with pytest.raises(ShapeError, match="Seen: expected features"):
-            text(ids, seen=seen)
+    for seen in (ImageTokens((1, 16), ((3, 4), (4, 2)), features), ImageTokens((1, 25), ((3, 5), (4, 2)), features)):
+        with pytest.raises(ShapeError, match="ImageTokens: expected features"):
+            text(ids, images=seen)

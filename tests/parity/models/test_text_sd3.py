@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from flame_train.engine import tensor
-from flame_train.models.sd3.context import joined_context
-from flame_train.text_encoders.clip.conditioning import encode_windows
+from flame_train.models.sd3.mmdit import joined_context
+from flame_train.text_encoders.clip.encoder import encode_windows
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 
 torch = pytest.importorskip("torch")

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from flame_train.text_encoders.t5.conditioning import encode_prompts
-from flame_train.text_encoders.t5.loading import t5_part
+from flame_train.engine import tensor
+from flame_train.text_encoders.t5.names import t5_part
 from flame_train.text_encoders.t5.tokenizer import T5Tokenizer, find_vocabulary
 
 torch = pytest.importorskip("torch")
@@ -66,6 +66,6 @@ def test_captions_to_embeddings(folder, family, length):
 
     ours = T5Tokenizer(find_vocabulary([folder], "model.t5_vocabulary"))
     ids = np.stack([ours.row(prompt, length).ids for prompt in PROMPTS])
-    found = encode_prompts(t5_part(folder).load(device="cpu", dtype="float32"), ids).numpy()
+    found = t5_part(folder).load(device="cpu", dtype="float32")(tensor(ids)).numpy()
     assert found.shape == expected.shape == (3, length, 32)
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
