@@ -157,6 +157,17 @@ def test_equals_transformers(tokenizer: ClipTokenizer, tables_folder: Path) -> N
 
 
 @pytest.mark.parity
+@pytest.mark.proof
+def test_every_code_point_equals_transformers(tokenizer: ClipTokenizer, tables_folder: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    reference = transformers.CLIPTokenizer.from_pretrained(tables_folder)
+    points = [chr(i) for i in range(0x110000) if not 0xD800 <= i < 0xE000]
+    texts = ["x".join(points[i : i + 64]) for i in range(0, len(points), 64)]
+    for text, expected in zip(texts, reference(texts, add_special_tokens=False)["input_ids"], strict=True):
+        assert tokenizer.encode(text) == expected, ascii(text)
+
+
+@pytest.mark.parity
 @pytest.mark.parametrize(("pad_token", "pad_id"), [("<|endoftext|>", EOS), ("!", 0)])
 def test_padded_window_equals_transformers(tables_folder: Path, pad_token: str, pad_id: int) -> None:
     transformers = pytest.importorskip("transformers")

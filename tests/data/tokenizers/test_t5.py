@@ -105,6 +105,17 @@ def test_equals_transformers(trained: Path) -> None:
 
 
 @pytest.mark.parity
+@pytest.mark.proof
+def test_every_code_point_equals_transformers(trained: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    reference, ours = transformers.T5Tokenizer.from_pretrained(trained), T5Tokenizer(trained)
+    points = [chr(i) for i in range(0x110000) if not 0xD800 <= i < 0xE000]
+    texts = ["a".join(points[i : i + 64]) for i in range(0, len(points), 64)]
+    for text, expected in zip(texts, reference(texts, add_special_tokens=False)["input_ids"], strict=True):
+        assert ours.encode(text) == expected, ascii(text)
+
+
+@pytest.mark.parity
 @pytest.mark.parametrize("length", [1, 2, 77, 154, 256, 512])
 def test_padded_row_equals_transformers(trained: Path, length: int) -> None:
     transformers = pytest.importorskip("transformers")
