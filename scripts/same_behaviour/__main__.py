@@ -24,6 +24,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -35,6 +36,8 @@ from typing import Any
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):  # before NumPy loads; a sum by two threads is another sum
     os.environ[_name] = "1"
 os.environ |= {"NO_COLOR": "1", "COLUMNS": "120", "TZ": "UTC", "LC_ALL": "C.UTF-8"}
+
+sys.dont_write_bytecode = False  # each task imports the package anew
 
 import runs  # noqa: E402
 import shapes  # noqa: E402
@@ -51,6 +54,7 @@ SHOWN = 300
 
 def one(task: tuple[str, str, Path, str]) -> tuple[str, Cases, float]:
     """The cases of a task, in a process of its own."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has a background job ignore it
     part, name, work, only = task
     begun = time.monotonic()
     world = World(work, work / part / name)

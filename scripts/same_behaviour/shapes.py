@@ -11,16 +11,18 @@ from typing import Any, Final
 from unittest import mock
 
 from runs import toml
-from world import FAMILIES, KINDS, World, digest, program
+from world import KINDS, PUBLISHED, World, digest, program
 
 WAYS: Final[Mapping[str, Mapping[str, Any]]] = {
     "fp8, checkpointing": {"model.quantize": "fp8", "gradient.checkpointing": "full"},
     "nf4, offload": {"model.quantize": "nf4", "gradient.checkpointing": "full", "model.offload": 0.5},
     "text in the step": {"text_encoders.cache": "off"},
-    "budget": {"memory.budget": "12 GiB"},
 }
 """For the kind lora, beside each kind as it is."""
-TASKS: Final = [f"{family}/{kind}" for family in FAMILIES for kind in KINDS]
+BUDGET: Final = {"memory.budget": "12 GiB"}
+SOUGHT: Final = ("sdxl", "sd3", "flux", "zimage")
+"""Families for which the choices of a budget are sought, which takes minutes for larger ones."""
+TASKS: Final = [f"{family}/{kind}" for family in PUBLISHED for kind in KINDS]
 
 
 class Launches:
@@ -74,6 +76,8 @@ def watched(launches: Launches) -> Iterator[None]:
 def cases(world: World, task: str) -> dict[str, Callable[[], Any]]:
     family, kind = task.split("/")
     ways = {"as it is": {}, **(WAYS if kind == "lora" else {})}
+    if kind == "lora" and family in SOUGHT:
+        ways["budget"] = BUDGET
     return {f"{task}/{way}": partial(planned, world, family, kind, own) for way, own in ways.items()}
 
 

@@ -40,7 +40,7 @@ PUBLISHED: Final = {
     "qwenimage1": "qwen-image-1",
     "qwenimage": "qwen-image",
 }
-"""Family -> its model in `scripts/random_checkpoint.py`."""
+"""Family -> its model in `scripts/random_checkpoint.py`; a newer family needs no line."""
 _FAMILIES_AT: Final = ("flame_train.models.registry", "flame_train.recipes")
 _TIMES: Final = re.compile(
     r"( in|,) (\d+(\.\d+)?(e-\d+)?) s\b|, of \d+\.\d+ that are free|\"free_host_memory_gib\": [\d.]+,?"
@@ -89,7 +89,7 @@ class World:
             if not self.base(name).exists():
                 self.base(name).parent.mkdir(parents=True, exist_ok=True)
                 _in_a_fork(lambda name=name: families()[name].write_small_base(self.base(name).parent, 3))
-            if published and not self.published(name).exists():
+            if published and name in PUBLISHED and not self.published(name).exists():
                 script = [sys.executable, str(ROOT / "scripts" / "random_checkpoint.py")]
                 arguments = [str(self.published(name).parent), "--model", PUBLISHED[name], "--empty", "--device", "cpu"]
                 environment = os.environ | {"PYTHONPATH": str(ROOT)}
