@@ -47,7 +47,7 @@ def train(
 
     from flame_train.errors import kind_of
     from flame_train.run.commands.stages import train as run
-    from flame_train.training.callbacks import Callbacks
+    from flame_train.training.session import Callbacks
 
     given: object = config
     if not isinstance(given, (str, os.PathLike, Mapping)):

@@ -20,7 +20,7 @@ import numpy as np
 
 from flame_train.engine.random import Rng
 from flame_train.models.registry import NOTHING_NAMED, family_of
-from flame_train.training.image_sampling import SAMPLE_NOISE
+from flame_train.run.sampling.draw import SAMPLE_NOISE
 
 NEEDED = ("torch", "diffusers", "transformers", "peft")
 PACKED = ("flux", "chroma", "krea2", "qwenimage", "qwenimage1")

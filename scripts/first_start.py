@@ -45,18 +45,20 @@ watch(nvrtc.MadeOnce, "of", "kernels, waited for or made, on all threads")
 watch(cubin.Cubins, "_loaded", "kernels for sm_90a, on all threads")
 watch(cudnn.CuDnn, "_make", "cuDNN's plans")
 watch(cublaslt.CublasLt, "_choose", "cuBLASLt's algorithms")
-from flame_train.run import check, encode, plan, train
 from flame_train.run.commands import stages
+from flame_train.run.encode import encode
+from flame_train.run.plan import encoding, plan
+from flame_train.run.train import train
 watch(plan, "check", "stage: check")
 watch(plan, "make_plan", "stage: plan")
 watch(stages, "_predicted", "prediction, on a thread")
-watch(encode.Encoding, "keys", "hashes of networks")
+watch(encoding.Encoding, "keys", "hashes of networks")
 watch(stages, "encode", "stage: encode")
 watch(encode, "_encode_captions", "captions encoded")
 watch(encode, "_encode_images", "images encoded")
-watch(encode.Encoding, "encoders", "text encoders loaded")
+watch(encode, "load_encoders", "text encoders loaded")
 watch(train, "loaded", "denoiser loaded")
-from flame_train.training import fixed_batch
+from flame_train.networks import fixed_batch
 watch(fixed_batch._Program, "start", "encoders' batches begun, with their first runs and captures")
 watch(stages, "train_run", "stage: train")
 atexit.register(lambda: print("\\n" + json.dumps({"whole": time.perf_counter() - begin, **spent}), file=sys.stderr))

@@ -32,11 +32,12 @@ from flame_train.engine.backend import get_backend
 from flame_train.models.common.model import Model
 from flame_train.models.registry import FAMILIES, NOTHING_NAMED
 from flame_train.run.check.check import storage_of
-from flame_train.run.train.train import make_state
+from flame_train.run.train.state import make_state
 from flame_train.tools.bench.models import conditioning
 from flame_train.training.batch import Batch, HostBatch
+from flame_train.training.session import Session
 from flame_train.training.step import State, micro, update
-from flame_train.training.validate import HeldOut, Validator
+from flame_train.training.validation import HeldOut, Validator
 
 RANK, SEED, BATCH, TRAINED, HELD_OUT = 8, 7, 4, 12, 4
 FORMATS = {
@@ -98,9 +99,7 @@ class Base:
         denoiser = self.model.load_denoiser(device=self.device, dtype=precision, storage=storage)
         layers = resolve(denoiser.network, ("attention",), self.model.presets)
         attached = attach(denoiser.network, layers, rank=RANK, alpha=float(RANK), seed=SEED)
-        objective = self.model.objective(config.model, config.loss, self.device)
-        sections = config.train, config.optimizer, config.schedule, config.gradient
-        return make_state(denoiser, attached, objective, *sections, self.device), attached
+        return make_state(denoiser, attached, config, Session(self.device)), attached
 
 
 def one_step(base: Base, name: str) -> tuple[float, Host]:

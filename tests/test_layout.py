@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / "flame_train"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "flame_train"
 LINES, FILES = 400, 30
 
 
@@ -21,3 +23,15 @@ def test_no_folder_has_more_files_than_one_surveys() -> None:
     counts = Counter(path.parent for path in PACKAGE.rglob("*.py"))
     assert counts
     assert {folder.relative_to(PACKAGE).as_posix(): n for folder, n in counts.items() if n > FILES} == {}
+
+
+def test_the_page_of_the_house_has_the_layers_that_are_checked() -> None:
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    layers = [
+        " > ".join(f"{{{each.replace(' | ', ', ')}}}" if " | " in each else each for each in contract["layers"])
+        for contract in linter["contracts"]
+        if contract["type"] == "layers"
+    ]
+    page = (ROOT / "docs" / "design" / "0001-house.md").read_text(encoding="utf-8")
+    assert layers
+    assert [each for each in layers if f"`{each}`" not in page] == []

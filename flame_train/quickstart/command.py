@@ -31,8 +31,8 @@ from flame_train.run.commands.stages import train_plan
 from flame_train.run.encode.encode import encode
 from flame_train.run.plan.encoding import cache_folder
 from flame_train.run.plan.plan import Plan, make_plan
-from flame_train.training.stop import StopRequest
-from flame_train.training.validate import HeldOut, Validator
+from flame_train.training.session import Session
+from flame_train.training.validation import HeldOut, Validator
 
 from .config import HELD_OUT, config_text
 from .drawings import Maker, scenes, tiles, write_images
@@ -90,11 +90,12 @@ def run(directory: Path, device: str | None, name: str = "sdxl") -> dict[str, An
     source = _lay(directory.resolve(), chosen, family)
     config = load(str(source))
     _refuse_copy(source, config)
-    with StopRequest() as stop:
-        plan = make_plan(check(config, family), stop)
-        result = train_plan(plan, chosen, stop)
+    session = Session(chosen)
+    with session.stop:
+        plan = make_plan(check(config, family), session.stop)
+        result = train_plan(plan, session)
         _LOG.info("measuring the loss on images that were not trained on")
-        losses = held_out_losses(plan, source.with_name(HELD_OUT), Path(result["lora"]), chosen, stop)
+        losses = held_out_losses(plan, source.with_name(HELD_OUT), Path(result["lora"]), session)
     image = _draw_page(plan, source.parent, family.lesson)
     return {
         "lora": result["lora"],
@@ -195,24 +196,14 @@ def _is(about: Path, text: str) -> bool:
     return about.is_file() and about.read_text(encoding="utf-8", errors="replace") == text
 
 
-def held_out_losses(
-    plan: Plan, folder: Path, lora: Path, device: str, stop: StopRequest
-) -> dict[str, dict[str, float]]:
-    """The loss on images that were not trained on, without and with the LoRA of the file.
+def held_out_losses(plan: Plan, folder: Path, lora: Path, session: Session) -> dict[str, dict[str, float]]:
+    """Measures the loss on images that were not trained on, without and with the LoRA of the file.
 
-    Args:
-        plan: the plan of the run.
-        folder: the folder for these images.
-        lora: the file of the LoRA.
-        device: "cuda" or "cpu".
-        stop: raises Interrupted after a signal.
-
-    Returns:
-        For "new" and "known" images the loss "before" and "after".
+    `folder` is the folder for these images. Returns for "new" and "known" images the loss "before" and "after".
     """
-    config, model = plan.config, plan.model
+    device, config, model = session.device, plan.config, plan.model
     sets = {
-        name: _examples(plan, folder / name, make, _HELD_OUT[name], device, stop)
+        name: _examples(plan, folder / name, make, _HELD_OUT[name], session)
         for name, make in (("new", tiles), ("known", scenes))
     }
     denoiser = model.load_denoiser(device=device, dtype=config.train.precision)
@@ -235,12 +226,12 @@ def held_out_losses(
 
     before = measured()
     attach_factors(denoiser.network, from_file(lora, model.lora_names).state[denoiser.component])
-    stop.check("after training, which is done")
+    session.stop.check("after training, which is done")
     after = measured()
     return {name: {"before": round(before[name], 4), "after": round(after[name], 4)} for name in sets}
 
 
-def _examples(plan: Plan, folder: Path, make: Maker, count: int, device: str, stop: StopRequest) -> list[Example]:
+def _examples(plan: Plan, folder: Path, make: Maker, count: int, session: Session) -> list[Example]:
     """Makes images with another seed than that of training, and encodes them.
 
     Args:
@@ -248,8 +239,7 @@ def _examples(plan: Plan, folder: Path, make: Maker, count: int, device: str, st
         folder: the folder for the images.
         make: makes an image and its caption.
         count: number of images.
-        device: "cuda" or "cpu".
-        stop: raises Interrupted after a signal.
+        session: of the run.
 
     Returns:
         The denoiser's arrays of each image.
@@ -257,9 +247,9 @@ def _examples(plan: Plan, folder: Path, make: Maker, count: int, device: str, st
     write_images(folder, count, _SEED + 1, make)
     cache = str(cache_folder(plan.config.data))
     data = plan.config.data.model_copy(update={"path": str(folder), "sets": (), "cache": cache})
-    other = make_plan(replace(plan.checked, config=plan.config.model_copy(update={"data": data})), stop)
+    other = make_plan(replace(plan.checked, config=plan.config.model_copy(update={"data": data})), session.stop)
     keys = other.encoding.keys(other.samples, ())
-    encoded = encode(other.encoding, other.samples, keys, other.model.size_conditioning, device, stop)
+    encoded = encode(other, keys, session)
     return [encoded.example(i) for i in range(len(other.samples.rows))]
 
 

@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from flame_train.data.grid import write_png
 from flame_train.disk.atomic_write import write_atomically
-from flame_train.training.image_sampling import write_png
 
 Array = Any
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from flame_train.training.image_sampling import places, write_png
+from flame_train.data.grid import places, write_png
 
 _SIDE: Final = 168  # pixels of an image on the page
 _GAP: Final = 12

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 from PIL import Image
 
-from flame_train.data.control_files import Control
+from flame_train.data.grid import Pixels, grid, png
 from flame_train.data.images import load_image
 from flame_train.io.runfolder import RunFolder
-from flame_train.training.image_sampling import Pixels, grid, png
 
 _LOG = logging.getLogger(__name__)
 
@@ -25,8 +25,11 @@ SIDE: Final = 320
 """Pixels: the longer side of a control image there."""
 
 
-def write_controls(folder: RunFolder, shown: Sequence[Sequence[Control]]) -> None:
-    """Writes the control images of each prompt; nothing where no prompt has one. What fails costs a warning."""
+def write_controls(folder: RunFolder, shown: Sequence[Sequence[Path]]) -> None:
+    """Writes the control images of each prompt, given by their files; nothing where there are none.
+
+    What fails costs a warning.
+    """
     if not any(shown):
         return
     try:
@@ -37,11 +40,11 @@ def write_controls(folder: RunFolder, shown: Sequence[Sequence[Control]]) -> Non
     folder.write_report(CONTROLS, raw)
 
 
-def _beside(controls: Sequence[Control]) -> Pixels:
+def _beside(controls: Sequence[Path]) -> Pixels:
     """The control images of a prompt beside each other, as high as the first; one white pixel where it has none."""
     small: list[Pixels] = []
     for control in controls:
-        image = Image.fromarray(load_image(control.path)[0])
+        image = Image.fromarray(load_image(control)[0])
         image.thumbnail((SIDE, SIDE))
         if small:
             image = image.resize((max(image.width * small[0].shape[0] // image.height, 1), small[0].shape[0]))

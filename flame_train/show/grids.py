@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from PIL import Image
 
+from flame_train.data.grid import places
 from flame_train.io.json_values import table, text, whole
-from flame_train.training.image_sampling import places
 
 _STEP: Final = re.compile(r"step-(\d{6,})\.png")
 _LARGEST: Final = 1 << 28  # pixels of a grid: 64 images of 2048 x 2048

@@ -15,6 +15,7 @@ from flame_train.config.render import flat
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.files import make_folder
 from flame_train.errors import ConfigError
+from flame_train.run.plan.encoding import ENCODED
 from flame_train.training.stop import StopRequest
 
 from .here import run_here, why
@@ -26,9 +27,6 @@ from .states import is_done, table
 _LOG = logging.getLogger(__name__)
 
 Where = Literal["here", "slurm", "ray"]
-
-_ENCODED = ("model.", "text_encoders.", "data.", "captions.", "sample.", "validation.", "train.precision")
-"""Settings on which encoded images and captions may depend: runs that agree in them share one cache."""
 
 
 def sweep(file: Path, where: Where, devices: Sequence[str], status: bool) -> tuple[dict[str, Any], int]:
@@ -89,7 +87,7 @@ def _encode(all_runs: Sweep, runs: Sequence[Planned], device: str, stop: StopReq
     """
     seen = set[str]()
     for run in runs:
-        asked = repr([(path, value) for path, value in flat(run.config).items() if path.startswith(_ENCODED)])
+        asked = repr([(path, value) for path, value in flat(run.config).items() if path.startswith(ENCODED)])
         if asked in seen or stop.requested:
             continue
         seen.add(asked)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flame_train.diffusion.samplers import SAMPLERS
-from flame_train.run.sampling import Request
+from flame_train.run.sampling.requests import Request
 from flame_train.version import __version__
 
 

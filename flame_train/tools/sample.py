@@ -15,6 +15,7 @@ from flame_train.adapters.formats import from_file
 from flame_train.adapters.together import attach_sum
 from flame_train.config.load import from_options, with_option_names
 from flame_train.config.prompt_notices import unread
+from flame_train.data.grid import grid, write_png
 from flame_train.data.reading import Reading
 from flame_train.data.views import ViewedImage
 from flame_train.disk.files import refuse_place
@@ -26,14 +27,14 @@ from flame_train.models.common.model import Example, Model
 from flame_train.models.registry import Opening, family_of
 from flame_train.networks.files.identify import lora_could_be
 from flame_train.run.check.check import storage_of
-from flame_train.run.check.control_images import control_files, encoded, shown_to
+from flame_train.run.encode.encoders import load_encoders
 from flame_train.run.plan.encoding import Encoding
-from flame_train.run.sampling import (
+from flame_train.run.sampling.draw import encoded, generate_image, sampler_spec
+from flame_train.run.sampling.requests import (
     Request,
     check_sampling,
-    generate_image,
+    read_requests,
     requests,
-    sampler_spec,
     texts_of,
     with_defaults,
     with_prompts_of_file,
@@ -41,7 +42,6 @@ from flame_train.run.sampling import (
 from flame_train.text_encoders.encoder import too_long
 from flame_train.tools.families import refuse_non_finite, require_lora
 from flame_train.tools.parameters import parameters_of
-from flame_train.training.image_sampling import grid, write_png
 from flame_train.training.stop import StopRequest
 
 _LOG = logging.getLogger(__name__)
@@ -161,26 +161,24 @@ def sample(
         model = family.open(Opening(base, config.model, config.text_encoders, config.data.max_tokens))
         section = with_defaults(section, model)
         check_sampling(requests(section, side, model), config.model, config.loss, model)
-        shown = control_files(requests(section, side, model), model, side)
-        wanted = requests(section, side, model, shown)
+        wanted = read_requests(section, side, model)
         check_sampling(wanted, config.model, config.loss, model)
     if drawn := unread(request.text for request in wanted):
         _LOG.warning("%s", drawn)
     files = [(_factors(placed(path), model, skip_unknown), strength) for path, strength in loras]
-    model = model.with_images() if shown else model
+    model = model.with_images() if any(request.images for request in wanted) else model
     formats = config.model.vae_precision, precision, config.text_encoders.precision
     text = Encoding(model.vae, model.text, *formats, Path())
-    beside = {request.number: shown_to(request, shown, model, side) for request in wanted}
     with StopRequest() as stop:
-        examples = _conditioning(text, wanted, beside, device, files, stop)
+        examples = _conditioning(text, wanted, device, files, stop)
         denoiser = model.load_denoiser(device=device, dtype=precision, storage=storage)
         decoder = model.vae.load(config.model.vae_precision, device, config.model.vae_tile)
         images = []
         for request in wanted:
             how = sampler_spec(request, config.model, config.loss, model, device=device, dtype=precision)
-            captions = partial(_of_prompt, examples[request.strength], text, beside[request.number])
+            captions = partial(_of_prompt, examples[request.strength], text, request.images)
             with _adapted(denoiser.component, denoiser.network, files, request.strength):
-                controls = encoded(beside[request.number], model.vae, decoder)
+                controls = encoded(request.images, model.vae, decoder)
                 images.append(generate_image(request, how, captions, denoiser, decoder, stop, controls))
     told = [parameters_of(request, checkpoint, loras) for request in wanted]
     for single, image, parameters in zip(singles, images, told, strict=False):
@@ -235,7 +233,6 @@ def _factors(lora: Path, model: Model, skip_unknown: bool) -> LoraState:
 def _conditioning(
     encoding: Encoding,
     wanted: Sequence[Request],
-    beside: Mapping[int, Sequence[ViewedImage]],
     device: str,
     files: Sequence[_File],
     stop: StopRequest,
@@ -245,7 +242,6 @@ def _conditioning(
     Args:
         encoding: the text encoders.
         wanted: the images.
-        beside: the control images of each, by its number.
         device: "cuda" or "cpu".
         files: the LoRAs by component, with their strengths.
         stop: raises Interrupted after a signal.
@@ -255,18 +251,18 @@ def _conditioning(
     """
     examples = {}
     with no_grad():
-        encoders = encoding.encoders(device)
+        encoders = load_encoders(encoding, device)
         for strength in dict.fromkeys(request.strength for request in wanted):
             stop.check("while reading the prompts")
             own = [request for request in wanted if request.strength == strength]
             read = dict.fromkeys(
-                encoding.reading(text, beside[request.number]) for request in own for text in texts_of([request])
+                encoding.reading(text, request.images) for request in own for text in texts_of([request])
             )
             with ExitStack() as adapted:
                 for component, network in encoders.networks.items():
                     adapted.enter_context(_adapted(component, network, files, strength))
                 examples[strength] = dict(zip(read, encoders.captions([*read]), strict=True))
-    shown = [encoding.reading(request.text, beside[request.number]) for request in wanted]
+    shown = [encoding.reading(request.text, request.images) for request in wanted]
     cut, longest = too_long(encoding.text, shown)
     if cut and longest is not None:
         are = counted(cut, "prompt is", "prompts are")

@@ -75,12 +75,12 @@ def train(run: Run) -> dict[str, Any]:
             stopping = figures.stopping  # read once: a signal may come between any two lines
             measured = run.validation.is_due(step, run.epoch)
             if measured:
-                figures.settle(run.validation.at)
+                figures.flush(run.validation.at)
             saved = stopping or run.is_last(step) or run.checkpoint.is_due(step, run.epoch)
             saved = saved or (measured and run.validation.is_best(step))
             sampling = not stopping and run.sample.is_due(step, run.epoch)
             if saved or sampling:
-                figures.settle()
+                figures.flush()
             if saved:
                 save(run, step)
             if sampling:
@@ -92,7 +92,7 @@ def train(run: Run) -> dict[str, Any]:
             if saved and run.leads:
                 run.report()
             if saved:
-                _heed(run, figures, step, f"after step {step}, saved; {_AGAIN}")
+                _stop_if_requested(run, figures, step, f"after step {step}, saved; {_AGAIN}")
             if run.validation.over:
                 break
     if run.validation.over and run.leads:
@@ -120,12 +120,12 @@ def _meter(run: Run) -> Meter:
     return Meter(run.folder.losses(REMEMBERED) if run.leads and run.first else ())
 
 
-def _heed(run: Run, figures: _Figures, step: int, where: str) -> None:
+def _stop_if_requested(run: Run, figures: _Figures, step: int, where: str) -> None:
     """Stops after a signal if work is left: steps, or the grid of the last."""
     if run.state.exchanged and not figures.stopping:  # the others do not know of it yet
         return
     if not run.is_last(step) or run.state.group.broadcast(_lacks_grid(run, step)):
-        run.stop.check(where)
+        run.session.stop.check(where)
 
 
 def _catch_up(run: Run, figures: _Figures) -> None:
@@ -140,7 +140,7 @@ def _catch_up(run: Run, figures: _Figures) -> None:
                 write_result(run, run.first)
                 run.report()
     figures.listen()
-    _heed(run, figures, run.first, f"before the next step; {_AGAIN}")
+    _stop_if_requested(run, figures, run.first, f"before the next step; {_AGAIN}")
 
 
 def _lacks_grid(run: Run, step: int) -> bool:
@@ -163,14 +163,14 @@ class _Figures:
     @property
     def stopping(self) -> bool:
         """Whether a signal asks the run to stop: of several processes one that all know of, as of the last figures."""
-        return self._signal != 0 if self._run.state.exchanged else self._run.stop.requested
+        return self._signal != 0 if self._run.state.exchanged else self._run.session.stop.requested
 
     def push(self, launched: _Pending) -> None:
-        """Settles the step before the one just launched."""
-        self.settle()
+        """Flushes the step before the one just launched."""
+        self.flush()
         self._pending = launched
 
-    def settle(self, validated: Callable[[int], Mapping[str, Any]] | None = None) -> None:
+    def flush(self, validated: Callable[[int], Mapping[str, Any]] | None = None) -> None:
         """Waits for the figures of the step in flight. Raises `NonFiniteError` if it was not sound.
 
         A step's time begins with its start, or with the end of the step before if that is later. It ends when the
@@ -187,7 +187,7 @@ class _Figures:
             raise NonFiniteError(_diagnosis(self._run, pending, figures))
         seconds = self._ended - max(before, pending.begin)
         if self._run.state.exchanged is not None:
-            self.hear(map(int, _told(self._run, figures, "signal")))
+            self.merge_signals(map(int, _told(self._run, figures, "signal")))
         self.last = _record(self._run, pending, figures, seconds)
         self.last |= self._of_images(pending)
         if validated is not None:
@@ -197,7 +197,7 @@ class _Figures:
             self._run.folder.log(self.last, {"steps": self._run.train.steps, **self._console.meter.figures()})
         self.trackers.write(self.last)
         if self._run.leads:
-            self._run.callbacks.step(self.last)
+            self._run.session.callbacks.step(self.last)
 
     def _of_images(self, pending: _Pending) -> dict[str, Any]:
         """Takes the losses of a step's images, and now and then says which stand out."""
@@ -210,12 +210,12 @@ class _Figures:
 
     def listen(self) -> None:
         """Between steps: each process says which signal it got."""
-        self.hear(map(int, self._run.state.group.all_gather(str(self._run.stop.signal_number))))
+        self.merge_signals(map(int, self._run.state.group.all_gather(str(self._run.session.stop.signal_number))))
 
-    def hear(self, signals: Iterable[int]) -> None:
+    def merge_signals(self, signals: Iterable[int]) -> None:
         """A signal that any of the processes got is this one's too; `signals` has their numbers, 0 for none."""
         self._signal = max(signals)
-        self._run.stop.signal_number = self._run.stop.signal_number or self._signal
+        self._run.session.stop.signal_number = self._run.session.stop.signal_number or self._signal
 
 
 def _told(run: Run, figures: Mapping[str, float], name: str) -> list[float]:
@@ -231,10 +231,10 @@ class _Stepper:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._micro: dict[Signature, tuple[Batch, Callable[[], None]]] = {}
-        self._update = capture(lambda: update(run.state), run.device)
+        self._update = capture(lambda: update(run.state), run.session.device)
         reduced = partial(reduce, run.state)
-        self._reduce = capture(reduced, run.device) if run.state.group.captured else reduced
-        self._backend = get_backend(run.device)
+        self._reduce = capture(reduced, run.session.device) if run.state.group.captured else reduced
+        self._backend = get_backend(run.session.device)
         self._norms = GradientNorms(run.state.optimizer, block_names(run.state.denoiser.network))
 
     def __call__(self, step: int) -> _Pending:
@@ -255,7 +255,7 @@ class _Stepper:
         fail_point("train.before_update")
         inject_nan("train.gradient", run.state.optimizer.arena.grads)
         if run.state.exchanged is not None:
-            run.state.exchanged.put(run.stop.signal_number, waited, self._backend.memory().peak or 0)
+            run.state.exchanged.put(run.session.stop.signal_number, waited, self._backend.memory().peak or 0)
             self._reduce()
         every = run.log.gradients_every
         gradients = self._norms.read() if every and step % every == 0 else {}
@@ -269,12 +269,13 @@ class _Stepper:
         if signature not in self._micro:
             telling = self._run.images is not None
             batch = Batch(host, self._backend, self._run.state.dtype, telling=telling)
-            self._micro[signature] = batch, capture(lambda: micro(self._run.state, batch), self._run.device)
+            self._micro[signature] = batch, capture(lambda: micro(self._run.state, batch), self._run.session.device)
         return self._micro[signature]
 
 
 def _record(run: Run, p: _Pending, figures: dict[str, float], seconds: float) -> dict[str, Any]:
     """The step's line in the log."""
+    peak = max([get_backend(run.session.device).memory().peak or 0, *map(int, _told(run, figures, "memory"))])
     return {
         "step": p.step,
         "epoch": round(run.epoch(p.step), 4),
@@ -286,7 +287,7 @@ def _record(run: Run, p: _Pending, figures: dict[str, float], seconds: float) ->
         "skipped": int(figures["skipped"]),
         "images_per_s": round(p.images * run.state.group.world / max(seconds, 1e-9), 4),
         "data_wait_ms": round(max([p.wait_ms, *_told(run, figures, "wait_ms")]), 3),
-        "memory": max([get_backend(run.device).memory().peak or 0, *map(int, _told(run, figures, "memory"))]) or None,
+        "memory": peak or None,
         **({"gradients": p.gradients} if p.gradients else {}),
     }
 
@@ -332,4 +333,4 @@ def _sample_images(run: Run, step: int, trackers: Trackers) -> None:
         images, seconds = counted(len(run.sample.prompts), "image"), time.monotonic() - begin
         _LOG.info("grid of step %d: %s in %.3g s: %s", step, images, seconds, run.folder.sample(step))
     trackers.show(step, run.folder.sample(step), [prompt.text for prompt in run.sample.prompts])
-    run.callbacks.sample(step, run.folder.sample(step))
+    run.session.callbacks.sample(step, run.folder.sample(step))

@@ -10,13 +10,12 @@ from flame_train.config.repeated import CheckpointSection, SampleSection
 from flame_train.config.updates import GradientSection, TrainSection
 from flame_train.io.runfolder import RunFolder
 
-from .callbacks import SILENT, Callbacks
 from .image_losses import ImageLosses
 from .loader import Loader
 from .result import LoraWriter, Sources
+from .session import Session
 from .slow_steps import SlowSteps
 from .step import State
-from .stop import StopRequest
 from .validation import Validation
 
 
@@ -30,7 +29,7 @@ class Run:
     log: LogSection
     sample: SampleSection
     output: OutputSection
-    device: str
+    session: Session
     folder: RunFolder
     state: State
     loader: Loader
@@ -38,8 +37,6 @@ class Run:
     lora: LoraWriter
     first: int
     sample_images: Callable[[int], None]
-    stop: StopRequest
-    callbacks: Callbacks = SILENT
     validation: Validation = field(default_factory=Validation)
     images: ImageLosses | None = None
     """The running losses of images; None: they are not kept."""

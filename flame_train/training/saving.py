@@ -58,7 +58,7 @@ def _write_checkpoint(run: Run, step: int, parts: Sequence[ImageLosses]) -> None
         run.folder.write_report(IMAGES, images.report(step))
     _LOG.info("checkpoint of step %d: %s", step, run.folder.checkpoints / f"step-{step:06d}")
     write_best(run)
-    run.callbacks.checkpoint(step, run.folder.checkpoints / f"step-{step:06d}")
+    run.session.callbacks.checkpoint(step, run.folder.checkpoints / f"step-{step:06d}")
     if run.is_last(step):
         fail_point("train.before_result")
         write_result(run, step)

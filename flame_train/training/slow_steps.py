@@ -1,16 +1,23 @@
 """Watches the time of steps: one that suddenly takes twice its usual time, for 20 steps, and memory that spilled.
 
 Each is said once, with what changed since the steps were as usual. It looks only; no trained bit depends on it.
+
+The driver says clock, temperature, memory, and what holds the clock down. NVML may be missing, or refuse single values
+in a container or a virtual machine. What it does not say is not known; nothing here raises.
 """
 
 from __future__ import annotations
 
+import contextlib
+import platform
 import statistics
+import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
-from .gpu_readings import Reading
+from flame_train.engine.backend import get_backend
 
 STREAK: Final = 20
 """Slow steps in a row, after which it is said."""
@@ -107,3 +114,69 @@ def _changes(before: Reading, now: Reading) -> list[str]:
     if before.used is not None and now.used is not None and now.used - before.used >= _GIB // 4:
         found.append(f"memory of the card in use {before.used / _GIB:.1f} to {now.used / _GIB:.1f} GiB")
     return found
+
+
+_HOLDING: Final = {
+    0x4: "the power limit",
+    0x8: "a slowdown of the hardware",
+    0x20: "the temperature",
+    0x40: "the temperature",
+    0x80: "the power supply",
+}
+"""NVML's reasons for a clock below the highest, by their bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The state of a GPU; None for what the driver does not say.
+
+    Attributes:
+        clock: of the multiprocessors, MHz.
+        temperature: degrees Celsius.
+        used: bytes of the card that all processes have.
+        held_by: what keeps the clock below the highest.
+    """
+
+    clock: int | None = None
+    temperature: int | None = None
+    used: int | None = None
+    held_by: tuple[str, ...] = ()
+
+
+def reader(device: str) -> Callable[[], Reading]:
+    """Reads the GPU of `device` each time it is called; of the CPU, or without NVML, it knows nothing."""
+    handle: Any = None
+    with contextlib.suppress(Exception):  # no driver, no NVML, no rights: a run does without
+        bus_id = get_backend(device).pci_bus_id
+        if bus_id:
+            import pynvml
+
+            pynvml.nvmlInit()
+            handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus_id)
+    return Reading if handle is None else lambda: _read(pynvml, handle)
+
+
+def _read(nvml: Any, handle: Any) -> Reading:
+    reasons = _asked(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
+    return Reading(
+        _asked(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        _asked(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        _asked(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
+        tuple(dict.fromkeys(name for bit, name in _HOLDING.items() if reasons & bit)),
+    )
+
+
+def _asked(question: Callable[[], Any]) -> int | None:
+    with contextlib.suppress(Exception):
+        return int(question())
+    return None
+
+
+def spilling(device: str) -> Callable[[], int] | None:
+    """The bytes that a run has now, on systems whose driver moves some into the host's memory where the card is full.
+
+    Those are Windows and WSL; None elsewhere.
+    """
+    if sys.platform != "win32" and "microsoft" not in platform.release().lower():
+        return None
+    return lambda: get_backend(device).memory().live

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
+from flame_train.data.grid import places, png
+
 _LOG = logging.getLogger(__name__)
 _GIB: Final = 2**30
 
@@ -96,8 +98,6 @@ def images_of(grid: Path, prompts: Sequence[str]) -> dict[str, bytes]:
     """The images of a sample grid as PNGs, by number and prompt; the whole grid if its images have several sizes."""
     import numpy as np
     from PIL import Image
-
-    from .image_sampling import places, png
 
     with Image.open(grid) as image:
         sheet = np.asarray(image.convert("RGB"))

@@ -37,9 +37,10 @@ from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.encode.encode import encode
 from flame_train.run.plan.plan import make_plan
-from flame_train.run.train.train import load_denoiser
+from flame_train.run.train.state import load_denoiser
+from flame_train.training.session import Session
 from flame_train.training.stop import StopRequest
-from flame_train.training.validate import HeldOut, Validator
+from flame_train.training.validation import HeldOut, Validator
 
 NEW: dict[str, Maker] = {
     "tiles": tiles,
@@ -65,7 +66,7 @@ def main() -> None:
     with StopRequest() as stop:
         begin = time.monotonic()
         plan = make_plan(check(config), stop)
-        result = train_plan(plan, args.device, stop)
+        result = train_plan(plan, Session(args.device, stop=stop))
         seconds = time.monotonic() - begin
         _draw_page(config, args.out, Path(result["lora"]).with_name("samples"))
 

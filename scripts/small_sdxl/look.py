@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from model import Networks, token_ids
 
+from flame_train.data.grid import grid, write_png
 from flame_train.diffusion.guidance import guided
 from flame_train.diffusion.samplers.euler import Euler
 from flame_train.diffusion.samplers.noise_path import NoisePath
@@ -22,7 +23,6 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.random import Rng
 from flame_train.models.sdxl.unet import vector_conditioning
 from flame_train.text_encoders.clip.encoder import encode_prompts
-from flame_train.training.image_sampling import grid, write_png
 
 CAPTIONS = (
     "a large red circle in the middle on a blue background",

@@ -18,11 +18,11 @@ from denoiser import encoded, train_denoiser
 from look import CAPTIONS, sheet
 from model import Networks, build, quiet_unused_words, token_ids, write
 
+from flame_train.data.grid import write_png
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.models.sdxl.files import SDXL_FILES
 from flame_train.quickstart.drawings import scenes
-from flame_train.training.image_sampling import write_png
 
 TITLE = "small SDXL of drawn shapes, trained from scratch by flame-train"
 SEED = 2307

@@ -13,7 +13,7 @@ from flame_train.config.prompt_notices import unread
 from flame_train.config.prompts import Prompt
 from flame_train.config.render import resolved
 from flame_train.errors import ConfigError
-from flame_train.run.sampling import with_prompts_of_file
+from flame_train.run.sampling.requests import with_prompts_of_file
 
 GOOD = '[model]\ncheckpoint = "base.safetensors"\n[data]\npath = "photos"\n[output]\ndir = "run"\n'
 

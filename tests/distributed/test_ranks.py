@@ -141,7 +141,7 @@ def test_a_process_that_does_not_come_ends_all(study):
 import functools, time
 from flame_train.distributed import watch
 from flame_train.run.commands import stages
-from flame_train.training.callbacks import Callbacks
+from flame_train.training.session import Callbacks
 watch._STILL = 4.0
 asleep = Callbacks(lambda record: time.sleep(600))
 stages.train = functools.partial(stages.train, callbacks=asleep)
@@ -208,7 +208,7 @@ def test_callbacks_hear_of_a_step_once(study):
     script = """
 import functools
 from flame_train.run.commands import stages
-from flame_train.training.callbacks import Callbacks
+from flame_train.training.session import Callbacks
 heard = Callbacks(lambda record: print("heard of", record["step"], flush=True))
 stages.train = functools.partial(stages.train, callbacks=heard)
 """

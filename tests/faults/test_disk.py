@@ -10,8 +10,8 @@ import pytest
 from flame_train.config.load import load_located
 from flame_train.errors import OutputError
 from flame_train.run.check.check import check
-from flame_train.run.commands.stages import preflighted, run_folder
 from flame_train.run.plan.plan import make_plan
+from flame_train.run.plan.start import preflighted, run_folder
 from flame_train.training.stop import StopRequest
 
 SAMPLING = {"sample__every": 2, "sample__steps": 2, "sample__prompts": ["a drawing"]}

@@ -11,8 +11,8 @@ import pytest
 from flame_train.engine import Tensor, nn, no_grad, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
-from flame_train.models.common.fixed_batch import FixedBatches
-from flame_train.models.common.model import LoadedVae
+from flame_train.networks.fixed_batch import FixedBatches
+from flame_train.networks.vae.autoencoder import LoadedVae
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.clip.encoder import encode_windows_on, end_positions
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder

@@ -16,7 +16,7 @@ from flame_train.models.registry import FAMILIES
 from flame_train.quickstart.drawings import write_images
 from flame_train.run.commands.stages import train
 from flame_train.tools import bench
-from flame_train.training import validate
+from flame_train.training import validation
 from flame_train.training.step import micro, update
 
 pytestmark = pytest.mark.gpu
@@ -80,13 +80,15 @@ def test_a_run_that_is_continued_stands_as_one_that_was_not(asked: Any, tmp_path
     ).read_bytes()
 
 
-def prepared(model: str) -> tuple[Any, validate.Validator]:
+def prepared(model: str) -> tuple[Any, validation.Validator]:
     p = bench.prepare(bench.BenchCase(model, 128, batch=2, rank=16))
     arrays = {n: get_backend("cuda").to_host(a) for n, a in p.batch._arrays.items() if n not in ("step", "samples")}
     examples = [{name: a[i] for name, a in arrays.items()} for i in range(2)]
-    images = validate.HeldOut.of(examples)
+    images = validation.HeldOut.of(examples)
     s = p.state
-    made = validate.Validator(s.denoiser, s.objective, images, timesteps=4, batch_size=2, device="cuda", dtype=s.dtype)
+    made = validation.Validator(
+        s.denoiser, s.objective, images, timesteps=4, batch_size=2, device="cuda", dtype=s.dtype
+    )
     return p, made
 
 
@@ -96,9 +98,9 @@ def test_captured_values_are_the_eager_ones_and_follow_the_weights(model: str, m
         p, captured = prepared(model)
         first = [captured.measure().loss for _ in range(4)]
         assert len(set(first)) == 1  # eager at first, then recorded and replayed
-        monkeypatch.setattr(validate, "capture", lambda fn, device: fn)
+        monkeypatch.setattr(validation, "capture", lambda fn, device: fn)
         s = p.state
-        eager = validate.Validator(
+        eager = validation.Validator(
             s.denoiser, s.objective, captured._images, timesteps=4, batch_size=2, device="cuda", dtype=s.dtype
         )
         assert eager.measure().loss == first[0]

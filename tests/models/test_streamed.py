@@ -18,11 +18,11 @@ from flame_train.engine import nn, no_grad
 from flame_train.engine.shape_run import H100, shape_run
 from flame_train.errors import ConfigError, DeviceFault
 from flame_train.models.registry import FAMILIES, NOTHING_NAMED
+from flame_train.run.check.blocks import block_sizes, blocks_named, blocks_streamed, of_share
 from flame_train.run.check.check import storage_of
-from flame_train.run.check.checkpointing import blocks_named
-from flame_train.run.check.streaming import block_sizes, blocks_streamed, of_share
+from flame_train.run.encode.encoders import load_encoders
 from flame_train.run.plan.encoding import Encoding
-from flame_train.run.train.preview_network import load_second
+from flame_train.run.train.grids import load_preview
 from flame_train.tools import bench
 from flame_train.tools.bench.models import find, names
 from flame_train.training.step import batch_losses
@@ -89,7 +89,7 @@ def test_captions_are_encoded_to_the_bits_of_resident_encoders(
     for share in (0.0, 1.0):
         encoding = Encoding(model.vae, model.text, "fp32", "fp32", "auto", Path(), streamed=share)
         with no_grad():
-            found.append(encoding.encoders("cpu").captions([Reading("a red circle on a blue ground")])[0])
+            found.append(load_encoders(encoding, "cpu").captions([Reading("a red circle on a blue ground")])[0])
     assert copied
     for name, array in found[0].items():
         np.testing.assert_array_equal(found[1][name], array)
@@ -160,7 +160,7 @@ def test_a_second_network_takes_two_blocks_of_the_gpu(model: str, quantize: str)
     with shape_run(H100) as run:
         first = find(model)[1].load_denoiser(device="cuda", dtype="bf16", storage=storage_of(quantize, "bf16"))
         before = run.live_bytes
-        second, borrowed = load_second(find(model)[1], config, first, "cuda")
+        second, borrowed = load_preview(find(model)[1], config, first, "cuda")
         blocks = second.network.named_blocks().values()
         largest = max(sum(w.nbytes for _, w in block.weights()) for block in blocks)
         assert 0 < run.live_bytes - before <= 2 * 1.001 * largest + (1 << 20)

@@ -12,9 +12,9 @@ from PIL import Image
 from flame_train.engine.random import Rng
 from flame_train.errors import ModelFileError
 from flame_train.models.registry import FAMILIES, NOTHING_NAMED
+from flame_train.run.sampling.draw import SAMPLE_NOISE
 from flame_train.text_encoders.qwen3.tokenizer import bytes_alone
 from flame_train.tools.sample import sample
-from flame_train.training.image_sampling import SAMPLE_NOISE
 from tests.scripts.accepting import SCRIPTS, accept
 from tests.tools.test_sample import PLAIN
 

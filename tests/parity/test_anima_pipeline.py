@@ -16,10 +16,10 @@ from flame_train.engine import no_grad, tensor
 from flame_train.engine.random import Rng
 from flame_train.errors import ModelFileError
 from flame_train.models.registry import FAMILIES, NOTHING_NAMED, family_of
+from flame_train.run.sampling.draw import SAMPLE_NOISE
 from flame_train.text_encoders.qwen3.tokenizer import bytes_alone
 from flame_train.text_encoders.t5.tokenizer import SHIPPED
 from flame_train.tools.sample import sample
-from flame_train.training.image_sampling import SAMPLE_NOISE
 from tests.parity.pipelines import check_accepted
 from tests.tools.test_sample import PLAIN
 

@@ -16,8 +16,8 @@ from flame_train.engine.random import Rng
 from flame_train.errors import ModelFileError
 from flame_train.models.common.small import write_vocabulary
 from flame_train.models.registry import FAMILIES, NOTHING_NAMED, family_of
+from flame_train.run.sampling.draw import SAMPLE_NOISE
 from flame_train.tools.sample import sample
-from flame_train.training.image_sampling import SAMPLE_NOISE
 from tests.tools.test_sample import PLAIN
 
 torch = pytest.importorskip("torch")

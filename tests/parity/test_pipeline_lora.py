@@ -24,6 +24,7 @@ from flame_train.networks.vae.names import vae_from_diffusers
 from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.plan.plan import make_plan
+from flame_train.run.sampling.draw import SAMPLE_NOISE
 from flame_train.text_encoders.clip.encoder import end_positions
 from flame_train.text_encoders.clip.names import clip_from_bare_transformers
 from flame_train.text_encoders.clip.tokenizer import SHIPPED, ClipTokenizer
@@ -31,7 +32,7 @@ from flame_train.tools.bench.torch_models import unet_arguments
 from flame_train.tools.lora_files import write_lora
 from flame_train.tools.merge import merge
 from flame_train.tools.sample import sample
-from flame_train.training.image_sampling import SAMPLE_NOISE
+from flame_train.training.session import Session
 from flame_train.training.stop import StopRequest
 from tests.parity.test_diffusion import theirs as theirs_of_schedule
 from tests.tools.test_sample import PLAIN
@@ -170,7 +171,7 @@ def lora(request, small_config, base, drawn):
         sample={"every": 0},
     )
     stop = StopRequest()
-    done = train_plan(make_plan(check(config), stop), "cpu", stop)
+    done = train_plan(make_plan(check(config), stop), Session("cpu", stop=stop))
     return done["lora"]
 
 

@@ -136,13 +136,13 @@ def test_a_text_encoder_that_reads_images_has_states_of_each_caption_beside_each
 ) -> None:
     """So the cache is as the plan says, a slider's captions are read beside them too, and memory is predicted."""
     plain = planned(config("qwenimage", "[]"))
-    assert all(not reading.images for reading in plain.keys.captions)
+    assert all(not reading.images for reading in plain.cache_keys().captions)
     slider = '[preservation]\nkind = "slider"\npositive = "large"\nnegative = "small"\ntarget = "a shape"'
     path = config("qwenimage", '"before"', f"flip = true\n{slider}")
     plan = planned(path)
     seen = [image for row in plan.samples.rows for view in range(2) for image in row.seen_beside(view)]
     assert len(set(seen)) == 2 * len(plan.samples.rows)
-    read = plan.keys.captions
+    read = plan.cache_keys().captions
     assert {reading.images for reading in read if reading.text == "large"} == {(image,) for image in seen}
     texts = {text for row in plan.samples.rows for text in row.texts}
     assert texts < {reading.text for reading in read if reading.images}
@@ -150,7 +150,7 @@ def test_a_text_encoder_that_reads_images_has_states_of_each_caption_beside_each
     assert predicted_memory(plain, H100).training < predicted_memory(plan, H100).training
     assert trained(path, "train.steps=1", "checkpoint.every=1") == 0
     cached = sum(file.stat().st_size for file in (edits / "images" / ".flame-cache").rglob("*.safetensors"))
-    assert plan.cache_bytes < cached < 1.2 * plan.cache_bytes
+    assert plan.cache_bytes() < cached < 1.2 * plan.cache_bytes()
 
 
 def test_captions_that_control_images_leave_too_little_room_for_are_told(
@@ -222,7 +222,7 @@ def test_the_plan_counts_longer_sequences_and_what_the_cache_takes(config: Calla
     ]
     taken = [predicted_memory(plan, H100).training for plan in plans]
     assert taken[0] < taken[1] < taken[2]
-    sizes = [plan.cache_bytes for plan in plans]
+    sizes = [plan.cache_bytes() for plan in plans]
     of_images = sum(plans[0].encoding.image_bytes(row.placement) for row in plans[0].samples.rows)
     assert sizes[1] - sizes[0] == of_images
     assert sizes[2] > sizes[1]

@@ -35,9 +35,11 @@ from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.networks.blocks import BlockNetwork
 from flame_train.run.check.check import check
 from flame_train.run.encode.encode import encode
+from flame_train.run.encode.encoders import load_encoders
 from flame_train.run.plan.plan import Plan, make_plan
-from flame_train.run.sampling import with_defaults
-from flame_train.run.train.train import load_denoiser
+from flame_train.run.sampling.requests import with_defaults
+from flame_train.run.train.state import load_denoiser
+from flame_train.training.session import Session
 from flame_train.training.stop import StopRequest
 
 Train = Callable[..., int]
@@ -84,7 +86,7 @@ def test_captions_encoded_by_a_t5_in_fewer_bits_are_others(
             output=OutputSection(dir=f"{drawn}-run"),
         )
         plan = planned(family, config)
-        found = plan.encoding.encoders("cpu").captions([Reading("a red circle")])[0].values()
+        found = load_encoders(plan.encoding, "cpu").captions([Reading("a red circle")])[0].values()
         key = plan.encoding.keys(plan.samples, [Reading("a red circle")]).captions[Reading("a red circle")]
         made[key] = np.concatenate([np.ravel(a) for a in found]).astype(np.float64)
     exact, rounded = made.values()
@@ -148,7 +150,7 @@ def test_a_dropped_encoders_arrays_are_zeros(base: Path, family: str, drawn: Pat
     )
     plan = planned(family, config)
     keys = plan.encoding.keys(plan.samples, ())
-    encoded = encode(plan.encoding, plan.samples, keys, plan.model.size_conditioning, "cpu", StopRequest())
+    encoded = encode(plan, keys, Session("cpu"))
     whole = encoded.example(0)
     assert list(encoded.outputs) == {"sd3": ["clip_l", "clip_g", "t5"], "flux": ["clip_l", "t5"]}[family]
     for encoder, arrays in encoded.outputs.items():
@@ -189,7 +191,7 @@ def test_the_blocks_that_a_config_chooses_are_checkpointed(
         loaded.append(denoiser.network)
         return denoiser
 
-    monkeypatch.setattr("flame_train.run.train.train.load_denoiser", watched)
+    monkeypatch.setattr("flame_train.run.train.state.load_denoiser", watched)
     learnt = tmp_path / "run" / "it" / "checkpoints" / "step-000004" / "optimizer.safetensors"
     assert train("--dry-run") == 0
     assert "  0 of " in capsys.readouterr().out

@@ -15,9 +15,10 @@ from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.encode.encode import encode
 from flame_train.run.plan.plan import make_plan
-from flame_train.run.train.train import load_denoiser
+from flame_train.run.train.state import load_denoiser
+from flame_train.training.session import Session
 from flame_train.training.stop import StopRequest
-from flame_train.training.validate import HeldOut, Validator
+from flame_train.training.validation import HeldOut, Validator
 
 PHOTOS = ("astronaut", "chelsea", "coffee", "rocket")
 
@@ -45,9 +46,7 @@ def test_held_out_loss_falls_on_real_photographs(photos, small_config):
         train={"steps": 36, "precision": "fp32"},
     )
     plan = make_plan(check(config), stop)
-    encoded = encode(
-        plan.encoding, plan.samples, plan.encoding.keys(plan.samples, ()), plan.model.size_conditioning, "cpu", stop
-    )
+    encoded = encode(plan, plan.encoding.keys(plan.samples, ()), Session("cpu", stop=stop))
     examples = [encoded.example(i) for i in range(len(PHOTOS))]
     denoiser, objective = load_denoiser(plan, "cpu"), plan.model.objective(config.model, LossSection(), "cpu")
 
@@ -60,7 +59,7 @@ def test_held_out_loss_falls_on_real_photographs(photos, small_config):
 
     before = measured()
     assert measured() == before
-    result = train_plan(plan, "cpu", stop)
+    result = train_plan(plan, Session("cpu", stop=stop))
     learnt = from_file(result["lora"], plan.model.lora_names).state[denoiser.component]
     attached = attach_factors(denoiser.network, learnt)
     after = measured()
@@ -72,9 +71,7 @@ def test_held_out_loss_falls_on_real_photographs(photos, small_config):
 def test_the_figure_depends_on_nothing_but_noise_and_weights(small_config, photos):
     stop, config = StopRequest(), small_config(data={"path": str(photos)})
     plan = make_plan(check(config), stop)
-    encoded = encode(
-        plan.encoding, plan.samples, plan.encoding.keys(plan.samples, ()), plan.model.size_conditioning, "cpu", stop
-    )
+    encoded = encode(plan, plan.encoding.keys(plan.samples, ()), Session("cpu", stop=stop))
     examples = [encoded.example(i) for i in range(2)]
     denoiser, objective = load_denoiser(plan, "cpu"), plan.model.objective(config.model, LossSection(), "cpu")
 

@@ -17,6 +17,7 @@ from flame_train.engine.shape_run import H100
 from flame_train.run.check.check import check
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import make_plan
+from flame_train.training.session import Session
 from flame_train.training.stop import StopRequest
 from tests.recipes.test_losses_and_noise import lora, settings
 from tests.recipes.test_text_encoders import T5_TOKENS, losses, trained
@@ -84,7 +85,8 @@ def test_the_base_model_teaches_the_images_of_a_set(run: Run, drawn: Path) -> No
 def test_the_base_model_is_asked_for_its_samples_alone(run: Run, drawn: Path, tmp_path: Path) -> None:
     """Batches without such a sample have another signature, and no teacher's forward pass."""
     from flame_train.run.encode.encode import encode
-    from flame_train.run.train.train import _loader, loaded
+    from flame_train.run.train.state import loaded
+    from flame_train.run.train.train import _loader
     from flame_train.training.batch import TAUGHT
 
     run("sdxl", "first", {}, 1)
@@ -92,8 +94,8 @@ def test_the_base_model_is_asked_for_its_samples_alone(run: Run, drawn: Path, tm
     source = str(tmp_path / "sdxl" / "config.toml")
     plan = make_plan(check(load_located(source, settings(keys)[1::2])), StopRequest())
     found = plan.encoding.keys(plan.everything, plan.prompts)
-    encoded = encode(plan.encoding, plan.everything, found, plan.model.size_conditioning, "cpu", StopRequest())
-    _, _, state = loaded(plan, "cpu")
+    encoded = encode(plan, found, Session("cpu"))
+    _, _, state = loaded(plan, Session("cpu"))
     taught = []
     with _loader(plan, encoded, 0, state, "cpu") as loader:
         for number in range(plan.order.batches_per_epoch):

@@ -19,7 +19,7 @@ from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.common.small import write_small
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.registry import FAMILIES as BY_NAME
-from flame_train.run.memory import offloading
+from flame_train.run.memory import card as offloading
 
 Train = Callable[..., int]
 FULL = ("--set", "gradient.checkpointing=full")

@@ -18,6 +18,7 @@ from flame_train.run.check.check import check
 from flame_train.run.encode.encode import encode
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import Plan, make_plan
+from flame_train.training.session import Session
 from flame_train.training.stop import StopRequest
 from tests.recipes.test_losses_and_noise import lora, settings
 
@@ -155,7 +156,7 @@ def test_only_the_others_texts_are_cached(plan_of: Callable[..., Plan]) -> None:
         assert set(plan.encoding.caption_shapes) == cached
         found = plan.encoding.keys(plan.everything, plan.prompts)
         assert bool(found.captions) == bool(cached)
-        encoded = encode(plan.encoding, plan.everything, found, plan.model.size_conditioning, "cpu", StopRequest())
+        encoded = encode(plan, found, Session("cpu"))
         example = encoded.example(0)
         assert set(example) == {"mean", "logvar", "time_ids"} | cached | ids
 
@@ -169,14 +170,7 @@ def test_texts_are_drawn_without_end_where_nothing_is_cached(plan_of: Callable[.
     assert row.text_count(cached=True) == len(row.texts) <= 8
     made = {row.text(number) for number in range(200)}
     assert all(sorted(text.split(", ")) == sorted(row.text(0).split(", ")) for text in made)
-    encoded = encode(
-        plan.encoding,
-        plan.everything,
-        plan.encoding.keys(plan.everything, ()),
-        plan.model.size_conditioning,
-        "cpu",
-        StopRequest(),
-    )
+    encoded = encode(plan, plan.encoding.keys(plan.everything, ()), Session("cpu"))
     ids = [encoded.example(0, Choice(text=number))["clip_l.ids"] for number in (3, 3)]
     np.testing.assert_array_equal(*ids)
     empty = encoded.example(0, Choice(text=3, drop_caption=True))["clip_l.ids"]
@@ -186,11 +180,11 @@ def test_texts_are_drawn_without_end_where_nothing_is_cached(plan_of: Callable[.
 def test_a_dropped_encoder_gives_zeros(plan_of: Callable[..., Plan]) -> None:
     from flame_train.engine import tensor
     from flame_train.engine.dtype import as_dtype
-    from flame_train.run.train.train import load_denoiser
+    from flame_train.run.train.state import load_denoiser
 
     plan = plan_of(trained("clip_l", "clip_g") | {"text_encoders.clip_g_dropout": "0.5"})
     keys = plan.encoding.keys(plan.everything, ())
-    encoded = encode(plan.encoding, plan.everything, keys, plan.model.size_conditioning, "cpu", StopRequest())
+    encoded = encode(plan, keys, Session("cpu"))
     denoiser = load_denoiser(plan, "cpu")
     rows = [encoded.example(0, Choice(dropped=dropped)) for dropped in (frozenset(), frozenset({"clip_g"}))]
     arrays = {name: tensor(np.stack([row[name] for row in rows])) for name in rows[0]}

@@ -17,6 +17,7 @@ from flame_train.models.registry import FAMILIES
 from flame_train.run.check.check import check
 from flame_train.run.encode.encode import Encoded, encode
 from flame_train.run.plan.plan import Plan, make_plan
+from flame_train.training.session import Session
 from flame_train.training.stop import StopRequest
 
 pytestmark = pytest.mark.bytes
@@ -38,7 +39,7 @@ def run(base: Path, family: str, drawn: Path) -> Encode:
         )
         plan = make_plan(check(config, FAMILIES[family]), StopRequest())
         keys = plan.encoding.keys(plan.samples, ())
-        made = encode(plan.encoding, plan.samples, keys, plan.model.size_conditioning, "cpu", StopRequest())
+        made = encode(plan, keys, Session("cpu"))
         return plan, made
 
     return run

@@ -11,12 +11,13 @@ from flame_train.io.safetensors import SafetensorsFile
 from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.plan.plan import make_plan
+from flame_train.training.session import Session
 from flame_train.training.stop import StopRequest
 
 
 def trained(small_config: Any, where: Any) -> dict[str, np.ndarray]:
     stop = StopRequest()
-    train_plan(make_plan(check(small_config(output={"dir": str(where)})), stop), "cpu", stop)
+    train_plan(make_plan(check(small_config(output={"dir": str(where)})), stop), Session("cpu", stop=stop))
     found = {}
     for path in sorted(where.rglob("*.safetensors")):
         with SafetensorsFile(path) as file:

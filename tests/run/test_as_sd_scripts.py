@@ -14,6 +14,7 @@ from flame_train.run.commands.dataset import report
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.finish.sd_scripts_metadata import as_sd_scripts
 from flame_train.run.plan.plan import make_plan
+from flame_train.training.session import Session
 from flame_train.training.stop import StopRequest
 
 WRITTEN = """
@@ -81,7 +82,7 @@ def metadata(small_config, small_base, drawn):
         sample={"every": 0},
     )
     stop = StopRequest()
-    done = train_plan(make_plan(check(config), stop), "cpu", stop)
+    done = train_plan(make_plan(check(config), stop), Session("cpu", stop=stop))
     with SafetensorsFile(done["lora"]) as file:
         return dict(file.metadata)
 

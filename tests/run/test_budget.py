@@ -19,13 +19,15 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.shape_run import H100, RTX_3090, shape_run
 from flame_train.errors import ConfigError, OutOfMemory
 from flame_train.run.check.check import check
-from flame_train.run.commands.stages import preflighted, run_folder, train_plan
-from flame_train.run.memory import within
-from flame_train.run.memory.budget import OUTSIDE, SPARE, Where, _Ladder, fitted
+from flame_train.run.commands.stages import train_plan
+from flame_train.run.memory import card
+from flame_train.run.memory.budget import OUTSIDE, SPARE, Candidates, Cards, fit_budget
+from flame_train.run.memory.card import CONTEXT, RESERVE, Card, chosen_before, limited, tell, within_budget
 from flame_train.run.memory.options import MEMORY_OPTIONS, allowed, given, value_of, with_settings
 from flame_train.run.memory.prediction import predicted_memory, steps_alone
-from flame_train.run.memory.within import CONTEXT, RESERVE, Card, chosen_before, limited, tell, within_budget
 from flame_train.run.plan.plan import Plan, make_plan
+from flame_train.run.plan.start import preflighted, run_folder
+from flame_train.training.session import Session
 from flame_train.training.stop import StopRequest
 
 MIB = 2**20
@@ -66,7 +68,7 @@ def budget_for(pools: int) -> int:
 
 def test_a_budget_that_is_large_enough_changes_nothing(small_config: Configs) -> None:
     plan = plan_of(small_config)
-    found = fitted(plan, Where(H100), 1 << 33)
+    found = fit_budget(plan, Cards(H100), 1 << 33)
     assert not found.settings
     assert found.plan.config == plan.config
     assert found.memory.seconds > 0
@@ -85,7 +87,7 @@ def test_the_choice_is_the_fastest_of_all_that_fit(small_config: Configs) -> Non
     peaks = sorted({peak for peak, _ in every.values()})
     for pools in (peaks[len(peaks) // 2], peaks[0]):
         budget = budget_for(pools + MIB)
-        found = fitted(plan, Where(H100), budget)
+        found = fit_budget(plan, Cards(H100), budget)
         assert found.peak <= budget
         allowed = (budget - OUTSIDE) * (1 - SPARE)
         fastest = min(seconds for peak, seconds in every.values() if peak <= allowed)
@@ -96,29 +98,29 @@ def test_what_the_config_says_is_not_chosen(small_config: Configs) -> None:
     """A default that is written counts as said."""
     keys = {"gradient": {"checkpointing": "off", "accumulation": 1}, "model": {"quantize": "off"}}
     plan = plan_of(small_config, **keys)
-    free = fitted(plan_of(small_config), Where(H100), budget_for(peak_of(plan) - 2 * MIB))
+    free = fit_budget(plan_of(small_config), Cards(H100), budget_for(peak_of(plan) - 2 * MIB))
     assert free.settings
     with pytest.raises(
         ConfigError, match=r"or remove gradient\.accumulation, gradient\.checkpointing, model\.quantize"
     ):
-        fitted(plan, Where(H100), OUTSIDE + 8 * MIB)
+        fit_budget(plan, Cards(H100), OUTSIDE + 8 * MIB)
     assert all(given(plan.config, f"{section}.{key}") for section, own in keys.items() for key in own)
 
 
 def test_a_refusal_names_the_least_that_would_do(small_config: Configs) -> None:
     plan = open_plan(small_config)
     with pytest.raises(ConfigError, match=r"no settings keep this run within 1\.0[0-9] GiB") as error:
-        fitted(plan, Where(H100), OUTSIDE + 8 * MIB)
+        fit_budget(plan, Cards(H100), OUTSIDE + 8 * MIB)
     said = str(error.value)
     assert "gradient.checkpointing = " in said
     assert "sample.width" in said
     least = float(re.findall(r"the least is ([0-9.]+) GiB", said)[0])
-    assert fitted(plan, Where(H100), int((least + 0.01) * 2**30)).peak < (least + 0.01) * 2**30
+    assert fit_budget(plan, Cards(H100), int((least + 0.01) * 2**30)).peak < (least + 0.01) * 2**30
 
 
 def test_less_than_the_cuda_context_is_refused(small_config: Configs) -> None:
     with pytest.raises(ConfigError, match=r"more than the 1\.00 GiB that the CUDA context alone takes, got 0\.50 GiB"):
-        fitted(plan_of(small_config), Where(H100), 1 << 29)
+        fit_budget(plan_of(small_config), Cards(H100), 1 << 29)
 
 
 def test_micro_batches_keep_the_images_of_an_update(small_config: Configs) -> None:
@@ -174,7 +176,7 @@ def test_an_uploads_memory_counts_until_its_uploader_is_gone() -> None:
 
 def test_the_limit_holds_inside_and_what_reaches_it_is_told(small_config: Configs) -> None:
     with shape_run(H100) as run:
-        found = fitted(plan_of(small_config), Where(H100), 2 << 30)
+        found = fit_budget(plan_of(small_config), Cards(H100), 2 << 30)
         limits = []
 
         def work() -> None:
@@ -204,11 +206,11 @@ def test_a_continued_run_keeps_what_was_chosen(small_config: Configs) -> None:
     first = plan_of(small_config, memory={"budget": "1 GiB"})
     assert chosen_before(first) is None
     pools = peak_of(first) - 2 * MIB
-    chosen = fitted(first, Where(H100), budget_for(pools))
+    chosen = fit_budget(first, Cards(H100), budget_for(pools))
     assert chosen.settings
     with StopRequest() as stop:
-        train_plan(chosen.plan, "cpu", stop)
-    again = within_budget(plan_of(small_config, memory={"budget": "40 GiB"}), "cuda")
+        train_plan(chosen.plan, Session("cpu", stop=stop))
+    again = within_budget(plan_of(small_config, memory={"budget": "40 GiB"}), Session("cuda"))
     assert again is not None
     assert again.settings == chosen.settings
     assert again.budget == 40 << 30
@@ -220,18 +222,18 @@ def test_a_continued_run_keeps_what_was_chosen(small_config: Configs) -> None:
 def test_a_continued_run_that_fits_no_more_is_refused(small_config: Configs) -> None:
     plan = plan_of(small_config, memory={"budget": "1 GiB"})
     with StopRequest() as stop:
-        train_plan(plan, "cpu", stop)
+        train_plan(plan, Session("cpu", stop=stop))
     small = plan_of(small_config, memory={"budget": "1034 MiB"})
     with pytest.raises(ConfigError, match=r"was begun with .*, and these decide its result\. With them") as error:
-        within_budget(small, "cuda")
+        within_budget(small, Session("cuda"))
     needed = re.findall(r'Set memory\.budget to "([0-9]+ MiB)" or more', str(error.value))[0]
-    assert within_budget(plan_of(small_config, memory={"budget": needed}), "cuda") is not None
+    assert within_budget(plan_of(small_config, memory={"budget": needed}), Session("cuda")) is not None
 
 
 def test_a_run_without_a_budget_leaves_the_choice_open(small_config: Configs) -> None:
     plan = plan_of(small_config)
     with StopRequest() as stop:
-        train_plan(plan, "cpu", stop)
+        train_plan(plan, Session("cpu", stop=stop))
     assert chosen_before(plan_of(small_config, memory={"budget": "2 GiB"})) is None
 
 
@@ -239,14 +241,14 @@ def test_a_run_without_a_budget_leaves_the_choice_open(small_config: Configs) ->
 
 
 def test_no_budget_is_no_choice_and_the_cpu_only_plans_for_one(small_config: Configs) -> None:
-    assert within_budget(plan_of(small_config), "cuda") is None
+    assert within_budget(plan_of(small_config), Session("cuda")) is None
     asked = plan_of(small_config, memory={"budget": "2 GiB"})
-    planned, on_a_card = (within_budget(asked, device, planning=True) for device in ("cpu", "cuda"))
+    planned, on_a_card = (within_budget(asked, Session(device), planning=True) for device in ("cpu", "cuda"))
     assert planned is not None
     assert on_a_card is not None
     assert (planned.budget, planned.settings, planned.peak) == (2 << 30, on_a_card.settings, on_a_card.peak)
     with pytest.raises(ConfigError, match=r"memory\.budget: it limits a GPU's memory, and --device is cpu; remove it"):
-        within_budget(plan_of(small_config, memory={"budget": "auto"}), "cpu")
+        within_budget(plan_of(small_config, memory={"budget": "auto"}), Session("cpu"))
 
 
 def test_auto_takes_what_is_free_and_says_that_others_have_some(caplog: pytest.LogCaptureFixture) -> None:
@@ -271,8 +273,8 @@ def test_what_was_chosen_is_told_with_the_lines_that_fix_it(
 ) -> None:
     plan = plan_of(small_config, memory={"budget": "700 MiB"})
     pools = peak_of(plan) - 2 * MIB
-    monkeypatch.setattr(within, "bytes_of", lambda size: budget_for(pools))
-    found = within_budget(plan, "cuda")
+    monkeypatch.setattr(card, "bytes_of", lambda size: budget_for(pools))
+    found = within_budget(plan, Session("cuda"))
     assert found is not None
     with caplog.at_level("INFO"):
         tell(found)
@@ -312,10 +314,10 @@ def test_auto_lets_the_budget_choose_the_share(small_config: Configs) -> None:
     plan = plan_of(small_config, **keys)
     option = next(option for option in MEMORY_OPTIONS if option.keys == ("model.offload",))
     assert option.is_open(plan.config)
-    free = fitted(plan, Where(H100), 1 << 33)
+    free = fit_budget(plan, Cards(H100), 1 << 33)
     assert free.lines == ['model.offload = "off"']
     candidates = [
-        {path: v for own in each for path, v in own.items()} for each in _Ladder(plan, Where(H100)).candidates
+        {path: v for own in each for path, v in own.items()} for each in Candidates(plan, Cards(H100)).ordered
     ]
     assert {each["model.offload"] for each in candidates} >= {"off", 0.5, 1.0}
     recomputed = {each["gradient.checkpointing"] for each in candidates if each["model.offload"] != "off"}
@@ -326,7 +328,7 @@ def test_a_run_begun_with_auto_keeps_its_share(small_config: Configs) -> None:
     keys = {"model": {"offload": "auto", "quantize": "off"}, "gradient": {"checkpointing": "full"}}
     first = plan_of(small_config, **keys, memory={"budget": "1 GiB"})
     with StopRequest() as stop:
-        train_plan(with_settings(first, {"model.offload": 0.5}), "cpu", stop)
+        train_plan(with_settings(first, {"model.offload": 0.5}), Session("cpu", stop=stop))
     assert chosen_before(plan_of(small_config, **keys, memory={"budget": "2 GiB"})) == {"model.offload": 0.5}
 
 
@@ -341,7 +343,7 @@ def test_tiles_are_chosen_where_large_sample_images_find_no_room(small_config: C
     plan = make_plan(check(small_config(**sections)), StopRequest())
     whole, tiled = (peak_of(with_settings(plan, {"model.vae_tile": side})) for side in (0, 512))
     assert tiled < 0.7 * whole
-    assert fitted(plan, Where(H100), budget_for((whole + tiled) // 2)).settings == {"model.vae_tile": 512}
+    assert fit_budget(plan, Cards(H100), budget_for((whole + tiled) // 2)).settings == {"model.vae_tile": 512}
 
 
 def test_what_runs_beside_captured_steps_drops_their_graphs_where_it_finds_no_room() -> None:

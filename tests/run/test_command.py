@@ -10,9 +10,10 @@ from flame_train.errors import ConfigError
 from flame_train.models.sdxl.unet import UNet
 from flame_train.networks.vae.vae import Encoder
 from flame_train.run.check.check import check
-from flame_train.run.commands.stages import _notice_memory, train_plan
-from flame_train.run.memory.prediction import predicted_memory
+from flame_train.run.commands.stages import train_plan
+from flame_train.run.memory.prediction import notice_memory, predicted_memory
 from flame_train.run.plan.plan import make_plan
+from flame_train.training.session import Session
 from flame_train.training.stop import StopRequest
 
 
@@ -26,9 +27,9 @@ def test_more_memory_than_there_is_is_told(small_config, caplog):
     """Only where it is so: the run goes on, for a prediction may be wrong."""
     plan = make_plan(check(small_config()), StopRequest())
     found = predicted_memory(plan, H100)
-    _notice_memory(lambda: found, found.peak)
+    notice_memory(lambda: found, found.peak)
     assert not caplog.records
-    _notice_memory(lambda: found, found.peak - 1)
+    notice_memory(lambda: found, found.peak - 1)
     assert "GiB are predicted and the GPU has 0.0: if memory runs out, try data.batch_size=1" in caplog.text
 
 
@@ -36,7 +37,7 @@ def test_a_prediction_that_fails_costs_no_run(caplog):
     def broken():
         raise AttributeError("a shape run has no function 'new'")
 
-    _notice_memory(broken, 1)
+    notice_memory(broken, 1)
     assert "could not be predicted: AttributeError: a shape run has no function 'new'" in caplog.text
 
 
@@ -60,5 +61,5 @@ def test_only_training_steps_may_vary(small_config, monkeypatch):
         sample={"every": 1, "steps": 1, "prompts": ("a circle",)},
     )
     with StopRequest() as stop:
-        train_plan(make_plan(check(config), stop), "cpu", stop)
+        train_plan(make_plan(check(config), stop), Session("cpu", stop=stop))
     assert seen == {"encoding": {True}, "drawing": {True}, "training": {False}}

@@ -21,6 +21,7 @@ from flame_train.run.commands.stages import train_plan
 from flame_train.run.plan.plan import make_plan
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.result import Sources, carry_over, checkpoint_files, earlier_updates, updates_done
+from flame_train.training.session import Session
 from flame_train.training.stop import StopRequest
 
 SHAPES = {"a.lora_down.weight": (4, 24), "a.lora_up.weight": (16, 4), "b.lora_down.weight": (4, 8)}
@@ -105,7 +106,7 @@ def test_a_moving_average_goes_on_or_begins_with_the_values(had, tmp_path):
 
 def train(config):
     with StopRequest() as stop:
-        return train_plan(make_plan(check(config), stop), "cpu", stop)
+        return train_plan(make_plan(check(config), stop), Session("cpu", stop=stop))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flame_train.config.keys import keys
+from flame_train.config.load import load_located
 from flame_train.data import images
 from flame_train.data.choices import Choice
 from flame_train.engine.backend.cpu import CpuBackend
@@ -18,7 +21,9 @@ from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.networks.files import part
 from flame_train.run.check.check import check
 from flame_train.run.encode.encode import Encoded, encode
+from flame_train.run.plan.encoding import ENCODED
 from flame_train.run.plan.plan import make_plan
+from flame_train.training.session import Session
 from flame_train.training.stop import StopRequest
 
 pytestmark = pytest.mark.bytes
@@ -30,7 +35,7 @@ IMAGES, CAPTIONS = 3, 4  # every caption is another; the fourth is the empty one
 def run(config) -> Encoded:
     plan, stop = make_plan(check(config), StopRequest()), StopRequest()
     keys = plan.encoding.keys(plan.samples, ())
-    return encode(plan.encoding, plan.samples, keys, plan.model.size_conditioning, "cpu", stop)
+    return encode(plan, keys, Session("cpu", stop=stop))
 
 
 @pytest.fixture(autouse=True)
@@ -205,9 +210,9 @@ def test_the_cache_has_the_same_bytes_one_by_one_and_together(small_config, draw
 
 def test_an_example_has_the_image_the_caption_and_the_size(warm):
     encoded = run(warm)
-    index = next(i for i, item in enumerate(row.item for row in encoded.samples.rows) if item.key == f"{WIDE}.png")
+    index = next(i for i, item in enumerate(row.item for row in encoded.plan.samples.rows) if item.key == f"{WIDE}.png")
     example, dropped = encoded.example(index), encoded.example(index, Choice(drop_caption=True))
-    height, width = encoded.samples.placements[index].bucket
+    height, width = encoded.plan.samples.placements[index].bucket
     assert example["mean"].shape == example["logvar"].shape == (height // 8, width // 8, 4)
     assert example["clip_l"].shape == example["clip_g"].shape == (77, 32)
     assert example["pooled"].shape == (32,)
@@ -240,3 +245,40 @@ def test_a_base_without_a_text_encoder_is_refused_by_the_key_that_names_its_file
     save_file(part, kept)
     with pytest.raises(ConfigError, match=r"text_encoders\.clip_g: .* holds no such network; name its file"):
         run(small_config(model={"checkpoint": str(part)}))
+
+
+def other_values(key):
+    """What else a setting could be, as a file writes it; the rules between keys may refuse some."""
+    usual = key.default
+    if key.choices:
+        return [json.dumps(choice) for choice in key.choices if choice != usual]
+    if isinstance(usual, bool):
+        return [json.dumps(not usual)]
+    return [usual + 1, usual / 2 or 0.5] if isinstance(usual, int | float) else []
+
+
+def test_what_a_sweep_does_not_compare_changes_no_key(drawn, small_base, tmp_path):
+    """All other settings of the schema are changed at once, as far as the rules between keys allow."""
+    source = tmp_path / "config.toml"
+    data = f"data = {{path = '{drawn}', resolution = 96, bucket_step = 32}}"
+    sample = "sample = {every = 1, prompts = [{text = 'a disc'}]}"
+    source.write_text(
+        f"model = {{checkpoint = '{small_base}'}}\n{data}\n{sample}\noutput = {{dir = '{tmp_path}/run'}}\n"
+    )
+
+    def accepted(overrides):
+        try:
+            return bool(load_located(str(source), overrides))
+        except ConfigError:
+            return False
+
+    of_others = "loss.guidance_scale", "loss.shift", "lora.kind", "train.epochs"  # refused here, once there is a model
+    slider = ['preservation.kind="slider"', 'preservation.positive="large"', 'preservation.negative="small"']
+    changed = [each for each in slider if not each.startswith(ENCODED)]
+    for path, key in keys().items():
+        if not path.startswith((*ENCODED, "output.", *of_others)):
+            settings = ([*changed, f"{path}={value}"] for value in other_values(key))
+            changed = next(filter(accepted, settings), changed)
+    assert len(changed) > 40
+    usual, other = (make_plan(check(load_located(str(source), each)), StopRequest()) for each in ([], changed))
+    assert usual.cache_keys() == other.cache_keys()

@@ -21,6 +21,7 @@ from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train
 from flame_train.run.encode.encode import encode
 from flame_train.run.plan.plan import make_plan
+from flame_train.training.session import Session
 from flame_train.training.stop import StopRequest
 
 ROOT = Path(__file__).parents[2]
@@ -170,7 +171,7 @@ def test_the_report_says_each_images_captions_bucket_crop_and_mask(config, tmp_p
 def test_an_example_has_its_choice_of_view_text_and_weights(config):
     plan, stop = make_plan(check(load(config())), StopRequest()), StopRequest()
     keys = plan.encoding.keys(plan.samples, ())
-    encoded = encode(plan.encoding, plan.samples, keys, plan.model.size_conditioning, "cpu", stop)
+    encoded = encode(plan, keys, Session("cpu", stop=stop))
     rows = plan.samples.rows
     masked = next(i for i, row in enumerate(rows) if row.item.mask)
     plain = next(i for i, row in enumerate(rows) if not row.item.mask and not row.set.regularization)

@@ -25,11 +25,11 @@ from flame_train.models.common.family import Opening
 from flame_train.models.common.small import write_vocabulary
 from flame_train.models.registry import FAMILIES
 from flame_train.networks.vae.vae import Vae
+from flame_train.run.check.blocks import blocks_named
 from flame_train.run.check.check import Checked
-from flame_train.run.check.checkpointing import blocks_named
 from flame_train.run.memory.prediction import PredictedMemory, predicted_memory
 from flame_train.run.plan.plan import Plan
-from flame_train.run.sampling import with_defaults
+from flame_train.run.sampling.requests import requests, with_defaults
 from flame_train.tools.bench import BenchCase, predicted
 
 GIB = 2**30
@@ -148,7 +148,8 @@ def plan_of(tmp_path: Path) -> Callable[..., Plan]:
         rule = BucketRule(data.resolution, data.bucket_step, data.min_bucket, data.max_bucket, data.upscale)
         placed = assign_buckets(Dataset.scan(Path(data.path), 1), rule, "stop")
         samples = samples_of([(image_sets(data)[0], placed)])
-        return Plan(Checked(config, tmp_path, model, targets, blocks), samples)
+        wanted = requests(config.sample, config.data.resolution, model) if config.sample.repeats else ()
+        return Plan(Checked(config, tmp_path, model, targets, blocks), samples, requests=wanted)
 
     return make
 

@@ -26,10 +26,10 @@ from flame_train.run.commands.stages import train
 from flame_train.run.encode.encode import encode
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import make_plan
-from flame_train.run.train.train import loaded, make_validator
+from flame_train.run.train.state import loaded, make_validator
+from flame_train.training.session import Session
 from flame_train.training.stop import StopRequest
-from flame_train.training.validate import HeldOut
-from flame_train.training.validation import EarlyStopping
+from flame_train.training.validation import EarlyStopping, HeldOut
 
 pytestmark = pytest.mark.bytes
 
@@ -171,8 +171,8 @@ def test_the_loss_before_training_is_the_same_whatever_the_run(asked):
         plan = planned(asked(**changed))
         stop = StopRequest()
         keys = plan.encoding.keys(plan.everything, ())
-        encoded = encode(plan.encoding, plan.everything, keys, plan.model.size_conditioning, "cpu", stop)
-        _, _, state = loaded(plan, "cpu")
+        encoded = encode(plan, keys, Session("cpu", stop=stop))
+        _, _, state = loaded(plan, Session("cpu"))
         offset = len(plan.samples.rows)
         rows = plan.held_out.rows
         images = HeldOut(
@@ -180,7 +180,7 @@ def test_the_loss_before_training_is_the_same_whatever_the_run(asked):
             tuple(row.placement.bucket for row in rows),
             lambda i: encoded.example(offset + i),
         )
-        return make_validator(plan, state, images, "cpu").measure()
+        return make_validator(plan, state, images, Session("cpu")).measure()
 
     usual = measured()
     other = measured(

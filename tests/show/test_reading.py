@@ -15,6 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
+from flame_train.data.grid import grid, places
 from flame_train.disk.open_folder import OpenFolder
 from flame_train.io.runfolder import RunFolder
 from flame_train.show.axes import axis
@@ -26,7 +27,6 @@ from flame_train.show.run_reader import RunReader
 from flame_train.show.sections import summary
 from flame_train.show.settings import Setting, without_folders
 from flame_train.show.sheet import sheet_of
-from flame_train.training.image_sampling import grid, places
 from flame_train.training.meter import KEPT, Meter
 
 from .conftest import record

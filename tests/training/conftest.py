@@ -16,9 +16,9 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.io.runfolder import RunFolder
 from flame_train.training import loop
-from flame_train.training.callbacks import SILENT, Callbacks
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.result import LoraWriter, Sources, restore
+from flame_train.training.session import SILENT, Callbacks, Session
 from flame_train.training.step import State
 from flame_train.training.stop import StopRequest
 from tests.training.toy import NAMES, Feed, Toy, ToyDenoiser, log_of, sections
@@ -67,7 +67,7 @@ def trained(tmp_path):
                 config.log,
                 config.sample,
                 config.output,
-                "cpu",
+                Session("cpu", stop=stop or StopRequest(), callbacks=callbacks),
                 folder,
                 state,
                 feed,
@@ -75,8 +75,6 @@ def trained(tmp_path):
                 LoraWriter(attached, lambda layer: ("unet", layer), NAMES, "toy", {}, {}),
                 first,
                 sample_images,
-                stop or StopRequest(),
-                callbacks,
             )
             loop.train(run)
         return run, log_of(tmp_path / name)

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from flame_train.training import gpu_readings
-from flame_train.training.gpu_readings import Reading, reader, spilling
+from flame_train.training import slow_steps
 from flame_train.training.log import Console
-from flame_train.training.slow_steps import STREAK, SlowSteps
+from flame_train.training.slow_steps import STREAK, Reading, SlowSteps, reader, spilling
 
 GIB = 2**30
 COOL = Reading(clock=1900, temperature=60, used=11 * GIB)
@@ -111,8 +110,8 @@ def test_memory_beyond_what_the_card_has_in_use_has_spilled(gpu: Gpu) -> None:
     [("linux", "6.8.0", False), ("linux", "5.15.90.1-microsoft-standard-WSL2", True), ("win32", "10", True)],
 )
 def test_windows_and_wsl_spill(monkeypatch: pytest.MonkeyPatch, system: str, release: str, can: bool) -> None:
-    monkeypatch.setattr(gpu_readings.sys, "platform", system)
-    monkeypatch.setattr(gpu_readings.platform, "release", lambda: release)
+    monkeypatch.setattr(slow_steps.sys, "platform", system)
+    monkeypatch.setattr(slow_steps.platform, "release", lambda: release)
     found = spilling("cpu")
     assert (found is not None) is can
     assert found is None or found() > 0
@@ -148,7 +147,7 @@ class Nvml:
 
 def test_what_the_driver_does_not_say_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pynvml", Nvml())
-    monkeypatch.setattr(gpu_readings, "get_backend", lambda device: SimpleNamespace(pci_bus_id="0000:01:00.0"))
+    monkeypatch.setattr(slow_steps, "get_backend", lambda device: SimpleNamespace(pci_bus_id="0000:01:00.0"))
     assert reader("cuda")() == Reading(1410, None, 3 * GIB, ("the power limit", "the temperature"))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flame_train.training.image_sampling import grid, write_png
+from flame_train.data.grid import grid, write_png
 from flame_train.training.tensorboard import TensorBoard
 from flame_train.training.trackers import Tracker, Trackers, curves, images_of
 from flame_train.training.weights_and_biases import WeightsAndBiases

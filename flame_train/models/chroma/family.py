@@ -19,8 +19,9 @@ from flame_train.models.chroma.transformer import Chroma, ChromaArch
 from flame_train.models.common.family import Networks, Opening, published_name
 from flame_train.models.common.flow import DOUBLE_SINGLE_PRESETS, FlowFamily, FlowModel
 from flame_train.models.common.lesson import Lesson
-from flame_train.models.common.model import Autoencoder, SamplingDefaults
+from flame_train.models.common.model import SamplingDefaults
 from flame_train.networks.files.part import Part
+from flame_train.networks.vae.autoencoder import Autoencoder
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.t5.encoder import T5
 from flame_train.text_encoders.t5.network import T5Arch, T5Encoder

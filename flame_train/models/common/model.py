@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -18,18 +18,17 @@ from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.diffusion.samplers import Path as SamplingPath
 from flame_train.diffusion.timestep_sampling import TimestepSampling
 from flame_train.diffusion.weightings import Weighting
-from flame_train.engine import Tensor, nn, set_float32_matmul_precision, tensor
-from flame_train.engine.dtype import DType, float32
-from flame_train.engine.mode import Float32Precision
+from flame_train.engine import Tensor, nn, tensor
+from flame_train.engine.dtype import DType
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.control import ControlRule
-from flame_train.models.common.fixed_batch import FixedBatches, HostArrays, Layout
-from flame_train.models.common.text_in_step import RunningEncoder, joint_module
 from flame_train.networks.blocks import BlockNetwork
 from flame_train.networks.files.part import Part
-from flame_train.networks.vae.tiles import VaeTiles
-from flame_train.networks.vae.vae import Vae, VaeArch, sample_latents, scaled_latents
+from flame_train.networks.fixed_batch import HostArrays
+from flame_train.networks.vae.autoencoder import Autoencoder
+from flame_train.networks.vae.vae import sample_latents
 from flame_train.text_encoders.encoder import TextEncoder
+from flame_train.text_encoders.running import RunningEncoder
 
 Example = HostArrays
 """Arrays of one sample, without a batch dimension."""
@@ -41,80 +40,6 @@ class SamplingDefaults:
 
     steps: int
     guidance_scale: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Autoencoder:
-    """A model's VAE, and the scale in which its denoiser sees latents."""
-
-    part: Part
-    published: VaeArch
-
-    @property
-    def network(self) -> Vae:
-        """The VAE with its weights declared, none loaded."""
-        assert isinstance(self.part.network, Vae)
-        return self.part.network
-
-    @property
-    def downscale(self) -> int:
-        """The side, in pixels, of the square of which one latent pixel is made."""
-        return self.network.arch.downscale
-
-    def latent_shape(self, size: Size) -> tuple[int, int, int]:
-        """(h, w, Z) of an image (H, W)."""
-        return size[0] // self.downscale, size[1] // self.downscale, self.network.arch.seen_channels
-
-    def seen(self, mean: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The mean of latents in the denoiser's scale, fp32: an image without noise."""
-        made: np.ndarray[Any, Any] = scaled_latents(self.published, mean)
-        return made
-
-    def load(self, precision: str, device: str, tile: int = 0) -> LoadedVae:
-        """The VAE with its weights. `precision` is `model.vae_precision`, `tile` is `model.vae_tile`."""
-        tf32 = precision == "tf32"
-        network: Vae = self.part.load(device=device, dtype="fp32" if tf32 else precision)
-        return LoadedVae(network, device, "high" if tf32 else "highest", tile)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedVae:
-    """Images to latent moments, latents to images; fp32 as exact as `precision` says, by tiles of `tile` pixels."""
-
-    network: Vae
-    device: str
-    precision: Float32Precision = "highest"
-    tile: int = 0
-
-    def inputs(self, pixels: np.ndarray[Any, Any]) -> HostArrays:
-        """What `encoder` takes of uint8 RGB pixels (H, W, 3): they are scaled to [-1, 1]."""
-        scaled = (np.arange(256, dtype=np.float32) / 127.5 - 1.0).astype(self.network.dtype)
-        return {"pixels": scaled[pixels]}
-
-    def encoder(self) -> FixedBatches:
-        """Makes `mean` and `logvar` (H / 8, W / 8, Z), fp32, of images, one at a time.
-
-        In bf16 some of cuDNN's convolutions round an image otherwise at another place of a batch.
-        """
-        arch, tiles = self.network.arch, VaeTiles(self.network, self.tile)
-
-        def moments(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            with set_float32_matmul_precision(self.precision):
-                mean, logvar = tiles.encode_moments(given["pixels"])
-            return {"mean": mean.float(), "logvar": logvar.float()}
-
-        def results(item: HostArrays) -> Layout:
-            height, width = item["pixels"].shape[:2]
-            shape = height // arch.downscale, width // arch.downscale, arch.seen_channels
-            return dict.fromkeys(("mean", "logvar"), (shape, float32))
-
-        return FixedBatches(moments, results, lambda item: 1, self.device)
-
-    def decode(self, latents: Tensor) -> np.ndarray[Any, Any]:
-        """Uint8 RGB pixels (B, H, W, 3) of latents (B, h, w, Z) as the denoiser sees them."""
-        with set_float32_matmul_precision(self.precision):
-            pixels = VaeTiles(self.network, self.tile).decode(latents.to(self.network.dtype)).float().numpy()
-        return np.rint((np.clip(pixels, -1.0, 1.0) + 1.0) * 127.5).astype(np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -302,7 +227,7 @@ class Model(ABC):
 
     def networks(self, trained: Collection[str]) -> nn.Module:
         """The networks that get adapters, weights declared: the denoiser, and the text encoders of these keys."""
-        return joint_module(self.network, {encoder.key: encoder.part.network for encoder in self.encoders(trained)})
+        return _joint_module(self.network, {encoder.key: encoder.part.network for encoder in self.encoders(trained)})
 
     def place(self, layer: str, trained: Collection[str]) -> tuple[str, str]:
         """A layer of `networks`, by its name there: the component that it belongs to, and its name in that."""
@@ -339,7 +264,7 @@ class Denoiser:
 
     def networks(self, trained: Collection[str]) -> nn.Module:
         """The network, and the text encoders of these keys, as `Model.networks` has them; loaded."""
-        return joint_module(self.network, {r.encoder.key: r.network for r in self.text if r.encoder.key in trained})
+        return _joint_module(self.network, {r.encoder.key: r.network for r in self.text if r.encoder.key in trained})
 
     def guided(self, guidance_scale: float, device: str) -> Denoiser:
         """The same with another guidance as input."""
@@ -364,3 +289,29 @@ class Denoiser:
 def encoder_outputs(encoders: Sequence[TextEncoder]) -> dict[str, tuple[str, ...]]:
     """Of each text encoder, by its key: the names of the arrays that it makes."""
     return {encoder.key: tuple(encoder.outputs) for encoder in encoders}
+
+
+class _Networks(nn.Module):
+    """All networks with adapters as one module, so that one set of adapters and one arena serve them.
+
+    The denoiser's layers keep their names; those of a text encoder stand below its key.
+    """
+
+    def __init__(self, denoiser: nn.Module, encoders: Mapping[str, nn.Module]) -> None:
+        self._denoiser, self._encoders = denoiser, dict(encoders)
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+        yield from self._denoiser.named_modules(prefix)
+        for key, network in self._encoders.items():
+            yield from network.named_modules(f"{prefix}.{key}" if prefix else key)
+
+    def fusable_groups(self) -> Sequence[Sequence[Any]]:
+        return self._denoiser.fusable_groups()
+
+    def bring(self, layer: str) -> None:
+        self._denoiser.bring(layer)
+
+
+def _joint_module(denoiser: nn.Module, encoders: Mapping[str, nn.Module]) -> nn.Module:
+    """The networks with adapters as one module: without `encoders` the denoiser itself."""
+    return _Networks(denoiser, encoders) if encoders else denoiser

@@ -19,11 +19,12 @@ from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, published_name, stated_in
 from flame_train.models.common.flow import DOUBLE_SINGLE_PRESETS, FlowFamily, FlowModel
 from flame_train.models.common.lesson import Lesson
-from flame_train.models.common.model import Autoencoder, SamplingDefaults
+from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.flux import keys
 from flame_train.models.flux.files import FLUX_FILES
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.networks.files.part import Part
+from flame_train.networks.vae.autoencoder import Autoencoder
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.clip.encoder import ClipL, ClipLKeys
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder

@@ -25,11 +25,12 @@ from flame_train.models.common.flow import (
     networks_with_qwen3,
 )
 from flame_train.models.common.lesson import Lesson
-from flame_train.models.common.model import Autoencoder, SamplingDefaults
+from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.flux2 import keys
 from flame_train.models.flux2.files import FLUX2_FILES
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
 from flame_train.networks.files.part import Part
+from flame_train.networks.vae.autoencoder import Autoencoder
 from flame_train.networks.vae.vae import VaeArch
 from flame_train.text_encoders.qwen3.encoder import WITHOUT_THINKING, Qwen3Encoder
 from flame_train.text_encoders.qwen3.network import Qwen3Arch

@@ -20,12 +20,13 @@ from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, stated_in
 from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_qwen3
 from flame_train.models.common.lesson import Lesson
-from flame_train.models.common.model import Autoencoder, SamplingDefaults
+from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.flux2.family import control_placement
 from flame_train.models.flux3 import keys
 from flame_train.models.flux3.files import FLUX3_FILES
 from flame_train.models.flux3.transformer import Flux3, Flux3Arch
 from flame_train.networks.files.part import Part
+from flame_train.networks.vae.autoencoder import Autoencoder
 from flame_train.networks.vae.vae import VaeArch
 from flame_train.text_encoders.qwen3.encoder import THINKING, Qwen3Encoder
 from flame_train.text_encoders.qwen3.network import Qwen3Arch

@@ -21,13 +21,14 @@ from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, published_name, says_distilled, stated_in
 from flame_train.models.common.flow import DistillableModel, FlowFamily, networks_with_qwen3
 from flame_train.models.common.lesson import Lesson
-from flame_train.models.common.model import Autoencoder, SamplingDefaults
+from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.krea2 import keys
 from flame_train.models.krea2.arch import PATCH, Krea2Arch
 from flame_train.models.krea2.files import KREA2_FILES
 from flame_train.models.krea2.transformer import Krea2
 from flame_train.networks.files.part import Part
 from flame_train.networks.files.stated import Stated
+from flame_train.networks.vae.autoencoder import Autoencoder
 from flame_train.networks.vae.vae import VaeArch
 from flame_train.text_encoders.qwen3.encoder import DESCRIBING
 from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch

@@ -21,12 +21,13 @@ from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, published_name, stated_in
 from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_qwen3
 from flame_train.models.common.lesson import Lesson
-from flame_train.models.common.model import Autoencoder, SamplingDefaults
+from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.qwenimage import keys, vae
 from flame_train.models.qwenimage.arch import QwenImageArch
 from flame_train.models.qwenimage.files import QWENIMAGE_FILES
 from flame_train.models.qwenimage.transformer import QwenImage
 from flame_train.networks.files.part import Part
+from flame_train.networks.vae.autoencoder import Autoencoder
 from flame_train.networks.vae.vae import VaeArch
 from flame_train.text_encoders.qwen3.encoder import COMPREHENDING
 from flame_train.text_encoders.qwen3.network import Qwen3Arch

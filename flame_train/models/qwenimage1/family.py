@@ -16,12 +16,13 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Opening, published_name
 from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_qwen3
 from flame_train.models.common.lesson import Lesson
-from flame_train.models.common.model import Autoencoder, SamplingDefaults
+from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.qwenimage.family import Schedule
 from flame_train.models.qwenimage1 import keys
 from flame_train.models.qwenimage1.files import QWENIMAGE1_FILES
 from flame_train.models.qwenimage1.transformer import QwenImage1, QwenImage1Arch
 from flame_train.networks.files.part import Part
+from flame_train.networks.vae.autoencoder import Autoencoder
 from flame_train.networks.vae.vae import VaeArch
 from flame_train.text_encoders.qwen3.encoder import DESCRIBING, Qwen3Encoder
 from flame_train.text_encoders.qwen3.network import Qwen3Arch

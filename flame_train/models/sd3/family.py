@@ -17,11 +17,12 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Family, Networks, Opening
 from flame_train.models.common.flow import FlowModel
 from flame_train.models.common.lesson import Lesson
-from flame_train.models.common.model import Autoencoder, SamplingDefaults
+from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.sd3 import keys
 from flame_train.models.sd3.files import SD3_FILES
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch, joined_context
 from flame_train.networks.files.part import Part
+from flame_train.networks.vae.autoencoder import Autoencoder
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.clip.encoder import ClipG, ClipGKeys, ClipL, ClipLKeys
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder

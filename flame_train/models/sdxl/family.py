@@ -27,12 +27,13 @@ from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Family, Networks, Opening
 from flame_train.models.common.lesson import Lesson
-from flame_train.models.common.model import Autoencoder, Example, Model, SamplingDefaults
+from flame_train.models.common.model import Example, Model, SamplingDefaults
 from flame_train.models.common.small import copy_small_sdxl
 from flame_train.models.sdxl import keys
 from flame_train.models.sdxl.files import SDXL_FILES, stated_prediction
 from flame_train.models.sdxl.unet import UNet, UNetArch, vector_conditioning
 from flame_train.networks.files.part import Part
+from flame_train.networks.vae.autoencoder import Autoencoder
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.clip.encoder import ClipG, ClipGKeys, ClipL, ClipLKeys
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder

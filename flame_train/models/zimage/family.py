@@ -17,11 +17,12 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Networks, Opening, published_name, stated_in
 from flame_train.models.common.flow import DistillableModel, FlowFamily, networks_with_qwen3
 from flame_train.models.common.lesson import Lesson
-from flame_train.models.common.model import Autoencoder, SamplingDefaults
+from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.zimage import keys
 from flame_train.models.zimage.files import ZIMAGE_FILES
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
 from flame_train.networks.files.part import Part
+from flame_train.networks.vae.autoencoder import Autoencoder
 from flame_train.networks.vae.vae import VaeArch
 from flame_train.text_encoders.qwen3.encoder import THINKING, Qwen3Encoder
 from flame_train.text_encoders.qwen3.network import Qwen3Arch

@@ -26,13 +26,10 @@ from flame_train.errors import ConfigError
 from flame_train.io.hub import resolve_checkpoint
 from flame_train.models.common.model import Model
 from flame_train.models.registry import Family, Opening, family_of
-from flame_train.run.check.adapted_layers import adapted_layers
-from flame_train.run.check.checkpointing import blocks_named
-from flame_train.run.check.control_images import check_control_sets
-from flame_train.run.check.initial_lora import beginning
+from flame_train.run.check.adapter import adapted_layers, initial_lora
+from flame_train.run.check.blocks import blocks_named, blocks_streamed, text_share
 from flame_train.run.check.preview_model import opened_for_samples
-from flame_train.run.check.streaming import blocks_streamed, text_share
-from flame_train.run.sampling import check_sampling, requests, with_defaults, with_prompts_of_file
+from flame_train.run.sampling.requests import check_sampling, requests, with_defaults, with_prompts_of_file
 from flame_train.text_encoders.encoder import TextEncoder
 
 _FILE_NAME: Final = re.compile(r'(?![. ])(?!.*\.safetensors$)[^\x00-\x1f/\\:*?"<>|]*[^\x00-\x1f/\\:*?"<>|. ]')
@@ -50,7 +47,7 @@ class Checked:
         targets: the names of the layers to adapt.
         checkpointed: the names of the blocks whose activations are recomputed.
         layer_settings: what rules say of each adapted layer.
-        begun: the finished adapter that a fresh run begins with, by layer.
+        initial_lora: the finished adapter that a fresh run begins with, by layer.
         streamed: the names of the blocks whose weights wait in host memory.
         other_sample_model: the model that samples images; None: the base.
         streamed_text: the share of the text encoders' blocks that waits in host memory while they encode.
@@ -62,7 +59,7 @@ class Checked:
     targets: tuple[str, ...]
     checkpointed: frozenset[str]
     layer_settings: Mapping[str, LayerSettings] = field(default_factory=dict)
-    begun: Mapping[str, Factors] = field(default_factory=dict)
+    initial_lora: Mapping[str, Factors] = field(default_factory=dict)
     streamed: frozenset[str] = frozenset()
     other_sample_model: Model | None = None
     streamed_text: float = 0.0
@@ -104,13 +101,13 @@ def _with_vision_encoders(model: Model, config: Config) -> Model:
     return found
 
 
-def check(asked: Config | ConfigWithSource, family: Family | None = None) -> Checked:
+def check(config_source: Config | ConfigWithSource, family: Family | None = None) -> Checked:
     """Opens the model and checks everything that needs no image.
 
     `family` is the one that the user named, None: whichever the checkpoint is of. Raises ConfigError with all that does
     not fit, each where it was written, ModelFileError for files that cannot be used.
     """
-    located = asked if isinstance(asked, ConfigWithSource) else ConfigWithSource(asked)
+    located = config_source if isinstance(config_source, ConfigWithSource) else ConfigWithSource(config_source)
     config, wrong = located.config, ErrorCollector(located)
     with wrong:
         _check_places(config)
@@ -154,12 +151,12 @@ def check(asked: Config | ConfigWithSource, family: Family | None = None) -> Che
             wanted = requests(config.sample, config.data.resolution, sampling_model)
             check_sampling(wanted, config.model, config.loss, sampling_model)
     with wrong:
-        check_control_sets(config.data, model)
+        _check_control_sets(config.data, model)
     layers: dict[str, LayerSettings] = {}
-    begun: dict[str, Factors] = {}
+    initial: dict[str, Factors] = {}
     with wrong:
         layers = adapted_layers(config.lora, config.text_encoders, model)
-        begun = beginning(config.lora, model, layers, config.text_encoders.train)
+        initial = initial_lora(config.lora, model, layers, config.text_encoders.train)
     with wrong:
         cached = config.text_encoders.cache != "off" and set(config.text_encoders.train) != set(family.encoders)
         for own in image_sets(config.data, config.captions):
@@ -173,7 +170,7 @@ def check(asked: Config | ConfigWithSource, family: Family | None = None) -> Che
             offload = "off"
         streamed = blocks_streamed(model.network, offload, recomputes, blocks)
     wrong.raise_all()
-    adapted = MappingProxyType(layers), MappingProxyType(begun)
+    adapted = MappingProxyType(layers), MappingProxyType(initial)
     return Checked(config, base, model, tuple(layers), blocks, *adapted, streamed, sampling_model, text_share(offload))
 
 
@@ -231,6 +228,13 @@ def _check_name(name: str) -> None:
             f"output.name: expected a file name without folder and ending, of at most {_LONGEST_NAME} bytes and with "
             f'none of / \\ : * ? " < > |, got {name!r}'
         )
+
+
+def _check_control_sets(data: DataSection, model: Model) -> None:
+    """Raises ConfigError for control images beside the training images that the model does not take."""
+    for number, own in enumerate(image_sets(data), 1):
+        if said := model.controls.problem(len(own.control)):
+            raise ConfigError(f"data.sets: control of table {number}: {said}" if data.sets else f"data.control: {said}")
 
 
 def _check_captions(captions: CaptionKeys, cached: bool) -> None:

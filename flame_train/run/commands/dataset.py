@@ -11,6 +11,7 @@ from typing import Any
 
 from flame_train.config.load import load_located
 from flame_train.data.buckets import Size
+from flame_train.data.grid import png
 from flame_train.data.images import load_image
 from flame_train.data.looks import Pixels, contact_sheet, fingerprint, groups, sharpness, side_by_side, thumbnail
 from flame_train.data.samples import Sample, Samples
@@ -21,7 +22,6 @@ from flame_train.errors import OutputError, shown
 from flame_train.io.hub import fetching
 from flame_train.run.check.check import check
 from flame_train.run.plan.plan import make_plan
-from flame_train.training.image_sampling import png
 from flame_train.training.stop import StopRequest
 
 BLURRED = 50.0

@@ -13,7 +13,7 @@ from flame_train.optimizers import OPTIMIZERS
 from flame_train.run.plan.plan import Plan
 from flame_train.schedules import SCHEDULES
 
-from ..memory.budget import GIB, OUTSIDE, Fitted
+from ..memory.budget import GIB, OUTSIDE, FittedPlan
 from ..memory.prediction import PredictedMemory
 
 FORMAT: Final = 1
@@ -31,7 +31,7 @@ def describe(
     gpu: Gpu,
     device: str,
     processes: int = 1,
-    budget: Fitted | None = None,
+    budget: FittedPlan | None = None,
 ) -> dict[str, Any]:
     """The plan as numbers.
 
@@ -73,7 +73,7 @@ def describe(
         "control_images": sum(len(row.controls) for row in plan.samples.rows),
         "captions": len({text for row in plan.samples.rows for text in row.texts}),
         "cached_views": sum(len(row.views) for row in plan.samples.rows),
-        "cache_gib": _gib(plan.cache_bytes, 5),
+        "cache_gib": _gib(plan.cache_bytes(), 5),
         "buckets": plan.samples.bucket_rows(),
         "prompts": len(c.sample.prompts) if c.sample.repeats else 0,
         "sample_model": c.sample.model if plan.checked.sample_model is not plan.model else None,

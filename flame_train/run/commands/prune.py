@@ -70,7 +70,7 @@ def _files(folder: Path) -> list[Path]:
 def _entries(plan: Plan) -> Iterator[str]:
     """The keys that a config's runs read, whatever their memory budget chooses."""
     for way in encodings(plan):
-        keys = way.keys
+        keys = way.cache_keys()
         yield from keys.captions.values()
         yield from keys.shown.values()
         for index in range(len(keys.images)):

@@ -24,10 +24,11 @@ from flame_train.io.safetensors import SafetensorsFile
 from flame_train.run.check.check import check
 from flame_train.run.finish.finish import lora_writer
 from flame_train.run.plan.plan import Plan, make_plan
+from flame_train.run.plan.start import preflighted, run_folder
 from flame_train.training.result import formats, is_rounded
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import Session
 
-from .stages import check_device, preflighted, run_folder, train_plan
+from .stages import check_device, train_plan
 
 _CONFIG: Final = "flame_train_config"
 _DATASET: Final = "flame_train_dataset_hash"
@@ -101,24 +102,23 @@ def reproduce(
         OutputError: the folder holds this run already, finished.
         ModelFileError: the file says too little, or the bytes came out otherwise, and how.
     """
-    written, asked = Written.read(file), load_located(source, overrides)
-    folder = output / Path(asked.config.output.dir).name
-    moved = asked.config.output.model_copy(update={"dir": str(folder)})
-    asked = ConfigWithSource(asked.config.model_copy(update={"output": moved}), asked.layered)
-    with StopRequest() as stop, fetching("headers" if dry_run else "all"):
+    written, given, session = Written.read(file), load_located(source, overrides), Session(device)
+    folder = output / Path(given.config.output.dir).name
+    moved = given.config.output.model_copy(update={"dir": str(folder)})
+    config_source = ConfigWithSource(given.config.model_copy(update={"output": moved}), given.layered)
+    with session.stop, fetching("headers" if dry_run else "all"):
         if not dry_run:
-            check_device(asked.config, device)
-        plan = make_plan(check(asked), stop)
+            check_device(config_source.config, device)
+        plan = make_plan(check(config_source), session.stop)
         refuse_differences(written, plan)
         if dry_run:
             return {"lora": str(file), "differences": 0, "steps": plan.config.train.steps}
-        closed = run_folder(plan)
-        found = preflighted(plan, closed)
+        found = preflighted(plan, run_folder(plan))
         if found is not None and found.step >= plan.config.train.steps:
             raise OutputError(f"{folder}: holds the finished run already; remove it, or choose another --output")
-        done = train_plan(plan, device, stop)
+        done = train_plan(plan, session)
     made = Path(done["lora"] if written.form == formats(plan.config.output.format)[0] else done[f"lora_{written.form}"])
-    if (told := unlike(file, made)) is not None:
+    if (told := lora_difference(file, made)) is not None:
         raise ModelFileError(
             f"{made}: was trained by the settings and the dataset of {file}, and is another: {told}. The same device, "
             "libraries and base model give the same bytes"
@@ -159,7 +159,7 @@ def refuse_differences(written: Written, plan: Plan) -> None:
         raise DataError(f"{written.path}: {data}; put back those it was trained on")
 
 
-def unlike(file: Path, made: Path) -> str | None:
+def lora_difference(file: Path, made: Path) -> str | None:
     """How two LoRA files differ; None if they have the same bytes."""
     if file.read_bytes() == made.read_bytes():
         return None

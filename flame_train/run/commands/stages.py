@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -13,52 +11,46 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from flame_train.config.keys import keys
 from flame_train.config.load import load_located
 from flame_train.config.located import ConfigWithSource, with_key_names
-from flame_train.config.render import resolved
-from flame_train.config.resume import differences
 from flame_train.config.schema import Config
-from flame_train.data.reading import readings
-from flame_train.data.samples import Samples
-from flame_train.disk.atomic_write import write_atomically
-from flame_train.disk.files import preflight
-from flame_train.distributed.group import ALONE, ProcessGroup
+from flame_train.distributed.group import ProcessGroup
 from flame_train.distributed.join import join
 from flame_train.distributed.watch import Watch, ending_together
 from flame_train.engine.backend import check_formats, get_backend
 from flame_train.engine.mode import deterministic
-from flame_train.engine.shape_run import compile_ahead, gpu_of
-from flame_train.errors import OutputError
-from flame_train.io.commit import STATES, Found, count
+from flame_train.engine.shape_run import gpu_of
+from flame_train.errors import ConfigError
+from flame_train.io.addresses import is_address
 from flame_train.io.digests import Digests
 from flame_train.io.foundrun import OtherSettings
 from flame_train.io.hub import fetching
-from flame_train.io.runfolder import RunFolder
 from flame_train.io.runstatus import mend_status
-from flame_train.io.weights import sampled_digest
-from flame_train.models.registry import FAMILIES
+from flame_train.models.registry import FAMILIES, Family
 from flame_train.run.check.check import encoding_formats, storage_of
-from flame_train.run.check.downloads import fetch_inputs
 from flame_train.run.encode.encode import encode
 from flame_train.run.finish.finish import report
-from flame_train.run.plan.continuation import continued, way_on
-from flame_train.run.plan.dataset_record import REPORT, changed
-from flame_train.run.plan.encoding import Keys, could_cache
+from flame_train.run.plan.encoding import could_cache
 from flame_train.run.plan.notices import notice_copies
 from flame_train.run.plan.plan import Plan, planned
-from flame_train.run.plan.ranks import refuse_other_checkpoint, refuse_other_files, refuse_other_settings, shared_out
+from flame_train.run.plan.ranks import (
+    refuse_other_checkpoint,
+    refuse_other_files,
+    refuse_other_settings,
+    split_micro_batches,
+)
+from flame_train.run.plan.sources import changed_images, file_rows, sources_of, write_record
+from flame_train.run.plan.start import Start, continued, preflighted, resume, run_folder, way_on
 from flame_train.run.train.remote_copy import mirrored
 from flame_train.run.train.train import train_run
-from flame_train.show.controls import write_controls
-from flame_train.show.sheet import write_sheet
-from flame_train.training.callbacks import SILENT, Callbacks
-from flame_train.training.result import Sources, check_sources, knows_sources, micro_batches_of
+from flame_train.training.result import check_sources
+from flame_train.training.session import SILENT, Callbacks, Session
 from flame_train.training.stop import StopRequest
 from flame_train.user_cache import user_cache
 
-from ..memory.offloading import refuse_small_host, resolve_offload
-from ..memory.prediction import PredictedMemory, predicted_memory
-from ..memory.within import limited, tell, within_budget
+from ..memory.card import limited, refuse_small_host, resolve_offload, tell, within_budget
+from ..memory.prediction import notice_memory, predict_ahead, predicted_memory
 from .describe import describe
 
 _LOG = logging.getLogger(__name__)
@@ -96,19 +88,20 @@ def train(
     Raises:
         FlameError: any error that a user can correct; see `errors`.
     """
-    lacking = FAMILIES[family].unsupported_keys() if family else ()
+    asked_family = FAMILIES[family] if family else None
+    lacking = asked_family.unsupported_keys() if asked_family else ()
     file = source if isinstance(source, str) and source != "-" else None
     if dry_run:
-        asked = load_located(source, overrides, lacking)
-        with with_key_names(asked), _naming_the_way(file, overrides, device, asked.config):
-            return _trained(asked, device, True, family, callbacks, ProcessGroup(0, processes))
+        config_source = load_located(source, overrides, lacking)
+        with with_key_names(config_source), _naming_the_way(file, overrides, device, config_source.config):
+            return _dry_run(config_source, asked_family, Session(device, ProcessGroup(0, processes)))
     group, device = join(device, transport)
     with ending_together(group):
         with group.barrier():
-            asked = load_located(source, overrides, lacking)
-        refuse_other_settings(group, asked.config)
-        with with_key_names(asked), _naming_the_way(file, overrides, device, asked.config):
-            return _trained(asked, device, False, family, callbacks, group, remote_wait)
+            config_source = load_located(source, overrides, lacking)
+        refuse_other_settings(group, config_source.config)
+        with with_key_names(config_source), _naming_the_way(file, overrides, device, config_source.config):
+            return _train(config_source, asked_family, Session(device, group, callbacks=callbacks), remote_wait)
 
 
 @contextmanager
@@ -121,40 +114,75 @@ def _naming_the_way(file: str | None, overrides: Sequence[str], device: str, con
         raise
 
 
-def _trained(
-    asked: ConfigWithSource,
-    device: str,
-    dry_run: bool,
-    family: str | None,
-    callbacks: Callbacks,
-    group: ProcessGroup,
-    remote_wait: float | None = None,
+def _dry_run(config_source: ConfigWithSource, family: Family | None, session: Session) -> dict[str, Any]:
+    """Checks and plans a run, and describes what was planned."""
+    with session.stop, fetching("headers"):
+        fetch_inputs(config_source.config, False, session.stop)
+        plan = planned(config_source, family, session.stop, session.group.world)
+        budget = within_budget(plan, session, planning=True)
+        card, processes = gpu_of(session.device), session.group.world
+        plan = resolve_offload(plan if budget is None else budget.plan, card, processes)
+        refuse_small_host(plan)
+        if preflighted(plan, run_folder(plan, session.group)) is None:
+            continued(plan)
+        memory = predicted_memory(plan, card, processes) if budget is None else budget.memory
+        return describe(plan, memory, card, session.device, processes, budget) | {"files": file_rows(plan)}
+
+
+def _train(
+    config_source: ConfigWithSource, family: Family | None, session: Session, remote_wait: float | None
 ) -> dict[str, Any]:
-    with StopRequest() as stop, fetching("headers" if dry_run else "all"):
+    """Checks, plans and trains a run, each part in step with the other processes."""
+    config, device, group = config_source.config, session.device, session.group
+    with session.stop, fetching("all"):
         with group.barrier():
-            if not dry_run and group.leads:
-                mend_status(Path(asked.config.output.dir))
-            if not dry_run:
-                check_device(asked.config, device)
-            fetch_inputs(asked.config, not dry_run, lambda: stop.check("while files were fetched"))
-            plan = planned(asked, FAMILIES[family] if family else None, stop, group.world)
+            if group.leads:
+                mend_status(Path(config.output.dir))
+            check_device(config, device)
+            fetch_inputs(config, True, session.stop)
+            plan = planned(config_source, family, session.stop, group.world)
         with group.barrier():
-            budget = within_budget(plan, device, group, planning=dry_run)
+            budget = within_budget(plan, session)
         plan = plan if budget is None else budget.plan
         with group.barrier():
-            gpu = None if device == "cpu" and not dry_run else gpu_of(device)
-            plan = resolve_offload(plan, gpu, group.world)
+            plan = resolve_offload(plan, None if device == "cpu" else gpu_of(device), group.world)
             refuse_small_host(plan)
-        if dry_run:
-            if preflighted(plan, run_folder(plan, group)) is None:
-                continued(plan)
-            card = gpu_of(device)
-            memory = predicted_memory(plan, card, group.world) if budget is None else budget.memory
-            return describe(plan, memory, card, device, group.world, budget) | {"files": _files(plan)}
         if budget is not None and group.leads:
             tell(budget)
-        with mirrored(plan, group, stop, callbacks, remote_wait) as heard, limited(device, budget):
-            return train_plan(plan, device, stop, heard, group)
+        with mirrored(plan, session, remote_wait) as session, limited(device, budget):
+            return train_plan(plan, session)
+
+
+def fetch_inputs(config: Config, asked: bool, stop: StopRequest) -> None:
+    """Fetches every file and folder that an address names; with `asked` false it only looks whether all are there.
+
+    A signal ends it between parts. Raises RemoteError for what does not come, ConfigError for what is not there.
+    """
+    named = dict(_addresses(config))
+    if not named:
+        return
+    from flame_train.remote.inputs import fetch, is_kept
+
+    if not asked:
+        missing = [f"{key}: {address} was not fetched yet" for address, key in named.items() if not is_kept(address)]
+        if missing:
+            raise ConfigError("\n".join(missing) + "\nonly a command that works with it fetches it: no --dry-run")
+        return
+    with Digests(user_cache("digests")) as digests:
+        for address in named:
+            fetch(address, digests, lambda: stop.check("while files were fetched"))
+
+
+def _addresses(config: Config) -> Iterator[tuple[str, str]]:
+    """Each address that the run reads from, with its key."""
+    for path, key in keys().items():
+        value = getattr(getattr(config, key.section), key.name)
+        for each in (value if isinstance(value, tuple) else [value]) if key.place else []:
+            if isinstance(each, str) and is_address(each):
+                yield each, path
+    for number, one in enumerate(config.data.sets, 1):
+        for each in filter(is_address, (one.path, *one.control)):
+            yield each, f"data.sets {number}"
 
 
 def check_device(config: Config, device: str) -> None:
@@ -167,198 +195,65 @@ def check_device(config: Config, device: str) -> None:
 
 def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) -> dict[str, Any]:
     """Encodes the images and captions of a config ahead of training. Returns counts."""
-    asked = load_located(source, overrides)
-    with with_key_names(asked), StopRequest() as stop, fetching("headers" if dry_run else "all"):
+    config_source, session = load_located(source, overrides), Session(device)
+    with with_key_names(config_source), session.stop, fetching("headers" if dry_run else "all"):
         if not dry_run:
-            check_formats(device, encoding_formats(asked.config))
-        fetch_inputs(asked.config, not dry_run, lambda: stop.check("while files were fetched"))
-        plan = planned(asked, None, stop)
-        budget = within_budget(plan, device, planning=dry_run)
+            check_formats(device, encoding_formats(config_source.config))
+        fetch_inputs(config_source.config, not dry_run, session.stop)
+        plan = planned(config_source, None, session.stop)
+        budget = within_budget(plan, session, planning=dry_run)
         plan = plan if budget is None else budget.plan
         could_cache(plan.encoding.folder)
-        keys = plan.keys
+        keys = plan.cache_keys()
         counts = {"images": sum(map(len, keys.images)), "captions": len(keys.captions)}
         if beside := {key for views in keys.controls for each in views for key in each}.union(keys.shown.values()):
             counts["control_images"] = len(beside)
-        counts["bytes"] = plan.cache_bytes
+        counts["bytes"] = plan.cache_bytes()
         if dry_run:
             return counts
         with limited(device, budget):
-            cache = encode(plan.encoding, plan.everything, keys, plan.model.size_conditioning, device, stop).cache
+            cache = encode(plan, keys, session).cache
         return counts | {"encoded": cache.misses, "kept": cache.hits, "cache": str(cache.folder)}
 
 
-def train_plan(
-    plan: Plan, device: str, stop: StopRequest, callbacks: Callbacks = SILENT, group: ProcessGroup = ALONE
-) -> dict[str, Any]:
+def train_plan(plan: Plan, session: Session) -> dict[str, Any]:
     """Opens the run folder, encodes missing entries, trains or continues.
 
-    Of several processes the leading one has the folder; the others read the checkpoint that it continues from.
-
-    Args:
-        plan: the plan of the run.
-        device: "cuda" or "cpu".
-        stop: raises Interrupted after a signal.
-        callbacks: hears of steps, checkpoints and samples.
-        group: the processes that train together.
-
-    Returns:
-        All paths, for the report; nothing in a process that does not lead.
+    Of several processes the leading one has the folder; the others read the checkpoint that it continues from. Returns
+    all paths, for the report; nothing in a process that does not lead.
     """
-    closed = run_folder(plan, group)
+    device, group, folder = session.device, session.group, run_folder(plan, session.group)
     with group.barrier():
-        found = preflighted(plan, closed) if group.leads else None
+        found = preflighted(plan, folder) if group.leads else None
         if group.leads and found is None:
             continued(plan)  # refused before files are hashed
         with ThreadPoolExecutor(1) as beside:  # while files are hashed, which leaves Python free
-            memory = None if device == "cpu" else beside.submit(_predicted, plan, device, group.world)
-            keys = plan.keys
+            memory = None if device == "cpu" else beside.submit(predict_ahead, plan, device, group.world)
+            keys = plan.cache_keys()
             sources = sources_of(plan, keys)
         if found is not None:
-            check_sources(found, sources, partial(_changed, plan, keys, closed))
+            check_sources(found, sources, partial(changed_images, plan, keys, folder))
     refuse_other_files(group, asdict(sources))
     with ExitStack() as opened:
         with group.barrier():
             if group.leads:
-                opened.enter_context(closed)
+                opened.enter_context(folder)
         with group.barrier():
-            found = _resume(plan, keys, closed, sources) if group.leads else closed.inspect(leader=True)
+            found = resume(plan, keys, folder, sources) if group.leads else folder.inspect(leader=True)
             before = continued(plan) if found is None else None
         refuse_other_checkpoint(group, found or before)
         with group.barrier():
-            plan = shared_out(plan, found, group)
+            plan = split_micro_batches(plan, found, group)
             if group.leads:
-                _write_report(plan, keys, closed)
+                write_record(plan, keys, folder)
                 if found is None:
                     notice_copies(plan.order, sorted({own.batch_size for own in plan.samples.sets}))
                 if memory is not None:
-                    _notice_memory(memory.result, get_backend(device).memory().total)
-        watch = opened.enter_context(Watch(group, closed.folder))
+                    notice_memory(memory.result, get_backend(device).memory().total)
+        watch = opened.enter_context(Watch(group, folder.folder))
         with watch.telling():
-            encoded = encode(plan.encoding, plan.everything, keys, plan.model.size_conditioning, device, stop, group)
+            encoded = encode(plan, keys, session)
         with deterministic(plan.config.train.deterministic), watch.telling():
-            last = train_run(plan, encoded, closed, found, before, sources, device, stop, callbacks, group)
+            last = train_run(plan, encoded, folder, Start(found, before, sources), session)
         with group.barrier():  # the others wait for the leading process, or it would miss their signs of life
-            return report(closed, plan.config, last or closed.last(), device) if group.leads else {}
-
-
-def run_folder(plan: Plan, group: ProcessGroup = ALONE) -> RunFolder:
-    """The folder of a plan's run, not opened."""
-
-    def refusal(old: str, found: Found | None) -> str | None:
-        shared_out = found is not None and micro_batches_of(found) == plan.config.gradient.accumulation * group.world
-        moved = found is None or knows_sources(found)
-        return differences(old, plan.config, moved=moved, shared_out=shared_out)
-
-    return RunFolder(Path(plan.config.output.dir), resolved(plan.config), refusal, plan.config.output.name)
-
-
-def preflighted(plan: Plan, folder: RunFolder) -> Found | None:
-    """The checkpoint to continue from; this writes no file. Raises OutputError if the run could not go on here."""
-    found, c = folder.inspect(), plan.config
-    could_cache(plan.encoding.folder)
-    if found is not None and found.step > c.train.steps:
-        raise OutputError(
-            f"{folder.folder}: its run is at step {found.step}, beyond train.steps = {c.train.steps}; set train.steps "
-            f"to {found.step} or more, or output.dir to another folder; LoRAs of earlier steps: {folder.checkpoints}"
-        )
-    if found is None or found.step < c.train.steps:
-        kept = (c.checkpoint.keep or STATES) + (c.validation.repeats and bool(plan.held_out.rows))
-        new = kept + 1 - min(kept, count(folder.checkpoints))
-        arrays = 4 + (c.train.ema_decay > 0)  # values, once more as the LoRA, two moments, and their average
-        preflight(folder.folder, plan.parameters * 4 * arrays * new)
-    return found
-
-
-def sources_of(plan: Plan, keys: Keys) -> Sources:
-    """Digests of the files on which a plan's weights depend."""
-    with Digests(user_cache("digests")) as digests:
-        base = sampled_digest(plan.checked.base, digests)
-    return Sources(keys.networks["image"], keys.networks["caption"], base, dataset_digest(plan.samples, keys))
-
-
-def dataset_digest(samples: Samples, keys: Keys) -> str:
-    """A hash of everything the samples of a run depend on: images, captions, placements, networks, order.
-
-    Of captions that are not cached the text counts; the text encoders have a hash of their own.
-    """
-    images = any(reading.images for reading in keys.captions)
-    texts = ([keys.captions.get(each, each.text) for each in readings(row, row.texts, images)] for row in samples.rows)
-    beside = ([key for view in views for key in view] for views in keys.controls)
-    parts = zip(samples.names, keys.images, texts, keys.masks, beside, strict=False)
-    rows = (  # what is held out comes last among the keys, and does not count
-        (name, *images, *captions, *masks, *controls) for name, images, captions, masks, controls in parts
-    )
-    return hashlib.sha256("\n".join("\t".join(row) for row in rows).encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _files(plan: Plan) -> list[dict[str, Any]]:
-    """Each image's bucket and crop, and of those that are held out that they are."""
-    held_out = len(plan.samples.rows)
-    rows = plan.everything.to_json()
-    return [*rows[:held_out], *(row | {"validation": True} for row in rows[held_out:])]
-
-
-def _cached(plan: Plan, keys: Keys) -> list[dict[str, Any]]:
-    """`_files`, with the names of each image's entries in the cache, which follow from its content."""
-    rows = zip(_files(plan), keys.images, keys.controls, strict=True)
-    return [row | _controls_cached(row, beside) | {"cache": list(entries)} for row, entries, beside in rows]
-
-
-def _controls_cached(row: dict[str, Any], views: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """What a row says of control images, with the names of their entries in the cache, one a view."""
-    if not views:
-        return {}
-    each = zip(*views, strict=True)
-    return {"controls": [own | {"cache": list(keys)} for own, keys in zip(row["controls"], each, strict=True)]}
-
-
-def _changed(plan: Plan, keys: Keys, folder: RunFolder) -> str:
-    """Which images are others than those that the run folder lists."""
-    return changed(folder.folder / REPORT, _cached(plan, keys))
-
-
-def _predicted(plan: Plan, device: str, processes: int) -> PredictedMemory:
-    """What the run will take. Its kernels, which that showed, are compiled from now on, while files are read."""
-    predicted = predicted_memory(plan, gpu_of(device), processes)
-    compile_ahead(predicted.kernels)
-    return predicted
-
-
-def _notice_memory(predicted: Callable[[], PredictedMemory], total: int) -> None:
-    """Says so where more is predicted than there is: it may go well, for a prediction errs by some per cent.
-
-    A prediction that fails is reported too, and does not stop the run.
-    """
-    try:
-        peak = predicted().peak
-    except Exception as e:
-        _LOG.warning("the memory of this run could not be predicted: %s: %s", type(e).__name__, e)
-        return
-    if peak > total:
-        _LOG.warning(
-            "%.1f GiB are predicted and the GPU has %.1f: if memory runs out, try data.batch_size=1, "
-            "gradient.checkpointing=full, model.quantize=fp8 or a lower data.resolution",
-            peak / 2**30,
-            total / 2**30,
-        )
-
-
-def _resume(plan: Plan, keys: Keys, folder: RunFolder, sources: Sources) -> Found | None:
-    """The checkpoint to continue from, the log cut back to it. It may be newer than the one that was checked."""
-    found = folder.resume()
-    if found is not None:
-        for reason in found.skipped:
-            _LOG.warning("a newer checkpoint is damaged and was passed over: %s", reason)
-        check_sources(found, sources, partial(_changed, plan, keys, folder))
-        _LOG.info("continuing after step %d from %s", found.step, found.path)
-    return found
-
-
-def _write_report(plan: Plan, keys: Keys, folder: RunFolder) -> None:
-    """Writes each sample's captions, bucket, crop and mask into the run folder, one a line, and small images."""
-    lines = ",\n ".join(json.dumps(row, ensure_ascii=False) for row in _cached(plan, keys))
-    raw = f"[\n {lines}\n]\n".encode("utf-8", "backslashreplace")
-    write_atomically(folder.place(folder.folder / REPORT), [raw], len(raw))
-    write_sheet(folder, plan.everything.rows)
-    write_controls(folder, [[plan.files[path] for path in request.control] for request in plan.requests])
+            return report(folder, plan.config, last or folder.last(), device) if group.leads else {}

@@ -10,30 +10,33 @@ from typing import TypeVar
 
 import numpy as np
 
-from flame_train.data.buckets import Placement, Size
+from flame_train.data.buckets import Size
 from flame_train.data.cache import DiskCache, Shapes
 from flame_train.data.choices import FIRST, Choice
 from flame_train.data.mask_files import latent_mask, loss_weights, refuse_black
 from flame_train.data.reading import Reading
-from flame_train.data.samples import Samples
+from flame_train.data.samples import Sample
 from flame_train.data.seen import remember
 from flame_train.data.views import ViewedImage
 from flame_train.disk.failpoint import fail_point
 from flame_train.disk.files import make_folder, preflight, size
-from flame_train.distributed.group import ALONE, ProcessGroup
+from flame_train.distributed.group import ProcessGroup
 from flame_train.engine import no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import is_float
 from flame_train.errors import DataError, NonFiniteError, shown
 from flame_train.io.digests import Digests
 from flame_train.models.common.control import by_name
-from flame_train.models.common.fixed_batch import HostArrays
 from flame_train.models.common.model import Example, encoder_outputs
-from flame_train.models.common.text_in_step import tokens_of
+from flame_train.networks.fixed_batch import HostArrays
 from flame_train.progress import progress
+from flame_train.run.encode.encoders import cut, load_encoders
 from flame_train.run.encode.pipeline import Pipeline
-from flame_train.run.plan.encoding import Encoding, Keys, cut, named_for_cache
+from flame_train.run.plan.encoding import Encoding, Keys, named_for_cache
+from flame_train.run.plan.plan import Plan
+from flame_train.text_encoders.running import tokens_of
 from flame_train.training.batch import LOSS_WEIGHT
+from flame_train.training.session import Session
 from flame_train.training.stop import StopRequest
 from flame_train.user_cache import user_cache
 
@@ -48,20 +51,23 @@ _ControlPlace = tuple[int, int, int]  # and one of its control images
 class Encoded:
     """A dataset whose arrays are all in the cache."""
 
-    encoding: Encoding
-    samples: Samples
-    cache: DiskCache
+    plan: Plan
     keys: Keys
+    cache: DiskCache
     outputs: Mapping[str, tuple[str, ...]]
     """Of each text encoder whose arrays are cached, by its key: their names."""
-    size_conditioning: Callable[[Placement], Example]
+
+    @property
+    def encoding(self) -> Encoding:
+        """By what the arrays were made."""
+        return self.plan.encoding
 
     def example(self, index: int, choice: Choice = FIRST) -> Example:
         """All arrays of one sample; with its caption dropped, those of the empty caption in its place.
 
         The arrays of dropped text encoders are zeros. Raises `DataError` if they are not in the cache any more.
         """
-        row = self.samples.rows[index]
+        row = self.plan.everything.rows[index]
         text, beside = "" if choice.drop_caption else row.text(choice.text), row.seen_beside(choice.view)
         caption = self._cached(text, beside) | tokens_of(self.encoding.running, text, choice.dropped)
         zeros = {
@@ -72,7 +78,7 @@ class Encoded:
             **self._read(self.keys.images[index][choice.view], shapes, shown(row.item.path)),
             **caption,
             **zeros,
-            **self.size_conditioning(row.views[choice.view].seen),
+            **self.plan.model.size_conditioning(row.views[choice.view].seen),
             **self._loss_weight(index, choice.view),
             **(self._beside(beside, self.keys.controls[index][choice.view]) if row.controls else {}),
         }
@@ -91,8 +97,8 @@ class Encoded:
 
     def _loss_weight(self, index: int, view: int) -> Example:
         """The weights of a sample's errors, if any sample has some: its set's, times its mask's."""
-        row = self.samples.rows[index]
-        shape = self.samples.loss_weight_shape(self.encoding.vae.latent_shape(row.placement.bucket))
+        row = self.plan.everything.rows[index]
+        shape = self.plan.everything.loss_weight_shape(self.encoding.vae.latent_shape(row.placement.bucket))
         if shape is None:
             return {}
         weights = np.full(shape, row.set.loss_weight, np.float32)
@@ -130,76 +136,40 @@ class Encoded:
         return found
 
 
-def encode(
-    encoding: Encoding,
-    samples: Samples,
-    keys: Keys,
-    size_conditioning: Callable[[Placement], Example],
-    device: str,
-    stop: StopRequest,
-    group: ProcessGroup = ALONE,
-) -> Encoded:
-    """Fills the cache, each process of `group` with its share.
+def encode(plan: Plan, keys: Keys, session: Session) -> Encoded:
+    """Fills the cache with the entries of these keys, each process of the session's group with its share.
 
-    Networks are loaded only if an entry is missing, and unloaded afterwards.
-
-    Args:
-        encoding: the text encoders, the autoencoder and the cache's folder.
-        samples: the images, each with its bucket.
-        keys: the keys of the cache entries.
-        size_conditioning: the arrays that describe an image's size and crop.
-        device: "cuda" or "cpu".
-        stop: raises Interrupted after a signal.
-        group: the processes that share the work, and the cache's folder.
-
-    Returns:
-        The encoded dataset, which reads from the cache.
-
-    Raises:
-        DataError: an image was changed since it was read for the plan.
-        OutputError: the cache cannot be written.
-        Interrupted: a signal came; the cache has everything that was encoded before.
+    Networks are loaded only if an entry is missing, and unloaded afterwards. Returns the encoded dataset, which reads
+    from the cache. Raises DataError for an image that was changed since it was read for the plan, OutputError where
+    the cache cannot be written. Raises Interrupted after a signal, with everything cached that was encoded before.
     """
+    rows, group = plan.everything.rows, session.group
     with Digests(user_cache("digests")) as digests:
-        cache = DiskCache(encoding.folder, digests)
+        cache = DiskCache(plan.encoding.folder, digests)
         with group.barrier():
             if group.leads:
                 cache.remove_stale()
         with group.barrier():
-            _fill(encoding, samples, keys, cache, device, stop, group)
+            _fill(plan, keys, cache, session)
     if group.leads:
-        beside = {own.sha256: own.size for row in samples.rows for own in row.item.controls if own.plain}
-        remember(cache.folder, beside | {row.item.sha256: row.item.size for row in samples.rows if row.item.plain})
-    outputs = encoder_outputs(encoding.text)
-    return Encoded(encoding, samples, cache, keys, outputs, size_conditioning)
+        beside = {own.sha256: own.size for row in rows for own in row.item.controls if own.plain}
+        remember(cache.folder, beside | {row.item.sha256: row.item.size for row in rows if row.item.plain})
+    return Encoded(plan, keys, cache, encoder_outputs(plan.encoding.text))
 
 
-def _fill(
-    encoding: Encoding,
-    samples: Samples,
-    keys: Keys,
-    cache: DiskCache,
-    device: str,
-    stop: StopRequest,
-    group: ProcessGroup,
-) -> None:
-    """Encodes what is missing of this process's share of the keys.
-
-    Args:
-        encoding, samples, keys, device, stop, group: as in `encode`.
-        cache: where the arrays go.
-    """
+def _fill(plan: Plan, keys: Keys, cache: DiskCache, session: Session) -> None:
+    """Encodes what is missing of this process's share of the keys."""
+    encoding, rows, group, stop = plan.encoding, plan.everything.rows, session.group, session.stop
     texts = _share({key: caption for caption, key in keys.captions.items()}, group)
     places, covers = _share(_places(keys.images), group), _share(_places(keys.masks), group)
     captions = _missing(cache, texts, lambda _: encoding.caption_shapes, stop)
     beside, prompts = _share(_control_places(keys), group), _share({key: i for i, key in keys.shown.items()}, group)
-    rows = samples.rows
     lacking = _missing(cache, places, lambda place: encoding.image_shapes(rows[place[0]].placement), stop)
     images = {key: rows[index].seen(view) for key, (index, view) in lacking.items()}
     controls = _missing(cache, beside, lambda place: encoding.image_shapes(rows[place[0]].controls[place[2]]), stop)
     images |= {key: rows[index].control(view, number) for key, (index, view, number) in controls.items()}
     images |= _missing(cache, prompts, lambda image: encoding.image_shapes(image.view.placement), stop)
-    masks = _missing(cache, covers, lambda place: encoding.mask_shapes(samples.rows[place[0]].placement), stop)
+    masks = _missing(cache, covers, lambda place: encoding.mask_shapes(rows[place[0]].placement), stop)
     _LOG.info(
         "cache: %d of %d images and %d of %d captions to encode",
         len(images),
@@ -210,18 +180,18 @@ def _fill(
     if captions or images or masks:
         placements = [image.view.placement for image in images.values()]
         text, rest = encoding.captions_bytes(captions.values()), sum(map(encoding.image_bytes, placements))
-        remedy = _room(cache.folder, text, rest, max((len(row.texts) for row in samples.rows), default=1))
+        remedy = _room(cache.folder, text, rest, max((len(row.texts) for row in rows), default=1))
         with named_for_cache():
             preflight(cache.folder, text + rest, remedy)
             make_folder(cache.folder, "name another")
-    _keep_masks(encoding, samples, cache, masks, stop)
+    _keep_masks(encoding, rows, cache, masks, stop)
     with no_grad():
         if captions:
-            _encode_captions(encoding, cache, captions, device, stop)
-            get_backend(device).empty_cache()
+            _encode_captions(encoding, cache, captions, session)
+            get_backend(session.device).empty_cache()
         if images:
-            _encode_images(encoding, cache, images, device, stop)
-            get_backend(device).empty_cache()
+            _encode_images(encoding, cache, images, session)
+            get_backend(session.device).empty_cache()
 
 
 def _room(folder: Path, text: int, rest: int, texts: int) -> str:
@@ -252,26 +222,22 @@ def _share(entries: Mapping[str, _T], group: ProcessGroup) -> dict[str, _T]:
     return {keys[i]: entries[keys[i]] for i in group.share(len(keys))}
 
 
-def _encode_captions(
-    encoding: Encoding, cache: DiskCache, captions: Mapping[str, Reading], device: str, stop: StopRequest
-) -> None:
-    encoders = encoding.encoders(device)
+def _encode_captions(encoding: Encoding, cache: DiskCache, captions: Mapping[str, Reading], session: Session) -> None:
+    encoders = load_encoders(encoding, session.device)
     keys = list(captions)
     pipeline = Pipeline[str, Mapping[str, HostArrays]](
         lambda key: encoders.inputs(captions[key]),
         encoders.start,
         lambda key, example: _keep(cache, key, _quoted(captions[key].text), encoding.kept(example)),
-        get_backend(device).asynchronous,
+        get_backend(session.device).asynchronous,
     )
     with progress("encoding captions", len(keys)) as advance:
-        pipeline.run(cut(keys, encoders.at_once), _told(advance, stop))
+        pipeline.run(cut(keys, encoders.at_once), _told(advance, session.stop))
 
 
-def _encode_images(
-    encoding: Encoding, cache: DiskCache, images: Mapping[str, ViewedImage], device: str, stop: StopRequest
-) -> None:
-    vae = encoding.vae.load(encoding.vae_precision, device, encoding.vae_tile)
-    overlapped, buckets = get_backend(device).asynchronous, dict[Size, list[str]]()
+def _encode_images(encoding: Encoding, cache: DiskCache, images: Mapping[str, ViewedImage], session: Session) -> None:
+    vae = encoding.vae.load(encoding.vae_precision, session.device, encoding.vae_tile)
+    overlapped, buckets = get_backend(session.device).asynchronous, dict[Size, list[str]]()
     for key, image in images.items():
         buckets.setdefault(image.view.placement.bucket, []).append(key)
     batches = [[key] for keys in buckets.values() for key in keys]  # of one shape in a row, which is captured
@@ -282,7 +248,7 @@ def _encode_images(
         overlapped,
     )
     with progress("encoding images", len(images)) as advance:
-        pipeline.run(batches, _told(advance, stop))
+        pipeline.run(batches, _told(advance, session.stop))
 
 
 def _places(keys: Sequence[Sequence[str]]) -> dict[str, _Place]:
@@ -299,13 +265,13 @@ def _control_places(keys: Keys) -> dict[str, _ControlPlace]:
 
 
 def _keep_masks(
-    encoding: Encoding, samples: Samples, cache: DiskCache, masks: Mapping[str, _Place], stop: StopRequest
+    encoding: Encoding, rows: Sequence[Sample], cache: DiskCache, masks: Mapping[str, _Place], stop: StopRequest
 ) -> None:
     """Caches masks at the size of latents.
 
     Args:
         encoding: says what size latents have.
-        samples: the images.
+        rows: the images.
         cache: where the arrays go.
         masks: the sample and view of each missing entry, by key.
         stop: raises Interrupted after a signal.
@@ -316,7 +282,7 @@ def _keep_masks(
     black = []
     with progress("reading masks", len(masks)) as advance:
         for key, (index, view) in masks.items():
-            row = samples.rows[index]
+            row = rows[index]
             assert row.item.mask is not None
             values = row.item.mask.read()
             if not values.any() and not row.set.mask_weight:

@@ -62,7 +62,7 @@ Combination = Sequence[Settings]
 """A value of each open option."""
 
 
-class Where(NamedTuple):
+class Cards(NamedTuple):
     """The card of each of so many processes that train together."""
 
     gpu: Gpu
@@ -70,7 +70,7 @@ class Where(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedPlan:
     """A plan that fits its budget.
 
     Attributes:
@@ -96,40 +96,42 @@ class Fitted:
         return [f"{path} = {toml_value(value)}" for path, value in self.settings.items()]
 
 
-def fitted(plan: Plan, where: Where, budget: int) -> Fitted:
+def fit_budget(plan: Plan, cards: Cards, budget: int) -> FittedPlan:
     """The fastest settings that the config leaves open and whose run takes at most `budget` bytes.
 
     Raises ConfigError where none does, with the smallest peak that was found.
     """
-    ladder = _Ladder(plan, where)
+    candidates = Candidates(plan, cards)
     pools = room = float(pool_bytes(budget))
     tried: PredictedMemory | None = None
-    for each in [*ladder.candidates, ladder.least]:
-        estimate = ladder.peak(each)
-        if estimate < room or (each is ladder.least and tried is None and estimate <= pools):
-            found = _rehearsed(plan, _together(each), where, budget)
-            if isinstance(found, Fitted):
+    for each in [*candidates.ordered, candidates.least]:
+        estimate = candidates.peak(each)
+        if estimate < room or (each is candidates.least and tried is None and estimate <= pools):
+            found = _measure_run(plan, _merged(each), cards, budget)
+            if isinstance(found, FittedPlan):
                 return found
             room = min(room, estimate)  # gaps between blocks cost others as much
-            tried = found if each is ladder.least else None
-    raise ConfigError(_refusal(plan, _together(ladder.least), where, budget, tried))
+            tried = found if each is candidates.least else None
+    raise ConfigError(_refusal(plan, _merged(candidates.least), cards, budget, tried))
 
 
-def _rehearsed(plan: Plan, settings: Settings, where: Where, budget: int) -> Fitted | PredictedMemory:
-    """The plan with these settings if its whole run has enough in the pools of this budget, else what it would need."""
+def _measure_run(plan: Plan, settings: Settings, cards: Cards, budget: int) -> FittedPlan | PredictedMemory:
+    """Runs a plan with these settings on shapes: the plan if the pools of this budget suffice, else what it needs."""
     tried, pools = with_settings(plan, settings), pool_bytes(budget)
-    memory = predicted_memory(tried, where.gpu, where.processes, pools, grows=True)
+    memory = predicted_memory(tried, cards.gpu, cards.processes, pools, grows=True)
     if memory.pools > pools:
         return memory
-    return Fitted(tried, {path: v for path, v in settings.items() if v != value_of(plan.config, path)}, memory, budget)
+    return FittedPlan(
+        tried, {path: v for path, v in settings.items() if v != value_of(plan.config, path)}, memory, budget
+    )
 
 
-def refuse_if_beyond(plan: Plan, settings: Settings, where: Where, budget: int) -> Fitted:
+def refuse_if_beyond(plan: Plan, settings: Settings, cards: Cards, budget: int) -> FittedPlan:
     """A continued run, with the `settings` that were chosen when it began. Raises ConfigError if it is too much."""
-    found = _rehearsed(plan, settings, where, budget)
-    if isinstance(found, Fitted):
+    found = _measure_run(plan, settings, cards, budget)
+    if isinstance(found, FittedPlan):
         return found
-    needed = _needed(with_settings(plan, settings), where, found)
+    needed = _needed(with_settings(plan, settings), cards, found)
     chosen = ", ".join(f"{path} = {toml_value(value)}" for path, value in settings.items()) or "no setting changed"
     raise ConfigError(
         f"memory.budget: the run in {plan.config.output.dir} was begun with {chosen}, and these decide its result. "
@@ -149,22 +151,22 @@ def pool_bytes(budget: int) -> int:
     return pools
 
 
-def _needed(plan: Plan, where: Where, tried: PredictedMemory) -> int:
+def _needed(plan: Plan, cards: Cards, tried: PredictedMemory) -> int:
     """A budget under which a plan runs that took the pools of `tried`: with another limit its gaps lie elsewhere."""
     for more in _MORE:
         budget = math.ceil((tried.pools * (1 + more) / (1 - SPARE) + OUTSIDE) / _STEP) * _STEP
-        if isinstance(_rehearsed(plan, {}, where, budget), Fitted):
+        if isinstance(_measure_run(plan, {}, cards, budget), FittedPlan):
             return budget
     return 2 * tried.pools + OUTSIDE
 
 
-def _refusal(plan: Plan, least: Settings, where: Where, budget: int, tried: PredictedMemory | None) -> str:
+def _refusal(plan: Plan, least: Settings, cards: Cards, budget: int, tried: PredictedMemory | None) -> str:
     """Why no settings fit, and what would.
 
     Args:
         plan: the plan of the run.
         least: the settings that take the least memory.
-        where: the cards.
+        cards: the cards.
         budget: bytes that the run may take.
         tried: what a rehearsal with `least` took; None: there was none yet.
 
@@ -172,8 +174,8 @@ def _refusal(plan: Plan, least: Settings, where: Where, budget: int, tried: Pred
         The message.
     """
     cheapest = with_settings(plan, least)
-    memory = tried or predicted_memory(cheapest, where.gpu, where.processes, pool_bytes(budget), grows=True)
-    needed = _needed(cheapest, where, memory)
+    memory = tried or predicted_memory(cheapest, cards.gpu, cards.processes, pool_bytes(budget), grows=True)
+    needed = _needed(cheapest, cards, memory)
     changed = [f"{path} = {toml_value(v)}" for path, v in least.items() if v != value_of(plan.config, path)]
     with_them = f" with {', '.join(changed)}" if changed else ""
     fixed = [key for option in MEMORY_OPTIONS for key in option.asked or option.keys if given(plan.config, key)]
@@ -186,15 +188,15 @@ def _refusal(plan: Plan, least: Settings, where: Where, budget: int, tried: Pred
     )
 
 
-class _Ladder:
+class Candidates:
     """What the open settings save and cost, each measured alone and only when it is asked for."""
 
-    def __init__(self, plan: Plan, where: Where) -> None:
+    def __init__(self, plan: Plan, cards: Cards) -> None:
         self.options = [option for option in MEMORY_OPTIONS if option.is_open(plan.config)]
         """The settings that the config leaves open."""
         self._values = {option: option.values(plan.config) for option in self.options}
-        self._plan = with_settings(plan, _together([values[0] for values in self._values.values()]))
-        self._where = where
+        self._plan = with_settings(plan, _merged([values[0] for values in self._values.values()]))
+        self._cards = cards
         self._known: dict[tuple[Stage, frozenset[tuple[str, object]]], Alone] = {}
         self._estimates: dict[tuple[Stage, frozenset[tuple[str, object]]], _Estimate] = {}
         for option in self.options:
@@ -202,7 +204,7 @@ class _Ladder:
                 self._measure(self._values[option])
 
     @cached_property
-    def candidates(self) -> list[Combination]:
+    def ordered(self) -> list[Combination]:
         """A value of each option: the fastest first, and of those as fast the one that changes least."""
         useful = [self._useful(option) for option in self.options]
         barred = self._barred(useful)
@@ -216,7 +218,7 @@ class _Ladder:
             for other, others in zip(self.options, useful, strict=True):
                 if set(other.keys) & set(option.needs):
                     pairs = itertools.product(values, others)
-                    found += [_items(pair) for pair in pairs if not allowed(self._plan, _together(pair))]
+                    found += [_items(pair) for pair in pairs if not allowed(self._plan, _merged(pair))]
         return found
 
     def _rank(self, each: Combination) -> tuple[int, int, float]:
@@ -228,7 +230,7 @@ class _Ladder:
     @cached_property
     def least(self) -> Combination:
         """The candidate that should take the least."""
-        return min(self.candidates, key=lambda each: (self.peak(each), len(self._changed(each))))
+        return min(self.ordered, key=lambda each: (self.peak(each), len(self._changed(each))))
 
     def peak(self, each: Combination) -> float:
         """Bytes that the pools should need. Sample images are decoded beside what a step holds."""
@@ -278,19 +280,19 @@ class _Ladder:
         key = stage, frozenset(self._changed([settings]).items())
         if key not in self._known:
             plan = with_settings(self._plan, settings)
-            self._known[key] = _ALONE[stage](plan, *self._where)
+            self._known[key] = _ALONE[stage](plan, *self._cards)
         return self._known[key]
 
     def _measure(self, values: Sequence[Settings]) -> None:
         """A step with each value of a setting that a loaded network can change."""
         fitting = [one for one in values if allowed(self._plan, one)]
-        found = steps_alone([with_settings(self._plan, one) for one in fitting], *self._where)
+        found = steps_alone([with_settings(self._plan, one) for one in fitting], *self._cards)
         for settings, alone in zip(fitting, found, strict=True):
             self._known[Stage.STEP, frozenset(self._changed([settings]).items())] = alone
 
     def _changed(self, each: Sequence[Settings]) -> dict[str, object]:
         """The settings that differ from the config's."""
-        return {path: value for path, value in _together(each).items() if value != value_of(self._plan.config, path)}
+        return {path: value for path, value in _merged(each).items() if value != value_of(self._plan.config, path)}
 
 
 class _Estimate(NamedTuple):
@@ -319,8 +321,8 @@ class _Estimate(NamedTuple):
 
 
 def _items(each: Sequence[Settings]) -> frozenset[tuple[str, object]]:
-    return frozenset(_together(each).items())
+    return frozenset(_merged(each).items())
 
 
-def _together(each: Sequence[Settings]) -> dict[str, object]:
+def _merged(each: Sequence[Settings]) -> dict[str, object]:
     return {path: value for settings in each for path, value in settings.items()}

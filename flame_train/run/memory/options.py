@@ -17,8 +17,7 @@ from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
 from flame_train.errors import ConfigError
 from flame_train.networks.streaming import BUFFERS
-from flame_train.run.check.checkpointing import blocks_named
-from flame_train.run.check.streaming import block_sizes, blocks_streamed, text_share
+from flame_train.run.check.blocks import block_sizes, blocks_named, blocks_streamed, text_share
 from flame_train.run.plan.plan import Plan
 
 Settings = Mapping[str, Any]

@@ -7,6 +7,7 @@ largest is met: all captured steps share one memory.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,20 +26,23 @@ from flame_train.distributed.group import simulated_group
 from flame_train.engine import Tensor, capture, no_grad, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
-from flame_train.engine.shape_run import Gpu, KernelRequests, ShapeRun, shape_run
-from flame_train.models.common.model import Denoiser, Example, LoadedVae
-from flame_train.models.common.text_in_step import tokens_of
-from flame_train.run.check.control_images import blank
+from flame_train.engine.shape_run import Gpu, KernelRequests, ShapeRun, compile_ahead, gpu_of, shape_run
+from flame_train.models.common.model import Denoiser, Example
+from flame_train.networks.vae.autoencoder import LoadedVae
+from flame_train.run.encode.encoders import load_encoders
 from flame_train.run.plan.plan import Plan
+from flame_train.run.sampling.draw import blank
 from flame_train.run.train.grids import grid_sampler
-from flame_train.run.train.train import loaded, make_validator, set_checkpointing
+from flame_train.run.train.state import loaded, make_validator, set_checkpointing
+from flame_train.text_encoders.running import tokens_of
 from flame_train.training.batch import LOSS_WEIGHT, TAUGHT, Batch, HostBatch, sender
+from flame_train.training.session import Session
 from flame_train.training.step import State, micro, reduce, update
-from flame_train.training.stop import StopRequest
-from flame_train.training.validate import HeldOut
+from flame_train.training.validation import HeldOut
 
 from .step_time import StepWork
 
+_LOG = logging.getLogger(__name__)
 _DEVICE = "cuda"  # of the shape run
 _DRAWN = 1  # step of a sampler: the others take what this one takes
 
@@ -147,7 +151,7 @@ def steps_alone(plans: Sequence[Plan], gpu: Gpu, processes: int = 1) -> list[Alo
     """A step of each plan, run once, eagerly, and its sampling. The plans differ in checkpointing alone."""
     plan, found = plans[0], list[Alone]()
     with shape_run(gpu) as run, deterministic(plan.config.train.deterministic):
-        denoiser, attached, state = loaded(plan, _DEVICE, group=simulated_group(processes))
+        denoiser, attached, state = loaded(plan, Session(_DEVICE, simulated_group(processes)))
         sampled = _grid_sampler(plan, denoiser, attached, _Undecoded(plan.checked.sample_model.vae.network, _DEVICE))
         held, host = run.live_bytes, _batch(plan, _largest(plan.samples))
         batch = Batch(host, get_backend(_DEVICE), state.dtype, telling=plan.config.log.images_every > 0)
@@ -214,7 +218,7 @@ def encode_captions(plan: Plan) -> int:
     if not encoding.text:
         return 0
     with no_grad():
-        captions = encoding.encoders(_DEVICE)
+        captions = load_encoders(encoding, _DEVICE)
         largest = max((*encoding.readings(plan.everything), *plan.prompts), key=_seen_pixels)
         for _ in range(2):
             captions.start([captions.inputs(largest, _black)])()
@@ -242,7 +246,7 @@ def _train(plan: Plan, largest: Sample, processes: int, run: ShapeRun) -> StepWo
 
     Returns the work of a step.
     """
-    denoiser, attached, state = loaded(plan, _DEVICE, group=simulated_group(processes))
+    denoiser, attached, state = loaded(plan, Session(_DEVICE, simulated_group(processes)))
     host = _batch(plan, largest)
     backend = get_backend(_DEVICE)
     send = sender(backend, state.dtype)
@@ -285,7 +289,7 @@ def _grid_sampler(
     def captions(text: str, images: Sequence[ViewedImage]) -> Example:
         return plan.encoding.caption_blank(plan.text_rows)
 
-    return grid_sampler(plan, few, captions, controls, denoiser, attached, _DEVICE, StopRequest(), vae=vae)
+    return grid_sampler(plan, few, captions, controls, denoiser, attached, Session(_DEVICE), vae=vae)
 
 
 def _validate(plan: Plan, state: State) -> None:
@@ -293,7 +297,8 @@ def _validate(plan: Plan, state: State) -> None:
     if not plan.held_out.rows or not plan.config.validation.repeats:
         return
     largest = _largest(plan.held_out)
-    validator = make_validator(plan, state, HeldOut.of([_example(plan, largest)], plan.model.paddings), _DEVICE)
+    images = HeldOut.of([_example(plan, largest)], plan.model.paddings)
+    validator = make_validator(plan, state, images, Session(_DEVICE))
     for _ in range(2):
         with state.optimizer.averaged():
             validator.measure()
@@ -332,3 +337,29 @@ def _example(plan: Plan, sample: Sample) -> Example:
 def _captions(plan: Plan) -> Example:
     """The arrays of a caption in training."""
     return plan.encoding.caption_blank(plan.text_rows) | tokens_of(plan.encoding.running, "", frozenset())
+
+
+def predict_ahead(plan: Plan, device: str, processes: int) -> PredictedMemory:
+    """What the run will take. Its kernels, which that showed, are compiled from now on, while files are read."""
+    predicted = predicted_memory(plan, gpu_of(device), processes)
+    compile_ahead(predicted.kernels)
+    return predicted
+
+
+def notice_memory(predicted: Callable[[], PredictedMemory], total: int) -> None:
+    """Says so where more is predicted than there is: it may go well, for a prediction errs by some per cent.
+
+    A prediction that fails is reported too, and does not stop the run.
+    """
+    try:
+        peak = predicted().peak
+    except Exception as e:
+        _LOG.warning("the memory of this run could not be predicted: %s: %s", type(e).__name__, e)
+        return
+    if peak > total:
+        _LOG.warning(
+            "%.1f GiB are predicted and the GPU has %.1f: if memory runs out, try data.batch_size=1, "
+            "gradient.checkpointing=full, model.quantize=fp8 or a lower data.resolution",
+            peak / 2**30,
+            total / 2**30,
+        )

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Final
 
 import numpy as np
 
@@ -24,21 +24,24 @@ from flame_train.data.samples import Sample, Samples
 from flame_train.data.sets import image_sets
 from flame_train.data.views import View, ViewedImage
 from flame_train.disk.files import could_make_folder
-from flame_train.engine import nn
-from flame_train.engine.backend import get_backend
-from flame_train.engine.dtype import DType
 from flame_train.errors import OutputError
 from flame_train.io.digests import Digests
-from flame_train.models.common.fixed_batch import FixedBatches, HostArrays
-from flame_train.models.common.model import Autoencoder, Example
-from flame_train.models.common.text_in_step import tokens_of
-from flame_train.run.check.streaming import text_blocks
+from flame_train.models.common.model import Example
+from flame_train.networks.vae.autoencoder import Autoencoder
+from flame_train.run.check.check import Checked
 from flame_train.text_encoders.encoder import TextEncoder
+from flame_train.text_encoders.running import tokens_of
 from flame_train.user_cache import user_cache
 
 CACHE_FOLDER = ".flame-cache"
+
+ENCODED: Final = (
+    *("model.", "text_encoders.", "data.", "captions.", "sample.", "validation.", "preservation.", "memory."),
+    "train.precision",
+)
+"""How the paths of settings begin on which cached arrays may depend: runs that agree in these share all entries."""
+
 _ROUNDING = 2  # raised where networks are run in another way, so that what they make differs in its last bits
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,22 @@ class Encoding:
     running: tuple[TextEncoder, ...] = ()
     streamed: float = 0.0
     vae_tile: int = 0
+
+    @classmethod
+    def of(cls, checked: Checked) -> Encoding:
+        """Takes what checked settings say of encoding."""
+        c, running = checked.config, checked.running
+        return cls(
+            checked.model.vae,
+            tuple(encoder for encoder in checked.model.text if encoder not in running),
+            c.model.vae_precision,
+            c.train.precision,
+            c.text_encoders.precision,
+            cache_folder(c.data),
+            running,
+            checked.streamed_text,
+            c.model.vae_tile,
+        )
 
     @property
     def takes_images(self) -> bool:
@@ -213,68 +232,6 @@ class Encoding:
         blank = {name: np.zeros((rows.get(name, most), *rest), np.float32) for name, (most, *rest) in shapes.items()}
         return blank | tokens_of(self.running, "")
 
-    def encoders(self, device: str) -> CaptionEncoders:
-        """The text encoders, loaded."""
-        how = {"device": device, "dtype": self.precision, "precision": self.text_precision}
-        networks = {
-            encoder.part.component: encoder.load(**how, streamed=text_blocks(encoder.part.network, self.streamed))
-            for encoder in self.text
-        }
-        dtypes = {encoder.key: encoder.dtype(self.precision, self.text_precision) for encoder in self.text}
-        return CaptionEncoders(self.text, networks, dtypes, device)
-
-
-class CaptionEncoders:
-    """Loaded text encoders; `networks` are they or their parts, by the names that LoRA files have for them."""
-
-    def __init__(
-        self,
-        encoders: Sequence[TextEncoder],
-        networks: Mapping[str, nn.Module],
-        dtypes: Mapping[str, DType],
-        device: str,
-    ) -> None:
-        parts = [encoder.components(networks[encoder.part.component]) for encoder in encoders]
-        self.networks = {name: network for found in parts for name, network in found.items()}
-        self._encoders = tuple(encoders)
-        self._batches = {e.key: _batches(e, networks[e.part.component], dtypes[e.key], device) for e in self._encoders}
-        self._at_once = {e.key: e.at_once if get_backend(device).asynchronous else 1 for e in self._encoders}
-
-    @property
-    def at_once(self) -> int:
-        """How many captions are worth starting on together."""
-        return max(self._at_once.values(), default=1)
-
-    def inputs(
-        self, reading: Reading, pixels: Callable[[ViewedImage], np.ndarray[Any, Any]] = ViewedImage.pixels
-    ) -> dict[str, HostArrays]:
-        """What `start` takes of a caption and its images: the inputs of each encoder, by its key."""
-        return {encoder.key: encoder.read(reading, pixels) for encoder in self._encoders}
-
-    def start(self, captions: Sequence[Mapping[str, HostArrays]]) -> Callable[[], list[Example]]:
-        """Starts on captions; calling the result waits for the arrays of each, without padding that is
-        not kept, in the encoders' dtype.
-        """
-        waits: list[list[Callable[[], list[Example]]]] = []
-        for encoder in self._encoders:
-            given = [caption[encoder.key] for caption in captions]
-            batches, size = self._batches[encoder.key], self._at_once[encoder.key]
-            waits.append([batches.start(part) for part in cut(given, size)])
-
-        def wait() -> list[Example]:
-            kept: list[Example] = [{} for _ in captions]
-            for encoder, parts in zip(self._encoders, waits, strict=True):
-                made = [example for part in parts for example in part()]
-                for example, caption, arrays in zip(kept, captions, made, strict=True):
-                    example |= encoder.without_padding(caption[encoder.key], arrays)
-            return kept
-
-        return wait
-
-    def captions(self, read: Sequence[Reading]) -> list[Example]:
-        """The conditioning arrays of captions."""
-        return self.start([self.inputs(reading) for reading in read])()
-
 
 def _text_digest(encoders: Sequence[TextEncoder], digests: Digests, hashing: Executor) -> str:
     made = hashing.map(lambda e: [part.digest(digests) for part in e.parts], encoders)
@@ -284,11 +241,6 @@ def _text_digest(encoders: Sequence[TextEncoder], digests: Digests, hashing: Exe
         for part in (e.part.component, *found, e.vocabulary, *e.outputs)
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _batches(encoder: TextEncoder, network: nn.Module, dtype: DType, device: str) -> FixedBatches:
-    results = {name: (shape, dtype) for name, shape in encoder.outputs.items()}
-    return FixedBatches(partial(encoder.encode, network), lambda _: results, lambda _: encoder.at_once, device)
 
 
 def cache_folder(data: DataSection) -> Path:
@@ -310,7 +262,3 @@ def named_for_cache() -> Iterator[None]:
         yield
     except OutputError as error:
         raise OutputError(f"{error}\n  data.cache says where encoded images are kept") from None
-
-
-def cut(keys: Sequence[_T], size: int) -> list[Sequence[_T]]:
-    return [keys[i : i + size] for i in range(0, len(keys), size)]

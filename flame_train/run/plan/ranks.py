@@ -39,12 +39,12 @@ def refuse_other_settings(group: ProcessGroup, config: Config) -> None:
     mine = {"flame-train's version": __version__}
     for path, value in flat(config).items():
         mine[path] = toml_value(keys()[path].with_places(value, partial(_place, path in _SHARED)))
-    _refuse_unlike(group, mine)
+    _require_same_plan(group, mine)
 
 
 def refuse_other_files(group: ProcessGroup, sources: Mapping[str, str]) -> None:
     """Raises ConfigError, in all processes, if one reads other images, captions or models than rank 0."""
-    _refuse_unlike(group, {f"the files of {name}": digest for name, digest in sources.items()})
+    _require_same_plan(group, {f"the files of {name}": digest for name, digest in sources.items()})
 
 
 def _place(shared: bool, path: str) -> str:
@@ -64,7 +64,7 @@ def _place(shared: bool, path: str) -> str:
         return path
 
 
-def _refuse_unlike(group: ProcessGroup, mine: Mapping[str, str]) -> None:
+def _require_same_plan(group: ProcessGroup, mine: Mapping[str, str]) -> None:
     lead, *others = [json.loads(text) for text in group.all_gather(json.dumps(mine))]
     lines = [
         f"  rank {rank}: {name}: {other.get(name)}, rank 0 has {lead.get(name)}"
@@ -92,7 +92,7 @@ def refuse_other_checkpoint(group: ProcessGroup, found: Found | None) -> None:
             )
 
 
-def shared_out(plan: Plan, found: Found | None, group: ProcessGroup) -> Plan:
+def split_micro_batches(plan: Plan, found: Found | None, group: ProcessGroup) -> Plan:
     """The plan of one process. An update of a run that is continued takes as many micro-batches as it began with.
 
     Raises:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from flame_train.config.resume import differences
-from flame_train.distributed.group import ProcessGroup
 from flame_train.errors import Interrupted, RemoteError
 from flame_train.io.commit import newest
 from flame_train.run.plan.plan import Plan
-from flame_train.training.callbacks import Callbacks
 from flame_train.training.result import standing_of
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import Callbacks, Session
 from flame_train.training.validation import EarlyStopping
 
 _LOG = logging.getLogger(__name__)
@@ -27,35 +26,31 @@ AFTER_A_SIGNAL: Final = 25.0
 
 
 @contextmanager
-def mirrored(
-    plan: Plan, group: ProcessGroup, stop: StopRequest, callbacks: Callbacks, wait: float | None
-) -> Iterator[Callbacks]:
+def mirrored(plan: Plan, session: Session, wait: float | None) -> Iterator[Session]:
     """Brings the run that `output.remote` has, and copies the run folder there until the end of the block.
 
     Args:
         plan: the plan of the run.
-        group: the processes that train together; the leading one has the run folder, the lease and the copy. The
-            others wait for it before and after, and end as it does.
-        stop: raises Interrupted after a signal.
-        callbacks: the caller's own.
+        session: of its processes the leading one has the run folder, the lease and the copy. The others wait for it
+            before and after, and end as it does.
         wait: seconds to wait at the end for what is not there yet; None: as usual.
 
     Returns:
-        Callbacks that tell the copy too.
+        The session, whose callbacks tell the copy too.
 
     Raises:
         RemoteError: the store refuses, has another run, or lacks something after the wait at the end.
     """
     if not plan.config.output.remote:
-        yield callbacks
+        yield session
         return
+    group = session.group
     with ExitStack() as opened:
-        heard = callbacks
         with group.barrier():
             if group.leads:
-                heard = opened.enter_context(_copied(plan, stop, callbacks, wait))
+                session = replace(session, callbacks=opened.enter_context(_copied(plan, session, wait)))
         try:
-            yield heard
+            yield session
         except Exception as error:
             if group.is_shared(error):  # the others end too: a launcher would end the upload with the first of them
                 with group.barrier():
@@ -66,7 +61,7 @@ def mirrored(
 
 
 @contextmanager
-def _copied(plan: Plan, stop: StopRequest, callbacks: Callbacks, wait: float | None) -> Iterator[Callbacks]:
+def _copied(plan: Plan, session: Session, wait: float | None) -> Iterator[Callbacks]:
     from flame_train.remote.lease import Lease
     from flame_train.remote.mirror import Mirror
     from flame_train.remote.restore import Copy
@@ -79,7 +74,7 @@ def _copied(plan: Plan, stop: StopRequest, callbacks: Callbacks, wait: float | N
             store,
             folder,
             lambda old: differences(old, c, moved=True),
-            lambda: stop.check("while the run was brought from its store"),
+            lambda: session.stop.check("while the run was brought from its store"),
         )
         if copy.restore():
             _bring_best(copy.bring_too, folder)
@@ -94,7 +89,7 @@ def _copied(plan: Plan, stop: StopRequest, callbacks: Callbacks, wait: float | N
                     raise
 
             try:
-                yield _also(callbacks, mirror)
+                yield _also(session.callbacks, mirror)
             except Interrupted as error:
                 _finish_interrupted(finish, error, AFTER_A_SIGNAL if wait is None else wait)
                 raise

@@ -12,7 +12,6 @@ import numpy as np
 
 from flame_train.adapters.attach import attach
 from flame_train.adapters.kinds import ADAPTERS
-from flame_train.adapters.rules import rates
 from flame_train.config.load import from_options, with_overrides
 from flame_train.distributed.group import ALONE, ProcessGroup, simulated_group
 from flame_train.engine import Frozen, capture, nn
@@ -26,12 +25,12 @@ from flame_train.models.common.control import by_name
 from flame_train.models.common.model import Denoiser, Model
 from flame_train.networks.blocks import BlockNetwork, Checkpointing, whole_blocks
 from flame_train.networks.streaming import StreamedWeights
-from flame_train.run.check.adapted_layers import adapted_layers
+from flame_train.run.check.adapter import adapted_layers
+from flame_train.run.check.blocks import blocks_named, blocks_streamed
 from flame_train.run.check.check import storage_of
-from flame_train.run.check.checkpointing import blocks_named
-from flame_train.run.check.streaming import blocks_streamed
-from flame_train.run.train.train import make_state
+from flame_train.run.train.state import make_state
 from flame_train.training.batch import Batch, HostBatch
+from flame_train.training.session import Session
 from flame_train.training.step import State, micro, reduce, update
 
 from . import torch_lora_step
@@ -146,19 +145,7 @@ def prepare(case: BenchCase, group: ProcessGroup = ALONE) -> Prepared:
         kind=ADAPTERS.chosen(config.lora),
         settings=layers,
     )
-    objective = model.objective(config.model, config.loss, case.device)
-    state = make_state(
-        denoiser,
-        attached,
-        objective,
-        config.train,
-        config.optimizer,
-        config.schedule,
-        config.gradient,
-        case.device,
-        rates(layers, config.optimizer.lr),
-        group,
-    )
+    state = make_state(denoiser, attached, config, Session(case.device, group), layers)
     for parameter in attached.parameters():  # a zero matrix would leave half of the gradients zero
         if not bool(parameter.data.any()):
             parameter.data[...] = _uniform(backend, 1, parameter.shape, 1e-3, as_dtype("fp32"))

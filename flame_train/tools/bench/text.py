@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from flame_train.models.common.model import Model
-from flame_train.models.common.text_in_step import RunningEncoder, tokens_of
 from flame_train.networks.blocks import BlockNetwork, Checkpointing
+from flame_train.text_encoders.running import RunningEncoder, tokens_of
 
 from .models import Arrays
 

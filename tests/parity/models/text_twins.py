@@ -11,13 +11,13 @@ import torch
 
 from flame_train.engine import nn, tensor
 from flame_train.models.common.model import Denoiser
-from flame_train.models.common.text_in_step import RunningEncoder
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.registry import FAMILIES, NOTHING_NAMED
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
+from flame_train.text_encoders.running import RunningEncoder
 from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 from tests.parity.models import test_clip, test_flux, test_mmdit_sd3, test_t5
 from tests.parity.models import test_unet_sdxl as sdxl

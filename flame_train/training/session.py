@@ -1,15 +1,21 @@
-"""Callbacks: functions of the caller that hear of a run's progress. It may look, and changes no trained bit."""
+"""What every stage of a run is given: where it works, with whom, what stops it, and the functions that hear of it.
+
+Such a function of the caller may look, and changes no trained bit.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.errors import kind_of
+
+from .stop import StopRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +73,20 @@ def _check_takes(fn: object, name: str, *arguments: str) -> None:
 
 SILENT: Final = Callbacks()
 """Nobody listens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One process's part in a run, from its first stage to its last.
+
+    Attributes:
+        device: "cuda", "cuda:1" and so on, or "cpu".
+        group: the processes that train together.
+        stop: raises Interrupted after a signal.
+        callbacks: hears of steps, checkpoints and samples.
+    """
+
+    device: str
+    group: ProcessGroup = ALONE
+    stop: StopRequest = field(default_factory=StopRequest)
+    callbacks: Callbacks = SILENT

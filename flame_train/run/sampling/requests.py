@@ -1,8 +1,8 @@
-"""Sampling as a config asks for it: for the grids of a run, and for `flame-train sample`."""
+"""What a config wants drawn: for the grids of a run, and for `flame-train sample`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -11,15 +11,14 @@ from flame_train.config.prompt_files import read_prompt_file
 from flame_train.config.prompts import Prompt
 from flame_train.config.repeated import SampleSection
 from flame_train.config.schema import LossSection, ModelSection
-from flame_train.data.buckets import Placement, Size
+from flame_train.data.buckets import Size
 from flame_train.data.control_files import Control
+from flame_train.data.images import probe
+from flame_train.data.views import View, ViewedImage
 from flame_train.diffusion.samplers import SAMPLERS
-from flame_train.engine import Tensor
-from flame_train.engine.dtype import as_dtype
-from flame_train.errors import ConfigError
-from flame_train.models.common.model import Denoiser, Example, LoadedVae, Model
-from flame_train.training.image_sampling import Pixels, SamplerSpec, generate
-from flame_train.training.stop import StopRequest
+from flame_train.errors import ConfigError, DataError, shown
+from flame_train.io.kept import local_place
+from flame_train.models.common.model import Model
 
 NO_FILES: Final[Mapping[str, Control]] = MappingProxyType({})
 
@@ -58,6 +57,8 @@ class Request:
     strength: float
     control: tuple[str, ...] = ()
     """The files of its control images."""
+    images: tuple[ViewedImage, ...] = ()
+    """Its control images, scaled and cropped as the model has it; none before their files are read."""
 
 
 def requests(
@@ -89,9 +90,46 @@ def requests(
             sampler=p.sampler or SAMPLERS.chosen(sample).name,
             strength=1.0 if p.strength is None else p.strength,
             control=_control_of(p, sample),
+            images=tuple(
+                ViewedImage(file.path, file.sha256, View(model.controls.placed(file.size, resolution)))
+                for file in map(files.get, _control_of(p, sample))
+                if file is not None
+            ),
         )
         for i, p in enumerate(sample.prompts)
     )
+
+
+def read_requests(sample: SampleSection, resolution: int, model: Model) -> tuple[Request, ...]:
+    """Reads the control images that prompts name, and returns the images of a section with these.
+
+    Raises ConfigError for all files that cannot be used.
+    """
+    files = control_files(requests(sample, resolution, model), model, resolution)
+    return requests(sample, resolution, model, files)
+
+
+def control_files(wanted: Iterable[Request], model: Model, resolution: int) -> dict[str, Control]:
+    """Decodes the control images that requests name, and returns them by path.
+
+    Raises ConfigError for all that cannot be used.
+    """
+    found: dict[str, Control] = {}
+    wrong: dict[str, None] = {}
+    for request in wanted:
+        own = request.prompt.control is not None
+        key = f"sample.prompts: control of prompt {request.number}" if own else "sample.control"
+        for path in request.control:
+            try:
+                info = probe(local_place(path))
+                model.controls.placed(info.size, resolution)
+            except DataError as error:
+                wrong[f"{key}: {error if shown(path) in str(error) else f'{shown(path)}: {error}'}"] = None
+            else:
+                found[path] = Control(local_place(path), info.sha256, info.size)
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    return found
 
 
 def _control_of(prompt: Prompt, sample: SampleSection) -> tuple[str, ...]:
@@ -154,68 +192,3 @@ def _problems(request: Request, base: ModelSection, loss: LossSection, model: Mo
     except ConfigError as error:
         wrong.append(("steps", str(error).removeprefix("sample.steps: ")))
     return wrong
-
-
-def uncropped(model: Model, size: Size) -> Example:
-    """The size conditioning of a sampled image: neither scaled nor cropped."""
-    return model.size_conditioning(Placement(size, size, size, 0, 0))
-
-
-def sampler_spec(
-    request: Request, base: ModelSection, loss: LossSection, model: Model, *, device: str, dtype: str
-) -> SamplerSpec:
-    """The settings of the sampler for an image.
-
-    Args:
-        request: the image.
-        base, loss, model: as in `check_sampling`.
-        device: "cuda", "cuda:1" and so on, or "cpu".
-        dtype: dtype of the denoiser.
-
-    Returns:
-        Everything that sampling needs but the arrays of the prompts.
-    """
-    return SamplerSpec(
-        SAMPLERS[request.sampler](),
-        model.path(base, loss, request.steps, request.size),
-        model.classifier_free_guidance(request.guidance_scale),
-        request.seed,
-        model.vae.latent_shape(request.size),
-        device,
-        as_dtype(dtype),
-        model.paddings,
-        model.guidance_keeps,
-    )
-
-
-def generate_image(
-    request: Request,
-    how: SamplerSpec,
-    captions: Callable[[str], Example],
-    denoiser: Denoiser,
-    vae: LoadedVae,
-    stop: StopRequest,
-    controls: Example | None = None,
-) -> Pixels:
-    """Samples one image.
-
-    Args:
-        request: the image.
-        how: the settings of the sampler.
-        captions: the arrays of a prompt.
-        denoiser: the loaded network, and the text encoders that run.
-        vae: the loaded decoder.
-        stop: raises Interrupted after a signal; checked between steps.
-        controls: the arrays of its control images.
-
-    Returns:
-        The image, uint8 (H, W, 3).
-    """
-    others = uncropped(denoiser.model, request.size) | (controls or {})
-    wanted, unwanted = (captions(text) | others for text in (request.text, request.negative))
-    guided = denoiser.guided(request.guidance_scale, how.device)
-
-    def conditioned(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return guided.conditioned(arrays, how.dtype)
-
-    return generate(how, guided.denoise, vae.decode, wanted, unwanted, stop, conditioned)

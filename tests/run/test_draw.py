@@ -12,13 +12,15 @@ from PIL import Image
 from flame_train.adapters.attach import at_strength, attach
 from flame_train.config.prompts import Prompt
 from flame_train.config.schema import Config, SampleSection
+from flame_train.data.grid import grid, write_png
 from flame_train.data.reading import Reading
 from flame_train.engine import no_grad
 from flame_train.errors import ConfigError, Interrupted
 from flame_train.run.check.check import check
+from flame_train.run.encode.encoders import load_encoders
 from flame_train.run.plan.plan import make_plan
-from flame_train.run.sampling import check_sampling, generate_image, requests, sampler_spec, uncropped
-from flame_train.training.image_sampling import generate, grid, write_png
+from flame_train.run.sampling.draw import generate, generate_image, sampler_spec, uncropped
+from flame_train.run.sampling.requests import check_sampling, requests
 from flame_train.training.stop import StopRequest
 
 pytestmark = pytest.mark.bytes
@@ -34,7 +36,7 @@ def studio(small_config):
     plan = make_plan(check(small_config()), StopRequest())
     model = plan.model
     with no_grad():
-        encoders = plan.encoding.encoders("cpu")
+        encoders = load_encoders(plan.encoding, "cpu")
         captions = {prompt: encoders.captions([Reading(prompt)])[0] for prompt in TEXTS}
     denoiser, vae = model.load_denoiser(device="cpu", dtype="fp32"), model.vae.load("fp32", "cpu")
 

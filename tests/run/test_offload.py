@@ -15,9 +15,9 @@ from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
 from flame_train.engine.backend.host_memory import available
 from flame_train.engine.shape_run import H100, Gpu, KernelRequests, shape_run
+from flame_train.run.check.blocks import block_sizes
 from flame_train.run.check.check import Checked
-from flame_train.run.check.streaming import block_sizes
-from flame_train.run.memory import offloading
+from flame_train.run.memory import card
 from flame_train.run.memory.prediction import PredictedMemory
 from flame_train.run.memory.step_time import StepWork
 from flame_train.run.plan.plan import Plan
@@ -52,7 +52,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int]) -> list[int]:
         found.append(FIXED + 2 * resident + (4 * max(sizes.values()) if streamed else 0))
         return PredictedMemory(0, found[-1], KernelRequests((), (), ()), 1.0)
 
-    monkeypatch.setattr(offloading, "predicted_memory", predict)
+    monkeypatch.setattr(card, "predicted_memory", predict)
     return found
 
 
@@ -63,22 +63,22 @@ def of(memory: int) -> Gpu:
 @pytest.mark.parametrize("gib", [8, 12, 16, 20, 24])
 def test_as_few_blocks_are_streamed_as_fit(sizes: dict[str, int], asked: list[int], gib: int) -> None:
     memory = gib << 30
-    streamed = offloading.resolve_offload(plan(), of(memory)).checked.streamed
+    streamed = card.resolve_offload(plan(), of(memory)).checked.streamed
     if not streamed:
-        assert asked[0] <= memory - offloading._LEFT
+        assert asked[0] <= memory - card._LEFT
         return
-    assert asked[-1] <= memory - offloading._LEFT
+    assert asked[-1] <= memory - card._LEFT
     assert len(asked) < 8
-    spare = memory - offloading._LEFT - asked[-1]
-    assert spare < 2 * (offloading._STEP * sum(sizes.values()) + 2 * max(sizes.values())), "no more than needed"
+    spare = memory - card._LEFT - asked[-1]
+    assert spare < 2 * (card._STEP * sum(sizes.values()) + 2 * max(sizes.values())), "no more than needed"
 
 
 def test_where_not_even_all_is_enough_all_are_streamed(sizes: dict[str, int], asked: list[int]) -> None:
-    assert offloading.resolve_offload(plan(), of(1 << 30)).checked.streamed == frozenset(sizes)
+    assert card.resolve_offload(plan(), of(1 << 30)).checked.streamed == frozenset(sizes)
 
 
 def test_what_is_not_recomputed_stays(sizes: dict[str, int], asked: list[int]) -> None:
-    assert offloading.resolve_offload(plan(only=7), of(1 << 30)).checked.streamed == frozenset(list(sizes)[:7])
+    assert card.resolve_offload(plan(only=7), of(1 << 30)).checked.streamed == frozenset(list(sizes)[:7])
 
 
 @pytest.mark.parametrize(
@@ -106,14 +106,14 @@ def test_a_config_says_what_streaming_needs(offload: Any, others: dict[str, Any]
 @pytest.mark.parametrize("gib", [4, 40])
 def test_text_encoders_are_streamed_where_they_find_no_room(monkeypatch: pytest.MonkeyPatch, gib: int) -> None:
     taken = PredictedMemory(10 << 30, 1 << 30, KernelRequests((), (), ()), 1.0)
-    monkeypatch.setattr(offloading, "predicted_memory", lambda *_: taken)
-    decided = offloading.resolve_offload(plan(), of(gib << 30)).checked
+    monkeypatch.setattr(card, "predicted_memory", lambda *_: taken)
+    decided = card.resolve_offload(plan(), of(gib << 30)).checked
     assert (decided.streamed_text, decided.streamed) == (float(gib < 11), frozenset())
 
 
 def test_on_the_cpu_and_without_auto_nothing_is_decided(asked: list[int]) -> None:
     for given, gpu in ((plan(), None), (plan("off"), H100)):
-        assert offloading.resolve_offload(given, gpu) is given
+        assert card.resolve_offload(given, gpu) is given
     assert not asked
 
 

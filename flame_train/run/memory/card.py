@@ -1,4 +1,4 @@
-"""A run within its memory budget: how much `memory.budget` is on this card, what was chosen for it, and its limit."""
+"""The memory of a card: a run within `memory.budget`, the blocks that "auto" streams, and the host's room for these."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from flame_train.config.memory import AUTO, bytes_of
-from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine.backend import get_backend
-from flame_train.engine.shape_run import Gpu, gpu_of
+from flame_train.engine.backend.host_memory import available
+from flame_train.engine.shape_run import H100, Gpu, gpu_of, shape_run
 from flame_train.errors import ConfigError, EnvironmentFault, OutOfMemory, is_out_of_memory
 from flame_train.io.json_values import toml_tree
+from flame_train.run.check.blocks import block_sizes, of_share
+from flame_train.run.encode.encoders import load_encoders
 from flame_train.run.plan.plan import Plan
+from flame_train.run.train.grids import load_preview
+from flame_train.run.train.state import load_denoiser
+from flame_train.training.session import Session
 
-from .budget import GIB, OUTSIDE, Fitted, Where, fitted, refuse_if_beyond
+from .budget import GIB, OUTSIDE, Cards, FittedPlan, fit_budget, refuse_if_beyond
 from .options import MEMORY_OPTIONS, Settings
+from .prediction import PredictedMemory, predicted_memory
 
 _LOG = logging.getLogger(__name__)
 
@@ -82,7 +88,7 @@ class Card:
         return found
 
 
-def within_budget(plan: Plan, device: str, group: ProcessGroup = ALONE, *, planning: bool = False) -> Fitted | None:
+def within_budget(plan: Plan, session: Session, *, planning: bool = False) -> FittedPlan | None:
     """The plan with what was chosen for its budget; None where it has none.
 
     Where it is only `planning`, "cpu" plans for a described card, as a machine without a GPU does. A run that is
@@ -91,16 +97,16 @@ def within_budget(plan: Plan, device: str, group: ProcessGroup = ALONE, *, plann
     asked = plan.config.memory.budget
     if not asked:
         return None
-    if device == "cpu" and not planning:
+    if session.device == "cpu" and not planning:
         raise ConfigError(
             "memory.budget: it limits a GPU's memory, and --device is cpu; remove it, or plan for a GPU by --dry-run"
         )
-    card = Card.of(device)
+    card, group = Card.of(session.device), session.group
     budget = min(map(int, map(json.loads, group.all_gather(json.dumps(card.budget(asked))))))
-    where, kept = Where(card.gpu, group.world), chosen_before(plan)
+    cards, kept = Cards(card.gpu, group.world), chosen_before(plan)
     if kept is None:
-        return fitted(plan, where, budget)
-    return refuse_if_beyond(plan, kept, where, budget)
+        return fit_budget(plan, cards, budget)
+    return refuse_if_beyond(plan, kept, cards, budget)
 
 
 def chosen_before(plan: Plan) -> Settings | None:
@@ -132,7 +138,7 @@ def _written(tree: dict[str, Any], path: str) -> Any:
 
 
 @contextmanager
-def limited(device: str, found: Fitted | None) -> Iterator[None]:
+def limited(device: str, found: FittedPlan | None) -> Iterator[None]:
     """Inside, the device's pools give no more than the budget leaves them. Raises OutOfMemory where that is reached."""
     if found is None:
         yield
@@ -152,7 +158,7 @@ def limited(device: str, found: Fitted | None) -> Iterator[None]:
         backend.limit_memory(0)
 
 
-def tell(found: Fitted) -> None:
+def tell(found: FittedPlan) -> None:
     """Says what was chosen, what it takes, and the lines of a config that fix it."""
     chosen = ", ".join(found.lines) or "the config as it is"
     _LOG.info(
@@ -162,3 +168,52 @@ def tell(found: Fitted) -> None:
         found.peak / GIB,
         found.memory.seconds * 1e3,
     )
+
+
+_LEFT = 1 << 30  # bytes of the GPU for what the prediction leaves out: the CUDA context and its kernels
+_STEP = 1 / 16  # by which a share is raised until a run fits
+
+
+def resolve_offload(plan: Plan, gpu: Gpu | None, processes: int = 1) -> Plan:
+    """The plan with the blocks that "auto" streams on a GPU: as few as fit its memory. On the CPU it streams none."""
+    if plan.config.model.offload != "auto" or gpu is None:
+        return plan
+
+    def streaming(share: float) -> Plan:
+        names = of_share({n: s for n, s in sizes.items() if n in plan.checked.checkpointed}, share)
+        return replace(plan, checked=replace(plan.checked, streamed=frozenset(names), streamed_text=text))
+
+    def predicted(share: float) -> PredictedMemory:
+        return predicted_memory(streaming(share), gpu, processes)
+
+    sizes, room, text = block_sizes(plan.model.network), gpu.memory - _LEFT, 0.0
+    resident = predicted(0.0)
+    text = float(resident.encoding > room)
+    if resident.training <= room:
+        return streaming(0.0)
+    share = min((resident.training - room) / max(resident.training - predicted(1.0).training, 1), 1.0)
+    while share < 1.0 and predicted(share).training > room:
+        share = min(share + _STEP, 1.0)
+    return streaming(share)
+
+
+def refuse_small_host(plan: Plan) -> None:
+    """Raises OutOfMemory if the host has too little memory for the weights that wait there; nothing is loaded yet."""
+    preview, text = plan.checked.sample_model, plan.checked.streamed_text and plan.encoding.text
+    if not plan.checked.streamed and not text and preview is plan.model:
+        return
+    with shape_run(H100) as run:
+        kept: list[object] = [load_encoders(plan.encoding, "cuda")] if text else []
+        encoders = run.host_bytes
+        kept.clear()
+        kept.append(denoiser := load_denoiser(plan, "cuda"))
+        if preview is not plan.model:
+            kept.append(load_preview(preview, plan.config, denoiser, "cuda"))
+        needed = max(encoders, run.host_bytes)
+    room = available()
+    if needed > room:
+        wanted, free = (f"{n / 2**30:.2f} GiB" for n in (needed, room))
+        raise OutOfMemory(
+            f"{wanted} of weights are to wait in host memory, which has {free} free; lower model.offload, remove "
+            "sample.model, or store the weights in 8 bits by model.quantize"
+        )

@@ -1,5 +1,6 @@
-"""The run that `train.continue_from` names: its newest checkpoint, checked against the plan before anything loads.
+"""Where a run starts: at a checkpoint of its own folder, with that of another run, or anew.
 
+A run that `train.continue_from` names gives its newest checkpoint, checked against the plan before anything loads.
 Carried over are the LoRA in fp32, the state of the optimizer's rule with its count of updates, and a moving average.
 What begins anew: the step, the schedule with its warm-up, the order of samples, the random numbers of a step, the loss
 scale, the log. Every setting may differ but the optimizer's name and the sizes and scales of the adapters' matrices.
@@ -7,19 +8,58 @@ scale, the log. Every setting may differ but the optimizer's name and the sizes 
 
 from __future__ import annotations
 
+import itertools
+import logging
 import math
 import shlex
 from collections.abc import Sequence
-from itertools import accumulate, count
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from flame_train.config.resume import incompatible_settings
+from flame_train.config.render import resolved
+from flame_train.config.resume import differences, incompatible_settings
 from flame_train.config.schema import Config
-from flame_train.disk.files import reading
+from flame_train.disk.files import preflight, reading
+from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.errors import ConfigError, OutputError, counted
-from flame_train.io.commit import Found, newest
+from flame_train.io.commit import STATES, Found, count, newest
+from flame_train.io.runfolder import RunFolder
+from flame_train.run.plan.encoding import Keys, could_cache
 from flame_train.run.plan.plan import Plan
-from flame_train.training.result import value_shapes
+from flame_train.run.plan.sources import changed_images
+from flame_train.training.result import (
+    Sources,
+    check_sources,
+    earlier_updates,
+    knows_sources,
+    micro_batches_of,
+    updates_done,
+    value_shapes,
+)
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a run starts with.
+
+    Attributes:
+        found: the checkpoint to continue from; None: a fresh run.
+        before: the checkpoint of another run that a fresh run begins with; None: it begins with nothing.
+        sources: the digests of the files that the run is made from.
+    """
+
+    found: Found | None
+    before: Found | None
+    sources: Sources
+
+    def count_earlier_updates(self) -> int:
+        """Reads how many updates the optimizer's state has seen before this run."""
+        if self.found is not None:
+            return earlier_updates(self.found)
+        return updates_done(self.before) if self.before is not None else 0
 
 
 def continued(plan: Plan) -> Found | None:
@@ -69,7 +109,7 @@ def way_on(source: str | None, overrides: Sequence[str], device: str, config: Co
         return ""
     if unfit:
         return ""
-    free = next(place for n in count(2) if not (place := run.with_name(f"{run.name}-{n}")).exists())
+    free = next(place for n in itertools.count(2) if not (place := run.with_name(f"{run.name}-{n}")).exists())
     if source is None:
         return f'\nto go on from it with these settings: train.continue_from = "{run}", output.dir = "{free}"'
     taken = ("output.dir", "train.continue_from")
@@ -96,10 +136,49 @@ def _other_layers(plan: Plan, shapes: dict[str, tuple[int, ...]]) -> str:
 
 def _prefixes(name: str) -> list[str]:
     """Every name that a dotted name begins with, the longest first."""
-    return [*accumulate(name.split("."), "{}.{}".format)][::-1]
+    return [*itertools.accumulate(name.split("."), "{}.{}".format)][::-1]
 
 
 def _lora_of(found: Found) -> Path:
     """The LoRA's file in a checkpoint."""
     files = sorted(found.path.glob("*.safetensors"))
     return next(path for path in files if path.name != "optimizer.safetensors")
+
+
+def run_folder(plan: Plan, group: ProcessGroup = ALONE) -> RunFolder:
+    """The folder of a plan's run, not opened."""
+
+    def refusal(old: str, found: Found | None) -> str | None:
+        same_batches = found is not None and micro_batches_of(found) == plan.config.gradient.accumulation * group.world
+        moved = found is None or knows_sources(found)
+        return differences(old, plan.config, moved=moved, shared_out=same_batches)
+
+    return RunFolder(Path(plan.config.output.dir), resolved(plan.config), refusal, plan.config.output.name)
+
+
+def preflighted(plan: Plan, folder: RunFolder) -> Found | None:
+    """The checkpoint to continue from; this writes no file. Raises OutputError if the run could not go on here."""
+    found, c = folder.inspect(), plan.config
+    could_cache(plan.encoding.folder)
+    if found is not None and found.step > c.train.steps:
+        raise OutputError(
+            f"{folder.folder}: its run is at step {found.step}, beyond train.steps = {c.train.steps}; set train.steps "
+            f"to {found.step} or more, or output.dir to another folder; LoRAs of earlier steps: {folder.checkpoints}"
+        )
+    if found is None or found.step < c.train.steps:
+        kept = (c.checkpoint.keep or STATES) + (c.validation.repeats and bool(plan.held_out.rows))
+        new = kept + 1 - min(kept, count(folder.checkpoints))
+        arrays = 4 + (c.train.ema_decay > 0)  # values, once more as the LoRA, two moments, and their average
+        preflight(folder.folder, plan.parameters * 4 * arrays * new)
+    return found
+
+
+def resume(plan: Plan, keys: Keys, folder: RunFolder, sources: Sources) -> Found | None:
+    """The checkpoint to continue from, the log cut back to it. It may be newer than the one that was checked."""
+    found = folder.resume()
+    if found is not None:
+        for reason in found.skipped:
+            _LOG.warning("a newer checkpoint is damaged and was passed over: %s", reason)
+        check_sources(found, sources, partial(changed_images, plan, keys, folder))
+        _LOG.info("continuing after step %d from %s", found.step, found.path)
+    return found

@@ -5,13 +5,13 @@ The denoiser cannot tell them from encoders whose arrays come from the cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from flame_train.engine import Tensor, nn
+from flame_train.engine import Tensor
 from flame_train.engine.dtype import DType, is_float
 from flame_train.networks.blocks import BlockNetwork
 from flame_train.text_encoders.encoder import TextEncoder
@@ -63,29 +63,3 @@ def tokens_of(
         if dropped is not None and encoder.dropout:
             made[f"{encoder.key}.{KEPT}"] = np.array([encoder.key not in dropped], np.float32)
     return made
-
-
-class Networks(nn.Module):
-    """All networks with adapters as one module, so that one set of adapters and one arena serve them.
-
-    The denoiser's layers keep their names; those of a text encoder stand below its key.
-    """
-
-    def __init__(self, denoiser: nn.Module, encoders: Mapping[str, nn.Module]) -> None:
-        self._denoiser, self._encoders = denoiser, dict(encoders)
-
-    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-        yield from self._denoiser.named_modules(prefix)
-        for key, network in self._encoders.items():
-            yield from network.named_modules(f"{prefix}.{key}" if prefix else key)
-
-    def fusable_groups(self) -> Sequence[Sequence[Any]]:
-        return self._denoiser.fusable_groups()
-
-    def bring(self, layer: str) -> None:
-        self._denoiser.bring(layer)
-
-
-def joint_module(denoiser: nn.Module, encoders: Mapping[str, nn.Module]) -> nn.Module:
-    """The networks with adapters as one module: without `encoders` the denoiser itself."""
-    return Networks(denoiser, encoders) if encoders else denoiser

@@ -13,7 +13,7 @@ from flame_train.engine import functional as F
 from flame_train.engine import tensor
 from flame_train.engine.backend.cpu import CpuBackend
 from flame_train.engine.dtype import float32
-from flame_train.models.common.fixed_batch import FixedBatches
+from flame_train.networks.fixed_batch import FixedBatches
 
 pytestmark = pytest.mark.bytes
 

@@ -1,0 +1,180 @@
+"""The dataset of a config: its images and captions in their buckets, those held out, and its record in a run folder."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from flame_train.config.schema import Config, DataSection
+from flame_train.data.bucketed import BucketedDataset, assign_buckets
+from flame_train.data.buckets import BucketRule
+from flame_train.data.dataset import Dataset, DatasetError, Item
+from flame_train.data.held_out import refuse_common, split
+from flame_train.data.mask_files import refuse_black
+from flame_train.data.samples import Samples, samples_of
+from flame_train.data.seen import seen_images
+from flame_train.data.sets import DataSet, image_sets
+from flame_train.errors import ConfigError, DataError, shown
+from flame_train.io.digests import Digests
+from flame_train.io.kept import local_place
+from flame_train.run.plan.encoding import cache_folder
+from flame_train.training.stop import StopRequest
+from flame_train.user_cache import user_cache
+
+REPORT: Final = "dataset.json"
+_NAMED: Final = 5
+_UNREADABLE: Final = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+_LONGEST_EPOCH: Final = 10_000_000  # samples
+
+
+def read_dataset(config: Config, stop: StopRequest) -> Samples:
+    """Reads the images and captions of all sets, into buckets. Raises DataError with all that is wrong."""
+    data = config.data
+    parts: list[tuple[DataSet, BucketedDataset]] = []
+    read: list[tuple[DataSet, Sequence[Item]]] = []
+    problems: list[str] = []
+    seen = seen_images(cache_folder(data))
+    with Digests(user_cache("digests")) as digests:
+        for own in image_sets(data, config.captions):
+            try:
+                dataset = Dataset.scan(
+                    own.folder,
+                    own.repeats,
+                    by_folder=own.folder_repeats,
+                    default_caption=own.caption or None,
+                    caption_endings=(own.caption_extension,),
+                    caption_lines=own.captions.lines,
+                    folder_captions=own.captions.folder_name,
+                    masks=own.masks,
+                    mask_folder=local_place(own.mask_folder) if own.mask_folder else None,
+                    control=own.control_folders,
+                    on_bad=data.on_bad_image,
+                    progress=lambda done, total: stop.check("while reading the dataset"),
+                    seen=seen,
+                    digests=digests,
+                )
+                read.append((own, dataset.items))
+                parts += [
+                    (own, assign_buckets(dataset, rule, data.on_bad_image)) for rule in _rules(data, own.resolutions)
+                ]
+            except DataError as error:
+                problems.append(str(error))
+                read.append((own, error.items if isinstance(error, DatasetError) else ()))
+    try:
+        samples = samples_of(parts)
+    except DataError as error:
+        problems.append(str(error))
+    if problems:
+        trained, held = ([i for own, items in read if own.validation == by for i in items] for by in (False, True))
+        try:
+            refuse_common(trained, held)
+        except DataError as error:
+            problems.append(str(error))
+        raise DataError("\n".join(problems))
+    return samples
+
+
+def _rules(data: DataSection, resolutions: Sequence[int]) -> list[BucketRule]:
+    return [BucketRule(side, data.bucket_step, data.min_bucket, data.max_bucket, data.upscale) for side in resolutions]
+
+
+def split_held_out(config: Config, whole: Samples, longest_side: int) -> tuple[Samples, Samples]:
+    """Splits what is trained on from what is held out, and checks both.
+
+    Raises ConfigError for too long an epoch and a side above `longest_side`, DataError for masks that are black.
+    """
+    fraction = config.validation.fraction
+    before = held_out_before(Path(config.output.dir), fraction, whole) if fraction else ()
+    samples, held_out = split(whole, fraction, before)
+    _check_epoch(samples)
+    _check_sides(whole, longest_side)
+    masked = [(row, row.item.mask) for row in whole.rows if row.item.mask is not None and not row.set.mask_weight]
+    refuse_black(mask.path for _, mask in masked if mask.blank == "black")
+    return samples, held_out
+
+
+def _check_epoch(samples: Samples) -> None:
+    """An epoch's order is made as a whole."""
+    count = sum(row.repeats * row.set.weight for row in samples.rows)
+    if count > _LONGEST_EPOCH:
+        raise ConfigError(
+            f"data.repeats: expected an epoch of at most {_LONGEST_EPOCH:,} samples, got {count:,.0f}; lower it: "
+            "train.steps says how long a run is"
+        )
+
+
+def _check_sides(samples: Samples, longest_side: int) -> None:
+    """Buckets that the model has no positions for would be met when everything is encoded."""
+    longest = max(max(bucket) for bucket in samples.buckets)
+    if 0 < longest_side < longest:
+        raise ConfigError(
+            f"data.max_bucket: images go to a bucket with a side of {longest}, and this model has positions for "
+            f"{longest_side}; set data.max_bucket = {longest_side} or a lower data.resolution"
+        )
+
+
+def changed(report: Path, rows: Sequence[Mapping[str, Any]]) -> str:
+    """What differs, by name: at most five images each that are gone, new, or have another content, crop or caption.
+
+    Args:
+        report: `dataset.json` of the run folder, as the run has written it.
+        rows: the same for the dataset as it is now.
+
+    Returns:
+        Such as "5.png is not there, 6.png is new"; empty where the report cannot be read or lists the same.
+    """
+    try:
+        written = json.loads(report.read_bytes())
+        before = _by_name(written)
+    except _UNREADABLE:
+        return ""
+    now = _by_name(rows)
+    gone = [name for name in before if name not in now]
+    new = [name for name in now if name not in before]
+    captions = [name for name in now if name in before and _captions(before[name]) != _captions(now[name])]
+    others = [name for name in now if name in before and name not in captions and before[name] != now[name]]
+    parts = (_said(gone, "not there"), _said(new, "new"), _said(captions, "with another caption"))
+    return ", ".join(filter(None, (*parts, _said(others, "changed"))))
+
+
+def held_out_before(folder: Path, fraction: float, samples: Samples) -> frozenset[str]:
+    """The SHA-256 of the images that the run in a folder holds out; none where it has others, or another fraction.
+
+    So a run that an earlier version began, which chose them in another way, continues with the same ones.
+    """
+    try:
+        before = _by_name(json.loads((folder / REPORT).read_bytes()))
+        config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+        same = config["validation"]["fraction"] == fraction
+    except _UNREADABLE:
+        return frozenset()
+    hashes = {
+        next(iter(_by_name([row]))): own.item.sha256 for row, own in zip(samples.to_json(), samples.rows, strict=True)
+    }
+    if not same or before.keys() != hashes.keys():
+        return frozenset()
+    return frozenset(hashes[name] for name, rows in before.items() if any(row.get("validation") for row in rows))
+
+
+def _by_name(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """The rows of each image; it has one for each resolution."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        name = f"{row['set']}/{row['file']}" if "set" in row else str(row["file"])
+        found.setdefault(name, []).append(row)
+    return found
+
+
+def _captions(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [row["captions"] for row in rows]
+
+
+def _said(names: Sequence[str], what: str) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+    one = len(names) == 1
+    return f"{', '.join(map(shown, names[:_NAMED]))}{more} {'is' if one else 'are'} {what}"

@@ -1,0 +1,1 @@
+"""Sampling as a config asks for it: what is drawn, and how."""

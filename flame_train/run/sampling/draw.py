@@ -1,0 +1,187 @@
+"""Draws images: the same prompt from the same noise each time, so that two images differ by the weights alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flame_train.config.schema import LossSection, ModelSection
+from flame_train.data.buckets import Placement, Size
+from flame_train.data.grid import Pixels
+from flame_train.data.padding import Paddings, collate
+from flame_train.data.views import ViewedImage
+from flame_train.diffusion.guidance import guided
+from flame_train.diffusion.samplers import SAMPLERS, Path, Sampler
+from flame_train.disk.failpoint import fail_point
+from flame_train.engine import Tensor, no_grad, tensor
+from flame_train.engine.backend import get_backend
+from flame_train.engine.dtype import DType, as_dtype, is_float
+from flame_train.engine.random import Rng
+from flame_train.errors import NonFiniteError
+from flame_train.models.common.control import by_name
+from flame_train.models.common.model import Denoiser, Example, Model
+from flame_train.networks.vae.autoencoder import Autoencoder, LoadedVae
+from flame_train.progress import progress
+from flame_train.run.sampling.requests import Request
+from flame_train.training.stop import StopRequest
+
+SAMPLE_NOISE = 33  # a stream of random numbers; see `engine/random.py`
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerSpec:
+    """The settings of an image's sampling: everything but the arrays of the prompts.
+
+    `kept` is `Model.guidance_keeps`.
+    """
+
+    sampler: Sampler
+    path: Path
+    guidance: float
+    seed: int
+    latent: tuple[int, int, int]
+    device: str
+    dtype: DType
+    paddings: Paddings
+    kept: int = 0
+
+
+def uncropped(model: Model, size: Size) -> Example:
+    """The size conditioning of a sampled image: neither scaled nor cropped."""
+    return model.size_conditioning(Placement(size, size, size, 0, 0))
+
+
+def sampler_spec(
+    request: Request, base: ModelSection, loss: LossSection, model: Model, *, device: str, dtype: str
+) -> SamplerSpec:
+    """The settings of the sampler for an image.
+
+    Args:
+        request: the image.
+        base, loss, model: as in `check_sampling`.
+        device: "cuda", "cuda:1" and so on, or "cpu".
+        dtype: dtype of the denoiser.
+
+    Returns:
+        Everything that sampling needs but the arrays of the prompts.
+    """
+    return SamplerSpec(
+        SAMPLERS[request.sampler](),
+        model.path(base, loss, request.steps, request.size),
+        model.classifier_free_guidance(request.guidance_scale),
+        request.seed,
+        model.vae.latent_shape(request.size),
+        device,
+        as_dtype(dtype),
+        model.paddings,
+        model.guidance_keeps,
+    )
+
+
+def generate_image(
+    request: Request,
+    how: SamplerSpec,
+    captions: Callable[[str], Example],
+    denoiser: Denoiser,
+    vae: LoadedVae,
+    stop: StopRequest,
+    controls: Example | None = None,
+) -> Pixels:
+    """Samples one image.
+
+    Args:
+        request: the image.
+        how: the settings of the sampler.
+        captions: the arrays of a prompt.
+        denoiser: the loaded network, and the text encoders that run.
+        vae: the loaded decoder.
+        stop: raises Interrupted after a signal; checked between steps.
+        controls: the arrays of its control images.
+
+    Returns:
+        The image, uint8 (H, W, 3).
+    """
+    others = uncropped(denoiser.model, request.size) | (controls or {})
+    wanted, unwanted = (captions(text) | others for text in (request.text, request.negative))
+    guided = denoiser.guided(request.guidance_scale, how.device)
+
+    def conditioned(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return guided.conditioned(arrays, how.dtype)
+
+    return generate(how, guided.denoise, vae.decode, wanted, unwanted, stop, conditioned)
+
+
+def generate(
+    d: SamplerSpec,
+    denoise: Callable[[Tensor, Tensor, Mapping[str, Tensor]], Tensor],
+    decode: Callable[[Tensor], Pixels],
+    prompt: Example,
+    negative: Example,
+    stop: StopRequest,
+    conditioned: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = lambda arrays: arrays,
+) -> Pixels:
+    """Samples one image.
+
+    Args:
+        d: the settings of the sampler.
+        denoise: the network: (x, t, conditioning) to its prediction.
+        decode: decodes latents into pixels.
+        prompt: the arrays of the prompt.
+        negative: the arrays of the negative prompt.
+        stop: raises Interrupted after a signal; checked between steps.
+        conditioned: makes the conditioning of the arrays of both, once for all steps.
+
+    Returns:
+        The image, uint8 (H, W, 3).
+
+    Raises:
+        NonFiniteError: latents hold NaN or infinity.
+    """
+    backend, calls = get_backend(d.device), d.sampler.calls
+    xp, asked = backend.xp, calls * (len(d.path.levels) - 1) - (calls - 1)
+    with no_grad(), progress("sampling", 0 if backend.described else asked, leaves_line=False) as advance:
+
+        def noise(number: int) -> Tensor:
+            return Tensor(Rng(xp, d.seed, number, xp.zeros((1,), np.int64)).normal(SAMPLE_NOISE, d.latent))
+
+        def step(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
+            fail_point("sample.step")
+            stop.check("while sampling")
+            return denoise(x.to(d.dtype), t, cond).float()
+
+        model = guided(step, d.guidance, d.kept)
+
+        def told(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
+            made = model(x, t, cond)
+            advance(1)
+            return made
+
+        cond = conditioned(_conditioning([prompt] if d.guidance == 1.0 else [prompt, negative], d))
+        latents = d.sampler.sample(told, noise(0), cond, d.path, lambda i: noise(i + 1))
+        if not np.isfinite(latents.numpy()).all():
+            raise NonFiniteError(
+                "sampling gave NaN or infinity, which is no image; if it does so with every prompt, the model "
+                "overflows in this precision: try bf16 or fp32"
+            )
+        return decode(latents)[0]
+
+
+def _conditioning(examples: Sequence[Example], d: SamplerSpec) -> dict[str, Tensor]:
+    """The examples as a batch on the device, floats in the model's dtype."""
+    stacked = collate(examples, d.paddings)
+    return {n: tensor(a, d.dtype if is_float(a.dtype) else None, d.device) for n, a in stacked.items()}
+
+
+def encoded(images: Sequence[ViewedImage], own: Autoencoder, vae: LoadedVae) -> Example:
+    """Encodes control images now, where no cache has their arrays."""
+    encoder = vae.encoder()
+    with no_grad():
+        made = [encoder.start([vae.inputs(image.pixels())])()[0] for image in images]
+    return by_name(own.seen(arrays["mean"]) for arrays in made)
+
+
+def blank(images: Iterable[ViewedImage], own: Autoencoder) -> Example:
+    """Makes the arrays of control images, all zeros."""
+    return by_name(np.zeros(own.latent_shape(image.view.placement.bucket), np.float32) for image in images)
