@@ -1,13 +1,17 @@
 """The list of model families: the one line that a new family adds. The rest of it is its folder in `models`.
 
-It stands apart because the command line is made from it, and answers `--help` without loading anything.
+It stands apart because the command line is made from it, and answers `--help` without loading anything. What stands
+below the families reads their `family.toml` here, and imports none of them.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 FAMILY_TITLES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -25,3 +29,26 @@ FAMILY_TITLES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Name -> usual name. `models.<name>.family` has its `Family`, `<name>-lora` is its command."""
+
+
+@cache
+def family_data(family: str) -> Mapping[str, Any]:
+    """What a family's `family.toml` says; nothing of one that has none, or is none."""
+    file = Path(__file__).parent / "models" / family / "family.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8")) if family in FAMILY_TITLES and file.is_file() else {}
+
+
+def with_control_images() -> str:
+    """The models that look at control images, as words of a message."""
+    found = (family_data(family).get("looks_at_control_images") for family in FAMILY_TITLES)
+    *others, last = (name for name in found if name)
+    return f"{', '.join(others)} and {last}"
+
+
+def named_by(trainer: str) -> dict[str, str]:
+    """What another trainer's configs call the families: its names, each with the family's here."""
+    return {
+        name: family
+        for family in FAMILY_TITLES
+        for name in family_data(family).get("other_trainers", {}).get(trainer, ())
+    }

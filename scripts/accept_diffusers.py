@@ -19,23 +19,18 @@ from typing import Any
 import numpy as np
 
 from flame_train.engine.random import Rng
+from flame_train.families import family_data
 from flame_train.models.registry import NOTHING_NAMED, family_of
 from flame_train.run.sampling.draw import SAMPLE_NOISE
 
 NEEDED = ("torch", "diffusers", "transformers", "peft")
-PACKED = ("flux", "chroma", "krea2", "qwenimage", "qwenimage1")
-"""Families whose pipelines take latents as tokens."""
-ADDED = {"zimage": -1.0, "krea2": -1.0}
-"""What is added to the usual guidance scale, where a pipeline counts otherwise."""
-SEES = ("qwenimage", "flux3", "anima")
-"""Families whose reference needs torchvision: for Qwen3-VL's half for images, or to scale a mask."""
 INDICES = ("model_index.json", "modular_model_index.json")
 """What a diffusers folder has one of; the latter where a pipeline is made of blocks."""
 
 
 def missing(family: str) -> list[str]:
     """The libraries that are not installed, of those that the family's pipeline needs."""
-    needed = (*NEEDED, *(("torchvision",) if family in SEES else ()))
+    needed = (*NEEDED, *(("torchvision",) if family_data(family)["diffusers"].get("needs_torchvision") else ()))
     return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
@@ -72,7 +67,8 @@ def draw(args: argparse.Namespace) -> dict[str, Any]:
     if name == "chroma":
         mask_by_booleans(pipeline)
     latents = torch.from_numpy(first).to(dtype)
-    if name in PACKED:
+    known = family_data(name)["diffusers"]
+    if known.get("latents_as_tokens"):
         latents = pipeline._pack_latents(latents, *latents.shape)
     if name == "anima":  # whose latents are of films
         latents = latents.unsqueeze(2)
@@ -84,7 +80,7 @@ def draw(args: argparse.Namespace) -> dict[str, Any]:
     elif name.startswith("qwenimage"):  # which guides only with a negative prompt
         more |= {"true_cfg_scale": args.guidance} | ({"negative_prompt": ""} if args.guidance > 1.0 else {})
     else:
-        more["guidance_scale"] = args.guidance + ADDED.get(name, 0.0)
+        more["guidance_scale"] = args.guidance + known.get("guidance_offset", 0.0)
     made = pipeline(
         prompt=args.prompt,
         num_inference_steps=args.steps,

@@ -22,22 +22,10 @@ from kill_and_continue import IGNORED
 from PIL import Image
 from same_bits import differences
 
-COMMANDS = {
-    "sdxl": "sdxl-lora",
-    "sd35-medium": "sd3-lora",
-    "sd35-large": "sd3-lora",
-    "flux-dev": "flux-lora",
-    "zimage": "zimage-lora",
-    "klein-4b": "flux2-lora",
-    "klein-9b": "flux2-lora",
-    "flux3-klein": "flux3-lora",
-    "chroma": "chroma-lora",
-    "krea2": "krea2-lora",
-    "qwen-image": "qwenimage-lora",
-    "qwen-image-1": "qwenimage1-lora",
-    "anima": "anima-lora",
-    "anima-2.9b": "anima-lora",
-}
+from flame_train.models.registry import FAMILIES
+
+COMMANDS = {size: family.command for family in FAMILIES.values() for size in family.published if size != family.small}
+"""A published size -> the command that trains it."""
 
 
 def draw(folder: Path, count: int) -> None:

@@ -28,6 +28,7 @@ from unittest.mock import MagicMock
 import torch
 
 from flame_train.adapters.dialects import spellings, split_key
+from flame_train.families import FAMILY_TITLES, family_data
 from flame_train.models.registry import FAMILIES
 from flame_train.tools.verify import STYLES, TABLE, template
 
@@ -50,43 +51,11 @@ LISTS = {  # family -> its published models: the list of names, and what a progr
     "flux": {"flux_dev_single_file": {"depth": 19, "depth_single_blocks": 38, "hidden_size": 3072}},
 }
 REPOSITORY = {"sdxl": "stable-diffusion-xl", "sd3": "stable-diffusion-3", "flux": "FLUX.1-dev"}
-PIPELINES = {
-    "sdxl": "StableDiffusionXLPipeline",
-    "sd3": "StableDiffusion3Pipeline",
-    "flux": "FluxPipeline",
-    "zimage": "ZImagePipeline",
-    "flux2": "Flux2KleinPipeline",
-    "flux3": "Flux3ModularPipeline",
-    "krea2": "Krea2Pipeline",
-    "chroma": "ChromaPipeline",
-    "anima": "AnimaModularPipeline",
-    "qwenimage": "QwenImage21Pipeline",
-    "qwenimage1": "QwenImagePipeline",
-}
-PUBLISHED = {
-    "zimage": "zimage",
-    "flux2": "klein-9b",
-    "flux3": "flux3-klein",
-    "krea2": "krea2",
-    "chroma": "chroma",
-    "anima": "anima-2.9b",
-    "qwenimage": "qwen-image",
-    "qwenimage1": "qwen-image-1",
-}
-"""Families without a list of names: the published size whose network has them."""
 READ = {"version": "0.38.1", "date": "2026-11-28"}
-READ_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "zimage": (("diffusion_model.", "transformer.", ""), ("lycoris_",)),
-    "krea2": (("diffusion_model.", "transformer.", ""), ("lycoris_",)),
-    "qwenimage": (("transformer.", ""), ("lycoris_",)),
-    "qwenimage1": (("transformer.", ""), ("lycoris_",)),
-    "chroma": (("transformer.", ""), ("lycoris_", "lora_transformer_")),
-    "anima": ((), ()),
-}
-"""Families that ComfyUI's checkout lacks: what stands in `READ` before diffusers' paths, with dots and without.
+"""The ComfyUI in which `[comfyui]` of a `family.toml` was read, of families that the checkout lacks, and when.
 
-They were read in its `model_lora_keys_unet`, and in the tables of names that this asks. Every family has
-`diffusion_model.` and `lora_unet_` before its own paths. The date is that of reading.
+It was read in its `model_lora_keys_unet`, and in the tables of names that this asks. Every family has
+`diffusion_model.` and `lora_unet_` before its own paths.
 """
 NOT_MAPPED = re.compile(r"distilled_guidance_layer\..*")
 """Paths of diffusers that its table for Flux and Chroma leaves out."""
@@ -179,8 +148,11 @@ def comfyui(folder: Path) -> dict[str, Taken]:
 
 
 def comfyui_read(table: dict[str, Any]) -> None:
-    """Adds the families of `READ_KEYS` to ComfyUI's table. Endings are taken as those of Flux are."""
-    for family, (dotted, flat) in READ_KEYS.items():
+    """Adds the families that were read to ComfyUI's table. Endings are taken as those of Flux are."""
+    for family in FAMILY_TITLES:
+        if (read := family_data(family).get("comfyui")) is None:
+            continue
+        dotted, flat = read["dotted"], read["flat"]
         paths = FAMILIES[family].lora_names_in({}).components[0].modules
         keys = [
             spelled for own in paths for spelled in (f"diffusion_model.{own}", f"lora_unet_{own.replace('.', '_')}")
@@ -235,9 +207,9 @@ def forge(folder: Path) -> dict[str, Taken]:
 
 def rows_of(family: str) -> dict[str, int]:
     """The rows of each weight of a family's denoiser."""
-    if family in PUBLISHED:
+    if size := family_data(family)["diffusers"].get("lora_size"):
         own = FAMILIES[family]
-        return {n: s[0] for n, s in own.published[PUBLISHED[family]]()[own.denoiser].shapes().items()}
+        return {n: s[0] for n, s in own.published[size]()[own.denoiser].shapes().items()}
     listed = [pair for name in LISTS[family] for pair in names(name).items()]
     return {n.removeprefix("model.diffusion_model."): s[0] for n, s in listed if s}
 
@@ -247,8 +219,8 @@ def diffusers() -> dict[str, Taken]:
 
     logging.disable(logging.WARNING)
     found = {}
-    for family, pipeline in PIPELINES.items():
-        own = getattr(library, pipeline)
+    for family in FAMILY_TITLES:
+        own = getattr(library, family_data(family)["diffusers"]["pipeline"])
         spoken = FAMILIES[family].lora_names_in({})
         table, theirs = spellings(spoken), paths_of(spoken)
         samples = {template(name): name for name in reversed(table)}

@@ -23,14 +23,8 @@ from flame_train.engine.dtype import as_dtype
 from flame_train.io.header import build_header
 from flame_train.io.safetensors import describe, save_stream
 from flame_train.models.common.small import write_vocabulary
-from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.registry import FAMILIES
-from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
-from flame_train.models.sdxl.unet import UNet, UNetArch
-from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.clip.names import clip_from_openclip
-from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
-from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 from flame_train.tools.bench import randomise
 
 
@@ -47,40 +41,15 @@ class _Arrays:
         return self.arrays[name]
 
 
-MODELS = (
-    *("sdxl", "sd35-medium", "sd35-large", "flux-dev", "zimage", "klein-4b", "klein-9b", "krea2", "anima"),
-    *("anima-2.9b", "chroma", "qwen-image", "qwen-image-1", "flux3-klein"),
-)
-_WHOLE = (
-    "zimage",
-    "flux2",
-    "flux3",
-    "krea2",
-    "anima",
-    "chroma",
-    "qwenimage",
-    "qwenimage1",
-)  # families whose published networks make a checkpoint
-_DENOISER, _VAE, _TEXT = "model.diffusion_model.", "first_stage_model.", "text_encoders.{}.transformer."
+MODELS = tuple(size for family in FAMILIES.values() for size in family.published if size != family.small)
 
 
 def parts_of(model: str, t5: bool) -> list[tuple[str, nn.Module]]:
     """The networks of a model with their prefixes."""
-    clip_l, clip_g = ClipTextEncoder(ClipArch.clip_l()), ClipTextEncoder(ClipArch.bigg())
-    if model == "sdxl":
-        text = [("conditioner.embedders.0.transformer.", clip_l), ("conditioner.embedders.1.model.", clip_g)]
-        return [(_DENOISER, UNet(UNetArch.sdxl())), (_VAE, Vae(VaeArch.sdxl())), *text]
     family = next(family for family in FAMILIES.values() if model in family.published)
-    if family.name in _WHOLE:
-        prefixes = {component.name: component.prefixes[0] for component in family.files.components}
-        return [(prefixes[name], network) for name, network in family.published[model]().items()]
-    beside: list[tuple[str, nn.Module]] = [(_TEXT.format("clip_l"), clip_l)]
-    if t5:
-        beside.append((_TEXT.format("t5xxl"), T5Encoder(T5Arch.xxl())))
-    if model == "flux-dev":
-        return [(_DENOISER, Flux(FluxArch.dev())), (_VAE, Vae(VaeArch.flux())), *beside]
-    arch = {"sd35-medium": MMDiTArch.sd35_medium(), "sd35-large": MMDiTArch.sd35_large()}[model]
-    return [(_DENOISER, MMDiT(arch)), (_VAE, Vae(VaeArch.sd3())), (_TEXT.format("clip_g"), clip_g), *beside]
+    prefixes = {component.name: component.prefixes[0] for component in family.files.components}
+    left_out = "" if t5 else family.encoders.get("t5", "")
+    return [(prefixes[name], network) for name, network in family.published[model]().items() if name != left_out]
 
 
 def tensors(parts: Sequence[tuple[str, nn.Module]], device: str) -> Mapping[str, np.ndarray[Any, Any]]:

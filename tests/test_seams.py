@@ -1,7 +1,7 @@
-"""A new optimizer, schedule, loss, weighting, timestep sampling, sampler, adapter kind or family is one file, no more.
+"""A new optimizer, schedule, loss, weighting, timestep sampling, sampler, or adapter kind is one file, no more.
 
 Each file is put into a copy of the package. The command line then knows it, `init` writes its keys, and a run trains by
-it. A family adds one line in the list besides.
+it. A family is a folder, and a line in the list.
 """
 
 from __future__ import annotations
@@ -176,17 +176,60 @@ class Gain(AdapterKind):
     def count(self, weight_shape, rank):
         return weight_shape[0]
 '''
-TWIN = '''
-"""A family like Flux, under another name."""
+TWIN = {
+    "__init__.py": '"""A family like Flux, under another name."""\n',
+    "names.py": '''
+"""The names of Flux.1, and what Twin's LoRAs say of themselves."""
+from dataclasses import replace
+from flame_train.models.flux import names as flux
+from flame_train.networks.files.marks import Marks
+
+def lora_family():
+    return replace(flux.lora_family(), name="twin", base_version="twin", architecture="twin/lora")
+
+MARKS = Marks(
+    names={"twin": "Twin"}, networks=(), loras=(), written={"twin": "twin"}, also_reads={"twin": ("flux",)}
+)
+''',
+    "family.py": '''
+"""Twin."""
+from dataclasses import replace
 from flame_train.models.common.lesson import Lesson
 from flame_train.models.flux.family import FluxFamily
+from flame_train.models.twin.names import lora_family
 
 class Twin(FluxFamily):
     name = "twin"
     published = {"twin-tiny": FluxFamily.published["flux-tiny"]}
     small = "twin-tiny"
     lesson = Lesson("a twin of the small Flux", steps=8)
-'''
+
+    def assemble(self, parts, opening):
+        return replace(super().assemble(parts, opening), lora_names=lora_family())
+
+    def lora_names_in(self, shapes):
+        return lora_family()
+''',
+    "family.toml": """
+loaded_by = ["ComfyUI"]
+[other_trainers]
+ai-toolkit = ["twin_1"]
+[presets.style]
+source = "nobody"
+keys = { "lora.rank" = 7 }
+""",
+}
+ELSEWHERE = """
+job: extension
+config:
+  name: a
+  process:
+  - type: sd_trainer
+    network: {type: lora, linear: 8, linear_alpha: 8}
+    model: {name_or_path: base.safetensors, arch: twin_1}
+    datasets: [{folder_path: images, resolution: [512]}]
+    train: {steps: 10, lr: 1.0e-4}
+"""
 FILES = {
     "optimizers/signum.py": SIGNUM,
     "schedules/halves.py": HALVES,
@@ -292,15 +335,21 @@ def test_messages_and_templates_know_them(copy: Copy, tmp_path: Path) -> None:
     assert 'loss.noisier_by: expected loss.weighting = "noisier" with it, got "none"' in said
 
 
-def test_a_family_is_a_file_and_a_line(tmp_path: Path) -> None:
+def test_a_family_is_a_folder_and_a_line(tmp_path: Path) -> None:
+    """All else asks the list of families, or the folder: commands, presets, what a file is, other trainers' configs."""
     copy = Copy(tmp_path)
     folder = tmp_path / "flame_train" / "models" / "twin"
     folder.mkdir()
-    (folder / "family.py").write_text(TWIN)
+    for name, text in TWIN.items():
+        (folder / name).write_text(text)
     families = tmp_path / "flame_train" / "families.py"
     families.write_text(families.read_text().replace('"flux": "Flux.1",', '"flux": "Flux.1",\n        "twin": "Twin",'))
     assert "twin-lora" in copy("--help")
     assert "A LoRA for Twin" in copy("init", "twin")
+    assert "rank = 7" in copy("init", "twin", "--preset", "style")
     result = copy("quickstart", str(tmp_path / "q"), "--family", "twin", "--device", "cpu", "--json")
     assert result["steps"] == 8
+    assert copy("inspect", result["lora"], "--json")["identity"]["family"] == "twin"
     assert copy("bench", "step", "--model", "twin-tiny", "--resolution", "64", "--device", "cpu", "--json")["eager_ms"]
+    (tmp_path / "theirs.yaml").write_text(ELSEWHERE)
+    assert copy("import", "theirs.yaml", "-o", "ours.toml", "--json")["family"] == "twin"

@@ -49,12 +49,17 @@ class Resolved:
     unknown: tuple[str, ...]
 
 
-def resolve(components: Sequence[Component], names: Iterable[str], only: str | None = None) -> Resolved:
+def resolve(
+    components: Sequence[Component], names: Iterable[str], only: str | None = None, idle: re.Pattern[str] | None = None
+) -> Resolved:
     """Sort the names of a file into components and find how each native tensor is read.
 
-    `only` says that the file holds that one component, whose names may then stand without a prefix.
+    `only` says that the file holds that one component, whose names may then stand without a prefix. Names that the
+    pattern `idle` fits play no part in any component.
     """
-    left = sorted(names)
+    every = sorted(names)
+    set_aside = [name for name in every if idle is not None and idle.fullmatch(name)]
+    left = sorted(set(every).difference(set_aside))
     sources: dict[str, dict[str, Source]] = {}
     layouts: dict[str, str] = {}
     ignored: list[str] = []
@@ -77,7 +82,7 @@ def resolve(components: Sequence[Component], names: Iterable[str], only: str | N
             for target, source in pulled.sources.items()
         }
         unknown += [prefix + name for name in pulled.unknown]
-    return Resolved(sources, layouts, tuple(ignored), (*unknown, *left))
+    return Resolved(sources, layouts, (*ignored, *set_aside), (*unknown, *left))
 
 
 def _pull(component: Component, names: Collection[str]) -> tuple[Pulled, str]:

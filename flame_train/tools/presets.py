@@ -1,4 +1,7 @@
-"""Presets of `flame-train init`: what is trained, and on which card. Each is data below `presets/`, with its source."""
+"""Presets of `flame-train init`: what is trained, and on which card.
+
+Each is data: a file below `presets/` has what holds for all families, a `family.toml` the rest, with its source.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from flame_train.config.suggest import did_you_mean
 from flame_train.errors import ConfigError
+from flame_train.families import FAMILY_TITLES, family_data
 
 _FOLDER: Final = files("flame_train.tools").joinpath("presets")
-_CARDS: Final = "cards"
 
 
 class Preset(NamedTuple):
@@ -24,19 +27,24 @@ class Preset(NamedTuple):
 
 def names(family: str | None = None) -> list[str]:
     """The presets, a file each; those that a family has, where one is named."""
-    found = (file.name.removesuffix(".toml") for file in _FOLDER.iterdir() if file.name.endswith(".toml"))
-    all_of_them = sorted(name for name in found if name != _CARDS)
-    return [name for name in all_of_them if family is None or family in _read(name)["family"]]
+    found = sorted(file.name.removesuffix(".toml") for file in _FOLDER.iterdir() if file.name.endswith(".toml"))
+    return [name for name in found if family is None or name in _of(family)]
 
 
 def recipes() -> tuple[str, ...]:
     """The families that presets are for."""
-    return tuple(dict.fromkeys(family for name in names() for family in _read(name)["family"]))
+    return tuple(family for family in FAMILY_TITLES if _of(family))
 
 
 def cards(family: str) -> list[dict[str, Any]]:
     """The cards that something was measured for: their `gb`, the `keys` they need by path, and the `source`."""
-    found: list[dict[str, Any]] = _read(_CARDS).get(family, [])
+    found: list[dict[str, Any]] = family_data(family).get("cards", [])
+    return found
+
+
+def _of(family: str) -> Mapping[str, Any]:
+    """What a family has for each preset."""
+    found: Mapping[str, Any] = family_data(family).get("presets", {})
     return found
 
 
@@ -54,9 +62,9 @@ def preset(family: str, name: str | None, card: float | None) -> Preset:
             near = [known for known in names() if name and known.startswith(name[:2])]
             raise ConfigError(f"--preset: expected one of {', '.join(names())}, got {name}{did_you_mean(near)}")
         found = _read(name)
-        own = found["family"].get(family)
+        own = _of(family).get(name)
         if own is None:
-            known = ", ".join(sorted(found["family"]))
+            known = ", ".join(sorted(other for other in FAMILY_TITLES if name in _of(other)))
             why = found.get("why", "for which no recipe was published yet")
             others = f"; it has {', '.join(names(family))}" if names(family) else ""
             raise ConfigError(f"--preset {name}: expected one of {known}, got {family}, {why}{others}")

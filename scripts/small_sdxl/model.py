@@ -12,7 +12,7 @@ import numpy as np
 
 from flame_train.engine import nn
 from flame_train.io.safetensors import save_file
-from flame_train.models.sdxl.files import SDXL_FILES
+from flame_train.models.sdxl.names import SDXL_FILES
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.clip.names import clip_from_openclip

@@ -21,7 +21,7 @@ from model import Networks, build, quiet_unused_words, token_ids, write
 from flame_train.data.grid import write_png
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
-from flame_train.models.sdxl.files import SDXL_FILES
+from flame_train.models.sdxl.names import SDXL_FILES
 from flame_train.quickstart.drawings import scenes
 
 TITLE = "small SDXL of drawn shapes, trained from scratch by flame-train"

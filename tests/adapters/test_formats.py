@@ -18,7 +18,7 @@ from flame_train.adapters.folding import ALPHA_KEY, fold, unfold
 from flame_train.adapters.formats import from_file, to_diffusers, to_kohya
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
-from flame_train.models.sdxl.keys import lora_family
+from flame_train.models.sdxl.names import lora_family
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
 SDXL = lora_family()

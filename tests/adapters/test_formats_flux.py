@@ -15,7 +15,7 @@ from flame_train.adapters.formats import from_file, to_diffusers, to_kohya
 from flame_train.adapters.metadata import network_metadata
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
-from flame_train.models.flux.keys import lora_family
+from flame_train.models.flux.names import lora_family
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
 FLUX = lora_family()

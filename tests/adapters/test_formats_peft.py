@@ -12,7 +12,7 @@ import pytest
 from flame_train.adapters.formats import from_file
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.models.sdxl.keys import lora_family
+from flame_train.models.sdxl.names import lora_family
 
 SDXL = lora_family()
 BLOCK = "down_blocks.1.attentions.0.transformer_blocks.0"

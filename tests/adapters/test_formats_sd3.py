@@ -18,8 +18,8 @@ from flame_train.engine import nn
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights
-from flame_train.models.sd3.keys import lora_family, lora_family_of
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
+from flame_train.models.sd3.names import lora_family, lora_family_of
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 

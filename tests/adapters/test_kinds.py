@@ -12,7 +12,7 @@ from flame_train.adapters.metadata import network_metadata
 from flame_train.engine import nn, tensor
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
-from flame_train.models.flux.keys import lora_family
+from flame_train.models.flux.names import lora_family
 
 FLUX = lora_family()
 KINDS = [

@@ -12,8 +12,8 @@ from flame_train.adapters.kinds.dora import DoraFactors
 from flame_train.adapters.kinds.loha import LohaFactors
 from flame_train.adapters.shared_alpha import for_kohya, misread
 from flame_train.io.safetensors import save_file
-from flame_train.models.flux.keys import lora_family as flux_family
-from flame_train.models.sdxl.keys import lora_family
+from flame_train.models.flux.names import lora_family as flux_family
+from flame_train.models.sdxl.names import lora_family
 
 SDXL = lora_family()
 UNET = SDXL.components[0]

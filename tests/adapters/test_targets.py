@@ -10,7 +10,7 @@ import pytest
 
 from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.errors import ConfigError
-from flame_train.models.sdxl.keys_unet import unet_from_diffusers
+from flame_train.models.sdxl.names_unet import unet_from_diffusers
 from flame_train.models.sdxl.unet import UNet, UNetArch
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "keys"

@@ -10,7 +10,7 @@ import pytest
 
 from flame_train.adapters.targets import resolve
 from flame_train.models.flux.family import PRESETS
-from flame_train.models.flux.keys import lora_family
+from flame_train.models.flux.names import lora_family
 from flame_train.models.flux.transformer import Flux, FluxArch
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "keys"

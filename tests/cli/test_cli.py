@@ -513,4 +513,4 @@ def test_families_and_keys_are_completed(begun: str, expected: set[str]) -> None
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env={**os.environ, **asked}, check=False
     )
     assert set(done.stdout.split()) >= expected
-    assert all(line.startswith(begun.split()[-1]) for line in done.stdout.split())
+    assert all(line.startswith(begun.rsplit(maxsplit=1)[-1]) for line in done.stdout.split())

@@ -28,7 +28,7 @@ from flame_train.errors import ModelFileError
 from flame_train.io.hub import fetched, fetching, placed, read_of, resolve_checkpoint
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.common.family import published_name
-from flame_train.models.sdxl.keys import lora_family
+from flame_train.models.sdxl.names import lora_family
 from flame_train.run.commands.stages import train
 
 TOKEN = "hf_" + "x" * 34

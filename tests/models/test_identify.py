@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flame_train.models.registry import FAMILIES
-from flame_train.networks.files.identify import FAMILY_NAMES, could_be, identify
+from flame_train.networks.files.identify import could_be, identify, model_names
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
 
@@ -153,7 +153,7 @@ def test_models(name):
     shapes, kind, family, layout, parts = MODELS[name]
     found = identify(shapes)
     assert (found.kind, found.family, found.layout, found.parts) == (kind, family, layout, parts)
-    assert FAMILY_NAMES.get(family, "known") in found.detail
+    assert model_names().get(family, "known") in found.detail
 
 
 @pytest.mark.parametrize(

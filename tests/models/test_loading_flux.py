@@ -11,8 +11,7 @@ import pytest
 
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
-from flame_train.models.flux.files import FLUX_FILES
-from flame_train.models.flux.keys import transformer_to_diffusers
+from flame_train.models.flux.names import FLUX_FILES, transformer_to_diffusers
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.networks.files.identify import identify
 from flame_train.networks.vae.names import vae_from_diffusers

@@ -8,8 +8,8 @@ import pytest
 
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
-from flame_train.models.sd3.files import SD3_FILES
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
+from flame_train.models.sd3.names import SD3_FILES
 
 FP8 = ml_dtypes.float8_e4m3fn
 

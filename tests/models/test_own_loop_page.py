@@ -11,8 +11,7 @@ import numpy as np
 import flame_train.engine as flame
 from flame_train.adapters.formats import from_file
 from flame_train.models.common.small import SMALL_SDXL
-from flame_train.models.sdxl.files import SDXL_FILES
-from flame_train.models.sdxl.keys import lora_family
+from flame_train.models.sdxl.names import SDXL_FILES, lora_family
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sdxl-in-your-own-loop.md").read_text(encoding="utf-8")
 

@@ -15,8 +15,7 @@ from flame_train.adapters.metadata import model_spec, network_metadata, with_has
 from flame_train.engine import no_grad, tensor
 from flame_train.io.safetensors import save_file
 from flame_train.models.flux.family import PRESETS
-from flame_train.models.flux.files import FLUX_FILES
-from flame_train.models.flux.keys import lora_family, transformer_to_diffusers
+from flame_train.models.flux.names import FLUX_FILES, lora_family, transformer_to_diffusers
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.tools.merge import merge
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flame_train.models.sdxl import keys as sdxl
+from flame_train.models.sdxl import names as sdxl
 
 torch = pytest.importorskip("torch")
 single_file = pytest.importorskip("diffusers.loaders.single_file_utils")

@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from flame_train.io.resolve import native_shapes
-from flame_train.models.anima.files import ANIMA_FILES
-from flame_train.models.anima.keys import adapter_modules, base_modules, lora_family, resolve, transformer_to_diffusers
+from flame_train.models.anima.names import (
+    ANIMA_FILES,
+    adapter_modules,
+    base_modules,
+    lora_family,
+    resolve,
+    transformer_to_diffusers,
+)
 from flame_train.models.anima.transformer import Anima, AnimaArch
 from flame_train.networks.files.identify import identify
 from flame_train.text_encoders.anima.network import AdapterArch, LlmAdapter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flame_train.models.chroma.keys import base_modules, lora_family, resolve, transformer_to_diffusers
+from flame_train.models.chroma.names import base_modules, lora_family, resolve, transformer_to_diffusers
 from flame_train.models.chroma.transformer import Chroma, ChromaArch
 from flame_train.networks.files.identify import identify, lora_could_be
 from flame_train.networks.vae.vae import Vae, VaeArch

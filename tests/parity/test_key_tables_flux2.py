@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flame_train.io.resolve import native_shapes
-from flame_train.models.flux2.keys import base_modules, lora_family, resolve, transformer_to_diffusers
+from flame_train.models.flux2.names import base_modules, lora_family, resolve, transformer_to_diffusers
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
 from flame_train.networks.files.identify import could_be, identify
 from flame_train.networks.vae.vae import Vae, VaeArch

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flame_train.models.flux3.keys import base_modules, lora_family, resolve, transformer_to_diffusers
+from flame_train.models.flux3.names import base_modules, lora_family, resolve, transformer_to_diffusers
 from flame_train.models.flux3.transformer import Flux3, Flux3Arch
 from flame_train.networks.files.identify import identify, lora_could_be
 from flame_train.networks.vae.vae import Vae, VaeArch

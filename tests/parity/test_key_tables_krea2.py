@@ -6,8 +6,7 @@ import pytest
 
 from flame_train.io.resolve import native_shapes
 from flame_train.models.krea2.arch import Krea2Arch
-from flame_train.models.krea2.files import KREA2_FILES
-from flame_train.models.krea2.keys import base_modules, lora_family, resolve, transformer_to_diffusers
+from flame_train.models.krea2.names import KREA2_FILES, base_modules, lora_family, resolve, transformer_to_diffusers
 from flame_train.models.krea2.transformer import Krea2
 from flame_train.networks.files.identify import could_be, identify
 from flame_train.networks.files.stated import NOTHING

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flame_train.models.qwenimage.arch import QwenImageArch
-from flame_train.models.qwenimage.keys import base_modules, lora_family, resolve, transformer_to_diffusers
+from flame_train.models.qwenimage.names import base_modules, lora_family, resolve, transformer_to_diffusers
 from flame_train.models.qwenimage.transformer import QwenImage
 from flame_train.models.qwenimage.vae import PUBLISHED
 from flame_train.networks.files.identify import could_be, identify

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flame_train.models.qwenimage1.keys import base_modules, lora_family, resolve
+from flame_train.models.qwenimage1.names import base_modules, lora_family, resolve
 from flame_train.models.qwenimage1.transformer import QwenImage1, QwenImage1Arch
 from flame_train.networks.files.identify import could_be, identify, lora_could_be
 from flame_train.networks.vae.vae import Vae, VaeArch

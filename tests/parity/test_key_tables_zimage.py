@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flame_train.io.resolve import native_shapes
-from flame_train.models.zimage.files import ZIMAGE_FILES
-from flame_train.models.zimage.keys import base_modules, lora_family, resolve, transformer_to_diffusers
+from flame_train.models.zimage.names import ZIMAGE_FILES, base_modules, lora_family, resolve, transformer_to_diffusers
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
 from flame_train.networks.files.identify import identify
 from flame_train.networks.files.stated import NOTHING

@@ -21,7 +21,7 @@ from flame_train.adapters.peft_config import peft_scales
 from flame_train.adapters.shared_alpha import for_kohya, misread
 from flame_train.io.safetensors import save_file
 from flame_train.models.registry import FAMILIES
-from flame_train.models.sdxl.keys import lora_family
+from flame_train.models.sdxl.names import lora_family
 from flame_train.tools.merge_loras import WeightedLora, merge_loras
 from flame_train.tools.resize import resize
 from flame_train.tools.verify import verify

@@ -16,9 +16,8 @@ from flame_train.adapters.kinds import ADAPTERS
 from flame_train.engine import no_grad, tensor
 from flame_train.engine.random import Rng
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.models.sdxl.files import SDXL_FILES
-from flame_train.models.sdxl.keys import lora_family
-from flame_train.models.sdxl.keys_unet import SDXL_LEVELS, unet_from_diffusers
+from flame_train.models.sdxl.names import SDXL_FILES, lora_family
+from flame_train.models.sdxl.names_unet import SDXL_LEVELS, unet_from_diffusers
 from flame_train.models.sdxl.unet import vector_conditioning
 from flame_train.networks.vae.names import vae_from_diffusers
 from flame_train.run.check.check import check

@@ -11,9 +11,8 @@ from flame_train.adapters.metadata import model_spec, network_metadata, with_has
 from flame_train.engine import no_grad, tensor
 from flame_train.io.safetensors import save_file
 from flame_train.models.sd3.family import PRESETS
-from flame_train.models.sd3.keys import lora_family
-from flame_train.models.sd3.keys_mmdit import mmdit_to_diffusers
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
+from flame_train.models.sd3.names import lora_family, mmdit_to_diffusers
 from flame_train.tools.convert import convert
 from flame_train.tools.merge import merge
 

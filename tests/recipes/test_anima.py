@@ -14,7 +14,7 @@ from PIL import Image
 from flame_train import cli
 from flame_train.io.keymap import Op
 from flame_train.io.safetensors import save_file
-from flame_train.models.anima.keys import lora_family
+from flame_train.models.anima.names import lora_family
 from flame_train.models.common.small import write_vocabulary
 from flame_train.models.registry import family_of
 from flame_train.networks.vae.names_qwen import qwen_vae_from_wan

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from flame_train.io.safetensors import save_file
-from flame_train.models.chroma.keys import lora_family
+from flame_train.models.chroma.names import lora_family
 from flame_train.models.common.small import write_vocabulary
 from flame_train.models.registry import family_of
 from tests.recipes.bases import arrays_of, check_continuation, first_loss, small_base, trainer

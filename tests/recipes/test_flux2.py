@@ -10,7 +10,7 @@ import pytest
 
 from flame_train import cli
 from flame_train.adapters.formats import from_file
-from flame_train.models.flux2.keys import lora_family
+from flame_train.models.flux2.names import lora_family
 from flame_train.models.registry import family_of
 from tests.recipes.bases import small_base
 

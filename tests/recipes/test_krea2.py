@@ -12,7 +12,7 @@ import pytest
 
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.common.small import write_vocabulary
-from flame_train.models.krea2.keys import lora_family
+from flame_train.models.krea2.names import lora_family
 from tests.recipes.bases import (
     Train,
     arrays_of,

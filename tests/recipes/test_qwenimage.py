@@ -14,7 +14,7 @@ import pytest
 from flame_train import cli
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.common.small import write_vocabulary
-from flame_train.models.qwenimage.keys import lora_family
+from flame_train.models.qwenimage.names import lora_family
 from flame_train.text_encoders.qwen3.encoder import COMPREHENDING
 from tests.recipes.bases import (
     arrays_of,

@@ -10,7 +10,7 @@ import pytest
 
 from flame_train.io.safetensors import save_file
 from flame_train.models.common.small import write_vocabulary
-from flame_train.models.qwenimage1.keys import lora_family
+from flame_train.models.qwenimage1.names import lora_family
 from tests.recipes.bases import arrays_of, below, check_continuation, short, small_base, trainer
 
 Train = Callable[..., int]

@@ -9,8 +9,8 @@ from PIL import Image
 from flame_train.engine import no_grad, tensor
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.models.common.small import copy_small_sdxl
-from flame_train.models.sdxl import keys as sdxl
-from flame_train.models.sdxl.files import SDXL_FILES
+from flame_train.models.sdxl import names as sdxl
+from flame_train.models.sdxl.names import SDXL_FILES
 from flame_train.networks.files.identify import identify
 from flame_train.quickstart.drawings import render, scenes, tiles
 from flame_train.tools.sample import sample

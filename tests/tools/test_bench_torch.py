@@ -29,8 +29,7 @@ from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
 from flame_train.tools import bench
 from flame_train.tools.bench import lora_step, torch_lora_step
 from flame_train.tools.bench.models import find
-from flame_train.tools.bench.torch_baseline import TorchBaseline
-from flame_train.tools.bench.torch_models import torch_baseline
+from flame_train.tools.bench.torch_baseline import TorchBaseline, torch_baseline
 from flame_train.training.batch import Batch
 
 SMALL = [

@@ -16,7 +16,7 @@ from flame_train.adapters.kinds.loha import LohaFactors
 from flame_train.adapters.kinds.lokr import LokrFactors
 from flame_train.adapters.nearest import Truncation, nearest_to, truncate
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.models.sdxl.keys import lora_family
+from flame_train.models.sdxl.names import lora_family
 from flame_train.tools.convert import convert
 from flame_train.tools.merge import merge
 

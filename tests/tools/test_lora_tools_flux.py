@@ -11,7 +11,7 @@ import safetensors.numpy
 from flame_train.errors import ModelFileError
 from flame_train.families import FAMILY_TITLES
 from flame_train.io.safetensors import save_file
-from flame_train.models.flux.keys import transformer_to_diffusers
+from flame_train.models.flux.names import transformer_to_diffusers
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.tools.convert import convert
 from flame_train.tools.merge import merge

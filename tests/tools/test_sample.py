@@ -19,7 +19,7 @@ from flame_train.engine import nn, tensor
 from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
 from flame_train.families import FAMILY_TITLES
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.models.sdxl.keys import lora_family
+from flame_train.models.sdxl.names import lora_family
 from flame_train.tools.merge import merge
 from flame_train.tools.sample import sample
 

@@ -17,7 +17,7 @@ from flame_train.adapters.kinds.loha import LohaFactors
 from flame_train.adapters.targets import layer_shapes
 from flame_train.io.safetensors import save_file
 from flame_train.models.registry import FAMILIES
-from flame_train.models.sdxl.keys import lora_family
+from flame_train.models.sdxl.names import lora_family
 from flame_train.tools.verify import render, verify
 
 KEYS = Path(__file__).parents[1] / "golden" / "keys"

@@ -20,9 +20,9 @@ from flame_train.data.sets import DataSet
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ModelFileError, NonFiniteError
 from flame_train.io.safetensors import SafetensorsFile
-from flame_train.models.flux import keys as flux
-from flame_train.models.sd3 import keys as sd3
-from flame_train.models.sdxl.keys import lora_family
+from flame_train.models.flux import names as flux
+from flame_train.models.sd3 import names as sd3
+from flame_train.models.sdxl.names import lora_family
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.run.finish.finish import lora_writer
 from flame_train.tools.families import require_lora

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from flame_train.errors import ConfigError
+from flame_train.families import named_by
 
 from .conversions import number, sampled, sides_of
 from .conversions import prompts as as_prompts
@@ -23,23 +24,9 @@ from .table import (
     is_off,
 )
 
-_ARCHES: Final = {
-    "sdxl": "sdxl",
-    "sd3": "sd3",
-    "flux": "flux",
-    "flux_schnell": "flux",
-    "flux_kontext": "flux",
-    "zimage": "zimage",
-    "flux2_klein_4b": "flux2",
-    "flux2_klein_9b": "flux2",
-    "krea2": "krea2",
-    "anima": "anima",
-    "chroma": "chroma",
-    "qwen_image_2": "qwenimage",
-    "qwen_image": "qwenimage1",
-}
+_ARCHES: Final = named_by("ai-toolkit")
 FLOW: Final = tuple(dict.fromkeys(family for family in _ARCHES.values() if family != "sdxl"))
-_SWITCHES: Final = {"is_xl": "sdxl", "is_v3": "sd3", "is_sd3": "sd3", "is_flux": "flux"}
+_SWITCHES: Final = named_by("ai-toolkit switches")
 _OTHERS: Final = ("is_v2", "is_pixart", "is_pixart_sigma", "is_auraflow", "is_lumina2", "is_ssd", "is_vega")
 
 

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 from flame_train.errors import ConfigError
+from flame_train.families import named_by
 
 from .conversions import checkpoint, sampled, sampled_as_flux, schedule, side
 from .encoders import trained
 from .table import NOTHING, Changed, Lost, Reading, Setting, Source, Tree, is_off, no_file
 
-FAMILIES: Final = MappingProxyType(
-    {
-        **{name: name for name in ("sdxl", "sd3", "flux", "chroma", "flux2", "krea2", "anima")},
-        "z_image": "zimage",
-        "qwen_image": "qwenimage1",
-    }
-)
+FAMILIES: Final = named_by("diffusion-pipe")
 FLOW: Final = tuple(family for family in FAMILIES.values() if family != "sdxl")
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from flame_train.errors import ConfigError
+from flame_train.families import named_by
 
 from .conversions import checkpoint, optimizer, to_float, to_number
 from .table import Program, Reading, Source, Tree, needless, same, turned
 
-_KINDS: Final = {"sdxl": "sdxl", "sd3": "sd3", "sd35": "sd3", "sd3.5": "sd3", "flux": "flux"}
+_KINDS: Final = named_by("EriDiffusion")
 _FLAT: Final = ("weights", "bf16_params", "grad_accum_steps", "steps", "lr", "batch_size", "optimizer")
 _PARTS: Final = ("sdxl", "sd35", "sd3", "flux")
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from flame_train.config.command_line import options_of
 from flame_train.errors import ConfigError
+from flame_train.families import named_by
 
 from . import sd_scripts
 from .conversions import number
@@ -25,9 +26,7 @@ _MARKS: Final = (
     *("LoRA_type", "max_resolution", "lr_warmup", "flux1_checkbox", "additional_parameters", "LyCORIS_preset"),
     *("noise_offset_type", "stop_text_encoder_training", "optimizer", "epoch", "sdxl"),
 )
-_MODELS: Final = MappingProxyType(
-    {"sdxl": "sdxl", "flux1_checkbox": "flux", "sd3_checkbox": "sd3", "anima_checkbox": "anima"}
-)
+_MODELS: Final = named_by("kohya-gui boxes")
 _OTHERS: Final = MappingProxyType({"hunyuan_image_checkbox": "HunyuanImage", "lumina_checkbox": "Lumina"})
 _AT_DEFAULT: Final = "it is at the web interface's default, which changes nothing here"
 _NEVER_EMPTY: Final = ("LoRA_type", "epoch", "optimizer", "max_resolution", "lr_scheduler", "network_dim")

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from flame_train.config.command_line import SCRIPT
 from flame_train.errors import ConfigError
+from flame_train.families import named_by
 
 from . import sd_scripts
 from .conversions import (
@@ -45,25 +46,9 @@ from .table import (
     turned,
 )
 
-_SCRIPTS: Final = MappingProxyType(
-    {
-        "zimage_train_network.py": "zimage",
-        "flux_2_train_network.py": "flux2",
-        "flux_kontext_train_network.py": "flux",
-        "qwen_image_train_network.py": "qwenimage1",
-        "krea2_train_network.py": "krea2",
-    }
-)
+_SCRIPTS: Final = named_by("musubi-tuner")
 _OTHERS: Final = ("wan_", "hv_", "fpack_", "kandinsky5_", "hidream_o1_", "ideogram4_")
-_MODULES: Final = MappingProxyType(
-    {
-        "networks.lora_zimage": "zimage",
-        "networks.lora_flux_2": "flux2",
-        "networks.lora_flux": "flux",
-        "networks.lora_qwen_image": "qwenimage1",
-        "networks.lora_krea2": "krea2",
-    }
-)
+_MODULES: Final = named_by("musubi-tuner modules")
 _FOLDERS: Final = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
 _VERSIONS: Final = ("klein-4b", "klein-9b", "klein-base-4b", "klein-base-9b", "original")
 _SHIFTS: Final = MappingProxyType({"flux": "flux_shift", "qwenimage1": "qwen_shift", "krea2": "krea2_shift"})

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from flame_train.errors import ConfigError
+from flame_train.families import named_by
 
 from .conversions import (
     sampled,
@@ -29,20 +30,7 @@ from .table import (
     no_file,
 )
 
-_FAMILIES: Final = MappingProxyType(
-    {
-        "STABLE_DIFFUSION_XL_10_BASE": "sdxl",
-        "STABLE_DIFFUSION_3": "sd3",
-        "STABLE_DIFFUSION_35": "sd3",
-        "FLUX_DEV_1": "flux",
-        "FLUX_2": "flux2",
-        "Z_IMAGE": "zimage",
-        "KREA_2": "krea2",
-        "ANIMA": "anima",
-        "CHROMA_1": "chroma",
-        "QWEN": "qwenimage1",
-    }
-)
+_FAMILIES: Final = named_by("OneTrainer")
 TRANSFORMERS: Final = tuple(dict.fromkeys(family for family in _FAMILIES.values() if family != "sdxl"))
 _EIGHT_BITS: Final = ("FLOAT_8", "INT_8", "FLOAT_W8A8", "INT_W8A8", "FLOAT_W8A8_COMPRESSED", "INT_W8A8_COMPRESSED")
 _WHOLE: Final = (

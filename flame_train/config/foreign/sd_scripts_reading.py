@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from flame_train.config.command_line import SCRIPT
 from flame_train.errors import ConfigError
+from flame_train.families import named_by
 
 from .conversions import number
 from .sd_scripts_regular import counted
@@ -24,10 +24,8 @@ _OWN_NAMES: Final = (
     "save_model_as",
     "dataset_config",
 )
-_SCRIPTS: Final = MappingProxyType({"sdxl_": "sdxl", "flux_": "flux", "sd3_": "sd3", "anima_": "anima"})
-_TYPES: Final = MappingProxyType(
-    {f"{name}-lora": name for name in _SCRIPTS.values()} | {name: name for name in ("flux", "chroma")}
-)
+_SCRIPTS: Final = named_by("sd-scripts")
+_TYPES: Final = named_by("sd-scripts types")
 """model_type of Flux (flux_train_utils.py:684), and model_train_type of the web interface lora-scripts."""
 _FLUX: Final = ("model_prediction_type", "guidance_scale", "ae")
 _ANIMA: Final = ("qwen3", "llm_adapter_path")

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from flame_train.errors import ConfigError
+from flame_train.families import family_data, named_by
 
 from .conversions import (
     checkpoint,
@@ -30,42 +31,9 @@ from .table import (
     no_file,
 )
 
-_FAMILIES: Final = MappingProxyType(
-    {
-        **{name: name for name in ("sdxl", "sd3", "flux", "chroma", "flux2", "krea2", "anima")},
-        "z_image": "zimage",
-        "qwen_image": "qwenimage1",
-    }
-)
+_FAMILIES: Final = named_by("SimpleTuner")
 FLOW: Final = tuple(family for family in _FAMILIES.values() if family != "sdxl")
 OTHERS: Final = tuple(family for family in _FAMILIES.values() if family != "flux")
-_MODELS: Final = MappingProxyType(
-    {
-        ("sdxl", "base-1.0"): "stabilityai/stable-diffusion-xl-base-1.0",
-        ("sd3", "medium"): "stabilityai/stable-diffusion-3.5-medium",
-        ("sd3", "large"): "stabilityai/stable-diffusion-3.5-large",
-        ("flux", "dev"): "black-forest-labs/FLUX.1-dev",
-        ("flux", "krea"): "black-forest-labs/FLUX.1-Krea-dev",
-        ("flux", "schnell"): "black-forest-labs/FLUX.1-schnell",
-        ("flux", "kontext"): "black-forest-labs/FLUX.1-Kontext-dev",
-        ("chroma", "base"): "lodestones/Chroma1-Base",
-        ("chroma", "hd"): "lodestones/Chroma1-HD",
-        ("flux2", "klein-4b"): "black-forest-labs/FLUX.2-klein-base-4B",
-        ("flux2", "klein-9b"): "black-forest-labs/FLUX.2-klein-base-9B",
-        ("krea2", "raw"): "krea/Krea-2-Raw",
-        ("krea2", "turbo"): "krea/Krea-2-Turbo",
-        ("anima", "base-v1.0"): "circlestone-labs/Anima-Base-v1.0-Diffusers",
-        ("qwenimage1", "v1.0"): "Qwen/Qwen-Image",
-        ("qwenimage1", "v2.0"): "Qwen/Qwen-Image-2512",
-        ("zimage", "base"): "Tongyi-MAI/Z-Image",
-        ("zimage", "turbo"): "Tongyi-MAI/Z-Image-Turbo",
-    }
-)
-"""By family and flavour, what SimpleTuner loads where no model is named (`helpers/models/*/model.py`)."""
-_USUAL: Final = MappingProxyType(
-    {"sdxl": "base-1.0", "sd3": "large", "flux": "dev", "chroma": "base", "krea2": "raw", "zimage": "turbo"}
-)
-"""The flavour of a family whose config names none."""
 _TARGETS: Final = {
     "all": "attention",
     "all+ffs": "attention+mlp",
@@ -344,8 +312,9 @@ def sizes(value: Any, source: Source) -> Any:
 def base_model(value: Any, source: Source) -> Any:
     if value:
         return checkpoint(value, source)
-    flavour = source.get("model_flavour") or _USUAL.get(source.family)
-    found = _MODELS.get((source.family, str(flavour)))
+    models = family_data(source.family).get("simpletuner", {})
+    flavour = source.get("model_flavour") or models.get("usual")
+    found = models.get("flavours", {}).get(str(flavour))
     if found is None:
         return Lost(f"no model is named, and {flavour} is none that is known here") if flavour else NOTHING
     return Changed(f"hf:{found}", "SimpleTuner's own choice for this family")

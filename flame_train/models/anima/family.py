@@ -14,8 +14,8 @@ from flame_train.diffusion.flow import NO_SHIFT, Shift, dynamic_sigmas
 from flame_train.engine import Tensor, nn
 from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
-from flame_train.models.anima import keys
-from flame_train.models.anima.files import ANIMA_FILES
+from flame_train.models.anima import names
+from flame_train.models.anima.names import ANIMA_FILES
 from flame_train.models.anima.transformer import Anima, AnimaArch
 from flame_train.models.common.family import Networks, Opening
 from flame_train.models.common.flow import FlowFamily, FlowModel
@@ -99,9 +99,9 @@ class AnimaFamily(FlowFamily):
             denoiser=parts["transformer"],
             vae=Autoencoder(parts["vae"], VaeArch.qwen_image()),
             text=(AnimaEncoder.opened(text, opening, PLAIN, (-1,), masked=True),),
-            lora_names=keys.lora_family(),
+            lora_names=names.lora_family(),
             presets=PRESETS,
         )
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return keys.lora_family()
+        return names.lora_family()

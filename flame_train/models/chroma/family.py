@@ -13,8 +13,8 @@ import numpy as np
 from flame_train.diffusion.flow import NO_SHIFT, Shift, dynamic_sigmas, resolution_shift
 from flame_train.engine import Tensor, nn
 from flame_train.io.lora_names import LoraFamily
-from flame_train.models.chroma import keys
-from flame_train.models.chroma.files import CHROMA_FILES
+from flame_train.models.chroma import names
+from flame_train.models.chroma.names import CHROMA_FILES
 from flame_train.models.chroma.transformer import Chroma, ChromaArch
 from flame_train.models.common.family import Networks, Opening, published_name
 from flame_train.models.common.flow import DOUBLE_SINGLE_PRESETS, FlowFamily, FlowModel
@@ -81,7 +81,7 @@ class ChromaFamily(FlowFamily):
             denoiser=parts["transformer"],
             vae=Autoencoder(parts["vae"], VaeArch.flux()),
             text=(T5.opened(parts["text_encoder"], opening, _TOKENS, _BEHIND),),
-            lora_names=keys.lora_family(),
+            lora_names=names.lora_family(),
             presets=PRESETS,
         )
 
@@ -89,4 +89,4 @@ class ChromaFamily(FlowFamily):
         return "is called Flash" if "flash" in published_name(base) else ""
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return keys.lora_family()
+        return names.lora_family()

@@ -20,6 +20,7 @@ from flame_train.diffusion.timestep_sampling import TimestepSampling
 from flame_train.diffusion.weightings import Weighting
 from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine.dtype import DType
+from flame_train.families import with_control_images
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.control import ControlRule
 from flame_train.networks.blocks import BlockNetwork
@@ -105,10 +106,7 @@ class Model(ABC):
     @property
     def controls(self) -> ControlRule:
         """Which control images it takes."""
-        return ControlRule(
-            f"{self.title} looks at no control images here; FLUX.2 and FLUX.3 klein, Krea 2, "
-            "Qwen-Image 2.1 and FLUX.1 Kontext do"
-        )
+        return ControlRule(f"{self.title} looks at no control images here; {with_control_images()} do")
 
     @abstractmethod
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from flame_train.models.common.family import Networks, Opening, network_of, publ
 from flame_train.models.common.flow import DOUBLE_SINGLE_PRESETS, FlowFamily, FlowModel
 from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import SamplingDefaults
-from flame_train.models.flux import keys
-from flame_train.models.flux.files import FLUX_FILES
+from flame_train.models.flux import names
+from flame_train.models.flux.names import FLUX_FILES
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.networks.files.part import Part
 from flame_train.networks.vae.autoencoder import Autoencoder
@@ -156,10 +156,10 @@ class FluxFamily(FlowFamily):
                 ClipL(parts["text_encoder"], clip_l.clip_l_dropout, pooled="pooled", base=opening.base),
                 T5.opened(parts["text_encoder_2"], opening, 512 if dev else 256),
             ),
-            lora_names=keys.lora_family(dev),
+            lora_names=names.lora_family(dev),
             presets=PRESETS,
             kontext=opening.model.kontext or _is_kontext(opening.base),
         )
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return keys.lora_family()
+        return names.lora_family()

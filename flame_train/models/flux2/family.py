@@ -26,8 +26,8 @@ from flame_train.models.common.flow import (
 )
 from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import SamplingDefaults
-from flame_train.models.flux2 import keys
-from flame_train.models.flux2.files import FLUX2_FILES
+from flame_train.models.flux2 import names
+from flame_train.models.flux2.names import FLUX2_FILES
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
 from flame_train.networks.files.part import Part
 from flame_train.networks.vae.autoencoder import Autoencoder
@@ -116,7 +116,7 @@ class Flux2Family(FlowFamily):
             denoiser=parts["transformer"],
             vae=Autoencoder(parts["vae"], VaeArch.flux2()),
             text=(Qwen3Encoder.opened(parts["text_encoder"], opening, WITHOUT_THINKING, _TAPS, masked=False),),
-            lora_names=keys.lora_family(arch.depth, arch.single_depth),
+            lora_names=names.lora_family(arch.depth, arch.single_depth),
             presets=PRESETS,
             few_steps=bool(self.distilled(opening.base)),
         )
@@ -128,4 +128,4 @@ class Flux2Family(FlowFamily):
         return says_distilled(base)
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return keys.lora_family()
+        return names.lora_family()

@@ -22,8 +22,8 @@ from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_
 from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.flux2.family import control_placement
-from flame_train.models.flux3 import keys
-from flame_train.models.flux3.files import FLUX3_FILES
+from flame_train.models.flux3 import names
+from flame_train.models.flux3.names import FLUX3_FILES
 from flame_train.models.flux3.transformer import Flux3, Flux3Arch
 from flame_train.networks.files.part import Part
 from flame_train.networks.vae.autoencoder import Autoencoder
@@ -49,7 +49,7 @@ class Flux3Model(FlowModel):
     """Times are noise levels in (0, 1), which the network gets unchanged."""
 
     patch = 1
-    distilled_parts = keys.DISTILLED
+    distilled_parts = names.DISTILLED
 
     level_shift: float
     flow_map: bool
@@ -115,7 +115,7 @@ class Flux3Family(FlowFamily):
             denoiser=parts["transformer"],
             vae=Autoencoder(parts["vae"], VaeArch.flux2()),
             text=(text,),
-            lora_names=keys.lora_family(),
+            lora_names=names.lora_family(),
             presets=PRESETS,
             level_shift=_shift_beside(opening.base),
             flow_map=network_of(parts["transformer"], Flux3).arch.flow_map,
@@ -124,11 +124,11 @@ class Flux3Family(FlowFamily):
     def distilled(self, base: Path) -> str:
         """Its tensors tell: a flow map is told one time more."""
         with open_weights(base) as weights:
-            told = any(sign in name for name in weights.names for sign in keys.DISTILLED)
+            told = any(sign in name for name in weights.names for sign in names.DISTILLED)
         return "is a flow map, which is told where a step goes to" if told else ""
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return keys.lora_family()
+        return names.lora_family()
 
 
 def _shift_beside(base: Path) -> float:

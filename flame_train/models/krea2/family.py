@@ -22,9 +22,9 @@ from flame_train.models.common.family import Networks, Opening, network_of, publ
 from flame_train.models.common.flow import DistillableModel, FlowFamily, networks_with_qwen3
 from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import SamplingDefaults
-from flame_train.models.krea2 import keys
+from flame_train.models.krea2 import names
 from flame_train.models.krea2.arch import PATCH, Krea2Arch
-from flame_train.models.krea2.files import KREA2_FILES
+from flame_train.models.krea2.names import KREA2_FILES
 from flame_train.models.krea2.transformer import Krea2
 from flame_train.networks.files.part import Part
 from flame_train.networks.files.stated import Stated
@@ -115,7 +115,7 @@ class Krea2Family(FlowFamily):
             denoiser=parts["transformer"],
             vae=Autoencoder(parts["vae"], VaeArch.qwen_image()),
             text=(text,),
-            lora_names=keys.lora_family(),
+            lora_names=names.lora_family(),
             presets=PRESETS,
             few_steps=bool(self.distilled(opening.base)),
         )
@@ -126,7 +126,7 @@ class Krea2Family(FlowFamily):
         return says_distilled(base)
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return keys.lora_family()
+        return names.lora_family()
 
 
 def _taps(parts: Mapping[str, Part], index: Stated) -> tuple[int, ...]:

@@ -22,9 +22,9 @@ from flame_train.models.common.family import Networks, Opening, published_name, 
 from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_qwen3
 from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import SamplingDefaults
-from flame_train.models.qwenimage import keys, vae
+from flame_train.models.qwenimage import names, vae
 from flame_train.models.qwenimage.arch import QwenImageArch
-from flame_train.models.qwenimage.files import QWENIMAGE_FILES
+from flame_train.models.qwenimage.names import QWENIMAGE_FILES
 from flame_train.models.qwenimage.transformer import QwenImage
 from flame_train.networks.files.part import Part
 from flame_train.networks.vae.autoencoder import Autoencoder
@@ -152,7 +152,7 @@ class QwenImageFamily(FlowFamily):
             denoiser=parts["transformer"],
             vae=Autoencoder(parts["vae"], vae.PUBLISHED),
             text=(text,),
-            lora_names=keys.lora_family(),
+            lora_names=names.lora_family(),
             presets=PRESETS,
             schedule=Schedule.beside(opening.base),
         )
@@ -163,7 +163,7 @@ class QwenImageFamily(FlowFamily):
         return "states noise levels of few steps" if _levels(base) else ""
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return keys.lora_family()
+        return names.lora_family()
 
 
 def _levels(base: Path) -> tuple[float, ...]:

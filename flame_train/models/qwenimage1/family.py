@@ -18,8 +18,8 @@ from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_
 from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.qwenimage.family import Schedule
-from flame_train.models.qwenimage1 import keys
-from flame_train.models.qwenimage1.files import QWENIMAGE1_FILES
+from flame_train.models.qwenimage1 import names
+from flame_train.models.qwenimage1.names import QWENIMAGE1_FILES
 from flame_train.models.qwenimage1.transformer import QwenImage1, QwenImage1Arch
 from flame_train.networks.files.part import Part
 from flame_train.networks.vae.autoencoder import Autoencoder
@@ -84,7 +84,7 @@ class QwenImage1Family(FlowFamily):
             denoiser=parts["transformer"],
             vae=Autoencoder(parts["vae"], VaeArch.qwen_image()),
             text=(Qwen3Encoder.opened(parts["text_encoder"], opening, DESCRIBING, (_TAP,), masked=True),),
-            lora_names=keys.lora_family(),
+            lora_names=names.lora_family(),
             presets=PRESETS,
             schedule=Schedule.beside(opening.base),
         )
@@ -94,4 +94,4 @@ class QwenImage1Family(FlowFamily):
         return f"has {found} in its name" if found else ""
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return keys.lora_family()
+        return names.lora_family()

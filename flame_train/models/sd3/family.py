@@ -18,9 +18,9 @@ from flame_train.models.common.family import Family, Networks, Opening
 from flame_train.models.common.flow import FlowModel
 from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import SamplingDefaults
-from flame_train.models.sd3 import keys
-from flame_train.models.sd3.files import SD3_FILES
+from flame_train.models.sd3 import names
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch, joined_context
+from flame_train.models.sd3.names import SD3_FILES
 from flame_train.networks.files.part import Part
 from flame_train.networks.vae.autoencoder import Autoencoder
 from flame_train.networks.vae.vae import Vae, VaeArch
@@ -142,9 +142,9 @@ class Sd3Family(Family):
                 ClipG(clip_g, ClipGKeys.of(text).clip_g_dropout, states="clip_g", pooled="pooled_g", base=base),
                 T5.opened(parts["text_encoder_3"], opening, _T5_TOKENS),
             ),
-            lora_names=keys.lora_family(transformer.arch.depth, transformer.arch.dual),
+            lora_names=names.lora_family(transformer.arch.depth, transformer.arch.dual),
             presets=PRESETS,
         )
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return keys.lora_family_of(shapes)
+        return names.lora_family_of(shapes)

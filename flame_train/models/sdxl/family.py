@@ -29,8 +29,9 @@ from flame_train.models.common.family import Family, Networks, Opening
 from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import Example, Model, SamplingDefaults
 from flame_train.models.common.small import copy_small_sdxl
-from flame_train.models.sdxl import keys
-from flame_train.models.sdxl.files import SDXL_FILES, stated_prediction
+from flame_train.models.sdxl import names
+from flame_train.models.sdxl.names import SDXL_FILES
+from flame_train.models.sdxl.stated_unet import stated_prediction
 from flame_train.models.sdxl.unet import UNet, UNetArch, vector_conditioning
 from flame_train.networks.files.part import Part
 from flame_train.networks.vae.autoencoder import Autoencoder
@@ -205,7 +206,7 @@ class SdxlFamily(Family):
                 ClipL(clip_l, ClipLKeys.of(text).clip_l_dropout, windows, states="clip_l", base=base),
                 ClipG(clip_g, ClipGKeys.of(text).clip_g_dropout, windows, states="clip_g", pooled="pooled", base=base),
             ),
-            lora_names=keys.lora_family(),
+            lora_names=names.lora_family(),
             presets=UNET_PRESETS,
         )
 
@@ -214,7 +215,7 @@ class SdxlFamily(Family):
         return super().open(opening)
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return keys.lora_family()
+        return names.lora_family()
 
     def write_small_base(self, folder: Path, seed: int) -> None:
         copy_small_sdxl(folder / "base.safetensors")

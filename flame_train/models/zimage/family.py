@@ -18,8 +18,8 @@ from flame_train.models.common.family import Networks, Opening, published_name, 
 from flame_train.models.common.flow import DistillableModel, FlowFamily, networks_with_qwen3
 from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import SamplingDefaults
-from flame_train.models.zimage import keys
-from flame_train.models.zimage.files import ZIMAGE_FILES
+from flame_train.models.zimage import names
+from flame_train.models.zimage.names import ZIMAGE_FILES
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
 from flame_train.networks.files.part import Part
 from flame_train.networks.vae.autoencoder import Autoencoder
@@ -84,7 +84,7 @@ class ZImageFamily(FlowFamily):
             denoiser=parts["transformer"],
             vae=Autoencoder(parts["vae"], VaeArch.flux()),
             text=(Qwen3Encoder.opened(parts["text_encoder"], opening, THINKING, (_TAP,), masked=True),),
-            lora_names=keys.lora_family(),
+            lora_names=names.lora_family(),
             presets=PRESETS,
             few_steps=bool(self.distilled(opening.base)),
         )
@@ -96,4 +96,4 @@ class ZImageFamily(FlowFamily):
         return "has a scheduler of Turbo's shift" if stated.number("shift", _SAMPLING_SHIFT) == _TURBO_SHIFT else ""
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return keys.lora_family()
+        return names.lora_family()

@@ -18,7 +18,7 @@ from flame_train.errors import ModelFileError, counted
 from flame_train.io.resolve import Component, Resolved
 from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
-from flame_train.networks.files.identify import FAMILY_NAMES, Identity, could_be, identify
+from flame_train.networks.files.identify import Identity, could_be, identify, model_names
 from flame_train.networks.files.part import Part, part_of
 from flame_train.networks.files.parts import Build, parts
 from flame_train.networks.files.stated import Stated
@@ -27,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Resolve(Protocol):
-    """Which tensor of a file is which native tensor of which component; see `keys.flux.resolve`."""
+    """Which tensor of a file is which native tensor of which component; see `models.flux.names.resolve`."""
 
     def __call__(self, names: Iterable[str], only: str | None = None) -> Resolved: ...
     def __hash__(self) -> int: ...
@@ -37,7 +37,7 @@ class Resolve(Protocol):
 class FamilyFiles:
     """Where a family's networks lie, and how they are built.
 
-    `family` is a key of FAMILY_NAMES. `alone` maps the identified family of a single text encoder's file to its
+    `family` is a key of `model_names()`. `alone` maps the identified family of a single text encoder's file to its
     component.
     """
 
@@ -117,8 +117,8 @@ class FamilyFiles:
 
     def _in_words(self, components: Collection[str]) -> str:
         """The purpose of a file in messages: the family, and the component if it may have its own file."""
-        encoders = {component: FAMILY_NAMES[known] for known, component in self.alone.items()}
-        family, parts = FAMILY_NAMES[self.family], [encoders.get(c, c.replace("_", " ")) for c in components]
+        encoders = {component: model_names()[known] for known, component in self.alone.items()}
+        family, parts = model_names()[self.family], [encoders.get(c, c.replace("_", " ")) for c in components]
         whole = not components or self.components[0].name in components
         return family if whole else f"{' and '.join(parts)} of {family}"
 

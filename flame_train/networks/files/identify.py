@@ -1,21 +1,21 @@
 """Identifies a weights file by its header alone: kind, family, layout.
 
-The signs are the names and a few shapes that differ between published models; the first that fits wins.
+Names and a few shapes differ between published models: each family declares the marks that it is told by.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Final, TypeGuard
+from functools import cache, lru_cache
+from typing import Final
 
 from flame_train.families import FAMILY_TITLES
 from flame_train.io.adapter_kinds import other_kind, read_kind, remedy, without_place
 from flame_train.networks.files.identify_lora import is_adapter, lora_family_of
-from flame_train.networks.files.signs import Network, Shape, Shapes, Signs
+from flame_train.networks.files.marks import Mark, Marks, Shape, Shapes
 
 STATE_PREFIXES: Final = ("values.", "optimizer.")
 """Prefixes of names in a checkpoint's optimizer file: exact values, and the optimizer's state."""
@@ -30,41 +30,41 @@ _NETWORK_PREFIXES: Final = ("model.diffusion_model.", "diffusion_model.", "net."
 _VAE_PREFIXES: Final = ("first_stage_model.", "vae/", "vae.")
 
 
-def _signs() -> Iterator[Signs]:
-    """Each family's, from `models.<family>.signs`. A family in the list whose files look like another's has none."""
-    for family in FAMILY_TITLES:
-        name = f"flame_train.models.{family}"
-        if importlib.util.find_spec(f"{name}.signs") is not None:
-            module = importlib.import_module(f"{name}.signs")
-            yield from (kind() for kind in vars(module).values() if _is_signs(kind, module.__name__))
+@cache
+def every_marks() -> tuple[Marks, ...]:
+    """Each family's `MARKS`, from `models.<family>.names`, read when first asked for: these modules import this one.
+
+    A family in the list whose files look like another's has none.
+    """
+    names = [f"flame_train.models.{family}.names" for family in FAMILY_TITLES]
+    return tuple(importlib.import_module(name).MARKS for name in names if importlib.util.find_spec(name) is not None)
 
 
-def _is_signs(found: object, module: str) -> TypeGuard[type[Signs]]:
-    return isinstance(found, type) and issubclass(found, Signs) and found.__module__ == module
-
-
-SIGNS: Final = tuple(_signs())
-
-FAMILY_NAMES: Final[Mapping[str, str]] = {
-    **{name: title for signs in SIGNS for name, title in signs.names.items()},
-    "qwen-wan": "Qwen-Image or Wan 2.1",
-    "clip-l": "CLIP-L",
-    "clip-bigg": "OpenCLIP bigG",
-    "clip-h": "OpenCLIP ViT-H",
-    "t5-xxl": "T5-XXL",
-    "qwen3-0.6b": "Qwen3-0.6B",
-    "qwen3-4b": "Qwen3-4B",
-    "qwen3-8b": "Qwen3-8B",
-    "qwen3-vl-4b": "Qwen3-VL-4B",
-    "qwen3-vl-8b": "Qwen3-VL-8B",
-    "qwen2.5-vl-7b": "Qwen2.5-VL-7B",
-}
-"""Each identifiable model and text encoder -> its usual name."""
+@cache
+def model_names() -> Mapping[str, str]:
+    """Each identifiable model, autoencoder and text encoder -> its usual name."""
+    return {name: title for marks in every_marks() for name, title in marks.names.items()} | {
+        "sd1-sd2-sdxl": "SD1, SD2 or SDXL",
+        "sdxl-sd3": "SDXL or SD3",
+        "sd3-flux": "SD3 or Flux",
+        "flux2-flux3": "FLUX.2 or FLUX.3",
+        "qwen-wan": "Qwen-Image or Wan 2.1",
+        "clip-l": "CLIP-L",
+        "clip-bigg": "OpenCLIP bigG",
+        "clip-h": "OpenCLIP ViT-H",
+        "t5-xxl": "T5-XXL",
+        "qwen3-0.6b": "Qwen3-0.6B",
+        "qwen3-4b": "Qwen3-4B",
+        "qwen3-8b": "Qwen3-8B",
+        "qwen3-vl-4b": "Qwen3-VL-4B",
+        "qwen3-vl-8b": "Qwen3-VL-8B",
+        "qwen2.5-vl-7b": "Qwen2.5-VL-7B",
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of a file. `family` is a key of FAMILY_NAMES or "unknown"; `parts` are the components it holds.
+    """The identity of a file. `family` is a key of `model_names()` or "unknown"; `parts` are the components it holds.
 
     kind: one of these words.
     - checkpoint: several components. unet, transformer, vae, text_encoder: one.
@@ -103,9 +103,9 @@ def _identified(tensors: tuple[tuple[str, Shape], ...], notes: tuple[tuple[str, 
     found = _network(network)
     parts = _parts(shapes, found)
     if found is not None:
-        family, layout, kind, note = found[0]
-        whole = kind if parts == (kind,) else "checkpoint"
-        return _identity(whole, family, layout, note, parts)
+        mark = found[0]
+        whole = mark.kind if parts == (mark.kind,) else "checkpoint"
+        return _identity(whole, mark.model, mark.layout, mark.note, parts)
     vae = _vae(_stripped(shapes, _VAE_PREFIXES))
     if vae is not None:
         return _identity("vae", *vae, "", parts)
@@ -117,20 +117,19 @@ def _identified(tensors: tuple[tuple[str, Shape], ...], notes: tuple[tuple[str, 
 
 def could_be(family: str, wanted: str) -> bool:
     """Whether the identified family agrees with `wanted`: the same, or a name for several that includes it."""
-    groups = {"unknown": tuple(FAMILY_NAMES)}
-    for signs in SIGNS:
-        groups |= {name: (*groups.get(name, ()), *members) for name, members in signs.groups.items()}
+    groups = {"unknown": tuple(model_names())}
+    for marks in every_marks():
+        groups |= {name: (*groups.get(name, ()), *members) for name, members in marks.groups.items()}
     return family == wanted or wanted in groups.get(family, ()) or family in groups.get(wanted, ())
 
 
 def lora_could_be(family: str, wanted: str) -> bool:
     """Whether a LoRA of the identified family may be for `wanted`: as `could_be`, or its names are also that one's."""
-    others = [family in signs.also_reads.get(wanted, ()) for signs in SIGNS]
-    return could_be(family, wanted) or any(others)
+    return could_be(family, wanted) or any(family in marks.also_reads.get(wanted, ()) for marks in every_marks())
 
 
 def _identity(kind: str, family: str, layout: str, note: str, parts: tuple[str, ...]) -> Identity:
-    words = f"{FAMILY_NAMES.get(family, 'unknown')}{note}, {kind.replace('_', ' ')}, {layout} layout"
+    words = f"{model_names().get(family, 'unknown')}{note}, {kind.replace('_', ' ')}, {layout} layout"
     if kind == "checkpoint":
         words += f" ({', '.join(part.replace('_', ' ') for part in parts)})"
     return Identity(kind, family, layout, words, parts)
@@ -138,8 +137,8 @@ def _identity(kind: str, family: str, layout: str, note: str, parts: tuple[str, 
 
 def _adapter(shapes: Shapes, metadata: Mapping[str, str]) -> Identity:
     other = other_kind(shapes)
-    family, layout = lora_family_of(shapes, metadata, SIGNS)
-    name = FAMILY_NAMES.get(family, "a model that is not known here")
+    family, layout = lora_family_of(shapes, metadata, every_marks())
+    name = model_names().get(family, "a model that is not known here")
     if reason := without_place(shapes):
         return Identity("adapter", family, layout, reason)
     if other:
@@ -157,9 +156,10 @@ def _stripped(shapes: Shapes, prefixes: Iterable[str]) -> Shapes:
     return shapes
 
 
-def _network(shapes: Shapes) -> tuple[Network, Signs] | None:
-    found = ((network, signs) for signs in SIGNS if (network := signs.network(shapes)) is not None)
-    return next(found, None)
+def _network(shapes: Shapes) -> tuple[Mark, Marks] | None:
+    """The mark of the one family that knows these tensors; None if none does, or several do."""
+    found = [(mark, marks) for marks in every_marks() if (mark := marks.network(shapes)) is not None]
+    return found[0] if len(found) == 1 else None
 
 
 def _vae(shapes: Shapes) -> tuple[str, str] | None:
@@ -214,7 +214,7 @@ def _clip(width: int) -> str:
     return {768: "clip-l", 1280: "clip-bigg", 1024: "clip-h"}.get(width, "unknown")
 
 
-def _parts(shapes: Shapes, found_network: tuple[Network, Signs] | None) -> tuple[str, ...]:
+def _parts(shapes: Shapes, found_network: tuple[Mark, Marks] | None) -> tuple[str, ...]:
     """The components in the file, by the prefixes that full checkpoints and diffusers folders use."""
     found = [] if found_network is None else [found_network[0].kind]
     if _vae(_stripped(shapes, _VAE_PREFIXES)) is not None:

@@ -1,4 +1,4 @@
-"""The 4-channel VAE of SDXL (and SD1, SD2): diffusers names -> single-file names.
+"""The VAEs of SDXL, SD3, Flux.1 and FLUX.2: diffusers names -> single-file names.
 
 The native names are those of the single file without `first_stage_model.`. The decoder's stages are numbered
 the other way round in diffusers, and its middle attention is linear there, a 1x1 convolution here.
@@ -6,9 +6,16 @@ the other way round in diffusers, and its middle attention is linear there, a 1x
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from typing import Final
 
 from flame_train.io.keymap import KeyMap, Op, Rule, table
+from flame_train.io.resolve import Component, Layout
+
+PREFIXES: Final = ("first_stage_model.", "vae/", "vae.")
+"""What stands before an autoencoder's names in checkpoints, diffusers folders and other files."""
+_TRAINED_WITH: Final = r"loss\..*"  # a discriminator and the weight of its loss
 
 _RESNET: Final = (
     *((f"{name}.{{p}}", f"{name}.{{p}}", Op.COPY) for name in ("norm1", "conv1", "norm2", "conv2")),
@@ -55,3 +62,28 @@ def _attention(projections: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str
 
 def _only_projections(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return tuple(rule for rule in rules if "group_norm" not in rule.source[0])
+
+
+def _diffusers_table(names: Collection[str]) -> KeyMap:
+    """The table for the names at hand: of as many stages as the decoder has."""
+    found = [re.match(r"decoder\.up_blocks\.(\d+)\.", name) for name in names]
+    return vae_from_diffusers(1 + max(int(match[1]) for match in found if match))
+
+
+def _moved_quant(names: Collection[str]) -> KeyMap:
+    """From a single file of FLUX.2's: in some the convolutions around the latents are parts of encoder and decoder."""
+    return KeyMap(tuple(Rule((name,), (re.sub(r"^(en|de)coder\.(post_)?quant", r"\2quant", name),)) for name in names))
+
+
+_FROM_DIFFUSERS: Final = Layout("diffusers", "decoder.up_blocks.", _diffusers_table)
+VAE: Final = Component(
+    "vae", PREFIXES, (_FROM_DIFFUSERS, Layout("single-file", "decoder.up.")), re.compile(_TRAINED_WITH)
+)
+"""The autoencoder of SDXL, SD3 or Flux.1 as a part of a model's files."""
+FLUX2_VAE: Final = Component(
+    "vae",
+    PREFIXES,
+    (_FROM_DIFFUSERS, Layout("single-file", "decoder.up.", _moved_quant)),
+    re.compile(rf"{_TRAINED_WITH}|bn\.num_batches_tracked"),
+)
+"""That of FLUX.2 and FLUX.3."""

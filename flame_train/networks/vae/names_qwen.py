@@ -13,6 +13,7 @@ from typing import Final
 
 from flame_train.io.keymap import KeyMap, Line, Op, lines, table
 from flame_train.io.resolve import Component, Layout
+from flame_train.networks.vae.names import PREFIXES
 
 _BETWEEN_FRAMES: Final = re.compile(r".*\.time_conv\.(weight|bias)")
 _RESNET: Final = lines("""
@@ -159,9 +160,6 @@ def _halvings(names: Collection[str]) -> set[str]:
     return {match[1] for match in found if match}
 
 
-_PREFIXES: Final = ("first_stage_model.", "vae/", "vae.")
-
-
 def qwen_vae_component() -> Component:
     """Where a family's files have Qwen-Image's, which Wan 2.1 has too."""
     halving = r"encoder\.down(?:_blocks|samples)\.(\d+)\.resample\."
@@ -176,4 +174,4 @@ def nested_vae_component() -> Component:
 
 def _component(diffusers: Callable[[Collection[str]], KeyMap], wan: Callable[[Collection[str]], KeyMap]) -> Component:
     layouts = Layout("diffusers", ".mid_block.", diffusers), Layout("single-file", ".middle.1.to_qkv.", wan)
-    return Component("vae", _PREFIXES, (*layouts, Layout("native", "decoder.up.0.")), _BETWEEN_FRAMES)
+    return Component("vae", PREFIXES, (*layouts, Layout("native", "decoder.up.0.")), _BETWEEN_FRAMES)

@@ -256,4 +256,4 @@ def train_plan(plan: Plan, session: Session) -> dict[str, Any]:
         with deterministic(plan.config.train.deterministic), watch.telling():
             last = train_run(plan, encoded, folder, Start(found, before, sources), session)
         with group.barrier():  # the others wait for the leading process, or it would miss their signs of life
-            return report(folder, plan.config, last or folder.last(), device) if group.leads else {}
+            return report(folder, plan.config, plan.model.name, last or folder.last(), device) if group.leads else {}

@@ -18,6 +18,7 @@ from flame_train.data.samples import Samples
 from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.engine.dtype import as_dtype
+from flame_train.families import family_data
 from flame_train.io.runfolder import RunFolder
 from flame_train.models.common.model import Model
 from flame_train.run.finish.sd_scripts_metadata import as_sd_scripts
@@ -26,6 +27,10 @@ from flame_train.training.result import LoraWriter, formats, standing_of
 from flame_train.training.validation import EarlyStopping
 from flame_train.version import __version__
 
+_FOLDERS: Final = {
+    "ComfyUI": "ComfyUI/models/loras, and load it with a Load LoRA node",
+    "Forge": "stable-diffusion-webui-forge/models/Lora",
+}
 _ENCODERS: Final = ("clip_l", "clip_g", "t5", "t5_vocabulary", "qwen3")
 
 
@@ -85,8 +90,19 @@ def _without_places(config: Config) -> dict[str, Any]:
     }
 
 
-def report(folder: RunFolder, config: Config, last: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """Where everything is and what to do next, for a finished run on a device, whose last step had these figures."""
+def report(folder: RunFolder, config: Config, family: str, last: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """Where everything is and what to do next.
+
+    Args:
+        folder: the finished run's.
+        config: its settings.
+        family: the name of the model's family.
+        last: the figures of the last step.
+        device: the device that it ran on.
+
+    Returns:
+        Paths, figures, and sentences on what comes next.
+    """
     return {
         "lora": str(folder.lora),
         **{f"lora_{form}": str(folder.lora_beside(form)) for form in formats(config.output.format)[1:]},
@@ -98,7 +114,7 @@ def report(folder: RunFolder, config: Config, last: Mapping[str, Any], device: s
         "samples": str(folder.samples) if any(folder.samples.glob("*.png")) else None,
         "checkpoints": str(folder.checkpoints),
         **_best(folder),
-        "next": _next(config, folder.lora, device),
+        "next": _next(config, family, folder.lora, device),
     }
 
 
@@ -115,8 +131,8 @@ def for_reader(result: Mapping[str, Any]) -> dict[str, Any]:
     return rows
 
 
-def _next(config: Config, lora: Path, device: str) -> list[str]:
-    """What somebody does with a new LoRA."""
+def _next(config: Config, family: str, lora: Path, device: str) -> list[str]:
+    """What somebody does with a new LoRA, in the programs that load it."""
     model, encoders, sample = config.model, config.text_encoders, config.sample
     first, side = (sample.prompts or (Prompt(),))[0], config.data.resolution
     negative = sample.negative if first.negative is None else first.negative
@@ -140,9 +156,9 @@ def _next(config: Config, lora: Path, device: str) -> list[str]:
         "-p": first.text or config.output.trigger or config.captions.trigger or "a prompt",
     }
     words = [word for name, value in options.items() if value for word in (name, str(value))]
+    programs = family_data(family).get("loaded_by", ("ComfyUI",))
     return [
-        f"ComfyUI: copy {lora.name} into ComfyUI/models/loras, and load it with a Load LoRA node",
-        f"Forge: copy {lora.name} into stable-diffusion-webui-forge/models/Lora",
+        *(f"{program}: copy {lora.name} into {_FOLDERS[program]}" for program in programs),
         f"draw with it: {shlex.join(['flame-train', 'sample', *words])}",
     ]
 

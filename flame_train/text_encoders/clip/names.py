@@ -1,4 +1,4 @@
-"""SDXL's two text encoders: OpenCLIP names -> the native ones, which are those of transformers.
+"""CLIP-L and OpenCLIP bigG: OpenCLIP names -> the native ones, which are those of transformers.
 
 OpenCLIP stores q, k and v as one matrix. Its `text_projection` is a bare matrix that multiplies from the right: a
 linear layer's weight is its transpose. It is square, so no shape check would catch a mistake.
@@ -6,9 +6,11 @@ linear layer's weight is its transpose. It is square, so no shape check would ca
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Op, Rule, lines, table
+from flame_train.io.keymap import KeyMap, Op, Rule, as_stored, lines, table
+from flame_train.io.resolve import Component, Layout
 
 _LAYER: Final = lines("""
     ln_1.{p} -> layer_norm1.{p}
@@ -48,3 +50,37 @@ def clip_from_bare_transformers() -> KeyMap:
     """For files saved by newer software, which drops the leading `text_model.`."""
     lines = [(name, f"text_model.{name}", Op.COPY) for name in _NATIVE_PARTS]
     return KeyMap(table([*lines, ("text_projection.weight", "text_projection.weight", Op.COPY)]))
+
+
+_LAYOUTS: Final = (
+    Layout("transformers", "text_model.encoder.", as_stored),
+    Layout("openclip", "transformer.resblocks.", lambda names: clip_from_openclip()),
+    Layout("transformers, short", "encoder.layers.", lambda names: clip_from_bare_transformers()),
+)
+# what marks a scaled fp8 file or serves products in fp8, what is computed anew, and the other half of a whole CLIP
+_EXTRAS: Final = (
+    r"scaled_fp8|.*\.scale_input|(text_model\.)?embeddings\.position_ids|logit_scale|visual_projection\..*"
+    r"|vision_model\..*"
+)
+_PROJECTION: Final = r"|text_projection(\.weight)?"  # of CLIP-L, which no model here uses
+
+
+def clip_l(prefix: str) -> Component:
+    """CLIP-L as a model's first text encoder, below `prefix` in a single file."""
+    return Component("text_encoder", (prefix, "text_encoder/"), _LAYOUTS, re.compile(_EXTRAS + _PROJECTION))
+
+
+def clip_g(prefix: str) -> Component:
+    """OpenCLIP bigG as a model's second text encoder, likewise."""
+    return Component("text_encoder_2", (prefix, "text_encoder_2/"), _LAYOUTS, re.compile(_EXTRAS))
+
+
+_LINEAR: Final = (*(f"self_attn.{part}_proj" for part in ("q", "k", "v", "out")), "mlp.fc1", "mlp.fc2")
+_BLOCKS: Final = "text_model.encoder.layers"
+CLIP_L_MODULES: Final = tuple(f"{_BLOCKS}.{layer}.{part}" for layer in range(12) for part in _LINEAR)
+"""The 72 linear layers of CLIP-L's blocks."""
+CLIP_G_MODULES: Final = (
+    *(f"{_BLOCKS}.{layer}.{part}" for layer in range(32) for part in _LINEAR),
+    "text_projection",
+)
+"""The 193 of bigG, with its projection."""

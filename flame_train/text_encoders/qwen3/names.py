@@ -21,7 +21,7 @@ from flame_train.io.keymap import KeyMap, Op, Shape, scaled_fp8_rules, table
 from flame_train.io.resolve import Component, Layout
 from flame_train.io.weights import open_weights
 from flame_train.networks.files.family_files import FamilyFiles
-from flame_train.networks.files.identify import FAMILY_NAMES, identify
+from flame_train.networks.files.identify import identify, model_names
 from flame_train.networks.files.part import Part
 from flame_train.networks.files.stated import Stated
 from flame_train.text_encoders.loading import TextNetwork
@@ -133,8 +133,8 @@ def _refuse_others(path: str | Path, files: FamilyFiles) -> None:
     with open_weights(path) as weights:
         found = identify(weights.shapes, weights.metadata)
     if found.kind == "text_encoder" and found.family.startswith("qwen") and found.family not in files.alone:
-        wanted = " or ".join(FAMILY_NAMES[name] for name in files.alone)
+        wanted = " or ".join(model_names()[name] for name in files.alone)
         raise ModelFileError(
-            f"{path}: expected {wanted} for {FAMILY_NAMES[files.family]}, found {FAMILY_NAMES[found.family]}, whose "
+            f"{path}: expected {wanted} for {model_names()[files.family]}, found {model_names()[found.family]}, whose "
             "states it was not made for; name another file"
         )

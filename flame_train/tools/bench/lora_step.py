@@ -38,7 +38,7 @@ from .ceilings import ceilings
 from .kernels import ABOUT_THE_REST, breakdown, count_launches
 from .models import conditioning, find, normal
 from .text import running_encoders, with_token_ids
-from .torch_models import torch_baseline
+from .torch_baseline import torch_baseline
 
 _WARM, _TIMED = 3, 10
 _FEW = 1, 3  # on a CPU, whose steps take seconds; as many as of PyTorch's

@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from flame_train.errors import ConfigError
+from flame_train.models.common.model import Model
 from flame_train.networks.arch import TransformerArch
 
 Loss = Callable[[Any, Any], Any]
@@ -50,6 +53,8 @@ class Batch:
         return self.torch.cartesian_prod(self.torch.arange(1), rows, rows)
 
 
+Lengths = Mapping[str, int]
+"""The tokens of a caption, by the array of the text encoder."""
 Inputs = Callable[[Batch], tuple[Any, Predict]]
 """-> latents, and how the network is called."""
 
@@ -107,3 +112,17 @@ def sizes_of(arch: TransformerArch) -> dict[str, Any]:
         "attention_head_dim": arch.head_dim,
         "num_attention_heads": arch.width // arch.head_dim,
     }
+
+
+def torch_baseline(model: Model) -> TorchBaseline:
+    """The counterpart of a model's denoiser, which needs no weights. Raises ConfigError for a model without one.
+
+    The `BASELINES` of the files `torch_*.py` beside this one have a family's each.
+    """
+    found: dict[str, Callable[[Any, Lengths], TorchBaseline]] = {}
+    for file in sorted(Path(__file__).parent.glob("torch_*.py")):
+        found |= getattr(importlib.import_module(f"{__package__}.{file.stem}"), "BASELINES", {})
+    if model.name not in found:
+        raise ConfigError(f"bench: {model.title} is not compared with PyTorch yet; leave --against out")
+    network: Any = model.network
+    return found[model.name](network.arch, {name: shape[0] for name, shape in model.caption_shapes().items()})

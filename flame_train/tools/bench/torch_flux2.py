@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from flame_train.models.flux2.transformer import Flux2Arch
 from flame_train.models.flux3.transformer import Flux3Arch
 
-from .torch_baseline import Batch, Predict, TorchBaseline, flow_step, sizes_of, velocity
+from .torch_baseline import Batch, Lengths, Predict, TorchBaseline, flow_step, sizes_of, velocity
 
 _JOINT = r"to_q|to_k|to_v|to_out\.0|add_q_proj|add_k_proj|add_v_proj|to_add_out"
 _TARGETS = (
@@ -20,18 +20,18 @@ _TARGETS_3 = (
 )
 
 
-def flux2(arch: Flux2Arch, text: int) -> TorchBaseline:
-    """The counterpart of a network of this architecture, with so many tokens of text."""
+def flux2(arch: Flux2Arch, length: Lengths) -> TorchBaseline:
+    """The counterpart of a network of this architecture, with captions of this length."""
     blocks = "Flux2TransformerBlock", "Flux2SingleTransformerBlock"
     given = {"guidance_embeds": False}
-    return _baseline("Flux2Transformer2DModel", arch, text, _TARGETS, blocks, given, {"guidance": None})
+    return _baseline("Flux2Transformer2DModel", arch, length["qwen3"], _TARGETS, blocks, given, {"guidance": None})
 
 
-def flux3(arch: Flux3Arch, text: int) -> TorchBaseline:
+def flux3(arch: Flux3Arch, length: Lengths) -> TorchBaseline:
     """The counterpart of a FLUX.3, whose rows and columns are numbered by halves, without control images."""
     blocks = "Flux3ModeTransformerBlock", "Flux3SingleTransformerBlock"
     given = {"cond_in_channels": arch.control_channels}
-    return _baseline("Flux3Transformer2DModel", arch, text, _TARGETS_3, blocks, given, {}, 0.5)
+    return _baseline("Flux3Transformer2DModel", arch, length["qwen3"], _TARGETS_3, blocks, given, {}, 0.5)
 
 
 def _baseline(
@@ -78,3 +78,6 @@ def _baseline(
         )
 
     return TorchBaseline(network, arguments, targets, blocks, flow_step(inputs))
+
+
+BASELINES: Final = {"flux2": flux2, "flux3": flux3}

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from flame_train.errors import ConfigError
-from flame_train.models.anima.transformer import Anima, AnimaArch
-from flame_train.models.chroma.transformer import Chroma, ChromaArch
-from flame_train.models.common.model import Model
+from flame_train.models.anima.transformer import AnimaArch
+from flame_train.models.chroma.transformer import ChromaArch
 from flame_train.models.flux.positions import axes_of
-from flame_train.models.flux.transformer import Flux, FluxArch
-from flame_train.models.flux2.transformer import Flux2
-from flame_train.models.flux3.transformer import Flux3
+from flame_train.models.flux.transformer import FluxArch
 from flame_train.models.krea2.arch import Krea2Arch
-from flame_train.models.krea2.transformer import Krea2
-from flame_train.models.qwenimage.transformer import QwenImage
-from flame_train.models.qwenimage1.transformer import QwenImage1
-from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
-from flame_train.models.sdxl.unet import UNet, UNetArch
-from flame_train.models.zimage.transformer import ZImage, ZImageArch
+from flame_train.models.sd3.mmdit import MMDiTArch
+from flame_train.models.sdxl.unet import UNetArch
+from flame_train.models.zimage.transformer import ZImageArch
 
 from .models import SIZE_CONDITIONING
-from .torch_baseline import Batch, Loss, Predict, Prepare, TorchBaseline, flow_step, sizes_of, velocity
-from .torch_flux2 import flux2, flux3
-from .torch_qwenimage import qwenimage, qwenimage1
+from .torch_baseline import Batch, Lengths, Loss, Predict, Prepare, TorchBaseline, flow_step, sizes_of, velocity
 
 _UNET_TEXT = 77  # positions of the text
 _ATTENTION = ["to_q", "to_k", "to_v", "to_out.0"]
@@ -37,46 +29,55 @@ _ANIMA = rf"transformer_blocks\.\d+\.(attn[12]\.({'|'.join(_ATTENTION)})|ff\.net
 _KREA2 = rf"transformer_blocks\.\d+\.(attn\.({'|'.join(_ATTENTION)}|to_gate)|ff\.(gate|up|down))"
 
 
-def torch_baseline(model: Model) -> TorchBaseline:
-    """The counterpart of a model's denoiser, which needs no weights. Raises ConfigError for a model without one."""
-    network: Any = model.network
-    arch = network.arch
-    if isinstance(network, UNet):
-        blocks: tuple[str, ...] = ("BasicTransformerBlock", "ResnetBlock2D")
-        made = unet_arguments(arch)
-        return TorchBaseline("UNet2DConditionModel", made, _ATTENTION, blocks, _unet(arch), channels_last=True)
-    length = {name: shape[0] for name, shape in model.caption_shapes().items()}
-    if isinstance(network, MMDiT):
-        targets = [f"attn.{n}" for n in _JOINT] + [f"attn2.{n}" for n in _ATTENTION]
-        loss = _sd3(arch, length["clip_l"] + length["t5"])
-        return TorchBaseline("SD3Transformer2DModel", _mmdit_arguments(arch), targets, ("JointTransformerBlock",), loss)
-    if isinstance(network, ZImage):
-        loss, blocks = _zimage(arch, length["qwen3"]), ("ZImageTransformerBlock",)
-        return TorchBaseline("ZImageTransformer2DModel", _zimage_arguments(arch), _ZIMAGE, blocks, loss)
-    if isinstance(network, Flux2):
-        return flux2(arch, length["qwen3"])
-    if isinstance(network, Flux3):
-        return flux3(arch, length["qwen3"])
-    if isinstance(network, Chroma):
-        loss, blocks = _chroma(arch, length["t5"]), ("ChromaTransformerBlock", "ChromaSingleTransformerBlock")
-        arguments = _chroma_arguments(arch)
-        return TorchBaseline("ChromaTransformer2DModel", arguments, _FLUX, blocks, loss, cudnn_attention=False)
-    if isinstance(network, Anima):
-        loss, blocks = _anima(arch, length["anima"]), ("CosmosTransformerBlock",)
-        return TorchBaseline("CosmosTransformer3DModel", _anima_arguments(arch), _ANIMA, blocks, loss)
-    if isinstance(network, Krea2):
-        loss, blocks = _krea2(arch, length["qwen3"]), ("Krea2TransformerBlock",)
-        return TorchBaseline("Krea2Transformer2DModel", _krea2_arguments(arch), _KREA2, blocks, loss)
-    if isinstance(network, QwenImage):
-        return qwenimage(arch, length["qwen3"])
-    if isinstance(network, QwenImage1):
-        return qwenimage1(arch, length["qwen3"])
-    if not isinstance(network, Flux):
-        raise ConfigError(f"bench: {model.title} is not compared with PyTorch yet; leave --against out")
+def _unet_baseline(arch: UNetArch, length: Lengths) -> TorchBaseline:
+    blocks = "BasicTransformerBlock", "ResnetBlock2D"
+    made = unet_arguments(arch)
+    return TorchBaseline("UNet2DConditionModel", made, _ATTENTION, blocks, _unet(arch), channels_last=True)
+
+
+def _sd3_baseline(arch: MMDiTArch, length: Lengths) -> TorchBaseline:
+    targets = [f"attn.{n}" for n in _JOINT] + [f"attn2.{n}" for n in _ATTENTION]
+    loss = _sd3(arch, length["clip_l"] + length["t5"])
+    return TorchBaseline("SD3Transformer2DModel", _mmdit_arguments(arch), targets, ("JointTransformerBlock",), loss)
+
+
+def _zimage_baseline(arch: ZImageArch, length: Lengths) -> TorchBaseline:
+    loss, blocks = _zimage(arch, length["qwen3"]), ("ZImageTransformerBlock",)
+    return TorchBaseline("ZImageTransformer2DModel", _zimage_arguments(arch), _ZIMAGE, blocks, loss)
+
+
+def _chroma_baseline(arch: ChromaArch, length: Lengths) -> TorchBaseline:
+    loss, blocks = _chroma(arch, length["t5"]), ("ChromaTransformerBlock", "ChromaSingleTransformerBlock")
+    arguments = _chroma_arguments(arch)
+    return TorchBaseline("ChromaTransformer2DModel", arguments, _FLUX, blocks, loss, cudnn_attention=False)
+
+
+def _anima_baseline(arch: AnimaArch, length: Lengths) -> TorchBaseline:
+    loss, blocks = _anima(arch, length["anima"]), ("CosmosTransformerBlock",)
+    return TorchBaseline("CosmosTransformer3DModel", _anima_arguments(arch), _ANIMA, blocks, loss)
+
+
+def _krea2_baseline(arch: Krea2Arch, length: Lengths) -> TorchBaseline:
+    loss, blocks = _krea2(arch, length["qwen3"]), ("Krea2TransformerBlock",)
+    return TorchBaseline("Krea2Transformer2DModel", _krea2_arguments(arch), _KREA2, blocks, loss)
+
+
+def _flux_baseline(arch: FluxArch, length: Lengths) -> TorchBaseline:
     blocks = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
     made, loss = _flux_arguments(arch), _flux(arch, length["t5"])
     # cuDNN's backward pass as PyTorch 2.11 calls it reads where it must not at 4608 tokens of 24 heads of 128
     return TorchBaseline("FluxTransformer2DModel", made, _FLUX, blocks, loss, cudnn_attention=False)
+
+
+BASELINES: Final = {
+    "sdxl": _unet_baseline,
+    "sd3": _sd3_baseline,
+    "flux": _flux_baseline,
+    "zimage": _zimage_baseline,
+    "chroma": _chroma_baseline,
+    "krea2": _krea2_baseline,
+    "anima": _anima_baseline,
+}
 
 
 # ---- SDXL -----------------------------------------------------------------------------------------------------------

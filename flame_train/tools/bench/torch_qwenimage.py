@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from flame_train.models.qwenimage.arch import QwenImageArch
 from flame_train.models.qwenimage1.transformer import QwenImage1Arch
 
-from .torch_baseline import Batch, Predict, TorchBaseline, flow_step, sizes_of, velocity
+from .torch_baseline import Batch, Lengths, Predict, TorchBaseline, flow_step, sizes_of, velocity
 
 _JOINT = r"to_q|to_k|to_v|to_out\.0|add_q_proj|add_k_proj|add_v_proj|to_add_out"
 _TARGETS_1 = rf"transformer_blocks\.\d+\.(attn\.({_JOINT})|(img|txt)_mlp\.net\.(0\.proj|2))"
 _TARGETS = r"transformer_blocks\.\d+\.(attn\.(to_q|to_k|to_v|to_out\.0)|img_mlp\.(gate_layer|proj|out))"
 
 
-def qwenimage(arch: QwenImageArch, text: int) -> TorchBaseline:
-    """The counterpart of a network of this architecture, with so many tokens of text."""
+def qwenimage(arch: QwenImageArch, length: Lengths) -> TorchBaseline:
+    """The counterpart of a network of this architecture, with captions of this length."""
+    text = length["qwen3"]
     arguments = {
         "in_channels": arch.channels,
         "out_channels": arch.channels,
@@ -41,8 +42,9 @@ def qwenimage(arch: QwenImageArch, text: int) -> TorchBaseline:
     return TorchBaseline(network, arguments, _TARGETS, blocks, flow_step(inputs), tables=_tables)
 
 
-def qwenimage1(arch: QwenImage1Arch, text: int) -> TorchBaseline:
-    """The counterpart of a network of version 1, with so many tokens of text."""
+def qwenimage1(arch: QwenImage1Arch, length: Lengths) -> TorchBaseline:
+    """The counterpart of a network of version 1, with captions of this length."""
+    text = length["qwen3"]
     arguments = {
         "in_channels": 4 * arch.channels,
         "out_channels": arch.channels,
@@ -67,3 +69,6 @@ def _tables(transformer: Any) -> None:
     rotary = transformer.pos_embed
     scaled = {"scale_rope": rotary.scale_rope} if hasattr(rotary, "scale_rope") else {}
     transformer.pos_embed = type(rotary)(theta=rotary.theta, axes_dim=rotary.axes_dim, **scaled)
+
+
+BASELINES: Final = {"qwenimage": qwenimage, "qwenimage1": qwenimage1}

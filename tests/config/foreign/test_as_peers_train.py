@@ -26,7 +26,7 @@ from flame_train.adapters.targets import UNET_PRESETS
 from flame_train.config.load import load
 from flame_train.config.schema import Config
 from flame_train.globs import choose
-from flame_train.models.sdxl.keys_modules import base_modules
+from flame_train.models.sdxl.names_unet import UNET_MODULES
 from flame_train.schedules import SCHEDULES
 from flame_train.tools.import_config import import_config
 
@@ -95,7 +95,7 @@ def test_layers_of_sdxl_of_both(tmp_path: Path) -> None:
 
     OneTrainer's full preset has all linear layers and convolutions of the UNet; its attn-mlp those of the blocks.
     """
-    names = base_modules()["unet"]
+    names = UNET_MODULES
     linear = ai_toolkit(tmp_path, "", "arch: sdxl").lora.targets
     assert len(choose(names, linear, UNET_PRESETS, "", "")) == 722
     blocks = onetrainer(tmp_path, layer_filter_preset="attn-mlp").lora.targets

@@ -24,7 +24,7 @@ from flame_train.config.schema import Config
 from flame_train.data.order import BatchSchedule
 from flame_train.globs import choose
 from flame_train.models.common.flow import DOUBLE_SINGLE_PRESETS
-from flame_train.models.sdxl.keys_modules import base_modules
+from flame_train.models.sdxl.names_unet import UNET_MODULES
 from flame_train.schedules import SCHEDULES
 from flame_train.tools.import_config import import_config
 
@@ -142,7 +142,7 @@ def test_layers_and_ranks_of_sdxl(
     """
     _, _, module = more.partition("NETWORK = ")
     config = imported(tmp_path, more) if not module else with_module(tmp_path, module)
-    found = adapted(config, base_modules()["unet"], UNET_PRESETS)
+    found = adapted(config, UNET_MODULES, UNET_PRESETS)
     kernels = {name for name in found if name.endswith(KERNELS)}
     assert (len(found), len(kernels)) == (layers, 38 if kernel else 0)
     assert {each[:2] for name, each in found.items() if name not in kernels} == {linear}

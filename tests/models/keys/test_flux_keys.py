@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from flame_train.io.resolve import fit, native_shapes
-from flame_train.models.flux import keys as flux
-from flame_train.models.flux.keys import base_modules, transformer_to_diffusers
+from flame_train.models.flux import names as flux
+from flame_train.models.flux.names import base_modules, transformer_to_diffusers
 from flame_train.models.flux.transformer import Flux, FluxArch
 
 SINGLE, FOLDER = "flux_dev_single_file", "flux_diffusers_transformer"

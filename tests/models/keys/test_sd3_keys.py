@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from flame_train.io.resolve import fit, native_shapes
-from flame_train.models.sd3 import keys as sd3
-from flame_train.models.sd3.keys_mmdit import mmdit_to_diffusers
+from flame_train.models.sd3 import names as sd3
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
+from flame_train.models.sd3.names import mmdit_to_diffusers
 from flame_train.networks.vae.vae import Vae, VaeArch
 
 MODELS = {

@@ -12,9 +12,8 @@ import pytest
 
 from flame_train.io.keymap import KeyMap, Op, Rule
 from flame_train.io.resolve import fit
-from flame_train.models.sdxl import keys as sdxl
-from flame_train.models.sdxl.keys_modules import base_modules
-from flame_train.models.sdxl.keys_unet import UNetLevels, unet_from_diffusers
+from flame_train.models.sdxl import names as sdxl
+from flame_train.models.sdxl.names_unet import UNetLevels, unet_from_diffusers
 from flame_train.networks.vae.names import vae_from_diffusers
 from flame_train.text_encoders.clip.names import clip_from_openclip
 
@@ -245,7 +244,7 @@ def test_a_table_cannot_be_ambiguous():
 
 
 def test_base_modules_are_the_weights_a_lora_can_sit_on(native):
-    modules = base_modules()
+    modules = {c.name: tuple(c.modules) for c in sdxl.lora_family().components}
     for part, found in modules.items():
         expected = {
             name.removesuffix(".weight")

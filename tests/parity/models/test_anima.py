@@ -9,7 +9,7 @@ import pytest
 
 from flame_train.engine import Tensor, tensor
 from flame_train.engine import functional as F
-from flame_train.models.anima.keys import transformer_to_diffusers
+from flame_train.models.anima.names import transformer_to_diffusers
 from flame_train.models.anima.transformer import Anima, AnimaArch
 from flame_train.text_encoders.anima.network import AdapterArch, LlmAdapter
 

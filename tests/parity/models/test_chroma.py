@@ -7,7 +7,7 @@ import pytest
 
 from flame_train.engine import functional as F
 from flame_train.engine import tensor
-from flame_train.models.chroma.keys import transformer_to_diffusers
+from flame_train.models.chroma.names import transformer_to_diffusers
 from flame_train.models.chroma.transformer import Chroma, ChromaArch, places
 
 torch = pytest.importorskip("torch")

@@ -7,7 +7,7 @@ import pytest
 
 from flame_train.engine import functional as F
 from flame_train.engine import tensor
-from flame_train.models.flux.keys import transformer_to_diffusers
+from flame_train.models.flux.names import transformer_to_diffusers
 from flame_train.models.flux.transformer import Flux, FluxArch
 from tests.parity.models.lora_gradients import fp64, latents_gradient_error, lora_gradient_errors, merged_in_torch
 

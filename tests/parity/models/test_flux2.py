@@ -8,7 +8,7 @@ import pytest
 from flame_train.engine import functional as F
 from flame_train.engine import tensor
 from flame_train.models.flux2.family import sampling_shift
-from flame_train.models.flux2.keys import transformer_to_diffusers
+from flame_train.models.flux2.names import transformer_to_diffusers
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
 from flame_train.networks.vae.names import vae_from_diffusers
 from flame_train.networks.vae.vae import Vae, VaeArch

@@ -9,7 +9,7 @@ import pytest
 
 from flame_train.engine import functional as F
 from flame_train.engine import tensor
-from flame_train.models.flux3.keys import base_modules, transformer_to_diffusers
+from flame_train.models.flux3.names import base_modules, transformer_to_diffusers
 from flame_train.models.flux3.transformer import Flux3, Flux3Arch
 from tests.parity.models.lora_gradients import fp64, latents_gradient_error, lora_gradient_errors, merged_in_torch
 

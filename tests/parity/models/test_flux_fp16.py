@@ -9,7 +9,7 @@ from flame_train.adapters.attach import attach
 from flame_train.adapters.targets import resolve
 from flame_train.engine import tensor
 from flame_train.models.flux.family import PRESETS
-from flame_train.models.flux.keys import transformer_to_diffusers
+from flame_train.models.flux.names import transformer_to_diffusers
 from flame_train.models.flux.transformer import Flux, FluxArch
 
 torch = pytest.importorskip("torch")

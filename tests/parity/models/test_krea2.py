@@ -11,7 +11,7 @@ import pytest
 from flame_train.engine import functional as F
 from flame_train.engine import tensor
 from flame_train.models.krea2.arch import Krea2Arch
-from flame_train.models.krea2.keys import transformer_to_diffusers
+from flame_train.models.krea2.names import transformer_to_diffusers
 from flame_train.models.krea2.transformer import Krea2
 from tests.parity.models.lora_gradients import fp64, latents_gradient_error, lora_gradient_errors, merged_in_torch
 

@@ -10,8 +10,8 @@ import pytest
 from flame_train.engine import functional as F
 from flame_train.engine import tensor
 from flame_train.engine.memory_report import saved_by_op
-from flame_train.models.sd3.keys_mmdit import mmdit_to_diffusers
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
+from flame_train.models.sd3.names import mmdit_to_diffusers
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")

@@ -7,7 +7,7 @@ import pytest
 
 from flame_train.engine import functional as F
 from flame_train.engine import tensor
-from flame_train.models.qwenimage1.keys import base_modules, transformer_table
+from flame_train.models.qwenimage1.names import base_modules, transformer_table
 from flame_train.models.qwenimage1.transformer import QwenImage1, QwenImage1Arch
 from tests.parity.models.lora_gradients import fp64, latents_gradient_error, lora_gradient_errors, merged_in_torch
 

@@ -13,9 +13,15 @@ from typing import Final
 from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraFamily, modules_by_table
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.flux2.keys import VAE
+from flame_train.models.flux3.transformer import Flux3, Flux3Arch
+from flame_train.networks.files.family_files import FamilyFiles
+from flame_train.networks.files.marks import LoraMark, Mark, Marks
+from flame_train.networks.files.parts import built_by
 from flame_train.networks.transformer_files import component_of_table, lora_component
+from flame_train.networks.vae.names import FLUX2_VAE
+from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.qwen3 import names as qwen3
+from flame_train.text_encoders.qwen3.network import VL_THETA, Qwen3, Qwen3Arch
 
 _ENDS: Final = lines("""
     emb_in.image.weight -> x_embedders.image.weight
@@ -67,7 +73,7 @@ COMPONENTS: Final = (
         transformer_to_diffusers,
         unused=r"repa_projectors\..*",  # of training alone
     ),
-    VAE,
+    FLUX2_VAE,
     qwen3.vl_component("qwen3vl_4b"),
 )
 
@@ -103,3 +109,36 @@ def lora_family(depth: int = 5, single_depth: int = 28) -> LoraFamily:
         implementation="https://github.com/black-forest-labs/flux-3-image-klein",
         network_module="networks.lora_flux_3",
     )
+
+
+_NETWORKS: Final = built_by(
+    transformer=(Flux3, Flux3Arch.from_shapes),
+    vae=(Vae, partial(VaeArch.from_shapes, published=VaeArch.flux2())),
+    text_encoder=(Qwen3, partial(Qwen3Arch.from_shapes, theta=VL_THETA)),
+)
+FLUX3_FILES: Final = FamilyFiles("flux3", COMPONENTS, resolve, {"qwen3-vl-4b": "text_encoder"}, _NETWORKS)
+
+# layers that no other model has, their paths' dots made underscores, behind any trainer's prefix
+_OWN: Final = (
+    r"^(.*_)?((content_)?mode_blocks_image(_cond)?_\d+|txt_mode_blocks_\d+"
+    r"|single_blocks_\d+_([qkv]_proj|attn_out|mlp_(in|out))"
+    r"|single_transformer_blocks_\d+_(attn_to_out_0|ff_linear_(in|out))"
+    r"|(early|single)_stream_modulations_(image|image_cond|txt))_"
+)
+_DISTILLED: Final = ", distilled to few steps"
+_SINGLE_FILE, _DIFFUSERS = (f"early_stream_modulations.image.{end}.weight" for end in ("lin", "linear"))
+_TOLD: Final = ("ref_time_in.in_layer.weight", "target_timestep_embedder.linear_1.weight")
+MARKS: Final = Marks(
+    names={"flux3": "FLUX.3 klein"},
+    groups={"flux2-flux3": ("flux3",)},  # whose VAE is FLUX.2's
+    # a LoRA of the joint blocks' queries, keys and values alone has Flux.1's width, and its names in diffusers' layout
+    also_reads={"flux3": ("flux",)},
+    networks=(
+        Mark("flux3", "single-file", (_SINGLE_FILE, _TOLD[0]), note=_DISTILLED),
+        Mark("flux3", "single-file", (_SINGLE_FILE,), lacks=_TOLD[:1]),
+        Mark("flux3", "diffusers", (_DIFFUSERS, _TOLD[1]), note=_DISTILLED),
+        Mark("flux3", "diffusers", (_DIFFUSERS,), lacks=_TOLD[1:]),
+    ),
+    loras=(LoraMark("flux3", _OWN),),
+    written={"flux[.-]?3": "flux3"},
+)

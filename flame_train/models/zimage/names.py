@@ -13,9 +13,15 @@ from typing import Final
 from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraFamily, modules_by_table
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.sdxl import keys as sdxl
+from flame_train.models.zimage.transformer import ZImage, ZImageArch
+from flame_train.networks.files.family_files import FamilyFiles
+from flame_train.networks.files.marks import LoraMark, Mark, Marks, Width
+from flame_train.networks.files.parts import built_by
 from flame_train.networks.transformer_files import component_of_table, lora_component
+from flame_train.networks.vae.names import VAE
+from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.qwen3 import names as qwen3
+from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
 
 _ENDS: Final = lines("""
     x_embedder.{p} -> all_x_embedder.2-1.{p}
@@ -51,7 +57,6 @@ def transformer_to_diffusers() -> KeyMap:
     return KeyMap(table(_ENDS, blocks, {"block": _BLOCK}))
 
 
-_SDXL: Final = {component.name: component for component in sdxl.COMPONENTS}
 COMPONENTS: Final = (
     component_of_table(
         ".attention.qkv.",
@@ -59,7 +64,7 @@ COMPONENTS: Final = (
         transformer_to_diffusers,
         unused=r"norm_final\.weight",  # of the code that Z-Image's began from
     ),
-    _SDXL["vae"],
+    VAE,
     qwen3.component("text_encoder", ("text_encoders.qwen3_4b.transformer.model.", "text_encoder/model.", "model.")),
 )
 
@@ -98,3 +103,29 @@ def lora_family() -> LoraFamily:
         implementation="https://github.com/Tongyi-MAI/Z-Image",
         network_module="networks.lora_zimage",
     )
+
+
+_NETWORKS: Final = built_by(
+    transformer=(ZImage, ZImageArch.from_shapes),
+    vae=(Vae, partial(VaeArch.from_shapes, published=VaeArch.flux())),
+    text_encoder=(Qwen3, Qwen3Arch.from_shapes),
+)
+ZIMAGE_FILES: Final = FamilyFiles("zimage", COMPONENTS, resolve, {"qwen3-4b": "text_encoder"}, _NETWORKS)
+
+# a layer of a block, its path's dots made underscores, behind any trainer's prefix
+_IN_BLOCK: Final = r"^(.*_)?(layers|noise_refiner|context_refiner)_\d+_(attention|feed_forward|adaLN)_"
+_SINGLE_FILE: Final = "noise_refiner.0.attention.qkv.weight"
+MARKS: Final = Marks(
+    names={"zimage": "Z-Image", "lumina2": "Lumina 2"},
+    groups={"sd3-flux": ("zimage",)},  # whose VAE is Flux.1's
+    networks=(
+        Mark("zimage", "single-file", (_SINGLE_FILE, "cap_pad_token")),
+        Mark("lumina2", "single-file", (_SINGLE_FILE,), lacks=("cap_pad_token",)),
+        Mark("zimage", "diffusers", ("noise_refiner.0.attention.to_q.weight", "all_x_embedder.2-1.weight")),
+    ),
+    loras=(
+        LoraMark("lumina2", _IN_BLOCK, sizes=(Width("_feed_forward_w[13]", 2304),)),
+        LoraMark("zimage", _IN_BLOCK),
+    ),
+    written={"z-image|zimage": "zimage", "lumina": "lumina2"},
+)

@@ -8,19 +8,24 @@ then shift there.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Iterator
+from functools import lru_cache, partial
 from typing import Final
 
 from flame_train.io.keymap import KeyMap, Op, Rule, lines, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
-from flame_train.io.resolve import Resolved
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.sdxl import keys as sdxl
-from flame_train.models.sdxl.keys_modules import clip_modules
+from flame_train.models.flux.transformer import Flux, FluxArch
+from flame_train.networks.files.family_files import FamilyFiles
+from flame_train.networks.files.marks import LoraMark, Mark, Marks, Ratio, Shapes, dim, joint_loras
+from flame_train.networks.files.parts import built_by
 from flame_train.networks.transformer_files import component_of_table, lora_component
+from flame_train.networks.vae.names import VAE
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.clip import names as clip
+from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 from flame_train.text_encoders.t5 import names as t5
+from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 
 MLP_RATIO: Final = 4  # of the width, in every model of the family
 
@@ -88,32 +93,22 @@ def transformer_to_diffusers() -> KeyMap:
     return KeyMap((*table(_ENDS), *blocks_to_diffusers(modulated=True)))
 
 
-_SDXL: Final = {component.name: component for component in sdxl.COMPONENTS}
 _ELSEWHERE: Final = re.compile(r"text_encoders\.\w+\.(logit_scale|transformer\.text_projection\.weight)|model_ema\..*")
 COMPONENTS: Final = (
     component_of_table("double_blocks.", "single_transformer_blocks.", transformer_to_diffusers),
-    _SDXL["vae"],
-    replace(_SDXL["text_encoder"], prefixes=("text_encoders.clip_l.transformer.", "text_encoder/")),
+    VAE,
+    clip.clip_l("text_encoders.clip_l.transformer."),
     t5.component("text_encoder_2", (t5.SINGLE_FILE_PREFIX, "text_encoder_2/")),
 )
 
 
-def resolve(names: Iterable[str], only: str | None = None) -> Resolved:
-    """Which tensor of a file, or of a diffusers folder, is which native tensor of which component.
-
-    `names` as `open_weights` gives them. `only` ("transformer", "vae", "text_encoder", "text_encoder_2") says that the
-    file holds that component alone. Text encoders' native names are those of transformers, the others' those of the
-    single file.
-    """
-    all_names = set(names)
-    idle = {name for name in all_names if _ELSEWHERE.fullmatch(name)}
-    found = resolve_components(COMPONENTS, all_names - idle, only)
-    return replace(found, ignored=(*found.ignored, *sorted(idle)))
+resolve: Final = partial(resolve_components, COMPONENTS, idle=_ELSEWHERE)
+"""Which tensor of a file, or of a diffusers folder, is which native tensor of which component; see `io.resolve`."""
 
 
 def base_modules() -> dict[str, tuple[str, ...]]:
     """Component -> native paths of its linear layers: 314 in dev's transformer, 72 in CLIP-L, 168 in T5-XXL."""
-    return {"transformer": tuple(_linears()), "text_encoder": clip_modules(12), "text_encoder_2": t5.modules(24)}
+    return {"transformer": tuple(_linears()), "text_encoder": clip.CLIP_L_MODULES, "text_encoder_2": t5.modules(24)}
 
 
 def _linears(double: int = 19, single: int = 38) -> Iterator[str]:
@@ -149,3 +144,64 @@ def lora_family(dev: bool = True) -> LoraFamily:
         implementation="https://github.com/black-forest-labs/flux",
         network_module="networks.lora_flux",
     )
+
+
+_NETWORKS: Final = built_by(
+    transformer=(Flux, FluxArch.from_shapes),
+    vae=(Vae, partial(VaeArch.from_shapes, published=VaeArch.flux())),
+    text_encoder=(ClipTextEncoder, partial(ClipArch.from_shapes, activation="quick_gelu")),
+    text_encoder_2=(T5Encoder, T5Arch.from_shapes),
+)
+_ALONE: Final = {"clip-l": "text_encoder", "t5-xxl": "text_encoder_2"}
+FLUX_FILES: Final = FamilyFiles("flux", COMPONENTS, resolve, _ALONE, _NETWORKS)
+
+# what no layer of Flux.1 is called; the rows of its single blocks and of its MLPs are fewer, too
+_NO_FLUX: Final = (
+    "distilled_guidance_layer_|_attn_to_qkv_mlp_proj|_ff_linear_in|mode_blocks_|_stream_modulations_"
+    r"|single_blocks_\d+_([qkv]_proj|attn_out|mlp_)|single_transformer_blocks_\d+_(attn_to_out_0|ff_)"
+    r"|transformer_blocks_\d+_(img|txt)_(mlp_net|mod)_"
+)
+_GATED: Final = (Ratio(r"single_blocks_\d+_linear1", 9), Ratio(r"double_blocks_\d+_(img|txt)_mlp_0", 6))
+
+
+def _variant(model: str, shapes: Shapes) -> tuple[str, str] | None:
+    """Which Flux.1 it is: by its input, and by whether it is told a guidance."""
+    inputs = dim(shapes, "img_in.weight" if "img_in.weight" in shapes else "x_embedder.weight", 1)
+    if inputs in (128, 384):
+        return {128: "flux-control", 384: "flux-fill"}[inputs], ""
+    guided = any(name.startswith(("guidance_in.", "time_text_embed.guidance_embedder.")) for name in shapes)
+    return "flux-dev" if guided else "flux-schnell", ""
+
+
+MARKS: Final = Marks(
+    names={
+        "flux-dev": "Flux.1 dev",
+        "flux-schnell": "Flux.1 schnell",
+        "flux-fill": "Flux.1 Fill",
+        "flux-control": "Flux.1 Canny or Depth",
+        "flux": "Flux.1",
+    },
+    groups={"flux": ("flux-dev", "flux-schnell", "flux-fill", "flux-control"), "sd3-flux": ("flux",)},
+    networks=(
+        Mark(
+            "flux",
+            "single-file",
+            ("double_blocks.0.img_attn.norm.key_norm.scale",),
+            lacks=("distilled_guidance_layer.*", "single_stream_modulation.lin.weight"),
+        ),
+        Mark(
+            "flux",
+            "diffusers",
+            ("single_transformer_blocks.0.attn.to_q.weight",),
+            lacks=("distilled_guidance_layer.*", "early_stream_modulations.*"),
+        ),
+    ),
+    variant=_variant,
+    loras=(
+        LoraMark("flux", "(double|single|single_transformer)_blocks_", lacks=_NO_FLUX, unless=_GATED),
+        *joint_loras("flux", 3072, lacks=rf"{_NO_FLUX}|_attn2_"),
+    ),
+    written={"flux": "flux"},
+    unwritten="chroma|flux[.-]?[23]",
+    t5="text_encoder_2",
+)

@@ -6,7 +6,7 @@ The native names are those of the single file without `model.diffusion_model.`. 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -127,3 +127,64 @@ def _up(levels: UNetLevels) -> tuple[_Direct, _Prefixes]:
             here = f"output_blocks.{block - 1}.{1 + attention}.conv.{{p}}"
             direct.append((f"up_blocks.{level}.upsamplers.0.conv.{{p}}", here, Op.COPY))
     return direct, prefixes
+
+
+_RESNETS: Final = 2
+_DEPTHS: Final = (0, 2, 10)  # transformer blocks at each level; the middle has as many as the last
+_RESNET_LAYERS: Final = ("in_layers.2", "emb_layers.1", "out_layers.3")
+_BLOCK_LAYERS: Final = (
+    *(f"attn{n}.{part}" for n in (1, 2) for part in ("to_q", "to_k", "to_v", "to_out.0")),
+    "ff.net.0.proj",
+    "ff.net.2",
+)
+
+
+def _modules() -> Iterator[str]:
+    yield from ("time_embed.0", "time_embed.2", "label_emb.0.0", "label_emb.0.2", "input_blocks.0.0")
+    yield from _modules_down()
+    yield from _resnet_modules("middle_block.0", skip=False)
+    yield from _attention_modules("middle_block.1", _DEPTHS[-1])
+    yield from _resnet_modules("middle_block.2", skip=False)
+    yield from _modules_up()
+    yield "out.2"
+
+
+def _modules_down() -> Iterator[str]:
+    block = 1
+    for level, depth in enumerate(_DEPTHS):
+        for number in range(_RESNETS):
+            # the first level keeps the channel count; each later one changes it in its first resnet
+            yield from _resnet_modules(f"input_blocks.{block}.0", skip=level > 0 and number == 0)
+            yield from _attention_modules(f"input_blocks.{block}.1", depth)
+            block += 1
+        if level + 1 < len(_DEPTHS):
+            yield f"input_blocks.{block}.0.op"
+            block += 1
+
+
+def _modules_up() -> Iterator[str]:
+    block = 0
+    for level, depth in reversed(list(enumerate(_DEPTHS))):
+        for _ in range(_RESNETS + 1):
+            yield from _resnet_modules(f"output_blocks.{block}.0", skip=True)  # its input is joined with the way down's
+            yield from _attention_modules(f"output_blocks.{block}.1", depth)
+            block += 1
+        if level > 0:
+            yield f"output_blocks.{block - 1}.{2 if depth else 1}.conv"
+
+
+def _resnet_modules(prefix: str, *, skip: bool) -> Iterator[str]:
+    yield from (f"{prefix}.{part}" for part in _RESNET_LAYERS)
+    if skip:
+        yield f"{prefix}.skip_connection"
+
+
+def _attention_modules(prefix: str, depth: int) -> Iterator[str]:
+    if depth:
+        yield from (f"{prefix}.proj_in", f"{prefix}.proj_out")
+    for block in range(depth):
+        yield from (f"{prefix}.transformer_blocks.{block}.{part}" for part in _BLOCK_LAYERS)
+
+
+UNET_MODULES: Final = tuple(_modules())
+"""Native paths of the 794 linear layers and convolutions of SDXL base's UNet."""

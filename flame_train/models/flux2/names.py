@@ -6,18 +6,22 @@ diffusers has one for each. The last modulation's rows are shift then scale here
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Rule, lines, table
+from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraFamily, modules_by_table
-from flame_train.io.resolve import Component, Layout
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.sdxl import keys as sdxl
+from flame_train.models.flux2.transformer import Flux2, Flux2Arch
+from flame_train.networks.files.family_files import FamilyFiles
+from flame_train.networks.files.marks import LoraMark, Mark, Marks, Ratio
+from flame_train.networks.files.parts import built_by
 from flame_train.networks.transformer_files import component_of_table, lora_component
+from flame_train.networks.vae.names import FLUX2_VAE
+from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.qwen3 import names as qwen3
+from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
 
 _ENDS: Final = lines("""
     img_in.weight -> x_embedder.weight
@@ -63,25 +67,9 @@ def transformer_to_diffusers() -> KeyMap:
     return KeyMap(table(_ENDS, blocks, {"double": _DOUBLE, "single": _SINGLE}))
 
 
-def _native_vae(names: Collection[str]) -> KeyMap:
-    """From a single file, whose convolutions around the latents are parts of encoder and decoder in some."""
-    return KeyMap(tuple(Rule((name,), (re.sub(r"^(en|de)coder\.(post_)?quant", r"\2quant", name),)) for name in names))
-
-
-_SDXL: Final = {component.name: component for component in sdxl.COMPONENTS}
-VAE: Final = Component(
-    "vae",
-    _SDXL["vae"].prefixes,
-    (
-        *(layout for layout in _SDXL["vae"].layouts if layout.keymap is not None),
-        Layout("single-file", "decoder.up.", _native_vae),
-    ),
-    re.compile(rf"{_SDXL['vae'].ignored.pattern}|bn\.num_batches_tracked"),
-)
-"""FLUX.2's autoencoder as a part of a model's files; FLUX.3's too."""
 COMPONENTS: Final = (
     component_of_table("double_blocks.", "single_transformer_blocks.", transformer_to_diffusers),
-    VAE,
+    FLUX2_VAE,
     qwen3.component(
         "text_encoder",
         (
@@ -124,3 +112,33 @@ def lora_family(depth: int = 8, single_depth: int = 24) -> LoraFamily:
         implementation="https://github.com/black-forest-labs/flux2",
         network_module="networks.lora_flux_2",
     )
+
+
+_NETWORKS: Final = built_by(
+    transformer=(Flux2, Flux2Arch.from_shapes),
+    vae=(Vae, partial(VaeArch.from_shapes, published=VaeArch.flux2())),
+    text_encoder=(Qwen3, Qwen3Arch.from_shapes),
+)
+_ALONE: Final = {"qwen3-4b": "text_encoder", "qwen3-8b": "text_encoder"}
+FLUX2_FILES: Final = FamilyFiles("flux2", COMPONENTS, resolve, _ALONE, _NETWORKS)
+
+_SINGLE_FILE, _DIFFUSERS = (f"single_stream_modulation.{end}.weight" for end in ("lin", "linear"))
+_GUIDED: Final = ("guidance_in.*", "time_guidance_embed.guidance_embedder.*")
+MARKS: Final = Marks(
+    names={"flux2": "FLUX.2 klein", "flux2-dev": "FLUX.2 dev"},
+    groups={"flux2-flux3": ("flux2", "flux2-dev")},
+    networks=(
+        Mark("flux2-dev", "single-file", (_SINGLE_FILE, _GUIDED[0])),
+        Mark("flux2", "single-file", (_SINGLE_FILE,), lacks=_GUIDED[:1]),
+        Mark("flux2-dev", "diffusers", (_DIFFUSERS, _GUIDED[1])),
+        Mark("flux2", "diffusers", (_DIFFUSERS,), lacks=_GUIDED[1:]),
+    ),
+    loras=(
+        LoraMark("flux2", "_attn_to_qkv_mlp_proj"),
+        LoraMark("flux2", "_ff_linear_in", lacks=r"mode_blocks_|single_transformer_blocks_\d+_ff_"),
+        # MLPs begin with 6 widths for gate and value, in single blocks beside 3 for the attention
+        LoraMark("flux2", sizes=(Ratio(r"single_blocks_\d+_linear1", 9),)),
+        LoraMark("flux2", sizes=(Ratio(r"double_blocks_\d+_(img|txt)_mlp_0", 6),)),
+    ),
+    written={"flux[.-]?2": "flux2"},
+)

@@ -9,17 +9,23 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 from flame_train.io.keymap import KeyMap, Rule, lines, scaled_fp8_rules, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import Component, Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.anima.transformer import MODULATIONS
+from flame_train.models.anima.transformer import MODULATIONS, Anima, AnimaArch
+from flame_train.networks.files.family_files import FamilyFiles
+from flame_train.networks.files.marks import JOINT, LoraMark, Mark, Marks, Width
+from flame_train.networks.files.parts import built_by
 from flame_train.networks.transformer_files import LORA_PREFIXES, component_of_table, lora_component
 from flame_train.networks.vae.names_qwen import qwen_vae_component
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.anima.network import AdapterArch, LlmAdapter
 from flame_train.text_encoders.qwen3 import names as qwen3
+from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
 
 _ENDS: Final = lines("""
     x_embedder.proj.1.weight -> patch_embed.proj.weight
@@ -153,3 +159,35 @@ def lora_family() -> LoraFamily:
         implementation="https://github.com/circlestone-labs/anima",
         network_module="networks.lora_anima",
     )
+
+
+_NETWORKS: Final = built_by(
+    transformer=(Anima, AnimaArch.from_shapes),
+    text_conditioner=(LlmAdapter, AdapterArch.from_shapes),
+    vae=(Vae, partial(VaeArch.from_shapes, published=VaeArch.qwen_image())),
+    text_encoder=(Qwen3, Qwen3Arch.from_shapes),
+)
+ANIMA_FILES: Final = FamilyFiles("anima", COMPONENTS, resolve, {"qwen3-0.6b": "text_encoder"}, _NETWORKS)
+
+# a layer of a block or of the adapter, its path's dots made underscores, behind any trainer's prefix
+_IN_BLOCK: Final = (
+    r"^(.*_)?(?<!transformer_)blocks_\d+_"
+    r"((self|cross)_attn_(q|k|v|output)_proj|adaln_modulation_\w+_[12]|mlp_layer[12])_"
+)
+_IN_ADAPTER: Final = r"^(.*_)?(llm_adapter|text_conditioner)_(blocks_\d+|out_proj)_"
+_SINGLE_FILE, _ADAPTER_END = "blocks.0.adaln_modulation_self_attn.1.weight", "llm_adapter.out_proj.weight"
+MARKS: Final = Marks(
+    names={"anima": "Anima", "cosmos2": "Cosmos-Predict2"},
+    groups={"qwen-wan": ("anima",)},  # whose VAE is Qwen-Image's
+    networks=(
+        Mark("anima", "single-file", (_SINGLE_FILE, _ADAPTER_END)),
+        Mark("cosmos2", "single-file", (_SINGLE_FILE,), lacks=(_ADAPTER_END,)),
+        Mark("anima", "diffusers", ("transformer_blocks.0.norm1.linear_1.weight", "time_embed.norm.weight")),
+    ),
+    loras=(
+        LoraMark("anima", f"{_IN_BLOCK}|{_IN_ADAPTER}"),
+        LoraMark("anima", rf"^{JOINT}(attn1_|norm3_linear_)"),
+        LoraMark("anima", rf"^{JOINT}", sizes=(Width("_attn2_to_[kv]", 1024),)),
+    ),
+    written={"anima": "anima"},
+)

@@ -5,18 +5,23 @@ The native names are those of the published single file, which are Flux.1's but 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
+from functools import lru_cache, partial
 from typing import Final
 
 from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
-from flame_train.io.resolve import Resolved
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.flux.keys import blocks_to_diffusers
-from flame_train.models.sdxl import keys as sdxl
+from flame_train.models.chroma.transformer import Chroma, ChromaArch
+from flame_train.models.flux.names import blocks_to_diffusers
+from flame_train.networks.files.family_files import FamilyFiles
+from flame_train.networks.files.marks import LoraMark, Mark, Marks
+from flame_train.networks.files.parts import built_by
 from flame_train.networks.transformer_files import component_of_table, lora_component
+from flame_train.networks.vae.names import VAE
+from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.t5 import names as t5
+from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 
 _APPROXIMATOR: Final = "distilled_guidance_layer."
 _ENDS: Final = lines("""
@@ -39,21 +44,15 @@ def transformer_to_diffusers() -> KeyMap:
     return KeyMap((*ends, *blocks_to_diffusers(modulated=False)))
 
 
-_SDXL: Final = {component.name: component for component in sdxl.COMPONENTS}
 COMPONENTS: Final = (
     component_of_table("double_blocks.", "single_transformer_blocks.", transformer_to_diffusers),
-    _SDXL["vae"],
+    VAE,
     t5.component("text_encoder", (t5.SINGLE_FILE_PREFIX, "text_encoder/")),
 )
 
 
-def resolve(names: Iterable[str], only: str | None = None) -> Resolved:
-    """Which tensor of a file, or of a diffusers folder, is which native tensor of which component.
-
-    `names` as `open_weights` gives them. `only` ("transformer", "vae", "text_encoder") says that the file holds that
-    component alone.
-    """
-    return resolve_components(COMPONENTS, names, only)
+resolve: Final = partial(resolve_components, COMPONENTS)
+"""Which tensor of a file, or of a diffusers folder, is which native tensor of which component; see `io.resolve`."""
 
 
 def base_modules() -> dict[str, tuple[str, ...]]:
@@ -89,3 +88,25 @@ def lora_family() -> LoraFamily:
         implementation="https://github.com/lodestone-rock/flow",
         network_module="networks.lora_flux",
     )
+
+
+_NETWORKS: Final = built_by(
+    transformer=(Chroma, ChromaArch.from_shapes),
+    vae=(Vae, partial(VaeArch.from_shapes, published=VaeArch.flux())),
+    text_encoder=(T5Encoder, T5Arch.from_shapes),
+)
+CHROMA_FILES: Final = FamilyFiles("chroma", COMPONENTS, resolve, {"t5-xxl": "text_encoder"}, _NETWORKS)
+
+MARKS: Final = Marks(
+    names={"chroma": "Chroma", "chroma-radiance": "Chroma1 Radiance, which works on pixels"},
+    groups={"sd3-flux": ("chroma",)},  # whose VAE is Flux.1's
+    also_reads={"chroma": ("flux",)},  # its blocks have Flux.1's names, so a LoRA may be either's
+    networks=(
+        Mark("chroma-radiance", "single-file", (f"{_APPROXIMATOR}*", "nerf_*")),
+        Mark("chroma", "single-file", (f"{_APPROXIMATOR}*", "double_blocks.0.*"), lacks=("nerf_*",)),
+        Mark("chroma", "diffusers", (f"{_APPROXIMATOR}*", "single_transformer_blocks.*"), lacks=("nerf_*",)),
+    ),
+    loras=(LoraMark("chroma", "distilled_guidance_layer_"),),
+    written={"chroma": "chroma"},
+    t5="text_encoder",
+)

@@ -12,9 +12,18 @@ from typing import Final
 from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraFamily, modules_by_table
 from flame_train.io.resolve import resolve as resolve_components
+from flame_train.models.qwenimage import vae
+from flame_train.models.qwenimage.arch import QwenImageArch
+from flame_train.models.qwenimage.transformer import QwenImage
+from flame_train.networks.files.family_files import FamilyFiles
+from flame_train.networks.files.marks import JOINT, LoraMark, Mark, Marks, Width
+from flame_train.networks.files.parts import built_by
 from flame_train.networks.transformer_files import component_of_table, lora_component
 from flame_train.networks.vae.names_qwen import nested_vae_component
+from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.qwen3 import names as qwen3
+from flame_train.text_encoders.qwen3.network import VL_THETA, Qwen3, Qwen3Arch
+from flame_train.text_encoders.qwen3.vision import VisionArch, VisionTower
 
 _ENDS: Final = (
     *("img_in", "txt_in.in_layer", "txt_in.out_layer", "modulation.1", "norm_out.linear", "proj_out"),
@@ -72,3 +81,35 @@ def lora_family() -> LoraFamily:
         implementation="https://github.com/QwenLM/Qwen-Image",
         network_module="networks.lora_qwen_image",
     )
+
+
+_NETWORKS: Final = built_by(
+    transformer=(QwenImage, QwenImageArch.from_shapes),
+    vae=(Vae, partial(VaeArch.from_shapes, published=vae.PUBLISHED)),
+    vision=(VisionTower, VisionArch.from_shapes),
+    text_encoder=(Qwen3, partial(Qwen3Arch.from_shapes, theta=VL_THETA)),
+)
+_ALONE: Final = {"qwen3-vl-8b": "text_encoder"}
+QWENIMAGE_FILES: Final = FamilyFiles("qwenimage", COMPONENTS, resolve, _ALONE, _NETWORKS)
+
+_WIDTH: Final = 4096
+_FUSED: Final = "transformer_blocks.0.img_mlp.gate_up.weight"
+# what no other model's layers are called, their paths' dots made underscores, behind any trainer's prefix
+_OWN: Final = r"^(.*_)?(transformer_blocks_\d+_img_mlp_(gate_up|gate_layer|proj|out)|txt_in_(in|out)_layer)_[^_]"
+MARKS: Final = Marks(
+    names={"qwenimage": "Qwen-Image 2.1"},
+    networks=(
+        Mark("qwenimage", "single-file", ("txt_in.text_norm.weight", _FUSED)),
+        Mark("qwenimage", "diffusers", ("txt_in.text_norm.weight",), lacks=(_FUSED,)),
+    ),
+    loras=(
+        LoraMark("qwenimage", _OWN),
+        # attention alone is of this width; there is no second stream, and no other kind of block or MLP
+        LoraMark(
+            "qwenimage",
+            lacks=rf"^{JOINT}(.*_)?(add|attn2)_|(double|single|single_transformer)_blocks_|_ff_",
+            sizes=(Width(r"_transformer_blocks_\d+_attn_to_([qkv]|out_0)", _WIDTH),),
+        ),
+    ),
+    written={r"qwen_image_2|qwen-image-2\.1": "qwenimage"},
+)

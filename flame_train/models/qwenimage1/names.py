@@ -10,9 +10,15 @@ from flame_train.io.keymap import KeyMap, Line, lines, scaled_fp8_rules, table
 from flame_train.io.lora_names import LoraFamily, modules_as_they_are
 from flame_train.io.resolve import Layout
 from flame_train.io.resolve import resolve as resolve_components
+from flame_train.models.qwenimage1.transformer import QwenImage1, QwenImage1Arch
+from flame_train.networks.files.family_files import FamilyFiles
+from flame_train.networks.files.marks import LoraMark, Mark, Marks
+from flame_train.networks.files.parts import built_by
 from flame_train.networks.transformer_files import lora_component, transformer_component
 from flame_train.networks.vae.names_qwen import qwen_vae_component
+from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.qwen3 import names as qwen3
+from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
 
 _ENDS: Final = (
     *("img_in", "txt_in", "norm_out.linear", "proj_out"),
@@ -66,3 +72,24 @@ def lora_family() -> LoraFamily:
         implementation="https://github.com/QwenLM/Qwen-Image",
         network_module="networks.lora_qwen_image",
     )
+
+
+_NETWORKS: Final = built_by(
+    transformer=(QwenImage1, QwenImage1Arch.from_shapes),
+    vae=(Vae, partial(VaeArch.from_shapes, published=VaeArch.qwen_image())),
+    text_encoder=(Qwen3, Qwen3Arch.from_shapes),
+)
+_ALONE: Final = {"qwen2.5-vl-7b": "text_encoder"}
+QWENIMAGE1_FILES: Final = FamilyFiles("qwenimage1", COMPONENTS, resolve, _ALONE, _NETWORKS)
+
+MARKS: Final = Marks(
+    names={"qwenimage1": "Qwen-Image 1"},
+    groups={"qwen-wan": ("qwenimage1",)},
+    # a LoRA of attention alone has the names and the width of one of Flux.1's, in diffusers' layout
+    also_reads={"qwenimage1": ("flux",)},
+    networks=(Mark("qwenimage1", "diffusers", ("txt_norm.weight", "transformer_blocks.0.img_mod.1.weight")),),
+    # what no other model's layers are called, their paths' dots made underscores, behind any trainer's prefix
+    loras=(LoraMark("qwenimage1", r"^(.*_)?transformer_blocks_\d+_((img|txt)_mlp_net|(img|txt)_mod)_[^_]"),),
+    written={"qwen[_-]image": "qwenimage1"},
+    unwritten=r"qwen_image_2|qwen-image-2\.1",
+)

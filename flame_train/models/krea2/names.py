@@ -12,9 +12,17 @@ from typing import Final
 from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraFamily, modules_by_table
 from flame_train.io.resolve import resolve as resolve_components
+from flame_train.models.krea2.arch import Krea2Arch
+from flame_train.models.krea2.transformer import Krea2
+from flame_train.networks.files.family_files import FamilyFiles
+from flame_train.networks.files.marks import LoraMark, Mark, Marks, Ratio
+from flame_train.networks.files.parts import built_by
 from flame_train.networks.transformer_files import component_of_table, lora_component
 from flame_train.networks.vae.names_qwen import qwen_vae_component
+from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.qwen3 import names as qwen3
+from flame_train.text_encoders.qwen3.network import VL_THETA, Qwen3, Qwen3Arch
+from flame_train.text_encoders.qwen3.vision import VisionArch, VisionTower
 
 _ENDS: Final = lines("""
     first.{p} -> img_in.{p}
@@ -89,3 +97,32 @@ def lora_family() -> LoraFamily:
         implementation="https://github.com/krea-ai/krea-2",
         network_module="networks.lora_krea2",
     )
+
+
+_NETWORKS: Final = built_by(
+    transformer=(Krea2, Krea2Arch.from_shapes),
+    vae=(Vae, partial(VaeArch.from_shapes, published=VaeArch.qwen_image())),
+    vision=(VisionTower, VisionArch.from_shapes),
+    text_encoder=(Qwen3, partial(Qwen3Arch.from_shapes, theta=VL_THETA)),
+)
+KREA2_FILES: Final = FamilyFiles("krea2", COMPONENTS, resolve, {"qwen3-vl-4b": "text_encoder"}, _NETWORKS)
+
+# layers that no other model has, their paths' dots made underscores, behind any trainer's prefix
+_OWN: Final = (
+    r"^(.*_)?((transformer_)?blocks_\d+_(attn_(w[qkvo]|gate|to_gate)|(mlp|ff)_(gate|up|down))|txtfusion_.*"
+    r"|text_fusion_.*|tmlp_[02]|tproj_1|txtmlp_[13]|time_mod_proj)_[^_]"
+)
+MARKS: Final = Marks(
+    names={"krea2": "Krea 2"},
+    groups={"qwen-wan": ("krea2",)},
+    networks=(
+        Mark("krea2", "single-file", ("txtfusion.projector.weight",)),
+        Mark("krea2", "diffusers", ("text_fusion.projector.weight",)),
+    ),
+    loras=(
+        LoraMark("krea2", _OWN),
+        # four heads of queries share one of keys and values
+        LoraMark("krea2", sizes=(Ratio(r"_transformer_blocks_\d+_attn_to_[kv]", 1 / 4),)),
+    ),
+    written={"krea[- ]?2": "krea2"},
+)

@@ -1,0 +1,136 @@
+"""SDXL's names: components, layouts, and how its LoRA files call every module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from functools import lru_cache, partial
+from typing import Final
+
+from flame_train.io.keymap import KeyMap, as_stored
+from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
+from flame_train.io.resolve import Component, Layout
+from flame_train.io.resolve import resolve as resolve_components
+from flame_train.models.sdxl.names_unet import SDXL_LEVELS, UNET_MODULES, UNetLevels, unet_from_diffusers
+from flame_train.models.sdxl.unet import UNet, UNetArch
+from flame_train.networks.files.family_files import FamilyFiles
+from flame_train.networks.files.marks import LoraMark, Mark, Marks, Shape, Shapes, Width, dim
+from flame_train.networks.files.parts import built_by
+from flame_train.networks.vae.names import VAE
+from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.clip import names as clip
+from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
+
+_FP8: Final = r"scaled_fp8|.*\.scale_input"  # what marks a scaled fp8 file, or serves products in fp8
+_ELSEWHERE: Final = re.compile(
+    r"denoiser\.(log_)?sigmas|model_ema\..*|conditioner\.embedders\.0\.(logit_scale|text_projection.*)"
+    r"|v_pred|ztsnr|betas|alphas_cumprod(_prev)?|(log_)?(one_minus|sqrt|posterior).*"
+)
+# EriDiffusion writes attention for levels of the UNet that have none in SDXL
+_NO_ATTENTION: Final = re.compile(
+    r"(input_blocks\.[12]|output_blocks\.[678])\.1\.transformer_blocks\.0\.attn[12]\.to_(q|k|v|out\.0)"
+)
+
+_ATTENTION: Final = re.compile(r".*\.(attn[12]\.to_(q|k|v|out\.0)|self_attn\.(q|k|v|out)_proj)")
+
+
+def _unet_table(names: Collection[str]) -> KeyMap:
+    return unet_from_diffusers(UNetLevels.of_diffusers(names))
+
+
+COMPONENTS: Final = (
+    Component(
+        "unet",
+        ("model.diffusion_model.", "unet/", "diffusion_model."),
+        (Layout("single-file", "input_blocks.", as_stored), Layout("diffusers", "down_blocks.", _unet_table)),
+        re.compile(_FP8),
+    ),
+    VAE,
+    clip.clip_l("conditioner.embedders.0.transformer."),
+    clip.clip_g("conditioner.embedders.1.model."),
+)
+
+
+resolve: Final = partial(resolve_components, COMPONENTS, idle=_ELSEWHERE)
+"""Which tensor of a file, or of a diffusers folder, is which native tensor of which component; see `io.resolve`."""
+
+
+@lru_cache(maxsize=1)
+def lora_family() -> LoraFamily:
+    """How SDXL LoRA files name the modules of SDXL base."""
+    unet = modules_by_table(UNET_MODULES, unet_from_diffusers(SDXL_LEVELS).inverse)
+    text_l, text_g = (modules_as_they_are(modules) for modules in (clip.CLIP_L_MODULES, clip.CLIP_G_MODULES))
+    native = ("diffusion_model.", "model.diffusion_model.", "")
+    clip_l = ("text_encoders.clip_l.transformer.",)
+    clip_g = ("text_encoders.clip_g.transformer.",)
+    return LoraFamily(
+        name="sdxl",
+        components=(
+            LoraComponent("unet", "lora_unet", unet, native, ("lycoris",), _NO_ATTENTION, _ATTENTION),
+            LoraComponent("text_encoder", "lora_te1", text_l, clip_l, alpha_lost=_ATTENTION),
+            LoraComponent("text_encoder_2", "lora_te2", text_g, clip_g, alpha_lost=_ATTENTION),
+        ),
+        base_version="sdxl_base_v1-0",
+        architecture="stable-diffusion-xl-v1-base/lora",
+        implementation="https://github.com/Stability-AI/generative-models",
+        several_predictions=True,
+    )
+
+
+_NETWORKS: Final = built_by(
+    unet=(UNet, UNetArch.from_shapes),
+    vae=(Vae, partial(VaeArch.from_shapes, published=VaeArch.sdxl())),
+    text_encoder=(ClipTextEncoder, partial(ClipArch.from_shapes, activation="quick_gelu")),
+    text_encoder_2=(ClipTextEncoder, partial(ClipArch.from_shapes, activation="gelu")),
+)
+_ALONE: Final = {"clip-l": "text_encoder", "clip-bigg": "text_encoder_2"}
+SDXL_FILES: Final = FamilyFiles("sdxl", COMPONENTS, resolve, _ALONE, _NETWORKS)
+
+
+_INPUTS: Final = {4: "", 8: " (edit)", 9: " (inpainting)"}
+_LABELS: Final[dict[Shape, str]] = {(1536, 2560): "sdxl-refiner", (1280, 2816): "sdxl"}
+_PLACES: Final = (
+    ("input_blocks.0.0.weight", "label_emb.0.0.weight", "input_blocks.1.1"),
+    ("conv_in.weight", "add_embedding.linear_1.weight", "down_blocks.0.attentions.0"),
+)
+
+
+def _unet(model: str, shapes: Shapes) -> tuple[str, str] | None:
+    """Which UNet it is, by its input, by what embeds sizes, and by the text's width at the first level, if any."""
+    first, embedding, level = next(places for places in _PLACES if places[0] in shapes)
+    if len(shapes[first]) != 4:
+        return None
+    note = _INPUTS.get(shapes[first][1], f" ({shapes[first][1]} input channels)")
+    label, context = shapes.get(embedding), dim(shapes, f"{level}.transformer_blocks.0.attn2.to_k.weight", 1)
+    if label is None:
+        return {768: "sd1", 1024: "sd2"}.get(context or 0, "unknown"), note
+    if label not in _LABELS and context is None:
+        return "sdxl", f" (reduced size){note}"
+    return _LABELS.get(label, "unknown"), note
+
+
+_IN_UNET: Final = "(in|out)put_blocks_|middle_block_|(down|up)_blocks_|mid_block_"
+MARKS: Final = Marks(
+    names={
+        "sd1": "Stable Diffusion 1.x",
+        "sd2": "Stable Diffusion 2.x",
+        "sdxl": "SDXL",
+        "sdxl-refiner": "SDXL refiner",
+    },
+    groups={"sd1-sd2-sdxl": ("sd1", "sd2", "sdxl", "sdxl-refiner"), "sdxl-sd3": ("sdxl",)},
+    networks=(
+        Mark("sdxl", "single-file", ("input_blocks.0.0.weight",), kind="unet"),
+        Mark("sdxl", "diffusers", ("conv_in.weight", "down_blocks.*", "time_embedding.*"), kind="unet"),
+    ),
+    variant=_unet,
+    loras=tuple(
+        LoraMark(model, _IN_UNET, sizes=(Width(r"_attn2_(processor_)?to_[kv]", width),))
+        for model, width in {"sd1": 768, "sd2": 1024, "sdxl": 2048, "sdxl-refiner": 1280}.items()
+    ),
+    written={
+        "refiner": "sdxl-refiner",
+        "sdxl|stable-diffusion-xl": "sdxl",
+        "stable-diffusion-v2|sd_v2": "sd2",
+        "stable-diffusion-v1|sd_v1": "sd1",
+    },
+)
