@@ -5,7 +5,7 @@
     python scripts/same_behaviour compare BEFORE.json AFTER.json
 
 Recorded is the `flame_train` that Python imports. Both sides take the same `--work`: its small bases are made once, and
-its path is part of each LoRA. Needs no GPU, and on two cores about ten minutes a side. The parts:
+its path is part of each LoRA. Needs no GPU; two free cores take about a quarter of an hour a side. The parts:
 
     runs     every family x adapter kind x way to train, on the CPU: four steps, one stop. Hashes of all files, the log
     shapes   every family x adapter kind at published size on a described H100: launches, kernels, predicted memory
@@ -18,6 +18,7 @@ its old one. `compare` exits with 1 where anything differs, or is in one file al
 from __future__ import annotations
 
 import argparse
+import difflib
 import fnmatch
 import json
 import multiprocessing
@@ -103,9 +104,7 @@ def write(file: Path, cases: Cases) -> None:
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a value, and the lines of its texts, with their paths."""
-    if isinstance(value, str) and "\n" in value:
-        value = value.splitlines()
+    """The leaves of a value with their paths."""
     if isinstance(value, dict) and value:
         for name, inner in value.items():
             yield from flat(inner, f"{path} > {name}" if path else name)
@@ -128,7 +127,9 @@ def compare(before: Path, after: Path, only: str) -> int:
             print(name)
             a, b = dict(flat(old[name])), dict(flat(new[name]))
             for path in [path for path in a | b if a.get(path) != b.get(path)]:
-                print(f"  {path}\n    - {str(a.get(path))[:SHOWN]}\n    + {str(b.get(path))[:SHOWN]}")
+                lines = [str(side.get(path)).splitlines() for side in (a, b)]
+                changes = [line for line in difflib.ndiff(*lines) if line[0] in "-+"]
+                print("\n".join([f"  {path}", *(f"    {line[:SHOWN]}" for line in changes)]))
         else:
             continue
         different += 1

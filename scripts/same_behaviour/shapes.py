@@ -89,6 +89,7 @@ def planned(world: World, family: str, kind: str, own: Mapping[str, Any]) -> dic
         "data.upscale": True,
         "data.cache": str(world.own / "cache"),
         "lora.kind": kind,
+        "lora.targets": ["full" if kind == "locon" else "attention"],  # it wants convolutions
         "sample.prompts": ["a red circle"],
         "validation.fraction": 0.3,
         "output.dir": str(world.own / "run"),
