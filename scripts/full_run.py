@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from kill_and_continue import IGNORED
 from PIL import Image
-from same_bits import differences
+from lora_differences import differences
 
 from flame_train.models.registry import FAMILIES
 

@@ -32,7 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
-from same_bits import CONFIG, VERSION, differences
+from lora_differences import CONFIG, VERSION, differences
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.diffusion.losses import LOSSES
