@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 from kill_and_continue import IGNORED
-from PIL import Image
 from lora_differences import differences
+from PIL import Image
 
 from flame_train.models.registry import FAMILIES
 
