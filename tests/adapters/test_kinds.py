@@ -214,3 +214,22 @@ def test_layers_that_do_not_suit_a_kind_are_named():
     assert key == "kind"
     assert words.startswith('expected lora.targets that name convolutions with "locon", got none larger than 1x1')
     assert ADAPTERS["locon"]().shape_problem(shapes) is None
+
+
+@pytest.mark.parametrize("wd_on_output", [False, True])
+def test_dora_on_a_layer_of_one_output_has_the_magnitude_of_its_row(wd_on_output):
+    """ComfyUI takes the magnitudes of such a layer for those of rows, however many there are."""
+    layer = nn.Linear(3, 1, bias=False)
+    net = nn.ModuleList([layer])
+    net.init(np.random.default_rng(0))
+    attached = attach(net, ["0"], rank=2, alpha=2.0, seed=1, kind=ADAPTERS["dora"](wd_on_output=wd_on_output))
+    x = np.random.default_rng(3).standard_normal((5, 3)).astype(np.float32)
+    np.testing.assert_array_equal(layer(tensor(x)).numpy(), layer.bare(tensor(x)).numpy())
+    parameters = attached.adapters["0"].parameters()
+    assert parameters["dora_scale"].shape == (1, 1)
+    for p in parameters.values():
+        p.data[...] = np.random.default_rng(p.size).standard_normal(p.shape)
+    down, up, magnitude = (parameters[name].numpy() for name in ("lora_down.weight", "lora_up.weight", "dora_scale"))
+    total = layer.weight.numpy() + up @ down
+    expected = x @ (magnitude * total / np.linalg.norm(total)).T
+    np.testing.assert_allclose(layer(tensor(x)).numpy(), expected, rtol=1e-5, atol=1e-6)

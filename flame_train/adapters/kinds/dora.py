@@ -47,7 +47,7 @@ class DoraFactors:
     @property
     def on_output(self) -> bool:
         """Whether the magnitudes are those of output rows, by ComfyUI's rule."""
-        return bool(self.magnitude.shape[0] == self.weight_shape[0])
+        return _of_rows(self.magnitude.shape, self.weight_shape[0])
 
     @property
     def rank(self) -> int:
@@ -93,7 +93,7 @@ def _array_problem(arrays: Arrays) -> str:
 
 def _factors(arrays: Arrays, alpha: float) -> DoraFactors:
     lora, magnitude = pair_of(arrays, alpha), arrays[VECTOR if VECTOR in arrays else SCALE]
-    rows = VECTOR in arrays or magnitude.shape[:1] == (len(lora.up),)
+    rows = VECTOR in arrays or _of_rows(magnitude.shape, len(lora.up))
     return DoraFactors(lora, magnitude.reshape(_beside(lora.weight_shape, 0 if rows else 1)))
 
 
@@ -125,7 +125,7 @@ class Dora(AdapterKind):
     )
 
     def initial(self, layer: Layer, rank: int, alpha: float, rng: np.random.Generator) -> DoraFactors:
-        axis = 0 if self.wd_on_output else 1
+        axis = self._axis(tuple(layer.weight.shape))
         with no_grad():
             norms = _squares(layer.weight, axis).sqrt().numpy()
         lora = _LORA.initial(layer, rank, alpha, rng)
@@ -135,11 +135,15 @@ class Dora(AdapterKind):
         lora, axis = _LORA.from_factors(layer, factors.lora, 1.0, make), 0 if factors.on_output else 1
         magnitude = factors.magnitude.astype(np.float32).reshape(_beside(tuple(layer.weight.shape), axis))
         with no_grad():
-            squares = _squares(layer.weight, 0 if len(magnitude) == layer.weight.shape[0] else 1)
+            squares = _squares(layer.weight, axis)
         return DoraAdapter(lora, make(SCALE, magnitude), squares, layer.weight, strength)
 
     def count(self, weight_shape: tuple[int, ...], rank: int) -> int:
-        return _LORA.count(weight_shape, rank) + weight_shape[0 if self.wd_on_output else 1]
+        return _LORA.count(weight_shape, rank) + weight_shape[self._axis(weight_shape)]
+
+    def _axis(self, weight_shape: tuple[int, ...]) -> int:
+        """The weight's axis that has a magnitude each. ComfyUI takes any magnitudes of one output for its row's."""
+        return 0 if self.wd_on_output or weight_shape[0] == 1 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +161,7 @@ class DoraAdapter:
 
     @property
     def axis(self) -> int:
-        return 0 if self.magnitude.shape[0] == self.weight.shape[0] else 1
+        return 0 if _of_rows(tuple(self.magnitude.shape), self.weight.shape[0]) else 1
 
     def __call__(self, layer: Layer, x: Tensor, residual: Tensor | None = None) -> Tensor:
         y = self._whole(layer, x, residual)
@@ -234,6 +238,11 @@ def _squares(weight: Any, axis: int) -> Tensor:
     """The squared norms of a weight's rows (axis 0) or input columns (axis 1), fp32."""
     values = dense(weight, float32)
     return values.square().sum(tuple(i for i in range(values.ndim) if i != axis))
+
+
+def _of_rows(magnitude_shape: tuple[int, ...], out: int) -> bool:
+    """Whether magnitudes are those of a weight's `out` rows: as many, along the first axis."""
+    return magnitude_shape[:1] == (out,) and math.prod(magnitude_shape) == out
 
 
 def _beside(weight_shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
