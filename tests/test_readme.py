@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 from flame_train.families import FAMILY_TITLES, family_data
 
 ROOT = Path(__file__).parents[1]
@@ -91,6 +93,16 @@ def test_the_table_of_ops_names_what_is_slower_missing_and_a_view() -> None:
         "| scaled_linear | 2x3 | bf16 | own | missing |  | 5.0 | 1.00 |",
         "| sort | 2x3 | bf16 | own | 8.0 host | 1.00 |  |  |",
     ]
+
+
+@pytest.mark.parametrize("family", FAMILY_TITLES)
+def test_documents_have_every_family(family: str) -> None:
+    """The first paragraph of the README names it, and it has a page, which the site's menu lists."""
+    first = README.split("\n\n")[1]
+    for word in re.findall(r"[A-Z][\w.-]*", FAMILY_TITLES[family]):
+        assert word in first or word.rstrip("0123456789.") in first, word
+    assert f"recipes/{family}.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert (ROOT / "docs" / "recipes" / f"{family}.md").exists()
 
 
 def test_the_table_of_cards_has_each_measurement_of_the_presets() -> None:
