@@ -97,11 +97,10 @@ def test_the_table_of_ops_names_what_is_slower_missing_and_a_view() -> None:
 
 @pytest.mark.parametrize("family", FAMILY_TITLES)
 def test_documents_have_every_family(family: str) -> None:
-    """The first paragraph of the README names it, and it has a page, which the site's menu lists."""
+    """The first paragraph of the README names it, and it has a page."""
     first = README.split("\n\n")[1]
     for word in re.findall(r"[A-Z][\w.-]*", FAMILY_TITLES[family]):
         assert word in first or word.rstrip("0123456789.") in first, word
-    assert f"recipes/{family}.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert (ROOT / "docs" / "recipes" / f"{family}.md").exists()
 
 

@@ -47,7 +47,8 @@ def _expanded(nav: list[Any], folder: Path) -> list[Any]:
         if isinstance(entry, dict):
             found.append({title: _expanded(v, folder) if isinstance(v, list) else v for title, v in entry.items()})
         elif entry.endswith("/"):
-            found += sorted(path.relative_to(folder).as_posix() for path in (folder / entry).glob("*.md"))
+            paths = sorted((folder / entry).glob("*.md"), key=lambda path: (path.name != "index.md", path.name))
+            found += [path.relative_to(folder).as_posix() for path in paths]
         else:
             found.append(entry)
     return found
