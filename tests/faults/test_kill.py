@@ -14,6 +14,7 @@ import pytest
 from flame_train.data.cache import DiskCache
 
 SEEDS = int(os.environ.get("FLAME_TEST_KILLS", "25"))
+EACH_TIME = 8
 KILLED = -signal.SIGKILL
 
 POINTS = [
@@ -38,7 +39,9 @@ POINTS = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize(
+    "seed", [*range(EACH_TIME), *(pytest.param(n, marks=pytest.mark.proof) for n in range(EACH_TIME, SEEDS))]
+)
 def test_killed_at_random_times_and_continued(new_job, whole, seconds, seed):
     job, rng = new_job, random.Random(seed)
     ended = job.train(kill_after=rng.uniform(0.0, 1.1 * seconds))
