@@ -98,13 +98,13 @@ def predicted_memory(plan: Plan, gpu: Gpu, processes: int = 1, limit: int = 0, g
         encoding = run.peak_bytes
         run.backend.reset_peak()
         with deterministic(plan.config.train.deterministic):
-            work = _train(plan, largest, processes, run)
+            work, waiting = _train(plan, largest, processes, run)
         return PredictedMemory(
             encoding,
             run.peak_bytes,
             run.kernel_requests,
             work.seconds(gpu),
-            max(host, run.host_bytes),
+            max(host, waiting),
             run.backend.limit,
         )
 
@@ -241,10 +241,10 @@ def encode_images(plan: Plan) -> None:
             encoder.start([vae.inputs(np.zeros((*largest, 3), np.uint8))])()
 
 
-def _train(plan: Plan, largest: Sample, processes: int, run: ShapeRun) -> StepWork:
+def _train(plan: Plan, largest: Sample, processes: int, run: ShapeRun) -> tuple[StepWork, int]:
     """As `train_run` does: a grid, two steps, the second of which is captured, and another grid.
 
-    Returns the work of a step.
+    Returns the work of a step, and the bytes of weights that wait in host memory while there is a network.
     """
     denoiser, attached, state = loaded(plan, Session(_DEVICE, simulated_group(processes)))
     host = _batch(plan, largest)
@@ -263,7 +263,7 @@ def _train(plan: Plan, largest: Sample, processes: int, run: ShapeRun) -> StepWo
         backend.memory()  # as the log does at each step: it counts what graphs keep
     _validate(plan, state)
     _sample_grid(sampled, state)
-    return work
+    return work, run.host_bytes
 
 
 def _work_of(plan: Plan, run: ShapeRun, of_batch: Callable[[], None], *of_step: Callable[[], None]) -> StepWork:
