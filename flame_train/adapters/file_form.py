@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -40,7 +41,12 @@ class RowNumbers:
 
     def are_in(self, factors: Factors) -> bool:
         """Whether the array has numbers of rows."""
-        return len(factors.arrays[self.array]) == factors.weight_shape[0]
+        return are_of_rows(factors.arrays[self.array].shape, factors.weight_shape[0])
+
+
+def are_of_rows(shape: tuple[int, ...], out: int) -> bool:
+    """Whether an array of this shape has a number for each of a weight's `out` rows, along the first axis."""
+    return shape[:1] == (out,) and math.prod(shape) == out
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +96,10 @@ class FileForm:
         advice = f"; or set lora.{self.rows.setting} = true" if self.rows else ""
         return f'expected "kohya" with {what}, which diffusers does not read, got "{form}"{advice}'
 
-    def args_of(self, factors: Factors) -> dict[str, str]:
-        """The `ss_network_args` of a file with these factors."""
-        of_rows = {self.rows.setting: str(self.rows.are_in(factors))} if self.rows else {}
+    def args_of(self, modules: Iterable[Factors]) -> dict[str, str]:
+        """The `ss_network_args` of a file with these factors; numbers of rows where all are."""
+        rows = self.rows
+        of_rows = {rows.setting: str(all(rows.are_in(factors) for factors in modules))} if rows else {}
         return {**self.network_args, **of_rows}
 
     def problem(self, arrays: Arrays) -> str:

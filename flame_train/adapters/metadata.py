@@ -29,7 +29,7 @@ def network_metadata(
     As kohya has it, convolutions larger than 1x1 have a rank and an alpha of their own, among the arguments.
     """
     found = [factors for modules in state.values() for factors in modules.values()]
-    args = {key: value for f in found[:1] for key, value in ADAPTERS[f.kind].files.args_of(f).items()}
+    args = ADAPTERS[found[0].kind].files.args_of(f for f in found if f.kind == found[0].kind) if found else {}
     kernels = [factors for factors in found if _has_kernel(factors)]
     linear = [factors for factors in found if not _has_kernel(factors)] or found
     if linear is not found and kernels:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -233,3 +235,14 @@ def test_dora_on_a_layer_of_one_output_has_the_magnitude_of_its_row(wd_on_output
     total = layer.weight.numpy() + up @ down
     expected = x @ (magnitude * total / np.linalg.norm(total)).T
     np.testing.assert_allclose(layer(tensor(x)).numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("wd_on_output", [False, True])
+def test_a_layer_of_one_output_does_not_decide_what_a_file_of_dora_says(wd_on_output):
+    """Its magnitude is its row's by either setting; the other layers' are what `wd_on_output` speaks of."""
+    net = nn.ModuleList([nn.Linear(3, 1, bias=False), nn.Linear(3, 5, bias=False)])
+    net.init(np.random.default_rng(0))
+    attached = attach(net, ["0", "1"], rank=2, alpha=2.0, seed=1, kind=ADAPTERS["dora"](wd_on_output=wd_on_output))
+    state = {"transformer": {name: adapter.factors() for name, adapter in attached.adapters.items()}}
+    metadata = network_metadata(state, FLUX)
+    assert json.loads(metadata["ss_network_args"])["wd_on_output"] == str(wd_on_output)

@@ -15,7 +15,7 @@ import numpy as np
 
 from flame_train.adapters.dropping import Drop
 from flame_train.adapters.factors import Array, LoraFactors
-from flame_train.adapters.file_form import DOWN, UP, Arrays, FileForm, RowNumbers, pair_of
+from flame_train.adapters.file_form import DOWN, UP, Arrays, FileForm, RowNumbers, are_of_rows, pair_of
 from flame_train.adapters.merged import KEPT_BELOW, dense
 from flame_train.engine import Parameter, Tensor, nn, no_grad, rematerialize
 from flame_train.engine import functional as F
@@ -47,7 +47,7 @@ class DoraFactors:
     @property
     def on_output(self) -> bool:
         """Whether the magnitudes are those of output rows, by ComfyUI's rule."""
-        return _of_rows(self.magnitude.shape, self.weight_shape[0])
+        return are_of_rows(self.magnitude.shape, self.weight_shape[0])
 
     @property
     def rank(self) -> int:
@@ -93,7 +93,7 @@ def _array_problem(arrays: Arrays) -> str:
 
 def _factors(arrays: Arrays, alpha: float) -> DoraFactors:
     lora, magnitude = pair_of(arrays, alpha), arrays[VECTOR if VECTOR in arrays else SCALE]
-    rows = VECTOR in arrays or _of_rows(magnitude.shape, len(lora.up))
+    rows = VECTOR in arrays or are_of_rows(magnitude.shape, len(lora.up))
     return DoraFactors(lora, magnitude.reshape(_beside(lora.weight_shape, 0 if rows else 1)))
 
 
@@ -161,7 +161,7 @@ class DoraAdapter:
 
     @property
     def axis(self) -> int:
-        return 0 if _of_rows(tuple(self.magnitude.shape), self.weight.shape[0]) else 1
+        return 0 if are_of_rows(tuple(self.magnitude.shape), self.weight.shape[0]) else 1
 
     def __call__(self, layer: Layer, x: Tensor, residual: Tensor | None = None) -> Tensor:
         y = self._whole(layer, x, residual)
@@ -238,11 +238,6 @@ def _squares(weight: Any, axis: int) -> Tensor:
     """The squared norms of a weight's rows (axis 0) or input columns (axis 1), fp32."""
     values = dense(weight, float32)
     return values.square().sum(tuple(i for i in range(values.ndim) if i != axis))
-
-
-def _of_rows(magnitude_shape: tuple[int, ...], out: int) -> bool:
-    """Whether magnitudes are those of a weight's `out` rows: as many, along the first axis."""
-    return magnitude_shape[:1] == (out,) and math.prod(magnitude_shape) == out
 
 
 def _beside(weight_shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
