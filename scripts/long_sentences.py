@@ -1,10 +1,10 @@
-"""Lists sentences of more than 25 words in documents, docstrings and comments.
+"""Lists sentences of more than 30 words, and those without a subject, in documents, docstrings and comments.
 
     python scripts/long_sentences.py [PATH ...]
 
-Without a path it reads README.md, CONTRIBUTING.md, docs and flame_train, but for the log. It ends with 1 if there are
-any. A sentence ends at a full stop, a question mark or an exclamation mark. A paragraph, an item
-of a list and a cell of a table end one too. Code counts as one word.
+Without a path it reads README.md, CONTRIBUTING.md, docs and flame_train, but for the log. It ends with 1 if a sentence
+has no subject, as far as its beginning tells. A sentence ends at a full stop, a question mark or an exclamation mark.
+A paragraph, an item of a list and a cell of a table end one too. Code counts as one word.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-MOST = 25
+MOST = 30
 ROOT = Path(__file__).parents[1]
 _LEFT_OUT = "docs/log"  # what was seen on a day
 _ENDINGS = {".md", ".py", ".cu", ".cuh", ".cpp"}
@@ -26,22 +26,35 @@ _CODE = re.compile(r"`+[^`]*`+")
 _END = re.compile(r"(?<=[.!?])[\"')\]*]*\s+")
 _ITEM = re.compile(r"\s*(?:[-*]|\d+\.|\w[\w, *]*:|#+)(?:\s|$)")
 _WORD = re.compile(r"[A-Za-z`]")
+_FRAGMENT = re.compile(r"Also\b|(?:Because|Although|Whereas|Unless)\b[^,]*$")
+_PREDICATE = re.compile(
+    r"(?:Is|Are|Was|Were|Has|Have|Had|Does|Can|Could|Must|Will|Would|Should|May|Might|Shall)\b.*[^?]$"
+)
 _COMMENT = re.compile(r"^\s*//(.*)$")
 
 Text = tuple[int, str]
 """The number of a line, and what stands there."""
 
 
-def long_sentences(path: Path) -> list[Text]:
-    """The sentences of a file that are too long, each with the line on which its paragraph begins."""
+def sentences(path: Path) -> Iterator[Text]:
+    """The sentences of a file, each with the line on which its paragraph begins."""
     text = path.read_text(encoding="utf-8")
-    blocks = {".md": _document, ".py": _python}.get(path.suffix, _cuda)(text)
-    found = []
-    for line, block in blocks:
+    for line, block in {".md": _document, ".py": _python}.get(path.suffix, _cuda)(text):
         for sentence in _END.split(_CODE.sub("`", block)):
-            if sum(_WORD.search(word) is not None for word in sentence.split()) > MOST:
-                found.append((line, " ".join(sentence.split())))
-    return found
+            yield line, " ".join(sentence.split())
+
+
+def is_long(sentence: str) -> bool:
+    """Whether it has more words than `MOST`."""
+    return sum(_WORD.search(word) is not None for word in sentence.split()) > MOST
+
+
+def has_no_subject(sentence: str, of_docstring: bool = False) -> bool:
+    """Whether its first words show that it has none: an "also", a subordinate clause alone, or an auxiliary verb.
+
+    A docstring may leave out its function: "Does not return."
+    """
+    return bool(_FRAGMENT.match(sentence) or (not of_docstring and _PREDICATE.match(sentence)))
 
 
 def _document(text: str) -> Iterator[Text]:
@@ -113,13 +126,15 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", type=Path)
     given = parser.parse_args().paths
     usual = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs", "flame_train")]
-    total = 0
+    count = 0
     for path in files([p.resolve() for p in given] or usual):
-        for line, sentence in long_sentences(path):
-            total += 1
-            print(f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}:{line}: {sentence}")
-    print(f"{total} sentences of more than {MOST} words", file=sys.stderr)
-    return 1 if total else 0
+        for line, sentence in sentences(path):
+            lacking = has_no_subject(sentence, path.suffix == ".py")
+            count += lacking
+            if lacking or is_long(sentence):
+                name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+                print(f"{name}:{line}: {'no subject' if lacking else f'more than {MOST} words'}: {sentence}")
+    return 1 if count else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A function with more than four parameters documents them, its result and its errors."""
+"""A public function with more than four parameters documents them, its result and its errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HELP = frozenset({"cli.py", "commands/bench.py", "commands/lora.py", "commands/s
 
 
 class Method(NamedTuple):
-    """A function of a module or a class, with the names of that class's bases and the class's docstring."""
+    """A public function of a module or a class, with the names of that class's bases and the class's docstring."""
 
     node: ast.FunctionDef
     bases: tuple[str, ...] = ()
@@ -66,8 +66,11 @@ def ancestors(bases: tuple[str, ...], parents: dict[str, tuple[str, ...]]) -> It
 
 
 def methods(tree: ast.AST, bases: tuple[str, ...] = (), of_class: str | None = None) -> Iterator[Method]:
-    """Every function of a tree."""
+    """Every public function of a tree: neither its name nor one around it begins with an underscore."""
     for node in ast.iter_child_nodes(tree):
+        name = getattr(node, "name", "")
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and name.startswith("_") and name != "__init__":
+            continue
         if isinstance(node, ast.FunctionDef):
             yield Method(node, bases, of_class)
         if isinstance(node, ast.ClassDef):
@@ -92,9 +95,9 @@ def missing(method: Method, docstring: str) -> list[str]:
 
 
 def undocumented(package: Path) -> dict[str, list[str]]:
-    """By file, each function with more parameters than `FEW` that lacks something.
+    """By file, each public function with more parameters than `FEW` that lacks something.
 
-    A method without a docstring has that of the same method in a base class. A private function may have none.
+    A method without a docstring has that of the same method in a base class.
     """
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(package.rglob("*.py"))}
     documented: dict[str, set[str]] = defaultdict(set)
@@ -109,11 +112,10 @@ def undocumented(package: Path) -> dict[str, list[str]]:
         for method in methods(tree):
             docstring, name = method.docstring, method.node.name
             inherited = any(name in documented[base] for base in ancestors(method.bases, parents))
-            private = name.startswith("_") and name != "__init__"
             if (
                 len(method.parameters) <= FEW
                 or path.relative_to(package).as_posix() in HELP
-                or (not docstring and (inherited or private))
+                or (not docstring and inherited)
             ):
                 continue
             if lacking := missing(method, docstring or ""):
@@ -134,5 +136,9 @@ def test_what_is_missing_is_found(tmp_path: Path) -> None:
         "class B(A):\n"
         "    def f(self, a, b, c, d, e) -> int: ...\n"
         "def g(a, b, c, d, e) -> None: ...\n"
+        "def _h(a, b, c, d, e) -> None:\n"
+        "    def inner(a, b, c, d, e) -> None: ...\n"
+        "class _C:\n"
+        "    def f(self, a, b, c, d, e) -> None: ...\n"
     )
     assert undocumented(tmp_path) == {"a.py": ["f: e, Returns, Raises", "g: a, b, c, d, e"]}

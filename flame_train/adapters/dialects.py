@@ -1,8 +1,8 @@
 """How LoRA files spell their keys: every ending in use, and every name a module goes by.
 
 Dialects: kohya (`lora_unet_input_blocks_4_1_proj_in.lora_down.weight`), the same with diffusers' paths,
-PEFT as diffusers writes it (`unet.down_blocks.1...to_q.lora_A.weight`), and its two older spellings. Also native
-paths with dots (`diffusion_model.input_blocks.4.1...`), or bare, without a prefix.
+PEFT as diffusers writes it (`unet.down_blocks.1...to_q.lora_A.weight`), and its two older spellings. The last
+is native paths with dots (`diffusion_model.input_blocks.4.1...`), or bare, without a prefix.
 """
 
 from __future__ import annotations

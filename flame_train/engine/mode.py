@@ -111,7 +111,7 @@ def isolated() -> Iterator[None]:
 
 @contextmanager
 def no_grad() -> Iterator[None]:
-    """Nothing computed inside records a graph. Also works as a decorator, as torch.no_grad."""
+    """Keeps what is computed inside from recording a graph; works as a decorator too, as torch.no_grad."""
     with _changed(grad=False):
         yield
 

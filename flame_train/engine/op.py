@@ -18,7 +18,8 @@ Eight rules hold everywhere, so that no op has to implement them:
 - Gradients are summed down to a broadcast input's shape, and cast to its dtype, in the backward pass.
 - A formula may ask for more than what was saved, by a parameter's name. `needs`: the names of the arguments whose
   gradients are wanted. `targets`: where these go (`grad_target.GradTargets`): a gradient that has arrived there already
-  and to which the formula must add its own. Also memory that it may write the result to.
+  and to which the formula must add its own. They name memory too that it may write the
+  result to.
 - An op whose outputs are views that hold each element of its input exactly once (`views=True`, such as `split`) lends
   parts of one buffer. This is the input's gradient, lent to whoever computes its outputs' gradients. Its own formula's
   target is that buffer if all the lent parts were written, and then it has nothing to copy.

@@ -83,7 +83,7 @@ def run(
         within: after so many seconds no other size is begun.
 
     Returns:
-        The device, its ceilings, and a row for each op and phase. Also the ops that were timed at all their sizes,
+        The device, its ceilings, and a row for each op and phase; then the ops that were timed at all their sizes,
         those of several that failed, with the reason, and those whose results are views.
 
     Raises:

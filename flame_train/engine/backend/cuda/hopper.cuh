@@ -1,4 +1,4 @@
-// What compute capability 9.0 moves tiles with: barriers that count bytes, tiles fetched and sent by descriptor (TMA). Also
+// What compute capability 9.0 moves tiles with: barriers that count bytes, tiles fetched and sent by descriptor (TMA),
 // blocks of a cluster that tell each other, and operands of warpgroup products. After PTX ISA 8.0, sections on mbarrier,
 // cp.async.bulk.tensor and wgmma.
 #pragma once

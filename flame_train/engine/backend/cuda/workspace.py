@@ -45,6 +45,6 @@ class Workspace:
         self._known.clear()
 
     def forget(self) -> None:
-        """Also forgets how large the largest workspace was: other work begins, such as training after encoding."""
+        """Forgets the buffer, and its largest size: other work begins, such as training after encoding."""
         self.release()
         self._most = 0

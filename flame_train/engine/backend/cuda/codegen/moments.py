@@ -30,8 +30,8 @@ class Moments:
     def __call__(self, x: Array, result: str, numbers: Mapping[str, float], dtype: DType) -> tuple[Array, Array]:
         """(outer, inner): the expression `result` over `total`, the sum of squares over the middle dim of x, and `n`.
 
-        x is (outer, reduced, inner), `n` is reduced; `numbers` are further names of the expression. Also the means, in
-        fp32.
+        x is (outer, reduced, inner), `n` is reduced; `numbers` are further names of the expression. The second
+        result is the means, in fp32.
         """
         outer, reduced, inner = x.shape
         made, means = self._xp.empty((outer, inner), dtype), self._xp.empty((outer, inner), float32)
