@@ -32,13 +32,13 @@ from typing import Any
 import numpy as np
 
 import flame_train.engine as flame
+from benchmarks.torch_ops import arguments
 from flame_train.engine import Tensor
 from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.engine.random import Rng
 from flame_train.tools.bench.timing import seconds
-from flame_train.tools.bench.torch_ops import arguments
 
 WITHIN, MIB, UNFUSED_BYTES = 1.1, 2**20, 24 * 2**30
 MODES = {"exact": True, "any order": False}

@@ -36,8 +36,8 @@ def measure(path: Path, precisions: Sequence[str], seconds: float, some: Sequenc
         seconds: no op is begun after these.
         some: the ops, besides those that were not reached before; none: all.
     """
+    from benchmarks import ops
     from flame_train.engine.op import REGISTRY
-    from flame_train.tools.bench import ops
 
     end = time.monotonic() + seconds
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}

@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from benchmarks import torch_lora_step
 from flame_train.tools import bench
-from flame_train.tools.bench import torch_lora_step
 from flame_train.tools.bench.models import names
 
 HEAD = "| batch | eager, ms / GiB | compiled, ms / GiB | ours, ms / GiB | ours / theirs | share of the floor |"

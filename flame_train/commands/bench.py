@@ -51,7 +51,7 @@ def bench_step(
     arithmetic: Arithmetic = "bf16",
     against: Annotated[
         Literal["torch", "torch-compiled"] | None,
-        typer.Option("--against", help="Also time PyTorch + diffusers + PEFT, if installed."),
+        typer.Option("--against", help="Also time PyTorch + diffusers + PEFT, if installed; in a checkout."),
     ] = None,
     sweep: Annotated[
         Literal["batch"] | None, typer.Option("--sweep", help="Double the batch from 1 until memory runs out.")
@@ -166,8 +166,9 @@ def bench_ops(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Each op at the sizes that matter: time, rate, share of this machine's own ceilings, implementation."""
-    from flame_train.tools.bench import ops as tool
+    """Time each op at the sizes that matter, in a checkout: rate, share of this machine's ceilings, implementation."""
+    from flame_train.tools.bench import from_checkout
 
+    tool = from_checkout("ops", "bench ops")
     result = tool.run(ops or [], device, precision, against, deterministic)
     show(result, as_json, tool.table(result))

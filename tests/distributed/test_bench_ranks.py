@@ -30,7 +30,7 @@ PARALLEL = """
 import json
 import torch
 from flame_train.distributed.join import join
-from flame_train.tools.bench.torch_lora_step import compile_blocks, in_parallel
+from benchmarks.torch_lora_step import compile_blocks, in_parallel
 group, device = join("cpu")
 torch.manual_seed(0)
 layer = torch.nn.Linear(3, 2)

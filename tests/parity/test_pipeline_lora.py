@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.torch_models import unet_arguments
 from flame_train.adapters.attach import attach, attach_factors, layers_of
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.kinds import ADAPTERS
@@ -27,7 +28,6 @@ from flame_train.run.sampling.draw import SAMPLE_NOISE
 from flame_train.text_encoders.clip.encoder import end_positions
 from flame_train.text_encoders.clip.names import clip_from_bare_transformers
 from flame_train.text_encoders.clip.tokenizer import SHIPPED, ClipTokenizer
-from flame_train.tools.bench.torch_models import unet_arguments
 from flame_train.tools.lora_files import write_lora
 from flame_train.tools.merge import merge
 from flame_train.tools.sample import sample

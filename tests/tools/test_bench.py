@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import ops, sizes, torch_ops
+from benchmarks.flops import op_flops
+from benchmarks.ready import ready, wanted_of
 from flame_train import cli
 from flame_train.engine import get_float32_matmul_precision
 from flame_train.engine.backend import get_backend
@@ -22,11 +25,9 @@ from flame_train.errors import ConfigError
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.tools import bench
 from flame_train.tools.bench import ceilings as ceilings_module
-from flame_train.tools.bench import lora_step, memory, ops, sizes, timing, torch_ops
+from flame_train.tools.bench import lora_step, memory, timing
 from flame_train.tools.bench.ceilings import Ceilings, ceilings
-from flame_train.tools.bench.flops import op_flops
 from flame_train.tools.bench.models import find
-from flame_train.tools.bench.ready import ready, wanted_of
 from flame_train.training.step import micro
 
 

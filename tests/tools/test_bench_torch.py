@@ -8,11 +8,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks import torch_lora_step
+from benchmarks.torch_baseline import TorchBaseline, torch_baseline
 from flame_train import cli
 from flame_train.adapters.targets import resolve
 from flame_train.engine import Tensor, nn, no_grad, tensor
@@ -27,9 +30,8 @@ from flame_train.models.zimage.transformer import ZImage, ZImageArch
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
 from flame_train.tools import bench
-from flame_train.tools.bench import lora_step, torch_lora_step
+from flame_train.tools.bench import lora_step
 from flame_train.tools.bench.models import find
-from flame_train.tools.bench.torch_baseline import TorchBaseline, torch_baseline
 from flame_train.training.batch import Batch
 
 SMALL = [
@@ -61,6 +63,16 @@ def test_against_torch_says_what_is_missing_before_anything_is_measured(monkeypa
     monkeypatch.setattr(torch_lora_step, "_NEEDED", ("no_such_package",))
     with pytest.raises(EnvironmentFault, match="no_such_package not installed; leave the option out"):
         bench.step(bench.BenchCase("sdxl-tiny", 64, rank=2, precision="fp32", device="cpu"), "torch")
+
+
+@pytest.mark.usefixtures("nothing_begins")
+@pytest.mark.parametrize("line", ["step --model sdxl-tiny --resolution 64 --against torch", "ops silu"])
+def test_an_installed_package_says_that_comparisons_need_a_checkout(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lora_step, "__file__", str(tmp_path / "flame_train" / "tools" / "bench" / "lora_step.py"))
+    assert cli.run(["bench", *line.split(), "--device", "cpu"]) == EnvironmentFault.exit_code
+    assert "expected a checkout of the repository" in capsys.readouterr().err
 
 
 @pytest.mark.parity

@@ -1,4 +1,4 @@
-"""The benchmark: `bench step`, `bench memory` and `bench ops`, and what they are compared with."""
+"""The benchmark: `bench step` and `bench memory`. `benchmarks/`, in a checkout, has `bench ops` and PyTorch's steps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from .lora_step import (
     Predicted,
     Prepared,
     check_counterpart,
+    from_checkout,
     gib,
     peak_gib,
     predicted,
@@ -22,6 +23,7 @@ __all__ = [
     "Predicted",
     "Prepared",
     "check_counterpart",
+    "from_checkout",
     "gib",
     "peak_gib",
     "predicted",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +24,7 @@ from flame_train.engine.dtype import DType, as_dtype
 from flame_train.engine.mode import deterministic
 from flame_train.engine.random import bits, uniform_of
 from flame_train.engine.shape_run import gpu_of, shape_run
-from flame_train.errors import ConfigError, out_of_memory
+from flame_train.errors import ConfigError, EnvironmentFault, out_of_memory
 from flame_train.models.common.control import by_name
 from flame_train.models.common.model import Denoiser, Model
 from flame_train.networks.blocks import BlockNetwork, Checkpointing, whole_blocks
@@ -33,12 +37,10 @@ from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.session import Session
 from flame_train.training.step import State, micro, reduce, update
 
-from . import torch_lora_step
 from .ceilings import ceilings
 from .kernels import ABOUT_THE_REST, breakdown, count_launches
 from .models import conditioning, find, normal
 from .text import running_encoders, with_token_ids
-from .torch_baseline import torch_baseline
 
 _WARM, _TIMED = 3, 10
 _FEW = 1, 3  # on a CPU, whose steps take seconds; as many as of PyTorch's
@@ -197,15 +199,32 @@ def check_counterpart(case: BenchCase) -> None:
         raise ConfigError(
             f"--against: PyTorch's step has no counterpart of {' and '.join(lacking)}; leave one of them out"
         )
-    torch_lora_step.check_installed()
+    from_checkout("torch_lora_step", "bench step --against").check_installed()
+
+
+def from_checkout(module: str, command: str) -> ModuleType:
+    """Imports a module of `benchmarks/`, the folder beside the package that the wheel leaves out.
+
+    Raises EnvironmentFault, which names the `command`, where the package is no checkout.
+    """
+    root = Path(__file__).parents[3]
+    if not (root / "benchmarks" / f"{module}.py").is_file():
+        raise EnvironmentFault(
+            f"{command}: expected a checkout of the repository, whose benchmarks/ it runs; this flame-train is "
+            "installed without it: clone the repository and `pip install -e .` there"
+        )
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    return importlib.import_module(f"benchmarks.{module}")
 
 
 def torch_step(case: BenchCase, compiled: bool, group: ProcessGroup = ALONE) -> dict[str, Any]:
     """PyTorch's times for the step of the same model, eager or with compiled blocks; its DDP in several processes."""
     get_backend(case.device).empty_cache()
     _, model = find(case.model)
-    return torch_lora_step.run(
-        torch_baseline(model),
+    baseline = from_checkout("torch_baseline", "bench step --against").torch_baseline(model)
+    return from_checkout("torch_lora_step", "bench step --against").run(
+        baseline,
         case.resolution,
         case.batch,
         case.rank,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.torch_models import unet_arguments
 from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.engine import functional as F
 from flame_train.engine import tensor
 from flame_train.models.sdxl.names_unet import UNetLevels, unet_from_diffusers
 from flame_train.models.sdxl.unet import UNet, UNetArch, vector_conditioning
-from flame_train.tools.bench.torch_models import unet_arguments
 from tests.parity.models.lora_gradients import fp64, latents_gradient_error, lora_gradient_errors
 
 torch = pytest.importorskip("torch")

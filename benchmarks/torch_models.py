@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from benchmarks.torch_baseline import (
+    Batch,
+    Lengths,
+    Loss,
+    Predict,
+    Prepare,
+    TorchBaseline,
+    flow_step,
+    sizes_of,
+    velocity,
+)
 from flame_train.errors import ConfigError
 from flame_train.models.anima.transformer import AnimaArch
 from flame_train.models.chroma.transformer import ChromaArch
@@ -13,9 +24,7 @@ from flame_train.models.krea2.arch import Krea2Arch
 from flame_train.models.sd3.mmdit import MMDiTArch
 from flame_train.models.sdxl.unet import UNetArch
 from flame_train.models.zimage.transformer import ZImageArch
-
-from .models import SIZE_CONDITIONING
-from .torch_baseline import Batch, Lengths, Loss, Predict, Prepare, TorchBaseline, flow_step, sizes_of, velocity
+from flame_train.tools.bench.models import SIZE_CONDITIONING
 
 _UNET_TEXT = 77  # positions of the text
 _ATTENTION = ["to_q", "to_k", "to_v", "to_out.0"]

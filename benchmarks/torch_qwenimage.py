@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from benchmarks.torch_baseline import Batch, Lengths, Predict, TorchBaseline, flow_step, sizes_of, velocity
 from flame_train.models.qwenimage.arch import QwenImageArch
 from flame_train.models.qwenimage1.transformer import QwenImage1Arch
-
-from .torch_baseline import Batch, Lengths, Predict, TorchBaseline, flow_step, sizes_of, velocity
 
 _JOINT = r"to_q|to_k|to_v|to_out\.0|add_q_proj|add_k_proj|add_v_proj|to_add_out"
 _TARGETS_1 = rf"transformer_blocks\.\d+\.(attn\.({_JOINT})|(img|txt)_mlp\.net\.(0\.proj|2))"

@@ -19,10 +19,9 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+from benchmarks.torch_baseline import Loss, TorchBaseline
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.errors import EnvironmentFault
-
-from .torch_baseline import Loss, TorchBaseline
 
 _LOG = logging.getLogger(__name__)
 _WARM, _TIMED = 4, 12

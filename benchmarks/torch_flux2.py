@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from benchmarks.torch_baseline import Batch, Lengths, Predict, TorchBaseline, flow_step, sizes_of, velocity
 from flame_train.models.flux2.transformer import Flux2Arch
 from flame_train.models.flux3.transformer import Flux3Arch
-
-from .torch_baseline import Batch, Lengths, Predict, TorchBaseline, flow_step, sizes_of, velocity
 
 _JOINT = r"to_q|to_k|to_v|to_out\.0|add_q_proj|add_k_proj|add_v_proj|to_add_out"
 _TARGETS = (

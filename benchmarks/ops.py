@@ -17,6 +17,10 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
+from benchmarks import sizes
+from benchmarks.flops import differentiable, on_device
+from benchmarks.ready import Ready, all_ready
+from benchmarks.torch_ops import empty_torch_cache, torch_seconds
 from flame_train.engine import Tensor, grad, no_grad, set_float32_matmul_precision
 from flame_train.engine.backend import Backend, get_backend
 from flame_train.engine.dispatch import explain
@@ -25,12 +29,8 @@ from flame_train.engine.mode import deterministic
 from flame_train.engine.op import REGISTRY, Op, Sample
 from flame_train.engine.op_samples import tensor_arguments
 from flame_train.errors import ConfigError, EnvironmentFault
-from flame_train.tools.bench import sizes
 from flame_train.tools.bench.ceilings import Ceilings, ceilings
-from flame_train.tools.bench.flops import differentiable, on_device
-from flame_train.tools.bench.ready import Ready, all_ready
 from flame_train.tools.bench.timing import seconds, turns
-from flame_train.tools.bench.torch_ops import empty_torch_cache, torch_seconds
 
 PRECISIONS: Mapping[str, str] = {"fp32": "fp32", "tf32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 """The dtype of the inputs by precision. In "tf32" products and convolutions round operands of fp32, PyTorch's too."""

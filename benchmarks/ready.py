@@ -9,13 +9,13 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.flops import Counted, counted
 from flame_train.engine.backend import Backend
 from flame_train.engine.dtype import DType
 from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import Op, Sample
 from flame_train.engine.op_samples import materialise
 from flame_train.engine.shape_run import compile_ahead, gpu_of
-from flame_train.tools.bench.flops import Counted, counted
 
 FROZEN: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("linear", "linear_add", "conv2d", "lora_linear", "lora_conv2d"), ("weight", "bias")),
