@@ -147,8 +147,8 @@ def test_a_launch_has_the_tiles_shape(pairs: Any, gpu: Any) -> None:
     assert block == (512,)
     assert shared == Tile(3, 1, 192, 1).shared_bytes
     assert [a.shape for a in args] == [(1,)] * 7  # CuPy passes such by value
-    assert args[-1][0].item() == (300, 2048, 256, 2048)
-    assert args[-2][0].item() == (x.plus.data.ptr, 0, 2056, x.a2.data.ptr, 16, 1.0)
+    assert args[-1].view(dual_gemm._SIZES).item() == (300, 2048, 256, 2048)
+    assert args[-2].view(dual_gemm._ADDED).item() == (x.plus.data.ptr, 0, 2056, x.a2.data.ptr, 16, 1.0)
 
 
 def test_a_thin_operand_that_is_made_comes_in_tiles_of_its_own(
@@ -167,7 +167,7 @@ def test_a_thin_operand_that_is_made_comes_in_tiles_of_its_own(
     texts = pairs._cubins.texts
     assert ["#define ACROSS 1" in t for t in texts] == [False, True]
     assert all("#define MADE 1" in t and "m64n16k16" in t for t in texts)
-    assert [args[-2][0].item()[-1] for _, _, args, _ in pairs._cubins.launched] == [0.5, 1.0]
+    assert [args[-2].view(dual_gemm._ADDED).item()[-1] for _, _, args, _ in pairs._cubins.launched] == [0.5, 1.0]
 
 
 def test_by_rule_nothing_is_measured(pairs: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:

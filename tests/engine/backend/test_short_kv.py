@@ -33,7 +33,7 @@ def test_what_the_kernels_are_told(launched: Any) -> None:
     assert (heads, threads) == (80, 128)
     assert 80 * of_head <= 4 * 132
     assert args[:4] == (queries, keys, keys, queries)
-    assert args[-1][0].item() == (4, 20, 1000, 77, 0.5)
+    assert args[-1].view(SIZES).item() == (4, 20, 1000, 77, 0.5)
     assert 4 * (shared + OF_A_BLOCK) <= MULTIPROCESSOR_BYTES
     grid, threads, args, shared = launched.by_name["short_kv_gradients"]
     assert (grid, threads) == ((80, 2), 128)

@@ -128,7 +128,7 @@ def test_what_the_kernels_are_told(launched: Any) -> None:
     grid, threads, args, shared = launched.by_name["attention_forward"]
     assert (grid, threads) == ((20 * 6,), 512)  # 192 queries an item
     assert args[:3] == (((1, 20, 1024, 64), (64, 64)), *[((1, 20, 1000, 64), (64, 64))] * 2)
-    assert args[-1][0].item() == (1, 20, 1024, 1000, 0.5)
+    assert args[-1].view(wgmma.SIZES).item() == (1, 20, 1024, 1000, 0.5)
     assert shared <= 227 << 10
     grid, threads, args, shared = launched.by_name["attention_gradients"]
     assert (grid, threads) == ((132,), 384)  # of 320 items each block takes some

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from .autotune_cache import AutotuneCache
 from .autotuner import Autotuner
 from .cubin import Cubins
 from .launch_hooks import LaunchHooks
-from .nvrtc import included
+from .nvrtc import included, struct
 from .tensor_map import tensor_map
 from .tuning import SM_90, tuning_for
 from .wgmma import KIND, warpgroup_product
@@ -116,7 +116,7 @@ class _Problem(NamedTuple):
     measured: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Operands:
     """out (M, N) = a (M, K) @ b (K, N) + a2 (M, parts R) @ b2 (R, N) (+ bias (N)) (+ plus, which may be out).
 
@@ -136,17 +136,16 @@ class Operands:
     scale: float = 1.0
     splits: int = 1
 
-    @property
-    def across(self) -> bool:
-        """Whether b is row-major; if not it is column-major."""
-        return bool(self.b.strides[1] == self.b.itemsize)
+    across: bool = field(init=False)
+    """Whether b is row-major; if not it is column-major."""
+    matrices: tuple[Array, ...] = field(init=False)
+    """All operands that are matrices, each row-major: b, b2 and thin transposed unless they are `across`."""
 
-    @property
-    def matrices(self) -> tuple[Array, ...]:
-        """All operands that are matrices, each row-major: b, b2 and thin transposed unless they are `across`."""
+    def __post_init__(self) -> None:
+        self.across = bool(self.b.strides[1] == self.b.itemsize)
         right = [x if self.across else x.T for x in (self.b, self.b2, self.thin) if x is not None]
         more = (x for x in (self.plus, *right[2:]) if x is not None)
-        return (self.a, right[0], self.a2, right[1], self.out, *more)
+        self.matrices = (self.a, right[0], self.a2, right[1], self.out, *more)
 
     def problem(self) -> _Problem:
         """What the choice of a tile depends on."""
@@ -242,9 +241,9 @@ class DualGemm:
         ]
         plus = (0, 0) if x.plus is None else (x.plus.data.ptr, x.plus.strides[0] // x.plus.itemsize)
         bias, hidden = 0 if x.bias is None else x.bias.data.ptr, (a2.data.ptr, a2.strides[0] // a2.itemsize)
-        added = np.array([(plus[0], bias, plus[1], *hidden, x.scale)], _ADDED)
+        added = struct((plus[0], bias, plus[1], *hidden, x.scale), _ADDED)
         (m, k), n = x.a.shape, x.out.shape[1]
-        sizes = np.array([(m, n, k, n // x.parts)], _SIZES)
+        sizes = struct((m, n, k, n // x.parts), _SIZES)
         pairs = min(self._multiprocessors // 2, -(-m // (2 * tile.rows)) * -(-n // tile.columns))
         threads = 128 * (tile.consumers + 1)
         function((2 * pairs,), (threads,), (*maps, added, sizes), shared_mem=tile.shared_bytes)

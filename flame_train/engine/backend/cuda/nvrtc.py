@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 import threading
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ...dtype import DType, bfloat16, bool_, float16, float32, int8, int32, int64, uint8
 from .launch_hooks import LaunchHooks
@@ -36,6 +38,16 @@ def options(dtype: DType) -> tuple[str, ...]:
 def element_name(dtype: DType) -> str:
     """What generated kernels call a dtype."""
     return _GENERATED[dtype]
+
+
+def struct(values: tuple[Any, ...], fields: DType) -> np.ndarray[Any, Any]:
+    """Makes a structure that a kernel takes by value, as bytes: of a type with fields CuPy lists all at each launch."""
+    return np.array([values], fields).view(_bytes_of(fields))
+
+
+@lru_cache(maxsize=64)
+def _bytes_of(fields: DType) -> DType:
+    return np.dtype((np.void, fields.itemsize))
 
 
 def begin(fast: bool) -> str:

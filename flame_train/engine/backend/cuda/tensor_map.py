@@ -17,14 +17,16 @@ _TYPE: dict[DType, int] = {float16: 6, bfloat16: 9}  # CUtensorMapDataType
 _NOT_INTERLEAVED, _PROMOTE_256, _ZEROS_OUTSIDE = 0, 3, 0
 _SWIZZLE = {16: 1, 64: 3}  # CUtensorMapSwizzle: by 32 and by 128 bytes, as long as a tile's rows
 STRUCT = np.dtype([("words", "u8", _BYTES // 8)])
-"""A tensor map as a kernel takes it: an array of one is passed by value."""
+"""The layout of a tensor map; an array of one, as bytes, is passed by value (`nvrtc.struct`)."""
 
-_OF_NOTHING = np.zeros(1, STRUCT)
+_OF_NOTHING = np.zeros(1, f"V{_BYTES}")
 """What stands for the map of an array of a described GPU, which has no memory."""
 
 
 def tensor_map(x: Array, tile: tuple[int, int]) -> np.ndarray[Any, Any]:
-    """The map of `x` (..., R, C), 16-bit floats with a dense last dim, in tiles (rows, 16 or 64 columns); a STRUCT.
+    """Describes `x` (..., R, C), 16-bit floats with a dense last dim, in tiles (rows, 16 or 64 columns).
+
+    Returns the bytes of a STRUCT.
 
     Raises DeviceFault if the driver refuses it.
     """
@@ -58,7 +60,7 @@ def _encoded(
     )
     if status:
         raise DeviceFault(f"the driver cannot describe {shape}, dims {strides} bytes apart, in tiles {tile}: {status}")
-    return made.view(STRUCT)
+    return made.view(f"V{_BYTES}")
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...backend.cuda.launcher import Launcher
-from ...backend.cuda.nvrtc import included
+from ...backend.cuda.nvrtc import included, struct
 from ...backend.cuda.tensor_map import tensor_map
 from ...backend.cuda.tuning import SM_90
 from ...backend.cuda.wgmma import warpgroup_product
@@ -116,7 +116,7 @@ def _keys(x: Array) -> np.ndarray[Any, Any]:
 
 
 def _sizes(*sizes: float) -> np.ndarray[Any, Any]:
-    return np.array([sizes], SIZES)
+    return struct(sizes, SIZES)
 
 
 @cache

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...backend import current_gpu
 from ...backend.cuda.launcher import Launcher
-from ...backend.cuda.nvrtc import included
+from ...backend.cuda.nvrtc import included, struct
 from ...backend.cuda.tensor_map import tensor_map
 from ...backend.cuda.tuning import SM_90
 from ...backend.cuda.wgmma import warpgroup_product
@@ -172,7 +172,7 @@ def _launch(
         fetched[0].dtype,
         (min(items, k.multiprocessors),),
         128 * (groups + 1),
-        (*maps, *args, np.array([sizes], SIZES)),
+        (*maps, *args, struct(sizes, SIZES)),
         shared_bytes,
     )
 
@@ -199,4 +199,4 @@ def _text(header: str, dtype: DType, columns: int, held: bool) -> str:
 
 def rows_of(x: Array) -> np.ndarray[Any, Any]:
     """Where the rows of `x` (B, H, L, 64) lie, as kernels take it by value."""
-    return np.array([(x.data.ptr, *(s // x.itemsize for s in x.strides[:3]))], _PLACED)
+    return struct((x.data.ptr, *(s // x.itemsize for s in x.strides[:3])), _PLACED)

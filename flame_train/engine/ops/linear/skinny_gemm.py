@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...backend.cuda.launcher import Launcher
-from ...backend.cuda.nvrtc import included
+from ...backend.cuda.nvrtc import included, struct
 from ...backend.cuda.tensor_map import tensor_map
 from ...backend.cuda.wgmma import warpgroup_product
 from ...dtype import Array, DType, float32
@@ -85,7 +85,7 @@ def both(k: Launcher, t: SkinnyOperands, targets: Mapping[str, Any], deferrable:
         t.x.dtype,
         (_tiles(n, out, width, wide), share),
         _THREADS,
-        (*maps, *(np.array([side], _SIDE) for side in sides), np.int32(m), np.int32(span)),
+        (*maps, *(struct(side, _SIDE) for side in sides), np.int32(m), np.int32(span)),
         _ALIGNMENT + stages * stage_bytes,
     )
     if deferrable:
