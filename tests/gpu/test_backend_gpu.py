@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,19 @@ def test_put_keeps_memory_order_and_values() -> None:
 def test_broadcast_and_reversed_views_arrive_with_their_values() -> None:
     for host in (np.broadcast_to(np.arange(3.0), (4, 3)), np.arange(6.0)[::-1], np.array(3.0)):
         np.testing.assert_array_equal(get_backend("cuda").to_host(get_backend("cuda").to_device(host)), host)
+
+
+def test_large_arrays_arrive_whole_and_in_order(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (33 << 20) + 5, np.uint8)
+    values.tofile(tmp_path / "weights")
+    mapped = np.memmap(tmp_path / "weights", np.uint8, "r")
+    transposed = values[: 32 << 20].view(np.float32).reshape(2048, 4096).T
+    backend = get_backend("cuda")
+    for host in (mapped, values, transposed):
+        moved = [backend.to_device(host) for _ in range(2)]  # the second uses the first one's buffers
+        assert moved[0].strides == host.strides
+        for each in moved:
+            assert backend.to_host(each).tobytes() == host.tobytes()
 
 
 def test_threads_get_the_results_of_one() -> None:

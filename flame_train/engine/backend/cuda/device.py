@@ -24,6 +24,7 @@ from .launcher import Launcher
 from .libraries.nccl import NcclCollectives, unique_identifier
 from .pools import Pools
 from .prefetch import CudaUploader
+from .staging import LEAST, Staging
 
 _HINT = "use --device cpu, or run `flame-train doctor` to see what is missing"
 
@@ -49,6 +50,7 @@ class CudaBackend:
         self.graphs = weakref.WeakSet[Any]()  # steps whose graphs are alive, and may write anywhere in `graph_pool`
         self._pinned, self._graph_pinned = cupy.cuda.PinnedMemoryPool(), cupy.cuda.PinnedMemoryPool()
         self._host_copies = HostCopies(cupy, self.stream, self.empty)
+        self._staging = Staging(cupy, self.stream, self.enter_thread)
         self.once_bytes = 0
         """The most that `run_once` took under a limit, for which captured steps leave room."""
         self.program = 0
@@ -117,7 +119,10 @@ class CudaBackend:
             order, dense = list(range(host.ndim)), np.ascontiguousarray(host)
         with self.xp.cuda.using_allocator(self._malloc):  # never from the graphs' pool: it may outlive this step
             array = self.empty(dense.shape, dense.dtype)
-        array.set(dense, stream=self.stream)
+        if dense.nbytes < LEAST or self.described:
+            array.set(dense, stream=self.stream)
+        else:
+            self._staging.copy(array.data.ptr, dense)
         return array.transpose([order.index(i) for i in range(host.ndim)])
 
     def to_host(self, array: Array) -> np.ndarray[Any, Any]:
