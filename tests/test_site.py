@@ -36,7 +36,7 @@ def test_each_setting_of_another_trainer_is_on_one_of_its_pages() -> None:
     texts = [_page(place)[0] for place in places]
     assert not any("<!-- settings" in text or "mkdocs serve" in text for text in texts)
     for program in PROGRAMS:
-        cells = [f"| `{row.key}` |" for row in (*program.rows, *program.set_rows)]
+        cells = [f"| `{row.key}` |" for row in (*program.table().rows, *program.table().set_rows)]
         assert cells
         assert any(all(cell in text for cell in cells) for text in texts), program.name
 

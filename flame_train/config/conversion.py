@@ -99,14 +99,14 @@ def convert(program: Program, source: Source, lacking: Collection[str] = ()) -> 
     found = Conversion(program.name, notes=list(source.notes), needless=dict(source.idle))
     used: set[str] = set()
     if source.settings:  # a file of sets alone says nothing about training
-        used |= _Work(program, source, found).apply(program.rows, source.settings, found.values)
+        used |= _Work(program, source, found).apply(program.table().rows, source.settings, found.values)
     sets = []
     for one in source.sets:
         own: dict[str, Carried] = {}
         work = _Work(program, replace(source, settings={**source.settings, **one}), found)
-        used |= work.apply(program.set_rows, one, own)
+        used |= work.apply(program.table().set_rows, one, own)
         sets.append(own)
-    for rows, settings in ((program.rows, source.settings), *((program.set_rows, one) for one in source.sets)):
+    for rows, settings in ((program.table().rows, source.settings), *((program.table().set_rows, one) for one in source.sets)):
         for name in settings:
             if name not in used and any(row.read and row.holds(name, source.family) for row in rows):
                 found.needless.setdefault(_called(settings, name), _OF_ANOTHER)

@@ -76,7 +76,7 @@ def import_config(
 
 def _family_of(program: Program, read: Source, source: str) -> str:
     """The family of the base model that the config names, if its file is there; else empty."""
-    names = [row.key for row in program.rows if "model.checkpoint" in row.to]
+    names = [row.key for row in program.table().rows if "model.checkpoint" in row.to]
     folders = {Path(), Path() if source == "-" else Path(source).parent}
     named = [Path(str(read.settings[name].value or ".")).expanduser() for name in names if name in read.settings]
     for path in (folder / name for name in named for folder in folders):

@@ -165,10 +165,10 @@ def settings_table(program_name: str) -> str:
     """Where each setting of another trainer went, from the table that `import` reads."""
     (program,) = (program for program in PROGRAMS if program.name == program_name)
     lines = ["| setting | in flame-train |", "|---|---|"]
-    lines += [f"| `{row.key}` | {_counterpart(row, program)} |" for row in _unique(program.rows)]
-    if program.set_rows:
+    lines += [f"| `{row.key}` | {_counterpart(row, program)} |" for row in _unique(program.table().rows)]
+    if program.table().set_rows:
         lines += ["", "Settings of a set of images:", "", "| setting | in `[[data.sets]]` |", "|---|---|"]
-        lines += [f"| `{row.key}` | {_counterpart(row, program)} |" for row in _unique(program.set_rows)]
+        lines += [f"| `{row.key}` | {_counterpart(row, program)} |" for row in _unique(program.table().set_rows)]
     return "\n".join(lines)
 
 
@@ -182,7 +182,7 @@ def _unique(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def _counterpart(row: Row, program: Program) -> str:
-    found = [path for other in (*program.rows, *program.set_rows) if other.key == row.key for path in other.to]
+    found = [path for other in (*program.table().rows, *program.table().set_rows) if other.key == row.key for path in other.to]
     paths = ", ".join(f"`{path.removeprefix('set.')}`" for path in dict.fromkeys(found))
     words = _cell(row.say.removesuffix("; remove it"))
     return paths + (f" ({words})" if paths and words else words) or "read with another setting"

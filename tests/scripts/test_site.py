@@ -65,7 +65,7 @@ def test_every_public_name_has_its_place(pages: ModuleType) -> None:
 def test_every_setting_of_another_trainer_is_in_its_table(pages: ModuleType, program: str) -> None:
     (found,) = (known for known in PROGRAMS if known.name == program)
     table = pages.settings_table(program)
-    for row in (*found.rows, *found.set_rows):
+    for row in (*found.table().rows, *found.table().set_rows):
         assert f"| `{row.key}` |" in table
         for path in row.to:
             assert f"`{path.removeprefix('set.')}`" in table

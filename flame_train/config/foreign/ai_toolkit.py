@@ -2,351 +2,375 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from functools import cache, partial
+from types import MappingProxyType
+from typing import Any, Final
 
-from . import ai_toolkit_values as own
+from flame_train.errors import ConfigError
+from flame_train.families import named_by
+
+from . import samples
 from .conversions import (
-    MIN_SNR,
-    SAMPLED,
-    STREAMED,
-    checkpoint,
-    ending,
-    hub_file,
-    min_snr,
-    number_format,
-    only_with,
-    optimizer,
-    optimizer_keys,
-    sampler,
-    switched,
-    to_float,
-    to_number,
-    unless_off,
+    sampled,
+    sides_of,
+    trained,
 )
-from .encoders import TRAINED
+from .rows import read_table
 from .table import (
     NOTHING,
     Changed,
+    Convert,
     Lost,
     Program,
-    Row,
-    always,
+    Reading,
+    Setting,
+    Source,
+    Tree,
     is_off,
-    needless,
-    never,
-    part_of,
-    same,
-    turned,
 )
 
-_DIFFERENTIAL, _BLANK = "train.diff_output_preservation", "train.blank_prompt_preservation"
-_KEPT: Final = ("preservation.kind", "preservation.weight", "preservation.class_word")
-_SPEED: Final = "it changes how fast a run is, where it computes and what it shows"
-_VIDEO: Final = "it is about videos and models in stages, of which there are none here"
-_OWN: Final = "ai-toolkit's own; a run here is without it"
+_ARCHES: Final = named_by("ai-toolkit")
+_SWITCHES: Final = named_by("ai-toolkit switches")
+_OTHERS: Final = ("is_v2", "is_pixart", "is_pixart_sigma", "is_auraflow", "is_lumina2", "is_ssd", "is_vega")
 
-_ROWS: Final = [
-    turned(
-        "training_folder@jobs/process/BaseTrainProcess.py:43",
-        "output.dir",
-        lambda v, s: f"{v}/{s.get('name')}" if s.get("name") else v,
-    ),
-    turned("name@jobs/process/BaseTrainProcess.py:45", "output.name", unless_off),
-    turned("trigger_word@jobs/process/BaseSDTrainProcess.py:135", ("captions.trigger", "output.trigger"), own.trigger),
-    turned("network.type@171", "lora.kind", own.kind, absent="lora"),
-    *(turned(f"network.{name}", "lora.rank", to_number) for name in ("rank@172", "linear@173")),
-    turned("(network.linear)", "lora.rank", to_number, absent=4),
-    turned("network.linear_alpha@185", "lora.alpha", own.alpha, absent=1.0),
-    turned("network.alpha@184", "lora.alpha", own.alpha),
-    turned("network.conv@183", "lora.conv_rank", lambda v, s: v if s.family == "sdxl" and v else NOTHING),
-    turned("network.conv_alpha@186", "lora.conv_alpha", lambda v, s: float(v) if s.family == "sdxl" and v else NOTHING),
-    turned("(layers)", "lora.targets", own.targets, absent="all"),
-    turned("network.lokr_full_rank@204", "lora.full_matrix", own.lokr_full, absent=True),
-    turned("network.lokr_factor@211", "lora.factor", lambda v, s: v if v and v > 0 else NOTHING),
-    turned("network.dropout@187", "lora.dropout", unless_off),
-    turned("network.pretrained_lora_path@223", "lora.from", hub_file),
-    *(
-        never(f"network.network_kwargs.{name}", "lora.targets takes globs; write them by hand")
-        for name in ("only_if_contains@toolkit/lora_special.py:327", "ignore_if_contains@toolkit/lora_special.py:326")
-    ),
-    never("network.transformer_only@202", "lora.targets has layers of the blocks; globs name others", True),
-    turned("save.dtype@26", "output.precision", number_format, absent="float16"),
-    turned("save.save_every@25", "checkpoint.every", own.updates, absent=1000),
-    turned("save.max_step_saves_to_keep@27", "checkpoint.keep", to_number, absent=5),
-    turned("save.save_format@29", "output.format", lambda v, s: "diffusers" if v == "diffusers" else NOTHING),
-    *(
-        never(f"save.{name}", "uploads to the hub are not here")
-        for name in ("push_to_hub@31", "hf_repo_id@32", "hf_private@33")
-    ),
-    turned("train.batch_size@393", "data.batch_size", to_number),
-    turned("train.steps@380", "train.steps", own.updates, absent=1000),
-    turned("train.gradient_accumulation_steps@456", "gradient.accumulation", own.accumulated),
-    turned("train.gradient_accumulation@460", "gradient.accumulation", lambda v, s: v if v and v > 1 else NOTHING),
-    always("train.train_unet@400", "the denoiser is what is trained"),
-    turned("train.train_text_encoder@401", TRAINED, own.encoders),
-    never(
-        "train.bypass_guidance_embedding@574", "Flux's guidance is always an input; loss.guidance_scale = 1 is near it"
-    ),
-    *part_of("train.text_encoder_lr@383"),
-    turned("train.gradient_checkpointing@413", "gradient.checkpointing", switched("full"), absent=True),
-    turned(
-        "train.noise_scheduler@377",
-        (),
-        lambda v, s: (
+
+def _is_mine(tree: Tree) -> bool:
+    config = tree.get("config")
+    return (
+        "job" in tree
+        and isinstance(config, Mapping)
+        and isinstance(config.get("process"), list)
+        and bool(config["process"])
+    )
+
+
+def _read(reading: Reading) -> Source:
+    config = reading.tree["config"]
+    at = ("config", "process", "[0]")
+    process = config["process"][0]
+    if not isinstance(process, Mapping):
+        raise ConfigError(f"{reading.place(at)}: config.process: expected a table of settings")
+    settings = reading.flat({name: value for name, value in process.items() if name != "datasets"}, at)
+    settings["name"] = Setting(config.get("name", ""), reading.place(("config", "name")))
+    job = str(settings.pop("type", Setting("sd_trainer", "")).value)
+    if job not in ("sd_trainer", "ui_trainer", "diffusion_trainer", "sd_trainer_xl"):
+        raise ConfigError(f"{reading.place(at)}: type = {job}: expected a job that trains a LoRA (sd_trainer)")
+    if "network" not in process:
+        raise ConfigError(f"{reading.place(at)}: expected a LoRA (network); training of whole models is not here")
+    sets = []
+    for i, dataset in enumerate(process.get("datasets") or []):
+        sets.append(_with_controls(reading.flat(dataset, (*at, "datasets", f"[{i}]"))))
+    return Source(_family(reading, settings), _named(settings), sets)
+
+
+def _with_controls(dataset: dict[str, Setting]) -> dict[str, Setting]:
+    """A set of images whose folders of control images, numbered or not, are one list."""
+    named = [name for name in ("control_path", *(f"control_path_{n}" for n in (1, 2, 3))) if name in dataset]
+    values = [dataset.pop(name) for name in named]
+    folders = [
+        folder for one in values for folder in (one.value if isinstance(one.value, list) else [one.value]) if folder
+    ]
+    return dataset | ({"control_path": Setting(folders, values[0].place)} if folders else {})
+
+
+def _named(settings: dict[str, Setting]) -> dict[str, Setting]:
+    """Settings with [name] and [trigger] put in."""
+    words = {"[name]": settings["name"].value, "[trigger]": getattr(settings.get("trigger_word"), "value", None)}
+
+    def put(value: Any) -> Any:
+        if isinstance(value, list | Mapping):
+            return {k: put(v) for k, v in value.items()} if isinstance(value, Mapping) else list(map(put, value))
+        for mark, word in words.items():
+            value = value.replace(mark, str(word)) if word and isinstance(value, str) else value
+        return value
+
+    return {name: Setting(put(setting.value), setting.place) for name, setting in settings.items()}
+
+
+def _family(reading: Reading, settings: Mapping[str, Setting]) -> str:
+    arch = settings.get("model.arch")
+    if arch and arch.value:
+        name = str(arch.value).partition(":")[0].lower()
+        if name not in _ARCHES:
+            raise ConfigError(
+                f"{arch.place}: arch = {arch.value}: expected one of {', '.join(_ARCHES)}; other families are not here"
+            )
+        return _ARCHES[name]
+    for name in _OTHERS:
+        if (other := settings.get(f"model.{name}")) and other.value:
+            raise ConfigError(f"{other.place}: {name}: expected SDXL, SD3 or Flux; other families are not here")
+    return next((family for name, family in _SWITCHES.items() if (s := settings.get(f"model.{name}")) and s.value), "")
+
+
+def kind(value: Any, source: Source) -> Any:
+    kind = str(value).lower()
+    if kind == "lora" and not is_off(source.get("network.conv")) and source.fact("unet"):
+        return "locon"
+    return kind if kind in ("lora", "locon", "lokr", "dora") else Lost(f"no such adapter here: {kind}")
+
+
+def alpha(value: Any, source: Source) -> Any:
+    """With PEFT's names, which flow models have, ai-toolkit trains with alpha = rank whatever the config says."""
+    rank = source.get("network.rank") or source.get("network.linear") or 4
+    if source.family in _ARCHES.values() and not source.fact("unet"):
+        return Changed(float(rank), "ai-toolkit ignores linear_alpha for flow models and trains with the rank")
+    return float(value if value is not None else source.get("network.alpha", 1.0))
+
+
+def targets(value: Any, source: Source) -> Any:
+    if source.fact("unet"):
+        return ["full"] if not is_off(source.get("network.conv")) else ["attention+mlp", "*.proj_in", "*.proj_out"]
+    return [source.fact("ai_toolkit_layers") or "full"]
+
+
+def _batches(source: Source) -> int:
+    """How many steps there, of one batch each, make an update of the weights."""
+    return max(1, int(source.get("train.gradient_accumulation_steps", 1)))
+
+
+def updates(value: Any, source: Source) -> Any:
+    """Steps as updates: with gradient_accumulation_steps a step there is one batch, and with no other key."""
+    batches = _batches(source)
+    if batches == 1 or is_off(value):
+        return value
+    return Changed(max(1, round(value / batches)), f"{value} steps there, of which {batches} are one update")
+
+
+def accumulated(value: Any, source: Source) -> Any:
+    if value == -1:
+        return Lost("an update for each epoch; gradient.accumulation takes a number of batches")
+    return value if value and value > 1 else NOTHING
+
+
+def rate(value: Any, source: Source) -> Any:
+    """A learning rate; below 0.1 ai-toolkit gives Prodigy 1."""
+    if str(source.get("train.optimizer", "")).lower().startswith(("prodigy", "dadapt")) and float(value) < 0.1:
+        return Changed(1.0, f"ai-toolkit gives this optimizer 1 in place of {value}")
+    return float(value)
+
+
+def eps(value: Any, source: Source) -> Any:
+    """Its Adams and Prodigies have 1e-6 where nothing is said."""
+    name = str(source.get("train.optimizer", "adamw")).lower()
+    return (
+        1e-6 if name.startswith(("adam", "prodigy")) and source.get("train.optimizer_params.eps") is None else NOTHING
+    )
+
+
+def schedule(value: Any, source: Source) -> Any:
+    """A schedule; restarts and T_0 are of the whole run, and linear rises from a third of the rate to all of it."""
+    params = "train.lr_scheduler_params."
+    if value == "constant_with_warmup":
+        warmup = max(1, round(source.get(f"{params}num_warmup_steps", 1000) / _batches(source)))
+        return {"schedule.name": "constant", "schedule.warmup_steps": warmup}
+    if value == "linear":
+        start, end = source.get(f"{params}start_factor", 1 / 3), source.get(f"{params}end_factor", 1.0)
+        if start == 1 and end == 0:
+            return {"schedule.name": "linear"}
+        return Changed(
+            {"schedule.name": "constant"},
+            "the nearest here",
+            (f"it goes from {start:.2g} of the rate to {end:.2g} of it over the run; constant is used instead",),
+        )
+    known = {"constant": "constant", "cosine": "cosine", "cosine_with_restarts": "cosine"}
+    return {"schedule.name": known[value]} if value in known else Lost("write the schedule by hand; cosine is used")
+
+
+def levels(value: Any, source: Source) -> Any:
+    """timestep_type; sigmoid is a logit-normal without a shift, shift has the model's."""
+    if not is_off(source.get("train.linear_timesteps")) or not is_off(source.get("train.linear_timesteps2")):
+        return NOTHING
+    if value == "weighted":
+        return weighted(value, source)
+    known = {"sigmoid": sampled("sigmoid", 1.0), "linear": sampled("uniform", 1.0)}
+    known |= dict.fromkeys(("shift", "flux_shift", "lumina2_shift"), sampled("uniform", 0.0))
+    return known.get(
+        value,
+        Lost(
+            "a distribution of ai-toolkit's own; the family's own is used instead. "
+            'loss.timestep_sampling = "sigmoid" favours the middle, and loss.logit_mean moves it'
+        ),
+    )
+
+
+def weighted(value: Any, source: Source) -> Any:
+    """Even noise levels, whose losses are weighed by a table, with most weight in the middle."""
+    if is_off(value):
+        return NOTHING
+    if source.fact("unet"):
+        return NOTHING
+    lost = (
+        'even noise levels, the middle ones weighed more; all weigh the same here. loss.timestep_sampling = "sigmoid" '
+        "draws the middle more often instead"
+    )
+    return Changed(sampled("uniform", 1.0), "without its weights", (lost,))
+
+
+def span(name: str) -> Convert:
+    """The first or last place in a list of noise levels that begins with the noisiest, as a timestep."""
+
+    def convert(value: Any, source: Source) -> Any:
+        if value == (0 if name == "min" else 999):
+            return NOTHING
+        even = source.fact("unet") or source.get("train.timestep_type", "sigmoid") in ("linear", "weighted")
+        if not even:
+            return Lost("a place in a list of noise levels; loss.min_timestep and max_timestep are timesteps")
+        return 1000 - value if name == "min" else 999 - value
+
+    return convert
+
+
+def content_or_style(value: Any, source: Source) -> Any:
+    if value == "balanced":
+        return NOTHING
+    favoured, sign = ("noisy", "above") if value == "content" else ("clean", "below")
+    return Lost(
+        f"it draws {favoured} images more often, by a cube; they are drawn as loss.timestep_sampling says instead. "
+        f"loss.logit_mean {sign} 0 favours the same ones"
+    )
+
+
+def regularization(value: Any, source: Source) -> Any:
+    if is_off(value):
+        return NOTHING
+    weight = source.get("train.reg_weight")
+    return {"set.regularization": True} | ({} if weight is None else {"set.regularization_weight": float(weight)})
+
+
+def negative(value: Any, source: Source) -> Any:
+    if is_off(value):
+        return NOTHING
+    return Lost("Flux has no negative prompt") if source.fact("guidance") else value
+
+
+def quantized(value: Any, source: Source) -> Any:
+    return _by_type(str(source.get("model.qtype", "qfloat8"))) if value else NOTHING
+
+
+def quantized_text(value: Any, source: Source) -> Any:
+    """The text encoders, which are as the model where nothing is said; CLIPs are not quantized."""
+    return _by_type(str(source.get("model.qtype_te", "qfloat8"))) if value and not source.fact("unet") else NOTHING
+
+
+def _by_type(kind: str) -> Any:
+    kind = kind.partition("|")[0]
+    if "8" in kind:
+        return "int8" if "int8" in kind else "fp8"
+    return Changed("nf4", f"fewer than 8 bits are nf4 here, {kind} there")
+
+
+def text_offloaded(value: Any, source: Source) -> Any:
+    if is_off(value) or is_off(source.get("model.layer_offloading")):
+        return NOTHING
+    return Lost("text encoders are loaded whole, before the denoiser")
+
+
+def offloaded(value: Any, source: Source) -> Any:
+    share = float(source.get("model.layer_offloading_transformer_percent", 1.0))
+    if not value or not share:
+        return NOTHING
+    found: dict[str, Any] = {"model.offload": share}
+    if not source.get("train.gradient_checkpointing", True):
+        found["gradient.checkpointing"] = "full"
+    return Changed(found, "whole blocks, spread over the network")
+
+
+def resolutions(value: Any, source: Source) -> Any:
+    sides = sorted(set(sides_of(value)))
+    if len(sides) < 2 or not isinstance(value, list):
+        return {"set.resolution": sides[0]} if sides else Lost("expected a number of pixels")
+    return {"set.resolutions": sides}
+
+
+def encoders(value: Any, source: Source) -> Any:
+    """One switch for all text encoders; which of Flux's and SD3's it means is not told there."""
+    if is_off(value):
+        return NOTHING
+    if not source.fact("encoders"):
+        return Lost("this family's text encoder gets no adapters here")
+    if not source.fact("unet"):
+        return Lost("one switch for all of them there; text_encoders.train names those that are trained")
+    denoiser = source.get("train.unet_lr") or source.get("train.lr")
+    rate = source.get("train.text_encoder_lr") or source.get("train.lr")
+    return trained({"clip_l": rate, "clip_g": rate}, denoiser, "attention+mlp")
+
+
+def kept(kind: str, prefix: str) -> Convert:
+    """The switch of a preservation, with its weight, and the class of the trigger if it has one."""
+
+    def convert(value: Any, source: Source) -> Any:
+        if is_off(value):
+            return NOTHING
+        found = {"preservation.kind": kind, "preservation.weight": float(source.get(f"{prefix}_multiplier", 1.0))}
+        if kind == "class":
+            found["preservation.class_word"] = str(source.get(f"{prefix}_class", "person"))
+        return found
+
+    return convert
+
+
+_OWN: Final[Mapping[str, Convert]] = MappingProxyType(
+    {
+        "training_folder": lambda v, s: f"{v}/{s.get('name')}" if s.get("name") else v,
+        "trigger_word": lambda v, s: NOTHING if is_off(v) else {"captions.trigger": v, "output.trigger": v},
+        "network.type": kind,
+        "alpha": alpha,
+        "network.conv": lambda v, s: v if s.fact("unet") and v else NOTHING,
+        "network.conv_alpha": lambda v, s: float(v) if s.fact("unet") and v else NOTHING,
+        "(layers)": targets,
+        "network.lokr_full_rank": lambda v, s: v if str(s.get("network.type", "")).lower() == "lokr" else NOTHING,
+        "network.lokr_factor": lambda v, s: v if v and v > 0 else NOTHING,
+        "updates": updates,
+        "save.save_format": lambda v, s: "diffusers" if v == "diffusers" else NOTHING,
+        "train.gradient_accumulation_steps": accumulated,
+        "train.gradient_accumulation": lambda v, s: v if v and v > 1 else NOTHING,
+        "train.train_text_encoder": encoders,
+        "train.noise_scheduler": lambda v, s: (
             Lost('model.prediction = "flow" trains SDXL on flow matching, if the checkpoint is of that kind')
-            if v == "flowmatch" and s.family == "sdxl"
+            if v == "flowmatch" and s.fact("unet")
             else NOTHING
         ),
-    ),
-    turned("train.optimizer@388", "optimizer.name", optimizer, absent="adamw"),
-    turned("train.unet_lr@382", "optimizer.lr", own.rate),
-    turned("train.lr@381", "optimizer.lr", own.rate, absent=1e-6),
-    *optimizer_keys("train.optimizer_params."),
-    turned("(eps)", "optimizer.eps", own.eps, absent="1e-6"),
-    turned("train.lr_scheduler@390", ("schedule.name", "schedule.warmup_steps"), own.schedule, absent="constant"),
-    *part_of(
-        "train.lr_scheduler_params.num_warmup_steps@toolkit/scheduler.py:41 "
-        "train.lr_scheduler_params.start_factor@jobs/process/BaseSDTrainProcess.py:2231 "
-        "train.lr_scheduler_params.end_factor@jobs/process/BaseSDTrainProcess.py:2231"
-    ),
-    turned("train.lr_scheduler_params.eta_min@jobs/process/BaseSDTrainProcess.py:2231", "schedule.min_lr", to_float),
-    never("train.lr_scheduler_params.*@391", "the schedule's own keys stand in [schedule]; write them by hand"),
-    turned(
-        "train.max_grad_norm@417",
-        "gradient.clip_norm",
-        lambda v, s: 0.0 if str(s.get("train.optimizer")).lower() == "adafactor" else float(v),
-        absent=1.0,
-    ),
-    turned("train.ema_config.use_ema@545", "train.ema_decay", own.ema),
-    *part_of("train.ema_config.ema_decay@828"),
-    turned("train.dtype@395", "train.precision", number_format, absent="fp32"),
-    *(turned(f"train.{name}", MIN_SNR, min_snr) for name in ("min_snr_gamma@405", "snr_gamma@406")),
-    turned("train.noise_offset@410", "loss.offset_noise", unless_off),
-    turned(
-        "train.optimal_noise_pairing_samples@583",
-        "loss.immiscible_noise",
-        lambda v, s: NOTHING if not v or v == 1 else Changed(True, "pairs within a batch"),
-    ),
-    turned(
-        "train.loss_type@524",
-        "loss.kind",
-        lambda v, s: {"mse": NOTHING, "mae": "l1"}.get(v, Lost("loss.kind has mse, l1, huber and smooth_l1")),
-    ),
-    turned("train.timestep_type@556", SAMPLED, own.levels, absent="sigmoid", families=own.FLOW),
-    never("train.timestep_type@556", "SDXL's noise levels are even there, too", "sigmoid"),
-    *(turned(f"train.{name}", SAMPLED, own.weighted) for name in ("linear_timesteps@558", "linear_timesteps2@559")),
-    never("train.num_train_timesteps@441", "there are 1000 here", 1000),
-    turned("train.min_denoising_steps@391", "loss.max_timestep", own.span("min")),
-    turned("train.max_denoising_steps@392", "loss.min_timestep", own.span("max")),
-    turned("train.prompt_dropout_prob@446", "data.caption_dropout", unless_off),
-    never(
-        "train.unload_text_encoder@564",
-        "each image has the trigger word as its caption there; here captions are read: remove their files and set "
-        "data.caption to have the same",
-    ),
-    *needless(
-        _SPEED,
-        "train.skip_first_sample@411 train.force_first_sample@412 train.xformers@396 train.sdp@397 "
-        "train.attention_backend@399 train.cache_text_embeddings@566 device@jobs/process/BaseSDTrainProcess.py:105 "
-        "performance_log_every@jobs/process/BaseProcess.py:24 "
-        "sqlite_db_path@extensions_built_in/sd_trainer/DiffusionTrainer.py:20 "
-        "log_dir@jobs/process/BaseTrainProcess.py:48 "
-        "logging.log_every@37 logging.verbose@38 logging.use_ui_logger@40 "
-        "logging.run_name@42 model.low_vram@689 model.compile@746 model.block_compile@750 "
-        "model.compile_mode@751 model.compile_fullgraph@752 model.compile_dynamic@753 model.cache_size_limit@754 "
-        "sample.format@93 network.old_lokr_format@214",
-    ),
-    turned(
-        "logging.use_wandb@39",
-        "output.wandb",
-        lambda v, s: NOTHING if is_off(v) else s.get("logging.project_name", "ai-toolkit"),
-    ),
-    *part_of("logging.project_name@41"),
-    *needless(
-        _VIDEO,
-        "train.switch_boundary_every@606 network.split_multistage_loras@217 sample.fps@99 sample.num_frames@98 "
-        "train.audio_loss_multiplier@611",
-    ),
-    turned(
-        "train.content_or_style@378",
-        (),
-        own.content_or_style,
-        say="not here: noise levels are drawn by loss.timestep_sampling",
-    ),
-    *needless("ai-toolkit reads content_or_style in its place", "train.content_or_style_reg@379"),
-    *part_of("train.reg_weight@440"),
-    turned(f"{_DIFFERENTIAL}@493", _KEPT, own.kept("class", _DIFFERENTIAL)),
-    turned(f"{_BLANK}@499", _KEPT, own.kept("blank", _BLANK)),
-    *part_of(f"{_DIFFERENTIAL}_multiplier@491 {_DIFFERENTIAL}_class@493 {_BLANK}_multiplier@497"),
-    *(
-        never(f"train.{name}", "preservation.kind has class, blank and slider")
-        for name in ("inverted_mask_prior@486", "do_differential_guidance@602", "do_guidance_loss@590")
-    ),
-    *(
-        turned(f"train.{name}", (), only_with(f"train.{switch}"))
-        for name, switch in (
-            ("inverted_mask_prior_multiplier@487", "inverted_mask_prior"),
-            ("differential_guidance_scale@603", "do_differential_guidance"),
-            ("guidance_loss_target@591", "do_guidance_loss"),
-            ("guidance_loss_schedule@597", "do_guidance_loss"),
-            ("unconditional_prompt@598", "do_guidance_loss"),
-            ("ema_config.*@542", "ema_config.use_ema"),
-            ("batch_noise_correction_scale@428", "do_batch_noise_correction"),
-            ("signal_amplification_strength@430", "do_signal_amplification"),
-            ("signal_correction_noise_scale@432", "do_signal_correction_noise"),
-            ("correct_pred_norm_multiplier@522", "correct_pred_norm"),
-            ("target_norm_std_value@555", "target_norm_std"),
-            ("paramiter_swapping_factor@570", "do_paramiter_swapping"),
-            ("latent_feature_loss_weight@576", "latent_feature_extractor_path"),
-            ("merge_network_on_save_strength@416", "merge_network_on_save"),
-        )
-    ),
-    turned("model.arch@706", "model.kontext", lambda v, s: True if v == "flux_kontext" else NOTHING),
-    turned("model.name_or_path@628", "model.checkpoint", checkpoint),
-    turned("model.vae_path@646", "model.vae", hub_file),
-    turned("model.attn_masking@690", "text_encoders.t5_padding", switched("zeros"), families=["flux"]),
-    never("model.attn_masking@690", "ai-toolkit takes it for Flux alone"),
-    turned("model.is_v_pred@644", "model.prediction", lambda v, s: "v" if v and s.family == "sdxl" else NOTHING),
-    turned("model.quantize@685", "model.quantize", own.quantized),
-    *part_of("model.qtype@687"),
-    turned(
-        "(model.quantize_te)",
-        "text_encoders.precision",
-        lambda v, s: own.quantized_text(s.get("model.quantize_te", s.get("model.quantize", False)), s),
-        absent="as the model",
-    ),
-    *part_of("model.quantize_te@686 model.qtype_te@688"),
-    turned("model.assistant_lora_path@652", "model.training_adapter", hub_file),
-    never(
-        "model.lora_path@650",
-        "lora.from begins with a LoRA and trains it; merge this one into the base with `flame-train merge`",
-    ),
-    turned(
-        "model.layer_offloading@713",
-        ("model.offload", "gradient.checkpointing"),
-        own.offloaded,
-        say=STREAMED,
-    ),
-    *part_of("model.layer_offloading_transformer_percent@730"),
-    turned("model.layer_offloading_text_encoder_percent@731", (), own.text_offloaded),
-    *needless("the checkpoint says which family it is of", "model.is_*@631"),
-    *needless("the type of [train] stands in its place", "model.dtype@jobs/process/BaseSDTrainProcess.py:117"),
-    turned("sample.sample_every@82", "sample.every", own.every, absent=100),
-    *part_of("train.disable_sampling@560"),
-    never("sample.sample_start_step@83", "grids begin with the first step of sample.every"),
-    turned("sample.sampler@81", "sample.sampler", sampler),
-    same("sample.width@84", "sample.width"),
-    same("sample.height@85", "sample.height"),
-    turned("sample.samples@106", "sample.prompts", own.prompts),
-    turned("sample.prompts@104", "sample.prompts", own.prompts),
-    turned("sample.neg@86", "sample.negative", own.negative),
-    turned("sample.seed@87", "sample.seed", own.seed),
-    Row("sample.walk_seed", (), own.walk, at="86"),
-    turned("sample.guidance_scale@89", "sample.guidance_scale", to_float),
-    turned("sample.sample_steps@90", "sample.steps", to_number),
-    never("sample.network_multiplier@91", "--am in a prompt is the strength of the LoRA", 1),
-    *needless("its model has no such part here", "sample.adapter_conditioning_scale@94 sample.refiner_start_at@95"),
-    *(
-        never(f"{name}", _OWN, usual)
-        for name, usual in (
-            ("train.noise_multiplier@422", 1.0),
-            ("train.target_noise_multiplier@423", 1.0),
-            ("train.img_multiplier@434", 1.0),
-            ("train.noisy_latent_multiplier@435", 1.0),
-            ("train.latent_multiplier@436", 1.0),
-            ("train.max_negative_prompts@438", 1),
-            ("train.cfg_scale@513", 1.0),
-            ("train.max_cfg_scale@514", 1.0),
-            ("train.pred_scaler@535", 1.0),
-            ("model.use_text_encoder_1@660", True),
-            ("model.use_text_encoder_2@661", True),
-        )
-    ),
-    *(
-        never(pattern, _OWN)
-        for pattern in ("train.*", "model.*", "network.*", "sample.*", "adapter.*", "slider.*", "embedding.*", "save.*")
-    ),
-]
-
-_SET_ROWS: Final = [
-    turned("shuffle_tokens@955", "set.captions.shuffle", switched(True)),
-    turned("keep_tokens@957", "set.captions.keep_tokens", unless_off),
-    turned("token_dropout_rate@954", "set.captions.tag_dropout", unless_off),
-    turned("trigger_word@927", "set.captions.trigger", unless_off),
-    turned("flip_x@958", "set.flip", switched(True)),
-    never("flip_y@959", "images are mirrored left to right alone"),
-    *(
-        never(name, "data.random_crop, brightness, contrast, saturation and hue are what there is")
-        for name in ("augmentations@1018", "augments@960", "random_scale@945")
-    ),
-    turned("random_crop@946", "set.random_crop", switched(True)),
-    turned("alpha_mask@991", "set.masks", switched("alpha")),
-    turned(
-        "mask_path@992",
-        ("set.masks", "set.mask_folder"),
-        lambda v, s: NOTHING if is_off(v) else {"set.masks": "files", "set.mask_folder": v},
-    ),
-    turned("mask_min_value@997", "set.mask_weight", unless_off),
-    never("invert_mask@996", "white is where an image counts"),
-    turned("is_reg@951", ("set.regularization", "set.regularization_weight"), own.regularization),
-    turned(
-        "prior_reg@952",
-        ("set.regularization", "set.regularization_target"),
-        lambda v, s: NOTHING if is_off(v) else {"set.regularization": True, "set.regularization_target": "base"},
-    ),
-    turned("control_path@961", "set.control", unless_off),
-    same("folder_path@921", "set.path"),
-    same("dataset_path@923", "set.path"),
-    turned("caption_ext@941", "set.caption_extension", ending),
-    turned("caption_type@1029", "set.caption_extension", ending),
-    turned("caption_dropout_rate@956", "set.caption_dropout", unless_off),
-    turned("resolution@947", ("set.resolution", "set.resolutions"), own.resolutions, absent=512),
-    turned("num_repeats@1002", "set.repeats", to_number),
-    turned("batch_size@918", "set.batch_size", unless_off),
-    turned("default_caption@925", "set.caption", unless_off),
-    *(
-        always(name, "latents and captions are encoded once, on disk")
-        for name in ("cache_latents@1004", "cache_latents_to_disk@1006", "cache_text_embeddings@1011")
-    ),
-    always("buckets@949", "images go into buckets of their shape"),
-    never("bucket_tolerance@950", "data.bucket_step has the family's own step", 64),
-    *needless(
-        _SPEED, "num_workers@1044 prefetch_factor@1045 cache_latents_num_workers@1047 fast_image_size@1087 debug@1077"
-    ),
-    never("num_frames@1056", "videos are not here", 1),
-    *needless(_VIDEO, "shrink_video_to_frames@1059 do_i2v@1089 fps@1064 do_audio@1090 auto_frame_count@1069"),
-    never("controls@1080", "control images lie in folders, which data.control names"),
-    *(
-        never(name, _OWN, usual)
-        for name, usual in (
-            ("type@919", "image"),
-            ("network_weight@953", 1.0),
-            ("scale@948", 1.0),
-            ("loss_multiplier@1042", 1.0),
-        )
-    ),
-    *(
-        never(name, _OWN)
-        for name in (
-            "random_triggers@932",
-            "unconditional_path@994",
-            "inpaint_path@988",
-            "use_short_captions@1001",
-            "replacements@1041",
-            "square_crop@1049",
-            "standardize_images@1014",
-            "extra_values@1048",
-            "clip_image_path@1036",
-            "control_from_same_folder@963",
-        )
-    ),
-]
+        "rate": rate,
+        "(eps)": eps,
+        "train.lr_scheduler": schedule,
+        "train.max_grad_norm": lambda v, s: 0.0 if str(s.get("train.optimizer")).lower() == "adafactor" else float(v),
+        "train.ema_config.use_ema": lambda v, s: s.get("train.ema_config.ema_decay", 0.999) if v else NOTHING,
+        "train.optimal_noise_pairing_samples": lambda v, s: (
+            NOTHING if not v or v == 1 else Changed(True, "pairs within a batch")
+        ),
+        "train.timestep_type": levels,
+        "weighted": weighted,
+        "train.min_denoising_steps": span("min"),
+        "train.max_denoising_steps": span("max"),
+        "logging.use_wandb": lambda v, s: NOTHING if is_off(v) else s.get("logging.project_name", "ai-toolkit"),
+        "train.content_or_style": content_or_style,
+        "train.diff_output_preservation": kept("class", "train.diff_output_preservation"),
+        "train.blank_prompt_preservation": kept("blank", "train.blank_prompt_preservation"),
+        "model.arch": lambda v, s: True if v == "flux_kontext" else NOTHING,
+        "model.is_v_pred": lambda v, s: "v" if v and s.fact("unet") else NOTHING,
+        "model.quantize": quantized,
+        "(model.quantize_te)": lambda v, s: quantized_text(
+            s.get("model.quantize_te", s.get("model.quantize", False)), s
+        ),
+        "model.layer_offloading": offloaded,
+        "model.layer_offloading_text_encoder_percent": text_offloaded,
+        "sample.sample_every": lambda v, s: 0 if s.get("train.disable_sampling") else updates(v, s),
+        "prompts": samples.of_ai_toolkit,
+        "sample.neg": negative,
+        "sample.walk_seed": lambda v, s: NOTHING if v else Lost("each image of a grid has the next seed"),
+        "is_reg": regularization,
+        "prior_reg": lambda v, s: (
+            NOTHING if is_off(v) else {"set.regularization": True, "set.regularization_target": "base"}
+        ),
+        "resolution": resolutions,
+    }
+)
 
 PROGRAM: Final = Program(
     "ai-toolkit",
-    own.is_mine,
-    own.read,
-    _ROWS,
-    _SET_ROWS,
+    _is_mine,
+    _read,
+    cache(partial(read_table, "ai_toolkit", "ai-toolkit", _OWN)),
     "https://github.com/ostris/ai-toolkit/blob/27a03a9/toolkit/config_modules.py",
 )

@@ -10,10 +10,9 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from flame_train.config.prompt_flags import read_flags
 from flame_train.io.json_values import number as bounded
 
-from .table import NOTHING, Changed, Convert, Lost, Row, Source, is_off, turned
+from .table import NOTHING, Changed, Convert, Lost, Source, is_off
 
 FP32, BF16, FP16 = "fp32", "bf16", "fp16"
 
@@ -138,26 +137,11 @@ def warmup(value: Any, source: Source) -> Any:
     return {"schedule.warmup": float(given)} if given < 1 else {"schedule.warmup_steps": int(given)}
 
 
-WARMUP: Final = ("schedule.warmup_steps", "schedule.warmup")
-
-
 def min_snr(value: Any, source: Source) -> Any:
     """min-SNR, which is a weighting with a key of its own."""
     if is_off(value):
         return NOTHING
     return {"loss.weighting": "min_snr", "loss.snr_gamma": float(number(value))}
-
-
-MIN_SNR: Final = ("loss.weighting", "loss.snr_gamma")
-
-
-def weighting(name: str) -> Any:
-    """The conversion of a switch that stands for a weighting of the loss."""
-
-    def convert(value: Any, source: Source) -> Any:
-        return NOTHING if is_off(value) else name
-
-    return convert
 
 
 def switched(value_on: Any) -> Any:
@@ -184,7 +168,7 @@ def sampled(name: str, shift: Any, std: float = 1.0) -> Any:
 
 def sampled_as_flux(name: str, source: Source, std: float = 1.0) -> Any:
     """Noise levels with Flux's shift, which follows an image's size: Flux's own here, elsewhere one for all sizes."""
-    if source.family == "flux":
+    if source.fact("guidance"):
         return sampled(name, 0.0, std)
     given = [one["resolution"].value for one in source.sets if "resolution" in one]
     given += [each for one in source.sets if "resolutions" in one for each in one["resolutions"].value]
@@ -196,9 +180,6 @@ def sampled_as_flux(name: str, source: Source, std: float = 1.0) -> Any:
     return Changed(sampled(name, round(shift, 4), std), remark)
 
 
-SAMPLED: Final = ("loss.timestep_sampling", "loss.shift", "loss.logit_std", "loss.logit_mean")
-
-
 def one_of(names: Mapping[Any, Any], else_: str) -> Any:
     """The conversion of a choice by a table of names; others are Lost for the reason `else_`."""
 
@@ -208,59 +189,36 @@ def one_of(names: Mapping[Any, Any], else_: str) -> Any:
     return convert
 
 
-def optimizer_keys(prefix: str, names: Mapping[str, str] = MappingProxyType({}), at: str = "") -> list[Row]:
-    """Rows of an optimizer's own settings below `prefix`, which have the names of the papers, `names` apart.
-
-    `at` is where the program reads them.
-    """
-    from flame_train.config.keys import keys
-
-    plain = {key.name: key.name for key in keys().values() if key.section == "optimizer" and key.from_table}
-    rows = [
-        Row(f"{prefix}{theirs}", (f"optimizer.{ours}",), _own_key(ours), at=at)
-        for theirs, ours in {**plain, **names}.items()
-        if theirs != "name"
-    ]
-    return [*rows, Row(f"{prefix}*", (), lambda value, source: NOTHING if is_off(value) else Lost(_NO_OPTION), at=at)]
-
-
-def usual_of_library(named: str, prefix: str, usual: Mapping[str, Mapping[str, Any]]) -> Row:
-    """A row for what an optimizer's library has where a config says nothing, which is not what it is here.
+def of_library(named: str, prefix: str, defaults: Mapping[str, Mapping[str, Any]]) -> Convert:
+    """The conversion of what an optimizer's library has where a config says nothing, which is not what it is here.
 
     Args:
         named: the setting with the optimizer's name.
         prefix: what its own settings begin with.
-        usual: an optimizer by its name in small letters -> our keys of it.
+        defaults: an optimizer by its name in small letters -> our keys of it.
     """
 
     def convert(value: Any, source: Source) -> Any:
-        found = usual.get(str(source.get(named, "")).lower(), {})
-        given = {f"optimizer.{key}": each for key, each in found.items() if source.get(f"{prefix}{key}") is None}
-        return given or NOTHING
+        values = defaults.get(str(source.get(named, "")).lower(), {})
+        unset = {f"optimizer.{key}": each for key, each in values.items() if source.get(f"{prefix}{key}") is None}
+        return unset or NOTHING
 
-    paths = tuple(dict.fromkeys(f"optimizer.{key}" for keys in usual.values() for key in keys))
-    return Row("(optimizer's own)", paths, convert, absent="its library's")
+    return convert
 
 
 OPTIMI: Final = MappingProxyType({"betas": [0.9, 0.99], "eps": 1e-6})
 """AdamW of optimi (optimi/adamw.py:52)."""
 
-_NO_OPTION: Final = "no key of an optimizer here has this name"
+_SWITCHES: Final = MappingProxyType({"True": True, "False": False, "true": True, "false": False})
 
 
-def _own_key(name: str) -> Any:
-    def convert(value: Any, source: Source) -> Any:
-        if value is None:
-            return NOTHING
-        if isinstance(value, str) and "," in value:
-            return [float(number(part)) for part in value.strip("()[] ").split(",")]
-        return (
-            {"True": True, "False": False, "true": True, "false": False}.get(value, value)
-            if isinstance(value, str)
-            else value
-        )
-
-    return convert
+def own_key(value: Any, source: Source) -> Any:
+    """An optimizer's own setting: a number, a switch, or several numbers in one text."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, str) and "," in value:
+        return [float(number(part)) for part in value.strip("()[] ").split(",")]
+    return _SWITCHES.get(value, value) if isinstance(value, str) else value
 
 
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -318,6 +276,16 @@ def only_with(switch: str) -> Convert:
     return convert
 
 
+def seed(value: Any, source: Source) -> Any:
+    """A seed; -1 draws one."""
+    return NOTHING if value in (None, -1) else value
+
+
+def mask_folder(value: Any, source: Source) -> Any:
+    """A folder of masks of a set of images."""
+    return NOTHING if is_off(value) else {"set.masks": "files", "set.mask_folder": value}
+
+
 def sampler(value: Any, source: Source) -> Any:
     """A sampler by any program's name for it, or Lost."""
     from flame_train.config.keys import keys
@@ -329,28 +297,8 @@ def sampler(value: Any, source: Source) -> Any:
     return found or Lost(f"sample.sampler has {', '.join(map(str, key.choices))}")
 
 
-def prompts(items: list[dict[str, Any]]) -> Any:
-    """Prompts with what each has of its own. One that cannot be read here is lost, and the others stay."""
-    given = [{name: value for name, value in item.items() if value not in (None, "")} for item in items]
-    kept, lost = [], []
-    for item in (item for item in given if item.get("text")):
-        try:
-            read_flags(item["text"])
-        except ValueError as error:
-            lost.append(f"the prompt {item['text'][:60]!r}: {error}")
-        else:
-            kept.append(item if len(item) > 1 else item["text"])
-    if not kept:
-        return Lost("; ".join(lost)) if lost else NOTHING
-    return Changed(kept, "", tuple(lost)) if lost else kept
-
-
-STREAMED: Final = "model.offload takes a share of the blocks, globs or auto"
-"""What model.offload is, for somebody who writes another trainer's switch."""
-
-
-def swapped(key: str, checkpointing: str) -> Row:
-    """The row of a count of blocks that wait in host memory; `key` as in `turned`.
+def swapped(checkpointing: str) -> Convert:
+    """The conversion of a count of blocks that wait in host memory.
 
     `checkpointing` is the other program's switch for recomputation, which streamed blocks need here.
     """
@@ -358,8 +306,32 @@ def swapped(key: str, checkpointing: str) -> Row:
     def convert(value: Any, source: Source) -> Any:
         if is_off(value):
             return NOTHING
-        found = {"model.offload": "auto"}
-        found |= {} if source.get(checkpointing) else {"gradient.checkpointing": "full"}
-        return Changed(found, "as many as the GPU's memory asks for, all of them recomputed")
+        keys = {"model.offload": "auto"} | ({} if source.get(checkpointing) else {"gradient.checkpointing": "full"})
+        return Changed(keys, "as many as the GPU's memory asks for, all of them recomputed")
 
-    return turned(key, ("model.offload", "gradient.checkpointing"), convert, say=STREAMED)
+    return convert
+
+
+def trained(rates: Mapping[str, Any], denoiser: Any, targets: str, remark: str = "") -> Any:
+    """The keys for text encoders with these learning rates.
+
+    Args:
+        rates: by encoder, its learning rate there; one that is off is not trained.
+        denoiser: the learning rate that becomes `optimizer.lr`.
+        targets: the preset of `text_encoders.targets` that chooses the layers that the program adapts.
+        remark: what is said beside the values.
+
+    Returns:
+        A mapping, with a remark where the encoders' rates differ, or NOTHING where none is trained.
+    """
+    used = {name: float(number(rate)) for name, rate in rates.items() if not is_off(number(rate))}
+    if not used:
+        return NOTHING
+    shared = next(iter(used.values()))
+    found: dict[str, Any] = {"text_encoders.train": list(used), "text_encoders.targets": [targets]}
+    if is_off(denoiser) or shared != float(number(denoiser)):
+        found["text_encoders.lr"] = shared
+    others = [f'"{name}.*" {rate:g}' for name, rate in used.items() if rate != shared]
+    if others:
+        remark = f"one rate for all here; [[lora.rules]] gives a rate of its own: {', '.join(others)}"
+    return Changed(found, remark) if remark else found

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache, partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
-from .conversions import checkpoint, optimizer, to_float, to_number
-from .table import Program, Reading, Source, Tree, needless, same, turned
+from .rows import read_table
+from .table import (
+    Convert,
+    Program,
+    Reading,
+    Source,
+    Tree,
+)
 
 _KINDS: Final = named_by("EriDiffusion")
 _FLAT: Final = ("weights", "bf16_params", "grad_accum_steps", "steps", "lr", "batch_size", "optimizer")
@@ -34,27 +43,13 @@ def _precision(value: Any, source: Source) -> Any:
     return "bf16" if value else "fp32"
 
 
-_ROWS: Final = [
-    turned("weights", "model.checkpoint", checkpoint),
-    *(
-        turned(f"{part}_{name}_path", "model.checkpoint", checkpoint)
-        for part in _PARTS
-        for name in ("model", "unet", "transformer")
-    ),
-    *(same(f"{part}_vae_path", "model.vae") for part in _PARTS),
-    *(same(f"{part}_{name}_path", f"text_encoders.{name}") for part in _PARTS for name in ("clip_l", "clip_g", "t5")),
-    *(same(f"{part}_t5_tokenizer", "text_encoders.t5_vocabulary") for part in _PARTS),
-    turned("bf16_params", "train.precision", _precision),
-    turned("steps", "train.steps", to_number),
-    turned("batch_size", "data.batch_size", to_number),
-    turned("grad_accum_steps", "gradient.accumulation", to_number),
-    turned("lr", "optimizer.lr", to_float),
-    turned("optimizer", "optimizer.name", optimizer),
-    turned("(lr schedule)", "schedule.name", lambda value, source: value, absent="constant"),
-    *needless(
-        "CLIP's vocabulary comes along; the family follows from the checkpoint",
-        "model_kind *_clip_l_tokenizer *_clip_g_tokenizer",
-    ),
-]
+_OWN: Final[Mapping[str, Convert]] = MappingProxyType(
+    {
+        "bf16_params": _precision,
+        "(lr schedule)": lambda value, source: value,
+    }
+)
 
-PROGRAM: Final = Program("EriDiffusion", _is_mine, _read, _ROWS)
+PROGRAM: Final = Program(
+    "EriDiffusion", _is_mine, _read, cache(partial(read_table, "eridiffusion", "EriDiffusion", _OWN)), ""
+)

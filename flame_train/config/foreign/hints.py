@@ -41,16 +41,16 @@ def sentence(path: str) -> str:
 @functools.cache
 def _patterns() -> Mapping[str, str]:
     """By a pattern of names, as sd-scripts' rows have some."""
-    return MappingProxyType({row.key: row.say for row in sd_scripts.PROGRAM.rows if row.say and "*" in row.key})
+    return MappingProxyType({row.key: row.say for row in sd_scripts.PROGRAM.table().rows if row.say and "*" in row.key})
 
 
 @functools.cache
 def _sentences() -> Mapping[str, str]:
     """By the name of the setting. sd-scripts' come first; of the others only names that mean one thing anywhere."""
-    rows = [*sd_scripts.PROGRAM.rows, *sd_scripts.PROGRAM.set_rows]
+    rows = [*sd_scripts.PROGRAM.table().rows, *sd_scripts.PROGRAM.table().set_rows]
     found = {row.key.rpartition(".")[2]: row.say for row in reversed(rows) if row.say}
     for program in (ai_toolkit.PROGRAM, onetrainer.PROGRAM, simpletuner.PROGRAM, diffusion_pipe.PROGRAM):
-        for row in (*program.rows, *program.set_rows):
+        for row in (*program.table().rows, *program.table().set_rows):
             name = row.key.rpartition(".")[2]
             if row.say and "_" in name and "*" not in name:
                 found.setdefault(name, row.say)

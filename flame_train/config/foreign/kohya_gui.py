@@ -6,21 +6,33 @@ The tables of sd-scripts carry these over. A box that is at its default has no l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from flame_train.config.command_line import options_of
 from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
 from . import sd_scripts
-from .conversions import number
-from .kohya_gui_boxes import BOXES, DEFAULTS, OF_MODELS, RENAMED
-from .kohya_gui_networks import NETWORK_BOXES, network, unread
-from .sd_scripts_reading import datasets_of, source_of
-from .table import Program, Reading, Row, Setting, Source, Tree, needless, never
+from .conversions import (
+    number,
+)
+from .rows import read_table
+from .sd_scripts import datasets_of, source_of
+from .table import (
+    Program,
+    Reading,
+    Setting,
+    Source,
+    Table,
+    Tree,
+    facts_of,
+)
 
 _MARKS: Final = (
     *("LoRA_type", "max_resolution", "lr_warmup", "flux1_checkbox", "additional_parameters", "LyCORIS_preset"),
@@ -37,6 +49,32 @@ _OTHER_KIND: Final = "it belongs to another kind of adapter, and the web interfa
 _NO_MODEL: Final = "it belongs to a model that this config is not for"
 
 
+class InterfaceBoxes(NamedTuple):
+    """What the interface has of boxes.
+
+    Attributes:
+        at_default: values with which sd-scripts, and flame-train with it, do what they do without the box.
+        defaults: those that sd-scripts does not share.
+        renamed: names in sd-scripts.
+        of_models: families for which alone a box is read, by its name or the name's beginning.
+    """
+
+    at_default: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    renamed: Mapping[str, str]
+    of_models: Mapping[str, Collection[str]]
+
+
+@cache
+def interface_boxes() -> InterfaceBoxes:
+    """The boxes in the file beside this one."""
+    tree = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    models = named_by("sd-scripts") | sd_scripts.TYPES | {"": ""}
+    groups = [(each["names"].split(), [models[model] for model in each["models"]]) for each in tree["of_models"]]
+    of_models = {name: families for names, families in groups for name in names}
+    return InterfaceBoxes(tree["boxes_at_default"], tree["defaults"], tree["renamed"], of_models)
+
+
 def is_mine(tree: Tree) -> bool:
     """The kind of adapter by the interface's name, or several of its boxes with a name that sd-scripts has not."""
     return "LoRA_type" in tree or (sum(name in tree for name in _MARKS) >= 3 and "network_module" not in tree)
@@ -46,11 +84,12 @@ def read(reading: Reading) -> Source:
     boxes = {name: Setting(_plain(one.value), one.place) for name, one in reading.flat(reading.tree).items()}
     family = _family(reading, boxes) or reading.family
     needed, idle = _used(boxes, family)
+    defaults = interface_boxes().defaults
     absent = {
-        name for name in DEFAULTS if _value(boxes, name, "") == "" and (name not in boxes or name in _NEVER_EMPTY)
+        name for name in defaults if _value(boxes, name, "") == "" and (name not in boxes or name in _NEVER_EMPTY)
     }
-    absent |= {name for name in DEFAULTS if name in boxes and boxes[name].value is None}
-    given = needed | {name: Setting(DEFAULTS[name], "") for name in absent}
+    absent |= {name for name in defaults if name in boxes and boxes[name].value is None}
+    given = needed | {name: Setting(defaults[name], "") for name in absent}
     idle |= dict.fromkeys(unread(given), _OTHER_KIND)
     settings = dict(_arguments(given, family))
     settings |= _further(boxes)
@@ -75,8 +114,8 @@ def _family(reading: Reading, boxes: Mapping[str, Setting]) -> str:
             raise ConfigError(f"{boxes[name].place}: {name}: no such family here: {other}")
     for name, family in _MODELS.items():
         if name in boxes and boxes[name].value:
-            chroma = family == "flux" and _value(boxes, "model_type") == "chroma"
-            return "chroma" if chroma else family
+            other = _value(boxes, "model_type") if name == "flux1_checkbox" else None
+            return sd_scripts.TYPES["chroma"] if other == "chroma" else family
     if "sdxl" in boxes and not reading.family:
         place = boxes["sdxl"].place
         raise ConfigError(f"{place}: no box of a model is ticked, which is Stable Diffusion 1 or 2; or add --family")
@@ -97,11 +136,12 @@ def _used(boxes: Mapping[str, Setting], family: str) -> tuple[dict[str, Setting]
     """The boxes that say something, and of the others the reason why they do not."""
     used: dict[str, Setting] = {}
     idle: dict[str, str] = {}
+    of_models, at_default = interface_boxes().of_models, interface_boxes().at_default
     for name, box in boxes.items():
-        models = OF_MODELS.get(name) or next((own for start, own in OF_MODELS.items() if name.startswith(start)), ())
+        models = of_models.get(name) or next((own for start, own in of_models.items() if name.startswith(start)), ())
         if models and family not in models:
             idle[name] = _NO_MODEL
-        elif box.value in ("", False, None, []) or (name in BOXES and box.value == BOXES[name]):
+        elif box.value in ("", False, None, []) or (name in at_default and box.value == at_default[name]):
             idle[name] = _AT_DEFAULT
         else:
             used[name] = box
@@ -119,7 +159,7 @@ def _arguments(boxes: Mapping[str, Setting], family: str) -> Iterator[tuple[str,
             continue
         if name in ("noise_offset", "noise_offset_random_strength", "adaptive_noise_scale") and multires:
             continue
-        yield RENAMED.get(name, name), _written(name, box)
+        yield interface_boxes().renamed.get(name, name), _written(name, box)
 
 
 def _written(name: str, box: Setting, value: Any = None) -> Setting:
@@ -134,7 +174,7 @@ def _rates(boxes: Mapping[str, Setting], family: str) -> Iterator[tuple[str, Set
     for name in ("learning_rate", "unet_lr"):
         if name in boxes:
             yield name, _written(name, boxes[name])
-    if text and family in ("flux", "sd3"):
+    if text and "t5" in facts_of(family).get("encoders", ()):
         yield "text_encoder_lr", _written("text_encoder_lr", boxes["text_encoder_lr"], [text, t5 or text])
     elif text:
         yield "text_encoder_lr", _written("text_encoder_lr", boxes["text_encoder_lr"])
@@ -177,45 +217,93 @@ _ELSEWHERE: Final = frozenset(
     )
 )
 
-_LAUNCH: Final = "docs/several-gpus.md says how several GPUs are used"
-_ROWS: Final[list[Row]] = [
-    *(
-        never(name, _LAUNCH)
-        for name in (
-            "num_processes@class_accelerate_launch.py:27",
-            "num_machines@class_accelerate_launch.py:35",
-            "multi_gpu@class_accelerate_launch.py:101",
-            "gpu_ids@class_accelerate_launch.py:108",
-            "main_process_port@class_accelerate_launch.py:132",
-            "extra_accelerate_launch_args@class_accelerate_launch.py:142",
-        )
-    ),
-    *needless(
-        "flame-train chooses it",
-        "dynamo_mode@class_accelerate_launch.py:74 dynamo_use_fullgraph@class_accelerate_launch.py:84 "
-        "dynamo_use_dynamic@class_accelerate_launch.py:91 anima_compile@class_anima.py:223 "
-        "anima_compile_backend@class_anima.py:237 anima_compile_mode@class_anima.py:243 "
-        "anima_compile_dynamic@class_anima.py:255 anima_compile_fullgraph@class_anima.py:264 "
-        "anima_compile_cache_size_limit@class_anima.py:270",
-    ),
-    *needless(
-        "the web interface does not hand it on",
-        "model_list@class_source_model.py:110 training_preset@lora_gui.py:2710 lowvram@lora_gui.py:2225 "
-        "stop_text_encoder_training@lora_gui.py:1623 stop_text_encoder_training_pct@lora_gui.py:1623 "
-        "no_token_padding@class_advanced_training.py:77 save_as_bool@lora_gui.py:95 use_8bit_adam@common_gui.py:381 "
-        "use_wandb@common_gui.py:490",
-    ),
-    never("show_timesteps@class_advanced_training.py:512", "levels are in the log; sd-scripts shows them and ends"),
-    *needless("it belongs to show_timesteps", "show_timesteps_resolution@class_advanced_training.py:519"),
-    never("train_inpainting@lora_gui.py:2787", "no inpainting model is trained here"),
-    never("anima_qwen_image_vae_2d@class_anima.py:186", "the VAE is the published one"),
-]
 
-PROGRAM: Final = Program(
-    "kohya's GUI",
-    is_mine,
-    read,
-    [*_ROWS, *(row for row in sd_scripts.PROGRAM.rows if row.key not in {own.key for own in _ROWS})],
-    sd_scripts.PROGRAM.set_rows,
-    "bmaltais/kohya_ss@45088f0",
+_KERNELS: Final = ("conv_dim", "conv_alpha")
+_DROPOUT: Final = ("rank_dropout", "module_dropout")
+_LYCORIS: Final = ("LyCORIS_preset", *_KERNELS)
+_WHOLE: Final = (*_LYCORIS, *_DROPOUT, "use_tucker", "rank_dropout_scale", "train_norm")
+_DORA: Final = (*_WHOLE, "bypass_mode", "dora_wd", "use_scalar")
+_BLOCKS: Final = (
+    *("down_lr_weight", "mid_lr_weight", "up_lr_weight", "block_lr_zero_threshold"),
+    *("block_dims", "block_alphas", "conv_block_dims", "conv_block_alphas", *_DROPOUT),
 )
+_FLUX: Final = (
+    *("img_attn_dim", "img_mlp_dim", "img_mod_dim", "single_dim", "txt_attn_dim", "txt_mlp_dim", "txt_mod_dim"),
+    *("single_mod_dim", "in_dims", "train_double_block_indices", "train_single_block_indices"),
+    *("split_qkv", "train_t5xxl", *_DROPOUT),
+)
+_NATIVE: Final = (*_KERNELS, *_DROPOUT, "use_tucker")
+
+KINDS: Final = MappingProxyType(
+    {
+        "Standard": ("networks.lora", "", _BLOCKS),
+        "Kohya LoCon": ("networks.lora", "", (*_KERNELS, *_BLOCKS)),
+        "LoRA-FA": ("networks.lora_fa", "", _BLOCKS),
+        "Kohya DyLoRA": ("networks.dylora", "", (*_KERNELS, *_BLOCKS, "unit")),
+        "Kohya LoHa": ("networks.loha", "", _NATIVE),
+        "Kohya LoKr": ("networks.lokr", "", (*_NATIVE, "factor")),
+        "Flux1": ("networks.lora_flux", "", _FLUX),
+        "Flux1 OFT": ("networks.oft_flux", "", ("enable_all_linear",)),
+        "Anima": ("networks.lora_anima", "", _DROPOUT),
+        "LoCon": ("lycoris.kohya", "locon", _DORA),
+        "LyCORIS/LoCon": ("lycoris.kohya", "locon", _DORA),
+        "LyCORIS/LoHa": ("lycoris.kohya", "loha", _DORA),
+        "LyCORIS/LoKr": ("lycoris.kohya", "lokr", (*_DORA, "factor", "use_cp", "decompose_both")),
+        "LyCORIS/BOFT": ("lycoris.kohya", "boft", _WHOLE),
+        "LyCORIS/Diag-OFT": ("lycoris.kohya", "diag-oft", (*_WHOLE, "constrain", "rescaled")),
+        "LyCORIS/DyLoRA": ("lycoris.kohya", "dylora", (*_LYCORIS, *_DROPOUT, "use_tucker", "unit", "train_norm")),
+        "LyCORIS/GLoRA": ("lycoris.kohya", "glora", _WHOLE),
+        "LyCORIS/iA3": ("lycoris.kohya", "ia3", (*_LYCORIS, "train_on_input")),
+        "LyCORIS/Native Fine-Tuning": (
+            "lycoris.kohya",
+            "full",
+            ("LyCORIS_preset", *_DROPOUT, "rank_dropout_scale", "train_norm"),
+        ),
+    }
+)
+"""By the name in `LoRA_type`: module, LyCORIS' algorithm and the boxes that are read (lora_gui.py:1823)."""
+
+_ALL_KINDS: Final = ("loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio")
+_GGPO: Final = ("train_lora_ggpo", "ggpo_sigma", "ggpo_beta")
+_NAMES: Final = MappingProxyType({"LyCORIS_preset": "preset", "unit": "block_size", "constrain": "constraint"})
+NETWORK_BOXES: Final = frozenset(
+    name for _, _, boxes in KINDS.values() for name in (*boxes, *_ALL_KINDS, *_GGPO, "train_blocks", "LoRA_type")
+)
+
+
+def network(boxes: Mapping[str, Setting], family: str) -> dict[str, Setting]:
+    """`network_module` and the `network_args` of a kind; a kind that the table lacks is a module of its name."""
+    box = boxes["LoRA_type"]
+    said = f"LoRA_type = {box.value!r}" if box.place else "LoRA_type (the web interface's default)"
+    module, algorithm, read = KINDS.get(str(box.value), (str(box.value), "", ()))
+    if module == "networks.lora":
+        module = facts_of(family).get("kohya_network", module)
+    found = {"network_module": Setting(module, box.place, said)}
+    if algorithm:
+        found["network_args.algo"] = Setting(algorithm, box.place, said)
+    if "split_mode" in boxes and "split_qkv" in read:
+        found["network_args.train_blocks"] = Setting("single", boxes["split_mode"].place, "split_mode = True")
+    for name in (*read, *_ALL_KINDS, *(_GGPO[1:] if "train_lora_ggpo" in boxes and "split_qkv" in read else ())):
+        if name in boxes:
+            own = boxes[name]
+            found[f"network_args.{_NAMES.get(name, name)}"] = Setting(own.value, own.place, f"{name} = {own.value!r}")
+    return found
+
+
+def unread(boxes: Mapping[str, Setting]) -> frozenset[str]:
+    """The boxes of other kinds, which the interface does not read."""
+    read = KINDS.get(str(boxes["LoRA_type"].value), ("", "", ()))[2]
+    others = NETWORK_BOXES - {*read, *_ALL_KINDS, "LoRA_type"}
+    if "split_qkv" in read and "train_lora_ggpo" in boxes:
+        others -= set(_GGPO)
+    return frozenset(name for name in others if name in boxes and boxes[name].place)
+
+
+@cache
+def _table() -> Table:
+    own, theirs = read_table("kohya_gui", "sd-scripts"), sd_scripts.PROGRAM.table()
+    names = {row.key for row in own.rows}
+    return Table([*own.rows, *(row for row in theirs.rows if row.key not in names)], theirs.set_rows)
+
+
+PROGRAM: Final = Program("kohya's GUI", is_mine, read, _table, "bmaltais/kohya_ss@45088f0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -13,21 +14,13 @@ from flame_train.families import named_by
 
 from . import sd_scripts
 from .conversions import (
-    SAMPLED,
-    ending,
-    inverted,
     number,
-    optimizer_keys,
     sampled,
     sampled_as_flux,
-    side,
     swapped,
-    switched,
-    to_float,
-    to_number,
-    unless_off,
 )
-from .sd_scripts_reading import flat, of_config_file, unpacked
+from .rows import optimizer_rows, read_table
+from .sd_scripts import flat, of_config_file, unpacked
 from .table import (
     NOTHING,
     Changed,
@@ -37,13 +30,10 @@ from .table import (
     Reading,
     Setting,
     Source,
+    Table,
     Tree,
     is_off,
-    needless,
-    never,
     no_file,
-    part_of,
-    turned,
 )
 
 _SCRIPTS: Final = named_by("musubi-tuner")
@@ -51,8 +41,6 @@ _OTHERS: Final = ("wan_", "hv_", "fpack_", "kandinsky5_", "hidream_o1_", "ideogr
 _MODULES: Final = named_by("musubi-tuner modules")
 _FOLDERS: Final = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
 _VERSIONS: Final = ("klein-4b", "klein-9b", "klein-base-4b", "klein-base-9b", "original")
-_SHIFTS: Final = MappingProxyType({"flux": "flux_shift", "qwenimage1": "qwen_shift", "krea2": "krea2_shift"})
-"""The shift that follows the size of an image, by the family that has it."""
 
 
 def _is_mine(tree: Tree) -> bool:
@@ -113,7 +101,7 @@ def _alpha(value: Any, source: Source) -> Any:
 
 def _targets(value: Any, source: Source) -> Any:
     """The linear layers of the blocks without those that modulate; of Krea 2 all there are."""
-    return ["full"] if source.family == "krea2" else ["attention+mlp"]
+    return source.fact("musubi_layers") or ["attention+mlp"]
 
 
 def _levels(value: Any, source: Source) -> Any:
@@ -125,7 +113,7 @@ def _levels(value: Any, source: Source) -> Any:
     scheme = source.get("weighting_scheme", "none")
     if value == "logsnr" or (value == "sigma" and scheme == "logit_normal"):
         found = _normal(source, -0.5 if value == "logsnr" else -1.0)
-    elif value == "flux2_shift" and source.family == "flux2":
+    elif value == source.fact("musubi_size_shift"):
         found = sampled_as_flux("sigmoid", source, std)
     elif value == "sigma" and scheme == "mode":
         found = sampled("mode", 1.0) | {"loss.mode_scale": float(number(source.get("mode_scale", 1.29)))}
@@ -134,7 +122,7 @@ def _levels(value: Any, source: Source) -> Any:
             **dict.fromkeys(("sigma", "uniform"), sampled("uniform", 1.0)),
             "sigmoid": sampled("sigmoid", 1.0, std),
             "shift": sampled("sigmoid", shift, std),
-            _SHIFTS.get(source.family, ""): sampled("sigmoid", 0.0, std),
+            source.fact("musubi_shift") or "": sampled("sigmoid", 0.0, std),
         }
         if value not in known:
             return Lost("no such distribution here; the family's own is used instead (loss.timestep_sampling)")
@@ -160,15 +148,6 @@ def _span(last: bool) -> Convert:
         return {"loss.min_timestep" if last else "loss.max_timestep": 1000 - level}
 
     return convert
-
-
-def _fp8_text(value: Any, source: Source) -> Any:
-    return NOTHING if is_off(value) else "fp8"
-
-
-def _vae_dtype(value: Any, source: Source) -> Any:
-    found = {"float32": NOTHING, "fp32": NOTHING, "bfloat16": "bf16", "bf16": "bf16"}
-    return found.get(value, Lost("model.vae_precision has fp32, tf32 and bf16"))
 
 
 def _bucketed(value: Any, source: Source) -> Any:
@@ -198,114 +177,36 @@ _FROM_KOHYA: Final = MappingProxyType(
 )
 """Options that musubi-tuner has from sd-scripts, of one name and meaning, with their lines."""
 
-_SPEED: Final = "it changes how fast a run is, where it computes and what it shows"
+_OWN: Final[Mapping[str, Convert]] = MappingProxyType(
+    {
+        "(kontext)": lambda v, s: True if s.family == _SCRIPTS["flux_kontext_train_network.py"] else NOTHING,
+        "network_module": _kind,
+        "network_alpha": _alpha,
+        "(layers)": _targets,
+        "timestep_sampling": _levels,
+        "min_timestep": _span(last=False),
+        "max_timestep": _span(last=True),
+        "blocks_to_swap": swapped("gradient_checkpointing"),
+        "enable_bucket": _bucketed,
+    }
+)
 
-_ROWS: Final = [
-    turned("dit@754", "model.checkpoint", unless_off),
-    turned("vae@755", "model.vae", unless_off),
-    turned("vae_dtype@756", "model.vae_precision", _vae_dtype),
-    turned("text_encoder@../zimage_train_network.py:340", "text_encoders.qwen3", unless_off),
-    turned("text_encoder1@../flux_kontext_train_network.py:380", "text_encoders.t5", unless_off),
-    turned("text_encoder2@../flux_kontext_train_network.py:383", "text_encoders.clip_l", unless_off),
-    *(
-        turned(name, "text_encoders.precision", _fp8_text)
-        for name in (
-            "fp8_text_encoder@../flux_2_train_network.py:344",
-            "fp8_llm@../zimage_train_network.py:341",
-            "fp8_vl@../qwen_image_train_network.py:594",
-            "fp8_t5@../flux_kontext_train_network.py:381",
-        )
-    ),
-    *(
-        turned(name, "model.quantize", switched("fp8"))
-        for name in ("fp8_base@383", "fp8_scaled@../zimage_train_network.py:339")
-    ),
-    turned("(kontext)", "model.kontext", lambda v, s: True if s.family == "flux" else NOTHING, absent="by its command"),
-    *needless("the checkpoint says which model it is of", "model_version@../flux_2/flux2_utils.py:118"),
-    turned("network_module@545", "lora.kind", _kind),
-    turned("network_alpha@554", "lora.alpha", _alpha, absent=1),
-    turned("(layers)", "lora.targets", _targets, absent="all"),
-    turned("network_args.loraplus_lr_ratio@../networks/lora.py:477", "optimizer.lora_plus_ratio", unless_off),
-    *(
-        turned(f"network_args.{name}@../networks/{at}", f"lora.{name}", unless_off)
-        for name, at in (("rank_dropout", "lora.py:433"), ("module_dropout", "lora.py:436"), ("factor", "lokr.py:280"))
-    ),
-    never("network_args.*@566", "lora.targets takes globs, and [[lora.rules]] those of single layers"),
-    turned("timestep_sampling@437", (*SAMPLED, "loss.mode_scale", "loss.weighting"), _levels, absent="sigma"),
-    *part_of(
-        "discrete_flow_shift@457 sigmoid_scale@463 weighting_scheme@469 logit_mean@476 logit_std@482 mode_scale@488"
-    ),
-    turned("min_timestep@494", ("loss.min_timestep", "loss.max_timestep"), _span(last=False)),
-    turned("max_timestep@500", ("loss.min_timestep", "loss.max_timestep"), _span(last=True)),
-    never("preserve_distribution_shape@506", "levels are scaled into min_timestep and max_timestep"),
-    never("num_timestep_buckets@515", "levels of a batch are drawn each by itself"),
-    turned("guidance_scale@434", "loss.guidance_scale", to_float, families=["flux"]),
-    *needless("Flux alone is given a guidance", "guidance_scale@434"),
-    turned("gradient_checkpointing_cpu_offload@187", "gradient.checkpointing", switched("offload")),
-    turned("gradient_checkpointing@184", "gradient.checkpointing", switched("full")),
-    swapped("blocks_to_swap@392", "gradient_checkpointing"),
-    *(
-        never(f"{name}", why)
-        for name, why in (
-            ("lr_scheduler_args@374", "no class path stands in a config; schedule.name has the schedules"),
-            ("huggingface_*@714", "uploads to the hub are not here"),
-            ("metadata_*@681", "output.title, author and trigger are what metadata take of a config"),
-            ("num_layers@../qwen_image_train_network.py:595", "all of a model's layers are there"),
-            ("remove_first_image_from_target@../qwen_image_train_network.py:597", "layered images are not here"),
-            ("turbo_dit@../krea2_train_network.py:494", "images are drawn with the model that is trained"),
-        )
-    ),
-    *needless(
-        _SPEED,
-        "flash_attn@57 sage_attn@62 flash3@72 compile@87 compile_backend@92 compile_mode@98 compile_dynamic@105 "
-        "compile_fullgraph@113 compile_cache_size_limit@118 cuda_allow_tf32@124 cuda_cudnn_benchmark@129 "
-        "dynamo_mode@143 dynamo_fullgraph@151 dynamo_dynamic@157 ddp_timeout@260 ddp_gradient_as_bucket_view@266 "
-        "ddp_static_graph@271 wandb_run_name@238 wandb_api_key@250 use_pinned_memory_for_block_swap@398 "
-        "block_swap_h2d_only@404 block_swap_ring_size@411 img_in_txt_in_offloading@419 disable_numpy_memmap@424 "
-        "show_timesteps@529 sample_at_first@285 dit_dtype@../zimage_train_network.py:338 "
-        "use_32bit_attention@../zimage_train_network.py:343 turbo_dit_cache@../krea2_train_network.py:504",
-    ),
-    *(
-        replace(row, at=str(_FROM_KOHYA[row.key]))
-        for row in sd_scripts.PROGRAM.rows
-        if row.key in _FROM_KOHYA and not row.families
-    ),
-    *optimizer_keys("optimizer_args."),
-]
 
-_SET_ROWS: Final = [
-    turned("image_directory@../dataset/config_utils.py:47", "set.path", unless_off),
-    *(
-        never(name, "captions stand in text files or metadata.jsonl, and videos are not here")
-        for name in ("image_jsonl_file@../dataset/config_utils.py:48", "video_*@../dataset/config_utils.py:64")
-    ),
-    turned("control_directory@../dataset/config_utils.py:49", "set.control", unless_off),
-    turned("resolution@../dataset/config_utils.py:34", "set.resolution", side, absent=[960, 544]),
-    turned("batch_size@../dataset/config_utils.py:38", "set.batch_size", to_number),
-    turned("num_repeats@../dataset/config_utils.py:39", "set.repeats", to_number),
-    turned("caption_extension@../dataset/config_utils.py:37", "set.caption_extension", ending),
-    turned("enable_bucket@../dataset/config_utils.py:35", (), _bucketed, absent=False),
-    turned("bucket_no_upscale@../dataset/config_utils.py:36", "set.upscale", inverted, absent=False),
-    *needless("caches are told from others by what they are made of", "cache_directory@../dataset/config_utils.py:40"),
-    *needless("it shows what is read", "debug_dataset@../dataset/config_utils.py:41"),
-    *(
-        never(f"{name}@../dataset/config_utils.py:{line}", "control images have the size that their model wants")
-        for name, line in (("no_resize_control", 58), ("control_resolution", 59))
-    ),
-    *(
-        never(f"{name}@../dataset/config_utils.py:{line}", "it is of videos and their models")
-        for name, line in (("multiple_target", 50), ("fp_*", 53), ("target_frames", 67), ("frame_*", 68))
-    ),
-    *needless(
-        "videos alone have it", "max_frames@../dataset/config_utils.py:71 source_fps@../dataset/config_utils.py:72"
-    ),
-]
+@cache
+def _table() -> Table:
+    """The rows of its own, those that it has from sd-scripts, and those of optimizers."""
+    own = read_table("musubi_tuner", "musubi-tuner", _OWN)
+    theirs = sd_scripts.PROGRAM.table().rows
+    shared = [
+        replace(row, at=str(_FROM_KOHYA[row.key])) for row in theirs if row.key in _FROM_KOHYA and not row.families
+    ]
+    return Table([*own.rows, *shared, *optimizer_rows("optimizer_args.")], own.set_rows)
+
 
 PROGRAM: Final = Program(
     "musubi-tuner",
     _is_mine,
     _read,
-    _ROWS,
-    _SET_ROWS,
+    _table,
     "https://github.com/kohya-ss/musubi-tuner/blob/30c658c/src/musubi_tuner/training/parser_common.py",
 )

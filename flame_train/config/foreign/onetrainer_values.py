@@ -1,4 +1,4 @@
-"""How OneTrainer's files are laid out, and conversions that are its own."""
+"""Conversions that are OneTrainer's own."""
 
 from __future__ import annotations
 
@@ -6,92 +6,25 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from flame_train.errors import ConfigError
-from flame_train.families import named_by
-
 from .conversions import (
+    number,
     sampled,
     schedule,
     side,
     sides_of,
+    trained,
 )
-from .encoders import ENCODERS, trained
 from .table import (
     NOTHING,
     Changed,
     Convert,
     Lost,
     Nothing,
-    Reading,
-    Setting,
     Source,
-    Tree,
     is_off,
-    no_file,
 )
 
-_FAMILIES: Final = named_by("OneTrainer")
-TRANSFORMERS: Final = tuple(dict.fromkeys(family for family in _FAMILIES.values() if family != "sdxl"))
 _EIGHT_BITS: Final = ("FLOAT_8", "INT_8", "FLOAT_W8A8", "INT_W8A8", "FLOAT_W8A8_COMPRESSED", "INT_W8A8_COMPRESSED")
-_WHOLE: Final = (
-    *("optimizer_defaults", "secrets", "cloud", "embedding", "prior", "unconditional_transformer"),
-    *("effnet_encoder", "decoder", "decoder_text_encoder", "decoder_vqgan", "muon_adam_config"),
-)
-"""Tables that are of the window, or of models that are not here."""
-_OWN_NAMES: Final = ("training_method", "model_type", "output_model_destination", "lora_rank", "base_model_name")
-
-
-def is_mine(tree: Tree) -> bool:
-    return sum(name in tree for name in _OWN_NAMES) >= 3 and not any(
-        isinstance(tree.get(name), str) for name in ("model_family",)
-    )
-
-
-def read(reading: Reading) -> Source:
-    tree = {name: value for name, value in reading.tree.items() if name not in ("concepts", "samples")}
-    settings = reading.flat(tree, whole=_WHOLE)
-    if "optimizer.optimizer" in settings:
-        settings["optimizer"] = settings.pop("optimizer.optimizer")
-    notes: list[str] = []
-    concepts, where, at = _list(reading, "concepts", "concept_file_name", notes)
-    settings.pop("concept_file_name", None)
-    sets = [where.flat(one, (*at, f"[{i}]")) for i, one in enumerate(concepts) if one.get("enabled", True)]
-    samples, where, at = _list(reading, "samples", "sample_definition_file_name", notes)
-    settings.pop("sample_definition_file_name", None)
-    if samples:
-        settings["samples"] = Setting(samples, where.place(at))
-    _check_method(settings)
-    return Source(_family(settings), settings, sets, notes)
-
-
-def _list(reading: Reading, name: str, file_name: str, notes: list[str]) -> tuple[list[Any], Reading, tuple[str, ...]]:
-    """The concepts or samples, in the config itself or in the file that it names."""
-    own = reading.tree.get(name)
-    if isinstance(own, list) and own:
-        return own, reading, (name,)
-    other = reading.tree.get(file_name)
-    if other:
-        found = reading.beside(str(other))
-        if found is not None:
-            items = found.tree.get("", [])
-            return (items if isinstance(items, list) else []), found, ("",)
-        notes.append(no_file(file_name, Setting(other, reading.place((file_name,))), "what it holds is"))
-    return [], reading, ()
-
-
-def _check_method(settings: Mapping[str, Setting]) -> None:
-    method = settings.get("training_method")
-    if method and method.value != "LORA":
-        raise ConfigError(f"{method.place}: training_method = {method.value}: expected LORA")
-
-
-def _family(settings: Mapping[str, Setting]) -> str:
-    kind = settings.get("model_type")
-    if kind is None:
-        return ""
-    if kind.value not in _FAMILIES:
-        raise ConfigError(f"{kind.place}: model_type = {kind.value}: expected one of {', '.join(_FAMILIES)}")
-    return _FAMILIES[kind.value]
 
 
 def weights(value: Any, source: Source) -> Any:
@@ -112,12 +45,6 @@ def kind(value: Any, source: Source) -> Any:
         return "dora" if source.get("lora_decompose") else ("locon" if _convolutions(source) else NOTHING)
     known = {"LOHA": "loha", "LOKR": "lokr"}
     return known.get(value, Lost(f"no such adapter here: {value}"))
-
-
-def vae_weights(value: Any, source: Source) -> Any:
-    return {"FLOAT_32": NOTHING, "TFLOAT_32": "tf32", "BFLOAT_16": "bf16"}.get(
-        value, Lost("model.vae_precision has fp32, tf32 and bf16")
-    )
 
 
 def text_weights(value: Any, source: Source) -> Any:
@@ -164,7 +91,7 @@ def tokens(*choices: int) -> Convert:
 
 
 def _convolutions(source: Source) -> bool:
-    return source.family == "sdxl" and source.get("layer_filter_preset", "full") == "full"
+    return source.fact("unet") and source.get("layer_filter_preset", "full") == "full"
 
 
 _LAYERS: Final = MappingProxyType(
@@ -178,7 +105,7 @@ def targets(value: Any, source: Source) -> Any:
         return Lost(f"{kind} ({source.get('layer_filter', '')}): write the globs into lora.targets")
     if value not in _LAYERS:
         return Lost("no such preset here: write the globs into lora.targets")
-    if source.family == "sdxl" and value == "attn-mlp":
+    if source.fact("unet") and value == "attn-mlp":
         return ["attention+mlp", "*.proj_in", "*.proj_out"]
     if value == "full":
         return Changed(["full"], "without the layers outside the blocks")
@@ -206,9 +133,7 @@ def encoders(value: Any, source: Source) -> Any:
     """The text encoders whose part says so, each at its own rate or the one of all."""
     shared = source.get("learning_rate", 3e-6)
     denoiser = source.get("unet.learning_rate") or source.get("transformer.learning_rate") or shared
-    parts = dict(
-        zip(ENCODERS.get(source.family, ()), ("text_encoder", "text_encoder_2", "text_encoder_3"), strict=False)
-    )
+    parts = dict(zip(source.fact("encoders") or (), ("text_encoder", "text_encoder_2", "text_encoder_3"), strict=False))
     on = {name: part for name, part in parts.items() if source.get(f"{part}.train")}
     factor = _factor(source) ** 0.5
     rates = {name: float(source.get(f"{part}.learning_rate") or shared) * factor for name, part in on.items()}
@@ -255,7 +180,7 @@ def levels(value: Any, source: Source) -> Any:
     """The distribution of noise levels; a dynamic shift is the family's own."""
     shift = 0.0 if source.get("dynamic_timestep_shifting") else float(source.get("timestep_shift", 1.0))
     weight, bias = float(source.get("noising_weight", 0.0)), float(source.get("noising_bias", 0.0))
-    if source.family == "sdxl":
+    if source.fact("unet"):
         return (
             NOTHING
             if value == "UNIFORM"
@@ -380,3 +305,85 @@ def offloaded(value: Any, source: Source) -> Any:
     if is_off(value):
         return NOTHING
     return Changed({"model.offload": float(value), "gradient.checkpointing": "full"}, "whole blocks, over the network")
+
+
+def change(name: str) -> Any:
+    """The largest change of an image's colours, in the folder's own unit."""
+
+    def convert(value: Any, source: Source) -> Any:
+        strength = source.get(f"image.random_{name}_max_strength", 0.0)
+        return Lost(f"by at most {strength} there: set {name} of the folder by hand, as a share") if value else NOTHING
+
+    return convert
+
+
+def repeats(value: Any, source: Source) -> Any:
+    count = float(value)
+    if source.get("balancing_strategy", "REPEATS") == "SAMPLES":
+        return Lost(f"{count:g} images of the folder in an epoch: set weight to {count:g} divided by their number")
+    return int(count) if count == int(count) and count >= 1 else {"set.weight": count}
+
+
+def overridden(value: Any, source: Source) -> Any:
+    """The resolution of a folder of its own."""
+    if is_off(value):
+        return NOTHING
+    found = resolutions(source.get("image.resolution_override", "512"), source)
+    if isinstance(found, Mapping):
+        return {"set.resolutions": found["data.resolutions"]}
+    return found
+
+
+def tags(convert: Convert) -> Convert:
+    """A setting of changes to tags, where there are some."""
+
+    def checked(value: Any, source: Source) -> Any:
+        on = source.get("text.enable_tag_shuffling") or source.get("text.tag_dropout_enable")
+        return convert(value, source) if on else NOTHING
+
+    return checked
+
+
+def dropped_tags(value: Any, source: Source) -> Any:
+    """Tags that are left out: each by itself, or all beyond those that are kept."""
+    share = float(source.get("text.tag_dropout_probability", 0.0))
+    if is_off(value) or not share:
+        return NOTHING
+    mode = source.get("text.tag_dropout_mode", "FULL")
+    if mode == "RANDOM":
+        return {"set.captions.tag_dropout": share}
+    if mode == "FULL" and not source.get("text.keep_tags_count", 1):
+        return {"set.caption_dropout": share}
+    return Lost(f"{mode.lower()}: captions.tag_dropout drops each tag alike, data.caption_dropout the whole caption")
+
+
+def of_tags(value: Any, source: Source) -> Any:
+    if is_off(value) or is_off(source.get("text.tag_dropout_enable")):
+        return NOTHING
+    return Lost("captions.protected are tags that always stay")
+
+
+def concept_type(value: Any, source: Source) -> Any:
+    if value in ("STANDARD", "", None):
+        return NOTHING
+    if value == "VALIDATION":
+        return {"set.validation": True}
+    if value == "PRIOR_PREDICTION":
+        return {"set.regularization": True, "set.regularization_target": "base"}
+    return Lost("expected STANDARD, VALIDATION or PRIOR_PREDICTION")
+
+
+def as_set(answer: Any) -> Any:
+    return answer if isinstance(answer, Mapping) else {"set.repeats": number(answer)}
+
+
+def unmasked(value: Any, source: Source) -> Any:
+    """The share of steps without masks."""
+    if not source.get("masked_training") or is_off(value):
+        return NOTHING
+    return Lost(f"masks count in all steps here, and in {1 - float(value):.0%} of them there")
+
+
+def with_masks(value: Any, source: Source) -> Any:
+    """A setting of masks, where they are used."""
+    return value if source.get("masked_training") and not is_off(value) else NOTHING

@@ -5,261 +5,376 @@ Places are in kohya-ss/sd-scripts: scripts at its top, else in `library/` and `n
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
+from flame_train.config.command_line import SCRIPT
+from flame_train.data.sniff import IMAGE_ENDINGS
+from flame_train.errors import ConfigError
+from flame_train.families import named_by
+
+from . import samples
+from . import sd_scripts_networks as networks
 from . import sd_scripts_values as own
 from .conversions import (
-    MIN_SNR,
-    SAMPLED,
-    WARMUP,
-    checkpoint,
-    min_snr,
     number,
     number_format,
-    optimizer_keys,
+    one_of,
     swapped,
-    switched,
     to_float,
     to_number,
     unless_off,
-    weighting,
     where,
 )
-from .sd_scripts_files import HOW, KEPT, OUTPUT
-from .sd_scripts_images import OF_CONFIG, OF_SETS
-from .sd_scripts_networks import ROWS
-from .sd_scripts_reading import is_mine, read
-from .table import NOTHING, Lost, Program, Row, is_off, keep, never, part_of, turned
+from .rows import read_table
+from .table import (
+    NOTHING,
+    Changed,
+    Convert,
+    Lost,
+    Program,
+    Reading,
+    Setting,
+    Source,
+    Tree,
+    is_off,
+    keep,
+    no_file,
+)
 
-_FLOW: Final = ("sd3", "flux", "chroma", "anima")
-_FLUX: Final = ("flux", "chroma")
-_NO_CLASS: Final = "no class path stands in a config; schedule.name has the schedules"
-_NOISED: Final = (*_FLUX, "anima")
-_LEVELS: Final = (*SAMPLED, "loss.weighting", "loss.mode_scale")
-_OPTIMIZER: Final = (
-    *("optimizer.name", "optimizer.relative_step", "optimizer.scale_parameter"),
-    *("optimizer.momentum", "optimizer.nesterov", "optimizer.weight_decay"),
+_OWN_NAMES: Final = (
+    *("pretrained_model_name_or_path", "network_alpha", "network_module", "network_dim"),
+    *("train_data_dir", "output_name", "save_model_as", "dataset_config"),
+)
+_SCRIPTS: Final = named_by("sd-scripts")
+TYPES: Final = named_by("sd-scripts types")
+"""model_type of Flux (flux_train_utils.py:684), and model_train_type of the web interface lora-scripts."""
+_MARKS: Final = MappingProxyType(
+    {
+        "anima_": ("qwen3", "llm_adapter_path"),
+        "flux_": ("model_prediction_type", "guidance_scale", "ae"),
+        "sd3_": ("clip_g", "training_shift", "t5xxl"),
+    }
+)
+"""Options that a model alone has, by how its script's name begins; the first that match are it."""
+_OF_SETS: Final = (
+    *("resolution", "enable_bucket", "bucket_no_upscale", "bucket_reso_steps", "min_bucket_reso", "max_bucket_reso"),
+    *("caption_extension", "caption_dropout_rate", "shuffle_caption", "keep_tokens", "keep_tokens_separator"),
+    *("caption_separator", "caption_tag_dropout_rate", "caption_prefix", "caption_suffix", "enable_wildcard"),
+    *("flip_aug", "random_crop", "alpha_mask"),
+)
+_LISTS: Final = ("network_args", "optimizer_args", "lr_scheduler_args")
+
+
+def is_mine(tree: Tree) -> bool:
+    """A command line, a dataset TOML, sections of the guides' names, or several of its own keys in any sections."""
+    if str(tree.get(SCRIPT, "")).endswith("train_network.py"):
+        return True
+    datasets = tree.get("datasets")
+    if isinstance(datasets, list) and any(isinstance(one, dict) and "subsets" in one for one in datasets):
+        return True
+    if any(name.endswith("_arguments") and isinstance(tree[name], Mapping) for name in tree):
+        return True
+    tables = [tree, *(one for one in tree.values() if isinstance(one, Mapping))]  # the names of sections mean nothing
+    return sum(any(name in table for table in tables) for name in _OWN_NAMES) >= 2
+
+
+def read(reading: Reading) -> Source:
+    own = {name: value for name, value in reading.tree.items() if name not in ("general", "datasets")}
+    settings = flat(reading, own)
+    named = settings.get("config_file")
+    if reading.script and named is not None:
+        settings = of_config_file(reading, named) | settings
+    notes: list[str] = []
+    sets = _sets(reading) or datasets_of(reading, settings, notes)
+    settings.pop("dataset_config", None)
+    return source_of(_family(reading, settings), settings, sets, notes, reading.folder)
+
+
+def datasets_of(reading: Reading, settings: dict[str, Setting], notes: list[str]) -> list[dict[str, Setting]]:
+    """The tables of the dataset TOML that --dataset_config names; a note where it is missing."""
+    named = settings.pop("dataset_config", None)
+    if named is None or not named.value:
+        return []
+    other = reading.beside(str(named.value))
+    if other is None:
+        notes.append(no_file("dataset_config", named, "its folders are"))
+        return []
+    return _sets(other)
+
+
+def source_of(
+    family: str,
+    settings: dict[str, Setting],
+    sets: list[dict[str, Setting]],
+    notes: list[str],
+    folder: Path | None,
+) -> Source:
+    """The arguments of a command, and the tables of its dataset TOML or none, as the rows read them.
+
+    Args:
+        family: the model family, or "".
+        settings: the arguments.
+        sets: the tables.
+        notes: files that are named and not there.
+        folder: where relative folders of images are looked for, beside the working directory.
+
+    Returns:
+        The source.
+    """
+    if not sets and settings.get("train_data_dir", Setting("", "")).value:
+        sets = counted(_folders(settings), folder)
+    if any("is_reg" in one for one in sets) and "prior_loss_weight" in settings:
+        weight = settings.pop("prior_loss_weight")
+        sets = [one | {"prior_loss_weight": weight} if "is_reg" in one else one for one in sets]
+    filled = _filled_in(sets, settings)
+    return Source(family, unpacked(settings), filled, notes)
+
+
+def flat(reading: Reading, tree: Mapping[str, Any]) -> dict[str, Setting]:
+    """The settings without their sections, as sd-scripts takes them (train_util.py:4748)."""
+    return {name.rpartition(".")[2]: setting for name, setting in reading.flat(tree).items()}
+
+
+def of_config_file(reading: Reading, named: Setting) -> dict[str, Setting]:
+    """The TOML that a command names by --config_file, whose arguments override it (train_util.py:4700)."""
+    name = str(named.value)
+    name = name if name.endswith(".toml") else f"{name}.toml"
+    other = reading.beside(name)
+    if other is None:
+        raise ConfigError(
+            f"{named.place}: config_file = {name!r}: expected the file beside this one, got none; it says how to train"
+        )
+    return flat(other, {key: value for key, value in other.tree.items() if key not in ("general", "datasets")})
+
+
+def _filled_in(sets: list[dict[str, Setting]], settings: dict[str, Setting]) -> list[dict[str, Setting]]:
+    """The sets, with what the config says of all images where they say nothing; it is taken out of `settings`."""
+    if not sets:
+        return []
+    names = {"train_batch_size": "batch_size", "dataset_repeats": "num_repeats"} | {name: name for name in _OF_SETS}
+    shared = {ours: settings.pop(theirs) for theirs, ours in names.items() if theirs in settings}
+    return [shared | one for one in sets]
+
+
+def _sets(reading: Reading) -> list[dict[str, Setting]]:
+    """The subsets of a dataset TOML, each with what [general] and its dataset say."""
+    found: list[dict[str, Setting]] = []
+    datasets = reading.tree.get("datasets")
+    general = reading.tree.get("general", {})
+    below = reading.flat(general, ("general",)) if isinstance(general, Mapping) else {}
+    for i, dataset in enumerate(datasets if isinstance(datasets, list) else []):
+        at = ("datasets", f"[{i}]")
+        own = reading.flat({name: value for name, value in dataset.items() if name != "subsets"}, at)
+        found += counted(
+            [
+                below | own | reading.flat(subset, (*at, "subsets", f"[{j}]"))
+                for j, subset in enumerate(dataset.get("subsets", []))
+            ],
+            reading.folder,
+        )
+    return found
+
+
+def _folders(settings: dict[str, Setting]) -> list[dict[str, Setting]]:
+    """The folders of train_data_dir and reg_data_dir, whose sub-folders say how often they are repeated.
+
+    With in_json there is one folder, and none of its name (train_network.py:546).
+    """
+    images = {"image_dir": settings.pop("train_data_dir")}
+    if settings.get("in_json", Setting("", "")).value:
+        return [images]
+    found = [images | {"N_name": Setting(True, images["image_dir"].place, "folders named N_name")}]
+    regularization = settings.pop("reg_data_dir", None)
+    if regularization and regularization.value:
+        usual = {"prior_loss_weight": Setting(1.0, "")}
+        marked = {
+            "image_dir": regularization,
+            "N_name": Setting(True, ""),
+            "is_reg": Setting(True, regularization.place),
+        }
+        found.append(marked | usual)
+    return found
+
+
+def unpacked(settings: dict[str, Setting]) -> dict[str, Setting]:
+    """network_args = ["conv_dim=8"] as network_args.conv_dim, and so on; text that spells a number as one."""
+    found = {}
+    for name, setting in settings.items():
+        if name in _LISTS:
+            parts = setting.value if isinstance(setting.value, list) else str(setting.value).split()
+            for part in map(str, parts):
+                key, _, value = part.replace('"', "").partition("=")
+                found[f"{name}.{key.strip()}"] = Setting(_literal(value), setting.place)
+        else:
+            found[name] = setting
+    return found
+
+
+def _literal(text: str) -> Any:
+    """What the value of `key=value` spells: a number, true, false or text."""
+    plain = text.strip(" \"'")
+    return {"true": True, "false": False}.get(plain.lower(), number(plain))
+
+
+def _family(reading: Reading, settings: dict[str, Setting]) -> str:
+    """From the script's name, or the encoders and options that one family alone has; sd-scripts' config names none."""
+    names = {name for name, setting in settings.items() if setting.value not in (None, "")}
+    for key in ("model_type", "model_train_type"):
+        if key in settings and settings[key].value not in ("", None):
+            said = str(settings[key].value)
+            if said not in TYPES:
+                raise ConfigError(f"{settings[key].place}: {key} = {said}: no such family here")
+            del settings[key]
+            if key != "model_type" or said != "flux":
+                return TYPES[said]
+    if reading.script:
+        for beginning, family in _SCRIPTS.items():
+            if reading.script.startswith(beginning):
+                return family
+        raise ConfigError(f"{reading.file}: expected SDXL, SD3, Flux or Anima, got a command of {reading.script}")
+    if "cond_emb_dim" in names:
+        raise ConfigError(f"{settings['cond_emb_dim'].place}: expected a LoRA, got a ControlNet-LLLite (cond_emb_dim)")
+    if "sdxl" in settings and settings.pop("sdxl").value:  # the web interface's box
+        return "sdxl"
+    for script, marks in _MARKS.items():
+        if names & set(marks):
+            return _SCRIPTS[script]
+    if settings.get("v2") and settings["v2"].value:
+        raise ConfigError(f"{settings['v2'].place}: expected SDXL, SD3 or Flux, got Stable Diffusion 2 (v2)")
+    return ""
+
+
+WEIGHT: Final = "(regularization)"
+"""The name of the setting that holds the counts of one dataset: images of training, and of regularization."""
+
+_UNCOUNTED: Final = (
+    "sd-scripts shows as many of these images as training images in an epoch, and its folders are not here to count; "
+    "set the set's weight to training images / regularization images, each times its repeats"
 )
 
 
-def _of_noise(key: str, to: str | tuple[str, ...], convert: Any, say: str = "") -> list[Row]:
-    """A setting of noise prediction: models of flow do not read it there (flux_train_network.py:436, sd3_...:395)."""
-    return [turned(key, (), own.unused, families=_FLOW), turned(key, to, convert, say=say)]
+def counted(sets: Sequence[dict[str, Setting]], folder: Path | None) -> list[dict[str, Setting]]:
+    """The sets of one dataset, those of regularization with the counts, or None where a folder cannot be counted."""
+    regular = [bool("is_reg" in one and one["is_reg"].value) for one in sets]
+    if not any(regular):
+        return list(sets)
+    counts = [_count(one, folder) for one in sets]
+    kinds = [sum(count for count, is_reg in zip(counts, regular, strict=True) if is_reg == kind) for kind in (0, 1)]
+    value = tuple(kinds) if all(counts) and all(kinds) else None
+    return [
+        one | ({WEIGHT: Setting(value, one["is_reg"].place, one["image_dir"].written or _said(one))} if is_reg else {})
+        for one, is_reg in zip(sets, regular, strict=True)
+    ]
 
 
-_MODEL: Final = [
-    turned("pretrained_model_name_or_path@train_util.py:3649", "model.checkpoint", checkpoint),
-    turned("vae@train_util.py:3945", "model.vae", unless_off),
-    turned("ae@flux_train_utils.py:628", "model.vae", unless_off),
-    turned("clip_l@flux_train_utils.py:618", "text_encoders.clip_l", unless_off),
-    turned("clip_g@sd3_train_utils.py:151", "text_encoders.clip_g", unless_off),
-    turned("t5xxl@flux_train_utils.py:623", "text_encoders.t5", unless_off),
-    turned("qwen3@anima_train_utils.py:34", "text_encoders.qwen3", unless_off),
-    turned("v_parameterization@train_util.py:3646", "model.prediction", switched("v")),
-    *(turned(name, "model.prediction", switched("flow")) for name in ("flow_model", "flow_matching")),
-    *(
-        turned(name, "model.quantize", switched("fp8"))
-        for name in ("fp8_base@train_util.py:3997", "fp8_base_unet@train_network.py:1771")
-    ),
-    turned("mixed_precision@train_util.py:3980", "train.precision", number_format, absent="no"),
-    swapped("blocks_to_swap@train_util.py:4305", "gradient_checkpointing"),
-    turned("t5xxl_max_token_length@flux_train_utils.py:635", "text_encoders.t5_tokens", to_number),
-    turned("clip_l_dropout_rate@sd3_train_utils.py:203", "text_encoders.clip_l_dropout", unless_off),
-    turned("clip_g_dropout_rate@sd3_train_utils.py:209", "text_encoders.clip_g_dropout", unless_off),
-    turned("t5_dropout_rate@sd3_train_utils.py:215", "text_encoders.t5_dropout", unless_off),
-    Row(
-        "apply_t5_attn_mask",
-        (),
-        lambda v, s: NOTHING,
-        families=("chroma",),
-        at="flux_train_network.py:54",
-        inert="Chroma always has it",
-    ),
-    never(
-        "apply_t5_attn_mask@flux_train_utils.py:642",
-        "encoders and transformer attend to padding, as these models were trained; nearest is "
-        'text_encoders.t5_padding = "masked", with which the transformer sees zeros in its place',
-    ),
-    never(
-        "apply_lg_attn_mask@sd3_train_utils.py:193",
-        "encoders and transformer attend to padding, as these models were trained",
-    ),
-    never("pos_emb_random_crop_rate@sd3_train_utils.py:221", "positions are those of the middle"),
-    never("enable_scaled_pos_embed@sd3_train_utils.py:228", "positions are those of the published model"),
-    never("t5xxl_dtype@sd3_train_utils.py:180", "text_encoders.precision is the number format of text encoders"),
-    never("controlnet_model_name_or_path@flux_train_utils.py:629", "no ControlNet is trained here"),
-    never("llm_adapter_path@anima_train_utils.py:40", "the adapter lies in the checkpoint"),
-    *(
-        never(f"{name}@anima_train_utils.py:{line}", "a rate of some layers is one of [[lora.rules]]; write it by hand")
-        for name, line in (
-            ("llm_adapter_lr", 46),
-            ("self_attn_lr", 52),
-            ("cross_attn_lr", 58),
-            ("mlp_lr", 64),
-            ("mod_lr", 70),
-        )
-    ),
-    turned("max_token_length@flux_train_network.py:74", (), own.unused, families=_FLOW),
-    turned("max_token_length@train_util.py:3901", "data.max_tokens", to_number),
-    Row(
-        "clip_skip",
-        (),
-        lambda v, s: NOTHING,
-        say="always the penultimate layer, as these models were trained; remove it",
-        at="strategy_sdxl.py:132",
-        inert="sd-scripts takes the penultimate layer of these models, whatever it says",
-    ),
-]
+def weight(value: Any, source: Source) -> Any:
+    """How often the set's images come beside their repeats."""
+    if value is None:
+        return Lost(_UNCOUNTED)
+    images, regular = value
+    factor = round(images / regular, 6)
+    if factor == 1:
+        return NOTHING
+    return Changed(factor, f"{regular} images come as often as {images} of training, as sd-scripts repeats them")
 
-_STEPS: Final = [
-    turned("unet_lr@train_network.py:1763", "optimizer.lr", own.rate),
-    turned("learning_rate@train_util.py:3701", "optimizer.lr", own.usual_rate, absent=2e-6),
-    turned("optimizer_type@train_util.py:3678", _OPTIMIZER, own.optimizer),
-    turned(
-        "use_8bit_adam@train_util.py:3690",
-        "optimizer.name",
-        switched("adamw8bit"),
-        say='write optimizer.name = "adamw8bit"',
-    ),
-    turned(
-        "use_lion_optimizer@train_util.py:3695", "optimizer.name", switched("lion"), say='write optimizer.name = "lion"'
-    ),
-    turned("optimizer_args.decouple@train_util.py:4874", "optimizer.weight_decay", own.decoupled),
-    turned("lr_scheduler@train_util.py:3740", "schedule.name", own.schedule, absent="constant"),
-    turned("lr_warmup_steps@train_util.py:3746", WARMUP, own.rise),
-    turned(
-        "lr_scheduler_num_cycles@train_util.py:3760",
-        "schedule.cycles",
-        where("lr_scheduler", ("cosine_with_restarts",), to_number),
-    ),
-    turned("lr_scheduler_power@train_util.py:3766", "schedule.power", where("lr_scheduler", ("polynomial",), to_float)),
-    turned(
-        "lr_scheduler_timescale@train_util.py:3778",
-        "schedule.timescale",
-        where("lr_scheduler", ("inverse_sqrt",), unless_off),
-    ),
-    turned(
-        "lr_scheduler_min_lr_ratio@train_util.py:3785",
-        "schedule.min_lr",
-        own.least_rate,
-        say="schedule.min_lr is a rate, and no ratio: multiply by optimizer.lr",
-    ),
-    turned(
-        "lr_decay_steps@train_util.py:3753",
-        "schedule.decay",
-        own.decay,
-        say="schedule.decay is a share of the run, and no number of steps: divide by train.steps",
-    ),
-    never("lr_scheduler_type@train_util.py:5300", f"{_NO_CLASS}; it stays at its default"),
-    never("lr_scheduler_args.*@train_util.py:5288", _NO_CLASS),
-    turned(
-        "max_train_epochs@train_network.py:799",
-        "train.epochs",
-        unless_off,
-        say="train.epochs counts epochs, train.steps optimizer steps",
-    ),
-    turned("max_train_steps@train_util.py:3952", "train.steps", own.steps, absent=1600),
-    turned("gradient_accumulation_steps@train_util.py:3974", "gradient.accumulation", to_number),
-    turned(
-        "gradient_checkpointing@train_util.py:3971",
-        "gradient.checkpointing",
-        lambda v, s: NOTHING if is_off(v) else ("offload" if s.get("cpu_offload_checkpointing") else "full"),
-    ),
-    *part_of("cpu_offload_checkpointing@train_network.py:1746"),
-    turned("unsloth_offload_checkpointing@anima_train_network.py:428", "gradient.checkpointing", switched("offload")),
-    turned("max_grad_norm@train_util.py:3702", "gradient.clip_norm", to_float),
-    *(
-        Row(name, (), own.bf16_master, at=at)
-        for name, at in (("full_bf16", "train_util.py:3992"), ("full_fp16", "train_util.py:3987"))
-    ),
-    turned("seed@train_util.py:3970", "train.seed", to_number),
-]
 
-_LOSS: Final = [
-    *_of_noise("min_snr_gamma@custom_train_functions.py:116", MIN_SNR, min_snr),
-    *_of_noise(
-        "debiased_estimation_loss@custom_train_functions.py:133",
-        "loss.weighting",
-        weighting("debiased"),
-        say='write loss.weighting = "debiased"',
-    ),
-    never(
-        "scale_v_pred_loss_like_noise_pred@custom_train_functions.py:122",
-        "loss.weighting has min-SNR and soft min-SNR for v",
-    ),
-    never("v_pred_like_loss@custom_train_functions.py:127", "loss.weighting has min-SNR and soft min-SNR for v"),
-    turned("loss_type@train_util.py:4132", ("loss.kind", "loss.huber_schedule"), own.loss),
-    turned("huber_schedule@train_util.py:4139", "loss.huber_schedule", where("loss_type", own.HUBERS, keep)),
-    turned("huber_c@train_util.py:4147", "loss.huber_c", where("loss_type", own.HUBERS, to_float)),
-    turned("huber_scale@train_util.py:4155", "loss.huber_scale", where("loss_type", own.HUBERS, to_float)),
-    turned("timestep_sampling@flux_train_utils.py:655", _LEVELS, own.noise_levels, absent="sigma", families=_FLUX),
-    turned(
-        "timestep_sampling@anima_train_utils.py:100", _LEVELS, own.noise_levels, absent="sigmoid", families=["anima"]
-    ),
-    turned("weighting_scheme@train_util.py:4277", _LEVELS, own.noise_levels_sd3, absent="uniform", families=["sd3"]),
-    *part_of(
-        "weighting_scheme@train_util.py:4277 training_shift@sd3_train_utils.py:237 logit_mean@train_util.py:4285 "
-        "logit_std@train_util.py:4291 mode_scale@train_util.py:4297 discrete_flow_shift@flux_train_utils.py:677 "
-        "sigmoid_scale@flux_train_utils.py:662"
-    ),
-    Row(
-        "timestep_sampling",
-        (),
-        lambda v, s: Lost("flow models alone have it in sd-scripts"),
-        at="flux_train_utils.py:655",
-    ),
-    Row(
-        "model_prediction_type",
-        (),
-        own.raw,
-        "sigma_scaled",
-        _FLUX,
-        say="always raw; remove it",
-        at="flux_train_utils.py:668",
-    ),
-    turned("guidance_scale@flux_train_utils.py:648", "loss.guidance_scale", to_float, absent=3.5, families=_FLUX),
-    *(turned(f"{name}@flux_train_utils.py:471", (), own.unused_span, families=_NOISED) for name in own.SPAN),
-    *(
-        turned(f"{name}@train_util.py:4120", f"loss.{name}", unless_off, f"loss.{name} is the same, in thousandths")
-        for name in own.SPAN
-    ),
-    *_of_noise("zero_terminal_snr@train_util.py:4115", "loss.zero_terminal_snr", switched(True)),
-    *_of_noise("noise_offset@train_util.py:4067", "loss.offset_noise", unless_off),
-    *_of_noise(
-        "noise_offset_random_strength@train_util.py:4073", "loss.offset_noise_random", own.with_("noise_offset")
-    ),
-    *_of_noise("adaptive_noise_scale@train_util.py:4109", "loss.offset_noise_adaptive", own.with_("noise_offset")),
-    *_of_noise("multires_noise_iterations@train_util.py:4078", "loss.pyramid_noise", unless_off),
-    turned(
-        "multires_noise_discount@train_util.py:4103",
-        "loss.pyramid_noise_discount",
-        lambda v, s: NOTHING if s.family in _FLOW or is_off(s.get("multires_noise_iterations")) else float(number(v)),
-    ),
-    turned("ip_noise_gamma@sd3_train_utils.py:918", (), own.unused, families=["sd3"]),
-    turned("ip_noise_gamma@train_util.py:4084", "loss.input_perturbation", unless_off),
-    turned("ip_noise_gamma_random_strength@sd3_train_utils.py:918", (), own.unused, families=["sd3"]),
-    turned(
-        "ip_noise_gamma_random_strength@train_util.py:4091",
-        "loss.input_perturbation_random",
-        own.with_("ip_noise_gamma"),
-    ),
-]
+def _said(one: Mapping[str, Setting]) -> str:
+    return f"regularization images in {one['image_dir'].value}" if "image_dir" in one else "regularization images"
+
+
+def _count(one: Mapping[str, Setting], folder: Path | None) -> int:
+    """The images of a set, times their repeats; 0 where its folder is not there or has none."""
+    named = str(one["image_dir"].value) if "image_dir" in one else ""
+    places = [base / Path(named).expanduser() for base in (folder, Path()) if base is not None and named]
+    place = next((place for place in places if place.is_dir()), None)
+    if place is None:
+        return 0
+    if "N_name" in one:
+        repeats = ((own, own.name.partition("_")[0]) for own in place.iterdir() if own.is_dir())
+        return sum(int(times) * _images(own) for own, times in repeats if times.isdecimal())
+    return int(number(one["num_repeats"].value) if "num_repeats" in one else 1) * _images(place)
+
+
+def _images(folder: Path) -> int:
+    return sum(file.suffix.lower() in IMAGE_ENDINGS for file in folder.iterdir())
+
+
+_OWN: Final[Mapping[str, Convert]] = MappingProxyType(
+    {
+        "blocks_to_swap": swapped("gradient_checkpointing"),
+        "unused": own.unused,
+        "network_module": networks.kind,
+        "network_dim": networks.rank,
+        "network_alpha": networks.alpha,
+        "(layers)": networks.targets,
+        "(rules)": networks.rules,
+        "(kernels)": networks.kernels,
+        "network_args.wd_on_output": networks.on_output,
+        "(LoRA+)": networks.lora_plus,
+        "base_weights": networks.merged_first,
+        "(text encoders)": networks.encoders,
+        "unet_lr": own.rate,
+        "learning_rate": own.usual_rate,
+        "optimizer_type": own.optimizer,
+        "optimizer_args.decouple": own.decoupled,
+        "lr_scheduler": own.schedule,
+        "lr_warmup_steps": own.rise,
+        "lr_scheduler_num_cycles": where("lr_scheduler", ("cosine_with_restarts",), to_number),
+        "lr_scheduler_power": where("lr_scheduler", ("polynomial",), to_float),
+        "lr_scheduler_timescale": where("lr_scheduler", ("inverse_sqrt",), unless_off),
+        "lr_scheduler_min_lr_ratio": own.least_rate,
+        "lr_decay_steps": own.decay,
+        "max_train_steps": own.steps,
+        "gradient_checkpointing": lambda v, s: (
+            NOTHING if is_off(v) else "offload" if s.get("cpu_offload_checkpointing") else "full"
+        ),
+        "bf16_master": own.bf16_master,
+        "loss_type": own.loss,
+        "huber_schedule": where("loss_type", own.HUBERS, keep),
+        "huber_c": where("loss_type", own.HUBERS, to_float),
+        "huber_scale": where("loss_type", own.HUBERS, to_float),
+        "timestep_sampling": own.noise_levels,
+        "weighting_scheme": own.noise_levels_sd3,
+        "of_flow_alone": lambda v, s: Lost("flow models alone have it in sd-scripts"),
+        "model_prediction_type": own.raw,
+        "unused_span": own.unused_span,
+        "noise_offset_random_strength": own.with_("noise_offset"),
+        "adaptive_noise_scale": own.with_("noise_offset"),
+        "multires_noise_discount": own.discount,
+        "ip_noise_gamma_random_strength": own.with_("ip_noise_gamma"),
+        "save_n_epoch_ratio": own.saved,
+        "(checkpoints)": own.kept,
+        "sample_prompts": samples.of_sd_scripts,
+        "(samples)": own.unsampled,
+        "output_dir": lambda v, s: f"{v}/{s.get('output_name')}" if s.get("output_name") else v,
+        "save_model_as": one_of({"safetensors": "kohya", None: "kohya"}, "files are always safetensors here"),
+        "save_precision": lambda v, s: "fp32" if v is None else number_format(v, s),
+        "log_with": own.tracked,
+        "wandb_*": own.of_wandb,
+        "enable_bucket": own.bucketed,
+        "min_bucket_reso": own.bucket_bound(256),
+        "max_bucket_reso": own.bucket_bound(1024),
+        "dropout": own.dropout,
+        "prior_loss_weight": lambda v, s: (
+            NOTHING if number(v) == 1 else Lost("there are no regularization images that it could weigh")
+        ),
+        "conditioning_data_dir": own.masks("data"),
+        "(regularization)": weight,
+        "validation_split": own.held_out,
+        "N_name": own.named_folders,
+    }
+)
+
+_OWN_OF_SETS: Final = MappingProxyType({"conditioning_data_dir": own.masks("set")})
 
 PROGRAM: Final = Program(
     "sd-scripts",
     is_mine,
     read,
-    [
-        *_MODEL,
-        *ROWS,
-        *_STEPS,
-        *_LOSS,
-        *KEPT,
-        *OUTPUT,
-        *HOW,
-        *OF_CONFIG,
-        *optimizer_keys("optimizer_args.", at="train_util.py:4874"),
-    ],
-    OF_SETS,
+    cache(partial(read_table, "sd_scripts", "sd-scripts", _OWN, _OWN_OF_SETS)),
     "kohya-ss/sd-scripts@48d368f",
 )

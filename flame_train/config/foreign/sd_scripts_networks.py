@@ -1,4 +1,4 @@
-"""sd-scripts' networks: which adapter on which layers, with which ranks and rates, and the arguments that say so.
+"""sd-scripts' networks: which adapter on which layers, with which ranks and rates.
 
 Places are in kohya-ss/sd-scripts, but for `kohya.py` and `config.py`, which are KohakuBlueleaf/LyCORIS'.
 """
@@ -9,9 +9,17 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any, Final
 
-from .conversions import number, switched, unless_off
-from .encoders import ENCODERS, TRAINED, trained
-from .table import NOTHING, Changed, Lost, Source, is_off, needless, never, part_of, turned
+from .conversions import (
+    number,
+    trained,
+)
+from .table import (
+    NOTHING,
+    Changed,
+    Lost,
+    Source,
+    is_off,
+)
 
 ENCODER_RATES: Final = ("text_encoder_lr", "text_encoder_lr1", "text_encoder_lr2", "text_encoder_lr3")
 _PLAIN: Final = ("lora", "lora_sdxl", "lora_flux", "lora_sd3", "lora_anima")
@@ -90,7 +98,7 @@ def kind(value: Any, source: Source) -> Any:
 
 def _has_kernels(source: Source) -> bool:
     """Whether convolutions larger than 1x1 of SDXL get an adapter."""
-    if source.family != "sdxl":
+    if not source.fact("unet"):
         return False
     if module(source) == "lycoris":  # kohya.py:42, kohya.py:337
         return str(argument(source, "preset", "full")) in ("full", "unet-only", "unet-convblock-only")
@@ -116,21 +124,21 @@ def targets(value: Any, source: Source) -> Any:
     """sd-scripts adapts every linear layer of the blocks, LyCORIS what its preset says."""
     if module(source) == "lycoris":
         return _preset(str(argument(source, "preset", "full")), source)
-    if source.family == "sdxl":
+    if source.fact("unet"):
         return ["full"] if _has_kernels(source) else list(_UNET)
-    if source.family == "anima":  # networks/lora_anima.py:44 leaves modulation out
-        return ["attention+mlp"]
-    blocks = str(argument(source, "train_blocks", "all")) if source.family in ("flux", "chroma") else "all"
+    if layers := source.fact("sd_scripts_layers"):
+        return layers
+    blocks = str(argument(source, "train_blocks", "all")) if source.fact("double_blocks") else "all"
     return {"double": ["double_blocks.*"], "single": ["single_blocks.*"]}.get(blocks, ["full"])
 
 
 def _preset(name: str, source: Source) -> Any:
     if name not in _PRESETS:
         return Lost(f"LyCORIS' preset {name}: list the layers in lora.targets")
-    if source.family == "sdxl":
+    if source.fact("unet"):
         return list(_PRESETS[name])
     if name == "attn-only":
-        return list(_FLUX_ATTENTION) if source.family in ("flux", "chroma") else ["attention"]
+        return list(_FLUX_ATTENTION) if source.fact("double_blocks") else ["attention"]
     return ["full"] if name != "unet-convblock-only" else Lost("this family has no convolutions")
 
 
@@ -157,7 +165,7 @@ def _encoder_rates(source: Source) -> dict[str, Any]:
     given, usual = source.get("text_encoder_lr"), source.get("learning_rate", 2e-6)
     listed = given if isinstance(given, list) else str(given).split() if isinstance(given, str) else [given]
     listed = [usual if each in (None, "") else number(each) for each in listed or [None]]
-    names = ENCODERS.get(source.family, ())
+    names = source.fact("encoders") or ()
     rates = {name: listed[min(i, len(listed) - 1)] for i, name in enumerate(names)}
     for name, single in zip(names, ENCODER_RATES[1:], strict=False):
         rates[name] = source.get(single, rates[name])
@@ -172,7 +180,7 @@ def rules(value: Any, source: Source) -> Any:
     if not found:
         return NOTHING
     several = len(set(_encoder_rates(source).values())) > 1
-    if several and source.family == "sdxl" and source.get("text_encoder_lr2") is None:
+    if several and source.fact("unet") and source.get("text_encoder_lr2") is None:
         return Changed(
             found, "of a list sd-scripts' SDXL takes the first rate for both encoders (train_network.py:741)"
         )
@@ -198,7 +206,7 @@ def _rules_of_kernels(source: Source) -> Iterator[dict[str, Any]]:
 
 def _rules_of_blocks(source: Source) -> Iterator[dict[str, Any]]:
     """Flux: ranks of a block's parts, and blocks that get no adapter (networks/lora_flux.py:466 and 540)."""
-    if source.family not in ("flux", "chroma") or module(source) != "lora_flux":
+    if not source.fact("double_blocks") or module(source) != "lora_flux":
         return
     for name, match in _FLUX_TYPES.items():
         rank = number(argument(source, name))
@@ -221,7 +229,7 @@ def _indices(text: str) -> set[int]:
     return found
 
 
-def _lora_plus(value: Any, source: Source) -> Any:
+def lora_plus(value: Any, source: Source) -> Any:
     """One ratio for all here. The denoiser's own is the one that counts."""
     general = argument(source, "loraplus_lr_ratio")
     ratio = argument(source, "loraplus_unet_lr_ratio") or general
@@ -233,7 +241,7 @@ def _lora_plus(value: Any, source: Source) -> Any:
     return float(number(ratio))
 
 
-def _merged_first(value: Any, source: Source) -> Any:
+def merged_first(value: Any, source: Source) -> Any:
     """LoRAs that are merged into the base model before training (train_network.py:651)."""
     if is_off(value):
         return NOTHING
@@ -245,7 +253,7 @@ def _merged_first(value: Any, source: Source) -> Any:
     return Changed(files[0], "merged into the base model there, added to it while it is trained here")
 
 
-def _rank(value: Any, source: Source) -> Any:
+def rank(value: Any, source: Source) -> Any:
     """A LoKr of a rank that no layer has is one of whole matrices (lycoris/modules/lokr.py:102)."""
     rank = number(value) or 4
     if rank > _MOST and algorithm(source) == "lokr":
@@ -253,85 +261,11 @@ def _rank(value: Any, source: Source) -> Any:
     return rank
 
 
-def _alpha(value: Any, source: Source) -> Any:
+def alpha(value: Any, source: Source) -> Any:
     """0 is the rank, as for LyCORIS (networks/lora.py:62)."""
     given = number(value)
     return float(1 if given in (None, "") else given or number(source.get("network_dim")) or 4)
 
 
-def _on_output(value: Any, source: Source) -> Any:
+def on_output(value: Any, source: Source) -> Any:
     return NOTHING if kind(source.get("network_module"), source) != "dora" else is_on(value)
-
-
-_BY_HAND: Final = "ranks and rates of single layers are [[lora.rules]]; write them by hand"
-ROWS: Final = [
-    turned(
-        "network_module@train_network.py:1781",
-        "lora.kind",
-        kind,
-        say="lora.kind says which kind of adapter; remove it for a plain LoRA",
-    ),
-    turned("network_dim@train_network.py:1784", ("lora.rank", "lora.full_matrix"), _rank, absent=4),
-    turned("network_alpha@train_network.py:1790", "lora.alpha", _alpha, absent=1.0),
-    turned("(layers)", "lora.targets", targets, absent="all"),
-    turned("(rules)", "lora.rules", rules, absent="of layers"),
-    turned("(kernels)", ("lora.conv_rank", "lora.conv_alpha"), kernels, absent="of convolutions"),
-    turned("network_args.rank_dropout@lora.py:469", "lora.rank_dropout", unless_off),
-    turned("network_args.module_dropout@lora.py:472", "lora.module_dropout", unless_off),
-    turned("network_args.factor@kohya.py:124", "lora.factor", unless_off),
-    turned("network_args.decompose_both@kohya.py:123", "lora.decompose_both", switched(True)),
-    turned("network_args.full_matrix@kohya.py:60", "lora.full_matrix", switched(True)),
-    turned("network_args.wd_on_output@kohya.py:59", "lora.wd_on_output", _on_output, absent=True),
-    turned("network_args.dropout@kohya.py:43", "lora.dropout", unless_off),
-    turned("network_args.rs_lora@kohya.py:62", "lora.scale", switched("sqrt_rank")),
-    turned("(LoRA+)", "optimizer.lora_plus_ratio", _lora_plus, absent="ratios"),
-    *part_of(
-        "network_args.loraplus_lr_ratio@lora.py:496 network_args.loraplus_unet_lr_ratio@lora.py:497 "
-        "network_args.loraplus_text_encoder_lr_ratio@lora.py:498 network_args.conv_dim@lora.py:435 "
-        "network_args.conv_alpha@lora.py:436 network_args.algo@kohya.py:46 network_args.preset@kohya.py:95 "
-        "network_args.dora_wd@kohya.py:58 network_args.train_t5xxl@lora_flux.py:575 "
-        "network_args.train_blocks@lora_flux.py:556 network_args.train_double_block_indices@lora_flux.py:540 "
-        "network_args.train_single_block_indices@lora_flux.py:541 network_args.img_attn_dim@lora_flux.py:466 "
-        "network_args.txt_attn_dim@lora_flux.py:467 network_args.img_mlp_dim@lora_flux.py:468 "
-        "network_args.txt_mlp_dim@lora_flux.py:469 network_args.img_mod_dim@lora_flux.py:470 "
-        "network_args.txt_mod_dim@lora_flux.py:471 network_args.single_dim@lora_flux.py:472 "
-        "network_args.single_mod_dim@lora_flux.py:473"
-    ),
-    *needless("it says more on the terminal", "network_args.verbose@lora_flux.py:580"),
-    *needless("the order of the products alone changes", "network_args.bypass_mode@kohya.py:61"),
-    never("network_args.use_tucker@kohya.py:52", "kernels are not split further"),
-    never("network_args.use_cp@kohya.py:51", "kernels are not split further"),
-    never("network_args.use_conv_cp@kohya.py:50", "kernels are not split further"),
-    never("network_args.use_scalar@kohya.py:53", "no factor is trained beside the matrices"),
-    never("network_args.train_norm@kohya.py:55", "norms get no adapter"),
-    never("network_args.rank_dropout_scale@locon.py:50", "what is left by rank_dropout is not made larger"),
-    never("network_args.unbalanced_factorization@kohya.py:63", "lora.factor is the one choice of LoKr's sizes"),
-    never("network_args.split_qkv@lora_flux.py:561", "queries, keys and values of a layer share an adapter"),
-    never("network_args.ggpo_*@lora_flux.py:565", "no noise is added to weights"),
-    never("network_args.train_llm_adapter@lora_anima.py:32", "the adapter between encoder and blocks gets none"),
-    never("network_args.in_dims@lora_flux.py:495", "layers outside of the blocks get no adapter"),
-    never("network_args.emb_dims@lora_sd3.py:76", "layers outside of the blocks get no adapter"),
-    never("network_args.*@train_network.py:1802", _BY_HAND),
-    turned("network_dropout@train_network.py:1796", "lora.dropout", unless_off),
-    turned("scale_weight_norms@train_network.py:1828", "lora.max_norm", unless_off),
-    turned("network_weights@train_network.py:1778", "lora.from", unless_off),
-    never(
-        "dim_from_weights@train_network.py:1823",
-        "set lora.rank and lora.alpha to those of the file; `flame-train inspect` says them",
-    ),
-    turned("base_weights@train_network.py:1834", "model.training_adapter", _merged_first),
-    *part_of("base_weights_multiplier@train_network.py:1841"),
-    turned("(text encoders)", TRAINED, encoders, absent="trained"),
-    *part_of(
-        "network_train_unet_only@train_network.py:1809",
-        "always on: no text encoder is trained unless text_encoders.train names it; remove it",
-    ),
-    never(
-        "network_train_text_encoder_only@train_network.py:1812",
-        "the denoiser is always trained; [[lora.rules]] can leave out its layers",
-    ),
-    *part_of(
-        " ".join(f"{name}@train_network.py:733" for name in ENCODER_RATES),
-        "text_encoders.lr is the rate of those that text_encoders.train names",
-    ),
-]

@@ -1,11 +1,21 @@
-"""Conversions that are sd-scripts' own."""
+"""Conversions that are sd-scripts' own: schedules, noise levels, checkpoints, images and captions.
+
+Places are in kohya-ss/sd-scripts.
+"""
 
 from __future__ import annotations
 
-import os
 from typing import Any, Final
 
-from .conversions import number, sampled, sampled_as_flux, to_float, warmup
+from flame_train.families import FAMILY_TITLES, named_by
+
+from .conversions import (
+    number,
+    sampled,
+    sampled_as_flux,
+    to_float,
+    warmup,
+)
 from .conversions import optimizer as optimizer_by_name
 from .conversions import schedule as by_name
 from .table import (
@@ -16,6 +26,7 @@ from .table import (
     is_off,
 )
 
+_MODELS: Final = named_by("sd-scripts") | named_by("sd-scripts types")
 HUBERS: Final = ("huber", "smooth_l1")
 SPAN: Final = ("min_timestep", "max_timestep")
 
@@ -32,14 +43,14 @@ def noise_levels(value: Any, source: Source) -> Any:
 
     Flux has a weight of each level with a model_prediction_type alone that is not here (flux_train_utils.py:545).
     """
-    anima = source.family == "anima"
+    anima = bool(source.fact("sd_scripts_weighs_levels"))
     shift, std = source.get("discrete_flow_shift", 1.0 if anima else 3.0), _number_of(source, "sigmoid_scale", 1.0)
     scheme = source.get("weighting_scheme", "uniform")
     weight = {"loss.weighting": scheme} if anima and scheme in _WEIGHTS else {}
     if value == "sigma":
         density = _density(scheme, shift, source, -1.0)
         return density if isinstance(density, Lost) else density | weight
-    if value == "flux_shift" and source.family != "flux":
+    if value == "flux_shift" and not source.fact("guidance"):
         found = sampled_as_flux("sigmoid", source, std)
         return Changed(found.value | weight, found.remark)
     known = {
@@ -227,8 +238,8 @@ def unused_span(value: Any, source: Source) -> Any:
 
 def unused(value: Any, source: Source) -> Any:
     """A setting of diffusion by noise prediction, which sd-scripts does not read for a model of flow."""
-    names = {"sd3": "SD3", "flux": "Flux", "chroma": "Chroma", "anima": "Anima"}
-    return NOTHING if is_off(number(value)) else Lost(f"sd-scripts does not use it for {names[source.family]} either")
+    title = source.fact("short_title") or FAMILY_TITLES[source.family]
+    return NOTHING if is_off(number(value)) else Lost(f"sd-scripts does not use it for {title} either")
 
 
 def with_(other: str) -> Any:
@@ -242,15 +253,6 @@ def with_(other: str) -> Any:
     return convert
 
 
-def prompts(value: Any, source: Source) -> Any:
-    """A file of prompts, or the prompts themselves, one a line, as a web interface has them."""
-    text = str(value or "")
-    if "\n" not in text and (not text or os.path.splitext(text)[1].lower() in (".txt", ".toml", ".json")):
-        return text or NOTHING
-    lines = [line.strip() for line in text.splitlines()]
-    return {"sample.prompts": [line for line in lines if line and not line.startswith("#")]}
-
-
 def unsampled(value: Any, source: Source) -> Any:
     """No images where prompts have no interval (train_util.py:6380)."""
     asked = any(not is_off(number(source.get(f"sample_every_n_{unit}"))) for unit in ("steps", "epochs"))
@@ -259,3 +261,59 @@ def unsampled(value: Any, source: Source) -> Any:
 
 def bf16_master(value: Any, source: Source) -> Any:
     return NOTHING if is_off(value) else Lost("adapters are always fp32 here")
+
+
+def discount(value: Any, source: Source) -> Any:
+    """--multires_noise_discount, which means something beside iterations, and for models of noise prediction."""
+    flow = source.family in _MODELS.values() and not source.fact("unet")
+    return NOTHING if flow or is_off(source.get("multires_noise_iterations")) else float(number(value))
+
+
+_BUCKETS: Final = "images go into buckets of their shape"
+
+
+def masks(data: str) -> Any:
+    """A folder of masks, which sd-scripts reads where the loss is masked."""
+
+    def convert(value: Any, source: Source) -> Any:
+        if is_off(value):
+            return NOTHING
+        if is_off(source.get("masked_loss")):
+            return Lost("sd-scripts reads it with masked_loss alone")
+        return {f"{data}.masks": "files", f"{data}.mask_folder": value}
+
+    return convert
+
+
+def held_out(value: Any, source: Source) -> Any:
+    """A folder that is only validated on; a share of one has no counterpart, a share of all images has."""
+    if is_off(value):
+        return NOTHING
+    return True if value == 1 else Lost("validation.fraction is a share of all images")
+
+
+def bucket_bound(usual: int) -> Any:
+    """A bound of bucket sides, which holds where images are enlarged and bucketed (train_util.py:1007)."""
+
+    def convert(value: Any, source: Source) -> Any:
+        if is_off(source.get("enable_bucket")) or not is_off(source.get("bucket_no_upscale")):
+            return NOTHING
+        return number(value) or usual
+
+    return convert
+
+
+def bucketed(value: Any, source: Source) -> Any:
+    if not is_off(value):
+        return NOTHING
+    return Lost(f"{_BUCKETS}; sd-scripts without it crops them to the square")
+
+
+def named_folders(value: Any, source: Source) -> Any:
+    """Folders N_name: their repeats, and their name for an image without a caption (config_util.py:607)."""
+    return {"set.folder_repeats": True, "set.captions.folder_name": True}
+
+
+def dropout(value: Any, source: Source) -> Any:
+    rate = to_float(value, source)
+    return NOTHING if is_off(rate) else rate

@@ -1,6 +1,6 @@
 """What a table of another trainer's settings is made of: a row says where one setting went, and how it is converted.
 
-A program is one file of rows beside this one. `convert` applies them, and messages about unknown keys read them.
+`config.conversion` applies the rows, and messages about unknown keys read them.
 """
 
 from __future__ import annotations
@@ -9,11 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from flame_train.errors import ConfigError
+from flame_train.families import family_data
 
 Tree = Mapping[str, Any]
+
+
+def facts_of(family: str) -> Mapping[str, Any]:
+    """What `[as_others_train]` of the family's `family.toml` says."""
+    facts: Mapping[str, Any] = family_data(family).get("as_others_train", {})
+    return facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,10 @@ class Source:
         if found is not None:
             self.asked.add(name)
         return default if found is None else found.value
+
+    def fact(self, name: str) -> Any:
+        """What `[as_others_train]` of the family's `family.toml` says of `name`; None where it says nothing."""
+        return facts_of(self.family).get(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,81 +123,22 @@ class Row:
         return fnmatchcase(name, self.key) and (not self.families or family in self.families)
 
 
-def _place(key: str) -> tuple[str, str]:
-    """A key and its place in the program's source, of `key@file:line`."""
-    name, _, at = key.partition("@")
-    return name, at
-
-
-def same(key: str, to: str) -> Row:
-    """A setting with another name and the same meaning; `key` as in `turned`."""
-    name, at = _place(key)
-    return Row(name, (to,), at=at)
-
-
-def turned(
-    key: str,
-    to: str | tuple[str, ...],
-    convert: Convert,
-    say: str = "",
-    absent: Any = None,
-    families: Sequence[str] = (),
-) -> Row:
-    """A setting whose value is converted.
-
-    Args:
-        key: its name in the other program; @file:line behind it is its place in the program's source.
-        to: our key, or our keys.
-        convert: from its value to ours.
-        say: the answer to somebody who writes it into our config.
-        absent: what the other program does without it, where we would do something else.
-        families: the families for which the row holds.
-
-    Returns:
-        The row.
-    """
-    name, at = _place(key)
-    return Row(name, (to,) if isinstance(to, str) else to, convert, absent, tuple(families), say, at)
-
-
-def always(key: str, what: str) -> Row:
-    """A switch that flame-train has always on, and lacks for that reason; `key` as in `turned`."""
-
-    def convert(value: Any, source: Source) -> Any:
-        return NOTHING if value and value not in ("false", "False") else Lost(f"always on: {what}")
-
-    name, at = _place(key)
-    return Row(name, (), convert, say=f"always on: {what}; remove it", at=at)
-
-
-def never(key: str, why: str, usual: Any = None) -> Row:
-    """A setting without counterpart; `key` as in `turned`. Where it is off, or `usual`, nothing is lost."""
-
-    def convert(value: Any, source: Source) -> Any:
-        return NOTHING if (is_off(value) if usual is None else value in (usual, None)) else Lost(why)
-
-    name, at = _place(key)
-    return Row(name, (), convert, say=f"not here: {why}", at=at)
-
-
-def needless(why: str, names: str) -> list[Row]:
-    """Settings of which no value changes what a run makes; their names as in `turned`, with spaces between."""
-    said = f"not needed: {why}; remove it"
-    return [Row(name, (), _nothing, say=said, at=at, inert=why) for name, at in map(_place, names.split())]
-
-
-def part_of(names: str, say: str = "") -> list[Row]:
-    """Settings that the conversion of another one reads; their names as in `turned`, with spaces between."""
-    return [Row(name, (), _nothing, say=say, at=at, read=True) for name, at in map(_place, names.split())]
-
-
-def _nothing(value: Any, source: Source) -> Any:
-    return NOTHING
-
-
 def is_off(value: Any) -> bool:
     """Whether a value means that a thing is not used."""
     return value in (None, False, "", 0, "none", "None", "NONE", "NEVER", "off", "false") or value in ([], {})
+
+
+class Table(NamedTuple):
+    """The rows of another trainer.
+
+    Attributes:
+        rows: where its settings went. The first row that holds is the answer; of two settings with one counterpart
+            the one whose row comes first.
+        set_rows: where the settings of a set of images went.
+    """
+
+    rows: Sequence[Row]
+    set_rows: Sequence[Row] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,17 +149,14 @@ class Program:
         name: as its users call it.
         is_mine: whether a tree is a config of this program.
         read: from a tree to its settings and sets.
-        rows: where its settings went. The first row that holds is the answer; of two settings with one counterpart
-            the one whose row comes first.
-        set_rows: where the settings of a set of images went.
+        table: reads its rows; once, when they are needed.
         repository: the repository and commit that the rows' `at` are places in.
     """
 
     name: str
     is_mine: Callable[[Tree], bool]
     read: Callable[[Reading], Source]
-    rows: Sequence[Row]
-    set_rows: Sequence[Row] = ()
+    table: Callable[[], Table]
     repository: str = ""
 
 

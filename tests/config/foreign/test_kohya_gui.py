@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from flame_train.config.foreign.kohya_gui_boxes import BOXES, DEFAULTS
-from flame_train.config.foreign.kohya_gui_networks import KINDS
+from flame_train.config.foreign.kohya_gui import KINDS, interface_boxes
 from flame_train.config.load import load
 from flame_train.errors import ConfigError
 from flame_train.tools.import_config import import_config
@@ -89,7 +88,9 @@ def test_a_box_at_its_default_has_no_line(tmp_path: Path) -> None:
         "vae_batch_size",
     )
     usual = (
-        {name: value for name, value in BOXES.items() if name not in FOX} | dict.fromkeys(off, "") | {"resume": None}
+        {name: value for name, value in interface_boxes().at_default.items() if name not in FOX}
+        | dict.fromkeys(off, "")
+        | {"resume": None}
     )
     result = imported(tmp_path, FOX | usual)
     assert result["listed"] == []
@@ -202,7 +203,7 @@ def test_no_ticked_box_is_an_older_model(tmp_path: Path) -> None:
 
 
 def test_no_default_is_of_both_kinds() -> None:
-    assert not set(BOXES) & set(DEFAULTS)
+    assert not set(interface_boxes().at_default) & set(interface_boxes().defaults)
 
 
 def test_what_is_carried_over_is_not_needless(tmp_path: Path) -> None:

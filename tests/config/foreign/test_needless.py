@@ -56,7 +56,7 @@ def counts(program: Program, row: Row, of_set: bool) -> bool:
 def rows(program: Program) -> Iterator[tuple[Row, bool]]:
     """The rows that are about one setting, and whether it is one of a set of images."""
     for of_set in (False, True):
-        for row in program.set_rows if of_set else program.rows:
+        for row in program.table().set_rows if of_set else program.table().rows:
             if not row.key.startswith("("):
                 yield row, of_set
 

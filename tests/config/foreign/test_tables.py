@@ -38,7 +38,7 @@ def exists(path: str) -> bool:
 
 def rows() -> Iterator[tuple[Program, Row]]:
     for program in PROGRAMS:
-        for row in (*program.rows, *program.set_rows):
+        for row in (*program.table().rows, *program.table().set_rows):
             yield program, row
 
 
@@ -56,7 +56,7 @@ def test_a_place_is_no_part_of_a_name() -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_a_setting_is_answered_by_one_row_of_a_family(program: Program) -> None:
-    for table in (program.rows, program.set_rows):
+    for table in (program.table().rows, program.table().set_rows):
         plain = [(row.key, row.families) for row in table if "*" not in row.key]
         assert len(plain) == len(set(plain)), sorted(key for key in plain if plain.count(key) > 1)
 
@@ -83,11 +83,11 @@ FORKS = frozenset({"flow_model", "flow_matching"})
 def test_every_argument_of_sd_scripts_is_known() -> None:
     arguments = {name for names in ARGUMENTS.values() for name in names.split()}
     assert len(arguments) > 200
-    known = [*sd_scripts.PROGRAM.rows, *sd_scripts.PROGRAM.set_rows]
+    known = [*sd_scripts.PROGRAM.table().rows, *sd_scripts.PROGRAM.table().set_rows]
     unknown = {name for name in arguments - PACKED if not any(fnmatchcase(name, row.key) for row in known)}
     assert not unknown
 
 
 def test_rows_of_sd_scripts_have_their_place() -> None:
-    rows = (*sd_scripts.PROGRAM.rows, *sd_scripts.PROGRAM.set_rows)
+    rows = (*sd_scripts.PROGRAM.table().rows, *sd_scripts.PROGRAM.table().set_rows)
     assert {row.key for row in rows if not row.at and not row.key.startswith("(")} == FORKS
