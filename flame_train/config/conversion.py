@@ -97,16 +97,16 @@ class Conversion:
 def convert(program: Program, source: Source, lacking: Collection[str] = ()) -> Conversion:
     """What `source`, a config of `program`, says in our keys. `lacking` are keys that mean nothing to its family."""
     found = Conversion(program.name, notes=list(source.notes), needless=dict(source.idle))
-    used: set[str] = set()
+    table, used = program.table(), set[str]()
     if source.settings:  # a file of sets alone says nothing about training
-        used |= _Work(program, source, found).apply(program.table().rows, source.settings, found.values)
+        used |= _Work(program, source, found).apply(table.rows, source.settings, found.values)
     sets = []
     for one in source.sets:
         own: dict[str, Carried] = {}
         work = _Work(program, replace(source, settings={**source.settings, **one}), found)
-        used |= work.apply(program.table().set_rows, one, own)
+        used |= work.apply(table.set_rows, one, own)
         sets.append(own)
-    for rows, settings in ((program.table().rows, source.settings), *((program.table().set_rows, one) for one in source.sets)):
+    for rows, settings in ((table.rows, source.settings), *((table.set_rows, one) for one in source.sets)):
         for name in settings:
             if name not in used and any(row.read and row.holds(name, source.family) for row in rows):
                 found.needless.setdefault(_called(settings, name), _OF_ANOTHER)

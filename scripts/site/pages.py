@@ -182,7 +182,8 @@ def _unique(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def _counterpart(row: Row, program: Program) -> str:
-    found = [path for other in (*program.table().rows, *program.table().set_rows) if other.key == row.key for path in other.to]
+    table = program.table()
+    found = [path for other in (*table.rows, *table.set_rows) if other.key == row.key for path in other.to]
     paths = ", ".join(f"`{path.removeprefix('set.')}`" for path in dict.fromkeys(found))
     words = _cell(row.say.removesuffix("; remove it"))
     return paths + (f" ({words})" if paths and words else words) or "read with another setting"

@@ -114,8 +114,8 @@ def _family(reading: Reading, boxes: Mapping[str, Setting]) -> str:
             raise ConfigError(f"{boxes[name].place}: {name}: no such family here: {other}")
     for name, family in _MODELS.items():
         if name in boxes and boxes[name].value:
-            other = _value(boxes, "model_type") if name == "flux1_checkbox" else None
-            return sd_scripts.TYPES["chroma"] if other == "chroma" else family
+            chroma = name == "flux1_checkbox" and _value(boxes, "model_type") == "chroma"
+            return sd_scripts.TYPES["chroma"] if chroma else family
     if "sdxl" in boxes and not reading.family:
         place = boxes["sdxl"].place
         raise ConfigError(f"{place}: no box of a model is ticked, which is Stable Diffusion 1 or 2; or add --family")

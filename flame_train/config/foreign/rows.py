@@ -3,18 +3,18 @@
 A line is `"its name@file:line" = ...`, where file and line are the place in the program's source. To the right stands
 our key alone, if the value is carried over unless it is off, or a table of these:
 
-    to          our key, or keys
-    as          the conversion of the value, one of `_SHARED`
-    is          our value, of a switch
-    choices     our value by the value there, or "" where we do the same; `otherwise` is the reason for all others
-    beside      the other setting without which the value means nothing
-    belongs_to  the switch beside which the setting is lost, since it means nothing alone
-    never       why it has no counterpart; nothing is lost where it is off, or has the value `usual`
-    always      what flame-train always does
-    needless    why no value of it changes what a run makes
-    read        whether the conversion of another setting reads it
-    of, not_of  the models, as the trainer calls them, for which the line holds or does not
-    absent, say as a `Row` has them
+- `to`: our key, or keys.
+- `as`: the conversion of the value, one of `_SHARED`.
+- `is`: our value, of a switch.
+- `choices`: our value by the value there, or "" where we do the same; `otherwise` is the reason for all others.
+- `beside`: the other setting without which the value means nothing.
+- `belongs_to`: the switch beside which the setting is lost, since it means nothing alone.
+- `never`: why it has no counterpart. Nothing is lost where it is off, or has the value `usual`.
+- `always`: what flame-train always does.
+- `needless`: why no value of it changes what a run makes.
+- `read`: whether the conversion of another setting reads it.
+- `of`, `not_of`: the models, as the trainer calls them, for which the line holds or does not.
+- `absent`, `say`: as a `Row` has them.
 
 Any other conversion stands in the trainer's module, under the setting's name or the one that `by` has. Several names
 in a line, or under `names`, share it. A name in parentheses stands for what follows from other settings.
