@@ -53,7 +53,6 @@ from .tensors.creation import (
 )
 from .tensors.files import load, save
 from .tensors.generator import Generator, manual_seed
-from .tensors.method_docs import document
 from .tensors.tensor import Frozen, Parameter, Tensor, tensor
 
 __all__ = [
@@ -120,7 +119,6 @@ if not TYPE_CHECKING:  # a checker of types knows the names above alone
         raise counterparts.absent("flame_train.engine", name, counterparts.FLAME)
 
 
-document()
 install()
 
 # NaN and infinity are values like any other here, as in PyTorch: what makes one need not say so each time. Ops and

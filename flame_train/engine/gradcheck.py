@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from . import lazy
 from .dtype import DType, float64, is_float
 from .grad import grad
 from .op import REGISTRY, Op, Sample
@@ -56,6 +57,8 @@ def gradcheck(
 
 def gradcheck_all(names: list[str] | None = None, device: str = "cpu", dtype: DType = float64) -> Iterator[Verdict]:
     """Checks the named ops, or every registered op. Raises KeyError for an unknown name."""
+    if not names:
+        lazy.load_ops()
     for name in names or sorted(REGISTRY):
         yield from gradcheck(REGISTRY[name], device, dtype)
 

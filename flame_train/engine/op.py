@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import ShapeError, Unsupported
+from . import lazy
 from .arguments import Guard, When, names_of, parameters_of, public_signature, spread
 from .counterparts import NUMPYS, UNKNOWN_ARGUMENTS
 from .samples import DeclaredError, DeclaredSample, made
@@ -83,8 +84,15 @@ VJP_EXTRAS = frozenset(("needs", "targets"))
 LAYOUTS = ("NCHW", "NHWC")
 """The values of an op's `layout` argument: where an image's channels are."""
 
-REGISTRY: dict[str, Op] = {}
-"""Every op by name. Written at import only."""
+
+class Registry(dict[str, "Op"]):
+    """The declared ops by name. One of the library joins them when it is asked for. Written at import only."""
+
+    def __missing__(self, name: str) -> Op:
+        return lazy.attribute(lazy.OPS, name)
+
+
+REGISTRY = Registry()
 
 
 class Op:

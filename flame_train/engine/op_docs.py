@@ -1,6 +1,6 @@
-"""What `help` shows of an op: its formula, how it is called, its arguments, and an example that was just run.
+"""What `help` shows of an op and of a Tensor's methods: the formula, how it is called, its arguments, an example.
 
-The example is the first of the op's samples, so that no op is without one. It runs when somebody asks for help.
+The example is the first of the op's samples. It runs when somebody asks for help.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import numpy as np
 
 from .op import REGISTRY, Op
 from .op_samples import Values
+from .tensors.inplace import InPlace
+from .tensors.methods import Methods
 
 _FEW = 8  # values that an example spells out
 
@@ -31,8 +33,27 @@ class _Help:
 
 
 def install() -> None:
-    """From now on `help(op)` shows `help_of(op)`."""
+    """Makes `help(op)` show `help_of(op)`, and gives the methods of a Tensor the docstrings of their ops."""
     Op.__doc__ = _Help(Op.__doc__)  # type: ignore[assignment]
+    for kind in (Methods, InPlace):
+        for name, method in vars(kind).items():
+            op = name.removesuffix("_")
+            if inspect.isfunction(method) and not name.startswith("_") and not method.__doc__:
+                place = " Written into this tensor." if name.endswith("_") else ""
+                method.__doc__ = f"{_of_method(op)}As functional.{op}.{place}"
+
+
+def _of_method(name: str) -> str:
+    """The op's docstring, and a line for each argument after the first. Of an op that is not loaded, nothing."""
+    if name not in REGISTRY:
+        return ""
+    op = REGISTRY[name]
+    rows = [
+        f"    {p.name}{'' if p.default is inspect.Parameter.empty else f' = {p.default!r}'}{' (by name)' * p.named}"
+        for p in op.params[1:]
+    ]
+    text = inspect.cleandoc(op.fn.__doc__ or "")
+    return "\n".join([text, "", *(["Arguments:", *rows, ""] if rows else []), ""])
 
 
 def help_of(op: Op) -> str:

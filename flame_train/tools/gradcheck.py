@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flame_train.config.suggest import did_you_mean
-from flame_train.engine import functional
+from flame_train.engine import functional, lazy
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.engine.gradcheck import Verdict, gradcheck_all
@@ -22,6 +22,7 @@ def run(ops: Sequence[str], device: str, dtype: str) -> dict[str, Any]:
     of them `failed`. Raises ConfigError naming every op that does not exist, with the nearest that do, and those in
     which there is no gradient to check.
     """
+    lazy.load_ops()
     unknown = [name for name in ops if name not in functional.__all__ or name not in REGISTRY]
     if unknown:
         hints = (f"{name!r}{did_you_mean(difflib.get_close_matches(name, REGISTRY, n=3))}" for name in unknown)

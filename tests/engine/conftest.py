@@ -20,7 +20,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flame_train.engine import lazy
 from flame_train.engine.backend.cuda import nvrtc, tensor_map
+
+lazy.load_ops()  # a test of every op lists the registry
 
 BEGIN = re.compile(r'#define FAST ([01])\n#include "backend/cuda/codegen/dtypes.cuh"\n')
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from flame_train.engine import lazy
 from flame_train.engine.backend import get_backend
 from flame_train.errors import EnvironmentFault
+
+lazy.load_ops()  # a test of every op lists the registry
 
 
 @pytest.hookimpl(trylast=True)  # once `-k` and `-m` have chosen

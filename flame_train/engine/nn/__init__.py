@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .. import lazy
 from ..counterparts import NN, absent
-from .activations import GELU, Dropout, Identity, ReLU, Sigmoid, SiLU, Tanh
-from .attention import MultiheadAttention
-from .batch_norm import BatchNorm1d, BatchNorm2d
 from .fit import check_shapes
 from .layers import (
     Conv2d,
-    ConvTranspose2d,
     Embedding,
     GroupNorm,
     LayerAdapter,
@@ -67,8 +64,28 @@ __all__ = [
     "param",
 ]
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:  # the library's, loaded when asked for
+    from ..library.multihead_attention import MultiheadAttention
+    from ..library.torch_layers import (
+        GELU,
+        BatchNorm1d,
+        BatchNorm2d,
+        ConvTranspose2d,
+        Dropout,
+        Identity,
+        ReLU,
+        Sigmoid,
+        SiLU,
+        Tanh,
+    )
+else:
 
     def __getattr__(name: str) -> Any:
-        """Says what to write for a name that PyTorch has."""
+        """Loads a layer of the library; of any other name says what to write."""
+        if name in lazy.LAYERS:
+            return globals().setdefault(name, lazy.attribute(lazy.LAYERS, name))
         raise absent("nn", name, NN)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -74,7 +74,7 @@ def grouped_linear(layers: Sequence[Linear], x: Tensor) -> tuple[Tensor, ...]:
     return joined if joined is not None else tuple(layer(x) for layer in layers)
 
 
-class _Convolution(Module):
+class Convolution(Module):
     """The weight and the bias of a convolution. Raises ShapeError for channels that groups do not divide.
 
     Args:
@@ -98,7 +98,7 @@ class _Convolution(Module):
         self.bias = param(self.out_channels, init="zeros") if bias else None
 
 
-class Conv2d(_Convolution):
+class Conv2d(Convolution):
     """2-D convolution over channels-last activations (B, H, W, C).
 
     weight is (out, in / groups, kh, kw) as in checkpoints.
@@ -140,43 +140,6 @@ class Conv2d(_Convolution):
         """The convolution without the adapter."""
         w, b = compute_copy(self.weight), compute_copy(self.bias)
         return F.conv2d(x, w, b, self.stride, self.padding, self.dilation, self.groups, layout=self.layout)
-
-
-class ConvTranspose2d(_Convolution):
-    """Transposed 2-D convolution over channels-last activations (B, H, W, C), or (B, C, H, W) with layout="NCHW".
-
-    weight is (in, out / groups, kh, kw) as in checkpoints.
-
-    Args:
-        in_channels, out_channels, kernel_size, stride, padding, groups, bias, dilation: as in `Conv2d`.
-        output_padding: pixels added to the output at its ends.
-        layout: "NHWC" or "NCHW", of input and output.
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Pair,
-        stride: Pair = 1,
-        padding: Pair = 0,
-        output_padding: Pair = 0,
-        groups: int = 1,
-        *,
-        bias: bool = True,
-        dilation: Pair = 1,
-        layout: str = "NHWC",
-    ) -> None:
-        super().__init__((in_channels, out_channels), kernel_size, groups, bias, transposed=True)
-        self.stride, self.padding, self.dilation = stride, padding, dilation
-        self.output_padding = output_padding
-        self.layout = checked_layout(self, layout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        w, b = compute_copy(self.weight), compute_copy(self.bias)
-        return F.conv_transpose2d(
-            x, w, b, self.stride, self.padding, self.output_padding, self.groups, self.dilation, layout=self.layout
-        )
 
 
 class LayerNorm(Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .. import lazy
 from ..counterparts import OPTIM, absent
 from .ema import EMA
 from .flat_parameters import FlatParameters, Segment
@@ -21,7 +22,6 @@ from .optimizers import AdamRule, AdamWRule, SGDRule
 from .scaler import LossScaler
 from .schedule import Schedule
 from .step_control import METRICS
-from .torch_api import SGD, Adam, AdamW
 from .transform import ClipNorm, ClipValue, GradientNoise, Rule, State, Step, Transform
 
 __all__ = [
@@ -54,8 +54,16 @@ __all__ = [
     "statistics",
 ]
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:  # the library's, loaded when asked for
+    from ..library.torch_optimizers import SGD, Adam, AdamW
+else:
 
     def __getattr__(name: str) -> Any:
-        """Says what to write for a name that PyTorch has."""
+        """Loads an optimizer of the library; of any other name says what to write."""
+        if name in lazy.OPTIMIZERS:
+            return globals().setdefault(name, lazy.attribute(lazy.OPTIMIZERS, name))
         raise absent("optim", name, OPTIM)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from ...errors import ShapeError, kind_of
+from .. import lazy
 from ..autograd.backprop import backward
 from ..autograd.graph import Node
 from ..autograd.hooks import HookHandle, Hooks
@@ -44,7 +45,7 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
 
         def __getattr__(self, name: str) -> Any:
             """Says what to write for a method that PyTorch has."""
-            if hint := absent_from_tensor(name, REGISTRY):
+            if hint := absent_from_tensor(name, REGISTRY | lazy.OPS):
                 raise AttributeError(f"Tensor has no attribute {name!r}: {hint}")
             return object.__getattribute__(self, name)  # raises Python's own error, or a property's
 

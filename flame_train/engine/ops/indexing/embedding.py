@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from ....errors import ShapeError
 from ...backend.cuda.launcher import Launcher
-from ...dtype import Array, bool_, compute_dtype, float32, int32, int64, is_float
+from ...dtype import Array, bool_, compute_dtype, is_float
 from ...namespace import Namespace, is_numpy
 from ...op import ErrorSample, primitive, sample
-from ...op_samples import booleans, integers
+from ...op_samples import Values, booleans, integers
 from ..common.dims import Shape, axis
 from ..common.elementwise_codegen import elementwise_kernel
+from .index_elements import element_sums, elements, no_elements_by_index
 from .index_rows import no_rows_by_index, summed, taken
 
 
@@ -97,71 +97,13 @@ embedding.perf_samples(
     sample(integers(1, 1000), (7, 72)),
     sample(integers(3000, 2, 1100), (3000, 40)),
 )
+
 embedding.samples(sample(integers(5, 2, 3), (5, 4)), sample(integers(5, 7), (5, 1)))
+
 embedding.errors(
     ErrorSample(sample((2, 3), (5, 4)), ShapeError, "expected whole-number indices, got float64"),
     ErrorSample(sample(np.array([0, -1]), (5, 4)), IndexError, r"in \[0, 5\), got -1 to 0"),
     ErrorSample(sample(integers(5, 2), (5, 4), 5), IndexError, r"padding_idx in \[-5, 5\), got 5"),
-)
-
-
-@primitive(torch="index_select", data_movement=True)
-def index_select(xp: Namespace, input: Array, dim: int, index: Array) -> Array:
-    """The slices of input along dim that index (1-D) names"""
-    if index.ndim > 1 or index.dtype.kind not in "iu":
-        raise ShapeError(f"index_select: expected 1-D whole-number indices, got {index.dtype.name} {index.shape}")
-    along = axis(dim, input.ndim, "index_select")
-    if input.ndim == 0 and index.size != 1:
-        raise ShapeError(f"index_select: expected one index into a tensor of one number, got {index.size}")
-    rows = input if input.ndim else input.reshape(1)
-    check_within(xp, "index_select", index, rows.shape[along])
-    return xp.take(rows, index.reshape(-1), axis=along).reshape(_selected(input.shape, dim, index.size))
-
-
-def _selected(shape: Shape, dim: int, count: int) -> Shape:
-    return tuple(count if d == dim % len(shape) else n for d, n in enumerate(shape)) if shape else ()
-
-
-index_select.non_differentiable("index")
-
-
-@index_select.vjp("input")
-def _(xp: Namespace, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
-    if not input_shape:
-        return g
-    moved = xp.moveaxis(g, dim, 0)
-    return xp.moveaxis(added_at(xp, (input_shape[dim], *moved.shape[1:]), index.reshape(-1), moved), 0, dim)
-
-
-def _no_slices(input: Array, dim: int, index: Array) -> str:
-    if input.ndim == 0 or index.ndim > 1 or not -input.ndim <= dim < input.ndim:
-        return "no slices, or arguments that are refused"
-    return no_rows_by_index(input, index)
-
-
-@index_select.cuda("flame", when=_no_slices)
-def _(k: Launcher, input: Array, dim: int, index: Array) -> Array:
-    dim = dim % input.ndim
-    outer, inner = math.prod(input.shape[:dim]), math.prod(input.shape[dim + 1 :])
-    found = taken(k, k.contiguous(input).reshape(outer, input.shape[dim], inner), index.reshape(-1))
-    return found.reshape(_selected(input.shape, dim, index.size))
-
-
-@index_select.cuda_vjp("flame", "input", when=_no_slices)
-def _(k: Launcher, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
-    moved = k.xp.moveaxis(g, dim, 0)
-    total = summed(k, k.contiguous(moved).reshape(len(moved), -1), index.reshape(-1), input_shape[dim])
-    return k.xp.moveaxis(total.reshape(input_shape[dim], *moved.shape[1:]), 0, dim)
-
-
-index_select.perf_samples(sample((7, 33, 40), 1, integers(33, 90)), sample((50, 24), 0, integers(50, 300)))
-index_select.samples(
-    sample((4, 3), 0, integers(4, 6)), sample((2, 3, 4), -2, integers(3, 2)), sample((), 0, np.array([0]))
-)
-index_select.errors(
-    ErrorSample(sample((), 0, np.array([0, 0])), ShapeError, "one index into a tensor of one number, got 2"),
-    ErrorSample(sample((4, 3), 0, integers(4, 2, 2)), ShapeError, "expected 1-D whole-number indices"),
-    ErrorSample(sample((4, 3), 1, np.array([2, -1])), IndexError, r"in \[0, 3\), got -1 to 2"),
 )
 
 
@@ -179,8 +121,8 @@ def masked_fill(xp: Namespace, input: Array, mask: Array, value: Array | float) 
 
 masked_fill.non_differentiable("mask")
 
-
 masked_fill.vjp("input")(lambda xp, g, mask: xp.where(mask, 0.0, g))
+
 masked_fill.vjp("value")(lambda xp, g, mask: xp.where(mask, g, 0.0))
 
 
@@ -196,45 +138,85 @@ elementwise_kernel(
     value="mask != 0.f ? g : 0.f",
 )
 
-
 masked_fill.samples(sample((3, 4), booleans(3, 4), -1.5), sample((2, 3, 4), booleans(4), ()))
+
 masked_fill.errors(
     ErrorSample(sample((3,), (3,), 0.0), ShapeError, "expected a boolean mask, got float64"),
     ErrorSample(sample(integers(3, 2), booleans(2), 0.5), ShapeError, "int64 cannot hold 0.5"),
 )
 
 
-@primitive(torch="nn.functional.one_hot", data_movement=True)
-def one_hot(xp: Namespace, input: Array, num_classes: int = -1) -> Array:
-    """1 at each index along a new last dim of num_classes, else 0 (int64); -1 takes the largest index plus one"""
-    if input.dtype.kind not in "iu":
-        raise ShapeError(f"one_hot: expected whole-number classes, got {input.dtype.name}")
-    if num_classes == -1 and not input.size:
-        raise ShapeError("one_hot: expected num_classes where there is no class to count from, got -1")
-    count = int(input.max()) + 1 if num_classes == -1 else num_classes
-    check_within(xp, "one_hot", input, count)
-    return (input[..., None] == xp.arange(count)).astype(np.int64)
+def places(xp: Namespace, index: Array, dim: int, shape: Shape) -> tuple[Array, ...]:
+    """An index of all dims of an array of `shape`: `index` along dim, each entry's own position along the others."""
+    dim = axis(dim, index.ndim, "index")
+    grids = []
+    for d, n in enumerate(index.shape):
+        along = [1] * index.ndim
+        along[d] = -1
+        grids.append(index % shape[d] if d == dim else (xp.arange(n) % shape[d]).reshape(along))
+    return tuple(grids)
 
 
-one_hot.non_differentiable("input")
+def check_index(op: str, input: Array, index: Array, src: Array | None = None) -> None:
+    """Raises ShapeError unless index holds integers and has as many dims as input and src."""
+    if index.dtype.kind not in "iu":
+        raise ShapeError(f"{op}: expected whole-number indices, got {index.dtype.name}")
+    if index.ndim != input.ndim or (src is not None and src.ndim != input.ndim):
+        shapes = [tuple(a.shape) for a in (input, index, src) if a is not None]
+        raise ShapeError(f"{op}: input, index and source must have as many dims, got {shapes}")
 
 
-def _no_classes(input: Array, num_classes: int) -> str:
-    if input.dtype not in (int32, int64) or input.size == 0:
-        return "nothing to compute with"
-    return "" if 0 < num_classes <= 1 << 24 else "classes to be counted first, or more than fp32 counts"
+@primitive(torch="take_along_dim", data_movement=True)
+def take_along_dim(xp: Namespace, input: Array, indices: Array, dim: int | None = None) -> Array:
+    """input[..., indices[..., i, ...], ...] along dim, where -1 is the last; without dim both are flattened"""
+    if dim is None:
+        check_within(xp, "take_along_dim", indices, input.size)
+        return input.reshape(-1)[indices.reshape(-1)]
+    check_index("take_along_dim", input, indices)
+    along = axis(dim, input.ndim, "take_along_dim")
+    others = [(*s[:along], 1, *s[along + 1 :]) for s in (indices.shape, input.shape)]
+    np.broadcast_shapes(*others)  # a ValueError, where NumPy's indexing would raise an IndexError
+    size = input.shape[along] if input.ndim else 1
+    check_within(xp, "take_along_dim", indices, size, -size)
+    return xp.take_along_axis(input, indices, axis=along)
 
 
-@one_hot.cuda("generated", when=_no_classes)
-def _(k: Launcher, input: Array, num_classes: int) -> Array:
-    operands = {"input": input[..., None], "at": k.xp.arange(num_classes, dtype=float32)}
-    return k.elementwise(("input == at ? 1.f : 0.f",), operands, (int64,))[0]
+take_along_dim.non_differentiable("indices")
 
 
-one_hot.samples(sample(integers(5, 2, 3), 5), sample(integers(4, 6)))
-one_hot.errors(
-    ErrorSample(sample((3,), 4), ShapeError, "expected whole-number classes, got float64"),
-    ErrorSample(sample(np.array([0, -1])), IndexError, r"in \[0, 1\), got -1 to 0"),
-    ErrorSample(sample(np.array([0, 4]), 4), IndexError, r"in \[0, 4\), got 0 to 4"),
-    ErrorSample(sample(integers(3, 0)), ShapeError, "expected num_classes"),
+@take_along_dim.vjp("input")
+def _(xp: Namespace, g: Array, input_shape: Shape, indices: Array, dim: int | None) -> Array:
+    if dim is None:
+        return added_at(xp, (int(np.prod(input_shape)),), indices.reshape(-1), g).reshape(input_shape)
+    return added_at(xp, input_shape, places(xp, xp.broadcast_to(indices, g.shape), dim, input_shape), g)
+
+
+def _no_elements_along(input: Array, indices: Array, dim: int | None) -> str:
+    return "flattened" if dim is None else no_elements_by_index(input, dim, indices)
+
+
+@take_along_dim.cuda("flame", when=_no_elements_along)
+def _(k: Launcher, input: Array, indices: Array, dim: int) -> Array:
+    return elements(k, input, dim, indices)
+
+
+@take_along_dim.cuda_vjp("flame", "input", when=_no_elements_along)
+def _(k: Launcher, g: Array, input_shape: Shape, indices: Array, dim: int) -> Array:
+    return element_sums(k, g, dim, indices, input_shape)
+
+
+take_along_dim.errors(
+    ErrorSample(sample((3, 5), integers(5, 3), 1), ShapeError, "take_along_dim: .* must have as many dims"),
+    ErrorSample(sample((3, 5), (3, 2), 1), ShapeError, "expected whole-number indices, got float64"),
+    ErrorSample(sample((3, 5), np.array([0, -1])), IndexError, r"in \[0, 15\), got -1 to 0"),
+    ErrorSample(sample((3, 5), integers(5, 2, 5), 1), ShapeError, "do not broadcast together"),
+    ErrorSample(sample((3, 5), np.full((3, 1), -6), 1), IndexError, r"in \[-5, 5\), got -6 to -6"),
+)
+
+take_along_dim.samples(
+    sample((3, 5), integers(5, 3, 2), 1),
+    sample((3, 5, 2), integers(3, 4, 5, 2), 0),
+    sample((3, 5), integers(15, 4)),
+    sample((3, 5), Values((3, 2), -5, 5, kind="int"), 1),
+    sample((1, 5), integers(5, 3, 2), 1),
 )

@@ -62,6 +62,7 @@ matmul.samples(
     sample((2, 3, 0), (0, 4)),
     sample((2, 3, 0), (2, 0, 4)),
 )
+
 matmul.errors(
     ErrorSample(sample((2, 3), (4, 2)), ShapeError, "inner sizes 3 and 4 differ"),
     ErrorSample(sample((), (4, 2)), ShapeError, "at least 1 dim each"),
@@ -111,6 +112,7 @@ def residual_fits(input: Array | Tensor, weight: Array | Tensor, residual: Array
 
 
 linear.vjp("input")(lambda xp, g, weight: rows_product(xp, g, weight))
+
 linear.vjp("weight")(lambda xp, g, input: xp.matmul(_rows(g).T, _rows(input)))
 
 
@@ -127,40 +129,11 @@ linear.samples(
     sample((2, 3, 0), (5, 0), (5,)),
     sample((2, 3, 4), (0, 4), (0,)),
 )
+
 linear.errors(
     ErrorSample(sample((2, 3), (4, 5)), ShapeError, r"last dim 3 but weight is \(4, 5\)"),
     ErrorSample(sample((2, 3), (3,)), ShapeError, r"weight \(out, in\), got \(2, 3\), \(3,\)"),
 )
-
-
-@composite(torch="bmm")
-def bmm(input: Tensor, mat2: Tensor) -> Tensor:
-    """input @ mat2 for batches of matrices, (B, n, m) and (B, m, p)"""
-    if input.ndim != 3 or mat2.ndim != 3 or input.shape[0] != mat2.shape[0]:
-        raise ShapeError(f"bmm: expected (B, n, m) and (B, m, p), got {input.shape} and {mat2.shape}")
-    return matmul(input, mat2)
-
-
-bmm.samples(sample((2, 3, 4), (2, 4, 5)), sample((0, 3, 4), (0, 4, 5)))
-bmm.errors(
-    ErrorSample(sample((2, 3, 4), (4, 5)), ShapeError, r"expected \(B, n, m\) and \(B, m, p\)"),
-    ErrorSample(sample((2, 3, 4), (2, 3, 5)), ShapeError, "inner sizes 4 and 3 differ"),
-)
-
-
-@composite(torch="outer")
-def outer(input: Tensor, vec2: Tensor) -> Tensor:
-    """input[i] * vec2[j] as a matrix"""
-    if input.ndim != 1 or vec2.ndim != 1:
-        raise ShapeError(f"outer: expected two vectors, got {input.shape} and {vec2.shape}")
-    return input.unsqueeze(1) * vec2
-
-
-outer.samples(sample((3,), (4,)))
-outer.errors(ErrorSample(sample((3,), (1, 4)), ShapeError, "expected two vectors"))
-
-
-# ---- cuBLASLt ------------------------------------------------------------------------------------------
 
 
 def _products(input: Array, other: Array) -> str:
@@ -236,6 +209,7 @@ def linear_add(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Ten
 
 
 linear_add.samples(sample((2, 3, 4), (5, 4), (5,), (2, 3, 5)), sample((3, 4), (5, 4), None, (3, 5)))
+
 linear_add.errors(
     ErrorSample(sample((2, 3), (3,), (3,), (2, 3)), ShapeError, r"weight \(out, in\)"),
     ErrorSample(sample((2, 3), (4, 3), (4,), (4,)), ShapeError, "a residual of the result's shape"),
@@ -277,7 +251,9 @@ def _(k: Launcher, g: Array) -> Array:
 
 
 matmul.perf_samples(sample((4, 8, 96, 64), (4, 8, 64, 80)), sample((300, 200), (200, 100)))
+
 linear_add.perf_samples(
     sample((2, 77, 640), (1280, 640), (1280,), (2, 77, 1280)), sample((333, 250), (130, 250), None, (333, 130))
 )
+
 linear.perf_samples(sample((2, 77, 640), (1280, 640), (1280,)), sample((333, 250), (130, 250)))

@@ -9,23 +9,12 @@ from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ...namespace import Namespace
 from ...op import ErrorSample, Op, primitive, sample
-from ...op_samples import Values, apart
 from ..common import special
 from ..common.conditions import floating
 from ..common.dims import size_along
 from ..common.elementwise_codegen import elementwise_kernel
 from .declare import unary
 from .unary import sigmoid_value
-
-relu = unary(
-    "relu",
-    "max(input, 0); the gradient at zero is zero",
-    lambda xp, input: xp.maximum(input, 0),
-    lambda xp, g, out: xp.where(out <= 0, 0.0, g),  # so that the gradient at NaN is not hidden
-    torch="nn.functional.relu",
-    integers=True,
-    make=apart,
-)
 
 
 def _silu_gradient(xp: Namespace, g: Array, input: Array) -> Array:
@@ -41,6 +30,7 @@ silu = unary(
     kernel=("silu(input)", "g * silu_derivative(input)"),
     torch="nn.functional.silu",
 )
+
 silu.perf_samples(sample((4097, 1283)))
 
 
@@ -61,8 +51,8 @@ quick_gelu = unary(
     torch=None,
 )
 
-
 _INV_SQRT2 = 1.0 / math.sqrt(2.0)
+
 _INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 
 
@@ -74,13 +64,13 @@ def gelu(xp: Namespace, input: Array, *, approximate: str = "none") -> Array:
 
 gelu.vjp("input")(lambda xp, g, input, approximate: g * gelu_derivative(xp, input, approximate))
 
-
 elementwise_kernel(
     gelu,
     "gelu(input)",
     input="g * gelu_derivative(input)",
     when=lambda approximate: approximate == "none" or "approximate asks for another formula",
 )
+
 elementwise_kernel(
     gelu,
     "gelu_tanh(input)",
@@ -88,8 +78,8 @@ elementwise_kernel(
     when=lambda approximate: approximate == "tanh" or "approximate asks for another formula",
 )
 
-
 gelu.samples(sample((3, 5)), sample((3, 5), approximate="tanh"), sample((0,)))
+
 gelu.errors(ErrorSample(sample((2,), approximate="fast"), ValueError, "'none' or 'tanh', got 'fast'"))
 
 
@@ -126,108 +116,12 @@ def gelu_value(xp: Namespace, x: Array) -> Array:
     return x * _phi(xp, x, "none")
 
 
-@primitive(torch="nn.functional.leaky_relu")
-def leaky_relu(xp: Namespace, input: Array, negative_slope: float = 0.01) -> Array:
-    """input where it is positive, else negative_slope * input"""
-    return xp.where(input > 0, input, negative_slope * input)
-
-
-leaky_relu.vjp("input")(lambda xp, g, input, negative_slope: xp.where(input > 0, g, negative_slope * g))
-elementwise_kernel(leaky_relu)
-leaky_relu.samples(sample(apart(3, 5)), sample(apart(4), 0.2), sample((0, 2)))
-
-
-@primitive(torch="nn.functional.elu")
-def elu(xp: Namespace, input: Array, alpha: float = 1.0) -> Array:
-    """input where it is positive, else alpha * (exp(input) - 1) (arXiv 1511.07289)"""
-    return xp.where(input > 0, input, alpha * xp.expm1(xp.minimum(input, 0.0)))
-
-
-elu.vjp("input")(lambda xp, g, input, alpha: g * xp.where(input > 0, 1.0, alpha * xp.exp(xp.minimum(input, 0.0))))
-
-
-elementwise_kernel(
-    elu, "input > 0.f ? input : alpha * expm1f(input)", input="input > 0.f ? g : g * alpha * e_to(input)"
-)
-
-
-elu.samples(sample(apart(3, 5)), sample(apart(4), 0.7), sample((0, 2)))
-
-
-@primitive(torch="nn.functional.softplus")
-def softplus(xp: Namespace, input: Array, beta: float = 1.0, threshold: float = 20.0) -> Array:
-    """log(1 + exp(beta * input)) / beta; input itself where beta * input exceeds threshold"""
-    x = beta * input
-    return xp.where(x > threshold, input, softplus_value(xp, x) / beta)
-
-
-def softplus_value(xp: Namespace, x: Array) -> Array:
-    """log(1 + e^x), computed without overflow and without losing small values."""
-    return xp.maximum(x, 0.0) + xp.log1p(xp.exp(-xp.abs(x)))
-
-
-@softplus.vjp("input")
-def _(xp: Namespace, g: Array, input: Array, beta: float, threshold: float) -> Array:
-    x = beta * input
-    return xp.where(x > threshold, g, g * sigmoid_value(xp, x))
-
-
-elementwise_kernel(
-    softplus,
-    "float x = beta * input; x > threshold ? input : softplus(x) / beta",
-    input="float x = beta * input; x > threshold ? g : g * sigmoid(x)",
-)
-
-
-softplus.samples(sample((3, 5)), sample((6,), 2.0, 1.0), sample((0, 2)))
-
-
-def _mish_gradient(xp: Namespace, g: Array, input: Array) -> Array:
-    t = xp.tanh(softplus_value(xp, input))
-    return g * (t + input * (1.0 - t * t) * sigmoid_value(xp, input))
-
-
-mish = unary(
-    "mish",
-    "input * tanh(softplus(input)) (arXiv 1908.08681)",
-    lambda xp, input: input * xp.tanh(softplus_value(xp, input)),
-    _mish_gradient,
-    kernel=(
-        "input * mish_gate(input)",
-        "float t = mish_gate(input); g * (t + input * (1.f - t * t) * sigmoid(input))",
-    ),
-    torch="nn.functional.mish",
-)
-hardswish = unary(
-    "hardswish",
-    "input * min(max(input + 3, 0), 6) / 6 (arXiv 1905.02244)",
-    lambda xp, input: input * xp.clip(input + 3.0, 0.0, 6.0) / 6.0,
-    lambda xp, g, input: xp.where(input <= -3.0, 0.0, xp.where(input >= 3.0, g, g * (input / 3.0 + 0.5))),
-    torch="nn.functional.hardswish",
-    make=lambda *shape: Values(shape, -5.0, 5.0),
-)
-
-
-@primitive(torch=None)
-def swiglu(xp: Namespace, input: Array) -> Array:
-    """value * silu(gate) for input = [value, gate] along the last dim (arXiv 2002.05202)"""
-    value, gate = halves(input, "swiglu")
-    return value * gate * sigmoid_value(xp, gate)
-
-
 def halves(x: Array, op: str) -> tuple[Array, Array]:
     """The value and the gate, the two halves of the last dim, as views. Raises ShapeError unless its size is even."""
     if size_along(x.shape, -1, op) % 2:
         raise ShapeError(f"{op}: expected an even last dim holding value and gate, got {tuple(x.shape)}")
     n = x.shape[-1] // 2
     return x[..., :n], x[..., n:]
-
-
-@swiglu.vjp("input")
-def _(xp: Namespace, g: Array, input: Array) -> Array:
-    value, gate = halves(input, "swiglu")
-    s = sigmoid_value(xp, gate)
-    return xp.concatenate([g * gate * s, g * value * s * (1.0 + gate * (1.0 - s))], axis=-1)
 
 
 def gated_kernels(op: Op, activation: str) -> None:
@@ -250,12 +144,3 @@ def gated_kernels(op: Op, activation: str) -> None:
 
     op.cuda("generated", when=halved)(forward)
     op.cuda_vjp("generated", "input", when=halved)(backward)
-
-
-gated_kernels(swiglu, "silu")
-swiglu.samples(sample((2, 3, 8)), sample((5, 2)), sample((0, 4)))
-swiglu.errors(
-    ErrorSample(sample((2, 3)), ShapeError, "swiglu: expected an even last dim"),
-    ErrorSample(sample(()), ShapeError, "swiglu: expected a tensor of at least 1 dim"),
-)
-swiglu.perf_samples(sample((3, 77, 2560)))

@@ -26,6 +26,7 @@ def add(xp: Namespace, input: Array, other: Array | float, *, alpha: float = 1.0
 
 
 add.vjp("input")(lambda xp, g: g)
+
 add.vjp("other")(lambda xp, g, alpha: g if alpha == 1.0 else alpha * g)
 
 
@@ -36,10 +37,11 @@ def sub(xp: Namespace, input: Array, other: Array | float, *, alpha: float = 1.0
 
 
 sub.vjp("input")(lambda xp, g: g)
+
 sub.vjp("other")(lambda xp, g, alpha: -alpha * g)
 
-
 elementwise_kernel(add, "input + alpha * other", input="g", other="alpha * g")
+
 elementwise_kernel(sub, "input - alpha * other", input="g", other="-alpha * g")
 
 
@@ -50,8 +52,8 @@ def rsub(xp: Namespace, input: Array, other: Array | float, *, alpha: float = 1.
 
 
 rsub.vjp("input")(lambda xp, g, alpha: -alpha * g)
-rsub.vjp("other")(lambda xp, g: g)
 
+rsub.vjp("other")(lambda xp, g: g)
 
 elementwise_kernel(rsub, "other - alpha * input", input="-alpha * g", other="g")
 
@@ -63,7 +65,9 @@ def mul(xp: Namespace, input: Array, other: Array | float) -> Array:
 
 
 mul.vjp("input")(lambda xp, g, other: g * other)
+
 mul.vjp("other")(lambda xp, g, input: g * input)
+
 elementwise_kernel(mul)
 
 
@@ -101,18 +105,19 @@ elementwise_kernel(
     other="-g * (input / other) / other",
 )
 
-
 div.errors(
     ErrorSample(sample((2,), (2,), rounding_mode="up"), ValueError, "'floor' or 'trunc', got 'up'"),
     ErrorSample(sample(integers(3, 2), 0, rounding_mode="floor"), ZeroDivisionError, "whole numbers divided by zero"),
 )
 
-
 mul.samples(*OF_TWO)
+
 for _op in (add, sub, rsub, mul):
     _op.errors(NOT_BROADCAST)
+
 for _op in (add, sub, rsub):
     _op.samples(*OF_TWO, sample((2, 3), (3,), alpha=0.5))
+
 div.samples(
     *OF_TWO,
     sample((4, 3), apart(3), rounding_mode="floor"),
@@ -155,14 +160,15 @@ def _square(exponent: Any) -> bool | str:
 
 
 elementwise_kernel(pow, "input * input", when=_square, input="2.f * g * input")
+
 elementwise_kernel(
     pow,
     "powf(input, exponent)",
     input="exponent == 0.f ? 0.f : g * exponent * powf(input, exponent - 1.f)",
     exponent="input == 0.f && exponent >= 0.f ? 0.f : g * out * logf(input)",
 )
-pow.errors(NOT_BROADCAST)
 
+pow.errors(NOT_BROADCAST)
 
 pow.samples(
     sample(positive(2, 3), 1.5),
@@ -173,8 +179,8 @@ pow.samples(
     sample(1.7, (2, 3)),
 )
 
-
 neg = unary("neg", "-input", lambda xp, input: -input, lambda xp, g: -g, integers=True)
+
 abs = unary(
     "abs",
     "|input|; the gradient at zero is zero",
@@ -183,6 +189,7 @@ abs = unary(
     integers=True,
     make=apart,
 )
+
 square = unary(
     "square",
     "input * input",
@@ -190,14 +197,7 @@ square = unary(
     lambda xp, g, input: 2.0 * g * input,
     integers=True,
 )
-sign = unary(
-    "sign",
-    "-1, 0 or 1; the gradient is zero",
-    lambda xp, input: input.copy() if input.dtype == bool else xp.sign(input),
-    lambda xp, g: xp.zeros_like(g),
-    integers=True,
-    make=apart,
-)
+
 reciprocal = unary(
     "reciprocal", "1 / input", lambda xp, input: 1.0 / input, lambda xp, g, out: -g * out * out, make=apart
 )
@@ -213,9 +213,10 @@ def lerp(xp: Namespace, input: Array, end: Array, weight: Array | float) -> Arra
 
 
 lerp.vjp("input")(lambda xp, g, weight: g * (1.0 - weight))
-lerp.vjp("end")(lambda xp, g, weight: g * weight)
-lerp.vjp("weight")(lambda xp, g, input, end: g * (end - input))
 
+lerp.vjp("end")(lambda xp, g, weight: g * weight)
+
+lerp.vjp("weight")(lambda xp, g, input, end: g * (end - input))
 
 _LERP = "fabsf(weight) < 0.5f ? input + weight * (end - input) : end - (end - input) * (1.f - weight)"
 
@@ -230,9 +231,11 @@ def _(k: Launcher, g: Array, weight: float, input_shape: Shape) -> Array:
 
 
 elementwise_kernel(lerp, _LERP, input="g * (1.f - weight)", end="g * weight", weight="g * (end - input)")
+
 lerp.errors(
     ErrorSample(sample((2, 3), (4,), 0.5), ShapeError, r"lerp: the shapes of input \(2, 3\), end \(4,\) do not")
 )
+
 lerp.samples(
     sample((3, 4), (3, 4), 0.3),
     sample((3, 4), (4,), 1.2),
@@ -242,10 +245,46 @@ lerp.samples(
     sample((), (1, 3), 0.25),
 )
 
-
 add.perf_samples(
     sample((4097, 1283), (4097, 1283)),
     sample((3, 70, 640), (640,), alpha=0.5),
     sample((70, 640), (70, 1)),
     sample((61, 33, 77), (61, 1, 77)),
 )
+
+
+@primitive(torch="addcmul", accepts_integers=True)
+def addcmul(xp: Namespace, input: Array, tensor1: Array, tensor2: Array, *, value: float = 1) -> Array:
+    """input + value * tensor1 * tensor2
+
+    Args:
+        xp: the array namespace.
+        input, tensor1, tensor2: they broadcast.
+        value: the factor.
+
+    Returns:
+        In the shape to which they broadcast.
+    """
+    return input + value * tensor1 * tensor2
+
+
+addcmul.vjp("input")(lambda xp, g: g)
+
+addcmul.vjp("tensor1")(lambda xp, g, tensor2, value: g * value * tensor2)
+
+addcmul.vjp("tensor2")(lambda xp, g, tensor1, value: g * value * tensor1)
+
+elementwise_kernel(
+    addcmul,
+    "input + value * tensor1 * tensor2",
+    input="g",
+    tensor1="g * value * tensor2",
+    tensor2="g * value * tensor1",
+)
+
+addcmul.perf_samples(sample((1280, 1280), (1280, 1280), (1280, 1280), value=0.25))
+
+addcmul.samples(sample((2, 3), (2, 3), (2, 3)), sample((3, 1), (4,), (3, 4), value=-0.5), sample((0, 2), (2,), (1,)))
+
+for _op in (addcmul,):
+    _op.errors(ErrorSample(sample((2, 3), (4,), (1,)), ShapeError, "do not broadcast together"))

@@ -8,7 +8,7 @@ from ....errors import ShapeError
 from ...dtype import Array
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
-from ...op_samples import NOT_BROADCAST, Values, booleans
+from ...op_samples import Values, booleans
 from ..common.elementwise_codegen import elementwise_kernel
 
 
@@ -50,6 +50,7 @@ clamp.samples(
     sample((3, 1), (3, 4)),
     sample((3, 4), None, (3, 4)),
 )
+
 clamp.errors(ErrorSample(sample((2,)), ValueError, "expected min, max or both"))
 
 
@@ -68,37 +69,6 @@ elementwise_kernel(
 )
 
 
-def _won(xp: Namespace, g: Array, tie: Array, lost: Array) -> Array:
-    """The gradient of one of a pair: half at a tie, none where it lost. A pair with NaN has no loser, so none hides."""
-    return xp.where(tie, 0.5 * g, xp.where(lost, 0.0, g))
-
-
-@primitive(torch="maximum", accepts_integers=True)
-def maximum(xp: Namespace, input: Array, other: Array) -> Array:
-    """The larger of each pair; a tie shares the gradient evenly"""
-    return xp.maximum(input, other)
-
-
-maximum.vjp("input")(lambda xp, g, input, other: _won(xp, g, input == other, input < other))
-maximum.vjp("other")(lambda xp, g, input, other: _won(xp, g, input == other, other < input))
-
-
-@primitive(torch="minimum", accepts_integers=True)
-def minimum(xp: Namespace, input: Array, other: Array) -> Array:
-    """The smaller of each pair; a tie shares the gradient evenly"""
-    return xp.minimum(input, other)
-
-
-minimum.vjp("input")(lambda xp, g, input, other: _won(xp, g, input == other, input > other))
-minimum.vjp("other")(lambda xp, g, input, other: _won(xp, g, input == other, other > input))
-
-
-for _op in (maximum, minimum):
-    elementwise_kernel(_op)
-    _op.errors(NOT_BROADCAST)
-    _op.samples(sample((3, 4), (3, 4)), sample((2, 1, 4), (3, 1)))
-
-
 @primitive(torch="where", accepts_integers=True)
 def where(xp: Namespace, condition: Array, input: Array | float, other: Array | float) -> Array:
     """input where condition holds, else other"""
@@ -109,10 +79,9 @@ def where(xp: Namespace, condition: Array, input: Array | float, other: Array | 
 
 where.non_differentiable("condition")
 
-
 where.vjp("input")(lambda xp, g, condition: xp.where(condition, g, 0.0))
-where.vjp("other")(lambda xp, g, condition: xp.where(condition, 0.0, g))
 
+where.vjp("other")(lambda xp, g, condition: xp.where(condition, 0.0, g))
 
 elementwise_kernel(
     where,
@@ -122,11 +91,11 @@ elementwise_kernel(
     other="condition != 0.f ? 0.f : g",
 )
 
-
 where.errors(
     ErrorSample(sample(booleans(2), (3,), 0.0), ShapeError, r"of condition \(2,\), input \(3,\) do not broadcast"),
     ErrorSample(sample((2,), (2,), 0.0), ShapeError, "expected a boolean condition, got float64"),
 )
+
 where.samples(
     sample(booleans(3, 4), (3, 4), (3, 4)), sample(booleans(4), (3, 4), 0.0), sample(booleans(3, 4), (1, 4), (3, 1))
 )

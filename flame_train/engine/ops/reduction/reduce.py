@@ -10,7 +10,7 @@ from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32
 from ...namespace import Namespace
 from ...op import ErrorSample, Op, primitive, sample
-from ...op_samples import apart, no_such_dim
+from ...op_samples import no_such_dim
 from ...sums import accurate_sum
 from ..common.dims import Dims, Shape, axes, spread
 from ..common.row_kernels import extent, reduce, reduced_rows, why_not_reduction
@@ -36,10 +36,10 @@ def mean(xp: Namespace, input: Array, dim: Dims = None, keepdim: bool = False) -
 @mean.vjp("input")
 def _(xp: Namespace, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
     dims = axes(dim, len(input_shape), "mean")
-    return spread(xp, g / max(_count(input_shape, dims), 1), input_shape, dims, keepdim)
+    return spread(xp, g / max(count_along(input_shape, dims), 1), input_shape, dims, keepdim)
 
 
-def _count(shape: Shape, dims: tuple[int, ...]) -> int:
+def count_along(shape: Shape, dims: tuple[int, ...]) -> int:
     return math.prod(shape[d] for d in dims)
 
 
@@ -82,7 +82,9 @@ def _variance(xp: Namespace, x: Array, dims: tuple[int, ...], correction: float,
     """
     mean = accurate_sum(xp.mean, x, dims, True)
     centred = x - mean
-    return accurate_sum(xp.sum, centred * centred, dims, keepdim) / max(_count(x.shape, dims) - correction, 0), mean
+    return accurate_sum(xp.sum, centred * centred, dims, keepdim) / max(
+        count_along(x.shape, dims) - correction, 0
+    ), mean
 
 
 def _variance_derivative(x: Array, mean: Array, dims: tuple[int, ...], correction: float) -> Array:
@@ -91,7 +93,7 @@ def _variance_derivative(x: Array, mean: Array, dims: tuple[int, ...], correctio
 
 
 def _freedom(shape: Shape, dims: tuple[int, ...], correction: float) -> float:
-    freedom = _count(shape, dims) - correction
+    freedom = count_along(shape, dims) - correction
     return 2.0 / freedom if freedom else math.inf
 
 
@@ -131,16 +133,16 @@ def neighbours(input: Array, dim: Dims) -> str:
     if not input.ndim:
         return "a single number"
     try:
-        return why_not_reduction(input, _dims(input, dim))
+        return why_not_reduction(input, reduced_dims(input, dim))
     except ShapeError:
         return "arguments that are refused"
 
 
-def _dims(x: Array, dim: Dims) -> tuple[int, ...]:
+def reduced_dims(x: Array, dim: Dims) -> tuple[int, ...]:
     return axes(dim, x.ndim, "reduction")
 
 
-def _shaped(kept: Array, dims: tuple[int, ...], keepdim: bool) -> Array:
+def with_dims(kept: Array, dims: tuple[int, ...], keepdim: bool) -> Array:
     """A reduction's result with the reduced dims kept as size 1, as it is given, or removed."""
     return kept if keepdim else kept.reshape([n for i, n in enumerate(kept.shape) if i not in dims])
 
@@ -150,11 +152,12 @@ def reducing(op: Op, reduction: Reduction) -> None:
 
     @op.cuda("reduction", when=neighbours)
     def _(k: Launcher, input: Array, dim: Dims, keepdim: bool) -> Array:
-        dims = _dims(input, dim)
-        return _shaped(reduce(k, reduction, {"input": input}, dims, input.dtype), dims, keepdim)
+        dims = reduced_dims(input, dim)
+        return with_dims(reduce(k, reduction, {"input": input}, dims, input.dtype), dims, keepdim)
 
 
 reducing(sum, Reduction("sum", "input"))
+
 reducing(mean, Reduction("sum", "input", "total / n"))
 
 
@@ -166,7 +169,7 @@ def _(k: Launcher, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Ar
 @mean.cuda_vjp("reduction", "input", when=neighbours)
 def _(k: Launcher, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
     dims = axes(dim, len(input_shape), "mean")
-    share = k.elementwise(("g / count",), {"g": g, "count": _count(input_shape, dims)}, (g.dtype,))[0]
+    share = k.elementwise(("g / count",), {"g": g, "count": count_along(input_shape, dims)}, (g.dtype,))[0]
     return spread(k.xp, share, input_shape, dims, keepdim)
 
 
@@ -206,12 +209,13 @@ def _measuring(op: Op, result: str) -> None:
 
     @op.cuda("reduction", when=neighbours)
     def _(k: Launcher, input: Array, dim: Dims, correction: float | None, keepdim: bool) -> tuple[Array, Array]:
-        dims = _dims(input, dim)
+        dims = reduced_dims(input, dim)
         found, mean = _squares(k, input, dims, result, _given(correction))
-        return _shaped(found, dims, keepdim), mean
+        return with_dims(found, dims, keepdim), mean
 
 
 _measuring(var, _VARIANCE)
+
 _measuring(std, f"sqrtf({_VARIANCE})")
 
 
@@ -237,7 +241,7 @@ def _away_from_mean(
 
 @var.cuda_vjp("reduction", "input", when=neighbours)
 def _(k: Launcher, g: Array, input: Array, mean: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
-    dims = _dims(input, dim)
+    dims = reduced_dims(input, dim)
     spread_g = spread(k.xp, g, input.shape, dims, keepdim)
     return _away_from_mean(k, "g", input, mean, dims, _given(correction), g=spread_g)
 
@@ -246,7 +250,7 @@ def _(k: Launcher, g: Array, input: Array, mean: Array, dim: Dims, correction: f
 def _(
     k: Launcher, g: Array, input: Array, out: Array, mean: Array, dim: Dims, correction: float | None, keepdim: bool
 ) -> Array:
-    dims = _dims(input, dim)
+    dims = reduced_dims(input, dim)
     g, out = (spread(k.xp, a, input.shape, dims, keepdim) for a in (g, out))
     half = "(out == 0.f ? 0.f : g / (2.f * out))"
     return _away_from_mean(k, half, input, mean, dims, _given(correction), g=g, out=out)
@@ -261,9 +265,9 @@ for _op in (sum, mean, var, std):
         sample((77, 2048)),
     )
 
-
 for _op in (mean, var, std):
     _op.errors(no_such_dim())
+
 for _op in (sum, mean, var, std):
     _op.samples(
         sample((2, 3, 4)),
@@ -271,111 +275,8 @@ for _op in (sum, mean, var, std):
         sample((2, 3, 4), (0, 2), keepdim=True),
         sample((2, 3, 4), -1, keepdim=True),
     )
+
 sum.errors(
     ErrorSample(sample((2, 3), 2), ShapeError, "sum: dim 2 is outside a tensor of 2 dims"),
     ErrorSample(sample((2, 3), (0, -2)), ShapeError, r"a dim appears twice in \(0, -2\)"),
-)
-
-
-@primitive(torch="norm")
-def norm(xp: Namespace, input: Array, p: float | str | None = "fro", dim: Dims = None, keepdim: bool = False) -> Array:
-    """(sum |input|^p)^(1/p) over dim; "fro" is p = 2, inf the largest, -inf the smallest, 0 how many are not zero
-
-    Args:
-        xp: the array namespace.
-        input: the input.
-        p: the order.
-        dim: the dim or dims; None: all.
-        keepdim: keeps reduced dims, with size 1.
-
-    Returns:
-        The norm.
-
-    Raises:
-        ShapeError: no values for an infinite p.
-        ValueError: a p that is no order.
-    """
-    p, dims, size = _order(p), axes(dim, input.ndim, "norm"), xp.abs(input)
-    if p == 2.0:
-        return xp.sqrt(accurate_sum(xp.sum, input * input, dims, keepdim))
-    if math.isinf(p):
-        if not _count(input.shape, dims):
-            raise ShapeError(f"norm: expected at least one value over dims {dims} of {tuple(input.shape)} for p = {p}")
-        return (xp.max if p > 0 else xp.min)(size, axis=dims, keepdims=keepdim)
-    if p == 0.0:
-        return xp.sum(input != 0, axis=dims, keepdims=keepdim).astype(input.dtype)
-    return accurate_sum(xp.sum, size**p, dims, keepdim) ** (1.0 / p)
-
-
-def _order(p: float | str | None) -> float:
-    if p is None or p == "fro":
-        return 2.0
-    if isinstance(p, str):
-        raise ValueError(f"norm: expected p a number or 'fro', got {p!r}")
-    return float(p)
-
-
-@norm.vjp("input")
-def _(xp: Namespace, g: Array, input: Array, out: Array, p: float | str | None, dim: Dims, keepdim: bool) -> Array:
-    p, dims, size = _order(p), axes(dim, input.ndim, "norm"), xp.abs(input)
-    g, n = (spread(xp, a, input.shape, dims, keepdim) for a in (g, out))
-    if p == 0.0:
-        return xp.zeros_like(input)
-    if math.isinf(p):
-        here = size == n
-        return xp.where(here, g * xp.sign(input) / xp.sum(here, axis=dims, keepdims=True), 0.0)
-    absent = (n == 0) | (input == 0)  # there the gradient is zero by convention
-    ratio = xp.where(absent, 1.0, size) / xp.where(absent, 1.0, n)
-    return xp.where(absent, 0.0, g * xp.sign(input) * ratio ** (p - 1.0))
-
-
-_NORMS = {
-    2.0: Reduction("sum", "input * input", "sqrtf(total)"),
-    1.0: Reduction("sum", "fabsf(input)"),
-    math.inf: Reduction("max", "fabsf(input)"),
-    -math.inf: Reduction("min", "fabsf(input)"),
-}
-
-
-def _norm_condition(input: Array, p: float | str | None, dim: Dims) -> str:
-    if p is not None and p != "fro" and (isinstance(p, str) or float(p) not in _NORMS):
-        return f"no kernel for p = {p}"
-    return neighbours(input, dim)
-
-
-@norm.cuda("reduction", when=_norm_condition)
-def _(k: Launcher, input: Array, p: float | str | None, dim: Dims, keepdim: bool) -> Array:
-    dims = _dims(input, dim)
-    return _shaped(reduce(k, _NORMS[_order(p)], {"input": input}, dims, input.dtype), dims, keepdim)
-
-
-def _norm_gradient_condition(input: Array, p: float | str | None, dim: Dims) -> str:
-    reason = _norm_condition(input, p, dim)
-    return reason or ("ties share the gradient" if math.isinf(_order(p)) else "")
-
-
-@norm.cuda_vjp("reduction", "input", when=_norm_gradient_condition)
-def _(k: Launcher, g: Array, input: Array, out: Array, p: float | str | None, dim: Dims, keepdim: bool) -> Array:
-    g, n = (spread(k.xp, a, input.shape, _dims(input, dim), keepdim) for a in (g, out))
-    expression = "n == 0.f ? 0.f : g * (input / n)" if _order(p) == 2.0 else "g * sign(input)"
-    return k.elementwise((expression,), {"input": input, "g": g, "n": n}, (input.dtype,), input.shape)[0]
-
-
-norm.perf_samples(
-    sample((3, 700, 40), 2, 1), sample((3, 70, 640)), sample((300, 77), 1, -1), sample((3, 700, 40), math.inf, (0, 1))
-)
-norm.samples(
-    sample((2, 3, 4)),
-    sample((2, 3, 4), 2, -1),
-    sample((2, 3, 4), None, (0, 1)),
-    sample(apart(2, 3, 4), 1, (0, 2), keepdim=True),
-    sample(apart(2, 3), 3.5, 1),
-    sample(apart(2, 3), 0.7, 0),
-    sample((2, 3), float("inf"), 0),
-    sample(apart(2, 3), float("-inf")),
-    sample((2, 3), 0, 1),
-)
-norm.errors(
-    ErrorSample(sample((2, 3), "nuc"), ValueError, "a number or 'fro', got 'nuc'"),
-    ErrorSample(sample((2, 0), math.inf, 1), ShapeError, "at least one value over dims"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from ...dtype import Array, promote, promote_floats
 from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...tensors.tensor import Tensor
-from ..common.conditions import floating
+from ..common.conditions import floating, no_copies
 from ..common.dims import Shape, axis, size_along
+from ..indexing.embedding import added_at
 
 
 @primitive(torch="cat", data_movement=True)
@@ -58,7 +59,9 @@ def check_alike(tensors: Sequence[Array], dim: int) -> None:
 
 
 cat.samples(sample([(2, 3), (1, 3), (4, 3)]), sample([(2, 3), (2, 5)], -1))
+
 cat.perf_samples(sample([(2, 9, 7, 64), (2, 9, 7, 40)], -1), sample([(2, 3, 65), (2, 4, 65), (2, 1, 65)], 1))
+
 cat.errors(
     ErrorSample(sample([(2, 3), (3, 2)]), ShapeError, "equal but for dim 0"),
     ErrorSample(sample([(2, 3), (2, 3)], 2), ShapeError, "dim 2 is outside a tensor of 2 dims"),
@@ -96,7 +99,9 @@ stack.errors(
     ErrorSample(sample([(2, 3), (3, 2)]), ShapeError, r"stack: expected equal shapes, got .*\(3, 2\)"),
     ErrorSample(sample([(2, 3), (2, 3)], 3), ShapeError, "stack: dim 3 is outside a tensor of 3 dims"),
 )
+
 stack.perf_samples(sample([(3, 70, 64)] * 3, 1), sample([(70, 33)] * 2, -1))
+
 stack.samples(sample([(2, 3), (2, 3)]), sample([(2, 3), (2, 3), (2, 3)], 1))
 
 
@@ -128,6 +133,7 @@ def _(k: Launcher, g: tuple[Array, ...], dim: int, targets: GradTargets) -> Arra
 
 
 split.samples(sample((5, 3), 2), sample((2, 6), (1, 2, 3), 1))
+
 split.errors(
     ErrorSample(sample((5, 3), (2, 2)), ShapeError, "do not add up to 5"),
     ErrorSample(sample((5, 3), (-1, 6)), ShapeError, "sections of 0 or more, got .-1, 6."),
@@ -146,18 +152,115 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 
 
 chunk.errors(ErrorSample(sample((2, 3), 0), ValueError, "at least one chunk, got 0"))
+
 chunk.samples(sample((2, 6), 2, -1), sample((5, 2), 3), sample((2, 0), 2, 1))
 
 
-@composite(torch="unbind", multiple=True)
-def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-    """The slices along dim, without it"""
-    size_along(input.shape, dim, "unbind")
-    return tuple(piece.squeeze(dim) for piece in split(input, 1, dim)) if input.shape[dim] else ()
+@primitive(torch="nn.functional.pad", data_movement=True)
+def pad(xp: Namespace, input: Array, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Array:
+    """input with something around it; pad = (last dim before, after, next to last before, after, ...)
+
+    The something is `value` (0 if not given) in mode "constant". It is input itself mirrored, its border repeated or
+    its other end in modes "reflect", "replicate" and "circular". Negative numbers cut off.
+
+    Args:
+        xp: the array namespace.
+        input: the input.
+        pad: (left, right) of the last dim, then of the one before, and so on; negative numbers cut.
+        mode: "constant", "reflect", "replicate" or "circular".
+        value: what a constant padding holds.
+
+    Returns:
+        The padded tensor.
+
+    Raises:
+        ShapeError: numbers that do not fit.
+        ValueError: an unknown mode.
+    """
+    widths = _widths(pad, input.ndim)
+    if mode == "constant":
+        if any(a + n + b < 0 for (a, b), n in zip(widths, input.shape, strict=True)):
+            raise ShapeError(f"pad: {tuple(pad)} cuts more off {tuple(input.shape)} than there is")
+        kept = input[tuple(slice(max(-a, 0), n - max(-b, 0)) for (a, b), n in zip(widths, input.shape, strict=True))]
+        return xp.pad(kept, [(max(a, 0), max(b, 0)) for a, b in widths], constant_values=value or 0.0)
+    for dim, index in _sources(xp, input.shape, widths, mode):
+        input = xp.take(input, index, axis=dim)
+    return input
 
 
-unbind.samples(sample((3, 2)), sample((2, 3, 4), -1))
-unbind.errors(
-    ErrorSample(sample((2, 3), 2), ShapeError, "dim 2 is outside a tensor of 2 dims"),
-    ErrorSample(sample(()), ShapeError, "at least 1 dim"),
+def _widths(pad: Sequence[int], ndim: int) -> list[tuple[int, int]]:
+    if len(pad) % 2 or len(pad) > 2 * ndim:
+        raise ShapeError(f"pad: expected two numbers for each of the last dims of {ndim}, got {tuple(pad)}")
+    pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)]
+    return [(0, 0)] * (ndim - len(pairs)) + pairs[::-1]
+
+
+def _sources(xp: Namespace, shape: Shape, widths: list[tuple[int, int]], mode: str) -> Iterator[tuple[int, Array]]:
+    """For each padded dim the index in the input that every entry of the result comes from."""
+    if mode not in ("reflect", "replicate", "circular"):
+        raise ValueError(f"pad: expected mode constant, reflect, replicate or circular, got {mode!r}")
+    for dim, (n, (a, b)) in enumerate(zip(shape, widths, strict=True)):
+        if a or b:
+            limit = {"reflect": n - 1, "circular": n, "replicate": max(a, b)}[mode]
+            if max(a, b) > limit or a + n + b < 1:
+                raise ShapeError(f"pad: {mode} padding of dim {dim} (size {n}) must be at most {limit}, got {(a, b)}")
+            at = xp.arange(-a, n + b)
+            if mode == "reflect":
+                at = (n - 1) - xp.abs((n - 1) - xp.abs(at))
+            if mode == "circular":  # what negative padding cuts off at one end does not wrap around to the other
+                first, left = max(-a, 0), n - max(-a, 0) - max(-b, 0)
+                at = (at - first) % left + first
+            yield dim, xp.clip(at, 0, n - 1)
+
+
+@pad.vjp("input")
+def _(xp: Namespace, g: Array, input_shape: Shape, pad: Sequence[int], mode: str) -> Array:
+    widths = _widths(pad, g.ndim)
+    if mode != "constant":
+        for dim, index in _sources(xp, input_shape, widths, mode):
+            moved = xp.moveaxis(g, dim, 0)
+            g = xp.moveaxis(added_at(xp, (input_shape[dim], *moved.shape[1:]), index, moved), 0, dim)
+        return g
+    inner = g[_inside(widths, g.shape)]
+    if all(min(pair) >= 0 for pair in widths):
+        return inner
+    return xp.pad(inner, [(max(-a, 0), max(-b, 0)) for a, b in widths])
+
+
+def _inside(widths: list[tuple[int, int]], padded: Shape) -> tuple[slice, ...]:
+    """Where the input lies in the padded tensor."""
+    return tuple(slice(max(a, 0), n - max(b, 0)) for (a, b), n in zip(widths, padded, strict=True))
+
+
+def _no_frame(input: Array, pad: Sequence[int], mode: str) -> str:
+    if mode != "constant" or min(pad, default=0) < 0:
+        return "only constant padding, and nothing cut off"
+    return no_copies(input) or ("" if input.size else "nothing to copy")
+
+
+@pad.cuda("copies", when=_no_frame)
+def _(k: Launcher, input: Array, pad: Sequence[int], value: float | None) -> Array:
+    widths = _widths(pad, input.ndim)
+    shape = [a + n + b for (a, b), n in zip(widths, input.shape, strict=True)]
+    return k.framed(input, shape, _inside(widths, tuple(shape)), value or 0.0)
+
+
+pad.samples(
+    sample((2, 3), (1, 2)),
+    sample((2, 3, 4), (0, 1, 2, 0)),
+    sample((2, 3), (-1, 2), value=1.5),
+    sample((1, 2, 3, 4), (2, 1, 1, 2), "reflect"),
+    sample((1, 2, 3, 4), (2, 1, 0, 3), "replicate"),
+    sample((1, 3, 4), (2, 4), "circular"),
+    sample((1, 3, 4), (2, -1), "reflect"),
+    sample((1, 3, 4), (-1, 2), "circular"),
+)
+
+pad.perf_samples(sample((3, 40, 33, 31), (0, 1, 2, 1)), sample((70, 128), (8, 0, 1, 2), value=1.5))
+
+pad.errors(
+    ErrorSample(sample((2, 3), (1,)), ShapeError, "two numbers for each"),
+    ErrorSample(sample((2, 3), (-2, -2)), ShapeError, r"\(-2, -2\) cuts more off \(2, 3\) than there is"),
+    ErrorSample(sample((1, 2, 3), (3, 0), "reflect"), ShapeError, "must be at most 2, got"),
+    ErrorSample(sample((1, 2, 3), (1, 0), "mirror"), ValueError, "got 'mirror'"),
 )

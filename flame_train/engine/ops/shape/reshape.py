@@ -12,7 +12,6 @@ from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
-from ...op_samples import no_such_dim
 from ...tensors.tensor import Tensor
 from ..common.conditions import floating
 from ..common.dims import Shape, axes, axis
@@ -34,7 +33,9 @@ def reshape(xp: Namespace, input: Array, shape: Sequence[int]) -> Array:
 
 
 reshape.vjp("input")(lambda xp, g, input_shape: g.reshape(input_shape))
+
 reshape.samples(sample((2, 6), (3, 4)), sample((2, 3, 4), (6, -1)), sample((0, 3), (3, 0)))
+
 reshape.errors(
     ErrorSample(sample((2, 3), (4, 2)), ShapeError, r"has 6 elements, which do not fit \(4, 2\)"),
     ErrorSample(sample((2, 3), (-1, -1)), ShapeError, r"at most one -1, got \(-1, -1\)"),
@@ -49,19 +50,8 @@ def view(input: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 view.errors(ErrorSample(sample((2, 3), (4, 2)), ShapeError, r"has 6 elements, which do not fit \(4, 2\)"))
+
 view.samples(sample((2, 6), (3, -1)))
-
-
-@composite(torch="t")
-def t(input: Tensor) -> Tensor:
-    """A matrix with rows and columns exchanged; a vector or a number as it is"""
-    if input.ndim > 2:
-        raise ShapeError(f"t: expected a tensor of at most 2 dims, got {input.ndim}; mT takes more")
-    return input.transpose(0, 1) if input.ndim == 2 else input.view(input.shape)
-
-
-t.samples(sample((2, 3)), sample((3,)), sample(()))
-t.errors(ErrorSample(sample((2, 3, 4)), ShapeError, "t: expected a tensor of at most 2 dims, got 3"))
 
 
 @composite(torch="flatten")
@@ -77,6 +67,7 @@ def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 
 flatten.samples(sample((2, 3, 4)), sample((2, 3, 4), 1), sample((0, 4, 3), 1))
+
 flatten.errors(ErrorSample(sample((2, 3), 1, 0), ShapeError, "start_dim 1 comes after end_dim 0"))
 
 
@@ -89,7 +80,9 @@ def permute(xp: Namespace, input: Array, dims: Sequence[int]) -> Array:
 
 
 permute.vjp("input")(lambda xp, g, dims: xp.transpose(g, tuple(np.argsort([d % len(dims) for d in dims]).tolist())))
+
 permute.samples(sample((2, 3, 4), (2, 0, 1)), sample((2, 3, 4), (0, -1, 1)))
+
 permute.errors(ErrorSample(sample((2, 3), (0, 0)), ShapeError, "does not name each of 2 dims once"))
 
 
@@ -105,27 +98,10 @@ def _exchanged(xp: Namespace, x: Array, dim0: int, dim1: int) -> Array:
 
 
 transpose.vjp("input")(lambda xp, g, dim0, dim1: _exchanged(xp, g, dim0, dim1))
+
 transpose.samples(sample((2, 3, 4), 0, -1))
+
 transpose.errors(ErrorSample(sample((2, 3), 0, 2), ShapeError, "transpose: dim 2 is outside a tensor of 2 dims"))
-
-
-@primitive(torch="movedim", views=True)
-def movedim(xp: Namespace, input: Array, source: int | Sequence[int], destination: int | Sequence[int]) -> Array:
-    """input with the dims at source put at destination, the others in order around them"""
-    return _moved(xp, input, source, destination)
-
-
-def _moved(xp: Namespace, x: Array, source: int | Sequence[int], destination: int | Sequence[int]) -> Array:
-    return xp.moveaxis(x, axes(source, x.ndim, "movedim"), axes(destination, x.ndim, "movedim"))
-
-
-movedim.vjp("input")(lambda xp, g, source, destination: _moved(xp, g, destination, source))
-
-
-movedim.errors(no_such_dim(0))
-
-
-movedim.samples(sample((2, 3, 4), 0, 2), sample((2, 3, 4), (0, -1), (1, 0)), sample((), 0, -1))
 
 
 @primitive(torch="squeeze", views=True)
@@ -136,7 +112,9 @@ def squeeze(xp: Namespace, input: Array, dim: int | Sequence[int] | None = None)
 
 
 squeeze.vjp("input")(lambda xp, g, input_shape: g.reshape(input_shape))
+
 squeeze.samples(sample((2, 1, 3), 1), sample((2, 1, 3), 0), sample((1, 2, 1)), sample((1, 2, 1), (0, 1)))
+
 squeeze.errors(ErrorSample(sample((2, 1), 2), ShapeError, "squeeze: dim 2 is outside a tensor of 2 dims"))
 
 
@@ -147,7 +125,9 @@ def unsqueeze(xp: Namespace, input: Array, dim: int) -> Array:
 
 
 unsqueeze.vjp("input")(lambda xp, g, input_shape: g.reshape(input_shape))
+
 unsqueeze.errors(ErrorSample(sample((2, 3), 3), ShapeError, "unsqueeze: dim 3 is outside a tensor of 3 dims"))
+
 unsqueeze.samples(sample((2, 3), 1), sample((2, 3), -1))
 
 
@@ -175,7 +155,9 @@ def _(k: Launcher, g: Array, input_shape: Shape) -> Array:
 
 
 expand.perf_samples(sample((3, 1, 40), (3, 700, 40)), sample((5, 1, 33), (2, 5, 60, 33)))
+
 expand.samples(sample((3, 1), (2, 3, 4)), sample((1, 4), (3, -1)))
+
 expand.errors(
     ErrorSample(sample((2, 3), (4, 3)), ShapeError, r"\(2, 3\) does not expand to \(4, 3\)"),
     ErrorSample(sample((2, 3), (-1, 2, 3)), ShapeError, r"\(2, 3\) does not expand to \(-1, 2, 3\)"),

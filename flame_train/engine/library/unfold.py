@@ -6,15 +6,15 @@ import math
 
 import numpy as np
 
-from ....errors import ShapeError
-from ...backend.cuda.launcher import Launcher
-from ...backend.cuda.libraries.cudnn_layouts import Size
-from ...dtype import Array
-from ...namespace import Namespace
-from ...op import ErrorSample, primitive, sample
-from ..common.conditions import AT_MOST_FP32, same
-from ..common.dims import Shape
-from .geometry import Pair, out_size, pair, taps
+from ...errors import ShapeError
+from ..backend.cuda.launcher import Launcher
+from ..backend.cuda.libraries.cudnn_layouts import Size
+from ..dtype import Array
+from ..namespace import Namespace
+from ..op import ErrorSample, primitive, sample
+from ..ops.common.conditions import AT_MOST_FP32, same
+from ..ops.common.dims import Shape
+from ..ops.conv.geometry import Pair, out_size, pair, taps
 
 Window = tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]
 """Kernel size, dilation, padding and stride, (h, w) each."""
@@ -134,9 +134,6 @@ def _(xp: Namespace, g: Array, kernel_size: Pair, dilation: Pair, padding: Pair,
     return _columns(xp, g, _window(kernel_size, dilation, padding, stride))
 
 
-# ---- kernels -------------------------------------------------------------------------------------------
-
-
 def _no_kernel(input: Array, kernel_size: Pair) -> str:
     """Why the kernels cannot take these; "" if they can. What does not fit is refused in any case."""
     larger = input.size * math.prod(pair(kernel_size))
@@ -161,7 +158,7 @@ def _launch(k: Launcher, kernel: str, given: Array, made: Array, size: Size, pos
     packets = made.size // width
     args = (given, made, *map(np.int32, (packets, *size, *positions)))
     grid = (-(-packets // _THREADS),)
-    k.launch_header("ops/conv/unfold.cuh", kernel, {"T": made.dtype, "WIDTH": width, **known}, grid, _THREADS, args)
+    k.launch_header("library/unfold.cuh", kernel, {"T": made.dtype, "WIDTH": width, **known}, grid, _THREADS, args)
 
 
 def _columns_on_gpu(k: Launcher, x: Array, window: Window) -> Array:
@@ -181,12 +178,12 @@ def _image_on_gpu(k: Launcher, columns: Array, size: Size, window: Window) -> Ar
     return made
 
 
-@unfold.cuda("ops/conv/unfold.cuh", when=_no_kernel)
+@unfold.cuda("library/unfold.cuh", when=_no_kernel)
 def _(k: Launcher, input: Array, kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair) -> Array:
     return _columns_on_gpu(k, input, _window(kernel_size, dilation, padding, stride))
 
 
-@unfold.cuda_vjp("ops/conv/unfold.cuh", "input", when=_no_kernel)
+@unfold.cuda_vjp("library/unfold.cuh", "input", when=_no_kernel)
 def _(
     k: Launcher, g: Array, input_shape: Shape, kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair
 ) -> Array:
@@ -194,32 +191,37 @@ def _(
     return _image_on_gpu(k, g, size, _window(kernel_size, dilation, padding, stride))
 
 
-@fold.cuda("ops/conv/unfold.cuh", when=_no_kernel)
+@fold.cuda("library/unfold.cuh", when=_no_kernel)
 def _(
     k: Launcher, input: Array, output_size: Pair, kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair
 ) -> Array:
     return _image_on_gpu(k, input, pair(output_size), _window(kernel_size, dilation, padding, stride))
 
 
-@fold.cuda_vjp("ops/conv/unfold.cuh", "input", when=_no_kernel)
+@fold.cuda_vjp("library/unfold.cuh", "input", when=_no_kernel)
 def _(k: Launcher, g: Array, kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair) -> Array:
     return _columns_on_gpu(k, g, _window(kernel_size, dilation, padding, stride))
 
 
 unfold.samples(sample((2, 3, 4, 5), 2), sample((0, 3, 4, 5), 2), sample((1, 2, 5, 4), (3, 2), (1, 2), (1, 0), (2, 1)))
+
 fold.samples(sample((2, 12, 12), (4, 5), 2), sample((1, 12, 6), (5, 4), (3, 2), (1, 2), (1, 0), (2, 1)))
+
 unfold.perf_samples(sample((2, 3, 33, 40), 3, 1, 1), sample((1, 2, 40, 33), (4, 2), 2, 1, (3, 1)))
+
 fold.perf_samples(
     sample((2, 27, 33 * 40), (33, 40), 3, 1, 1),
     sample((1, 16, 12 * 33), (40, 33), (4, 2), 2, 1, (3, 1)),
     sample((1, 3 * 64, 25), (40, 40), 8, stride=8),
 )
+
 unfold.errors(
     ErrorSample(sample((2, 3, 4), 2), ShapeError, r"expected input \(B, C, H, W\)"),
     ErrorSample(sample((1, 3, 4, 4), 5), ShapeError, "does not fit into"),
     ErrorSample(sample((1, 3, 4, 4), 2, stride=0), ShapeError, r"of at least 1 and padding .* \(0, 0\) and"),
     ErrorSample(sample((1, 3, 4, 4), 2, padding=-1), ShapeError, r"padding of at least 0, .* and \(-1, -1\)"),
 )
+
 fold.errors(
     ErrorSample(sample((2, 12, 11), (4, 5), 2), ShapeError, r"expected \(B, C \* 4, 12\)"),
     ErrorSample(sample((2, 12, 11), (4, 5), 0), ShapeError, "expected kernel_size, .* of at least 1"),

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from ....errors import ShapeError
-from ...backend.cuda.launcher import Launcher
-from ...dtype import Array, compute_dtype
-from ...namespace import Namespace
-from ...op import ErrorSample, primitive, sample
-from ...op_samples import Values, integers
-from ..common.conditions import no_copies
-from ..common.dims import Shape, axis
-from .embedding import added_at, check_within
-from .index_elements import element_sums, elements, no_elements_by_index
-
-
-def _places(xp: Namespace, index: Array, dim: int, shape: Shape) -> tuple[Array, ...]:
-    """An index of all dims of an array of `shape`: `index` along dim, each entry's own position along the others."""
-    dim = axis(dim, index.ndim, "index")
-    grids = []
-    for d, n in enumerate(index.shape):
-        along = [1] * index.ndim
-        along[d] = -1
-        grids.append(index % shape[d] if d == dim else (xp.arange(n) % shape[d]).reshape(along))
-    return tuple(grids)
-
-
-def _check_index(op: str, input: Array, index: Array, src: Array | None = None) -> None:
-    """Raises ShapeError unless index holds integers and has as many dims as input and src."""
-    if index.dtype.kind not in "iu":
-        raise ShapeError(f"{op}: expected whole-number indices, got {index.dtype.name}")
-    if index.ndim != input.ndim or (src is not None and src.ndim != input.ndim):
-        shapes = [tuple(a.shape) for a in (input, index, src) if a is not None]
-        raise ShapeError(f"{op}: input, index and source must have as many dims, got {shapes}")
+from ...errors import ShapeError
+from ..backend.cuda.launcher import Launcher
+from ..dtype import Array, compute_dtype, float32, int32, int64
+from ..namespace import Namespace
+from ..op import ErrorSample, primitive, sample
+from ..op_samples import integers
+from ..ops.common.conditions import no_copies
+from ..ops.common.dims import Shape, axis
+from ..ops.indexing.embedding import added_at, check_index, check_within, places
+from ..ops.indexing.index_elements import element_sums, elements, no_elements_by_index
+from ..ops.indexing.index_rows import no_rows_by_index, summed, taken
 
 
 def _check_places(xp: Namespace, op: str, input: Array, dim: int, index: Array, src: Array | None = None) -> None:
@@ -54,7 +36,7 @@ def _check_places(xp: Namespace, op: str, input: Array, dim: int, index: Array, 
         ShapeError: shapes do not fit.
         IndexError: a place outside of input.
     """
-    _check_index(op, input, index, src)
+    check_index(op, input, index, src)
     along, sizes = axis(dim, index.ndim, op), zip(index.shape, input.shape, strict=True)
     wide = any(n > m and d != along for d, (n, m) in enumerate(sizes))
     if index.size and (wide or (src is not None and any(n > m for n, m in zip(index.shape, src.shape, strict=True)))):
@@ -65,66 +47,11 @@ def _check_places(xp: Namespace, op: str, input: Array, dim: int, index: Array, 
     check_within(xp, op, index, input.shape[along] if input.ndim else 1)
 
 
-@primitive(torch="take_along_dim", data_movement=True)
-def take_along_dim(xp: Namespace, input: Array, indices: Array, dim: int | None = None) -> Array:
-    """input[..., indices[..., i, ...], ...] along dim, where -1 is the last; without dim both are flattened"""
-    if dim is None:
-        check_within(xp, "take_along_dim", indices, input.size)
-        return input.reshape(-1)[indices.reshape(-1)]
-    _check_index("take_along_dim", input, indices)
-    along = axis(dim, input.ndim, "take_along_dim")
-    others = [(*s[:along], 1, *s[along + 1 :]) for s in (indices.shape, input.shape)]
-    np.broadcast_shapes(*others)  # a ValueError, where NumPy's indexing would raise an IndexError
-    size = input.shape[along] if input.ndim else 1
-    check_within(xp, "take_along_dim", indices, size, -size)
-    return xp.take_along_axis(input, indices, axis=along)
-
-
-take_along_dim.non_differentiable("indices")
-
-
-@take_along_dim.vjp("input")
-def _(xp: Namespace, g: Array, input_shape: Shape, indices: Array, dim: int | None) -> Array:
-    if dim is None:
-        return added_at(xp, (int(np.prod(input_shape)),), indices.reshape(-1), g).reshape(input_shape)
-    return added_at(xp, input_shape, _places(xp, xp.broadcast_to(indices, g.shape), dim, input_shape), g)
-
-
-def _no_elements_along(input: Array, indices: Array, dim: int | None) -> str:
-    return "flattened" if dim is None else no_elements_by_index(input, dim, indices)
-
-
-@take_along_dim.cuda("flame", when=_no_elements_along)
-def _(k: Launcher, input: Array, indices: Array, dim: int) -> Array:
-    return elements(k, input, dim, indices)
-
-
-@take_along_dim.cuda_vjp("flame", "input", when=_no_elements_along)
-def _(k: Launcher, g: Array, input_shape: Shape, indices: Array, dim: int) -> Array:
-    return element_sums(k, g, dim, indices, input_shape)
-
-
-take_along_dim.errors(
-    ErrorSample(sample((3, 5), integers(5, 3), 1), ShapeError, "take_along_dim: .* must have as many dims"),
-    ErrorSample(sample((3, 5), (3, 2), 1), ShapeError, "expected whole-number indices, got float64"),
-    ErrorSample(sample((3, 5), np.array([0, -1])), IndexError, r"in \[0, 15\), got -1 to 0"),
-    ErrorSample(sample((3, 5), integers(5, 2, 5), 1), ShapeError, "do not broadcast together"),
-    ErrorSample(sample((3, 5), np.full((3, 1), -6), 1), IndexError, r"in \[-5, 5\), got -6 to -6"),
-)
-take_along_dim.samples(
-    sample((3, 5), integers(5, 3, 2), 1),
-    sample((3, 5, 2), integers(3, 4, 5, 2), 0),
-    sample((3, 5), integers(15, 4)),
-    sample((3, 5), Values((3, 2), -5, 5, kind="int"), 1),
-    sample((1, 5), integers(5, 3, 2), 1),
-)
-
-
 @primitive(torch="gather", data_movement=True)
 def gather(xp: Namespace, input: Array, dim: int, index: Array) -> Array:
     """input[..., index[..., i, ...], ...] along dim; index may be smaller than input along the other dims"""
     _check_places(xp, "gather", input, dim, index)
-    return input[_places(xp, index, dim, input.shape)]
+    return input[places(xp, index, dim, input.shape)]
 
 
 gather.non_differentiable("index")
@@ -132,7 +59,7 @@ gather.non_differentiable("index")
 
 @gather.vjp("input")
 def _(xp: Namespace, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
-    return added_at(xp, input_shape, _places(xp, index, dim, input_shape), g)
+    return added_at(xp, input_shape, places(xp, index, dim, input_shape), g)
 
 
 @gather.cuda("flame", when=no_elements_by_index)
@@ -153,6 +80,7 @@ gather.perf_samples(
     sample((60, 3, 19), 0, integers(60, 37, 3, 19)),
     sample((7, 130), 1, integers(1, 7, 130)),
 )
+
 gather.samples(
     sample((3, 5), 1, integers(5, 3, 2)),
     sample((3, 5, 2), 0, integers(3, 4, 3, 2)),
@@ -189,7 +117,7 @@ def _put(xp: Namespace, out: Array, dim: int, index: Array, src: Array | float) 
     Returns:
         `out`.
     """
-    out[_places(xp, index, dim, out.shape)] = src if isinstance(src, (int, float)) else src[_corner(index.shape)]
+    out[places(xp, index, dim, out.shape)] = src if isinstance(src, (int, float)) else src[_corner(index.shape)]
     return out
 
 
@@ -214,7 +142,7 @@ def _taken(xp: Namespace, g: Array, src_shape: Shape, index: Array, dim: int) ->
         An array of `src_shape`.
     """
     out = xp.zeros(src_shape, g.dtype)
-    out[_corner(index.shape)] = g[_places(xp, index, dim, g.shape)]
+    out[_corner(index.shape)] = g[places(xp, index, dim, g.shape)]
     return out
 
 
@@ -236,9 +164,7 @@ def _(k: Launcher, g: Array, dim: int, index: Array) -> Array:
 
 scatter.vjp("src")(lambda xp, g, src_shape, dim, index: _taken(xp, g, src_shape, index, dim))
 
-
 _ONCE = np.array([[3, 0], [1, 2], [0, 4]])  # no position twice in a row: with repeats scatter's result is not unique
-
 
 scatter.samples(sample((3, 5), 1, _ONCE, (3, 2)), sample((4, 5), -1, _ONCE, (4, 3)), sample((3, 5), 1, _ONCE, 0.7))
 
@@ -259,16 +185,16 @@ def scatter_add(xp: Namespace, input: Array, dim: int, index: Array, src: Array)
     """
     _check_places(xp, "scatter_add", input, dim, index, src)
     work = compute_dtype(input.dtype)
-    places = _places(xp, index, dim, input.shape)
+    at = places(xp, index, dim, input.shape)
     out = input.astype(work)
-    xp.add.at(out, places, src[_corner(index.shape)].astype(work))
+    xp.add.at(out, at, src[_corner(index.shape)].astype(work))
     return out.astype(input.dtype)
 
 
 scatter_add.non_differentiable("index")
 
-
 scatter_add.vjp("input")(lambda xp, g: g)
+
 scatter_add.vjp("src")(lambda xp, g, src_shape, dim, index: _taken(xp, g, src_shape, index, dim))
 
 
@@ -295,8 +221,8 @@ scatter_add.perf_samples(
     sample((60, 3, 19), 0, integers(60, 37, 3, 19), (37, 3, 19)),
     sample((7, 130), 1, integers(1, 7, 130), (7, 130)),
 )
-scatter_add.samples(sample((3, 5), 1, integers(5, 3, 4), (3, 4)), sample((3, 5), 0, integers(3, 2, 4), (4, 5)))
 
+scatter_add.samples(sample((3, 5), 1, integers(5, 3, 4), (3, 4)), sample((3, 5), 0, integers(3, 2, 4), (4, 5)))
 
 for _op in (gather, scatter, scatter_add):
 
@@ -311,3 +237,102 @@ for _op in (gather, scatter, scatter_add):
             yield ErrorSample(sample((2, 3), 0, integers(2, 2, 3), (2, 2)), ShapeError, "nor than its source, got")
 
     _op.errors(*_op_errors())
+
+
+@primitive(torch="index_select", data_movement=True)
+def index_select(xp: Namespace, input: Array, dim: int, index: Array) -> Array:
+    """The slices of input along dim that index (1-D) names"""
+    if index.ndim > 1 or index.dtype.kind not in "iu":
+        raise ShapeError(f"index_select: expected 1-D whole-number indices, got {index.dtype.name} {index.shape}")
+    along = axis(dim, input.ndim, "index_select")
+    if input.ndim == 0 and index.size != 1:
+        raise ShapeError(f"index_select: expected one index into a tensor of one number, got {index.size}")
+    rows = input if input.ndim else input.reshape(1)
+    check_within(xp, "index_select", index, rows.shape[along])
+    return xp.take(rows, index.reshape(-1), axis=along).reshape(_selected(input.shape, dim, index.size))
+
+
+def _selected(shape: Shape, dim: int, count: int) -> Shape:
+    return tuple(count if d == dim % len(shape) else n for d, n in enumerate(shape)) if shape else ()
+
+
+index_select.non_differentiable("index")
+
+
+@index_select.vjp("input")
+def _(xp: Namespace, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
+    if not input_shape:
+        return g
+    moved = xp.moveaxis(g, dim, 0)
+    return xp.moveaxis(added_at(xp, (input_shape[dim], *moved.shape[1:]), index.reshape(-1), moved), 0, dim)
+
+
+def _no_slices(input: Array, dim: int, index: Array) -> str:
+    if input.ndim == 0 or index.ndim > 1 or not -input.ndim <= dim < input.ndim:
+        return "no slices, or arguments that are refused"
+    return no_rows_by_index(input, index)
+
+
+@index_select.cuda("flame", when=_no_slices)
+def _(k: Launcher, input: Array, dim: int, index: Array) -> Array:
+    dim = dim % input.ndim
+    outer, inner = math.prod(input.shape[:dim]), math.prod(input.shape[dim + 1 :])
+    found = taken(k, k.contiguous(input).reshape(outer, input.shape[dim], inner), index.reshape(-1))
+    return found.reshape(_selected(input.shape, dim, index.size))
+
+
+@index_select.cuda_vjp("flame", "input", when=_no_slices)
+def _(k: Launcher, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
+    moved = k.xp.moveaxis(g, dim, 0)
+    total = summed(k, k.contiguous(moved).reshape(len(moved), -1), index.reshape(-1), input_shape[dim])
+    return k.xp.moveaxis(total.reshape(input_shape[dim], *moved.shape[1:]), 0, dim)
+
+
+index_select.perf_samples(sample((7, 33, 40), 1, integers(33, 90)), sample((50, 24), 0, integers(50, 300)))
+
+index_select.samples(
+    sample((4, 3), 0, integers(4, 6)), sample((2, 3, 4), -2, integers(3, 2)), sample((), 0, np.array([0]))
+)
+
+index_select.errors(
+    ErrorSample(sample((), 0, np.array([0, 0])), ShapeError, "one index into a tensor of one number, got 2"),
+    ErrorSample(sample((4, 3), 0, integers(4, 2, 2)), ShapeError, "expected 1-D whole-number indices"),
+    ErrorSample(sample((4, 3), 1, np.array([2, -1])), IndexError, r"in \[0, 3\), got -1 to 2"),
+)
+
+
+@primitive(torch="nn.functional.one_hot", data_movement=True)
+def one_hot(xp: Namespace, input: Array, num_classes: int = -1) -> Array:
+    """1 at each index along a new last dim of num_classes, else 0 (int64); -1 takes the largest index plus one"""
+    if input.dtype.kind not in "iu":
+        raise ShapeError(f"one_hot: expected whole-number classes, got {input.dtype.name}")
+    if num_classes == -1 and not input.size:
+        raise ShapeError("one_hot: expected num_classes where there is no class to count from, got -1")
+    count = int(input.max()) + 1 if num_classes == -1 else num_classes
+    check_within(xp, "one_hot", input, count)
+    return (input[..., None] == xp.arange(count)).astype(np.int64)
+
+
+one_hot.non_differentiable("input")
+
+
+def _no_classes(input: Array, num_classes: int) -> str:
+    if input.dtype not in (int32, int64) or input.size == 0:
+        return "nothing to compute with"
+    return "" if 0 < num_classes <= 1 << 24 else "classes to be counted first, or more than fp32 counts"
+
+
+@one_hot.cuda("generated", when=_no_classes)
+def _(k: Launcher, input: Array, num_classes: int) -> Array:
+    operands = {"input": input[..., None], "at": k.xp.arange(num_classes, dtype=float32)}
+    return k.elementwise(("input == at ? 1.f : 0.f",), operands, (int64,))[0]
+
+
+one_hot.samples(sample(integers(5, 2, 3), 5), sample(integers(4, 6)))
+
+one_hot.errors(
+    ErrorSample(sample((3,), 4), ShapeError, "expected whole-number classes, got float64"),
+    ErrorSample(sample(np.array([0, -1])), IndexError, r"in \[0, 1\), got -1 to 0"),
+    ErrorSample(sample(np.array([0, 4]), 4), IndexError, r"in \[0, 4\), got 0 to 4"),
+    ErrorSample(sample(integers(3, 0)), ShapeError, "expected num_classes"),
+)

@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import ShapeError
-from ...arguments import Arguments
-from ...backend.cuda.launcher import Launcher
-from ...dtype import Array, int32, int64, is_float
-from ...namespace import Namespace, is_numpy
-from ...op import ErrorSample, primitive, sample
-from ...op_samples import integers, positive
-from ..common.conditions import AT_MOST_FP32, same
-from ..common.dims import class_dim, size_along
-from ..indexing.embedding import check_within
+from ...errors import ShapeError
+from ..arguments import Arguments
+from ..backend.cuda.launcher import Launcher
+from ..dtype import Array, int32, int64, is_float
+from ..namespace import Namespace, is_numpy
+from ..op import ErrorSample, primitive, sample
+from ..op_samples import integers, positive
+from ..ops.common.conditions import AT_MOST_FP32, same
+from ..ops.common.dims import class_dim, size_along
+from ..ops.indexing.embedding import check_within
+from ..ops.loss.regression import check_pair, reduced
 from .cross_entropy_launch import Classes, Logits, Softmax, entropy, grad_operands, picked, totals
-from .regression import check_pair, reduced
 
 
 @primitive(torch="nn.functional.nll_loss", aux=("total",))
@@ -86,6 +86,7 @@ def _divisor(xp: Namespace, total: Array, classes: Classes) -> Array:
 
 
 nll_loss.non_differentiable("target")
+
 nll_loss.grad_unsupported("weight")
 
 
@@ -110,6 +111,7 @@ nll_loss.samples(
     sample((4, 3), integers(3, 4), ignore_index=1, reduction="none"),
     sample((3,), integers(3)),
 )
+
 nll_loss.errors(
     ErrorSample(sample((4, 3), integers(3, 3)), ShapeError, r"got \(4, 3\), \(3,\)"),
     ErrorSample(sample((4, 3), integers(3, 4), positive(4)), ShapeError, r"expected 3 weights.*got shape \(4,\)"),
@@ -242,6 +244,7 @@ cross_entropy.samples(
     sample((2, 3, 2), positive(2, 3, 2), reduction="none"),
     sample((3,), integers(3)),
 )
+
 cross_entropy.errors(
     ErrorSample(sample((4, 3), integers(3, 3)), ShapeError, r"got \(4, 3\), \(3,\)"),
     ErrorSample(sample((4, 3), integers(3, 4), positive(4)), ShapeError, r"expected 3 weights.*got shape \(4,\)"),
@@ -253,9 +256,6 @@ cross_entropy.errors(
     ErrorSample(sample((4, 3), integers(3, 4), label_smoothing=2.0), ValueError, r"in \[0, 1\], got 2.0"),
     ErrorSample(sample((4, 3), integers(3, 4), reduction="max"), ValueError, "got 'max'"),
 )
-
-
-# ---- kernels ------------------------------------------------------------------------------------------------------
 
 _EXACT = 1 << 24  # fp32 holds every whole number up to this
 

@@ -1,4 +1,4 @@
-"""Products of tensors by named dims, as torch.einsum. A gradient is an einsum of the same kind."""
+"""Products of tensors by a formula of letters, of batches of matrices, and of all pairs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ....errors import ShapeError
-from ...autograd.grad_target import GradTargets
-from ...backend.cuda.launcher import Launcher
-from ...dtype import Array
-from ...namespace import Namespace
-from ...op import ErrorSample, primitive, sample
-from ..common.conditions import AT_MOST_FP32, same
+from ...errors import ShapeError
+from ..autograd.grad_target import GradTargets
+from ..backend.cuda.launcher import Launcher
+from ..dtype import Array
+from ..namespace import Namespace
+from ..op import ErrorSample, composite, primitive, sample
+from ..ops.common.conditions import AT_MOST_FP32, same
+from ..ops.linear.matmul import matmul
+from ..tensors.tensor import Tensor
 
 
 @primitive(torch="einsum", accepts_integers=True)
@@ -112,9 +114,6 @@ def _gradient(xp: Namespace, g: Array, inputs: list[str], output: str, operands:
     return xp.broadcast_to(found, whole)
 
 
-# ---- one matrix product ------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _Product:
     """Two operands' letters by what becomes of them: those of a batch, of one operand alone, and those summed over."""
@@ -198,6 +197,7 @@ einsum.perf_samples(
     sample("...ij,oj->...oi", [(3, 2, 40, 24), (48, 24)]),
     sample("bijc,ijcd->db", [(3, 4, 5, 8), (4, 5, 8, 16)]),
 )
+
 einsum.samples(
     sample("ij,jk->ik", [(2, 3), (3, 4)]),
     sample("bhqd,bhkd->bhqk", [(2, 2, 3, 4), (2, 2, 5, 4)]),
@@ -211,8 +211,38 @@ einsum.samples(
     sample("...i,...j->...ij", [(2, 0, 1), (2, 1, 3)]),
     sample("bi,oij,bj->bo", [(2, 3), (2, 3, 2), (2, 2)]),
 )
+
 einsum.errors(
     ErrorSample(sample("ij,jk->ik", [(2, 3)]), ShapeError, "names 2 operands, got 1"),
     ErrorSample(sample("ij,jk->ik", [(2, 3), (4, 2)]), ShapeError, "'j' in .* is both 3 and 4"),
     ErrorSample(sample("ij->i", [(2, 3, 4)]), ShapeError, "does not name the 3 dims"),
 )
+
+
+@composite(torch="bmm")
+def bmm(input: Tensor, mat2: Tensor) -> Tensor:
+    """input @ mat2 for batches of matrices, (B, n, m) and (B, m, p)"""
+    if input.ndim != 3 or mat2.ndim != 3 or input.shape[0] != mat2.shape[0]:
+        raise ShapeError(f"bmm: expected (B, n, m) and (B, m, p), got {input.shape} and {mat2.shape}")
+    return matmul(input, mat2)
+
+
+bmm.samples(sample((2, 3, 4), (2, 4, 5)), sample((0, 3, 4), (0, 4, 5)))
+
+bmm.errors(
+    ErrorSample(sample((2, 3, 4), (4, 5)), ShapeError, r"expected \(B, n, m\) and \(B, m, p\)"),
+    ErrorSample(sample((2, 3, 4), (2, 3, 5)), ShapeError, "inner sizes 4 and 3 differ"),
+)
+
+
+@composite(torch="outer")
+def outer(input: Tensor, vec2: Tensor) -> Tensor:
+    """input[i] * vec2[j] as a matrix"""
+    if input.ndim != 1 or vec2.ndim != 1:
+        raise ShapeError(f"outer: expected two vectors, got {input.shape} and {vec2.shape}")
+    return input.unsqueeze(1) * vec2
+
+
+outer.samples(sample((3,), (4,)))
+
+outer.errors(ErrorSample(sample((3,), (1, 4)), ShapeError, "expected two vectors"))

@@ -1,13 +1,16 @@
-"""Normalisation of each channel of each image, with running statistics."""
+"""Vectors divided by their length, and each image's channels by their spread."""
 
 from __future__ import annotations
 
-from ....errors import ShapeError
-from ...op import ErrorSample, composite, sample
-from ...op_samples import positive
-from ...tensors.tensor import Tensor
+from ...errors import ShapeError
+from ..op import ErrorSample, composite, sample
+from ..op_samples import positive
+from ..ops.common.dims import Dims
+from ..ops.norm.group_norm import group_norm
+from ..ops.pointwise.where_clamp import clamp
+from ..tensors.tensor import Tensor
 from .batch_norm import batch_norm_inference, other_dims, running_statistics, track_statistics
-from .group_norm import group_norm
+from .reductions import norm
 
 
 @composite(torch="nn.functional.instance_norm", mutates=("running_mean", "running_var"))
@@ -44,14 +47,26 @@ def instance_norm(
 
 instance_norm.non_differentiable("running_mean", "running_var")
 
-
 instance_norm.samples(
     sample((2, 3, 2, 3), None, None, (3,), (3,)),
     sample((2, 3, 4), (3,), positive(3), momentum=0.3),
     sample((2, 3, 4), (3,), positive(3), (3,), None, False),
     sample((2, 3, 2, 4), layout="NHWC"),
 )
+
 instance_norm.errors(
     ErrorSample(sample((2, 3, 1)), ShapeError, "instance_norm: expected more than one value per channel"),
     ErrorSample(sample((2, 3, 2), use_input_stats=False), ValueError, "expected running_mean and running_var"),
 )
+
+
+@composite(torch="nn.functional.normalize")
+def normalize(input: Tensor, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12) -> Tensor:
+    """input / max(||input||_p, eps), the norm over dim"""
+    length: Tensor = norm(input, p, dim, True)
+    return input / clamp(length, eps)
+
+
+normalize.samples(sample((2, 3)), sample((2, 3, 4), 3.0, -1), sample((3, 4), dim=0))
+
+normalize.errors(ErrorSample(sample((2, 3), 2.0, 2), ShapeError, "dim 2 is outside a tensor of 2 dims"))

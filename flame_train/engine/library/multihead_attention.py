@@ -7,11 +7,11 @@ import math
 from ...errors import ShapeError
 from .. import functional as F
 from ..dtype import bool_, is_float
+from ..nn.layers import Linear
+from ..nn.module import Module, compute_copy
+from ..nn.spec import param
 from ..random import DROPOUT, Rng
 from ..tensors.tensor import Tensor, tensor
-from .layers import Linear
-from .module import Module, compute_copy
-from .spec import param
 
 
 class MultiheadAttention(Module):

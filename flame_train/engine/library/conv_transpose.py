@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from ....errors import ShapeError
-from ...backend.cuda.launcher import Launcher
-from ...dtype import Array
-from ...namespace import Namespace
-from ...op import ErrorSample, composite, primitive, sample
-from ...tensors.tensor import Tensor
-from ..common.channel_stats import channel_sums, no_planes_of_channels
-from ..common.conditions import AT_MOST_FP32, same
-from ..common.dims import Shape, sum_to_channels
-from . import conv_launch
-from .conv import check_bias, conv2d, input_gradient, weight_gradient
-from .conv_launch import no_cudnn, no_cudnn_input_gradient
-from .geometry import Conv, Pair, image_size, pair, steps
+from ...errors import ShapeError
+from ..backend.cuda.launcher import Launcher
+from ..dtype import Array
+from ..namespace import Namespace
+from ..op import ErrorSample, composite, primitive, sample
+from ..ops.common.channel_stats import channel_sums, no_planes_of_channels
+from ..ops.common.conditions import AT_MOST_FP32, same
+from ..ops.common.dims import Shape, sum_to_channels
+from ..ops.conv import conv_launch
+from ..ops.conv.conv import check_bias, conv2d, input_gradient, weight_gradient
+from ..ops.conv.conv_launch import no_cudnn, no_cudnn_input_gradient
+from ..ops.conv.geometry import Conv, Pair, image_size, pair, steps
+from ..tensors.tensor import Tensor
 
 
 @primitive(torch="nn.functional.conv_transpose2d")
@@ -84,7 +84,6 @@ def _(xp: Namespace, g: Array, input: Array, weight_shape: Shape, conv: Conv) ->
 
 conv_transpose2d.vjp("bias")(sum_to_channels)
 
-
 conv_transpose2d.samples(
     sample((2, 3, 4, 3), (3, 2, 3, 3), (2,)),
     sample((1, 3, 3, 4), (3, 2, 3, 2), None, 2, 1, 1),
@@ -92,7 +91,9 @@ conv_transpose2d.samples(
     sample((1, 3, 4, 4), (4, 3, 3, 3), (3,), 2, 1, 1, layout="NHWC"),
     sample((2, 3, 2, 3), (3, 2, 1, 1), (2,), 1, 0, 1, 1, 2),
 )
+
 conv_transpose2d.batched_dims = 4
+
 conv_transpose2d.errors(
     ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3)), ShapeError, "does not fit weight"),
     ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), None, 2, 0, 2), ShapeError, "must be below stride"),
@@ -104,9 +105,6 @@ conv_transpose2d.errors(
     ),
     ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), (1,)), ShapeError, r"a bias of shape \(2,\), got \(1,\)"),
 )
-
-
-# ---- kernels -------------------------------------------------------------------------------------------
 
 
 def _overlapping(
@@ -195,15 +193,13 @@ def _(k: Launcher, g: Array, input: Array, weight_shape: Shape, conv: Conv) -> A
 
 
 conv_transpose2d.cuda_vjp("generated", "bias", when=no_planes_of_channels)(channel_sums)
+
 conv_transpose2d.perf_samples(
     sample((2, 24, 17, 16), (24, 32, 2, 2), (32,), 2),
     sample((2, 24, 9, 8), (24, 19, 3, 2), None, (3, 2)),
     sample((2, 24, 17, 16), (24, 32, 3, 3), (32,), 2, 1, 1),
     sample((2, 17, 16, 24), (24, 32, 4, 4), (32,), 2, 1, layout="NHWC"),
 )
-
-
-# ---- signals -------------------------------------------------------------------------------------------
 
 
 @composite(torch="nn.functional.conv1d")
@@ -255,7 +251,9 @@ conv1d.samples(
     sample((1, 4, 7), (6, 2, 2), None, 2, 1, 2, 2),
     sample((1, 2, 5), (3, 2, 3), (3,), padding="same"),
 )
+
 conv1d.batched_dims = 3
+
 conv1d.errors(
     ErrorSample(sample((6,), (4, 3, 3)), ShapeError, r"expected input \(B, in, L\)"),
     ErrorSample(sample((1, 3, 6), (4, 2, 3)), ShapeError, "has 3 channels but weight .* takes 2"),

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ...arguments import Arguments
-from ...backend.cuda.launcher import Launcher
-from ...dtype import Array, float32, int64, is_float
-from ..common.dims import Shape, class_dim
+from ..arguments import Arguments
+from ..backend.cuda.launcher import Launcher
+from ..dtype import Array, float32, int64, is_float
+from ..ops.common.dims import Shape, class_dim
 
-_HEADER, _THREADS = "ops/loss/cross_entropy.cuh", 256  # its BLOCK
+_HEADER, _THREADS = "library/cross_entropy.cuh", 256  # its BLOCK
+
 _PLAIN = {"WIDTH": 1, "THREADS": 32, "SPREAD": 0, "PROBS": 0}
 """The header's constants for kernels that do not use them."""
 

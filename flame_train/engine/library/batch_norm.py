@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ....errors import ShapeError
-from ...autograd.versions import VERSIONS
-from ...backend.cuda.launcher import Launcher
-from ...dtype import Array, compute_dtype, float32, promote
-from ...mode import mode
-from ...namespace import Namespace
-from ...op import ErrorSample, composite, primitive, sample
-from ...op_samples import positive
-from ...sums import accurate_sum
-from ...tensors.tensor import Tensor
-from ..common.channel_stats import folded, no_planes, slopes, statistics
-from ..common.conditions import floating
-from ..common.dims import Shape, at_least
-from .group_norm import affine, per_channel
+from ...errors import ShapeError
+from ..autograd.versions import VERSIONS
+from ..backend.cuda.launcher import Launcher
+from ..dtype import Array, compute_dtype, float32, promote
+from ..mode import mode
+from ..namespace import Namespace
+from ..op import ErrorSample, composite, primitive, sample
+from ..op_samples import positive
+from ..ops.common.channel_stats import folded, no_planes, slopes, statistics
+from ..ops.common.conditions import floating
+from ..ops.common.dims import Shape, at_least
+from ..ops.norm.group_norm import affine, per_channel
+from ..sums import accurate_sum
+from ..tensors.tensor import Tensor
 
 Moments = tuple[Array, Array]
 """Mean and variance, not the unbiased one, of each channel, fp32 or fp64."""
@@ -130,18 +130,22 @@ def _(xp: Namespace, g: Array, input: Array, running_mean: Array, running_var: A
 
 for _op in (batch_norm_train, batch_norm_inference):
     _op.vjp("bias")(lambda xp, g, layout: accurate_sum(xp.sum, g, other_dims(g.shape, layout)))
+
 batch_norm_train.samples(
     sample((3, 2, 2, 3), (2,), (2,)), sample((4, 3)), sample((2, 3, 2, 4), (4,), (4,), 1e-3, "NHWC")
 )
+
 batch_norm_inference.errors(
     ErrorSample(sample((4, 3), (2,), positive(2)), ShapeError, r"expected 3 values, .*, got \(2,\)"),
     ErrorSample(sample((), (2,), positive(2)), ShapeError, "at least 2 dims"),
 )
+
 batch_norm_inference.samples(
     sample((3, 2, 2, 3), (2,), positive(2), (2,), (2,)),
     sample((4, 3), (3,), positive(3)),
     sample((2, 3, 2, 4), (4,), positive(4), (4,), (4,), 1e-3, "NHWC"),
 )
+
 batch_norm_train.errors(ErrorSample(sample((4,)), ShapeError, r"at least 2 dims, got one of shape \(4,\)"))
 
 
@@ -254,21 +258,18 @@ def _moments(input: Tensor, axes: tuple[int, ...]) -> Moments:
 
 batch_norm.non_differentiable("running_mean", "running_var")
 
-
 batch_norm.samples(
     sample((3, 2, 2, 3), (2,), positive(2), (2,), (2,)),
     sample((3, 2, 4), (2,), positive(2), (2,), None, True, 0.3),
     sample((4, 3), None, None, training=True),
     sample((2, 3, 2, 4), (4,), positive(4), (4,), (4,), True, layout="NHWC"),
 )
+
 batch_norm.errors(
     ErrorSample(sample((3, 2), None, None), ValueError, "expected running_mean and running_var"),
     ErrorSample(sample((1, 2), None, None, training=True), ShapeError, "more than one value per channel"),
     ErrorSample(sample((4, 3), (1,), None, training=True), ShapeError, "expected 3 values, one a channel"),
 )
-
-
-# ---- kernels ------------------------------------------------------------------------------------------------------
 
 
 def _no_channels(input: Array, weight: Array | None, bias: Array | None, layout: str) -> str:
@@ -392,6 +393,7 @@ batch_norm_train.perf_samples(
     sample((2, 3, 64, 80), (3,), (3,)),
     sample((5, 11, 13, 40), (40,), (40,), layout="NHWC"),
 )
+
 batch_norm_inference.perf_samples(
     sample((2, 3, 64, 80), (3,), positive(3), (3,), (3,)),
     sample((5, 11, 13, 40), (40,), positive(40), (40,), (40,), layout="NHWC"),

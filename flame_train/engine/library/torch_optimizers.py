@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..optim.flat_parameters import FlatParameters, listed, named_parameters
+from ..optim.optimizer import Optimizer
+from ..optim.optimizers import AdamRule, AdamWRule, SGDRule
+from ..optim.validation import check
 from ..tensors.tensor import Tensor
-from .flat_parameters import FlatParameters, listed, named_parameters
-from .optimizer import Optimizer
-from .optimizers import AdamRule, AdamWRule, SGDRule
-from .validation import check
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
 """Tensors, (name, tensor) pairs, or groups: {"params": tensors or one, "lr": ..., "weight_decay": ...}."""

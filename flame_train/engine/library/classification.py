@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import ShapeError
-from ...dtype import Array
-from ...namespace import Namespace, is_numpy
-from ...op import ErrorSample, primitive, sample
-from ...op_samples import Values, positive
-from ..pointwise.activations import softplus_value
-from ..pointwise.unary import sigmoid_value
-from .pair_kernels import PairLoss, pair_loss_kernels
-from .regression import check_pair, reduced, share
+from ...errors import ShapeError
+from ..dtype import Array
+from ..namespace import Namespace, is_numpy
+from ..op import ErrorSample, primitive, sample
+from ..op_samples import Values, positive
+from ..ops.loss.pair_kernels import PairLoss, pair_loss_kernels
+from ..ops.loss.regression import check_pair, reduced, share
+from ..ops.pointwise.unary import sigmoid_value
+from .rectifiers import softplus_value
 
 
 @primitive(torch="nn.functional.binary_cross_entropy")
@@ -69,19 +69,22 @@ def _(xp: Namespace, g: Array, input: Array, weight: Array | None, reduction: st
 binary_cross_entropy.grad_unsupported("weight")
 
 _WEIGHTED = "only without weights"
+
 _LOG, _LOG_REST = "larger(logf(larger(input, 1e-44f)), -100.f)", "(input >= 1.f ? -100.f : log1pf(-input))"
+
 _OF_PROBABILITIES = PairLoss(
     f"(target - 1.f) * {_LOG_REST} - target * {_LOG}",
     "(input - target) / larger((1.f - input) * input, 1e-12f)",
     f"{_LOG_REST} - {_LOG}",
 )
-pair_loss_kernels(binary_cross_entropy, lambda weight: _OF_PROBABILITIES if weight is None else _WEIGHTED)
 
+pair_loss_kernels(binary_cross_entropy, lambda weight: _OF_PROBABILITIES if weight is None else _WEIGHTED)
 
 binary_cross_entropy.errors(
     ErrorSample(sample((2, 3), (3,)), ShapeError, "must have one shape"),
     ErrorSample(sample(Values((2,), 1.5, 2.0), (2,)), ValueError, "expected probabilities"),
 )
+
 binary_cross_entropy.samples(
     sample(Values((2, 3), 0.1, 0.9), Values((2, 3), 0.0, 1.0)),
     sample(Values((2, 3), 0.1, 0.9), Values((2, 3), 0.0, 1.0), positive(3), reduction="sum"),
@@ -136,17 +139,18 @@ def _(xp: Namespace, g: Array, input: Array, weight: Array | None, pos_weight: A
 binary_cross_entropy_with_logits.grad_unsupported("weight", "pos_weight")
 
 _OF_LOGITS = PairLoss("(1.f - target) * input + softplus(-input)", "sigmoid(input) - target", "-input")
+
 pair_loss_kernels(
     binary_cross_entropy_with_logits,
     lambda weight, pos_weight: _OF_LOGITS if weight is None and pos_weight is None else _WEIGHTED,
 )
-
 
 binary_cross_entropy_with_logits.samples(
     sample((2, 3), Values((2, 3), 0.0, 1.0)),
     sample((2, 3), Values((2, 3), 0.0, 1.0), positive(2, 3), reduction="sum", pos_weight=positive(3)),
     sample((2, 3), Values((2, 3), 0.0, 1.0), reduction="none"),
 )
+
 binary_cross_entropy_with_logits.errors(ErrorSample(sample((2, 3), (3,)), ShapeError, "must have one shape"))
 
 
@@ -200,7 +204,9 @@ _OF_TARGETS = PairLoss(
     "-target",
     "target > 0.f ? logf(target) + 1.f - input : 0.f",
 )
+
 _OF_LOG_TARGETS = PairLoss("e_to(target) * (target - input)", "-e_to(target)", "e_to(target) * (target - input + 1.f)")
+
 pair_loss_kernels(
     kl_div,
     lambda log_target: _OF_LOG_TARGETS if log_target else _OF_TARGETS,
@@ -214,6 +220,7 @@ kl_div.samples(
     sample((2, 3), positive(2, 3), reduction="sum"),
     sample((2, 3), (2, 3), reduction="none", log_target=True),
 )
+
 for _op, _low in ((binary_cross_entropy, 0.1), (binary_cross_entropy_with_logits, -2.0)):
     _op.perf_samples(
         *(
@@ -221,5 +228,7 @@ for _op, _low in ((binary_cross_entropy, 0.1), (binary_cross_entropy_with_logits
             for r in ("mean", "none")
         )
     )
+
 kl_div.perf_samples(sample((37, 700), positive(37, 700), reduction="batchmean"))
+
 kl_div.errors(ErrorSample(sample((2, 3), (3,)), ShapeError, "must have one shape"))

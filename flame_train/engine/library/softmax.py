@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 
-from ....errors import ShapeError
-from ...backend.cuda.codegen.kernel_ir import Operands, Program
-from ...backend.cuda.launcher import Launcher
-from ...dtype import Array
-from ...namespace import Namespace
-from ...op import ErrorSample, Op, composite, primitive, sample
-from ...op_samples import no_such_dim
-from ...sums import accurate_sum
-from ...tensors.tensor import Tensor
-from ..common.dims import Dims, axes, spread
-from ..common.row_kernels import row_program, rows_at, why_not_rows
+from ...errors import ShapeError
+from ..backend.cuda.codegen.kernel_ir import Operands, Program
+from ..backend.cuda.launcher import Launcher
+from ..dtype import Array
+from ..namespace import Namespace
+from ..op import ErrorSample, Op, composite, primitive, sample
+from ..op_samples import no_such_dim
+from ..ops.common.dims import Dims, axes, spread
+from ..ops.common.row_kernels import row_program, rows_at, why_not_rows
+from ..sums import accurate_sum
+from ..tensors.tensor import Tensor
 
 
 @primitive(torch="nn.functional.softmax")
@@ -62,9 +62,13 @@ def _last(input: Array, dim: int) -> str:
 
 
 _SHIFTED = ("max m = input", "row e = e_to(input - m)", "sum s = e")
+
 _SOFTMAX = Program((*_SHIFTED, "let r = 1.f / s"), ("e * r",))
+
 _SOFTMAX_GRADIENT = Program(("sum d = g * out",), ("out * (g - d)",))
+
 _LOG_SOFTMAX = Program(("max m = input", "sum s = e_to(input - m)", "let l = logf(s)"), ("input - m - l",))
+
 _LOG_SOFTMAX_GRADIENT = Program(("sum d = g",), ("g - e_to(out) * d",))
 
 
@@ -81,7 +85,9 @@ def _along_rows(op: Op, value: Program, slope: Program) -> None:
 
 
 _along_rows(softmax, _SOFTMAX, _SOFTMAX_GRADIENT)
+
 _along_rows(log_softmax, _LOG_SOFTMAX, _LOG_SOFTMAX_GRADIENT)
+
 for _op in (softmax, softmin, log_softmax):
     _op.samples(sample((2, 3, 5), -1), sample((4, 3), 0), sample((3, 1), 1), sample((0, 2), -1))
     _op.errors(ErrorSample(sample((2, 3), 2), ShapeError, "softmax: dim 2 is outside a tensor of 2 dims"))
@@ -137,8 +143,6 @@ def _(k: Launcher, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool)
 
 logsumexp.perf_samples(sample((3, 5000), -1), sample((5, 7, 640), (-1, -2), keepdim=True))
 
-
 logsumexp.errors(no_such_dim())
-
 
 logsumexp.samples(sample((2, 3, 5), -1), sample((4, 3), (0, 1), keepdim=True), sample((3, 1), 1), sample((0, 3), 1))

@@ -1,22 +1,24 @@
-"""Pooling of images, in NCHW or NHWC."""
+"""Pooling of images: the mean or the largest value of each window, in NCHW or NHWC."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from ....errors import ShapeError
-from ...backend.cuda.launcher import Launcher
-from ...dtype import Array, DType, int64
-from ...namespace import Namespace
-from ...op import ErrorSample, composite, primitive, sample
-from ...tensors.tensor import Tensor
-from ..common.dims import Shape
-from .geometry import Pair, from_nhwc, to_nhwc
-from .pool_launch import PoolKernels, no_kernel
-from .pool_window import Pooling, Window
+from ...errors import ShapeError
+from ..backend.cuda.codegen.kernel_ir import Reduction
+from ..backend.cuda.launcher import Launcher
+from ..dtype import Array, DType, int64
+from ..namespace import Namespace
+from ..op import ErrorSample, composite, primitive, sample
+from ..ops.common.dims import Shape
+from ..ops.common.row_kernels import reduce
+from ..ops.conv.geometry import Pair, from_nhwc, image_size, to_nhwc
+from ..tensors.tensor import Tensor
+from .pool_kernels import Pooling, PoolKernels, Window, no_kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,9 @@ max_pool2d_with_indices.samples(
     sample((1, 2, 5, 6), (2, 3), (2, 1), (1, 0), (2, 1), True),
     sample((2, 5, 4, 3), 2, 2, ceil_mode=True, layout="NHWC"),
 )
+
 max_pool2d_with_indices.batched_dims = 4
+
 max_pool2d_with_indices.errors(
     ErrorSample(sample((1, 2, 4, 4), 2, 2, 2), ShapeError, "at most half of the kernel"),
     ErrorSample(sample((1, 2, 4, 4), 5), ShapeError, "does not fit into"),
@@ -143,6 +147,7 @@ def max_pool2d(
 
 
 max_pool2d.errors(ErrorSample(sample((4, 4), 2), ShapeError, "max_pool2d: expected a 4-D input"))
+
 max_pool2d.samples(sample((2, 3, 4, 6), 2), sample((1, 5, 5, 2), 3, 2, 1, return_indices=True, layout="NHWC"))
 
 
@@ -192,15 +197,13 @@ avg_pool2d.samples(
     sample((1, 2, 4, 4), 2, divisor_override=3),
     sample((2, 5, 4, 3), 2, 2, ceil_mode=True, layout="NHWC"),
 )
+
 avg_pool2d.errors(
     ErrorSample(sample((1, 2, 4, 4), 2, 2, 2), ShapeError, "avg_pool2d: padding .* at most half of the kernel"),
     ErrorSample(sample((1, 2, 4, 4), 2, 0), ShapeError, "of at least 1, got .2, 2., .0, 0., 1"),
     ErrorSample(sample((1, 2, 4, 4), 2, divisor_override=0), ShapeError, "other than 0"),
     ErrorSample(sample((1, 2, 4, 4), 2, 1, -1), ShapeError, "padding .-1, -1. must be at least 0"),
 )
-
-
-# ---- kernels ------------------------------------------------------------------------------------------------------
 
 
 def _kernels(pool: MaxPool | AvgPool, shape: Shape) -> PoolKernels:
@@ -242,4 +245,109 @@ def _(k: Launcher, g: Array, input_shape: Shape, pool: AvgPool) -> Array:
 
 for _op in (max_pool2d_with_indices, avg_pool2d):
     _op.perf_samples(sample((2, 9, 11, 24), 3, 2, 1, layout="NHWC"), sample((3, 5, 31, 40), 3, 2, 1))
+
 avg_pool2d.batched_dims = 4
+
+Sizes = int | tuple[int | None, int | None]
+"""An adaptive pooling's output: one size for both dims, or one each; None keeps the image's."""
+
+
+@primitive(torch="nn.functional.adaptive_avg_pool2d")
+def adaptive_avg_pool2d(xp: Namespace, input: Array, output_size: Sizes, layout: str = "NCHW") -> Array:
+    """The means of output_size windows that cover the image evenly; None keeps a size"""
+    x = to_nhwc(_four(input), layout)
+    for axis, bins in zip((1, 2), _bins(x.shape[1:3], output_size), strict=True):
+        parts = [xp.mean(x[(slice(None),) * axis + (slice(a, b),)], axis=axis) for a, b in bins]
+        x = xp.stack(parts, axis=axis) if parts else x[(slice(None),) * axis + (slice(0, 0),)]
+    return from_nhwc(xp, x, layout)
+
+
+def _four(x: Array) -> Array:
+    if x.ndim != 4:
+        raise ShapeError(f"adaptive_avg_pool2d: expected a 4-D input, got {tuple(x.shape)}")
+    return x
+
+
+def _bins(size: tuple[int, ...], output_size: Sizes) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """The pixels [start, stop) of each output row, and of each column."""
+    wanted = (output_size, output_size) if isinstance(output_size, int) else output_size
+    if (
+        not isinstance(wanted, (tuple, list))
+        or len(wanted) != 2
+        or any(k is not None and (not isinstance(k, int) or k < 0) for k in wanted)
+    ):
+        raise ShapeError(f"adaptive_avg_pool2d: expected one size of at least 0 or two, got {output_size!r}")
+    counts = [n if k is None else k for n, k in zip(size, wanted, strict=True)]
+    h, w = ([(i * n // k, -(-(i + 1) * n // k)) for i in range(k)] for n, k in zip(size, counts, strict=True))
+    return h, w
+
+
+@adaptive_avg_pool2d.vjp("input")
+def _(xp: Namespace, g: Array, input_shape: Shape, output_size: Sizes, layout: str) -> Array:
+    g = to_nhwc(g, layout)
+    size = image_size(input_shape, layout)
+    for axis, bins in zip((1, 2), _bins(size, output_size), strict=True):
+        before = (slice(None),) * axis
+        dx = xp.zeros((*g.shape[:axis], size[axis - 1], *g.shape[axis + 1 :]), g.dtype)
+        for i, (a, b) in enumerate(bins):
+            dx[(*before, slice(a, b))] += g[(*before, slice(i, i + 1))] / (b - a)
+        g = dx
+    return from_nhwc(xp, g, layout)
+
+
+adaptive_avg_pool2d.samples(
+    sample((2, 3, 4, 6), 1),
+    sample((1, 2, 5, 7), (3, 4)),
+    sample((1, 2, 3, 4), (5, None)),
+    sample((2, 5, 4, 3), (2, 3), layout="NHWC"),
+)
+
+
+def _adaptive_avg_pool2d_errors() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((4, 4), 2), ShapeError, "expected a 4-D input")
+    for refused in (-1, (2,), (1, 2, 3), 2.5):
+        yield ErrorSample(sample((1, 2, 4, 4), refused), ShapeError, "one size of at least 0 or two, got")
+
+
+adaptive_avg_pool2d.errors(*_adaptive_avg_pool2d_errors())
+
+
+def _no_bins(input: Array, output_size: Sizes) -> str:
+    wanted = output_size if isinstance(output_size, (tuple, list)) else (output_size,)
+    return "an empty result" if 0 in wanted else no_kernel(input)
+
+
+def _mean_kernels(shape: Shape, output_size: Sizes, layout: str) -> PoolKernels:
+    rows, columns = _bins(image_size(shape, layout), output_size)
+    return PoolKernels.even((len(rows), len(columns)), shape, layout)
+
+
+@adaptive_avg_pool2d.cuda("flame", when=_no_bins)
+def _(k: Launcher, input: Array, output_size: Sizes, layout: str) -> Array:
+    kernels = _mean_kernels(_four(input).shape, output_size, layout)
+    if kernels.out == (1, 1):
+        whole = (2, 3) if layout == "NCHW" else (1, 2)
+        return reduce(k, Reduction("sum", "input", "total / n"), {"input": input}, whole, input.dtype)
+    y = k.empty(kernels.pooled, input.dtype)
+    kernels.launch(k, "avg_pool", (input,), (y,), np.float32(0))
+    return y
+
+
+@adaptive_avg_pool2d.cuda_vjp("flame", "input", when=_no_bins)
+def _(k: Launcher, g: Array, input_shape: Shape, output_size: Sizes, layout: str) -> Array:
+    dx, kernels = k.empty(input_shape, g.dtype), _mean_kernels(input_shape, output_size, layout)
+    if kernels.out == (1, 1) and layout == "NCHW":
+        kernels.launch_whole(k, g, dx)
+        return dx
+    if kernels.out == (1, 1):
+        k.elementwise(("g / count",), {"g": g, "count": dx.size // g.size}, (g.dtype,), input_shape, (dx,))
+        return dx
+    kernels.launch(k, "avg_pool_gradient", (g,), (dx,), np.float32(0))
+    return dx
+
+
+adaptive_avg_pool2d.perf_samples(
+    sample((2, 9, 11, 24), (4, 3), layout="NHWC"), sample((2, 3, 70, 50), 1), sample((9, 21, 7, 7), 1)
+)
+
+adaptive_avg_pool2d.batched_dims = 4
