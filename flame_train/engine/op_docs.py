@@ -40,7 +40,8 @@ def install() -> None:
             op = name.removesuffix("_")
             if inspect.isfunction(method) and not name.startswith("_") and not method.__doc__:
                 place = " Written into this tensor." if name.endswith("_") else ""
-                method.__doc__ = f"{_of_method(op)}As functional.{op}.{place}"
+                more = "" if op in REGISTRY else ", whose help says more"
+                method.__doc__ = f"{_of_method(op)}As functional.{op}{more}.{place}"
 
 
 def _of_method(name: str) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,28 @@ def test_a_run_tells_its_listeners_and_trains_the_same_bytes(small_config, tmp_p
     assert told[-1] == (3, "step-000003")
     flame_train.train(sections(config, tmp_path / "alone"), overrides=["train.steps=3"], device="cpu")
     assert tensors(tmp_path / "told") == tensors(tmp_path / "alone")
+
+
+TRAINS = """
+import json, sys
+import flame_train
+flame_train.train(json.loads(sys.argv[1]), device="cpu")
+print(json.dumps([m for m in sys.modules if m.startswith("flame_train.engine.library") or m == "benchmarks"]))
+"""
+
+
+def test_a_run_loads_nothing_of_the_engine_s_library(small_config, tmp_path):
+    config = small_config(
+        train={"precision": "fp32", "steps": 1},
+        lora={"kind": "dora"},
+        loss={"kind": "huber"},
+        sample={"every": 1, "steps": 1, "prompts": ("a circle",)},
+    )
+    given = json.dumps(sections(config, str(tmp_path / "run")), default=str)
+    ended = subprocess.run([sys.executable, "-c", TRAINS, given], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout.splitlines()[-1]) == []
+    assert (tmp_path / "run" / "lora.safetensors").exists()
 
 
 def test_sections_may_be_those_of_a_file_with_its_format():
