@@ -137,11 +137,8 @@ class Op:
         self.name = fn.__name__
         self.fn = fn
         self.composite, self.torch, self.aux = composite, torch, aux
-        self.data_movement = data_movement
-        self.views = views
-        self.multiple = multiple
-        self.mutates = mutates
-        self.rounds_scalars = rounds_scalars
+        self.data_movement, self.views, self.multiple = data_movement, views, multiple
+        self.mutates, self.rounds_scalars = mutates, rounds_scalars
         self.params = parameters_of(fn, skip_first=not composite)
         self.names = tuple(p.name for p in self.params)
         self.positional = tuple(p.name for p in self.params if not p.named)
@@ -166,8 +163,7 @@ class Op:
         self._samples: tuple[DeclaredSample, ...] = ()
         self._perf_samples: tuple[DeclaredSample, ...] = ()
         self._errors: tuple[DeclaredError, ...] = ()
-        self.__doc__ = fn.__doc__
-        self.__name__ = self.name
+        self.__doc__, self.__name__ = fn.__doc__, self.name
         self.__signature__ = public_signature(fn, skip_first=not composite)
         if registered:
             if self.name in REGISTRY:
@@ -197,8 +193,7 @@ class Op:
 
     def non_differentiable(self, *args: str) -> None:
         """Declares that `args` have no gradient by nature: indices, masks."""
-        for a in args:
-            self._check_names("non_differentiable", [a])
+        self._check_names("non_differentiable", args)
         self.non_differentiable_names.update(args)
         self.promoted -= frozenset(args)
 

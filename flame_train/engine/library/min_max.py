@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 from typing import Any
 
@@ -66,9 +67,9 @@ def extremes(k: Launcher, x: Array, dim: int | None, *, largest: bool, values: b
     made = (x, index, np.int64(0) if found is None else found)
     if inner == 1:
         packets = n // width
-        threads = _THREADS if packets > _THREADS else min(32, 1 << (packets - 1).bit_length())
+        threads = _THREADS if packets > _THREADS else builtins.min(32, 1 << (packets - 1).bit_length())
         wanted = -(-2 * k.multiprocessors // outer) if threads == _THREADS else 1
-        stretch = max(-(-packets // wanted), _LEAST) * width
+        stretch = builtins.max(-(-packets // wanted), _LEAST) * width
         count, rows = -(-n // stretch), _THREADS // threads
         args = (*made, *_left(k, outer * count, count), np.int64(outer), np.int32(n), np.int32(stretch))
         grid = (-(-outer // rows), count)
