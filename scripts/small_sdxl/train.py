@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from autoencoder import images, reconstructed, train_autoencoder
 from denoiser import encoded, train_denoiser
-from look import CAPTIONS, sheet
 from model import Networks, build, quiet_unused_words, token_ids, write
 
 from flame_train.data.grid import write_png
@@ -79,8 +78,6 @@ def _base(args: argparse.Namespace, report: Any) -> None:
         quiet_unused_words(weights[name], np.unique(ids), SEED)
     count = write(args.out / "small_sdxl.safetensors", weights, TITLE)
     report(f"wrote {count} weights")
-    if args.sheet:
-        write_png(args.out / "base.png", sheet(nets, CAPTIONS, args.sizes[0], args.device))
     report("done")
 
 
@@ -101,7 +98,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--images", type=int, help="square ones; the others are fewer")
     parser.add_argument("--side", type=int, default=64, help="train on squares of this side cut from them (for vae)")
     parser.add_argument("--sizes", default="96x96,64x128,128x64", help="height x width, the square one first")
-    parser.add_argument("--sheet", action="store_true", help="draw a sheet of images at the end (for base)")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.sizes = [tuple(int(n) for n in size.split("x")) for size in args.sizes.split(",")]

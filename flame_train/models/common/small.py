@@ -4,7 +4,7 @@ Random ones generate noise; a LoRA on them only learns a better guess of the vel
 
 This engine trained the small SDXL from scratch, on the images of `quickstart.drawings`. It has SDXL's structure with
 7 million weights: two text encoders over CLIP's vocabulary, autoencoder and UNet. It generates the scene of a caption
-of that world. How it was made: `scripts/small_sdxl`.
+of that world. How it was made: `docs/log/small-sdxl.md`, by `scripts/small_sdxl`.
 """
 
 from __future__ import annotations

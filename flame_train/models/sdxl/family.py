@@ -167,7 +167,7 @@ class SdxlFamily(Family):
     small = "sdxl-tiny"
     # The adapted layers see only the words, so that captions of known things hardly meet the training. The loss is
     # weighed (min-SNR with a tiny gamma) towards the noisiest timesteps, where colours are decided. The numbers were
-    # found in scripts/small_sdxl/LOG.md.
+    # found in docs/log/small-sdxl.md.
     lesson = Lesson(
         "a small SDXL that draws coloured shapes, and has never seen a Delft tile",
         "the base model is small: this shows that training works, not what SDXL can draw",

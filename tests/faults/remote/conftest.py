@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,19 +11,13 @@ from typing import Any
 
 import pytest
 
-SERVERS = Path(__file__).parents[3] / "scripts" / "store_servers.py"
+from tests.faults.remote import servers as store_servers
 
 
 @pytest.fixture(scope="session")
 def servers() -> ModuleType:
     """The module with the servers of stores."""
-    spec = importlib.util.spec_from_file_location("store_servers", SERVERS)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["store_servers"] = module
-    spec.loader.exec_module(module)
-    return module
+    return store_servers
 
 
 @pytest.fixture(scope="session")
