@@ -21,6 +21,13 @@ pytestmark = pytest.mark.parity
 SHAPES = [(8, 64), (5, 7), (96, 200)]
 
 
+@pytest.fixture(autouse=True)
+def eager():
+    """Its quantizer would be compiled for each shape and dtype, which takes half a minute."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 def array(t):
     t = t.detach().contiguous()
     return t.view(torch.uint8).numpy().view("V2") if t.dtype == torch.bfloat16 else t.numpy()

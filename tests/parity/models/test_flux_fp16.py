@@ -9,8 +9,8 @@ from flame_train.adapters.attach import attach
 from flame_train.adapters.targets import resolve
 from flame_train.engine import tensor
 from flame_train.models.flux.family import PRESETS
-from flame_train.models.flux.names import transformer_to_diffusers
 from flame_train.models.flux.transformer import Flux, FluxArch
+from tests.parity.twins import flux
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -40,18 +40,7 @@ def batch():
 
 @pytest.fixture
 def twin(model, fill):
-    made = diffusers.FluxTransformer2DModel(
-        in_channels=4 * ARCH.channels,
-        num_layers=ARCH.depth,
-        num_single_layers=ARCH.single_depth,
-        attention_head_dim=ARCH.head_dim,
-        num_attention_heads=ARCH.width // ARCH.head_dim,
-        joint_attention_dim=ARCH.context_dim,
-        pooled_projection_dim=ARCH.pooled_dim,
-        guidance_embeds=True,
-        axes_dims_rope=ARCH.axes,
-    )
-    return fill(model, made, transformer_to_diffusers()).half()
+    return fill(model, flux.reference(ARCH), flux.TO_DIFFUSERS).half()
 
 
 def ours(model, batch):

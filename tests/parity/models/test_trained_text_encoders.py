@@ -13,9 +13,9 @@ from flame_train.engine import Parameter, Tensor, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.random import Rng
 from flame_train.training.optimizer import build_optimizer
-from tests.parity.models.test_flux import positions_in_fp64
 from tests.parity.models.test_t5 import norms_in_fp64
 from tests.parity.models.test_twin_runs import one_thread
+from tests.parity.twins import flux
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
@@ -23,7 +23,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 twins = pytest.importorskip("tests.parity.models.text_twins")
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
-exact = positions_in_fp64, norms_in_fp64, one_thread
+exact = norms_in_fp64, one_thread
+positions_in_fp64 = pytest.fixture(autouse=True)(flux.exact)
 
 RATE, STEPS = 1e-3, 50
 

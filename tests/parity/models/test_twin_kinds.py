@@ -17,8 +17,8 @@ from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine.backend import get_backend
 from flame_train.models.sdxl.unet import UNet
 from flame_train.training.optimizer import build_optimizer
-from tests.parity.models import test_unet_sdxl as sdxl
 from tests.parity.models.test_twin_runs import STEPS, drawn, names_there, one_thread
+from tests.parity.twins import sdxl
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -37,19 +37,15 @@ KINDS = {
 }
 
 
-IN_CI = ("locon",)  # whose linear layers are LoRA's; the others take a quarter of a minute each
-
-
-@pytest.mark.parametrize(
-    "kind", [kind if kind in IN_CI else pytest.param(kind, marks=pytest.mark.proof) for kind in KINDS]
-)
+@pytest.mark.proof  # tests/parity/test_adapter_kinds.py has their formulas and gradients
+@pytest.mark.parametrize("kind", KINDS)
 def test_losses_and_weights_are_those_of_the_reference_modules(kind, fill, scrambled, alone):
     """The twin computes in fp64, so that what is measured is this program's fp32 rounding alone."""
     targets, keys = KINDS[kind]
     model = scrambled(UNet(sdxl.ARCH), "float32")
-    twin = fill(model, diffusers.UNet2DConditionModel(**sdxl.unet_arguments(sdxl.ARCH)), sdxl.TO_DIFFUSERS)
+    twin = fill(model, sdxl.reference(sdxl.ARCH), sdxl.TO_DIFFUSERS)
     twin.requires_grad_(False)
-    sdxl.same_sinusoids(twin)
+    sdxl.patch(twin, sdxl.ARCH)
     layers = resolve(model, [targets], UNET_PRESETS)
     attached = attach(model, layers, rank=RANK, alpha=ALPHA, seed=5, kind=ADAPTERS[kind](**keys))
     there = reference(kind, twin, {n: key.removesuffix(".weight") for n, key in names_there(layers).items()})

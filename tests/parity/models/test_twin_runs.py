@@ -15,8 +15,8 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.random import Rng
 from flame_train.models.sdxl.unet import UNet
 from flame_train.training.optimizer import build_optimizer
-from tests.parity.models import test_unet_sdxl as sdxl
 from tests.parity.test_optimizers import published
+from tests.parity.twins import sdxl
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -42,7 +42,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-IN_CI = ("adamw", "schedule_free_adamw")  # the others take a quarter of a minute each
+IN_CI = ("adamw",)  # the others take a quarter of a minute each; tests/parity/test_optimizers.py has their rules
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_losses_and_weights_are_those_of_pytorch(name, fill, scrambled):
     """
     lr, keys, reference = RUNS[name]
     model = scrambled(UNet(sdxl.ARCH), "float32")
-    twin = fill(model, diffusers.UNet2DConditionModel(**sdxl.unet_arguments(sdxl.ARCH)), sdxl.TO_DIFFUSERS)
+    twin = fill(model, sdxl.reference(sdxl.ARCH), sdxl.TO_DIFFUSERS)
     twin.requires_grad_(False)
-    sdxl.same_sinusoids(twin)
+    sdxl.patch(twin, sdxl.ARCH)
     attached = attach(model, resolve(model, ["attention"], UNET_PRESETS), rank=4, alpha=4.0, seed=5)
     leaves = {
         n: tuple(torch.from_numpy(p.numpy().copy()).requires_grad_() for p in (a.down, a.up))

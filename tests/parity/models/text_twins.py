@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import diffusers
 import numpy as np
 import peft
@@ -14,13 +12,14 @@ from flame_train.models.common.model import Denoiser
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.registry import FAMILIES, NOTHING_NAMED
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
+from flame_train.models.sd3.names import mmdit_to_diffusers
 from flame_train.models.sdxl.unet import UNet
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 from flame_train.text_encoders.running import RunningEncoder
 from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
-from tests.parity.models import test_clip, test_flux, test_mmdit_sd3, test_t5
-from tests.parity.models import test_unet_sdxl as sdxl
+from tests.parity.models import test_clip, test_t5
+from tests.parity.twins import flux, sd3, sdxl
 
 CLIP_L, BIGG = test_clip.CLIP_L, test_clip.BIGG
 PROJECTED_L = ClipArch(width=48, layers=3, heads=4, hidden=96, activation="quick_gelu", projection=24)
@@ -47,7 +46,7 @@ class Twins:
         self.running = tuple(RunningEncoder(e, e.part.network) for e in model.text)
         self.denoiser = Denoiser(model, denoiser, tensor(np.ones(1, np.float32)), self.running)
         self.encoders = {r.encoder.key: _torch_encoder(r.network, fill) for r in self.running}
-        self.twin, table = _DENOISERS[family](denoiser, fill)
+        self.twin, table = _denoiser(family, denoiser, fill)
         joined = self.denoiser.networks(KEYS[family])
         linear = [name for name, part in denoiser.named_modules() if isinstance(part, nn.Linear)]
         targets = [name for name in linear if len(table.pull([f"{name}.weight"]).sources) == 1][3:9]
@@ -137,29 +136,11 @@ def _torch_encoder(network, fill):
     return fill(network, twin, test_clip.to_names_of(twin))
 
 
-def _unet(model, fill):
-    twin = fill(model, diffusers.UNet2DConditionModel(**sdxl.unet_arguments(model.arch)), sdxl.TO_DIFFUSERS)
-    sdxl.same_sinusoids(twin)
-    return twin, sdxl.TO_DIFFUSERS
-
-
-def _mmdit(model, fill):
-    table = test_mmdit_sd3.mmdit_to_diffusers(model.arch.depth)
-    twin = fill(model, test_mmdit_sd3.diffusers_transformer(model.arch), table)
-    twin.time_text_embed.time_proj.forward = lambda t: test_mmdit_sd3.fp64(
-        test_mmdit_sd3.F.timestep_embedding(tensor(t.float().numpy()), 256).numpy()
-    )
-    for part in twin.modules():
-        if isinstance(part, diffusers.models.normalization.RMSNorm):
-            part.forward = partial(test_mmdit_sd3.exact_rms_norm, part)
+def _denoiser(family, model, fill):
+    twins, table = _DENOISERS[family]
+    twin = fill(model, twins.reference(model.arch), table)
+    twins.patch(twin, model.arch)
     return twin, table
-
-
-def _flux(model, fill):
-    twin = fill(model, test_flux.diffusers_flux(model.arch), test_flux.TO_DIFFUSERS)
-    embed = twin.time_text_embed
-    embed.time_proj.forward = lambda t: sdxl.fp64(sdxl.F.timestep_embedding(tensor(t.float().numpy()), 256).numpy())
-    return twin, test_flux.TO_DIFFUSERS
 
 
 def _of_unet(twin, latents, t, made, arrays):
@@ -257,6 +238,10 @@ def _flux_networks():
 
 
 _NETWORKS = {"sdxl": _sdxl_networks, "sd3": _sd3_networks, "flux": _flux_networks}
-_DENOISERS = {"sdxl": _unet, "sd3": _mmdit, "flux": _flux}
+_DENOISERS = {
+    "sdxl": (sdxl, sdxl.TO_DIFFUSERS),
+    "sd3": (sd3, mmdit_to_diffusers(2)),
+    "flux": (flux, flux.TO_DIFFUSERS),
+}
 _PREDICTIONS = {"sdxl": _of_unet, "sd3": _of_mmdit, "flux": _of_flux}
 CHANNELS = {"sdxl": 4, "sd3": 16, "flux": 4}

@@ -1,4 +1,4 @@
-"""Krea 2 against diffusers': predictions, and the gradient of every LoRA matrix, for captions of several lengths."""
+"""Krea 2 and diffusers': captions of several lengths, without and with control images."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from flame_train.engine import functional as F
 from flame_train.engine import tensor
 from flame_train.models.krea2.arch import Krea2Arch
 from flame_train.models.krea2.names import transformer_to_diffusers
 from flame_train.models.krea2.transformer import Krea2
-from tests.parity.models.lora_gradients import fp64, latents_gradient_error, lora_gradient_errors, merged_in_torch
+from tests.parity.twins.twin import ALL, Twin, always_fp64, fp64, given, sinusoids, torch
 
-torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
-pytestmark = pytest.mark.parity
 
-TO_DIFFUSERS = transformer_to_diffusers()
 ARCH = Krea2Arch(
     width=64,
     depth=2,
@@ -39,12 +35,12 @@ ARCH = Krea2Arch(
 )
 SIZE = (8, 6)
 LENGTHS = (5, 9)  # of 9 rows
-SHOWN = {"none": [], "one image": [(4, 6)], "two images": [(6, 2), (2, 4)]}
+SHOWN = {"alone": [], "one image": [(4, 6)], "two images": [(6, 2), (2, 4)]}
 """Rows and columns of control images' latents."""
 LINEAR = 8 + 8 * 4  # what stands once, and eight layers a block
 
 
-def diffusers_krea2(arch):
+def reference(arch):
     return diffusers.Krea2Transformer2DModel(
         in_channels=4 * arch.channels,
         num_layers=arch.depth,
@@ -66,20 +62,17 @@ def diffusers_krea2(arch):
     )
 
 
-@pytest.fixture
-def dtype():
-    """fp32 alone: diffusers' norms are computed in it, so no smaller difference can be measured."""
-    return "float32"
+def patch(twin, arch):
+    embed = sinusoids(arch.frequencies, 1000.0)
+
+    def embedded(times, dtype):
+        made = twin.time_embed.linear_1(embed(times)[:, None])
+        return twin.time_embed.linear_2(torch.nn.functional.gelu(made, approximate="tanh"))
+
+    twin.time_embed.forward = embedded
 
 
-@pytest.fixture(autouse=True)
-def in_fp64(monkeypatch):
-    """diffusers normalises and turns in fp32 whatever is given, which would hide what is measured here."""
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-
-
-@pytest.fixture(params=SHOWN)
-def batch(dtype, request):
+def inputs(arch, dtype, variant):
     rng = np.random.default_rng(1)
     mask = np.arange(9)[None] < np.array(LENGTHS)[:, None]
     return {
@@ -88,20 +81,25 @@ def batch(dtype, request):
         "states": (rng.standard_normal((2, 9, 3 * 24)) * mask[..., None]).astype(dtype),
         "rows": np.array(LENGTHS, np.int32),
         "weight": rng.standard_normal((2, *SIZE, 4)).astype(dtype),
-        "shown": [rng.standard_normal((2, *size, 4)).astype(dtype) for size in SHOWN[request.param]],
+        "shown": [rng.standard_normal((2, *size, 4)).astype(dtype) for size in SHOWN[variant]],
     }
 
 
 def ours(model, batch, latents=None):
-    x = tensor(batch["latents"]) if latents is None else latents
-    return model(x, *(tensor(batch[name]) for name in ("times", "states", "rows")), [*map(tensor, batch["shown"])])
+    return model(*given(batch, latents, "times", "states", "rows"), [*map(tensor, batch["shown"])])
 
 
 def packed(x):
     """The pipeline packs squares of latents with the channels first."""
-    B, height, width, _ = x.shape
-    x = x.permute(0, 3, 1, 2).reshape(B, 4, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5)
-    return x.reshape(B, height * width // 4, 16)
+    B, height, width, C = x.shape
+    x = x.permute(0, 3, 1, 2).reshape(B, C, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5)
+    return x.reshape(B, height * width // 4, 4 * C)
+
+
+def unpacked(x, size):
+    """Latents of this height and width from their squares, of four channels."""
+    x = x.reshape(len(x), size[0] // 2, size[1] // 2, 4, 2, 2).permute(0, 1, 4, 2, 5, 3)
+    return x.reshape(len(x), *size, 4)
 
 
 def placed(T, batch):
@@ -128,7 +126,7 @@ def timed_apart(twin, own, clean):
 
 def theirs(twin, batch, weights=None, latents=None):
     """Control images, which diffusers has not, are further tokens to its network."""
-    (height, width), (B, T, _) = SIZE, batch["states"].shape
+    B, T, _ = batch["states"].shape
     x = packed(fp64(batch["latents"]) if latents is None else latents)
     shown = [packed(fp64(own)) for own in batch["shown"]]
     call = {
@@ -142,54 +140,19 @@ def theirs(twin, batch, weights=None, latents=None):
     apart = timed_apart(twin, T + x.shape[1], sum(own.shape[1] for own in shown))
     with contextlib.closing(SimpleNamespace(close=apart.remove)):
         made = torch.func.functional_call(twin, weights or {}, kwargs=call)[0][:, : x.shape[1]]
-    made = made.reshape(B, height // 2, width // 2, 4, 2, 2).permute(0, 1, 4, 2, 5, 3)
-    return made.reshape(B, height, width, 4)
+    return unpacked(made, SIZE)
 
 
-@pytest.fixture
-def pair(dtype, fill, scrambled):
-    model = scrambled(Krea2(ARCH), dtype)
-    twin = fill(model, diffusers_krea2(ARCH), TO_DIFFUSERS)
-    twin.requires_grad_(False)
-
-    def embedded(times, dtype):
-        """From our sinusoids: fp32 has a bit of 1e-4 at an angle of 1000; they are tested with the UNet."""
-        angles = F.timestep_embedding(tensor(times.numpy().astype(np.float32)) * 1000.0, ARCH.frequencies)
-        made = twin.time_embed.linear_1(fp64(angles.numpy())[:, None])
-        return twin.time_embed.linear_2(torch.nn.functional.gelu(made, approximate="tanh"))
-
-    twin.time_embed.forward = embedded
-    return model, twin
-
-
-def test_prediction(pair, batch, bound, off):
-    model, twin = pair
-    assert off(ours(model, batch), theirs(twin, batch)) < bound
-
-
-def test_a_batch_of_any_padding_predicts_the_same(pair, batch, bound, off):
-    """What stands at the padding, and how much of it there is, does not matter."""
-    model, _ = pair
-    found = ours(model, batch)
-    padding = np.arange(9)[None, :, None] >= np.array(LENGTHS)[:, None, None]
-    noise = np.random.default_rng(9).standard_normal(batch["states"].shape) * padding
-    longer = np.pad(batch["states"] + noise, ((0, 0), (0, 7), (0, 0))).astype(batch["states"].dtype)
-    assert off(ours(model, batch | {"states": longer}), found.numpy()) < bound
-
-
-@pytest.mark.parametrize("checkpointing", ["off", "mlp", "full"])
-def test_every_lora_gradient(pair, batch, bound, off, with_lora, checkpointing):
-    model, twin = pair
-    attached = with_lora(model)
-    model.checkpointing = checkpointing
-    leaves, weights = merged_in_torch(twin, attached, TO_DIFFUSERS)
-    out, expected = ours(model, batch), theirs(twin, batch, weights)
-    assert off(out, expected.detach()) < bound
-
-    errors = lora_gradient_errors(attached, leaves, out, expected, batch["weight"], off)
-    assert len(errors) == 2 * LINEAR
-    assert {name: e for name, e in errors.items() if not e < bound} == {}
-
-
-def test_gradient_of_the_latents(pair, batch, bound, off):
-    assert latents_gradient_error(pair, batch, ours, theirs, off) < bound
+TWIN = Twin(
+    Krea2,
+    {"": ARCH},
+    transformer_to_diffusers(),
+    reference,
+    patch,
+    inputs,
+    ours,
+    theirs,
+    dict.fromkeys(SHOWN, (LINEAR, ALL)),
+    exact=always_fp64,
+    padded=("states", 7),
+)

@@ -1,39 +1,30 @@
-"""Flux against diffusers': predictions, and the gradient of every LoRA matrix, with guidance and without."""
+"""Flux.1 and diffusers': with guidance and without, alone and with a control image of another size, as Kontext's."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from flame_train.engine import functional as F
 from flame_train.engine import tensor
 from flame_train.models.flux.names import transformer_to_diffusers
 from flame_train.models.flux.transformer import Flux, FluxArch
-from tests.parity.models.lora_gradients import fp64, latents_gradient_error, lora_gradient_errors, merged_in_torch
+from tests.parity.twins.twin import Twin, fp64, given, sinusoids, torch
 
-torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
-pytestmark = pytest.mark.parity
 
-HERE = pytest.importorskip("diffusers.models.transformers.transformer_flux")
 TO_DIFFUSERS = transformer_to_diffusers()
+SIZES = {
+    "width": 64,
+    "depth": 2,
+    "single_depth": 2,
+    "head_dim": 16,
+    "channels": 4,
+    "context_dim": 24,
+    "pooled_dim": 20,
+}
 
 
-@pytest.fixture(params=[True, False], ids=["dev", "schnell"])
-def arch(request):
-    return FluxArch(
-        width=64,
-        depth=2,
-        single_depth=2,
-        head_dim=16,
-        channels=4,
-        context_dim=24,
-        pooled_dim=20,
-        guidance=request.param,
-    )
-
-
-def diffusers_flux(arch):
+def reference(arch):
     return diffusers.FluxTransformer2DModel(
         in_channels=4 * arch.channels,
         num_layers=arch.depth,
@@ -47,9 +38,13 @@ def diffusers_flux(arch):
     )
 
 
-@pytest.fixture(autouse=True)
-def positions_in_fp64(monkeypatch):
+def patch(twin, arch):
+    twin.time_text_embed.time_proj.forward = sinusoids(256)
+
+
+def exact(monkeypatch):
     """diffusers turns queries and keys in fp32 whatever they are, which would hide what is measured here."""
+    from diffusers.models.transformers import transformer_flux
 
     def rotated(x, freqs_cis, sequence_dim):
         assert sequence_dim == 1
@@ -64,14 +59,13 @@ def positions_in_fp64(monkeypatch):
             axes.append(torch.outer(ids[:, i].double(), freqs).repeat_interleave(2, dim=1))
         return torch.cat(axes, dim=1).cos(), torch.cat(axes, dim=1).sin()
 
-    monkeypatch.setattr(HERE, "apply_rotary_emb", rotated)
-    monkeypatch.setattr(HERE.FluxPosEmbed, "forward", angles)
+    monkeypatch.setattr(transformer_flux, "apply_rotary_emb", rotated)
+    monkeypatch.setattr(transformer_flux.FluxPosEmbed, "forward", angles)
 
 
-@pytest.fixture
-def batch(dtype):
+def inputs(arch, dtype, variant):
     rng = np.random.default_rng(1)
-    return {
+    batch = {
         "latents": rng.standard_normal((2, 8, 6, 4)).astype(dtype),
         "timesteps": np.array([3.0, 875.0], np.float32),
         "context": rng.standard_normal((2, 5, 24)).astype(dtype),
@@ -79,20 +73,14 @@ def batch(dtype):
         "guidance": np.array([1.0, 3.5], np.float32),
         "weight": rng.standard_normal((2, 8, 6, 4)).astype(dtype),
     }
-
-
-@pytest.fixture
-def edited(batch, dtype):
-    """The batch with a control image of another size, as Kontext gets it."""
     control = np.random.default_rng(2).standard_normal((2, 4, 10, 4)).astype(dtype)
-    return batch | {"controls": [control]}
+    return batch | ({"controls": [control]} if variant == "edited" else {})
 
 
 def ours(model, batch, latents=None):
-    x = tensor(batch["latents"]) if latents is None else latents
     guidance = tensor(batch["guidance"]) if model.arch.guidance else None
     controls = [tensor(each) for each in batch.get("controls", ())]
-    return model(x, tensor(batch["timesteps"]), tensor(batch["context"]), tensor(batch["pooled"]), guidance, controls)
+    return model(*given(batch, latents, "timesteps", "context", "pooled"), guidance, controls)
 
 
 def theirs(twin, batch, weights=None, latents=None):
@@ -120,33 +108,16 @@ def theirs(twin, batch, weights=None, latents=None):
     return pipeline._unpack_latents(out[:, : H * W // 4], H * 8, W * 8, 8).permute(0, 2, 3, 1)
 
 
-@pytest.fixture
-def pair(arch, dtype, fill, scrambled):
-    model = scrambled(Flux(arch), dtype)
-    twin = fill(model, diffusers_flux(arch), TO_DIFFUSERS)
-    twin.requires_grad_(False)
-    # our sinusoids: both make them in fp32, where a bit of a frequency is 1e-4 at t = 1000; tested with the UNet
-    twin.time_text_embed.time_proj.forward = lambda t: fp64(F.timestep_embedding(tensor(t.numpy()), 256).numpy())
-    return model, twin
-
-
-def test_prediction(pair, batch, bound, off):
-    model, twin = pair
-    assert off(ours(model, batch), theirs(twin, batch)) < bound
-
-
-@pytest.mark.parametrize("given", ["batch", "edited"])
-def test_every_lora_gradient(pair, given, request, bound, off, with_lora):
-    (model, twin), batch = pair, request.getfixturevalue(given)
-    attached = with_lora(model)
-    leaves, weights = merged_in_torch(twin, attached, TO_DIFFUSERS)
-    out, expected = ours(model, batch), theirs(twin, batch, weights)
-    assert off(out, expected.detach()) < bound
-
-    errors = lora_gradient_errors(attached, leaves, out, expected, batch["weight"], off)
-    assert len(errors) > 60
-    assert {name: e for name, e in errors.items() if not e < bound} == {}
-
-
-def test_gradient_of_the_latents(pair, batch, bound, off):
-    assert latents_gradient_error(pair, batch, ours, theirs, off) < bound
+TWIN = Twin(
+    Flux,
+    {"dev": FluxArch(**SIZES, guidance=True), "schnell": FluxArch(**SIZES, guidance=False)},
+    TO_DIFFUSERS,
+    reference,
+    patch,
+    inputs,
+    ours,
+    theirs,
+    {"alone": (None, ("off",)), "edited": (None, ("off",))},
+    ("float32", "float64"),
+    exact,
+)
