@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 import ast
-import io
 import re
 import sys
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +29,7 @@ _PREDICATE = re.compile(
     r"(?:Is|Are|Was|Were|Has|Have|Had|Does|Can|Could|Must|Will|Would|Should|May|Might|Shall)\b.*[^?]$"
 )
 _COMMENT = re.compile(r"^\s*//(.*)$")
+_PYTHON_COMMENT = re.compile(r"^\s*#+ ?(.*)$|  # (.*)$")
 
 Text = tuple[int, str]
 """The number of a line, and what stands there."""
@@ -78,20 +77,20 @@ def _document(text: str) -> Iterator[Text]:
 
 def _python(text: str) -> Iterator[Text]:
     """Docstrings, and comments: those of whole lines are joined."""
-    for node in ast.walk(ast.parse(text)):
-        body = getattr(node, "body", None)
-        for statement in body if isinstance(body, list) else ():
+    blocks = [ast.parse(text).body]
+    while blocks:
+        for statement in blocks.pop():
             value = getattr(statement, "value", None)
             if isinstance(statement, ast.Expr) and isinstance(value, ast.Constant) and isinstance(value.value, str):
                 yield from _paragraphs(list(enumerate(value.value.splitlines(), statement.lineno)))
+            blocks += [block for name in ("body", "orelse", "finalbody") if (block := getattr(statement, name, None))]
     comments: list[Text] = []
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            alone = token.line.lstrip().startswith("#")
-            if comments and not (alone and comments[-1][0] == token.start[0] - 1):
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := _PYTHON_COMMENT.search(line):
+            if comments and not (line.lstrip().startswith("#") and comments[-1][0] == number - 1):
                 yield from _paragraphs(comments)
                 comments = []
-            comments.append((token.start[0], token.string.lstrip("# ")))
+            comments.append((number, found[1] or found[2] or ""))
     yield from _paragraphs(comments)
 
 

@@ -53,9 +53,19 @@ def bases_of(node: ast.ClassDef) -> tuple[str, ...]:
     return tuple(ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases)
 
 
-def classes(tree: ast.AST) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every class of a tree with its bases."""
-    yield from ((node.name, bases_of(node)) for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements in a node, without expressions: these are most of a tree."""
+    for name in ("body", "orelse", "finalbody", "handlers"):
+        block = getattr(node, name, None)
+        yield from block if isinstance(block, list) else ()
+
+
+def classes(tree: ast.AST) -> Iterator[ast.ClassDef]:
+    """Every class of a tree."""
+    for node in statements(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node
+        yield from classes(node)
 
 
 def ancestors(bases: tuple[str, ...], parents: dict[str, tuple[str, ...]]) -> Iterator[str]:
@@ -67,7 +77,7 @@ def ancestors(bases: tuple[str, ...], parents: dict[str, tuple[str, ...]]) -> It
 
 def methods(tree: ast.AST, bases: tuple[str, ...] = (), of_class: str | None = None) -> Iterator[Method]:
     """Every public function of a tree: neither its name nor one around it begins with an underscore."""
-    for node in ast.iter_child_nodes(tree):
+    for node in statements(tree):
         name = getattr(node, "name", "")
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and name.startswith("_") and name != "__init__":
             continue
@@ -102,11 +112,10 @@ def undocumented(package: Path) -> dict[str, list[str]]:
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(package.rglob("*.py"))}
     documented: dict[str, set[str]] = defaultdict(set)
     for tree in trees.values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                own = [f for f in node.body if isinstance(f, ast.FunctionDef)]
-                documented[node.name].update(f.name for f in own if ast.get_docstring(f))
-    parents = {name: bases for tree in trees.values() for name, bases in classes(tree)}
+        for node in classes(tree):
+            own = [f for f in node.body if isinstance(f, ast.FunctionDef)]
+            documented[node.name].update(f.name for f in own if ast.get_docstring(f))
+    parents = {node.name: bases_of(node) for tree in trees.values() for node in classes(tree)}
     found = defaultdict(list)
     for path, tree in trees.items():
         for method in methods(tree):

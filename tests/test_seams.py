@@ -202,7 +202,7 @@ class Twin(FluxFamily):
     name = "twin"
     published = {"twin-tiny": FluxFamily.published["flux-tiny"]}
     small = "twin-tiny"
-    lesson = Lesson("a twin of the small Flux", steps=8)
+    lesson = Lesson("a twin of the small Flux", steps=6, batch_size=2)
 
     def assemble(self, parts, opening):
         return replace(super().assemble(parts, opening), lora_names=lora_family())
@@ -241,6 +241,17 @@ FILES = {
 }
 
 
+SEVERAL = """
+import contextlib, io, json, sys
+from flame_train import cli
+for line in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.run(line)
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
 class Copy:
     """A copy of the package, with new files in it."""
 
@@ -251,21 +262,24 @@ class Copy:
         for path, text in FILES.items():
             (folder / "flame_train" / path).write_text(text)
 
-    def __call__(self, *arguments: str, code: int = 0) -> Any:
-        """What a command prints, as JSON if it is asked to."""
+    def __call__(self, *lines: list[str], code: int = 0) -> list[Any]:
+        """What each command line prints, as JSON if it is asked to; one process runs them, as imports take seconds."""
         environment = os.environ | {"PYTHONPATH": str(self.folder), "OPENBLAS_NUM_THREADS": "1"}
         done = subprocess.run(
-            [sys.executable, "-m", "flame_train", *arguments],
+            [sys.executable, "-c", SEVERAL, json.dumps(lines)],
             env=environment,
             cwd=self.folder,
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == code, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
+        ended = [json.loads(answer) for answer in done.stdout.splitlines()]
+        for found, out, err in ended:
+            assert found == code, out + err
         if code:
-            return done.stderr
-        return json.loads(done.stdout) if "--json" in arguments else done.stdout
+            return [err for _, _, err in ended]
+        return [json.loads(out) if "--json" in line else out for line, (_, out, _) in zip(lines, ended, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -292,25 +306,28 @@ def settings(**changes: str) -> list[str]:
 
 
 def test_a_run_trains_by_what_one_file_each_adds(copy: Copy, tmp_path: Path) -> None:
+    lines = []
     for family in ("sdxl", "flux"):
-        FAMILIES[family].write_small_base(tmp_path, 3)
-        shutil.rmtree(tmp_path / "images", ignore_errors=True)
-        config = base_config(copy, tmp_path, family)
-        plain = copy("train", "--config", config, "--device", "cpu", "--json", *settings(**{"output.dir": "plain"}))
-        out = settings(**CHOICES, **{"output.dir": "chosen"})
-        plan = copy("train", "--config", config, "--device", "cpu", "--json", "--dry-run", *out)
-        result = copy("train", "--config", config, "--device", "cpu", "--json", *out)
+        (tmp_path / family).mkdir()
+        FAMILIES[family].write_small_base(tmp_path / family, 3)
+        train = ["train", "--config", base_config(tmp_path / family), "--device", "cpu", "--json"]
+        chosen = settings(**CHOICES, **{"output.dir": f"{family}-chosen"})
+        lines += [
+            [*train, *settings(**{"output.dir": f"{family}-plain"})],
+            [*train, "--dry-run", *chosen],
+            [*train, *chosen],
+            [*train, *chosen, *settings(**GRIDS)],
+        ]
+    ended = copy(*lines)
+    for plain, plan, result, again in (ended[:4], ended[4:]):
         assert result["steps"] == plain["steps"] == 2
         assert result["last_step_loss"] != plain["last_step_loss"]
         assert plan["trainable_parameters"] > 0
-        again = copy("train", "--config", config, "--device", "cpu", "--json", *out, *settings(**GRIDS))
         assert again["steps"] == 2, "its state is read back"
         assert again["samples"], "its sampler draws the grid that is lacking"
-        for folder in ("plain", "chosen"):
-            shutil.rmtree(copy.folder / folder)
 
 
-def base_config(copy: Copy, folder: Path, family: str) -> str:
+def base_config(folder: Path) -> str:
     from flame_train.quickstart.drawings import tiles, write_images
 
     write_images(folder / "images", 8, 1, tiles)
@@ -324,13 +341,13 @@ def base_config(copy: Copy, folder: Path, family: str) -> str:
 
 
 def test_messages_and_templates_know_them(copy: Copy, tmp_path: Path) -> None:
-    text = copy("init", "sdxl")
+    (text,) = copy(["init", "sdxl"])
     for path, value in CHOICES.items():
         line = next(line for line in text.splitlines() if line.startswith(f"{path.split('.')[1]} = ") and value in line)
         assert value in line
     config = tmp_path / "bad.toml"
     config.write_text('[optimizer]\nname = "signun"\n[loss]\nnoisier_by = 2.0\n')
-    said = copy("train", "--config", str(config), "--device", "cpu", code=2)
+    (said,) = copy(["train", "--config", str(config), "--device", "cpu"], code=2)
     assert 'did you mean "signum"?' in said
     assert 'loss.noisier_by: expected loss.weighting = "noisier" with it, got "none"' in said
 
@@ -344,12 +361,21 @@ def test_a_family_is_a_folder_and_a_line(tmp_path: Path) -> None:
         (folder / name).write_text(text)
     families = tmp_path / "flame_train" / "families.py"
     families.write_text(families.read_text().replace('"flux": "Flux.1",', '"flux": "Flux.1",\n        "twin": "Twin",'))
-    assert "twin-lora" in copy("--help")
-    assert "A LoRA for Twin" in copy("init", "twin")
-    assert "rank = 7" in copy("init", "twin", "--preset", "style")
-    result = copy("quickstart", str(tmp_path / "q"), "--family", "twin", "--device", "cpu", "--json")
-    assert result["steps"] == 8
-    assert copy("inspect", result["lora"], "--json")["identity"]["family"] == "twin"
-    assert copy("bench", "step", "--model", "twin-tiny", "--resolution", "64", "--device", "cpu", "--json")["eager_ms"]
     (tmp_path / "theirs.yaml").write_text(ELSEWHERE)
-    assert copy("import", "theirs.yaml", "-o", "ours.toml", "--json")["family"] == "twin"
+    lora = str(tmp_path / "q" / "run" / "lora.safetensors")
+    commands, template, preset, trained, inspected, measured, imported = copy(
+        ["--help"],
+        ["init", "twin"],
+        ["init", "twin", "--preset", "style"],
+        ["quickstart", str(tmp_path / "q"), "--family", "twin", "--device", "cpu", "--json"],
+        ["inspect", lora, "--json"],
+        ["bench", "step", "--model", "twin-tiny", "--resolution", "64", "--device", "cpu", "--json"],
+        ["import", "theirs.yaml", "-o", "ours.toml", "--json"],
+    )
+    assert "twin-lora" in commands
+    assert "A LoRA for Twin" in template
+    assert "rank = 7" in preset
+    assert (trained["steps"], trained["lora"]) == (6, lora)
+    assert inspected["identity"]["family"] == "twin"
+    assert measured["eager_ms"]
+    assert imported["family"] == "twin"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,31 @@ def test_a_sentence_without_a_subject_is_known() -> None:
     assert not has_no_subject("Because the store does not answer, the lease grows old.")
 
 
-def test_a_sentence_of_more_than_thirty_words_is_long() -> None:
-    assert not is_long("word " * 30)
-    assert is_long("word " * 31)
+LONG = " ".join(["word"] * (MOST + 1))
+SHORT = " ".join(["word"] * MOST)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "lines"),
+    [
+        ("a.md", f"{SHORT}. {SHORT}!\n\n{SHORT}\n", []),
+        ("a.md", f"one\n\n{LONG}\n", [3]),
+        ("a.md", f"- {SHORT}\n- {SHORT}\n| {SHORT} | {SHORT} |\n", []),
+        ("a.md", f"| a | {LONG} |\n", [1]),
+        ("a.md", f"```\n{LONG}\n```\n", []),
+        ("a.md", f"one\n\n    {LONG}\n\n    {LONG}\n", []),
+        ("a.md", f"{SHORT}\n    more\n", [1]),
+        ("a.md", f"{SHORT} `a b c d`\n", [1]),
+        ("a.py", f'"""{SHORT}."""\n\n# {SHORT}\n# more.\nx = 1\n', [3]),
+        (
+            "a.py",
+            f'def f():\n    """{SHORT}\n\n    Args:\n        x: {SHORT[:-5]}\n        y: {SHORT[:-5]}\n    """\n',
+            [],
+        ),
+        ("a.py", f"x = 1  # {SHORT}\ny = 2  # {SHORT}\n", []),
+        ("a.cuh", f"// {SHORT}\n// word\nint x;  // word\n", [1]),
+    ],
+)
+def test_what_is_long(tmp_path: Path, name: str, text: str, lines: list[int]) -> None:
+    (tmp_path / name).write_text(text)
+    assert [line for line, sentence in sentences(tmp_path / name) if is_long(sentence)] == lines

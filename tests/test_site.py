@@ -1,7 +1,8 @@
-"""The documentation site: each page is in its menu, what is made for it is there, and it builds without a warning."""
+"""The documentation site: what is made for it has every key, command, name and setting; it builds without a warning."""
 
 from __future__ import annotations
 
+import html
 import importlib
 import re
 import subprocess
@@ -12,9 +13,13 @@ from typing import Any
 
 import markdown
 import pytest
+import typer
 from mkdocs.structure.files import Files
 
+from flame_train import cli
 from flame_train.config.foreign.recognize import PROGRAMS
+from flame_train.config.keys import keys
+from flame_train.engine import functional
 from flame_train.tools.presets import names, recipes
 
 ROOT = Path(__file__).parents[1]
@@ -83,8 +88,8 @@ def test_bars_in_code_of_a_table_are_bars() -> None:
 def test_the_steps_of_the_landing_page_are_one_list() -> None:
     """Rendered as MkDocs does: a step is more than its first paragraph, and its code belongs to it."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    html = markdown.markdown(text, extensions=["tables", "pymdownx.superfences"])
-    (steps,) = re.findall(r"<ol>.*?</ol>", html, re.DOTALL)
+    rendered = markdown.markdown(text, extensions=["tables", "pymdownx.superfences"])
+    (steps,) = re.findall(r"<ol>.*?</ol>", rendered, re.DOTALL)
     assert len(re.findall("<li>", steps)) == len(re.findall(r"^\d\. ", text, re.MULTILINE)) == 6
     assert len(re.findall("<pre>", steps)) == text.count("\n    ```\n")
 
@@ -106,13 +111,60 @@ def test_what_belongs_to_an_item_of_a_list_is_indented_by_four() -> None:
     assert wrong == []
 
 
+def test_every_key_has_its_place() -> None:
+    text = pages.keys_page()
+    headings = re.findall(r"^### `([\w.]+)`$", text, re.MULTILINE)
+    assert headings == list(keys())
+    assert "## `[lora]`" in text
+
+
+def test_every_command_and_option_has_its_line() -> None:
+    text = pages.commands_page()
+    group = typer.main.get_command(cli.app)
+    for name, command in group.commands.items():
+        parts = getattr(command, "commands", {"": command})
+        for part, leaf in parts.items():
+            words = " ".join(filter(None, ("flame-train", name, part)))
+            chapter = text.split(f"## `{words}`\n")[1].split("\n## ")[0]
+            for parameter in leaf.params:
+                if parameter.param_type_name == "option":
+                    assert f"`{parameter.opts[0]}" in chapter or f", {parameter.opts[0]}" in chapter
+
+
+def test_every_public_name_has_its_place() -> None:
+    for module in pages.MODULES:
+        public = getattr(importlib.import_module(module), "__all__", None)
+        members = re.findall(r"^        - (\w+)$", pages.names_page(module), re.MULTILINE)
+        assert members
+        if public is not None:
+            assert members == [name for name in public if not name.startswith("__")]
+    headings = re.findall(r"^## `(\w+)`$", pages.functional_page(), re.MULTILINE)
+    assert headings == list(functional.__all__)
+
+
+@pytest.mark.parametrize("program", ["sd-scripts", "ai-toolkit", "OneTrainer"])
+def test_every_setting_of_another_trainer_is_in_its_table(program: str) -> None:
+    (found,) = (known for known in PROGRAMS if known.name == program)
+    table = pages.settings_table(program)
+    for row in (*found.table().rows, *found.table().set_rows):
+        assert f"| `{row.key}` |" in table
+        for path in row.to:
+            assert f"`{path.removeprefix('set.')}`" in table
+
+
+@pytest.mark.slow
 def test_it_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    fetched = [r"<(?:script|img|iframe)[^>]* src=.?https?:[^ >]*", r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)"']
+    fetched += [r'<link[^>]* rel="stylesheet"[^>]* href="https?:[^>]*']
     for path in tmp_path.rglob("*.html"):
-        fetched = re.findall(r"<(?:script|img|iframe)[^>]* src=.?https?:[^ >]*", path.read_text(encoding="utf-8"))
-        fetched += re.findall(r'<link[^>]* rel="stylesheet"[^>]* href="https?:[^>]*', path.read_text(encoding="utf-8"))
-        assert fetched == [], path
-        assert 'data-md-component="source"' not in path.read_text(encoding="utf-8"), "the theme asks GitHub then"
+        text = path.read_text(encoding="utf-8")
+        assert not any(re.search(pattern, text) for pattern in fetched), path
+        assert 'data-md-component="source"' not in text, "the theme asks GitHub then"
     assert list(tmp_path.rglob("*.json")) == [tmp_path / "search" / "search_index.json"]
+    assert 'href="training.html"' in (tmp_path / "index.html").read_text(encoding="utf-8")
+    reference = (tmp_path / "reference" / "flame_train.engine.html").read_text(encoding="utf-8")
+    for name in ("trace", "Tensor", "no_grad"):
+        assert f'id="flame_train.engine.{name}"' in html.unescape(reference)

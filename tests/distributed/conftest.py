@@ -18,6 +18,7 @@ from PIL import Image
 from flame_train.config.render import toml_value
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.models.registry import FAMILIES
+from tests.tiny_sdxl import write_tiny_sdxl
 
 MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 ENVIRON = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as many threads as processes
@@ -130,7 +131,10 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if family not in made:
             folder = tmp_path_factory.mktemp(family)
             draw(folder / "drawings")
-            FAMILIES[family].write_small_base(folder, 3)
+            if family == "sdxl":
+                write_tiny_sdxl(folder / "base.safetensors", 3)
+            else:
+                FAMILIES[family].write_small_base(folder, 3)
             made[family] = Study(folder, folder / "base.safetensors")
         return made[family]
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,7 @@ import pytest
 from PIL import Image
 
 from flame_train.config.render import toml_value
-from flame_train.io.safetensors import save_file
-from flame_train.models.sdxl.unet import UNet, UNetArch
-from flame_train.networks.vae.vae import Vae, VaeArch
-from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
+from tests.tiny_sdxl import write_tiny_sdxl
 
 ROOT = Path(__file__).parents[2]
 TIMINGS = ("images_per_s", "data_wait_ms", "memory")
@@ -131,28 +128,6 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     made.close()
 
 
-def small_arch() -> UNetArch:
-    """Two levels, one transformer block each time: enough for every kind of layer SDXL has."""
-    arch = UNetArch.tiny(model_channels=16, context_dim=16, pooled_dim=8)
-    return replace(arch, channel_mult=(1, 2), transformer_depth=(0, 1))
-
-
-def write_checkpoint(path: Path, seed: int = 0) -> None:
-    """A single-file SDXL checkpoint with random weights."""
-    rng = np.random.default_rng(seed)
-    parts = {
-        "model.diffusion_model.": UNet(small_arch()),
-        "first_stage_model.": Vae(VaeArch.tiny(8)),
-        "conditioner.embedders.0.transformer.": ClipTextEncoder(ClipArch.tiny("quick_gelu", None, 8)),
-        "conditioner.embedders.1.model.": ClipTextEncoder(ClipArch.tiny("gelu", 8, 8)),
-    }
-    tensors = {}
-    for prefix, model in parts.items():
-        model.init(rng)
-        tensors |= {prefix + name: weight.numpy().astype(np.float16) for name, weight in model.weights()}
-    save_file(path, tensors)
-
-
 def draw(path: Path, height: int, width: int, seed: int) -> None:
     """A drawing with its caption."""
     y, x = np.mgrid[0:height, 0:width]
@@ -172,7 +147,7 @@ def draw_all(folder: Path) -> None:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`base.safetensors` and `drawings/`, for tests that leave them as they are."""
     folder = tmp_path_factory.mktemp("world")
-    write_checkpoint(folder / "base.safetensors")
+    write_tiny_sdxl(folder / "base.safetensors")
     draw_all(folder / "drawings")
     return folder
 

@@ -89,22 +89,22 @@ WHICH = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_run_is_not_continued_on_other_data(own, change):
+def test_a_run_is_not_continued_on_other_data(own):
     own.train(failpoint="train.after_step:3")
-    kept = shutil.copytree(own.folder / "drawings", own.folder / "kept")
+    drawings, kept = own.folder / "drawings", own.folder / "kept"
     entries = len(list(own.cache.rglob("*.safetensors")))
-    CHANGES[change](own.folder / "drawings")
-    ended = own.train()
-    assert ended.code == 6
-    assert "other images or captions" in ended.complaint
-    assert WHICH[change] in ended.complaint
-    assert "output.dir" in ended.complaint
-    assert len(list(own.cache.rglob("*.safetensors"))) == entries  # refused before anything was encoded
-    assert own.steps() == [2]
-
-    shutil.rmtree(own.folder / "drawings")
-    kept.rename(own.folder / "drawings")
+    for change, make in CHANGES.items():
+        shutil.copytree(drawings, kept)
+        make(drawings)
+        ended = own.train()
+        assert ended.code == 6, change
+        assert "other images or captions" in ended.complaint
+        assert WHICH[change] in ended.complaint
+        assert "output.dir" in ended.complaint
+        assert len(list(own.cache.rglob("*.safetensors"))) == entries  # refused before anything was encoded
+        assert own.steps() == [2]
+        shutil.rmtree(drawings)
+        kept.rename(drawings)
     own.finish()
 
 
@@ -116,20 +116,19 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_run_is_not_continued_with_another_network(own, whole, name):
+def test_a_run_is_not_continued_with_another_network(own, whole):
     base, kept = own.folder / "base.safetensors", own.folder / "kept"
     own.train(failpoint="train.after_step:3")
-    left = files_and_status(own.out)
-    shutil.copy(base, kept)
-    rewrite(base, name)
-    ended = own.train()
-    assert ended.code == 6
-    assert NETWORKS[name] in ended.complaint
-    assert "output.dir" in ended.complaint
-    assert files_and_status(own.out) == left
-
-    kept.rename(base)
+    for name, told in NETWORKS.items():
+        left = files_and_status(own.out)
+        shutil.copy(base, kept)
+        rewrite(base, name)
+        ended = own.train()
+        assert ended.code == 6, name
+        assert told in ended.complaint
+        assert "output.dir" in ended.complaint
+        assert files_and_status(own.out) == left
+        kept.rename(base)
     assert own.finish() == whole
 
 
@@ -142,15 +141,13 @@ def write_state(job, text: str) -> None:
     (folder / "MANIFEST.json").write_text(json.dumps(manifest))
 
 
-@pytest.mark.parametrize(
-    "text", ["[]", "{", "3", '{"format": 1}', '{"format": 1, "version": "0.1.0", "step": 1}'], ids=str
-)
-def test_a_checkpoint_whose_state_was_edited_is_refused_by_name(job, text):
+def test_a_checkpoint_whose_state_was_edited_is_refused_by_name(job):
     job.train(failpoint="train.after_step:3")
-    write_state(job, text)
-    for ended in (job.plan(), job.train()):
-        assert ended.code == 6
-        assert "step-000002: its state.json is not what flame-train wrote for step 2" in ended.complaint
+    for text in ("[]", "{", "3", '{"format": 1}', '{"format": 1, "version": "0.1.0", "step": 1}'):
+        write_state(job, text)
+        for ended in (job.plan(), job.train()):
+            assert ended.code == 6, text
+            assert "step-000002: its state.json is not what flame-train wrote for step 2" in ended.complaint
 
 
 def test_a_checkpoint_that_does_not_know_its_base_is_continued_where_that_lies(job, whole, world):
@@ -185,20 +182,21 @@ LOST = {"config.toml": "config.toml is gone", "checkpoints": "checkpoints are go
 
 
 @pytest.mark.parametrize("steps", [3, 5])
-@pytest.mark.parametrize("name", LOST)
-def test_a_run_that_lost_a_part_is_not_begun_anew(job, name, steps):
+def test_a_run_that_lost_a_part_is_not_begun_anew(job, steps):
     """Neither one that was stopped nor one that is done; of what it left, only a status "running" is corrected."""
     job.train(failpoint="" if steps == 5 else f"train.after_step:{steps}")
-    (job.out / name).rename(job.folder / name)
-    left = files_and_status(job.out)
-    ended = job.train(optimizer__lr=0.5)
-    assert ended.code == 6
-    assert LOST[name] in ended.complaint or "other settings" in ended.complaint
-    ended = job.train()
-    assert ended.code == 6
-    assert LOST[name] in ended.complaint
-    assert "output.dir" in ended.complaint
-    assert files_and_status(job.out) == left
+    for name, told in LOST.items():
+        (job.out / name).rename(job.folder / name)
+        left = files_and_status(job.out)
+        ended = job.train(optimizer__lr=0.5)
+        assert ended.code == 6
+        assert told in ended.complaint or "other settings" in ended.complaint
+        ended = job.train()
+        assert ended.code == 6
+        assert told in ended.complaint
+        assert "output.dir" in ended.complaint
+        assert files_and_status(job.out) == left
+        (job.folder / name).rename(job.out / name)
 
 
 def files_and_status(out):
@@ -274,36 +272,39 @@ def test_two_programs_that_fill_one_cache(new_job, program, whole):
     assert new_job.finish() == whole
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        ("MANIFEST.json", "bit"),
-        ("MANIFEST.json", "gone"),
-        ("lora.safetensors", "gone"),
-        ("optimizer.safetensors", "bit"),
-        ("optimizer.safetensors", "cut"),
-        ("state.json", "bit"),
-    ],
-)
-def test_a_damaged_newest_checkpoint_is_passed_over(job, whole, name, damage):
+DAMAGED = [
+    ("MANIFEST.json", "bit"),
+    ("MANIFEST.json", "gone"),
+    ("lora.safetensors", "gone"),
+    ("optimizer.safetensors", "bit"),
+    ("optimizer.safetensors", "cut"),
+    ("state.json", "bit"),
+]
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(job, whole):
     """With a warning that names it; the one before it leads to the same bytes."""
     job.train(failpoint="train.before_update:5")
     assert job.steps() == [2, 4]
-    path = job.out / "checkpoints" / "step-000004" / name
-    raw = bytearray(path.read_bytes())
-    if damage == "gone":
-        path.unlink()
-    elif damage == "cut":
-        path.write_bytes(raw[: len(raw) // 2])
-    else:
-        raw[len(raw) // 2] ^= 16
-        path.write_bytes(raw)
-    ended = job.train()
-    assert ended.code == 0, ended.stderr
-    assert "passed over" in ended.stderr
-    assert str(path.parent) in ended.stderr
-    assert "continuing after step 2" in ended.stderr
-    assert job.result() == whole
+    stopped = shutil.copytree(job.out, job.folder / "stopped")
+    for name, damage in DAMAGED:
+        shutil.rmtree(job.out)
+        shutil.copytree(stopped, job.out)
+        path = job.out / "checkpoints" / "step-000004" / name
+        raw = bytearray(path.read_bytes())
+        if damage == "gone":
+            path.unlink()
+        elif damage == "cut":
+            path.write_bytes(raw[: len(raw) // 2])
+        else:
+            raw[len(raw) // 2] ^= 16
+            path.write_bytes(raw)
+        ended = job.train()
+        assert ended.code == 0, ended.stderr
+        assert "passed over" in ended.stderr, (name, damage)
+        assert str(path.parent) in ended.stderr
+        assert "continuing after step 2" in ended.stderr
+        assert job.result() == whole, (name, damage)
 
 
 def test_no_whole_checkpoint_is_a_refusal_and_not_a_new_run(job):

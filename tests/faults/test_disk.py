@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -13,6 +14,7 @@ from flame_train.run.check.check import check
 from flame_train.run.plan.plan import make_plan
 from flame_train.run.plan.start import preflighted, run_folder
 from flame_train.training.stop import StopRequest
+from tests.faults.conftest import make_job
 
 SAMPLING = {"sample__every": 2, "sample__steps": 2, "sample__prompts": ["a drawing"]}
 
@@ -92,18 +94,25 @@ def test_a_sample_grid_that_cannot_be_drawn_costs_the_image(job, whole):
     assert job.result() == whole
 
 
+@pytest.fixture(scope="module")
+def plain_grids(program, tmp_path_factory, world, undisturbed):
+    """The grids of a run that always had room."""
+    plain = make_job(program, tmp_path_factory.mktemp("plain"), world)
+    shutil.copytree(undisturbed.cache, plain.cache)
+    plain.finish(**SAMPLING)
+    return grids(plain)
+
+
 @pytest.mark.parametrize("then", ["goes on to its end", "is killed"])
 @pytest.mark.parametrize("nth", ["1", *(pytest.param(n, marks=pytest.mark.proof) for n in ("2", "3")), "all"])
-def test_a_sample_grid_without_room_is_there_after_the_next_start(job, another, whole, nth, then):
+def test_a_sample_grid_without_room_is_there_after_the_next_start(job, plain_grids, whole, nth, then):
     """It is of weights that are others by then: it waits for room, in memory and in the checkpoint."""
-    plain = another("plain")
-    plain.finish(**SAMPLING)
     kill = ",train.in_step:9" if then == "is killed" else ""  # step 5, after two checkpoints
     ended = job.train(failpoint=f"sample.before_write:{nth}:enospc{kill}", **SAMPLING)
     assert ended.code == (-9 if kill else 0), ended.stderr
     assert "waits for room" in ended.stderr
     assert job.finish(**SAMPLING).lora == whole.lora
-    assert grids(job) == grids(plain)
+    assert grids(job) == plain_grids
     assert len(grids(job)) == 3
 
 

@@ -22,6 +22,7 @@ import psutil  # noqa: F401
 import flame_train.cli
 import flame_train.run.commands.stages
 from flame_train.disk import failpoint
+from flame_train.text_encoders.clip.encoder import ClipG, ClipL
 from flame_train.text_encoders.clip.tokenizer import ClipTokenizer
 
 
@@ -30,7 +31,8 @@ def serve() -> None:
     PIL.Image.preinit()
     flame_train.cli.command()
     flame_train.models.registry.FAMILIES["sdxl"].lora_names_in({})
-    ClipTokenizer(0).encode(ClipTokenizer(0).fingerprint)
+    for padding in (ClipL.pad, ClipG.pad):
+        ClipTokenizer(padding).encode(ClipTokenizer(padding).fingerprint)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     for line in sys.stdin:
         order = json.loads(line)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 import os
@@ -11,6 +13,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -43,13 +46,37 @@ def run_command(folder, *arguments):
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
+def learned(tmp_path_factory):
     """A finished quickstart: its folder, and how the command ended."""
     folder = tmp_path_factory.mktemp("quickstart") / "a new one"
     return folder, run_command(folder)
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def shorter():
+    """Sixteen steps of the lesson, of half as many images, and grids from four steps."""
+    sdxl = FAMILIES["sdxl"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(sdxl), "lesson", replace(sdxl.lesson, known=40, steps=16, batch_size=4))
+        patch.setattr("flame_train.quickstart.config._DRAWN_IN", 4)
+        patch.setattr(quickstart, "_HELD_OUT", {"new": 8, "known": 8})
+        yield
+
+
+@pytest.fixture(scope="module")
+def done(shorter, tmp_path_factory):
+    """A finished quickstart of the shorter lesson, run in this process: its folder, and how the command ended."""
+    folder = tmp_path_factory.mktemp("quickstart") / "a new one"
+    return folder, run_here(folder)
+
+
+def run_here(folder):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.run(["quickstart", str(folder), "--json", "--device", "cpu"])
+    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
+
+
 def test_it_ends_well_and_says_where_everything_is(done):
     folder, ended = done
     assert ended.returncode == 0, ended.stderr
@@ -62,7 +89,7 @@ def test_it_ends_well_and_says_where_everything_is(done):
     }.items():
         assert said[name] == str(folder / path)
         assert (folder / path).is_file()
-    counts = {"4_tiles": 10, "1_known": 200}
+    counts = {"4_tiles": 10, "1_known": 40}
     for ending in ("png", "txt"):
         assert {name: len(list((folder / "images" / name).glob(f"*.{ending}"))) for name in counts} == counts
     another, own = said["next"]
@@ -71,21 +98,35 @@ def test_it_ends_well_and_says_where_everything_is(done):
     assert json.loads((folder / "run" / "status.json").read_text())["state"] == "done"
 
 
+@pytest.mark.proof
+def test_the_whole_of_it_learns_and_does_not_forget(learned):
+    """On images never trained on: the loss of the new style fell by 30 %, that of known ones rose by 5 % at most."""
+    folder, ended = learned
+    assert ended.returncode == 0, ended.stderr
+    said = json.loads(ended.stdout)
+    assert said["device"] == "cpu"
+    assert ended.stderr.startswith("device: cpu")
+    loss = said["held_out_loss"]
+    assert loss["new"]["after"] <= 0.7 * loss["new"]["before"]
+    assert loss["known"]["after"] <= 1.05 * loss["known"]["before"]
+    lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 201))
+
+
 @pytest.mark.slow
 def test_it_says_which_device_it_took(done):
     _, ended = done
     assert json.loads(ended.stdout)["device"] == "cpu"
-    assert ended.stderr.startswith("device: cpu")
     assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.slow
 def test_it_learns_and_does_not_forget(done):
-    """On images never trained on: the loss of the new style fell by 30 %, that of known ones rose by 5 % at most."""
+    """On images never trained on: the loss of the new style fell, that of known ones rose little."""
     folder, ended = done
     loss = json.loads(ended.stdout)["held_out_loss"]
-    assert loss["new"]["after"] <= 0.7 * loss["new"]["before"]
-    assert loss["known"]["after"] <= 1.05 * loss["known"]["before"]
+    assert loss["new"]["after"] <= 0.9 * loss["new"]["before"]
+    assert loss["known"]["after"] <= 1.3 * loss["known"]["before"]
     lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     assert all(math.isfinite(line["loss"]) for line in lines)
@@ -104,22 +145,21 @@ def test_the_lora_is_a_plain_kohya_file(done):
 
 @pytest.mark.slow
 def test_the_page_shows_what_was_taught_and_each_prompt_before_and_after(done):
-    """Each sample image stands enlarged in its place; the new ones changed, the known ones hardly."""
+    """Each sample image stands enlarged in its place."""
     folder, _ = done
-    lesson = FAMILIES["sdxl"].lesson
-    prompts = (*lesson.prompts, *lesson.known_prompts)
-    first, last = (
-        [shown.pixels for shown in sampled(path, prompts)]
-        for path in sorted((folder / "run" / "samples").glob("*.png"))
-    )
+    first, last = drawn_in(folder)
     with Image.open(folder / "before-after.png") as image:
         sheet = image.convert("RGB")
     assert sheet.width >= 1000
     for row in (first, last):
         assert all(_stands_in(sheet, column, pixels) for column, pixels in enumerate(row))
-    changed = [np.abs(a.astype(int) - b).mean() for a, b in zip(first, last, strict=True)]
-    assert min(changed[: len(lesson.prompts)]) > 20
-    assert max(changed[len(lesson.prompts) :]) < 20
+
+
+def drawn_in(folder):
+    """The images of the first and the last grid, in the prompts' order."""
+    lesson = FAMILIES["sdxl"].lesson
+    grids = sorted((folder / "run" / "samples").glob("*.png"))
+    return ([shown.pixels for shown in sampled(path, (*lesson.prompts, *lesson.known_prompts))] for path in grids)
 
 
 def _stands_in(sheet, column, pixels):
@@ -133,15 +173,17 @@ def _stands_in(sheet, column, pixels):
     return False
 
 
-@pytest.mark.slow
-def test_every_new_prompt_shows_the_style(done):
-    """Blue on white checks: seen from the image alone."""
-    folder, _ = done
-    lesson = FAMILIES["sdxl"].lesson
-    *_, last = sorted((folder / "run" / "samples").glob("*.png"))
-    for shown in sampled(last, (*lesson.prompts, *lesson.known_prompts))[: len(lesson.prompts)]:
-        assert _checks(shown.pixels), shown.words
-    assert not any(_checks(shown.pixels) for shown in sampled(last, (*lesson.prompts, *lesson.known_prompts))[-2:])
+@pytest.mark.proof
+def test_every_new_prompt_shows_the_style(learned):
+    """Blue on white checks, seen from the image alone. New prompts' images changed, those of known ones hardly."""
+    folder, _ = learned
+    first, last = drawn_in(folder)
+    new = len(FAMILIES["sdxl"].lesson.prompts)
+    assert all(_checks(pixels) for pixels in last[:new])
+    assert not any(_checks(pixels) for pixels in last[-2:])
+    changed = [np.abs(a.astype(int) - b).mean() for a, b in zip(first, last, strict=True)]
+    assert min(changed[:new]) > 20
+    assert max(changed[new:]) < 20
 
 
 def _checks(pixels):
@@ -156,13 +198,14 @@ def _checks(pixels):
 
 
 @pytest.mark.slow
-def test_run_again_it_finds_everything_done(done):
+def test_run_again_it_finds_everything_done(done, caplog):
     folder, first = done
     held = (folder / "run" / "lora.safetensors").read_bytes()
-    again = run_command(folder)
+    with caplog.at_level("INFO"):
+        again = run_here(folder)
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout) == json.loads(first.stdout)
-    assert "done already" in again.stderr
+    assert "done already" in caplog.text
     assert (folder / "run" / "lora.safetensors").read_bytes() == held
 
 
@@ -172,7 +215,7 @@ def test_its_config_is_one_for_the_ordinary_command(done, capsys):
     line = ["sdxl-lora", "--config", str(folder / "config.toml"), "--device", "cpu", "--dry-run", "--json"]
     assert cli.run(line) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert (plan["images"], len(plan["buckets"])) == (210, 3)
+    assert (plan["images"], len(plan["buckets"])) == (50, 3)
 
 
 @pytest.mark.parametrize("name", ["notes.md", "config.toml", "ABOUT.txt"])
@@ -227,7 +270,7 @@ def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(tmp_path):
 def test_a_config_that_was_changed_is_obeyed(tmp_path, monkeypatch):
     """The folder is laid once; from then on its config is the user's."""
     sdxl = FAMILIES["sdxl"]
-    fewer = replace(sdxl.lesson, known=0, steps=6, prompts=("a delft tile",), known_prompts=())
+    fewer = replace(sdxl.lesson, known=0, steps=6, batch_size=2, prompts=("a delft tile",), known_prompts=())
     monkeypatch.setattr(type(sdxl), "lesson", fewer)
     monkeypatch.setattr("flame_train.quickstart.config._DRAWN_IN", 2)
     monkeypatch.setattr(quickstart, "_HELD_OUT", {"new": 4, "known": 4})
@@ -265,7 +308,7 @@ def _settings(text):
 @pytest.mark.parametrize("family", ["sd3", "flux", "krea2"])
 def test_a_family_without_a_small_base_draws_nothing_and_says_that_it_is_a_smoke_run(tmp_path, monkeypatch, family):
     found = FAMILIES[family]
-    monkeypatch.setattr(type(found), "lesson", replace(found.lesson, steps=8))
+    monkeypatch.setattr(type(found), "lesson", replace(found.lesson, steps=6, batch_size=2))
     monkeypatch.setattr(quickstart, "_HELD_OUT", {"new": 4, "known": 4})
     said = quickstart.run(tmp_path / "new", "cpu", family)
     assert said["image"] is None

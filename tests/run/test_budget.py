@@ -94,6 +94,7 @@ def test_the_choice_is_the_fastest_of_all_that_fit(small_config: Configs) -> Non
         assert found.memory.seconds == pytest.approx(fastest, rel=0.05)
 
 
+@pytest.mark.usefixtures("trained_base")
 def test_what_the_config_says_is_not_chosen(small_config: Configs) -> None:
     """A default that is written counts as said."""
     keys = {"gradient": {"checkpointing": "off", "accumulation": 1}, "model": {"quantize": "off"}}
@@ -201,6 +202,7 @@ def test_the_cpu_takes_no_limit() -> None:
 # ---- continued ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("trained_base")
 def test_a_continued_run_keeps_what_was_chosen(small_config: Configs) -> None:
     """Trained here on the CPU; planned for a GPU. Of the first start and of one with more memory."""
     first = plan_of(small_config, memory={"budget": "1 GiB"})
@@ -268,6 +270,7 @@ def test_more_than_the_card_has_or_than_is_free_is_refused() -> None:
     assert Card(RTX_3090, 9 << 30).budget("9 GiB") == bytes_of("9 GiB")
 
 
+@pytest.mark.usefixtures("trained_base")
 def test_what_was_chosen_is_told_with_the_lines_that_fix_it(
     small_config: Configs, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +335,7 @@ def test_a_run_begun_with_auto_keeps_its_share(small_config: Configs) -> None:
     assert chosen_before(plan_of(small_config, **keys, memory={"budget": "2 GiB"})) == {"model.offload": 0.5}
 
 
+@pytest.mark.usefixtures("trained_base")
 def test_tiles_are_chosen_where_large_sample_images_find_no_room(small_config: Configs) -> None:
     """Both ways to decode are rehearsed here; the budget lies between them."""
     keys = {

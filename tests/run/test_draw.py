@@ -132,6 +132,7 @@ def test_new_noise_of_a_sampler_follows_the_seed(studio):
     assert not np.array_equal(first, other)
 
 
+@pytest.mark.usefixtures("trained_base")
 @pytest.mark.parametrize(
     ("prompt", "told"),
     [
@@ -154,6 +155,7 @@ def test_the_prompt_is_heard(studio):
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.usefixtures("trained_base")
 def test_an_untrained_adapter_changes_nothing_and_a_trained_one_does(studio):
     before = studio(PROMPTS[:1])[0]
     attached = attach(studio.network, ["output_blocks.8.0.skip_connection"], rank=2, alpha=2.0, seed=0)
@@ -162,6 +164,7 @@ def test_an_untrained_adapter_changes_nothing_and_a_trained_one_does(studio):
     assert not np.array_equal(studio(PROMPTS[:1])[0], before)
 
 
+@pytest.mark.usefixtures("trained_base")
 def test_a_strength_acts_within_and_leaves_the_adapters_as_they_were(studio):
     base = studio(PROMPTS[:1])[0]
     attached = attach(studio.network, ["output_blocks.8.0.skip_connection"], rank=2, alpha=2.0, seed=0)

@@ -121,6 +121,7 @@ def test_a_setting_makes_anew_what_depends_on_it(warm, made_anew, small_config, 
     assert made_anew(small_config(**sections)) == expected
 
 
+@pytest.mark.usefixtures("trained_base")
 @pytest.mark.parametrize(
     ("tensor", "expected"),
     [
@@ -208,6 +209,7 @@ def test_the_cache_has_the_same_bytes_one_by_one_and_together(small_config, draw
                 np.testing.assert_allclose(other.read(name), one.read(name), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("trained_base")
 def test_an_example_has_the_image_the_caption_and_the_size(warm):
     encoded = run(warm)
     index = next(i for i, item in enumerate(row.item for row in encoded.plan.samples.rows) if item.key == f"{WIDE}.png")

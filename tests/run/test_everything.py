@@ -143,8 +143,9 @@ def test_killed_and_continued_it_is_the_same_bytes(config, tmp_path, family):
     assert result(path) == killed
     for name in ("step-000006.png", "step-000012.png"):
         assert (tmp_path / "run/samples" / name).read_bytes() == (tmp_path / "killed/samples" / name).read_bytes()
-    (tmp_path / "run").rename(tmp_path / "once")
-    assert result(path) == killed
+    if family != "sdxl":  # a third time where time is no matter
+        (tmp_path / "run").rename(tmp_path / "once")
+        assert result(path) == killed
 
 
 def validations(folder: Path) -> list[int]:

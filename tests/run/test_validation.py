@@ -164,6 +164,7 @@ def test_a_set_for_validation_alone_leaves_nothing_to_train_on():
 # ---- the measurement ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("trained_base")
 def test_the_loss_before_training_is_the_same_whatever_the_run(asked):
     """Another seed, batch size, loss, weighting, noise and timestep sampling: the values compare."""
 
@@ -244,6 +245,7 @@ def test_a_run_that_is_continued_stands_as_one_that_was_not(asked, tmp_path):
         assert one["images"]["highest"] == other["images"]["highest"]
 
 
+@pytest.mark.usefixtures("trained_base")
 def test_the_best_checkpoint_outlives_newer_ones_and_patience_ends_the_run(asked, tmp_path, capfd):
     """At a rate that makes everything worse, the first validation stays the best."""
     worse = asked(

@@ -10,7 +10,7 @@ import gzip
 import hashlib
 import json
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -77,13 +77,10 @@ class ClipTokenizer:
     def eos_id(self) -> int:
         return self._model["vocab"][EOS_TOKEN]
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """SHA-256 of tables and padding, on which a cached text embedding depends besides its model."""
-        vocab = self._model["vocab"]
-        parts = (sorted(vocab, key=vocab.__getitem__), map(str, sorted(vocab.values())), self._model["merges"])
-        content = f"padding {self.pad_id}, {len(vocab)} tokens\n" + "".join("\n".join(part) for part in parts)
-        return hashlib.sha256(content.encode()).hexdigest()
+        return _fingerprint(self._folder, self.pad_id)
 
     @property
     def _model(self) -> dict[str, Any]:
@@ -99,6 +96,15 @@ def _tokenizer(folder: Path | None) -> Tokenizer:
         return Tokenizer.from_str(json.dumps(_content(folder)))
     except Exception as error:  # the library has no error class
         raise ModelFileError(f"{folder}: vocab.json and merges.txt do not fit ({error}): fetch them again") from error
+
+
+@lru_cache(maxsize=8)
+def _fingerprint(folder: Path | None, pad_id: int) -> str:
+    model = _content(folder)["model"]
+    vocab = model["vocab"]
+    parts = (sorted(vocab, key=vocab.__getitem__), map(str, sorted(vocab.values())), model["merges"])
+    content = f"padding {pad_id}, {len(vocab)} tokens\n" + "".join("\n".join(part) for part in parts)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 @lru_cache(maxsize=4)
