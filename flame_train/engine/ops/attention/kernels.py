@@ -2,9 +2,9 @@
 
 bf16 and fp16 go through cuDNN, masks, grouped heads and all, except where a kernel of ours is faster. That is so for
 few keys, such as a caption's (short_kv_forward.cuh), and for heads of size 64 on compute capability 9.0 (wgmma.cuh).
-With dropout, for which cuDNN has other random numbers, they go through mma.cuh. All else goes through tiled.cuh, up to
-head sizes where the reference, whose products cuBLASLt makes, is faster. Products make the gradients of long sequences
-in fp32 as well, some at a time (by_products.py).
+Dropout takes the reference, because cuDNN has other random numbers. All else goes through tiled.cuh, up to head sizes
+where the reference, whose products cuBLASLt makes, is faster. Products make the gradients of long sequences in fp32 as
+well, some at a time (by_products.py).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ...autograd.grad_target import GradTargets
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ..common import conditions
-from . import by_products, masks, mma, short_kv, wgmma
+from . import by_products, masks, short_kv, wgmma
 from .attention import scaled_dot_product_attention
 from .flops import backward_flops, forward_flops
 from .head_split import head_parts
-from .inputs import Dropout, Inputs, Saved
+from .inputs import Inputs, Saved
 from .layout import gradient_memory, in_packets, like_rows, unit
 from .tiled import Problem, backward_tiles, forward_tiles, nowhere
 
@@ -137,16 +137,6 @@ def _(k: Launcher, inputs: Inputs) -> tuple[Array, Array]:
     return out, lse
 
 
-@scaled_dot_product_attention.cuda("mma", when=mma.why_not)
-def _(k: Launcher, inputs: Inputs, dropout: Dropout) -> tuple[Array, Array]:
-    inputs.check()
-    dropout.check(inputs.query)
-    out = like_rows(k, inputs.query, inputs.value.shape[-1])
-    lse = k.empty((*out.shape[:-1], 1), np.dtype(np.float32))
-    mma.Problem(k, inputs, dropout).forward(out, lse)
-    return out, lse
-
-
 @scaled_dot_product_attention.cuda_vjp("short_kv", "query", "key", "value", when=_short_kv)
 def _(k: Launcher, g: Array, inputs: Inputs, lse: Array) -> tuple[Array, Array, Array]:
     dq, dk, dv = (like_rows(k, x) for x in (inputs.query, inputs.key, inputs.value))
@@ -177,15 +167,6 @@ def _(k: Launcher, g: Array, inputs: Inputs, saved: Saved, targets: GradTargets)
     mask = inputs.attn_mask
     bias = None if mask is None else masks.added(k, mask, inputs.query, inputs.key)
     return tuple(_by_cudnn(k, g, inputs, saved, targets, bias))
-
-
-@scaled_dot_product_attention.cuda_vjp("mma", "query", "key", "value", when=mma.why_not, accumulates=False)
-def _(
-    k: Launcher, g: Array, inputs: Inputs, saved: Saved, dropout: Dropout, targets: GradTargets
-) -> tuple[Array, Array, Array]:
-    dq, dk, dv = gradient_memory(k, inputs, targets)
-    mma.Problem(k, inputs, dropout).gradients(g, saved, (dq, dk, dv))
-    return dq, dk, dv
 
 
 def _by_cudnn(
