@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 PACKAGE = Path(__file__).parents[1] / "flame_train"
 FEW = 4
+EVERYWHERE = frozenset({"Launcher", "Namespace"})
+"""What kernels and references take: the classes say what they are."""
 HELP = frozenset({"cli.py", "commands/bench.py", "commands/lora.py", "commands/sweep.py", "commands/train.py"})
 """The docstring of a command is its `--help`, where each option has a line already."""
 
@@ -30,7 +32,8 @@ class Method(NamedTuple):
     @property
     def parameters(self) -> list[str]:
         a = self.node.args
-        return [p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs) if p.arg not in ("self", "cls")]
+        given = [p for p in (*a.posonlyargs, *a.args, *a.kwonlyargs) if p.arg not in ("self", "cls")]
+        return [p.arg for p in given if p.annotation is None or ast.unparse(p.annotation) not in EVERYWHERE]
 
     @property
     def has_result(self) -> bool:

@@ -248,21 +248,7 @@ def _covers(op: Op, wanted: list[Used]) -> bool:
 def _computed(
     op: Op, kernel: Kernel | None, arrays: dict[str, Any], used: list[Used], backend: Backend
 ) -> tuple[list[Array], dict[str, Array]]:
-    """The outputs and the `aux` values. The array library's errors about shapes become errors in the op's terms.
-
-    Args:
-        op: the op.
-        kernel: the kernel that runs; None: the reference.
-        arrays: the arguments by name.
-        used: the tensors among them.
-        backend: where they are.
-
-    Returns:
-        The outputs, and the `aux` values by name.
-
-    Raises:
-        ShapeError: a dim does not exist, or shapes do not broadcast.
-    """
+    """The outputs and the `aux` values. The array library's errors about shapes become errors in the op's terms."""
     try:
         if kernel is not None:
             return split_results(op, kernel.fn(backend.kernels, **{n: arrays[n] for n in kernel.names}))
@@ -316,22 +302,7 @@ def _record(
     backend: Backend,
     m: Mode,
 ) -> Node:
-    """The graph node: the formulas that will run, the values they name and no others, and an edge to each input.
-
-    Args:
-        op: the op that ran.
-        kernel: the kernel that ran; None: the reference.
-        wanted: the tensors that get gradients.
-        arrays: the arguments by name.
-        used: the tensors among them.
-        outputs: the results.
-        aux: the values that were computed beside them, by name.
-        backend: where they are.
-        m: the mode of the call.
-
-    Returns:
-        The node.
-    """
+    """The graph node: the formulas that will run, the values they name and no others, and an edge to each input."""
     formulas = _plan(op, kernel, dict.fromkeys([name for name, _, _ in wanted]), arrays, backend, m)
     known = {**arrays, **aux, "out": outputs if op.multiple else outputs[0]}
     for name, i, t in used:
@@ -366,19 +337,7 @@ def _shape(known: dict[str, Any], name: str) -> Any:
 def _plan(
     op: Op, kernel: Kernel | None, wanted: Iterable[str], arrays: dict[str, Any], backend: Backend, m: Mode
 ) -> list[VJP]:
-    """The formulas that cover the wanted arguments: a kernel's where one takes these inputs, else the reference's.
-
-    Args:
-        op: the op.
-        kernel: the kernel that ran; None: the reference.
-        wanted: names of the arguments that get gradients.
-        arrays: the arguments by name.
-        backend: where they are.
-        m: the mode of the call.
-
-    Returns:
-        The formulas, each once.
-    """
+    """The formulas that cover the wanted arguments: a kernel's where one takes these inputs, else the reference's."""
     candidates = op.formulas
     if backend.kernels is not None and m.forced.get(op.name) != "reference" and (kernel or not op.composite):
         met = kernel.when if kernel else None  # the forward kernel's condition is known to hold

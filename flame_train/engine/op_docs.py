@@ -59,9 +59,7 @@ def _of_method(name: str) -> str:
 
 def help_of(op: Op) -> str:
     """The op's docstring, how it is called, its arguments with their defaults, and an example."""
-    text = "\n".join(
-        line for line in inspect.cleandoc(op.fn.__doc__ or "").splitlines() if line != "    xp: the array namespace."
-    )
+    text = inspect.cleandoc(op.fn.__doc__ or "")
     parts = [text, f"Call: {op.name}({', '.join(map(_parameter, op.params))})"]
     if "Args:" not in text:
         parts.append("Args:\n" + "\n".join(f"    {p.name}: {_kind(op, p.name)}{_default(p)}" for p in op.params))

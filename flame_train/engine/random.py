@@ -67,7 +67,6 @@ def bits(xp: Namespace, seed: int, stream: int, step: Array | int, sample_index:
     samples, and fewer of them are a prefix of more.
 
     Args:
-        xp: the array namespace.
         seed: 64 bits.
         stream: 32 bits: what the numbers are for.
         step: 32 bits.
@@ -87,7 +86,7 @@ def blocks_of_bits(
     """uint32 (B, 4 n): words 4 b to 4 b + 3 of what `bits` draws, for each b of `block` (n,), uint64 below 2^32.
 
     Args:
-        xp, seed, stream, step, sample_index: as in `bits`.
+        seed, stream, step, sample_index: as in `bits`.
         block: (n,), uint64.
 
     Returns:

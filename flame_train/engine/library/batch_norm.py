@@ -37,7 +37,7 @@ def batch_norm_train(
     """(input - mean) / sqrt(var + eps) * weight + bias per channel, over everything else (arXiv 1502.03167)
 
     Args:
-        xp, input, weight, bias, eps, layout: as in `batch_norm`.
+        input, weight, bias, eps, layout: as in `batch_norm`.
         known: the mean and the variance of each channel, if they were computed before; gradients are as without.
 
     Returns:
@@ -96,7 +96,7 @@ def batch_norm_inference(
     """(input - running_mean) / sqrt(running_var + eps) * weight + bias per channel
 
     Args:
-        xp, input, running_mean, running_var, weight, bias, eps, layout: as in `batch_norm`.
+        input, running_mean, running_var, weight, bias, eps, layout: as in `batch_norm`.
 
     Returns:
         In input's shape.

@@ -22,20 +22,7 @@ from ..ops.indexing.index_rows import no_rows_by_index, summed, taken
 
 
 def _check_places(xp: Namespace, op: str, input: Array, dim: int, index: Array, src: Array | None = None) -> None:
-    """Raises ShapeError unless index fits input and src, IndexError for a position outside of input.
-
-    Args:
-        xp: the array namespace.
-        op: the name in messages.
-        input: (..., n, ...).
-        dim: the dim along which it works.
-        index: whole numbers, with as many dims.
-        src: what is put there, or None.
-
-    Raises:
-        ShapeError: shapes do not fit.
-        IndexError: a place outside of input.
-    """
+    """Raises ShapeError unless index fits input and src, IndexError for a position outside of input."""
     check_index(op, input, index, src)
     along, sizes = axis(dim, index.ndim, op), zip(index.shape, input.shape, strict=True)
     wide = any(n > m and d != along for d, (n, m) in enumerate(sizes))
@@ -93,7 +80,6 @@ def scatter(xp: Namespace, input: Array, dim: int, index: Array, src: Array | fl
     """input with src put at index along dim: the place gather would read; of several at one place, any
 
     Args:
-        xp: the array namespace.
         input: (..., n, ...).
         dim: the dim along which it works.
         index: whole numbers, with as many dims.
@@ -107,16 +93,7 @@ def scatter(xp: Namespace, input: Array, dim: int, index: Array, src: Array | fl
 
 
 def _put(xp: Namespace, out: Array, dim: int, index: Array, src: Array | float) -> Array:
-    """Puts src into an array at index.
-
-    Args:
-        xp: the array namespace.
-        out: what is written to.
-        dim, index, src: as in `scatter`.
-
-    Returns:
-        `out`.
-    """
+    """Puts src into an array at index."""
     out[places(xp, index, dim, out.shape)] = src if isinstance(src, (int, float)) else src[_corner(index.shape)]
     return out
 
@@ -129,18 +106,7 @@ def _corner(shape: Shape) -> tuple[slice, ...]:
 
 
 def _taken(xp: Namespace, g: Array, src_shape: Shape, index: Array, dim: int) -> Array:
-    """The gradient of src: that of the positions it was put at or added to, zeros for entries that were not used.
-
-    Args:
-        xp: the array namespace.
-        g: the gradient of the result.
-        src_shape: src's shape.
-        index: where it was put.
-        dim: the dim along which it works.
-
-    Returns:
-        An array of `src_shape`.
-    """
+    """The gradient of src: that of the positions it was put at or added to, zeros for entries that were not used."""
     out = xp.zeros(src_shape, g.dtype)
     out[_corner(index.shape)] = g[places(xp, index, dim, g.shape)]
     return out
@@ -174,7 +140,6 @@ def scatter_add(xp: Namespace, input: Array, dim: int, index: Array, src: Array)
     """input with src added at index along dim, repeated places added up
 
     Args:
-        xp: the array namespace.
         input: (..., n, ...).
         dim: the dim along which it works.
         index: whole numbers, with as many dims.

@@ -24,7 +24,6 @@ def binary_cross_entropy(
     """-weight * (target * log(input) + (1 - target) * log(1 - input)), the logarithms not below -100
 
     Args:
-        xp: the array namespace.
         input: probabilities.
         target: probabilities, in input's shape.
         weight: a factor that broadcasts to input, or None.
@@ -106,7 +105,7 @@ def binary_cross_entropy_with_logits(
 
     Args:
         input: logits.
-        xp, target, weight, reduction: as in `binary_cross_entropy`.
+        target, weight, reduction: as in `binary_cross_entropy`.
         pos_weight: a factor of the positive part, or None.
 
     Returns:
@@ -161,7 +160,6 @@ def kl_div(xp: Namespace, input: Array, target: Array, *, reduction: str = "mean
     reduction "batchmean" divides the sum by the size of dim 0, which is what the name promises; "mean" by all.
 
     Args:
-        xp: the array namespace.
         input: log-probabilities.
         target: probabilities, in input's shape.
         reduction: "mean", "sum", "none" or "batchmean".

@@ -33,7 +33,7 @@ def conv_transpose2d(
     """conv2d's gradient with respect to its input, as an op; weight is (in, out / groups, kh, kw)
 
     Args:
-        xp, input, bias, stride, padding, groups, dilation, layout: as in `conv2d`.
+        input, bias, stride, padding, groups, dilation, layout: as in `conv2d`.
         weight: (in, out / groups, kh, kw).
         output_padding: pixels added to the output at its ends.
 
@@ -110,14 +110,7 @@ conv_transpose2d.errors(
 def _overlapping(
     input: Array, weight: Array, stride: Pair, padding: Pair, output_padding: Pair, groups: int, dilation: Pair
 ) -> str:
-    """Why the result is not one matrix product, each of its pixels coming from one of the input's.
-
-    Args:
-        input, weight, stride, padding, output_padding, groups, dilation: as in `conv_transpose2d`.
-
-    Returns:
-        The reason; "" if it is one.
-    """
+    """Why the result is not one matrix product, each of its pixels coming from one of the input's."""
     if weight.ndim != 4 or weight.shape[2:] != pair(stride) or groups != 1:
         return "kernels that overlap or leave gaps, or groups"
     if any((*pair(padding), *pair(output_padding))) or pair(dilation) != (1, 1):

@@ -36,7 +36,6 @@ def nll_loss(
     input holds log-probabilities, (C,) or (B, C, ...); target the classes, () or (B, ...).
 
     Args:
-        xp: the array namespace.
         input: log-probabilities (C,) or (B, C, ...).
         target: classes, () or (B, ...).
         weight: a factor for each class (C,), or None.
@@ -142,7 +141,6 @@ def cross_entropy(
     distribution (arXiv 1512.00567). With classes the mean is over their weights, with probabilities over B and space.
 
     Args:
-        xp: the array namespace.
         input: logits (C,) or (B, C, ...).
         target: classes, () or (B, ...), or probabilities in input's shape.
         weight: a factor for each class (C,), or None.

@@ -122,15 +122,6 @@ def totals(k: Launcher, x: Logits, loss: Array, loss_weight: Array, reduction: s
     """The losses reduced as `reduction` says, in the logits' dtype, and the sum of their weights.
 
     Blocks sum up stretches, and further launches the blocks' sums, until one is left.
-
-    Args:
-        k: launches kernels.
-        x: the logits.
-        loss, loss_weight: fp32 (places,).
-        reduction: "mean", "sum" or "none".
-
-    Returns:
-        The reduced loss, or that of each place; and the sum of the weights, or these.
     """
     if reduction == "none":
         shape = [n for i, n in enumerate(x.shape) if i != class_dim(x.shape)]
@@ -158,7 +149,6 @@ def grad_operands(k: Launcher, x: Logits, g: Array, classes: Classes, total: Arr
     """The operands of the gradients' expressions.
 
     Args:
-        k: makes arrays.
         x: the logits, or log-probabilities.
         g: the gradient of the reduced loss, or of each place's.
         classes: what they are compared with.

@@ -79,16 +79,6 @@ def _gradient(xp: Namespace, g: Array, inputs: list[str], output: str, operands:
 
     A letter the operand has alone was summed away: its gradient is spread over it. A letter it has twice took the
     diagonal: a unit matrix puts the gradient back there.
-
-    Args:
-        xp: the array namespace.
-        g: the gradient of the result.
-        inputs, output: the operands' and the result's letters.
-        operands: the arrays.
-        which: the index of the operand.
-
-    Returns:
-        The gradient of that operand.
     """
     terms, arrays = [output], [g]
     for i, (term, x) in enumerate(zip(inputs, operands, strict=True)):

@@ -199,16 +199,7 @@ class ResizeKernels:
     def _launch(
         self, k: Launcher, kernel: str, given: Array, made: Array, tables: tuple[Array, ...], most: int
     ) -> None:
-        """Runs a kernel that makes `made` from `given`; where neighbours lie along an axis it has `most` to a thread.
-
-        Args:
-            k: launches kernels.
-            kernel: its name.
-            given: what it reads, dense.
-            made: what it writes, dense.
-            tables: those that it takes.
-            most: elements of a packet along an axis.
-        """
+        """Runs a kernel that makes `made` from `given`; where neighbours lie along an axis it has `most` to a thread."""
         length = made.shape[-1]  # along which a thread's elements lie
         width = math.gcd(length, most if self._inner == 1 else 16 // made.itemsize)
         width = 1 if (given.data.ptr | made.data.ptr) % 16 else width
@@ -248,7 +239,6 @@ def interpolate(
     pixels' centres stay in the corners; without, the outer edges of the images meet. Coordinates are PyTorch's.
 
     Args:
-        xp: the array namespace.
         input: (B, C, ...), or (B, ..., C) in NHWC.
         size: the result's sizes, or one number for all dims.
         scale_factor: the same as factors of the input; one of the two is given.

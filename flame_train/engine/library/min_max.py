@@ -45,16 +45,6 @@ def extremes(k: Launcher, x: Array, dim: int | None, *, largest: bool, values: b
     """The largest, or smallest, values of `x` along `dim` where `values` are wanted, and their first places, int64.
 
     Both have x's shape with `dim` of size 1; without `dim` all of x is one row.
-
-    Args:
-        k: launches kernels.
-        x: what `no_extreme` takes.
-        dim: the dim; None: all of them.
-        largest: whether the largest are found, else the smallest.
-        values: whether the values are returned.
-
-    Returns:
-        The values or None, and the places.
     """
     x, d = k.contiguous(x), 0 if dim is None else dim % x.ndim
     kept = tuple(1 if dim is None or i == d else n for i, n in enumerate(x.shape))
@@ -165,18 +155,7 @@ for _op in (amax, amin):
 
 
 def _positions(xp: Namespace, input: Array, dim: int | None, keepdim: bool, find: Any) -> Array:
-    """The indices that `find` (argmax or argmin) gives along dim, or in the flattened input.
-
-    Args:
-        xp: the array namespace.
-        input: any shape.
-        dim: the dim; None: the input is flattened.
-        keepdim: whether the reduced dims stay, with size 1.
-        find: the namespace's argmax or argmin.
-
-    Returns:
-        Indices, int64.
-    """
+    """The indices that `find` (argmax or argmin) gives along dim, or in the flattened input."""
     _some(input, dim, "argmax")
     if dim is None or not input.ndim:
         flat = find(input.reshape(-1))
@@ -220,14 +199,7 @@ _placing(argmin, largest=False)
 
 
 def _along(xp: Namespace, input: Array, dim: int, keepdim: bool, find: Any) -> tuple[Pair, Array]:
-    """Values and indices along dim, and the indices once more for the gradient.
-
-    Args:
-        xp, input, dim, keepdim, find: as in `_positions`; the dim is a number.
-
-    Returns:
-        (values, indices), and the indices.
-    """
+    """Values and indices along dim, and the indices once more for the gradient."""
     _some(input, dim, "max")
     if not input.ndim:
         at = xp.zeros((), "int64")

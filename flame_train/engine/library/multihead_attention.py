@@ -137,16 +137,7 @@ class MultiheadAttention(Module):
     def _check(
         self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, attn_mask: Tensor | None
     ) -> None:
-        """Raises for what does not fit, before a reshape makes it fit.
-
-        Args:
-            query, key, value: as in `forward`.
-            padding, attn_mask: its masks.
-
-        Raises:
-            ShapeError: shapes do not fit.
-            TypeError: a mask neither bool nor floating.
-        """
+        """Raises for what does not fit, before a reshape makes it fit."""
         shapes = [t.shape for t in (query, key, value)]
         if {len(s) for s in shapes} not in ({2}, {3}):
             raise ShapeError(

@@ -117,18 +117,7 @@ def no_places(input: Array, dim: int) -> str:
 
 
 def placed(launcher: Launcher, g: Array, index: Array, dim: int, shape: Shape) -> Array:
-    """An array of `shape`: `g` at `index` along `dim`, where no place is named twice, and zeros elsewhere.
-
-    Args:
-        launcher: launches kernels.
-        g: the values.
-        index: int64, in g's shape.
-        dim: the dim that is indexed.
-        shape: the shape of the result.
-
-    Returns:
-        The array.
-    """
+    """An array of `shape`: `g` at `index` along `dim`, where no place is named twice, and zeros elsewhere."""
     d, g, index = dim % len(shape), launcher.contiguous(g), launcher.contiguous(index)
     out = launcher.empty(shape, g.dtype) if g.shape == shape else launcher.xp.zeros(shape, g.dtype)
     if g.size:
@@ -167,7 +156,6 @@ def sort(
     """The values along dim in rising, or falling, order, and the index each had; equal ones stay in their order
 
     Args:
-        xp: the array namespace.
         input: any shape.
         dim: the dim along which is sorted.
         descending: whether the largest comes first.
@@ -190,7 +178,6 @@ def topk(
     """The k largest, or smallest, values along dim, in order, and the index each has
 
     Args:
-        xp: the array namespace.
         input: any shape.
         k: how many.
         dim: the dim along which is chosen.

@@ -66,7 +66,6 @@ def huber_loss(xp: Namespace, input: Array, target: Array, reduction: str = "mea
     """d^2 / 2 where |d| < delta, else delta * (|d| - delta / 2), for d = input - target
 
     Args:
-        xp: the array namespace.
         input: the input.
         target: in input's shape.
         reduction: "mean", "sum" or "none".
@@ -147,7 +146,6 @@ def cosine_similarity(xp: Namespace, x1: Array, x2: Array, dim: int = 1, eps: fl
     """x1 . x2 / (max(|x1|, eps) * max(|x2|, eps)) along dim
 
     Args:
-        xp: the array namespace.
         x1, x2: vectors along dim; they broadcast.
         dim: the dim along which it works.
         eps: the least norm that is divided by.
@@ -160,17 +158,7 @@ def cosine_similarity(xp: Namespace, x1: Array, x2: Array, dim: int = 1, eps: fl
 
 
 def _unit(xp: Namespace, x1: Array, x2: Array, dim: int, eps: float) -> tuple[Array, Array, Array, Array]:
-    """Both tensors divided by their norms along dim, and these norms, which are at least eps.
-
-    Args:
-        xp: the array namespace.
-        x1, x2: the tensors.
-        dim: the dim along which it works.
-        eps: the least norm.
-
-    Returns:
-        Both units, and both norms.
-    """
+    """Both tensors divided by their norms along dim, and these norms, which are at least eps."""
     x1, x2 = xp.broadcast_arrays(x1, x2)
     dim = axis(dim, x1.ndim, "cosine_similarity")
     if x1.ndim == 0:

@@ -102,7 +102,7 @@ def addcdiv(xp: Namespace, input: Array, tensor1: Array, tensor2: Array, *, valu
     """input + value * tensor1 / tensor2
 
     Args:
-        xp, input, tensor1, tensor2, value: as in `addcmul`.
+        input, tensor1, tensor2, value: as in `addcmul`.
 
     Returns:
         In the shape to which they broadcast.

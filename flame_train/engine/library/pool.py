@@ -70,7 +70,6 @@ def max_pool2d_with_indices(
     """The largest value in each window, and its place in the image counted along rows
 
     Args:
-        xp: the array namespace.
         input: (B, C, H, W), or (B, H, W, C) in NHWC; without B the result has none.
         kernel_size: the window's height and width, or one number for both.
         stride: pixels between windows; None: the window's size.
@@ -166,7 +165,7 @@ def avg_pool2d(
     """The mean of each window; the zeros of the padding count unless count_include_pad is False
 
     Args:
-        xp, input, kernel_size, stride, padding, ceil_mode, layout: as in `max_pool2d_with_indices`.
+        input, kernel_size, stride, padding, ceil_mode, layout: as in `max_pool2d_with_indices`.
         count_include_pad: whether padding counts.
         divisor_override: what sums are divided by in place of their count.
 

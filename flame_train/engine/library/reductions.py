@@ -231,7 +231,6 @@ def norm(xp: Namespace, input: Array, p: float | str | None = "fro", dim: Dims =
     """(sum |input|^p)^(1/p) over dim; "fro" is p = 2, inf the largest, -inf the smallest, 0 how many are not zero
 
     Args:
-        xp: the array namespace.
         input: the input.
         p: the order.
         dim: the dim or dims; None: all.

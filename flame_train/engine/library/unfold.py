@@ -29,7 +29,6 @@ def unfold(
     """The patches under a sliding kernel: (B, C, H, W) to (B, C * kh * kw, positions)
 
     Args:
-        xp: the array namespace.
         input: (B, C, H, W).
         kernel_size: the window's height and width, or one number for both.
         dilation: pixels between the kernel's elements.
@@ -55,7 +54,6 @@ def fold(
     """Patches added up where they overlap: (B, C * kh * kw, positions) to (B, C, *output_size)
 
     Args:
-        xp: the array namespace.
         input: (B, C * kh * kw, positions).
         output_size: the image's height and width.
         kernel_size: the window's height and width, or one number for both.
@@ -141,15 +139,7 @@ def _no_kernel(input: Array, kernel_size: Pair) -> str:
 
 
 def _launch(k: Launcher, kernel: str, given: Array, made: Array, size: Size, positions: Size, window: Window) -> None:
-    """Runs `kernel` between images of `size` and their columns of `positions`, both dense.
-
-    Args:
-        k: launches kernels.
-        kernel: its name.
-        given, made: what it reads, and what it writes.
-        size, positions: of images and of columns, down and across.
-        window: how the kernel moves.
-    """
+    """Runs `kernel` between images of `size` and their columns of `positions`, both dense."""
     names = ("KERNEL", "DILATION", "PADDING", "STRIDE")
     known = {f"{axis}_{n}": value[i] for n, value in zip(names, window, strict=True) for i, axis in enumerate("HW")}
     # A thread of `fold` reads each of its pixels' patches: with few pixels its neighbours' reads lie side by side.

@@ -221,21 +221,7 @@ class Embedding(Module):
 
 
 def _kernel(layer: Module, in_channels: int, out_channels: int, kernel_size: Pair, groups: int) -> tuple[int, int]:
-    """A convolution's kernel as height and width, if all its sizes are sizes and fit each other.
-
-    Args:
-        layer: is named in messages.
-        in_channels, out_channels: channels of input and output.
-        kernel_size: one number or (h, w).
-        groups: groups of channels that do not mix.
-
-    Returns:
-        (h, w).
-
-    Raises:
-        TypeError: a size that is no integer.
-        ShapeError: channels that groups do not divide.
-    """
+    """A convolution's kernel as height and width, if all its sizes are sizes and fit each other."""
     kernel = kernel_size if isinstance(kernel_size, tuple) else (kernel_size, kernel_size)
     if len(kernel) != 2:
         raise TypeError(f"{type(layer).__name__}: expected an int kernel_size, or two, got {kernel_size!r}")

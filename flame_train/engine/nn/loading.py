@@ -133,17 +133,7 @@ def allocate(
 def _kept_nf4(
     source: WeightSource, name: str, spec: ParamSpec, storage: Storage | None, device: str
 ) -> Nf4Weight | None:
-    """A weight with its bytes as they are.
-
-    Args:
-        source: where weights come from.
-        name, spec: the weight.
-        storage: how it is wanted.
-        device: where.
-
-    Returns:
-        The weight; None where the source has other bits than `storage` wants.
-    """
+    """A weight with its bytes as they are."""
     if storage is None or storage.format != "nf4" or not isinstance(source, Nf4Source):
         return None
     stored = source.nf4(name)

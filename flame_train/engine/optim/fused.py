@@ -134,11 +134,7 @@ def _sums(arena: FlatParameters, names: Sequence[str], blocks: int) -> Array:
 
 
 class _Generated:
-    """Kernels of an elementwise rule.
-
-    Args:
-        rule, arena, state, numbers, elements: as in `passes_of`.
-    """
+    """Kernels of an elementwise rule."""
 
     def __init__(
         self, rule: Rule, arena: FlatParameters, state: State, numbers: Sequence[str], elements: Elements

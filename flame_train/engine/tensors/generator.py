@@ -75,17 +75,7 @@ def manual_seed(seed: int) -> None:
 
 
 def next_rng(backend: Backend, samples: int, generator: Generator | None = None, *, instead: str) -> Rng:
-    """The numbers of what is drawn next, by the generator or else by `manual_seed`.
-
-    Args:
-        backend: where they are drawn.
-        samples: how many samples they are for.
-        generator: says with which seed; None: this thread's.
-        instead: what to draw with in a captured step, for the error there.
-
-    Returns:
-        The random numbers.
-    """
+    """The numbers of what is drawn next, by the generator or else by `manual_seed`."""
     if generator is not None:
         seed, counter = generator.next(backend)
     else:

@@ -130,16 +130,6 @@ def _axes(
 
 
 def _place(box: tuple[int, int, int, int], i: int, count: int, value: float, top: float) -> tuple[float, float]:
-    """Where a point of the plot stands; points are evenly spaced, as the batch doubles.
-
-    Args:
-        box: left, top, right and bottom of the axes, in pixels.
-        i, count: the number of the point, from 0, and how many there are.
-        value: its value.
-        top: the value at the top of the axes.
-
-    Returns:
-        (x, y) in pixels.
-    """
+    """Where a point of the plot stands; points are evenly spaced, as the batch doubles."""
     along = (i + 0.5) / count
     return box[0] + (box[2] - box[0]) * along, box[3] - (box[3] - box[1]) * (value / top if top else 0.0)

@@ -92,15 +92,7 @@ def _fills_as_kernels(graph: int, function: int) -> None:
 
 
 def _replace(driver: Any, graph: int, node: int, function: int, fill: _Memset) -> None:
-    """Replaces `node` by a kernel that fills the same memory, between the same neighbours.
-
-    Args:
-        driver: CUDA's driver library.
-        graph: the graph's handle.
-        node: the handle of the node that fills memory.
-        function: the handle of the kernel.
-        fill: what `node` fills, and with which value.
-    """
+    """Replaces `node` by a kernel that fills the same memory, between the same neighbours."""
     before, after = (_listed(f, node) for f in (driver.cuGraphNodeGetDependencies, driver.cuGraphNodeGetDependentNodes))
     size = fill.width * fill.size
     values = ctypes.c_uint64(fill.to), ctypes.c_uint64(size), ctypes.c_uint8(fill.value)

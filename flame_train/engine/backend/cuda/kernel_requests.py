@@ -31,13 +31,7 @@ class KernelRequests:
     calls: tuple[CupyCall, ...] = ()
 
     def compile(self, modules: Any, cubins: Any, beside: Callable[[CupyCall], None]) -> None:
-        """Starts compiling them on threads; those that take longest come first.
-
-        Args:
-            modules: compiles files and texts.
-            cubins: compiles for one GPU.
-            beside: makes a call of CuPy beside the other work.
-        """
+        """Starts compiling them on threads; those that take longest come first."""
         calls = [partial(cubins.get, *each) for each in self.sm90]
         calls += [partial(modules.get, *each) for each in self.files]
         calls += [partial(modules.generated, *each) for each in self.texts]

@@ -49,16 +49,7 @@ class MadeOnce(dict[_K, _V], Generic[_K, _V]):
 
 
 def started(calls: Iterable[Callable[[], Any]], share: int = 1, after: Sequence[Future[Any]] = ()) -> list[Future[Any]]:
-    """Starts the calls, in their order, on threads. An error goes to who needs the value.
-
-    Args:
-        calls: what is called.
-        share: cores to a thread.
-        after: calls that must have ended before.
-
-    Returns:
-        The calls under way.
-    """
+    """Starts the calls, in their order, on threads. An error goes to who needs the value."""
 
     def called(call: Callable[[], Any]) -> Any:
         wait(after)

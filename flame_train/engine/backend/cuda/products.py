@@ -146,15 +146,7 @@ class Products(Arrays):
             self.elementwise(("x + bias",), {"x": flat, "bias": bias}, (flat.dtype,), out=(flat,))
 
     def _int8_product(self, a: ScaledRows, b: ScaledRows, out: Array, bias: Array | None, plus: Array | None) -> None:
-        """`scaled_product` of int8 by parts of the rows: sums in int32, then factors, bias and `plus` in one pass.
-
-        Args:
-            a: (M, K).
-            b: (N, K).
-            out: (M, N).
-            bias: (N,), or None.
-            plus: (M, N), or None; it may be `out`.
-        """
+        """`scaled_product` of int8 by parts of the rows: sums in int32, then factors, bias and `plus` in one pass."""
         (rows, row_scales), (columns, column_scales) = a, b
         factors = row_scales.view(float32)[:, None], column_scales.view(float32)
         further = {} if bias is None else {"bias": bias}

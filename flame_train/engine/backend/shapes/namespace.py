@@ -42,16 +42,7 @@ def _reduction(name: str) -> Any:
         out: None = None,
         keepdims: bool = False,
     ) -> ShapeArray:
-        """An array of the shape that the reduction has.
-
-        Args:
-            x: the input.
-            axis, dtype, keepdims: as in NumPy.
-            out: None.
-
-        Returns:
-            An array without values.
-        """
+        """An array of the shape that the reduction has."""
         return self.empty(*reduced(name, x.shape, x.dtype, axis, dtype, keepdims))
 
     return reduce

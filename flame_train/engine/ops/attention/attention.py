@@ -57,7 +57,6 @@ def scaled_dot_product_attention(
     With key_value_seq_lengths, as in JAX, what stands behind a sample's first keys is padding: no query looks at it.
 
     Args:
-        xp: the array namespace.
         query: (..., L, E).
         key: (..., S, E).
         value: (..., S, V).

@@ -66,7 +66,6 @@ def gradients(
     """Those of query, key and value, as far as they are needed.
 
     Args:
-        k: launches kernels.
         g: the gradient of the result (..., L, V).
         inputs: the arguments of attention.
         out, lse: the result, and log-sum-exps of rows (..., L, 1).

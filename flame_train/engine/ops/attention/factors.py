@@ -17,7 +17,6 @@ def query_factors(k: Launcher, g: Array, out: Array, lse: Array) -> Array:
     Minus infinity and 0 up to a whole tile.
 
     Args:
-        k: the launcher.
         g, out: the result and its gradient, (B, H, L, V), which lie in packets, see `layout.lies_in_packets`.
         lse: the log-sum-exps, fp32 (B, H, L, 1).
 

@@ -137,7 +137,6 @@ class Dropout(Arguments):
         A sample's numbers lie as (heads, L, S rounded up to blocks of four), so that any rows can be drawn alone.
 
         Args:
-            xp: the array namespace.
             scores: the scores (..., rows, S).
             queries: the shape of all queries, (..., L, E), before `by_group`.
             rows: the query rows of the scores.

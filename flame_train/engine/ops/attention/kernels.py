@@ -35,15 +35,7 @@ def _flash(
     enable_gqa: bool,
     key_value_seq_lengths: Array | None,
 ) -> str:
-    """Why cuDNN's flash attention cannot be used; "" if it can.
-
-    Args:
-        query, key, value, attn_mask, dropout_p: as in `scaled_dot_product_attention`.
-        enable_gqa, key_value_seq_lengths: as there.
-
-    Returns:
-        The reason, or "".
-    """
+    """Why cuDNN's flash attention cannot be used; "" if it can."""
     if dropout_p:
         return "cuDNN drops other probabilities than the reference"
     if not query.ndim == key.ndim == value.ndim == 4 or 0 in (*query.shape, *key.shape, *value.shape):
@@ -75,14 +67,7 @@ def _flash_with_mask(query: Array, attn_mask: Array | None) -> str:
 
 
 def _plain(query: Array, key: Array, value: Array, attn_mask: Array | None, key_value_seq_lengths: Array | None) -> str:
-    """Why our kernels for flash attention cannot be used; "" if they can.
-
-    Args:
-        query, key, value, attn_mask, key_value_seq_lengths: as in `scaled_dot_product_attention`.
-
-    Returns:
-        The reason, or "".
-    """
+    """Why our kernels for flash attention cannot be used; "" if they can."""
     return "no mask" if attn_mask is not None else _alike(query, key, value, key_value_seq_lengths)
 
 
@@ -178,19 +163,7 @@ def _by_cudnn(
     bias: Array | None,
     g_bias: Array | None = None,
 ) -> list[Array]:
-    """The gradients of query, key and value; fills `g_bias`, if given, with that of what was added to the scores.
-
-    Args:
-        k: the launcher.
-        g: the gradient of the result, (B, H, L, V).
-        inputs, saved: what the forward pass got and left.
-        targets: buffers that gradients may go to, by argument.
-        bias: what was added to the scores, (B or 1, H or 1, L or 1, S), or None.
-        g_bias: memory for its gradient (B or 1, H or 1, L, S), or None.
-
-    Returns:
-        The gradients of query, key and value.
-    """
+    """The gradients of query, key and value; fills `g_bias`, if given, with that of what was added to the scores."""
     into, lengths = gradient_memory(k, inputs, targets), masks.lengths(k, inputs)
     if lengths is not None:
         for gradient in into[1:]:  # cuDNN leaves that of padding as it was

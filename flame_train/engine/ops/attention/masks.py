@@ -28,18 +28,6 @@ def added(k: Launcher, mask: Array, query: Array, key: Array, multiple: int = 1)
     """`mask` as (B or 1, H or 1, L or 1, S) in the queries' dtype: itself, or a copy, where it bars minus infinity.
 
     A dim along which it is the same has size 1, so that what bars keys alone is made and read as one row.
-
-    Args:
-        k: the launcher.
-        mask: truth values, or numbers to add to the scores.
-        query, key: as in `scaled_dot_product_attention`.
-        multiple: a row has room for a multiple of so many keys.
-
-    Returns:
-        What is added.
-
-    Raises:
-        ValueError: it does not broadcast to the scores.
     """
     whole = k.xp.broadcast_to(mask, (*query.shape[:-1], key.shape[-2]))
     own = whole[tuple(slice(1) if distance == 0 else slice(None) for distance in whole.strides[:3])]

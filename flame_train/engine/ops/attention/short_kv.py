@@ -42,7 +42,6 @@ def forward(k: Launcher, query: Array, key: Array, value: Array, out: Array, lse
     """Fills `out` and the rows' log-sum-exp for (B, H, L, E) query and (B, H, S, E) key and value.
 
     Args:
-        k: the launcher.
         query: (B, H, L, E).
         key, value: (B, H, S, E).
         out: memory for the result, (B, H, L, E).
@@ -68,7 +67,6 @@ def gradients(k: Launcher, g: Array, inputs: Inputs, lse: Array, into: tuple[Arr
     """Fills `into` with the gradients at (B, H, L, E) query and (B, H, S, E) key and value.
 
     Args:
-        k: the launcher.
         g: the gradient of the result, (B, H, L, E).
         inputs: what the forward pass got.
         lse: the log-sum-exps that it left, fp32 (B, H, L, 1).

@@ -91,7 +91,6 @@ def forward(k: Launcher, query: Array, key: Array, value: Array, out: Array, lse
     All but the log-sum-exp must lie in packets, see `layout.lies_in_packets`.
 
     Args:
-        k: the launcher.
         query: (B, H, L, 64).
         key, value: (B, H, S, 64).
         out: memory for the result, (B, H, L, 64).
@@ -118,7 +117,6 @@ def gradients(k: Launcher, g: Array, inputs: Inputs, saved: Saved, into: tuple[A
     """Fills `into` with the gradients of (B, H, L, 64) query and (B, H, S, 64) key and value.
 
     Args:
-        k: the launcher.
         g: the gradient of the result, (B, H, L, 64).
         inputs, saved: what the forward pass got and left.
         into: memory for the gradients, which lies in packets, see `layout.lies_in_packets`.

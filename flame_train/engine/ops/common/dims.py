@@ -57,18 +57,7 @@ def class_dim(shape: Shape) -> int:
 
 
 def spread(xp: Namespace, g: Array, shape: Shape, dims: tuple[int, ...], keepdim: bool) -> Array:
-    """The gradient of a reduction of `shape` over `dims`, broadcast back to that shape (a view, no copy).
-
-    Args:
-        xp: the array namespace.
-        g: the gradient of a reduced array.
-        shape: the input's shape.
-        dims: the reduced dims.
-        keepdim: keeps reduced dims, with size 1.
-
-    Returns:
-        g as a view of `shape`.
-    """
+    """The gradient of a reduction of `shape` over `dims`, broadcast back to that shape (a view, no copy)."""
     if not keepdim:
         for d in sorted(dims):
             g = xp.expand_dims(g, d)

@@ -12,14 +12,7 @@ _INSTEAD = "rng=flame.random.Rng(xp, seed, step, samples), with a step that lies
 
 
 def drawn_next(probability: str) -> Callable[[dict[str, Any]], None]:
-    """What gives a call of an op its `rng`, where none is given and something is dropped.
-
-    Args:
-        probability: the name of the argument that says how much is dropped.
-
-    Returns:
-        A function of the call's values by name, the first of which is the tensor whose first dim are the samples.
-    """
+    """What gives a call of an op its `rng`, where none is given and something is dropped."""
 
     def fill_in(values: dict[str, Any]) -> None:
         x, p = next(iter(values.values())), values[probability]

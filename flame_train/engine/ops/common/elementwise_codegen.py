@@ -99,16 +99,6 @@ def broadcast_grad(
     """The gradient of an argument of `shape`: `expression` over `g` and other operands, summed down to that shape.
 
     What has arrived at `target` is added. The target's buffer is used if nothing has arrived and nothing is summed.
-
-    Args:
-        k: launches kernels.
-        expression: in C, over the operands.
-        operands: arrays and numbers by name; `g` has the result's shape.
-        shape: the argument's shape.
-        target: where the gradient goes.
-
-    Returns:
-        An array of `shape`.
     """
     g = operands["g"]
     if shape != g.shape:

@@ -54,7 +54,6 @@ def row_program(
     It is written to `out` if that is given and its rows are dense.
 
     Args:
-        k: launches kernels.
         program: with one output.
         operands: what it reads.
         dtype: the dtype of the result.
@@ -88,7 +87,6 @@ def row_program_with_sums(
     dtype `summed`, or in fp32.
 
     Args:
-        k: launches kernels.
         program: with one output, or none.
         sums: expressions to sum.
         operands: what both read.
@@ -201,7 +199,6 @@ def reduce(
     `each` are operands of the result's shape: one output's inputs share an element.
 
     Args:
-        k: launches kernels.
         reduction: what is computed.
         operands: arrays of one shape, by name.
         dims: the dims that are reduced.
@@ -240,7 +237,6 @@ def summed(
     Neighbours are summed in one pass, from the last ones on, in fp32 between passes.
 
     Args:
-        k: launches kernels.
         value: an expression over the operands.
         operands: arrays of one shape, by name.
         dims: the dims that are summed.

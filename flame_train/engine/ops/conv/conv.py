@@ -28,35 +28,14 @@ def _framed(xp: Namespace, x: Array, p: Size) -> Array:
 
 
 def _row_blocks(batch: int, oh: int, ow: int, width: int, itemsize: int) -> Iterator[tuple[int, int]]:
-    """Ranges of output rows whose patches fit the block size.
-
-    Args:
-        batch, oh, ow: the output's sizes.
-        width: elements of a patch.
-        itemsize: bytes of an element.
-
-    Returns:
-        [start, stop) of output rows.
-    """
+    """Ranges of output rows whose patches fit the block size."""
     row = max(1, batch * ow * width * itemsize)
     step = max(1, _PATCH_BYTES // row)
     return ((r, min(r + step, oh)) for r in range(0, oh, step))
 
 
 def _patches(xp: Namespace, padded: Array, r0: int, r1: int, ow: int, kernel: Size, by: Steps) -> Array:
-    """The patches under output rows [r0, r1) as (B, rows, ow, kh, kw, C), copied.
-
-    Args:
-        xp: the array namespace.
-        padded: the padded image (B, H, W, C).
-        r0, r1: the output rows.
-        ow: the output's width.
-        kernel: (kh, kw).
-        by: the kernel's steps.
-
-    Returns:
-        (B, r1 - r0, ow, kh, kw, C).
-    """
+    """The patches under output rows [r0, r1) as (B, rows, ow, kh, kw, C), copied."""
     rows = [under(r0, r1, i, by.stride[0], by.dilation[0]) for i in range(kernel[0])]
     columns = [under(0, ow, j, by.stride[1], by.dilation[1]) for j in range(kernel[1])]
     return xp.stack([padded[:, r, c] for r in rows for c in columns], axis=3)
@@ -82,7 +61,6 @@ def conv2d(
     """Cross-correlation of input with weight (out, in / groups, kh, kw), plus bias
 
     Args:
-        xp: the array namespace.
         input: (B, in, H, W), or (B, H, W, in) in NHWC; without B the result has none.
         weight: (out, in / groups, kh, kw).
         bias: (out,), or None.
@@ -153,7 +131,6 @@ def input_gradient(xp: Namespace, g: Array, input_shape: Shape, weight: Array, c
     """The gradient of conv2d with respect to its input; also what conv_transpose2d computes.
 
     Args:
-        xp: the array namespace.
         g: (B, out, oh, ow), or (B, oh, ow, out) in NHWC.
         input_shape: the input's shape.
         weight: (out, in / groups, kh, kw).
@@ -186,7 +163,6 @@ def weight_gradient(xp: Namespace, g: Array, input: Array, weight_shape: Shape, 
     """The gradient of conv2d with respect to its weight.
 
     Args:
-        xp: the array namespace.
         g: (B, out, oh, ow), or (B, oh, ow, out) in NHWC.
         input: (B, in, H, W), or (B, H, W, in).
         weight_shape: (out, in / groups, kh, kw).

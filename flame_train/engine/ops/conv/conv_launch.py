@@ -52,7 +52,6 @@ def forward(k: Launcher, input: Array, weight: Array, bias: Array | None, conv: 
     """The convolution, of `out` pixels.
 
     Args:
-        k: launches kernels.
         input, weight, bias: as in `conv2d`.
         conv: its other arguments.
         out: the rows and columns of the result.
@@ -68,17 +67,7 @@ def forward(k: Launcher, input: Array, weight: Array, bias: Array | None, conv: 
 
 
 def input_gradient(k: Launcher, g: Array, input_shape: Shape, weight: Array, conv: Conv) -> Array:
-    """The gradient of an input.
-
-    Args:
-        k: launches kernels.
-        g: the gradient of the result, in the input's layout.
-        input_shape, weight: as in `conv2d`.
-        conv: its other arguments.
-
-    Returns:
-        An array of `input_shape`.
-    """
+    """The gradient of an input."""
     g, w = _image(k, g, conv.layout), _kernel_memory(k, _padded(k, weight, 0, 1))
     dx = k.empty((*nhwc_shape(input_shape, conv.layout)[:3], w.shape[1]), g.dtype)
     k.cudnn.conv_input_gradient(g, w, dx, conv.steps(weight.shape))
@@ -86,17 +75,7 @@ def input_gradient(k: Launcher, g: Array, input_shape: Shape, weight: Array, con
 
 
 def weight_gradient(k: Launcher, g: Array, input: Array, weight_shape: Shape, conv: Conv) -> Array:
-    """The gradient of a weight.
-
-    Args:
-        k: launches kernels.
-        g: the gradient of the result, in the input's layout.
-        input, weight_shape: as in `conv2d`.
-        conv: its other arguments.
-
-    Returns:
-        An array of `weight_shape`.
-    """
+    """The gradient of a weight."""
     out_ch, in_ch, kh, kw = weight_shape
     g, x = _image(k, g, conv.layout), _image(k, input, conv.layout)
     dw = k.empty((g.shape[3], kh, kw, x.shape[3]), g.dtype).transpose(0, 3, 1, 2)

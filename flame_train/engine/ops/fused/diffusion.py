@@ -47,7 +47,6 @@ def timestep_embedding(
     frequencies are rounded from fp64, so that every device has the same: at t = 999 their last bit shows.
 
     Args:
-        xp: the array namespace.
         timesteps: (B,).
         dim: the width of the embedding, even.
         max_period: the longest wavelength, in timesteps over 2 pi.

@@ -73,7 +73,6 @@ def forward(
 
     Args:
         input, weight1, bias1, weight2, bias2: as in `feed_forward`.
-        k: launches kernels.
 
     Returns:
         (..., out) and (rows, hidden).
@@ -96,7 +95,6 @@ def backward(k: Launcher, g: Array, weight1: Array, weight2: Array, hidden: Arra
 
     Args:
         weight1, weight2: as in `feed_forward`.
-        k: launches kernels.
         g: (..., out).
         hidden: (rows, hidden).
         targets: where the wanted gradients go.

@@ -32,16 +32,6 @@ def check_within(xp: Namespace, op: str, index: Array, size: int, least: int = 0
     """Raises IndexError for an index outside [least, size), on the CPU only.
 
     On a GPU the check would have to wait for the device; there an index out of range wraps around.
-
-    Args:
-        xp: the array namespace.
-        op: the name in messages.
-        index: whole numbers.
-        size: indices are below this,
-        least: and at least this.
-
-    Raises:
-        IndexError: an index outside, where arrays are on the CPU; any index where there are no places.
     """
     if index.size and size == 0:  # there is nothing to wrap around to
         raise IndexError(f"{op}: expected no index where there are no places, got {index.size}")

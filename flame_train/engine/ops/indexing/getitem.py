@@ -41,18 +41,7 @@ def _(xp: Namespace, g: Array, input_shape: Shape, index: Any, targets: GradTarg
 
 
 def _spread(xp: Namespace, g: Array, shape: Shape, places: Places, target: GradTarget) -> Array:
-    """`g` at its places in a gradient of `shape`: added to what has arrived there, or among zeros.
-
-    Args:
-        xp: the array namespace.
-        g: the gradient of a part.
-        shape: the whole's.
-        places: where the part lies in it, as basic indexing says it.
-        target: where the whole's gradient goes.
-
-    Returns:
-        The whole's gradient.
-    """
+    """`g` at its places in a gradient of `shape`: added to what has arrived there, or among zeros."""
     if target.addend is None:
         out = xp.zeros(shape, g.dtype)
         out[places] = g
@@ -65,16 +54,7 @@ def _spread(xp: Namespace, g: Array, shape: Shape, places: Places, target: GradT
 
 
 def _framed(k: Launcher, g: Array, shape: Shape, places: Sequence[slice], target: GradTarget) -> Array:
-    """As `_spread`, by our kernels.
-
-    Args:
-        k: launches kernels.
-        g, shape, target: as in `_spread`.
-        places: slices with both ends and a step of 1.
-
-    Returns:
-        The whole's gradient.
-    """
+    """As `_spread`, by our kernels."""
     if target.addend is None or target.addend.dtype != g.dtype:
         return target.total(k.framed(g, shape, places))
     out: Array = target.addend if target.overwrites else k.copied(target.addend)
@@ -153,7 +133,6 @@ def narrow(xp: Namespace, input: Array, dim: int, start: int, length: int) -> Ar
     """length entries of dim, from start
 
     Args:
-        xp: the array namespace.
         input: the input.
         dim: the dim along which it works.
         start: the first index along dim.

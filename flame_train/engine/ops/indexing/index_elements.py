@@ -45,7 +45,6 @@ def element_sums(k: Launcher, values: Array, dim: int, index: Array, shape: Shap
     whichever are fewer.
 
     Args:
-        k: launches kernels.
         values: in index's shape.
         dim: the dim that is indexed.
         index: int32 or int64.

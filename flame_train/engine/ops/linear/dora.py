@@ -39,7 +39,6 @@ def dora_gain(
     No gradient goes through the norm (section 4.3 of the paper, and PEFT).
 
     Args:
-        xp: the array namespace.
         magnitude: (n,), of the weight's rows or input columns.
         squares: (n,), |W|^2 of each.
         crossed: up as (n, rank), or down as (rank, n * kernel).
@@ -72,18 +71,7 @@ dora_gain.non_differentiable("squares", "crossed", "own", "squared")
 
 
 def _check(magnitude: Array, squares: Array, crossed: Array, own: Array, squared: Array, dim: int) -> tuple[int, int]:
-    """The number of norms, and dim counted from the front.
-
-    Args:
-        magnitude, squares, crossed, own, squared, dim: as in `dora_gain`.
-
-    Returns:
-        n, and 0 or 1.
-
-    Raises:
-        ShapeError: the arrays do not belong together, or there is no such dim.
-        TypeError: dim is a bool.
-    """
+    """The number of norms, and dim counted from the front."""
     dim = axis(dim, 2, "dora_gain")
     n = math.prod(magnitude.shape)
     along = crossed.shape[dim] if crossed.ndim == 2 else -1

@@ -25,7 +25,6 @@ def hadamard_add(
     """input + scale * (first_a @ first_b) * (second_a @ second_b), the kernel of a convolution's input flattened
 
     Args:
-        xp: the array namespace.
         input: (n, m, *kernel).
         first_a: (n, rank).
         first_b: (rank, m * kernel).
@@ -125,15 +124,7 @@ def _(
 
 
 def _launch(k: Launcher, kernel: str, arrays: tuple[Array, ...], out: Array, scale: float) -> None:
-    """Launches a kernel of hadamard.cuh, or hadamard_mma.cuh's of that name.
-
-    Args:
-        k: the launcher.
-        kernel: its name.
-        arrays: a weight or its gradient, and the four factors.
-        out: what it writes.
-        scale: the factor of the product.
-    """
+    """Launches a kernel of hadamard.cuh, or hadamard_mma.cuh's of that name."""
     rows, width, rank = _check(*arrays)
     if hadamard_mma.fit(k, out):
         return hadamard_mma.Kernels(k, arrays, scale).fill(kernel, out)
@@ -144,17 +135,7 @@ def _launch(k: Launcher, kernel: str, arrays: tuple[Array, ...], out: Array, sca
 
 
 def _products(k: Launcher, a: Array, b: Array, targets: tuple[GradTarget | None, ...]) -> list[Array | None]:
-    """Two products of one shape at once, fp32, added in place where both gradients have arrived at equal distances.
-
-    Args:
-        k: the launcher.
-        a: (2, M, K).
-        b: (2, K, N).
-        targets: of both gradients (M, N); None where nobody wants one.
-
-    Returns:
-        Both sums; None where nobody wants one.
-    """
+    """Two products of one shape at once, fp32, added in place where both gradients have arrived at equal distances."""
     held = [None if t is None or not t.overwrites else t.addend for t in targets]
     if all(x is not None and x.dtype == float32 and x.flags.c_contiguous for x in held):
         block = k.as_stacked_view(held)

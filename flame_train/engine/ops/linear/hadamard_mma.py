@@ -51,12 +51,6 @@ class Kernels:
         """The gradients of first_a, second_a, first_b and second_b, fp32 where nothing has arrived.
 
         One is added in place where the one that has arrived is fp32 and may be written over.
-
-        Args:
-            targets: of the four; None where nobody wants one.
-
-        Returns:
-            The four sums; None where nobody wants one.
         """
         self.k.launch_hooks.multiplied("LoHa gradients", 8 * self.rows * self.width * self.rank)
         of_a, count_a = self._parts("hadamard_of_a", self.down, self.across, (self.down * _WARPS * _ROWS, self._ranks))
@@ -82,17 +76,7 @@ class Kernels:
         return self.chunks * _RANKS
 
     def _parts(self, kernel: str, blocks: int, steps: int, shape: tuple[int, int]) -> tuple[Array, int]:
-        """Sums over parts of the rows or the columns, (parts, 2, *shape), and how many: as many as keep the card busy.
-
-        Args:
-            kernel: its name.
-            blocks: that one part has for each 16 of the rank.
-            steps: that all parts have together.
-            shape: of one sum.
-
-        Returns:
-            The sums and the number of parts.
-        """
+        """Sums over parts of the rows or the columns, (parts, 2, *shape), and how many: as many as keep the card busy."""
         parts = max(1, self.held * self.k.multiprocessors // (blocks * self.chunks))
         each = -(-steps // min(parts, steps, _MOST_PARTS))
         parts = -(-steps // each)

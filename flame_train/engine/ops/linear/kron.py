@@ -23,7 +23,6 @@ def kron_add(xp: Namespace, input: Array, mat1: Array, mat2: Array, scale: float
     """input + scale * kron(mat1, mat2), the kernel of a convolution's input and mat2 flattened
 
     Args:
-        xp: the array namespace.
         input: (a b, c d, *kernel).
         mat1: (a, c).
         mat2: (b, d, *kernel).

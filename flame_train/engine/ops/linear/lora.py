@@ -63,7 +63,6 @@ def lora_linear(
     """linear(input, weight, bias) + (scale * input @ down^T) @ up^T, and the residual, of the same shape, if given
 
     Args:
-        xp: the array namespace.
         input: (..., in).
         weight: (out, in).
         bias: (out,), or None.
@@ -250,7 +249,6 @@ def stacked_products(
     `bias` and `plus`, which is added to the output, are for a single layer.
 
     Args:
-        k: launches kernels.
         input: (..., in).
         weight: (n, out, in).
         lora: the updates.
@@ -287,7 +285,6 @@ def stacked_gradients(
     """The gradients of input, downs and ups of `stacked_products`.
 
     Args:
-        k: launches kernels.
         g: the outputs' gradients, n of (..., out).
         input: the layers' input, (..., in).
         weight: their weights (n, out, in); only its shape is read if the input's gradient is not wanted.

@@ -134,7 +134,6 @@ def nf4_dequantize(
     """The numbers that `nf4_quantize` stored, of this shape, in dtype
 
     Args:
-        xp: the array namespace.
         data: uint8 (elements / 2,).
         absmax: uint8 (blocks,).
         nested: uint32 (blocks / 256,).

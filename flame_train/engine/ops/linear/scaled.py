@@ -40,7 +40,6 @@ def scaled_linear(
     """linear(input, scaled_dequantize(data, scales), bias) + residual; with dynamic of input's rows rounded as data are
 
     Args:
-        xp: the array namespace.
         input: (..., in).
         data: e4m3 in uint8, or int8 (out, in).
         scales: the bits of fp32 factors, uint32 (out,).
@@ -84,7 +83,6 @@ def stored_product(xp: Namespace, input: Array, data: Array, scales: Array, dyna
     """input @ weight^T; with `dynamic` of its rounded rows, and of int8 exact before factors are applied.
 
     Args:
-        xp: the array namespace.
         input: (..., in).
         data: e4m3 in uint8, or int8 (out, in).
         scales: uint32 (out,).
@@ -112,7 +110,6 @@ def input_grad(xp: Namespace, g: Array, data: Array, scales: Array, dynamic: boo
     Each row of the weight meets one column of g, so its factor is multiplied into that column before the rounding.
 
     Args:
-        xp: the array namespace.
         g: (..., out).
         data, scales: as in `stored_product`.
         dynamic: whether g's rows are rounded to data's format.
@@ -255,7 +252,6 @@ def scaled_product_to(
     `value` and `other`, as in `encode`, replace g by an expression over it.
 
     Args:
-        k: launches kernels.
         g: (..., out).
         data: e4m3 in uint8, or int8 (out, in).
         scales: uint32 (out,).

@@ -68,7 +68,6 @@ def scaled_lora_linears(
     bias and residual are for one layer alone. With `dynamic` the update still sees the input as it is.
 
     Args:
-        xp: the array namespace.
         input: (..., in).
         data: n of e4m3 in uint8, or of int8 (out, in).
         scales: n of uint32 (out,).
@@ -97,18 +96,7 @@ scaled_lora_linears.non_differentiable("data", "scales")
 
 
 def _check(input: Array, weights: ScaledWeights, lora: LowRanks, bias: Array | None, residual: Array | None) -> None:
-    """Raises ShapeError or TypeError unless all these go together.
-
-    Args:
-        input: (..., in).
-        weights, lora: n layers each.
-        bias: (out,), or None.
-        residual: (..., out), or None.
-
-    Raises:
-        ShapeError: numbers of layers or sizes do not fit, or several layers have a bias or a residual.
-        TypeError: data or scales have another dtype.
-    """
+    """Raises ShapeError or TypeError unless all these go together."""
     counts = [len(what) for what in (weights.data, weights.scales, lora.downs, lora.ups)]
     if len(set(counts)) > 1 or not counts[0]:
         words = "{} weights, {} scales, {} downs and {} ups".format(*counts)

@@ -136,7 +136,6 @@ def encode(
     With `by` (C,), stored factors, each column is first multiplied by its own.
 
     Args:
-        k: launches kernels.
         x: (..., C).
         dtype: the data's: uint8 for e4m3, or int8.
         by: stored factors of the columns, uint32 (C,), or None.

@@ -33,13 +33,7 @@ class PairLoss:
 def pair_loss_kernels(
     op: Op, choose: Callable[..., PairLoss | str], reductions: Sequence[str] = ("mean", "sum", "none")
 ) -> None:
-    """Declares a loss's kernels, forward and for both gradients.
-
-    Args:
-        op: the loss, of `input`, `target`, `reduction` and further arguments.
-        choose: of the further arguments it makes the expressions, or says why there are none.
-        reductions: those that the loss has.
-    """
+    """Declares a loss's kernels, forward and for both gradients."""
     more = list(inspect.signature(choose).parameters)
 
     def possible(input: Array, target: Array, reduction: str, *rest: Any) -> str:
@@ -66,17 +60,7 @@ def pair_loss_kernels(
 
 def _backward(arg: str, choose: Callable[..., PairLoss | str], more: list[str]) -> Callable[..., Array]:
     def backward(k: Launcher, g: Array, input: Array, target: Array, reduction: str, *rest: Any) -> Array:
-        """The gradient of the argument.
-
-        Args:
-            k: the launcher.
-            g: the gradient of the loss.
-            input, target, reduction: as in the op.
-            rest: the op's further arguments.
-
-        Returns:
-            In the shape of `input`.
-        """
+        """The gradient of the argument."""
         given = dict(zip(more, rest, strict=True))
         loss = _chosen(choose, given)
         mirrored = arg == "target" and not loss.target

@@ -33,7 +33,6 @@ def group_norm(
     """Each group of channels normalised over itself and space, then scaled per channel (arXiv 1803.08494)
 
     Args:
-        xp: the array namespace.
         input: (B, C, ...) in NCHW, (B, ..., C) in NHWC.
         num_groups: groups of channels.
         weight, bias: (C,), or None.

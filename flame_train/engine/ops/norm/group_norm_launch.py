@@ -55,16 +55,7 @@ class Plan:
     def launch(
         self, k: Launcher, kernel: str, dtype: DType, args: Sequence[Any], split: int, *numbers: np.generic
     ) -> None:
-        """Launches a kernel of group_norm.cu.
-
-        Args:
-            k: launches kernels.
-            kernel: its name.
-            dtype: the activations'.
-            args: its first arguments, up to the workspace.
-            split: channels of the first of two inputs.
-            numbers: its last arguments.
-        """
+        """Launches a kernel of group_norm.cu."""
         sizes = (*self.sizes, np.int32(split), *self.cut)
         args = (*args, *self.workspace, *sizes, *numbers)
         resident = self.grid[0] > 1
@@ -99,7 +90,6 @@ def forward(
     """The normalised array (B, ..., C), through SiLU if `silu`; its groups' mean and rstd, fp32 (B, 1, groups, 1).
 
     Args:
-        k: launches kernels.
         given: the operands.
         groups: groups of channels.
         weight, bias: (C,).

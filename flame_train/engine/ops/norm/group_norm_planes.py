@@ -56,7 +56,6 @@ def forward(
     """The normalised images, and the groups' means and reciprocal deviations (B, groups, 1) in fp32.
 
     Args:
-        k: launches kernels.
         input: (B, C, ...).
         num_groups: groups of channels.
         weight, bias: (C,), or None.
@@ -90,7 +89,6 @@ def gradients(
     """The gradients of input, weight and bias; None for an input's that is not needed.
 
     Args:
-        k: launches kernels.
         g: the gradient of the result.
         input: (B, C, ...).
         weight: (C,), or None.

@@ -29,7 +29,6 @@ def layer_norm(
     """(input - mean) / sqrt(var + eps) * weight + bias over the last dims (arXiv 1607.06450)
 
     Args:
-        xp: the array namespace.
         input: the input.
         normalized_shape: the input's last dims.
         weight, bias: in that shape, or None.
@@ -127,7 +126,6 @@ def normalized_rows(
     """`value` over each normalised row, c * rstd, and `tables`; and the rows' mean and rstd, (..., 1).
 
     Args:
-        k: launches kernels.
         value: the expression in C.
         input: the input.
         tables: rows that others share, by name.

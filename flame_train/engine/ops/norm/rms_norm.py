@@ -40,7 +40,6 @@ def rms_norm(
     eps is the working precision's machine epsilon if not given: fp32's for all narrower floats.
 
     Args:
-        xp: the array namespace.
         input: the input.
         normalized_shape: the input's last dims.
         weight: in that shape, or None.
@@ -107,7 +106,6 @@ def norm_rows(
     """Rows (..., C) of the last `dims` dims, normalised and then rotated, and their rstd (R,); or `out` with both.
 
     Args:
-        k: launches kernels.
         input: (..., C).
         weight: (C,), or None.
         eps: is added to a variance, or to a mean square.
@@ -141,7 +139,6 @@ def norm_gradients(
     """The gradients to what `norm_rows` was given: the input's, in its shape, and the weight's.
 
     Args:
-        k: launches kernels.
         g: the gradient of the result, in input's shape.
         input, weight, angles, dims: as `norm_rows` was given.
         rstd: as it was returned, one a row.
@@ -206,7 +203,6 @@ def rope(xp: Namespace, input: Array, cos: Array, sin: Array, interleaved: bool 
     have an entry for each element, in an order of the same kind, and broadcast over the other dims.
 
     Args:
-        xp: the array namespace.
         input: (..., C), C even.
         cos, sin: (..., C), broadcast.
         interleaved: whether pairs are neighbours.
@@ -250,7 +246,6 @@ def angle_rows(k: Launcher, cos: Array, sin: Array, shape: Shape, interleaved: b
     """Cosines and sines as rows shared among those of `shape`.
 
     Args:
-        k: launches kernels.
         cos, sin: (..., C), broadcast to `shape`.
         shape: (..., C), of what is rotated.
         interleaved: whether pairs are neighbours.

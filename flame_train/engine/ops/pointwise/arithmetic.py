@@ -258,7 +258,6 @@ def addcmul(xp: Namespace, input: Array, tensor1: Array, tensor2: Array, *, valu
     """input + value * tensor1 * tensor2
 
     Args:
-        xp: the array namespace.
         input, tensor1, tensor2: they broadcast.
         value: the factor.
 

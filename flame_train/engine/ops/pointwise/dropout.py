@@ -33,7 +33,6 @@ def dropout(
     or with p = 0, input itself.
 
     Args:
-        xp: the array namespace.
         input: the input.
         p: the probability of a zero, in [0, 1].
         training: whether anything is dropped.
@@ -53,20 +52,7 @@ def dropout(
 
 
 def _scale(xp: Namespace, shape: Shape, p: float, training: bool, rng: Rng | None, stream: int) -> Array | None:
-    """The factor of each element: 0 or 1 / (1 - p).
-
-    Args:
-        xp: the array namespace.
-        shape: the input's shape.
-        p, training, rng: as in `dropout`.
-        stream: the random numbers' stream.
-
-    Returns:
-        fp32 in that shape; None where nothing is dropped.
-
-    Raises:
-        ShapeError: random numbers for another number of samples.
-    """
+    """The factor of each element: 0 or 1 / (1 - p)."""
     if not training or p == 0.0:
         return None
     rng = check_rng(rng, "dropout: training")
@@ -104,17 +90,7 @@ def _no_kernel(input: Array, p: float, training: bool, rng: Rng | None) -> str:
 
 
 def _dropped(k: Launcher, x: Array, p: float, rng: Rng | None, stream: int, target: GradTarget = ALLOCATE) -> Array:
-    """`x` with its elements dropped, added to what has arrived at `target`.
-
-    Args:
-        k: launches kernels.
-        x: the array (samples, ...).
-        p, rng, stream: as in `dropout`.
-        target: where the result goes.
-
-    Returns:
-        An array of x's shape, in the dtype of what it is added to.
-    """
+    """`x` with its elements dropped, added to what has arrived at `target`."""
     rng, x = check_rng(rng, "dropout: training"), k.contiguous(x)
     addend = None if target.addend is None else k.contiguous(target.addend)
     out = target.buffer if target.addend is None or addend is target.buffer else None

@@ -50,7 +50,6 @@ def var(
     """sum((input - mean)^2) / (count - correction) over dim
 
     Args:
-        xp: the array namespace.
         input: the input.
         dim: the dim or dims; None: all.
         correction: what is taken off the count that is divided by.
@@ -68,18 +67,7 @@ def _given(correction: float | None) -> float:
 
 
 def _variance(xp: Namespace, x: Array, dims: tuple[int, ...], correction: float, keepdim: bool) -> tuple[Array, Array]:
-    """The variance, and the mean with the reduced dims kept as size 1.
-
-    Args:
-        xp: the array namespace.
-        x: the input.
-        dims: the dims that are reduced.
-        correction: what is taken off the count.
-        keepdim: keeps reduced dims, with size 1.
-
-    Returns:
-        Variance and mean.
-    """
+    """The variance, and the mean with the reduced dims kept as size 1."""
     mean = accurate_sum(xp.mean, x, dims, True)
     centred = x - mean
     return accurate_sum(xp.sum, centred * centred, dims, keepdim) / max(
@@ -110,7 +98,7 @@ def std(
     """sqrt(sum((input - mean)^2) / (count - correction)) over dim; the gradient at zero is zero
 
     Args:
-        xp, input, dim, correction, keepdim: as in `var`.
+        input, dim, correction, keepdim: as in `var`.
 
     Returns:
         The deviation, and the mean with the reduced dims kept as size 1.
@@ -177,16 +165,6 @@ def _squares(k: Launcher, x: Array, dims: tuple[int, ...], result: str, correcti
     """The expression `result` over `total`, the sum of squared differences from the mean over `dims`; the mean in fp32.
 
     Rows that fit into registers take the row kernels, with an exact mean first; others take `Moments`.
-
-    Args:
-        k: the launcher.
-        x: the input.
-        dims: the dims over which is summed.
-        result: an expression of `total`, `n` and `correction`.
-        correction: what is subtracted from the count.
-
-    Returns:
-        The result in the dtype of `x`, and the mean, with the reduced dims of size 1.
     """
     numbers, e = {"correction": correction}, extent(x.shape, dims)
     assert e is not None
@@ -222,19 +200,7 @@ _measuring(std, f"sqrtf({_VARIANCE})")
 def _away_from_mean(
     k: Launcher, factor: str, x: Array, mean: Array, dims: tuple[int, ...], correction: float, **more: Array
 ) -> Array:
-    """`factor`, an expression over `more`, times the variance's derivative 2 (x - mean) / (count - correction).
-
-    Args:
-        k: launches kernels.
-        factor: the expression in C.
-        x: the input.
-        mean: over `dims`, which it has with size 1.
-        dims: the dims that are reduced.
-        correction: what is taken off the count.
-
-    Returns:
-        An array of x's shape.
-    """
+    """`factor`, an expression over `more`, times the variance's derivative 2 (x - mean) / (count - correction)."""
     operands = {"input": x, "mean": mean, **more, "slope": _freedom(x.shape, dims, correction)}
     return k.elementwise((f"{factor} * (input - mean) * slope",), operands, (x.dtype,))[0]
 

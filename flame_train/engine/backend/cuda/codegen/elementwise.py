@@ -148,19 +148,7 @@ def _steps(strides: tuple[int, ...]) -> tuple[int, ...]:
 def _source(
     expressions: Sequence[str], places: Sequence[_Place], inputs: int, numbers: Sequence[str], width: int, wide: bool
 ) -> str:
-    """The kernel: one packet a thread, and the elements after the last whole packet by threads of the last block.
-
-    Args:
-        expressions: C, one for each result.
-        places: the operands and then the results, as they lie in memory.
-        inputs: how many of these are operands.
-        numbers: names of the operands that are numbers.
-        width: elements of a packet.
-        wide: whether indices need 64 bits.
-
-    Returns:
-        The source.
-    """
+    """The kernel: one packet a thread, and the elements after the last whole packet by threads of the last block."""
     ins, outs = places[:inputs], places[inputs:]
     dims = len(places[0].steps)
     arguments = [

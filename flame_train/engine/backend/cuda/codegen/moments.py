@@ -68,19 +68,7 @@ class Moments:
 def _source(
     stored: DType, result: str, numbers: Sequence[str], dtype: DType, tiling: ColumnTiling, together: bool
 ) -> str:
-    """The kernel. Grid (outer, stretches, tiles), as in columns; where `together`, a block's columns are one result.
-
-    Args:
-        stored: the input's dtype.
-        result: the expression of the result.
-        numbers: names of the numbers in it.
-        dtype: the result's dtype.
-        tiling: how the columns are divided among threads.
-        together: whether a block's columns are one result.
-
-    Returns:
-        The text in CUDA C.
-    """
+    """The kernel. Grid (outer, stretches, tiles), as in columns; where `together`, a block's columns are one result."""
     inputs, w, t = Inputs((("x", stored),), numbers=tuple(numbers)), tiling.width, tiling.threads
     across, width, parts = (1, 1, w) if together else (tiling.across, w, 1)
     columns, step, inner = across * width, 2 * across * width, "1" if together else "inner"

@@ -83,13 +83,7 @@ class _Problem(NamedTuple):
 
 
 class _Plan:
-    """The descriptors of one problem in cuBLASLt's order, and its algorithm once that is chosen.
-
-    Args:
-        problem: the sizes, dtypes and layouts.
-        description: the handle of cublasLtMatmulDesc_t.
-        a, b, c, d: the handles of the layouts of the two factors, of the matrix that is added and of the result.
-    """
+    """The descriptors of one problem in cuBLASLt's order, and its algorithm once that is chosen."""
 
     __slots__ = ("a", "algorithm", "b", "c", "d", "description", "problem")
 
