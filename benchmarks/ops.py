@@ -29,8 +29,7 @@ from flame_train.engine.mode import deterministic
 from flame_train.engine.op import REGISTRY, Op, Sample
 from flame_train.engine.op_samples import tensor_arguments
 from flame_train.errors import ConfigError, EnvironmentFault
-from flame_train.tools.bench.ceilings import Ceilings, ceilings
-from flame_train.tools.bench.timing import seconds, turns
+from flame_train.tools.bench.timing import Ceilings, ceilings, seconds, turns
 
 PRECISIONS: Mapping[str, str] = {"fp32": "fp32", "tf32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 """The dtype of the inputs by precision. In "tf32" products and convolutions round operands of fp32, PyTorch's too."""

@@ -12,8 +12,7 @@ import numpy as np
 from ..errors import ShapeError, kind_of
 from .autograd.versions import VERSIONS
 from .backend import Backend
-from .backend.cuda.declared import compiler_log
-from .backend.cuda.nvrtc import begin
+from .backend.cuda.nvrtc import begin, compiler_log
 from .dtype import DType, bfloat16, bool_, float16, float32, float64, int32, int64, uint8, uint32
 from .mode import mode
 from .tensors.tensor import Tensor

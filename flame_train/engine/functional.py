@@ -11,9 +11,8 @@ from .ops.common.convert import cast, clone
 from .ops.conv.conv import conv2d
 from .ops.conv.resize import upsample_nearest
 from .ops.fused.diffusion import gated_add, geglu, timestep_embedding
-from .ops.fused.feed_forward import feed_forward
+from .ops.fused.feed_forward import feed_forward, scaled_feed_forward
 from .ops.fused.qk_norm_rope import cat_rms_norm
-from .ops.fused.scaled_feed_forward import scaled_feed_forward
 from .ops.fused.sequences import cat_gelu, layer_norm_modulate
 from .ops.indexing.embedding import embedding, masked_fill, take_along_dim
 from .ops.indexing.getitem import getitem, narrow

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from flame_train.engine.backend.cuda.autotune_cache import default_folder
+from flame_train.engine.backend.cuda.autotuner import default_folder
 from flame_train.engine.backend.cuda.prebuilt import package_folder
 from flame_train.version import __version__
 

@@ -47,8 +47,8 @@ def _described(argument: Any) -> str:
 @contextmanager
 def watched(launches: Launches) -> Iterator[None]:
     """Inside, the engine's runs on shapes are noted: the names of its private parts are here alone."""
-    from flame_train.engine.backend.cuda.described_libraries import Traffic
-    from flame_train.engine.backend.cuda.launch_hooks import LaunchHooks
+    from flame_train.engine.backend.cuda.described import Traffic
+    from flame_train.engine.backend.cuda.launcher import LaunchHooks
     from flame_train.engine.shape_run import ShapeRun
 
     begin, launched, multiplied = ShapeRun.__init__, Traffic.launched, LaunchHooks.multiplied

@@ -14,7 +14,6 @@ from flame_train.engine import nn
 from flame_train.engine.backend import get_backend
 from flame_train.engine.backend.cuda.libraries.cublaslt import _WORKSPACE_BYTES as WORKSPACE
 from flame_train.engine.mode import deterministic
-from flame_train.engine.random import Rng
 from flame_train.engine.shape_run import H100, RTX_3090, Gpu, gpu_of, shape_run
 from flame_train.errors import EnvironmentFault
 
@@ -97,18 +96,6 @@ def test_attention_in_a_fixed_order_writes_its_scores_down(exact: bool) -> None:
         F.scaled_dot_product_attention(q, k, v).sum().backward()
         room = run.backend.kernels.workspace.buffer
     assert (0 if room is None else room.nbytes) == exact * 2 * 13 * length**2
-
-
-@pytest.mark.parametrize("gpu", [H100, RTX_3090], ids=["H100", "RTX 3090"])
-def test_attention_with_dropout_writes_no_scores_down(gpu: Gpu) -> None:
-    """Nor which of them fell: its passes take arrays of the size of the queries alone."""
-    heads, length, size = 24, 4608, 128
-    with shape_run(gpu) as run:
-        q, k, v = (zeros(1, heads, length, size).to("bfloat16").requires_grad_() for _ in range(3))
-        begun = run.live_bytes
-        rng = Rng(run.backend.references, 1, 2, run.backend.references.arange(1))
-        F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, rng=rng).sum().backward()
-        assert run.peak_bytes - begun < 7 * 2 * heads * length * size
 
 
 def test_a_captured_step_takes_one_block_and_a_fiftieth() -> None:

@@ -20,7 +20,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.backend.cuda.tuning import SM_90
 from flame_train.engine.dtype import as_dtype
 from flame_train.engine.mode import deterministic, use
-from flame_train.engine.ops.attention import head_split
+from flame_train.engine.ops.attention import kernels as head_split
 
 pytestmark = pytest.mark.gpu
 

@@ -14,8 +14,8 @@ from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import bfloat16, float16, float32, float64
 from flame_train.engine.mode import deterministic
-from flame_train.engine.ops.linear.lora_gradients import side_by_side
-from flame_train.engine.ops.reduction.finite import NonFiniteFlags
+from flame_train.engine.nn.loading import NonFiniteFlags
+from flame_train.engine.ops.linear.skinny_gemm import side_by_side
 from flame_train.engine.optim import AdamW, FlatParameters
 from flame_train.engine.tensors.tensor import Parameter
 

@@ -12,8 +12,7 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
-from flame_train.engine.backend.cuda.autotune_cache import AutotuneCache
-from flame_train.engine.backend.cuda.autotuner import Autotuner
+from flame_train.engine.backend.cuda.autotuner import AutotuneCache, Autotuner
 from flame_train.engine.backend.cuda.libraries.cublaslt import CublasLt
 from flame_train.engine.backend.cuda.libraries.cudnn import CuDnn
 from flame_train.engine.mode import deterministic

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flame_train.engine.backend.cuda.autotune_cache import AutotuneCache, default_folder
+from flame_train.engine.backend.cuda.autotuner import AutotuneCache, default_folder
 from flame_train.tools.doctor import Report, examine, render
 from flame_train.tools.probe import Gpu, Machine, detect
 

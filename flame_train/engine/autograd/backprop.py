@@ -14,9 +14,18 @@ from ..dtype import Array
 from ..mode import mode
 from ..sums import unbroadcast
 from .grad_paths import GradPaths, Listeners
-from .grad_target import ALLOCATE, GradAccumulator, GradTarget, ViewBuffers
+from .grad_target import (
+    ALLOCATE,
+    GradAccumulator,
+    GradTarget,
+    ViewBuffers,
+    along_edge,
+    by_argument,
+    call,
+    check_saved,
+    dense_grads,
+)
 from .graph import CheckpointNode, Edge, GraphTensor, Node
-from .run_vjp import along_edge, by_argument, call, check_saved, dense_grads
 from .versions import SEQUENCE
 
 Root = tuple[GraphTensor, Array]

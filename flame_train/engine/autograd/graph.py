@@ -6,6 +6,7 @@ from, so there are no cycles. Reference counting frees activations as soon as th
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -14,8 +15,51 @@ from ..dtype import Array, DType
 from ..mode import Mode, mode, recomputing
 from ..op import VJP
 from ..user_line import user_line
-from .hooks import Hooks
 from .versions import SEQUENCE
+
+ArrayHook = Callable[[Array], Array]
+"""A hook as the backward pass calls it: of the gradient's array, returning the array to pass on."""
+
+
+class Hooks(dict[object, ArrayHook]):
+    """The hooks of one tensor, in the order in which they were registered."""
+
+    def run(self, g: Array) -> Array:
+        """The gradient that the hooks make of `g`, one after another. A hook may remove any of them meanwhile."""
+        for hook in tuple(self.values()):
+            g = hook(g)
+        return g
+
+    def register(self, hook: ArrayHook) -> HookHandle:
+        """Adds a hook; the same function may be added several times."""
+        key = object()
+        self[key] = hook
+        return HookHandle(self, key)
+
+
+class HookHandle:
+    """Returned by `register_hook`; `remove()`, or leaving a `with` over it, takes the hook off again.
+
+    It does not keep the hooks alive, nor they it: what a hook of a computed tensor refers to goes with the graph.
+    """
+
+    __slots__ = ("_hooks", "_key")
+
+    def __init__(self, hooks: Hooks, key: object) -> None:
+        self._hooks = weakref.ref(hooks)
+        self._key = key
+
+    def remove(self) -> None:
+        hooks = self._hooks()
+        if hooks is not None:
+            hooks.pop(self._key, None)
+
+    def __enter__(self) -> HookHandle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
 
 Shaped = tuple[tuple[int, ...], DType]
 """Shape and dtype."""

@@ -1,7 +1,10 @@
-"""How much memory the host has left for this process: the machine's, or what its control group allows."""
+"""Host memory: what this process has in use, and how much the machine or a control group leaves it."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import re
 from pathlib import Path
 
 import psutil
@@ -20,3 +23,57 @@ def available(group: Path = _GROUP) -> int:
     except (OSError, ValueError, StopIteration):  # no such group, or "max": it sets no limit
         return free
     return min(free, max(limit - taken + cached, 0))
+
+
+_STATUS, _CLEAR = "/proc/self/status", "/proc/self/clear_refs"
+
+_CLEAR_MARK = "5"  # written to clear_refs it resets the mark, see proc(5)
+
+_SLACK = 1 << 20  # bytes by which Linux's figures, which it gathers thread by thread, may be off
+
+
+def resident() -> int:
+    """Bytes of resident memory now."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def high_water() -> int | None:
+    """The peak in bytes, on Linux since it was last reset; None where the system counts none."""
+    try:
+        found = re.search(r"^VmHWM:\s*(\d+) kB$", Path(_STATUS).read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return 1024 * int(found[1]) if found else _of_life()
+
+
+def _of_life() -> int | None:
+    """The peak over the process's life, from a call that macOS has as well as Linux."""
+    try:
+        resource = importlib.import_module("resource")  # by its name: mypy knows nothing in it on Windows
+    except ImportError:  # Windows
+        return None
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if psutil.MACOS else 1024)
+
+
+class Peak:
+    """The peak of resident memory since the last reset.
+
+    The mark cannot be reset on macOS, or where /proc is read-only or sandboxed. Then the peak is unknown until the mark
+    rises above its value at the reset. That may be that of an earlier peak.
+    """
+
+    def __init__(self) -> None:
+        self._stood = 0
+
+    def reset(self) -> None:
+        """Starts over from the memory in use now."""
+        now = resident()
+        with contextlib.suppress(OSError):  # the mark, read below, shows whether it worked
+            Path(_CLEAR).write_text(_CLEAR_MARK)
+        mark = high_water() or 0
+        self._stood = mark if mark > now + _SLACK else 0
+
+    def read(self) -> int | None:
+        """The peak in bytes, or None if it is unknown."""
+        mark = high_water()
+        return mark if mark is not None and mark > self._stood else None

@@ -17,8 +17,7 @@ from ..op_samples import integers
 from ..ops.common.conditions import no_copies
 from ..ops.common.dims import Shape, axis
 from ..ops.indexing.embedding import added_at, check_index, check_within, places
-from ..ops.indexing.index_elements import element_sums, elements, no_elements_by_index
-from ..ops.indexing.index_rows import no_rows_by_index, summed, taken
+from ..ops.indexing.index_rows import element_sums, elements, no_elements_by_index, no_rows_by_index, summed, taken
 
 
 def _check_places(xp: Namespace, op: str, input: Array, dim: int, index: Array, src: Array | None = None) -> None:

@@ -11,8 +11,7 @@ from ..dtype import Array
 from ..namespace import Namespace, is_numpy
 from ..op import ErrorSample, primitive, sample
 from ..op_samples import Values, positive
-from ..ops.loss.pair_kernels import PairLoss, pair_loss_kernels
-from ..ops.loss.regression import check_pair, reduced, share
+from ..ops.loss.regression import PairLoss, check_pair, pair_loss_kernels, reduced, share
 from ..ops.pointwise.unary import sigmoid_value
 from .rectifiers import softplus_value
 

@@ -199,7 +199,7 @@ class ResizeKernels:
     def _launch(
         self, k: Launcher, kernel: str, given: Array, made: Array, tables: tuple[Array, ...], most: int
     ) -> None:
-        """Runs a kernel that makes `made` from `given`; where neighbours lie along an axis it has `most` to a thread."""
+        """Runs a kernel that makes `made` from `given`; with `most` to a thread where neighbours lie along an axis."""
         length = made.shape[-1]  # along which a thread's elements lie
         width = math.gcd(length, most if self._inner == 1 else 16 // made.itemsize)
         width = 1 if (given.data.ptr | made.data.ptr) % 16 else width

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...errors import ShapeError
 from ..autograd.grad_target import GradTargets
-from ..backend.cuda.codegen.column_tiling import column_tiling
+from ..backend.cuda.codegen.column_codegen import column_tiling
 from ..backend.cuda.codegen.kernel_ir import Operands, Program, Reduction
 from ..backend.cuda.launcher import Launcher
 from ..dtype import Array, float32, int32, int64

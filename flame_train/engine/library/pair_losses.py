@@ -12,8 +12,7 @@ from ..op_samples import Values
 from ..ops.common.conditions import AT_MOST_FP32, same
 from ..ops.common.dims import axis
 from ..ops.common.row_kernels import rows_at, why_not_rows
-from ..ops.loss.pair_kernels import REFUSED, PairLoss, pair_loss_kernels
-from ..ops.loss.regression import check_pair, l1_loss, reduced, share
+from ..ops.loss.regression import REFUSED, PairLoss, check_pair, l1_loss, pair_loss_kernels, reduced, share
 from ..tensors.tensor import Tensor
 
 _STEPS = (

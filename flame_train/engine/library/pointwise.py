@@ -14,7 +14,7 @@ from ..ops.common import special
 from ..ops.common.conditions import AT_MOST_FP32, same
 from ..ops.common.dims import size_along
 from ..ops.common.elementwise_codegen import elementwise_kernel
-from ..ops.pointwise.declare import unary
+from ..ops.pointwise.unary import unary
 from ..tensors.tensor import Tensor
 
 expm1 = unary(

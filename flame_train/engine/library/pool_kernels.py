@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import ShapeError
 from ..arguments import Arguments
 from ..backend.cuda.launcher import Launcher
-from ..backend.cuda.libraries.cudnn_layouts import Size
+from ..backend.cuda.libraries.cudnn_plan import Size
 from ..dtype import Array
 from ..namespace import Namespace
 from ..ops.common.conditions import AT_MOST_FP32, same

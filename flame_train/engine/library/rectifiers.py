@@ -13,8 +13,7 @@ from ..ops.common.conditions import floating
 from ..ops.common.dims import Shape
 from ..ops.common.elementwise_codegen import broadcast_grad, elementwise_kernel
 from ..ops.pointwise.activations import gated_kernels, halves
-from ..ops.pointwise.declare import unary
-from ..ops.pointwise.unary import sigmoid_value
+from ..ops.pointwise.unary import sigmoid_value, unary
 from ..sums import accurate_sum
 
 relu = unary(

@@ -12,7 +12,7 @@ from typing import Any
 from ..optim.flat_parameters import FlatParameters, listed, named_parameters
 from ..optim.optimizer import Optimizer
 from ..optim.optimizers import AdamRule, AdamWRule, SGDRule
-from ..optim.validation import check
+from ..optim.transform import check
 from ..tensors.tensor import Tensor
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...errors import ShapeError
 from ..backend.cuda.launcher import Launcher
-from ..backend.cuda.libraries.cudnn_layouts import Size
+from ..backend.cuda.libraries.cudnn_plan import Size
 from ..dtype import Array
 from ..namespace import Namespace
 from ..op import ErrorSample, primitive, sample

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from .. import lazy
 from ..counterparts import NN, absent
-from .fit import check_shapes
 from .layers import (
     Conv2d,
     Embedding,
@@ -17,11 +16,11 @@ from .layers import (
     RMSNorm,
     grouped_linear,
 )
-from .loading import WeightSource, allocate, load
+from .loading import Completion, Mover, WeightSource, allocate, load
 from .module import Module, ModuleList, Sequential, compute_copy, operand
-from .parts import Completion, Mover
 from .quantized import FORMATS, Nf4Weight, QuantizedWeight, ScaledWeight, Storage
 from .spec import ParamSpec, buffer, param
+from .state import check_shapes
 
 __all__ = [
     "FORMATS",

@@ -1,21 +1,96 @@
-"""Weights of a module, streamed from their source to the device one tensor at a time."""
+"""Weights of a module, streamed from their source to the device one at a time, and those that are not finite."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from ...errors import ModelFileError, counted, kind_of
-from ..backend import get_backend
-from ..dtype import DType, as_dtype, float16, float32, is_float
-from ..ops.reduction.finite import NonFiniteFlags
-from .fit import check_shapes
+from ..backend import Backend, get_backend
+from ..dtype import Array, DType, as_dtype, compute_dtype, float16, float32, is_float
+from ..ops.common.conditions import AT_MOST_FP32
 from .module import Module, put_array
-from .parts import Completion, Mover
 from .quantized import Nf4Weight, Storage, StoredNf4
 from .spec import ParamSpec, kernel_order
+from .state import check_shapes
+
+
+class Mover(Protocol):
+    """Takes the weights of parts of a network."""
+
+    @property
+    def parts(self) -> Collection[Any]:
+        """The parts; none lies in another."""
+
+    def move(self, part: Any) -> None:
+        """Takes the weights of a part, which are loaded and packed."""
+
+
+class Completion:
+    """Packs the weights of a network while it is filled, and hands each part over once it has all of them.
+
+    Args:
+        module: the network.
+        backend: the device that it is filled on.
+        mover: takes the parts; None: all stay.
+    """
+
+    def __init__(self, module: Any, backend: Backend, mover: Mover | None) -> None:
+        self._module, self._backend, self._mover = module, backend, mover
+        parts = () if mover is None else mover.parts
+        inside = {id(layer): part for part in parts for _, layer in part.named_modules()}
+        owners = [inside.get(id(layer)) for _, layer, _, _ in module.named_specs()]
+        self._ends = {id(part): place for place, part in enumerate(owners) if part is not None}
+        self._parts = {self._ends[id(part)]: part for part in parts if id(part) in self._ends}
+        self._groups: dict[int, list[Sequence[Any]]] = {}  # by part
+        self._rest: list[Sequence[Any]] = []  # those in no part, or in several
+        for group in module.fusable_groups():
+            first, *others = {id(inside.get(id(layer))) for layer in group}
+            alone = not others and first in self._ends
+            (self._groups.setdefault(first, []) if alone else self._rest).append(group)
+
+    def after(self, place: int) -> None:
+        """The weight at this place of the network's order is there, as all before it."""
+        part = self._parts.get(place)
+        if part is not None and self._mover is not None:
+            self._pack(self._groups.get(id(part), ()))
+            self._mover.move(part)
+
+    def end(self) -> None:
+        """All weights are there."""
+        self._pack(self._rest)
+
+    def _pack(self, groups: Sequence[Sequence[Any]]) -> None:
+        if self._backend.kernels is not None:
+            self._module.pack_contiguous(groups)
+
+
+_THREADS, _PACKET, _BLOCKS = 256, 16, 8  # a block's threads, bytes for each at a time, blocks to a multiprocessor
+
+
+class NonFiniteFlags:
+    """A mark for each of up to `most` arrays."""
+
+    def __init__(self, backend: Backend, most: int) -> None:
+        self._backend = backend
+        self._marks = backend.to_device(np.zeros(most, np.int32))
+
+    def check(self, place: int, x: Array) -> None:
+        """Marks number `place` if an element of `x` is not finite. `x` must be dense, in any order of dims."""
+        mark, k = self._marks[place : place + 1], self._backend.kernels
+        if k is None or x.dtype not in AT_MOST_FP32:
+            mark |= ~self._backend.xp.isfinite(x.astype(compute_dtype(x.dtype), copy=False)).all()
+        elif x.size:
+            blocks = min(-(-x.nbytes // (_THREADS * _PACKET)), _BLOCKS * k.multiprocessors)
+            args = (x, mark, np.int64(x.size))
+            k.launch_header("ops/reduction/finite.cuh", "mark_broken", {"T": x.dtype}, (blocks,), _THREADS, args)
+
+    def places(self) -> Sequence[int]:
+        """The numbers that are marked. Waits for the device."""
+        found: Sequence[int] = np.flatnonzero(self._backend.to_host(self._marks)).tolist()
+        return found
 
 
 class WeightSource(Protocol):

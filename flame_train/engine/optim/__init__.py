@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from .. import lazy
 from ..counterparts import OPTIM, absent
-from .ema import EMA
 from .flat_parameters import FlatParameters, Segment
 from .gradients import (
     GradientStatistics,
@@ -19,9 +18,8 @@ from .gradients import (
 )
 from .optimizer import Optimizer
 from .optimizers import AdamRule, AdamWRule, SGDRule
-from .scaler import LossScaler
 from .schedule import Schedule
-from .step_control import METRICS
+from .step_control import EMA, METRICS, LossScaler
 from .transform import ClipNorm, ClipValue, GradientNoise, Rule, State, Step, Transform
 
 __all__ = [

@@ -23,8 +23,7 @@ from ..backend import Backend
 from ..capture import structure_changed
 from ..dtype import Array, DType, as_dtype, float32
 from ..tensors.tensor import ComputeCopy, Frozen, Parameter, Tensor
-from .matrices import AsMatrices, Matrices, last_two
-from .stacks import Stack, stacks_of
+from .matrices import AsMatrices, Matrices, Stack, last_two, stacks_of
 
 _ALIGNMENT = 64
 """Segments start at multiples of this many elements, 256 bytes, as device allocations do."""

@@ -15,8 +15,7 @@ from ..dtype import Array, DType, compute_dtype, float32
 from ..namespace import Namespace
 from ..random import GRADIENT_NOISE, bits, normal_of
 from ..tensors.tensor import Tensor
-from .transform import global_norm
-from .validation import check
+from .transform import check, global_norm
 
 Tensors = Tensor | Iterable[Tensor]
 

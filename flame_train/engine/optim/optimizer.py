@@ -18,14 +18,11 @@ from ..backend import several_gpus
 from ..counterparts import OPTIMIZER, absent
 from ..dtype import Array
 from ..tensors.tensor import Tensor, host_array
-from .ema import EMA
 from .flat_parameters import FlatParameters
-from .scaler import LossScaler
 from .schedule import Schedule
-from .step_control import METRICS, StepControl
-from .transform import EvaluatedRule, State, Transform, shown_by
+from .step_control import EMA, METRICS, LossScaler, StepControl
+from .transform import EvaluatedRule, State, Transform, check, shown_by
 from .update import UpdateBuffers, make_update
-from .validation import check
 
 
 class Optimizer:

@@ -10,8 +10,7 @@ import numpy as np
 
 from ..dtype import Array, float32
 from .flat_parameters import FlatParameters
-from .transform import State, Step
-from .validation import check
+from .transform import State, Step, check
 
 
 @dataclass(frozen=True, slots=True)

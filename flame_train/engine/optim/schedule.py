@@ -11,7 +11,7 @@ import numpy as np
 
 from ..dtype import Array
 from ..namespace import Namespace
-from .validation import check
+from .transform import check
 
 Name = Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial", "inverse_sqrt"]
 

@@ -7,8 +7,9 @@ itself is the arena's buffer, or made by an earlier transform, and may be edited
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -16,7 +17,24 @@ from ..dtype import Array, float32
 from ..namespace import Namespace
 from ..random import GRADIENT_NOISE, bits, normal_of
 from .flat_parameters import FlatParameters
-from .validation import check
+
+
+def check(
+    where: str, *, least: float = 0.0, above: float | None = None, below: float | None = math.inf, **numbers: Any
+) -> None:
+    """Raises ValueError, naming it, for a number that is NaN or out of bounds, TypeError for what is no number.
+
+    A number must be at least `least`, or greater than `above` if that is given; and less than `below` unless that is
+    None.
+    """
+    for name, value in numbers.items():
+        if not isinstance(value, (int, float, np.integer, np.floating)):
+            raise TypeError(f"{where}: expected a number for {name}, got {value!r}")
+        if not (least <= value if above is None else above < value) or not (below is None or value < below):
+            lower = f"of at least {least:g}" if above is None else f"above {above:g}"
+            upper = "" if below is None else " and below infinity" if below == math.inf else f" and below {below:g}"
+            raise ValueError(f"{where}: expected {name} {lower}{upper}, got {value}")
+
 
 State = dict[str, Array]
 

@@ -11,17 +11,16 @@ import numpy as np
 from ...errors import ShapeError, kind_of
 from .. import lazy
 from ..autograd.backprop import backward
-from ..autograd.graph import Node
-from ..autograd.hooks import HookHandle, Hooks
+from ..autograd.graph import HookHandle, Hooks, Node
 from ..backend import get_backend
 from ..counterparts import absent_from_tensor
 from ..dtype import Array, DType, as_dtype, is_float
 from ..mode import mode
 from ..op import REGISTRY
-from .device_copy import device_copy_node
 from .display import values_shown
 from .inplace import InPlace
 from .methods import Methods
+from .tensor_base import device_copy_node
 
 
 class Tensor(Methods["Tensor"], InPlace["Tensor"]):

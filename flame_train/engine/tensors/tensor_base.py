@@ -6,10 +6,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..autograd.graph import Node, Remat
-from ..autograd.hooks import Hooks
+from ..autograd.graph import Edge, GraphTensor, Hooks, Node, Remat
 from ..backend import Backend, backend_of
 from ..dtype import Array, DType, is_float
+from ..op import VJP
 
 
 class TensorBase:
@@ -113,3 +113,14 @@ def _check_floating(dtype: DType) -> None:
         raise TypeError(
             f'only floating tensors can require grad, this one is {dtype.name}; cast it first with .to("float32")'
         )
+
+
+def device_copy_node(t: GraphTensor, there: Backend) -> Node:
+    """The node of a copy of `t` on another device, `there`. It saves nothing."""
+    here = t.backend
+
+    def copy_back(_: Any, g: Array) -> Array:
+        return here.to_device(there.to_host(g))
+
+    formula = VJP(("input",), copy_back, (), frozenset())
+    return Node("to", (formula,), {}, [Edge(t, "input")], [(t.data.shape, t.data.dtype)], here)

@@ -1,15 +1,18 @@
-"""The models of `bench step` and `bench memory`: published sizes, random weights, all parts of a step."""
+"""The models of `bench step` and `bench memory`: published sizes, random weights, text encoders, a batch's arrays."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 import numpy as np
 
-from flame_train.data.buckets import Placement
-from flame_train.errors import ConfigError
-from flame_train.models.common.model import Model
-from flame_train.models.registry import FAMILIES, NOTHING_NAMED, Family
+from ...data.buckets import Placement
+from ...errors import ConfigError
+from ...models.common.model import Model
+from ...models.registry import FAMILIES, NOTHING_NAMED, Family
+from ...networks.blocks import BlockNetwork, Checkpointing
+from ...text_encoders.running import RunningEncoder, tokens_of
 
 SIZE_CONDITIONING: Final = 6 * 256
 """The part of the UNet's vector with sizes and crops."""
@@ -42,3 +45,30 @@ def conditioning(model: Model, resolution: int, size: int) -> Arrays:
     whole = (resolution, resolution)
     sizes = model.size_conditioning(Placement(whole, whole, whole, 0, 0))
     return captions | {name: np.stack([array] * size) for name, array in sizes.items()}
+
+
+_CAPTION: Final = "a photograph of a lighthouse on a rock above the sea"
+
+
+def running_encoders(
+    model: Model, trained: Collection[str], checkpointing: Checkpointing, fill: Callable[[BlockNetwork], None]
+) -> tuple[RunningEncoder, ...]:
+    """The encoders of the keys `trained`, their weights filled in by `fill`."""
+    found = []
+    for encoder in model.encoders(trained):
+        network = encoder.part.build()
+        assert isinstance(network, BlockNetwork)
+        network.checkpointing = checkpointing
+        fill(network)
+        found.append(RunningEncoder(encoder, network))
+    return tuple(found)
+
+
+def with_token_ids(arrays: Mapping[str, np.ndarray[Any, Any]], running: Collection[RunningEncoder]) -> Arrays:
+    """A batch's arrays, with the token ids of one caption for the arrays that `running` make."""
+    size = len(next(iter(arrays.values())))
+    made = {name for each in running for name in each.encoder.outputs}
+    made |= {f"{name}_rows" for name in made}
+    ids = tokens_of([each.encoder for each in running], _CAPTION)
+    kept = {name: array for name, array in arrays.items() if name not in made}
+    return kept | {name: np.stack([array] * size) for name, array in ids.items()}

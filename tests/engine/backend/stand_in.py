@@ -20,8 +20,8 @@ import numpy as np
 
 from flame_train.engine.backend.cuda.arrays import is_plain
 from flame_train.engine.backend.cuda.libraries.cudnn import CuDnn
-from flame_train.engine.backend.shapes.gpu import H100, RTX_3090, T4  # noqa: F401  # tests take it from here
-from flame_train.engine.backend.shapes.gpu import Gpu as Card
+from flame_train.engine.backend.shapes.driver import H100, RTX_3090, T4  # noqa: F401  # tests take it from here
+from flame_train.engine.backend.shapes.driver import Gpu as Card
 
 NUMBERS = {
     "int": np.int32,

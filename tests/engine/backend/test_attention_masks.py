@@ -11,7 +11,7 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.backend.cuda.described_libraries import workspace_bytes
+from flame_train.engine.backend.cuda.described import workspace_bytes
 from flame_train.engine.dtype import bfloat16
 from flame_train.engine.mode import deterministic
 from flame_train.engine.ops.attention import masks

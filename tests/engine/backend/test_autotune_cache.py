@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flame_train.engine.backend.cuda.autotune_cache import AutotuneCache, default_folder
+from flame_train.engine.backend.cuda.autotuner import AutotuneCache, default_folder
 
 
 def test_an_answer_comes_back_in_another_process_s_eyes(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ _KILLED = """
 import sys
 from pathlib import Path
 from flame_train.disk import failpoint
-from flame_train.engine.backend.cuda.autotune_cache import AutotuneCache
+from flame_train.engine.backend.cuda.autotuner import AutotuneCache
 failpoint.arm("file.before_rename")
 AutotuneCache(Path(sys.argv[1]), "a card").put("which?", b"this")
 """

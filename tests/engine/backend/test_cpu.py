@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flame_train.engine.backend import rss
+from flame_train.engine.backend import host_memory as rss
 from flame_train.engine.backend.cpu import CpuBackend
 
 _MIB = 1 << 20

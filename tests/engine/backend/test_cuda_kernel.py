@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import flame_train.engine as flame
-from flame_train.engine.backend.cuda import declared
+from flame_train.engine.backend.cuda import nvrtc as declared
 from flame_train.errors import EnvironmentFault, ShapeError
 
 SOURCE = """

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flame_train.engine.backend.cuda.autotune_cache import AutotuneCache
+from flame_train.engine.backend.cuda.autotuner import AutotuneCache
 from flame_train.engine.backend.cuda.launch_hooks import LaunchHooks
 from flame_train.engine.backend.cuda.libraries import cudnn
 from flame_train.engine.backend.cuda.workspace import Workspace

@@ -17,11 +17,11 @@ import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import is_float
 from flame_train.engine.gradcheck import generator
+from flame_train.engine.nn.loading import NonFiniteFlags
 from flame_train.engine.op import REGISTRY, Op, Sample, sample
 from flame_train.engine.op_samples import materialise, tensor_arguments
 from flame_train.engine.ops.linear.scaled import transposed
 from flame_train.engine.ops.norm import group_norm_launch
-from flame_train.engine.ops.reduction.finite import NonFiniteFlags
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiler")]
 

@@ -12,7 +12,8 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine import ops
-from flame_train.engine.ops.indexing import index_elements, index_rows
+from flame_train.engine.ops.indexing import index_rows
+from flame_train.engine.ops.indexing import index_rows as index_elements
 
 
 def launched(gpu: Any, call: Any) -> set[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flame_train.engine.backend.cuda.autotune_cache import AutotuneCache
+from flame_train.engine.backend.cuda.autotuner import AutotuneCache
 from flame_train.engine.backend.cuda.cubin import Cubins
 from flame_train.engine.backend.cuda.launch_hooks import LaunchHooks
 from flame_train.engine.backend.cuda.nvrtc import KernelModules, file_text, included, options

@@ -9,7 +9,7 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.backend.cuda.side_stream import SideStream
+from flame_train.engine.backend.cuda.host_copies import SideStream
 from flame_train.engine.dtype import bfloat16
 from flame_train.engine.mode import capturing
 from flame_train.engine.optim import FlatParameters

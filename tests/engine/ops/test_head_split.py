@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from flame_train.engine.backend.cuda.tuning import SM_90
 from flame_train.engine.mode import deterministic
-from flame_train.engine.ops.attention import head_split
-from flame_train.engine.ops.attention.head_split import head_parts, larger_part
+from flame_train.engine.ops.attention import kernels as head_split
+from flame_train.engine.ops.attention.kernels import head_parts, larger_part
 
 LARGE = 512 << 20
 

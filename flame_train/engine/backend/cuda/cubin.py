@@ -9,7 +9,7 @@ from typing import Any
 
 from ....errors import DeviceFault
 from ...dtype import DType
-from .autotune_cache import AutotuneCache
+from .autotuner import AutotuneCache
 from .made_once import MadeOnce, started
 from .nvrtc import options
 from .prebuilt import PrebuiltKernels, compiler_version

@@ -16,15 +16,13 @@ from ...dtype import Array, DType
 from ...mode import mode
 from ..base import Memory
 from ..capability import refuse_too_old
-from .capturable_namespace import CapturableNamespace
-from .capture import capture
-from .graph import Graph
+from .capture import Graph, capture
 from .host_copies import HostCopies, PinnedCopy
-from .launcher import Launcher
+from .launcher import CapturableNamespace, Launcher
 from .libraries.nccl import NcclCollectives, unique_identifier
-from .pools import Pools
 from .prefetch import CudaUploader
 from .staging import LEAST, Staging
+from .workspace import Pools
 
 _HINT = "use --device cpu, or run `flame-train doctor` to see what is missing"
 

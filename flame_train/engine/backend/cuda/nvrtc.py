@@ -5,6 +5,7 @@ They are compiled on first use, and cached on disk by CuPy, unless an installed 
 
 from __future__ import annotations
 
+import ctypes
 import re
 import threading
 from functools import cached_property, lru_cache
@@ -13,19 +14,27 @@ from typing import Any
 
 import numpy as np
 
+from ....errors import EnvironmentFault
 from ...dtype import DType, bfloat16, bool_, float16, float32, int8, int32, int64, uint8
 from .launch_hooks import LaunchHooks
-from .loading import header_directory
+from .loading import header_directory, load
 from .made_once import MadeOnce
 from .prebuilt import PrebuiltKernels
 
 _ENGINE = Path(__file__).parents[2]
+
 _TYPES = {float32: "float", float16: "__half", bfloat16: "__nv_bfloat16"}
+
 ELEMENT_TYPES = frozenset(_TYPES)
+
 _SHARED_BYTES = 48 << 10  # shared memory that every kernel may use without asking
+
 _INCLUDE = re.compile(r'#include "([\w/]+\.cuh)"')
+
 _GENERATED = {float32: "float", float16: "fp16", bfloat16: "bf16", bool_: "bool", int32: "int", int64: "long long"}
+
 _GENERATED |= {uint8: "e4m3", int8: "int8"}
+
 TEXT_OPTIONS = ("-std=c++17",)
 """Compiler options for generated texts."""
 
@@ -151,3 +160,26 @@ class KernelModules:
         """The module of a text: from the package of compiled kernels, from CuPy's cache, or compiled now."""
         found = self._prebuilt.find(code, flags)
         return self._cupy.RawModule(path=str(found)) if found else self._cupy.RawModule(code=code, options=flags)
+
+
+_OPTIONS = (*TEXT_OPTIONS, "-default-device", "-arch=compute_90")  # what all cards that matter have, and more
+
+
+def compiler_log(text: str) -> str:
+    """What NVRTC says of a text that does not compile; "" if it does, or if NVRTC or CUDA's headers are not here."""
+    try:
+        library, headers = load("nvrtc"), header_directory()
+    except (ImportError, EnvironmentFault):
+        return ""
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    given = [option.encode() for option in (*_OPTIONS, f"-I{headers}")]
+    library.nvrtcCreateProgram(ctypes.byref(program), included(text).encode(), b"kernel.cu", 0, None, None)
+    try:
+        if not library.nvrtcCompileProgram(program, len(given), (ctypes.c_char_p * len(given))(*given)):
+            return ""
+        library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        said = ctypes.create_string_buffer(size.value)
+        library.nvrtcGetProgramLog(program, said)
+        return said.value.decode(errors="replace")
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))

@@ -15,6 +15,7 @@ import numpy as np
 from ...dtype import Array
 
 HostArray = np.ndarray[Any, Any]
+
 _BUFFERS = 2
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...dtype import Array, DType, float32, float64, int8, int32
 from .arrays import Arrays
-from .autotune_cache import AutotuneCache, default_folder
+from .autotuner import AutotuneCache, default_folder
 from .cubin import Cubins
 from .dual_gemm import DualGemm, Operands
 from .launch_hooks import LaunchHooks

@@ -2,7 +2,78 @@
 
 from __future__ import annotations
 
-from ...dtype import DType, bfloat16, float16
+import ctypes
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+from ....errors import DeviceFault
+from ...dtype import Array, DType, bfloat16, float16
+from ..shapes.array import ShapeArray
+
+_BYTES, _ALIGNMENT = 128, 64
+
+_TYPE: dict[DType, int] = {float16: 6, bfloat16: 9}  # CUtensorMapDataType
+
+_NOT_INTERLEAVED, _PROMOTE_256, _ZEROS_OUTSIDE = 0, 3, 0
+
+_SWIZZLE = {16: 1, 64: 3}  # CUtensorMapSwizzle: by 32 and by 128 bytes, as long as a tile's rows
+
+STRUCT = np.dtype([("words", "u8", _BYTES // 8)])
+"""The layout of a tensor map; an array of one, as bytes, is passed by value (`nvrtc.struct`)."""
+
+_OF_NOTHING = np.zeros(1, f"V{_BYTES}")
+"""What stands for the map of an array of a described GPU, which has no memory."""
+
+
+def tensor_map(x: Array, tile: tuple[int, int]) -> np.ndarray[Any, Any]:
+    """Describes `x` (..., R, C), 16-bit floats with a dense last dim, in tiles (rows, 16 or 64 columns).
+
+    Returns the bytes of a STRUCT.
+
+    Raises DeviceFault if the driver refuses it.
+    """
+    if isinstance(x, ShapeArray):
+        return _OF_NOTHING
+    return _encoded(x.data.ptr, x.dtype, x.shape, x.strides[:-1], tile)
+
+
+@lru_cache(maxsize=8192)  # weights stay at their addresses; a step has a few thousand operands
+def _encoded(
+    pointer: int, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...], tile: tuple[int, int]
+) -> np.ndarray[Any, Any]:
+    buffer = np.zeros(_BYTES // 8 + _ALIGNMENT // 8, np.uint64)
+    first = -buffer.ctypes.data % _ALIGNMENT // 8
+    made = buffer[first : first + _BYTES // 8]
+    rank, box = len(shape), (*(1,) * (len(shape) - 2), *tile)
+    numbers, small = ctypes.c_uint64 * rank, ctypes.c_uint32 * rank
+    status = _encode()(
+        made.ctypes.data,
+        _TYPE[dtype],
+        rank,
+        pointer,
+        numbers(*reversed(shape)),
+        (ctypes.c_uint64 * (rank - 1))(*reversed(strides)),
+        small(*reversed(box)),
+        small(*(1,) * rank),
+        _NOT_INTERLEAVED,
+        _SWIZZLE[tile[1]],
+        _PROMOTE_256,
+        _ZEROS_OUTSIDE,
+    )
+    if status:
+        raise DeviceFault(f"the driver cannot describe {shape}, dims {strides} bytes apart, in tiles {tile}: {status}")
+    return made.view(f"V{_BYTES}")
+
+
+@cache
+def _encode() -> Any:
+    function = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    function.argtypes = [pointer, number, ctypes.c_uint32, *[pointer] * 5, *[number] * 4]
+    return function
+
 
 KIND = {bfloat16: "bf16", float16: "f16"}
 """PTX's names of the elements that warpgroups multiply."""

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...dtype import DType
-from .layouts import Shape, c_order, contiguous, gathered, indexed, kept_order, ranked, reshaped
+from .layouts import Shape, c_order, contiguous, gathered, indexed, kept_order, ranked, reduced, reshaped
 from .pool import Pointer
-from .results import reduced
 
 
 class Flags(NamedTuple):

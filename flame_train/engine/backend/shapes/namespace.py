@@ -12,10 +12,8 @@ import numpy as np
 
 from ..cupy_calls import CupyCalls
 from .array import ShapeArray
-from .driver import Cuda
-from .gpu import Gpu
-from .layouts import Shape, broadcast, c_order, contiguous, kept_order, ranked
-from .results import elementwise, reduced
+from .driver import Cuda, Gpu
+from .layouts import Shape, broadcast, c_order, contiguous, elementwise, kept_order, ranked, reduced
 
 
 class _Ufunc:

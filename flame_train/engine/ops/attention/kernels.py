@@ -13,17 +13,73 @@ import numpy as np
 
 from ...autograd.grad_target import GradTargets
 from ...backend.cuda.launcher import Launcher
+from ...backend.cuda.tuning import SM_90
 from ...dtype import Array
+from ...mode import mode
 from ..common import conditions
 from . import by_products, masks, short_kv, wgmma
 from .attention import scaled_dot_product_attention
-from .flops import backward_flops, forward_flops
-from .head_split import head_parts
 from .inputs import Inputs, Saved
-from .layout import gradient_memory, in_packets, like_rows, unit
+from .layout import backward_flops, forward_flops, gradient_memory, in_packets, like_rows, unit
 from .tiled import Problem, backward_tiles, forward_tiles, nowhere
 
-# ---- when ----------------------------------------------------------------------------------------------
+Part = tuple[slice, slice, slice]
+
+_TILE = 128  # keys
+
+_MOST_SCORES = 1 << 31
+
+
+def head_parts(query: Array, key: Array, multiprocessors: int, masked: bool = False) -> list[Part]:
+    """Samples, heads of (B, H, L, E) query, all at once or in two parts, and heads of the keys that they look at."""
+    batch, heads, length, _ = query.shape
+    if masked and batch * heads * length * key.shape[-2] >= _MOST_SCORES:
+        return _below_most_scores(query, key)
+    if not mode().deterministic or int(query.device.compute_capability) != 90:
+        return [(slice(None), slice(heads), slice(key.shape[1]))]
+    group = heads // key.shape[1]
+    first = larger_part(batch, heads, length, key.shape[-2], query.itemsize, multiprocessors, group)
+    parts = [part for part in (slice(first), slice(first, heads)) if part.start != heads]
+    return [(slice(None), part, slice((part.start or 0) // group, part.stop // group)) for part in parts]
+
+
+def _below_most_scores(query: Array, key: Array) -> list[Part]:
+    """One sample at a time, and as many of its heads as have fewer than 2^31 scores."""
+    (batch, heads, length, _), keys = query.shape, key.shape[-2]
+    group = heads // key.shape[1]
+    count = max(group, (_MOST_SCORES - 1) // (length * keys) // group * group)
+    starts = range(0, heads, count)
+    return [
+        (slice(i, i + 1), slice(n, min(n + count, heads)), slice(n // group, min(n + count, heads) // group))
+        for i in range(batch)
+        for n in starts
+    ]
+
+
+def larger_part(
+    batch: int, heads: int, queries: int, keys: int, itemsize: int, multiprocessors: int, group: int = 1
+) -> int:
+    """How many heads are requested at once: the fewest from half of them on that cost no round, or all.
+
+    Heads that share keys, a `group`, stay together.
+
+    Args:
+        batch, heads, queries, keys: the sizes B, H, L and S.
+        itemsize: bytes of a score.
+        multiprocessors: those of the GPU.
+        group: heads that share keys.
+
+    Returns:
+        The number of heads.
+    """
+    if batch * heads * queries * keys * itemsize < SM_90.head_split_bytes:
+        return heads
+
+    def rounds(count: int) -> int:
+        return -(-batch * count * -(-keys // _TILE) // multiprocessors)
+
+    halves = range(-(-heads // (2 * group)) * group, heads, group)
+    return next((n for n in halves if rounds(n) + rounds(heads - n) <= rounds(heads)), heads)
 
 
 def _flash(
@@ -85,10 +141,10 @@ def _capability(x: Array) -> int:
 
 
 _short_kv = (_flash, _plain, short_kv.why_not)
-_wgmma, _wgmma_back = (_flash, _plain, wgmma.why_not_forward), (_flash, _alike, wgmma.why_not_gradients)
-_masked = (_flash, _flash_with_mask)
 
-# ---- how -----------------------------------------------------------------------------------------------
+_wgmma, _wgmma_back = (_flash, _plain, wgmma.why_not_forward), (_flash, _alike, wgmma.why_not_gradients)
+
+_masked = (_flash, _flash_with_mask)
 
 
 @scaled_dot_product_attention.cuda("short_kv", when=_short_kv)
@@ -184,9 +240,6 @@ def _by_cudnn(
             q_, key_, value_, out_, lse_, g_, dq, dk, dv, factor, causal, bias_, g_bias, lengths_
         )
     return into
-
-
-# ---- products, and our kernels -------------------------------------------------------------------------
 
 
 @scaled_dot_product_attention.cuda_vjp("products", "query", "key", "value", when=by_products.why_not)

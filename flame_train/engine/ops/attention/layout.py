@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -62,3 +63,42 @@ def gradient_memory(k: Launcher, inputs: Inputs, targets: GradTargets) -> list[A
     rest = {n: x for n, x in wanted if n not in places}
     made = {**places, **dict(zip(rest, _rows_together(k, *rest.values()), strict=True))}
     return [made["query"], made["key"], made["value"]]
+
+
+_TILE, _THREADS, _THREADS_A_QUERY = 64, 256, 8  # as in that file
+
+
+def query_factors(k: Launcher, g: Array, out: Array, lse: Array) -> Array:
+    """-lse in units of log 2 and -sum(g out) of each query, fp32 (B * H, tiles of 64 queries, 2, 64).
+
+    Minus infinity and 0 up to a whole tile.
+
+    Args:
+        g, out: the result and its gradient, (B, H, L, V), which lie in packets, see `layout.lies_in_packets`.
+        lse: the log-sum-exps, fp32 (B, H, L, 1).
+
+    Returns:
+        The factors.
+    """
+    b, heads, length, width = out.shape
+    tiles = -(-length // _TILE)
+    factors = k.empty((b * heads, tiles, 2, _TILE), np.dtype(np.float32))
+    blocks = -(-b * heads * tiles * _TILE * _THREADS_A_QUERY // _THREADS)
+    numbers = map(np.int32, (b, heads, length, width))
+    args = (*placed((g, out)), lse, factors, *numbers)
+    k.launch("ops/attention/factors.cu", "attention_factors", g.dtype, (blocks,), _THREADS, args)
+    return factors
+
+
+def forward_flops(query: Array, key: Array, value: Array) -> int:
+    """Of the scores, and of what is found."""
+    return 2 * _scores(query, key) * (int(query.shape[-1]) + int(value.shape[-1]))
+
+
+def backward_flops(query: Array, key: Array, value: Array) -> int:
+    """Of the scores once more, of the queries' and keys' gradients, of the probabilities' and of the values'."""
+    return 2 * _scores(query, key) * (3 * int(query.shape[-1]) + 2 * int(value.shape[-1]))
+
+
+def _scores(query: Array, key: Array) -> int:
+    return math.prod(query.shape[:-1]) * int(key.shape[-2])

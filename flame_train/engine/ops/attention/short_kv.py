@@ -9,13 +9,11 @@ import numpy as np
 
 from ...backend.cuda.launcher import Launcher
 from ...backend.cuda.nvrtc import included, struct
-from ...backend.cuda.tensor_map import tensor_map
 from ...backend.cuda.tuning import SM_90
-from ...backend.cuda.wgmma import warpgroup_product
+from ...backend.cuda.wgmma import tensor_map, warpgroup_product
 from ...dtype import Array, DType
-from .flops import backward_flops, forward_flops
 from .inputs import Inputs
-from .layout import in_packets
+from .layout import backward_flops, forward_flops, in_packets
 from .wgmma import SIZES, rows_of
 
 _HEAD, _KEYS, _TILE, _THREADS, _STAGES = 64, 80, 64, 128, 3  # as in those files

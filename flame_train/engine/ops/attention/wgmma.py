@@ -10,16 +10,13 @@ import numpy as np
 from ...backend import current_gpu
 from ...backend.cuda.launcher import Launcher
 from ...backend.cuda.nvrtc import included, struct
-from ...backend.cuda.tensor_map import tensor_map
 from ...backend.cuda.tuning import SM_90
-from ...backend.cuda.wgmma import warpgroup_product
+from ...backend.cuda.wgmma import tensor_map, warpgroup_product
 from ...dtype import Array, DType, bool_
 from ...mode import mode
 from . import masks
-from .factors import query_factors
-from .flops import backward_flops, forward_flops
 from .inputs import Inputs, Saved
-from .layout import in_packets
+from .layout import backward_flops, forward_flops, in_packets, query_factors
 
 _HEAD, _TILE = 64, 64  # as in those files
 _TILE_BYTES = 2 * _TILE * _HEAD

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...arguments import named
 from ...autograd.grad_target import ALLOCATE, GradTarget, GradTargets
-from ...backend.cuda.codegen.expressions import expression
+from ...backend.cuda.codegen.kernel_ir import expression
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, float32, result_type
 from ...op import Op

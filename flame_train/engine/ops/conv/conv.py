@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ....errors import ShapeError
 from ...backend.cuda.launcher import Launcher
-from ...backend.cuda.libraries.cudnn_layouts import Size, Steps
+from ...backend.cuda.libraries.cudnn_plan import Size, Steps
 from ...dtype import Array
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...backend.cuda.launcher import Launcher
-from ...backend.cuda.libraries.cudnn_layouts import Size
+from ...backend.cuda.libraries.cudnn_plan import Size
 from ...dtype import Array
 from ...mode import mode
 from ..common import conditions

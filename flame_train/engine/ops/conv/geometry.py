@@ -9,7 +9,7 @@ import numpy as np
 
 from ....errors import ShapeError
 from ...arguments import Arguments
-from ...backend.cuda.libraries.cudnn_layouts import Size, Steps
+from ...backend.cuda.libraries.cudnn_plan import Size, Steps
 from ...dtype import Array
 from ...namespace import Namespace
 from ..common.dims import Shape

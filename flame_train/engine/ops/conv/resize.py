@@ -1,4 +1,4 @@
-"""Images in another size, in NCHW or NHWC."""
+"""Images twice their size or more, each pixel repeated."""
 
 from __future__ import annotations
 

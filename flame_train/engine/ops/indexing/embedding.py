@@ -1,4 +1,4 @@
-"""Rows and slices by integer index, elements replaced by a mask, and classes as one-hot vectors."""
+"""Rows and elements by whole-number index, and elements replaced by a mask."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from ...op import ErrorSample, primitive, sample
 from ...op_samples import Values, booleans, integers
 from ..common.dims import Shape, axis
 from ..common.elementwise_codegen import elementwise_kernel
-from .index_elements import element_sums, elements, no_elements_by_index
-from .index_rows import no_rows_by_index, summed, taken
+from .index_rows import element_sums, elements, no_elements_by_index, no_rows_by_index, summed, taken
 
 
 def added_at(xp: Namespace, shape: Shape, index: Any, values: Array) -> Array:

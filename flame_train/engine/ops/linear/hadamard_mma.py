@@ -76,7 +76,7 @@ class Kernels:
         return self.chunks * _RANKS
 
     def _parts(self, kernel: str, blocks: int, steps: int, shape: tuple[int, int]) -> tuple[Array, int]:
-        """Sums over parts of the rows or the columns, (parts, 2, *shape), and how many: as many as keep the card busy."""
+        """Sums over parts of the rows or the columns, (parts, 2, *shape), and as many as keep the card busy."""
         parts = max(1, self.held * self.k.multiprocessors // (blocks * self.chunks))
         each = -(-steps // min(parts, steps, _MOST_PARTS))
         parts = -(-steps // each)

@@ -19,9 +19,8 @@ from ...tensors.tensor import Tensor
 from ..common import conditions
 from ..conv.conv import conv2d
 from ..conv.geometry import Pair
-from .lora_gradients import factor_gradients, listed, side_by_side
 from .matmul import check_linear, check_residual, linear_condition, product_target, rows_product
-from .skinny_gemm import SkinnyOperands
+from .skinny_gemm import SkinnyOperands, factor_gradients, listed, side_by_side
 
 
 @dataclass(frozen=True, slots=True)

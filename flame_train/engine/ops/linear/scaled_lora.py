@@ -24,7 +24,6 @@ from .lora import (
     stacked_gradients,
     stacked_products,
 )
-from .lora_gradients import factor_gradients, listed, side_by_side
 from .matmul import rows_product
 from .scaled import (
     check_layer,
@@ -35,7 +34,7 @@ from .scaled import (
     stored_product,
 )
 from .scaled_storage import decode, encode, stored
-from .skinny_gemm import SkinnyOperands
+from .skinny_gemm import SkinnyOperands, factor_gradients, listed, side_by_side
 
 
 @dataclass(frozen=True, slots=True)

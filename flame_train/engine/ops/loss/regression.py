@@ -1,13 +1,103 @@
-"""Losses between numbers. `reduction` is "mean", "sum" or "none", as in PyTorch."""
+"""Losses between numbers, and their kernels. `reduction` is "mean", "sum" or "none", as in PyTorch."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 from ....errors import ShapeError
-from ...dtype import Array
+from ...arguments import named
+from ...backend.cuda.codegen.kernel_ir import Reduction
+from ...backend.cuda.launcher import Launcher
+from ...dtype import Array, promote
 from ...namespace import Namespace
-from ...op import ErrorSample, primitive, sample
+from ...op import ErrorSample, Op, primitive, sample
 from ...tensors.tensor import Tensor
-from .pair_kernels import PairLoss, pair_loss_kernels
+from ..common.conditions import floating
+from ..common.row_kernels import reduce, why_not_reduction
+
+REFUSED = "arguments that are refused"
+
+
+@dataclass(frozen=True, slots=True)
+class PairLoss:
+    """A loss in CUDA C over `input`, `target` and the op's numbers: its value and its derivatives.
+
+    Without a derivative with respect to the target that is minus the other.
+    """
+
+    value: str
+    input: str
+    target: str = ""
+
+
+def pair_loss_kernels(
+    op: Op, choose: Callable[..., PairLoss | str], reductions: Sequence[str] = ("mean", "sum", "none")
+) -> None:
+    """Declares a loss's kernels, forward and for both gradients."""
+    more = list(inspect.signature(choose).parameters)
+
+    def possible(input: Array, target: Array, reduction: str, *rest: Any) -> str:
+        if input.shape != target.shape or reduction not in reductions:
+            return REFUSED
+        found = choose(*rest)
+        return found if isinstance(found, str) else why_not_reduction(input, range(input.ndim)) or floating(target)
+
+    def forward(k: Launcher, input: Array, target: Array, reduction: str, **rest: Any) -> Array:
+        loss, dtype = _chosen(choose, rest), promote([input.dtype, target.dtype])
+        assert dtype is not None  # the guard asks for floats
+        operands, numbers = {"input": input, "target": target}, _numbers(rest)
+        if reduction == "none":
+            return k.elementwise((loss.value,), operands | numbers, (dtype,))[0]
+        total = Reduction("sum", loss.value, _result(input, reduction))
+        return reduce(k, total, operands, range(input.ndim), dtype, numbers=numbers).reshape(())
+
+    when = named(possible, ["input", "target", "reduction", *more])
+    op.cuda("reduction", when=when)(named(forward, ["k", "input", "target", "reduction", *more]))
+    for arg in ("input", "target"):
+        names = ["k", "g", "input", "target", "reduction", *more]
+        op.cuda_vjp("reduction", arg, when=when)(named(_backward(arg, choose, more), names))
+
+
+def _backward(arg: str, choose: Callable[..., PairLoss | str], more: list[str]) -> Callable[..., Array]:
+    def backward(k: Launcher, g: Array, input: Array, target: Array, reduction: str, *rest: Any) -> Array:
+        """The gradient of the argument."""
+        given = dict(zip(more, rest, strict=True))
+        loss = _chosen(choose, given)
+        mirrored = arg == "target" and not loss.target
+        slope = loss.target if arg == "target" and loss.target else loss.input
+        part = -_part(input, reduction) if mirrored else _part(input, reduction)
+        operands = {"g": g, "input": input, "target": target, "part": part}
+        return k.elementwise((f"g * part * ({slope})",), operands | _numbers(given), (g.dtype,), input.shape)[0]
+
+    return backward
+
+
+def _chosen(choose: Callable[..., PairLoss | str], rest: dict[str, Any]) -> PairLoss:
+    loss = choose(**rest)
+    assert isinstance(loss, PairLoss)  # the guard saw to it
+    return loss
+
+
+def _numbers(rest: dict[str, Any]) -> dict[str, float]:
+    """Those of the further arguments that expressions may name."""
+    return {n: v for n, v in rest.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+
+
+def _result(input: Array, reduction: str) -> str:
+    """The loss from the sum over all pairs, in C. A batch is the first dim, as kl_div's "batchmean" has it."""
+    if reduction == "batchmean":
+        return f"total / {input.shape[0] if input.ndim else 1}.f"
+    return "total / n" if reduction == "mean" else "total"
+
+
+def _part(input: Array, reduction: str) -> float:
+    """The derivative of the loss with respect to the sum over all pairs."""
+    if reduction == "batchmean":
+        return 1.0 / (input.shape[0] if input.ndim else 1)
+    return 1.0 / input.size if reduction == "mean" else 1.0
 
 
 def reduced(xp: Namespace, loss: Array, reduction: str) -> Array:

@@ -13,8 +13,7 @@ from ..common import special
 from ..common.conditions import floating
 from ..common.dims import size_along
 from ..common.elementwise_codegen import elementwise_kernel
-from .declare import unary
-from .unary import sigmoid_value
+from .unary import sigmoid_value, unary
 
 
 def _silu_gradient(xp: Namespace, g: Array, input: Array) -> Array:

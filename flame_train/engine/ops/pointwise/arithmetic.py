@@ -16,7 +16,7 @@ from ...op_samples import NOT_BROADCAST, OF_TWO, Values, apart, integers, positi
 from ..common.conditions import floating
 from ..common.dims import Shape
 from ..common.elementwise_codegen import broadcast_grad, elementwise_kernel
-from .declare import unary
+from .unary import unary
 
 
 @primitive(torch="add", accepts_integers=True)

@@ -7,7 +7,7 @@ from ...namespace import Namespace
 from ...op import primitive, sample
 from ...op_samples import NOT_BROADCAST, OF_TWO, booleans
 from ..common.elementwise_codegen import elementwise_kernel
-from .declare import unary
+from .unary import unary
 
 
 @primitive(torch="lt", rounds_scalars=True)

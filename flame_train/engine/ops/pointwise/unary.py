@@ -2,10 +2,57 @@
 
 from __future__ import annotations
 
-from ...dtype import Array
+from collections.abc import Callable
+from typing import Any
+
+from ...dtype import Array, bool_
 from ...namespace import Namespace
-from ...op_samples import positive
-from .declare import unary
+from ...op import Op, primitive
+from ...op_samples import of_one, positive
+from ..common.elementwise_codegen import elementwise_kernel
+
+
+def unary(
+    name: str,
+    doc: str,
+    value: Callable[..., Array],
+    gradient: Callable[..., Array] | None = None,
+    *,
+    kernel: tuple[str, str] | None = None,
+    torch: str | None = "",
+    integers: bool = False,
+    make: Callable[..., Any] = lambda *shape: shape,
+) -> Op:
+    """Declares an op of one tensor, value by value, with its gradient, its kernels and its samples.
+
+    Args:
+        name: the op's, and of its counterpart in PyTorch unless `torch` names another, or None.
+        doc: its formula.
+        value: the reference, `value(xp, input)`.
+        gradient: `gradient(xp, g, input)` or `gradient(xp, g, out)`; without one the op has no gradient.
+        kernel: both in C, where the code that these two would become is less accurate or slower.
+        torch: see `name`.
+        integers: whether it takes integers and booleans as they are.
+        make: what makes a sample's values, as `of_one` takes it.
+
+    Returns:
+        The op.
+    """
+
+    def reference(xp: Namespace, input: Array) -> Array:
+        return value(xp, input)
+
+    reference.__name__, reference.__doc__ = name, doc
+    op = primitive(torch=name if torch == "" else torch, accepts_integers=integers)(reference)
+    if gradient is None:
+        op.non_differentiable("input")
+        elementwise_kernel(op, result=bool_, booleans=True)
+    else:
+        op.vjp("input")(gradient)
+        elementwise_kernel(op, kernel[0], input=kernel[1]) if kernel else elementwise_kernel(op)
+    op.samples(*of_one(make))
+    return op
+
 
 exp = unary("exp", "e ** input", lambda xp, input: xp.exp(input), lambda xp, g, out: g * out)
 

@@ -1,4 +1,4 @@
-"""Putting tensors together and taking them apart."""
+"""Putting tensors together, taking them apart, and padding them."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ import numpy as np
 
 from ....dtype import Array, DType, float32
 from ..nvrtc import KernelModules
-from .column_codegen import STRETCH_THREADS, Inputs, column_source, stretch_source
-from .column_tiling import ColumnTiling, column_tiling
+from .column_codegen import STRETCH_THREADS, ColumnTiling, Inputs, column_source, column_tiling, stretch_source
 from .kernel_ir import Extent, Operands, Program, Reduction, Table
 from .rows import Rows, by_count, divisor, names_of
 

@@ -16,9 +16,8 @@ import numpy as np
 
 from ....dtype import Array, DType, float32
 from ..nvrtc import KernelModules, element_name
-from .column_codegen import SHARED, Inputs, place_of, rows_read
+from .column_codegen import SHARED, ColumnTiling, Inputs, column_tiling, place_of, rows_read
 from .column_reduce import Columns
-from .column_tiling import ColumnTiling, column_tiling
 
 
 class Moments:

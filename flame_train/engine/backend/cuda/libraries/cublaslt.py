@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from .....errors import DeviceFault, EnvironmentFault
 from ....dtype import Array, DType, bfloat16, float16, float32, float64, int8, int32, uint8
 from ....mode import mode
-from ..autotune_cache import AutotuneCache
-from ..autotuner import Autotuner
+from ..autotuner import AutotuneCache, Autotuner
 from ..launch_hooks import LaunchHooks
 from ..loading import load
 from ..tuning import tuning_for

@@ -16,15 +16,13 @@ from typing import Any
 from .....errors import DeviceFault, EnvironmentFault
 from ....dtype import Array, DType, bfloat16, float16, float32, int32
 from ....mode import mode
-from ..autotune_cache import AutotuneCache
-from ..autotuner import Autotuner
+from ..autotuner import AutotuneCache, Autotuner
 from ..codegen.broadcast_plan import dense_strides
 from ..launch_hooks import LaunchHooks
 from ..loading import load
 from ..tuning import tuning_for
 from ..workspace import Workspace
-from .cudnn_layouts import Layout, Steps, flat, nhwc, sdpa_layouts, strided
-from .cudnn_plan import Plan, collected
+from .cudnn_plan import Layout, Plan, Steps, collected, flat, nhwc, sdpa_layouts, strided
 
 _LOG = logging.getLogger(__name__)
 _CANDIDATES = 8  # plans that are timed
