@@ -11,11 +11,11 @@ import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine.backend.cuda.codegen.row_tiling import (
     RowTiling,
-    divisor,
     halved_tiling,
     row_tiling,
     staged_tiling,
 )
+from flame_train.engine.backend.cuda.codegen.rows import divisor
 
 
 @pytest.mark.parametrize("by", [1, 2, 3, 7, 24, 77, 4608, 65_537, 2**30 + 1, 2**31 - 1, 2**31])
