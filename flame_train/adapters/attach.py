@@ -135,7 +135,7 @@ def attach(
         layer, own = layers[name], settings.get(name, LayerSettings())
         own_rank, own_alpha = _size(kind, layer, own, rank, alpha)
         own_alpha *= math.sqrt(own_rank) if scale == "sqrt_rank" else 1.0
-        model.bring(name)
+        model.ensure_loaded(name)
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         first = kind.initial(layer, own_rank, own_alpha, rng)
         made = kind.from_factors(layer, first, 1.0, _maker(name, layer, make_parameter))
@@ -172,7 +172,7 @@ def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: f
     _check_room(layers, factors)
     adapters: dict[str, Any] = {}
     for name, f in factors.items():
-        model.bring(name)
+        model.ensure_loaded(name)
         made = ADAPTERS[f.kind]().from_factors(layers[name], f, strength, _maker(name, layers[name]))
         adapters[name] = layers[name].adapter = made
     return Attached(model, MappingProxyType(adapters))
@@ -182,7 +182,7 @@ def shared(attached: Attached, model: nn.Module) -> Attached:
     """The adapters in the layers of another loaded network too: what is trained in one acts in both."""
     layers, adapters = layers_of(model), {}
     for name, adapter in attached.adapters.items():
-        model.bring(name)
+        model.ensure_loaded(name)
         adapters[name] = layers[name].adapter = adapter.on(layers[name])
     return replace(attached, model=model, adapters=MappingProxyType(adapters))
 

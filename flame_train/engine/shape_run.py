@@ -43,7 +43,7 @@ class ShapeRun:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was taken at once, as the log's `memory` counts: tensors, and what captured graphs keep."""
+        """Peak memory in bytes, counted as `memory` in the log: tensors, and what captured graphs keep."""
         peak = self.backend.memory().peak
         assert peak is not None
         return peak

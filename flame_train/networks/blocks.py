@@ -82,7 +82,7 @@ class BlockNetwork(nn.Module):
         for block in self.named_blocks().values():
             block.weight_policy = policy
 
-    def bring(self, layer: str) -> None:
+    def ensure_loaded(self, layer: str) -> None:
         part: Any = self
         for name in layer.split("."):
             part = getattr(part, name, None)

@@ -100,7 +100,7 @@ def _gradient(xp: Namespace, g: Array, inputs: list[str], output: str, operands:
                 arrays.append(xp.ones(n, g.dtype))
             wanted += letter
     found = xp.einsum(_joined(terms, wanted), *arrays, optimize=True)
-    whole = [m if n == 1 else n for n, m in zip(found.shape, shape, strict=True)]  # 1 may stand for any size, also none
+    whole = [m if n == 1 else n for n, m in zip(found.shape, shape, strict=True)]  # size 1 broadcasts, to 0 too
     return xp.broadcast_to(found, whole)
 
 

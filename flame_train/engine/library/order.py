@@ -117,7 +117,7 @@ def no_places(input: Array, dim: int) -> str:
 
 
 def placed(launcher: Launcher, g: Array, index: Array, dim: int, shape: Shape) -> Array:
-    """An array of `shape`: `g` at `index` along `dim`, where no place is named twice, and zeros elsewhere."""
+    """Zeros of `shape` with `g` scattered to `index` along `dim`; indices are unique."""
     d, g, index = dim % len(shape), launcher.contiguous(g), launcher.contiguous(index)
     out = launcher.empty(shape, g.dtype) if g.shape == shape else launcher.xp.zeros(shape, g.dtype)
     if g.size:

@@ -16,7 +16,7 @@ from .layers import (
     RMSNorm,
     grouped_linear,
 )
-from .loading import Completion, Mover, WeightSource, allocate, load
+from .loading import LoadedParts, OffloadOnLoad, WeightSource, allocate, load
 from .module import Module, ModuleList, Sequential, compute_copy, operand
 from .quantized import FORMATS, Nf4Weight, QuantizedWeight, ScaledWeight, Storage
 from .spec import ParamSpec, buffer, param
@@ -27,7 +27,7 @@ __all__ = [
     "GELU",
     "BatchNorm1d",
     "BatchNorm2d",
-    "Completion",
+    "LoadedParts",
     "Conv2d",
     "ConvTranspose2d",
     "Dropout",
@@ -39,7 +39,7 @@ __all__ = [
     "Linear",
     "Module",
     "ModuleList",
-    "Mover",
+    "OffloadOnLoad",
     "MultiheadAttention",
     "Nf4Weight",
     "ParamSpec",

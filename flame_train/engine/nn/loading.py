@@ -17,7 +17,7 @@ from .spec import ParamSpec, kernel_order
 from .state import check_shapes
 
 
-class Mover(Protocol):
+class OffloadOnLoad(Protocol):
     """Takes the weights of parts of a network."""
 
     @property
@@ -28,7 +28,7 @@ class Mover(Protocol):
         """Takes the weights of a part, which are loaded and packed."""
 
 
-class Completion:
+class LoadedParts:
     """Packs the weights of a network while it is filled, and hands each part over once it has all of them.
 
     Args:
@@ -37,7 +37,7 @@ class Completion:
         mover: takes the parts; None: all stay.
     """
 
-    def __init__(self, module: Any, backend: Backend, mover: Mover | None) -> None:
+    def __init__(self, module: Any, backend: Backend, mover: OffloadOnLoad | None) -> None:
         self._module, self._backend, self._mover = module, backend, mover
         parts = () if mover is None else mover.parts
         inside = {id(layer): part for part in parts for _, layer in part.named_modules()}
@@ -121,7 +121,7 @@ def load(
     what: str,
     check_finite: bool = True,
     storage: Storage | None = None,
-    mover: Mover | None = None,
+    mover: OffloadOnLoad | None = None,
 ) -> None:
     """Streams every declared weight from `source` to `device` in `dtype`; `quantizable` layers as `storage` says.
 
@@ -151,7 +151,7 @@ def load(
     if storage is not None:
         storage.check(device, dtype)
     packed = {} if storage is None else module.quantizable()
-    completion = Completion(module, backend, mover)
+    completion = LoadedParts(module, backend, mover)
     broken = NonFiniteFlags(backend, len(specs))  # read at the end, so that reading, copying and checking overlap
     for place, (name, part, attr, spec) in enumerate(specs):
         target = spec.dtype or wanted
@@ -183,7 +183,7 @@ def load(
 
 
 def allocate(
-    module: Module, *, dtype: DType | str, device: str, storage: Storage | None = None, mover: Mover | None = None
+    module: Module, *, dtype: DType | str, device: str, storage: Storage | None = None, mover: OffloadOnLoad | None = None
 ) -> None:
     """Gives every declared weight the memory that `load` would, whatever it holds.
 
@@ -192,7 +192,7 @@ def allocate(
     """
     backend, specs = get_backend(device), list(module.named_specs())
     packed = {} if storage is None else module.quantizable()
-    completion = Completion(module, backend, mover)
+    completion = LoadedParts(module, backend, mover)
     for place, (_, part, attr, spec) in enumerate(specs):
         four = len(spec.shape) == 4
         made = backend.empty(

@@ -112,7 +112,7 @@ class Module(ModuleState):
         """Groups of `Linear` layers of one shape that always see the same input, such as queries, keys and values."""
         return ()
 
-    def bring(self, layer: str) -> None:
+    def ensure_loaded(self, layer: str) -> None:
         """Sees to it that the weights of a layer of this name can be read, where a network keeps them elsewhere."""
 
     def quantizable(self) -> Mapping[Any, bool]:

@@ -41,10 +41,6 @@ _SCALAR_DEFAULTS = {
 }
 """The numbers that the kernels read, in order, with the value of each if no transform sets it; the rule's follow."""
 
-FUSABLE = ClipValue | ClipNorm | GradientNoise
-"""The transforms before the rule that the kernels know."""
-
-
 @dataclass(frozen=True, slots=True)
 class UpdateBuffers:
     """What a step works on: the transforms with their `states`, and buffers that stay at their addresses.

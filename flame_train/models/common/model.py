@@ -306,8 +306,8 @@ class _Networks(nn.Module):
     def fusable_groups(self) -> Sequence[Sequence[Any]]:
         return self._denoiser.fusable_groups()
 
-    def bring(self, layer: str) -> None:
-        self._denoiser.bring(layer)
+    def ensure_loaded(self, layer: str) -> None:
+        self._denoiser.ensure_loaded(layer)
 
 
 def _joint_module(denoiser: nn.Module, encoders: Mapping[str, nn.Module]) -> nn.Module:

@@ -343,7 +343,7 @@ def _time(fn: Callable[[], None], backend: Backend, warm: int = _WARM, timed: in
 
 
 def randomise(
-    module: nn.Module, dtype: DType, backend: Backend, storage: nn.Storage | None = None, mover: nn.Mover | None = None
+    module: nn.Module, dtype: DType, backend: Backend, storage: nn.Storage | None = None, mover: nn.OffloadOnLoad | None = None
 ) -> None:
     """Fills every weight with uniform values of a sensible size, made on the device.
 
@@ -353,7 +353,7 @@ def randomise(
         backend: the device.
         storage, mover: as in `nn.load`.
     """
-    completion = nn.Completion(module, backend, mover)
+    completion = nn.LoadedParts(module, backend, mover)
     packed = {} if storage is None else module.quantizable()
     for number, (_, part, attr, slot) in enumerate(module.named_specs()):
         if slot.init in ("ones", "zeros"):

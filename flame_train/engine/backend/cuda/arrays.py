@@ -107,7 +107,7 @@ class Arrays:
     def stacked(self, arrays: Sequence[Array]) -> Array:
         """The arrays along a new first dim: a view if they lie at equal distances in memory, else a copy."""
         found = self.as_stacked_view(arrays)
-        if found is None:  # CuPy's own stack reads addresses from the host, which no graph can
+        if found is None:  # CuPy's stack reads addresses from the host, which no graph captures
             found = self.empty((len(arrays), *arrays[0].shape), arrays[0].dtype)
             self.copy(list(found), arrays)
         return found

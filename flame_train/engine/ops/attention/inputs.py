@@ -132,7 +132,7 @@ class Dropout(Arguments):
             )
 
     def kept(self, xp: Namespace, scores: Array, queries: Shape, rows: slice) -> Array | None:
-        """What the probabilities of these scores are multiplied by: 0 or 1 / (1 - dropout_p). None: nothing is dropped.
+        """The dropout mask of these scores, already scaled: 0 or 1 / (1 - dropout_p). None: nothing is dropped.
 
         A sample's numbers lie as (heads, L, S rounded up to blocks of four), so that any rows can be drawn alone.
 

@@ -23,7 +23,7 @@ _AHEAD = 4  # packets that a thread asks for at once
 
 @dataclass(frozen=True, slots=True)
 class ColumnTiling:
-    """Elements to a packet, threads side by side, threads one below the other."""
+    """Elements per packet, threads side by side, threads one below the other."""
 
     width: int
     across: int

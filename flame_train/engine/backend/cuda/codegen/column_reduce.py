@@ -116,7 +116,7 @@ class Columns:
 
 
 def _width(rows: Mapping[str, Array], tables: Mapping[str, Table], length: int, most: int) -> int:
-    """Elements to a packet, at most `most`, for rows of `length`; 1 unless all operands are 16-byte aligned."""
+    """Elements per packet, at most `most`, for rows of `length`; 1 unless all operands are 16-byte aligned."""
     if any(a.data.ptr & 15 for a in (*rows.values(), *(t.array for t in tables.values()))):
         return 1
     sizes = {a.dtype.itemsize for a in rows.values()}

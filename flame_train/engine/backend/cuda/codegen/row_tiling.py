@@ -21,7 +21,7 @@ _STAGED_BYTES = 32 << 10  # of shared memory to a block
 
 @dataclass(frozen=True, slots=True)
 class RowTiling:
-    """Elements to a packet, threads to a row, packets to a thread.
+    """Elements per packet, threads per row, packets per thread.
 
     A block's `staged` rows go through shared memory, in packets wider than a row of their length has.
     """

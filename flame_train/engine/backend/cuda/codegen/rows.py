@@ -117,7 +117,7 @@ def pairs_halves(program: Program) -> bool:
 
 
 def demands(program: Program, s: Signature, step: int) -> tuple[int, int, int]:
-    """Elements to a packet; how many 16 bytes one packet of every operand takes; numbers kept of each element.
+    """Elements per packet; how many 16 bytes one packet of every operand takes; numbers kept per element.
 
     All places of rows are multiples of `step` elements.
     """
