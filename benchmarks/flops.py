@@ -32,7 +32,7 @@ def op_flops(op: Op, s: Sample, dtype: DType, wanted: Sequence[str]) -> tuple[in
 
 
 def counted(op: Op, host: Mapping[str, Any], wanted: Sequence[str], gpu: Gpu = H100) -> Counted:
-    """The same of arguments on the host, with the kernels that `gpu` would run."""
+    """Returns the same of arguments on the host, with the kernels that `gpu` would run."""
     with shape_run(gpu) as run:
         bound = on_device(host, "cuda")
         with no_grad():
@@ -47,7 +47,7 @@ def counted(op: Op, host: Mapping[str, Any], wanted: Sequence[str], gpu: Gpu = H
 
 
 def differentiable(result: Any) -> list[Tensor]:
-    """Those of an op's results that have a gradient."""
+    """Returns those of an op's results that have a gradient."""
     found = result if isinstance(result, (tuple, list)) else (result,)
     return [t for t in found if isinstance(t, Tensor) and t.requires_grad]
 

@@ -98,7 +98,7 @@ def ops(names: Sequence[str] = OPS, precision: str = "bf16") -> Iterator[dict[st
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row of the Markdown table."""
+    """Returns a row of the Markdown table."""
     if "error" in row:
         return f"| {row['kernel']} | failed: {row['error']} | | | | |"
     numbers = [row["with"], row["without"], row.get("torch"), row["share"]]

@@ -189,7 +189,7 @@ def timed(call: Ready, precision: str, backend: Backend, limits: Ceilings, again
 
 
 def _is_view(result: Any, inputs: Iterable[Any], backend: Backend) -> bool:
-    """Whether the results lie in the memory of the inputs."""
+    """Tells whether the results lie in the memory of the inputs."""
     found, given = result if isinstance(result, (tuple, list)) else (result,), list(inputs)
     return all(any(backend.xp.may_share_memory(o.data, i) for i in given) for o in found)
 
@@ -210,7 +210,7 @@ def _argument_sets(call: Ready, backend: Backend) -> list[dict[str, Any]]:
 def _backward(
     op: Op, bound: dict[str, Any], wanted: Sequence[str], backend: Backend
 ) -> tuple[Callable[[], Any], int] | None:
-    """The backward pass of one call as a function, and the bytes it must move; None if there is none to run."""
+    """Returns the backward pass of one call as a function, and the bytes it must move; None if there is none to run."""
     leaves = [t for name, _, t in tensor_arguments(op, bound) if name in wanted and is_float(t.dtype)]
     for t in leaves:
         t.requires_grad_()
@@ -239,7 +239,7 @@ def _row(
     done: tuple[float, int],
     limits: Ceilings,
 ) -> Row:
-    """One line of the report.
+    """Returns one line of the report.
 
     Args:
         op: the op.
@@ -277,13 +277,13 @@ def _row(
 
 
 def _bytes(op: Op, bound: Mapping[str, Any], result: Any) -> int:
-    """Each input read once, each output written once."""
+    """Returns each input read once, each output written once."""
     outputs = result if isinstance(result, (tuple, list)) else (result,)
     return sum(t.data.nbytes for _, _, t in tensor_arguments(op, dict(bound))) + sum(o.data.nbytes for o in outputs)
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """The result as lines of text."""
+    """Returns the result as lines of text."""
     how = f"{result['precision']}{'' if result['deterministic'] else ', not deterministic'}"
     best = f"{result['ceiling TFLOP/s']} TFLOP/s, {result['ceiling TB/s']} TB/s"
     lines = [f"{result['device']}, {how}; this machine's own ceilings: {best}, and a copy of as many bytes"]

@@ -38,12 +38,12 @@ class Ready:
 
 
 def wanted_of(op: Op) -> tuple[str, ...]:
-    """The arguments whose gradients are timed."""
+    """Returns the arguments whose gradients are timed."""
     return tuple(n for n in op.differentiable if n not in FROZEN.get(op.name, ()))
 
 
 def ready(op: Op, s: Sample, backend: Backend, dtype: DType) -> Ready:
-    """One call with drawn values in `dtype`; on a GPU its kernels are compiled from now on, on threads."""
+    """Returns one call with drawn values in `dtype`; on a GPU its kernels are compiled from now on, on threads."""
     host = materialise(op, s, generator(op.name, 0), dtype)
     wanted = wanted_of(op)
     found = counted(op, host, wanted, gpu_of(backend.name))
@@ -53,7 +53,7 @@ def ready(op: Op, s: Sample, backend: Backend, dtype: DType) -> Ready:
 
 
 def all_ready(calls: Iterable[tuple[Op, Sample]], backend: Backend, dtype: DType) -> Iterator[Ready]:
-    """The calls in their order; on a GPU, which works by itself, some are made ready ahead."""
+    """Yields the calls in their order; on a GPU, which works by itself, some are made ready ahead."""
     if not backend.asynchronous:
         yield from (ready(op, s, backend, dtype) for op, s in calls)
         return

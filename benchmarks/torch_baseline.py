@@ -40,11 +40,11 @@ class Batch:
         return self.torch.randn(self.size, *shape, **self.like)
 
     def tokens(self, features: int) -> Any:
-        """The latents as tokens (size, L, features)."""
+        """Returns the latents as tokens (size, L, features)."""
         return self.randn(self.side * self.side, features)
 
     def seen(self, tokens: int) -> Any:
-        """A mask (size, tokens) that lets all be seen."""
+        """Returns a mask (size, tokens) that lets all be seen."""
         return self.torch.ones(self.size, tokens, dtype=self.torch.bool, device=self.like["device"])
 
     def image_ids(self) -> Any:
@@ -78,7 +78,7 @@ class TorchBaseline:
     tables: Callable[[Any], None] | None = None
 
     def build(self) -> Any:
-        """The network, in PyTorch's default dtype and device."""
+        """Returns the network, in PyTorch's default dtype and device."""
         return getattr(importlib.import_module("diffusers"), self.network)(**self.arguments)
 
 
@@ -91,12 +91,12 @@ def flow_loss(torch: Any, latents: Any, predict: Callable[[Any, Any], Any]) -> A
 
 
 def velocity(**given: Any) -> Predict:
-    """The usual call of diffusers' transformers, with these further arguments."""
+    """Returns the usual call of diffusers' transformers, with these further arguments."""
     return lambda network, x, t: network(hidden_states=x, timestep=t, **given, return_dict=False)[0]
 
 
 def flow_step(inputs: Inputs) -> Prepare:
-    """The loss of a flow model whose batch `inputs` makes."""
+    """Returns the loss of a flow model whose batch `inputs` makes."""
 
     def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
         latents, predict = inputs(Batch(torch, size, resolution, like))
@@ -106,7 +106,7 @@ def flow_step(inputs: Inputs) -> Prepare:
 
 
 def sizes_of(arch: TransformerArch) -> dict[str, Any]:
-    """The arguments that diffusers' transformers share."""
+    """Returns the arguments that diffusers' transformers share."""
     return {
         "num_layers": arch.depth,
         "attention_head_dim": arch.head_dim,

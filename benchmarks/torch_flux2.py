@@ -20,14 +20,14 @@ _TARGETS_3 = (
 
 
 def flux2(arch: Flux2Arch, length: Lengths) -> TorchBaseline:
-    """The counterpart of a network of this architecture, with captions of this length."""
+    """Returns the counterpart of a network of this architecture, with captions of this length."""
     blocks = "Flux2TransformerBlock", "Flux2SingleTransformerBlock"
     given = {"guidance_embeds": False}
     return _baseline("Flux2Transformer2DModel", arch, length["qwen3"], _TARGETS, blocks, given, {"guidance": None})
 
 
 def flux3(arch: Flux3Arch, length: Lengths) -> TorchBaseline:
-    """The counterpart of a FLUX.3, whose rows and columns are numbered by halves, without control images."""
+    """Returns the counterpart of a FLUX.3, whose rows and columns are numbered by halves, without control images."""
     blocks = "Flux3ModeTransformerBlock", "Flux3SingleTransformerBlock"
     given = {"cond_in_channels": arch.control_channels}
     return _baseline("Flux3Transformer2DModel", arch, length["qwen3"], _TARGETS_3, blocks, given, {}, 0.5)
@@ -43,7 +43,7 @@ def _baseline(
     settings: dict[str, Any],
     scale: float = 1.0,
 ) -> TorchBaseline:
-    """What both have alike.
+    """Returns what both have alike.
 
     Args:
         network: diffusers' class.

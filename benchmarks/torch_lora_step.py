@@ -124,7 +124,7 @@ def compile_blocks(
 
 
 def in_parallel(torch: Any, network: Any, device: str, group: ProcessGroup) -> Any:
-    """The network in DistributedDataParallel. The processes meet at a free port of the first one."""
+    """Returns the network in DistributedDataParallel. The processes meet at a free port of the first one."""
     with socket.socket() as free:
         free.bind(("", 0))
         mine = f"{socket.gethostname()}:{free.getsockname()[1]}"
@@ -151,7 +151,7 @@ def _number(device: str) -> int:
 
 
 def calls_given_up(torch: Any) -> int:
-    """The number of calls that PyTorch's compiler gave up on, since the program began.
+    """Returns the number of calls that PyTorch's compiler gave up on, since the program began.
 
     It asks no more once a limit is hit, so any number above 0 says that something runs uncompiled.
     """

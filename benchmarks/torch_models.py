@@ -93,7 +93,7 @@ BASELINES: Final = {
 
 
 def unet_arguments(arch: UNetArch) -> dict[str, Any]:
-    """The arguments of diffusers' UNet2DConditionModel for the same network."""
+    """Returns the arguments of diffusers' UNet2DConditionModel for the same network."""
     widths = [arch.model_channels * m for m in arch.channel_mult]
     depths = arch.transformer_depth
     down = ["CrossAttnDownBlock2D" if depth else "DownBlock2D" for depth in depths]
@@ -226,7 +226,7 @@ def _chroma(arch: ChromaArch, text: int) -> Prepare:
 
 
 def _anima_arguments(arch: AnimaArch) -> dict[str, Any]:
-    """The mask of padding is a channel of the latents here: diffusers makes it smaller by torchvision."""
+    """Returns the mask of padding is a channel of the latents here: diffusers makes it smaller by torchvision."""
     return {
         "in_channels": arch.channels + 1,
         "out_channels": arch.channels,

@@ -279,7 +279,7 @@ def _backward(torch: Any, fn: Callable[..., Any], given: dict[str, Any], wanted:
 
 
 def arguments(torch: Any, bound: Mapping[str, Any]) -> dict[str, Any]:
-    """The same memory as torch tensors, NHWC as channels-last, without what only our ops take."""
+    """Returns the same memory as torch tensors, NHWC as channels-last, without what only our ops take."""
     nhwc = bound.get("layout") == "NHWC"
     as_bits = {as_dtype("bf16"): (np.int16, torch.bfloat16), as_dtype("bool"): (np.uint8, torch.bool)}
 

@@ -14,7 +14,7 @@ _TARGETS = r"transformer_blocks\.\d+\.(attn\.(to_q|to_k|to_v|to_out\.0)|img_mlp\
 
 
 def qwenimage(arch: QwenImageArch, length: Lengths) -> TorchBaseline:
-    """The counterpart of a network of this architecture, with captions of this length."""
+    """Returns the counterpart of a network of this architecture, with captions of this length."""
     text = length["qwen3"]
     arguments = {
         "in_channels": arch.channels,
@@ -42,7 +42,7 @@ def qwenimage(arch: QwenImageArch, length: Lengths) -> TorchBaseline:
 
 
 def qwenimage1(arch: QwenImage1Arch, length: Lengths) -> TorchBaseline:
-    """The counterpart of a network of version 1, with captions of this length."""
+    """Returns the counterpart of a network of version 1, with captions of this length."""
     text = length["qwen3"]
     arguments = {
         "in_channels": 4 * arch.channels,

@@ -38,7 +38,7 @@ def named(fn: Callable[..., Any], names: Iterable[str]) -> Callable[..., Any]:
 
 
 def names_of(fn: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of a function's parameters. An import asks for a thousand, and inspect takes long for each."""
+    """Returns the names of a function's parameters. An import asks for a thousand, and inspect takes long for each."""
     if not isinstance(fn, FunctionType) or vars(fn):  # a method, a partial, or one with a signature of its own
         return tuple(inspect.signature(fn).parameters)
     return fn.__code__.co_varnames[: fn.__code__.co_argcount + fn.__code__.co_kwonlyargcount]
@@ -78,7 +78,7 @@ class Guard:
         self.names = frozenset(n for _, names in self._conditions for n in names)
 
     def rejection(self, arrays: Mapping[str, Any]) -> str:
-        """Why the kernel cannot take `arrays`, the op's arguments by name; "" if it can."""
+        """Says why the kernel cannot take `arrays`, the op's arguments by name; "" if it can."""
         for condition, names in self._conditions:
             verdict = condition(*[arrays[n] for n in names])
             reason = verdict if isinstance(verdict, str) else "" if verdict else "declined by its condition"
@@ -102,7 +102,7 @@ class Argument:
 
 
 def parameters_of(fn: Callable[..., Any], skip_first: bool) -> tuple[Argument, ...]:
-    """The parameters of a reference or a body, without the first if `skip_first`."""
+    """Returns the parameters of a reference or a body, without the first if `skip_first`."""
     found = list(inspect.signature(fn).parameters.values())[1 if skip_first else 0 :]
     return tuple(
         Argument(
@@ -144,6 +144,6 @@ def _kind(annotation: str) -> Kind:
 
 
 def public_signature(fn: Callable[..., Any], skip_first: bool) -> inspect.Signature:
-    """The signature that users see, without the first parameter if `skip_first`."""
+    """Returns the signature that users see, without the first parameter if `skip_first`."""
     signature = inspect.signature(fn)
     return signature.replace(parameters=list(signature.parameters.values())[1 if skip_first else 0 :])

@@ -20,10 +20,10 @@ class CapturedPart(Protocol):
     """A module, as far as capture asks."""
 
     def named_modules(self) -> Iterator[tuple[str, Any]]:
-        """The module and every part below it."""
+        """Yields the module and every part below it."""
 
     def captured_state(self) -> list[Any]:
-        """The objects and numbers that a recorded run took from the part."""
+        """Returns the objects and numbers that a recorded run took from the part."""
 
 
 class _Structure:
@@ -100,7 +100,7 @@ class _NotedRun:
         self._changes = _Structure.changes
 
     def is_outdated(self) -> bool:
-        """Whether the modules of the last run have another state than after it."""
+        """Tells whether the modules of the last run have another state than after it."""
         if self._changes in (-1, _Structure.changes):
             return False
         self._changes = _Structure.changes
@@ -110,7 +110,7 @@ class _NotedRun:
 
 
 def _same(now: list[Any], then: list[Any]) -> bool:
-    """Whether two states hold the same objects; numbers and texts are compared by value."""
+    """Tells whether two states hold the same objects; numbers and texts are compared by value."""
     return len(now) == len(then) and all(
         a is b or (isinstance(a, int | float | str) and type(a) is type(b) and a == b)
         for a, b in zip(now, then, strict=True)

@@ -22,7 +22,7 @@ class GradientError(AssertionError):
 
 
 def gradcheck(fn: Callable[..., Any], inputs: Tensor | Sequence[Tensor], *, tolerance: float = TOLERANCE) -> float:
-    """The worst error of fn's gradients against central differences, relative where these are above 1.
+    """Returns the worst error of fn's gradients against central differences, relative where these are above 1.
 
     `fn` takes `inputs`, fp64 tensors that require grad where they are to be checked, and returns a tensor or several.
     As torch.autograd.gradcheck. Raises `GradientError` beyond `tolerance`, TypeError for inputs narrower than fp64.
@@ -61,7 +61,7 @@ def gradcheck(fn: Callable[..., Any], inputs: Tensor | Sequence[Tensor], *, tole
 
 
 def op(declared: Op, device: str = "cpu") -> float:
-    """The worst error of an op's gradients on its samples, in fp64. Raises `GradientError` naming the argument.
+    """Returns the worst error of an op's gradients on its samples, in fp64. Raises `GradientError` naming the argument.
 
     >>> from flame_train.engine import functional as F
     >>> op(F.silu) < 1e-6

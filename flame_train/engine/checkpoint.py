@@ -23,7 +23,7 @@ class _OffloadedActivation:
         self._held = t.backend.offload(t.data)
 
     def reload(self) -> Tensor:
-        """The same values back on their device, as a leaf."""
+        """Returns the same values back on their device, as a leaf."""
         return Tensor(self._held.reload(), requires_grad=True)
 
 

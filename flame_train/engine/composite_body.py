@@ -10,7 +10,7 @@ from .op import Op
 
 
 def run_body(op: Op, m: Mode, values: dict[str, Any]) -> Any:
-    """What the body makes of bound `values`. Hooks hear the composite's name: the ops inside report themselves.
+    """Returns what the body makes of bound `values`. Hooks hear the composite's name: the ops inside report themselves.
 
     Raises ShapeError as "normalize, in norm: ...", and all else that the body raises.
     """
@@ -23,7 +23,7 @@ def run_body(op: Op, m: Mode, values: dict[str, Any]) -> Any:
 
 
 def named(op: Op, error: ShapeError) -> ShapeError:
-    """The error of a composite: with its name before that of the op inside, if the error begins with one."""
+    """Returns the error of a composite: with its name before that of the op inside, if the error begins with one."""
     inner = str(error).partition(":")[0].partition(",")[0]
     if inner == op.name or not inner.isidentifier():
         return error

@@ -156,7 +156,7 @@ MODULE: Final[Hints] = {
 
 
 def absent(owner: str, name: str, hints: Hints) -> AttributeError:
-    """The error for a name that `owner` lacks, with what to write instead if that is known."""
+    """Returns the error for a name that `owner` lacks, with what to write instead if that is known."""
     hint = f": {hints[name]}" if name in hints else ""
     return AttributeError(f"{owner} has no attribute {name!r}{hint}")
 

@@ -84,7 +84,7 @@ class CudaKernel:
         return args
 
     def _checked(self, p: _Parameter, value: Any) -> Any:
-        """A tensor's array, or a number in the parameter's type."""
+        """Returns a tensor's array, or a number in the parameter's type."""
         if not p.pointer:
             if not isinstance(value, (bool, int, float, np.generic)):
                 raise TypeError(f"{self.name}: expected a number for {p.name!r}, got {kind_of(value)}")
@@ -121,7 +121,7 @@ class CudaKernel:
 
 
 def cuda_kernel(source: str, name: str) -> CudaKernel:
-    """The kernel `name` of a text in CUDA C, as a function over tensors: `kernel(grid, block, *args)`.
+    """Returns the kernel `name` of a text in CUDA C, as a function over tensors: `kernel(grid, block, *args)`.
 
     It is compiled at its first launch, and kept, on disk too. Where NVRTC and CUDA's headers are installed it is
     also compiled here, without a GPU, so that mistakes are told at once. Launches join the engine's other work in
@@ -173,7 +173,7 @@ def _three(what: str, sizes: Sizes) -> tuple[int, ...]:
 
 
 def _told(message: str, name: str, source: str) -> str:
-    """The compiler's errors, each with its line of the source."""
+    """Returns the compiler's errors, each with its line of the source."""
     lines = source.split("\n")
     problems = []
     for number, text in re.findall(rf"{re.escape(name)}\.cu\((\d+)\):\s*(error[^\n]*)", message):

@@ -103,7 +103,7 @@ class Trace:
         self.rows.append(TraceRow(node.name, node.line, shapes[0], norms[0], shapes[1], norms[1], ms))
 
     def table(self) -> str:
-        """The rows as text."""
+        """Returns the rows as text."""
         head = f"{'op':<28}{'gradient':<30}{'sent on':<44}{'ms':>8}  line"
         return "\n".join([head, *(_told(row) for row in self.rows)])
 

@@ -120,7 +120,7 @@ def _verdicts(
 
 
 def _unwrap(op: Op, values: dict[str, Any]) -> tuple[dict[str, Any], list[Used]]:
-    """The call with arrays in place of Tensors, cast as the op declares, and the Tensors themselves."""
+    """Returns the call with arrays in place of Tensors, cast as the op declares, and the Tensors themselves."""
     arrays = dict(values)
     used: list[Used] = []
     for name in op.tensor_names:
@@ -143,7 +143,7 @@ def _unwrap(op: Op, values: dict[str, Any]) -> tuple[dict[str, Any], list[Used]]
 
 
 def _fit(op: Op, arrays: dict[str, Any], backend: Backend) -> dict[str, Any]:
-    """The arguments aligned as kernels require (`Launcher.aligned`); as they are if no kernel can run."""
+    """Returns the arguments aligned as kernels require (`Launcher.aligned`); as they are if no kernel can run."""
     if backend.kernels is None or not op.kernels:
         return arrays
     return {n: backend.kernels.aligned(v) if n in op.tensor_names else v for n, v in arrays.items()}
@@ -188,7 +188,7 @@ def _expect_list(op: Op, name: str, value: Any) -> Any:
 
 
 def _expect_number(op: Op, name: str, value: Any) -> Any:
-    """What an argument that is neither a Tensor nor a Python number is passed on as.
+    """Returns what an argument that is neither a Tensor nor a Python number is passed on as.
 
     None stays None where the argument is optional; a NumPy scalar becomes a Python number, which does not widen the
     result. Anything else raises `TypeError`.
@@ -203,7 +203,7 @@ def _expect_number(op: Op, name: str, value: Any) -> Any:
 
 
 def _backend(op: Op, used: list[Used], m: Mode) -> Backend:
-    """The one backend all tensors are on; the mode's for an empty list of tensors."""
+    """Returns the one backend all tensors are on; the mode's for an empty list of tensors."""
     if not used:
         if not op.list_names:
             raise TypeError(f"{op.name}: expected at least one Tensor, got none")
@@ -216,12 +216,12 @@ def _backend(op: Op, used: list[Used], m: Mode) -> Backend:
 
 
 def _declined(when: Guard | None, arrays: dict[str, Any]) -> str:
-    """Why a kernel cannot take these inputs; "" if it can."""
+    """Says why a kernel cannot take these inputs; "" if it can."""
     return when.rejection(arrays) if when else ""
 
 
 def _choose(op: Op, arrays: dict[str, Any], backend: Backend, m: Mode) -> Kernel | None:
-    """The forced kernel, or the first that takes these inputs; None for the reference."""
+    """Returns the forced kernel, or the first that takes these inputs; None for the reference."""
     forced = m.forced.get(op.name)
     if forced == "reference" or (backend.kernels is None and forced is None):
         return None
@@ -316,7 +316,7 @@ def _record(
 
 
 def _split_views(op: Op, xp: Namespace, attributes: dict[str, Any], whole: Array) -> list[Array]:
-    """The views of `whole`, an array of the input's shape, that correspond to the outputs of a `views` op."""
+    """Returns the views of `whole`, an array of the input's shape, that correspond to the outputs of a `views` op."""
     return split_results(op, op.fn(xp, whole, **attributes))[0]
 
 
@@ -329,7 +329,7 @@ def _put_remat(known: dict[str, Any], name: str, i: int | None, remat: Remat) ->
 
 
 def _shape(known: dict[str, Any], name: str) -> Any:
-    """The value of a formula's parameter `<argument>_shape`; a list of shapes for a list of tensors."""
+    """Returns the value of a formula's parameter `<argument>_shape`; a list of shapes for a list of tensors."""
     value = known[name.removesuffix("_shape")]
     return [v.shape for v in value] if isinstance(value, list) else value.shape
 

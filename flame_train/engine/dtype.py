@@ -39,7 +39,7 @@ _NAMED |= {"fp64": float64, "fp32": float32, "fp16": float16, "bf16": bfloat16}
 
 
 def as_dtype(dtype: str | DType | type) -> DType:
-    """A dtype by its PyTorch name ("float32", "bfloat16", ...), short name ("bf16") or NumPy object.
+    """Returns a dtype by its PyTorch name ("float32", "bfloat16", ...), short name ("bf16") or NumPy object.
 
     Raises `TypeError` for a name that is not known.
     """
@@ -51,12 +51,12 @@ def as_dtype(dtype: str | DType | type) -> DType:
 
 
 def is_float(dtype: DType) -> bool:
-    """True for every floating dtype, the 8- and 16-bit ones included (NumPy calls those kind 'V')."""
+    """Returns True for every floating dtype, the 8- and 16-bit ones included (NumPy calls those kind 'V')."""
     return dtype in FLOATS
 
 
 def compute_dtype(dtype: DType) -> DType:
-    """What arithmetic on `dtype` is done in: fp32 for anything narrower, else `dtype` itself."""
+    """Returns what arithmetic on `dtype` is done in: fp32 for anything narrower, else `dtype` itself."""
     return _RAISED.get(dtype, dtype)
 
 
@@ -66,7 +66,7 @@ def as_array(value: Array) -> Array:
 
 
 def promote(dtypes: Iterable[DType]) -> DType | None:
-    """The result dtype of the floating ones among `dtypes`; None if there is none.
+    """Returns the result dtype of the floating ones among `dtypes`; None if there is none.
 
     The wider one; fp32 where two are equally wide.
     """
@@ -88,7 +88,7 @@ def promote_floats(dtypes: Iterable[DType]) -> DType:
 
 
 def result_type(arrays: Iterable[Array]) -> DType | None:
-    """The floating dtype `arrays` promote to; None if none is floating. As torch.result_type.
+    """Returns the floating dtype `arrays` promote to; None if none is floating. As torch.result_type.
 
     A 0-d array widens no other: it counts only where all floating arrays are 0-d.
     """

@@ -41,7 +41,7 @@ class ElementwiseFunction:
         return f"<elementwise function {self.__name__}>"
 
     def in_c(self) -> str:
-        """The forward kernel's expression."""
+        """Returns the forward kernel's expression."""
         traced = arguments(self.op.names)
         return c_text(_traced(self.fn, traced, self.__name__))
 

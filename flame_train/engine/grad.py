@@ -23,7 +23,7 @@ def grad(
     create_graph: bool = False,
     allow_unused: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the sum of `outputs` with respect to `inputs`; no `.grad` is touched.
+    """Returns the gradients of the sum of `outputs` with respect to `inputs`; no `.grad` is touched.
 
     As torch.autograd.grad; an unused input gives None with `allow_unused`, else RuntimeError. Raises `Unsupported` for
     `create_graph`, since the engine is first order only, and what `backward` raises.

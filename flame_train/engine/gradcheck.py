@@ -43,7 +43,7 @@ class Verdict:
 
 
 def generator(op: str, sample: int) -> np.random.Generator:
-    """A generator that gives an op's sample the same numbers in every process and in any order of tests."""
+    """Returns a generator that gives an op's sample the same numbers in every process and in any order of tests."""
     return np.random.default_rng(zlib.crc32(f"{op}/{sample}".encode()))
 
 
@@ -81,7 +81,7 @@ def _check_sample(op: Op, s: Sample, index: int, device: str, dtype: DType) -> I
 
 
 def _differentiated(op: Op, bound: dict[str, Any]) -> list[tuple[str, int | None, Tensor]]:
-    """The arguments that have a gradient, as `tensor_arguments` lists them."""
+    """Returns the arguments that have a gradient, as `tensor_arguments` lists them."""
     return [a for a in tensor_arguments(op, bound) if a[0] in op.differentiable and is_float(a[2].dtype)]
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 
 def _places(rows: Mapping[str, str]) -> Mapping[str, str]:
-    """The module of each name, from the names of each module."""
+    """Returns the module of each name, from the names of each module."""
     return {name: module for module, names in rows.items() for name in names.split()}
 
 
@@ -58,7 +58,7 @@ def module(name: str) -> ModuleType:
 
 
 def attribute(names: Mapping[str, str], name: str) -> Any:
-    """The class or op called `name`, from its module."""
+    """Returns the class or op called `name`, from its module."""
     return getattr(module(names[name]), name)
 
 

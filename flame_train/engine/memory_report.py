@@ -135,14 +135,14 @@ class MemoryReport:
         self._living[key] += size
 
     def rows(self) -> list[Row]:
-        """One row an op and phase, the largest share of the peak first."""
+        """Returns one row an op and phase, the largest share of the peak first."""
         found = [
             Row(*key, n, self._made[key], self._passing[key], self._at_peak[key]) for key, n in self._calls.items()
         ]
         return sorted((r for r in found if r.phase != "body"), key=lambda r: (-r.at_peak, -r.made, r.op, r.phase))
 
     def table(self) -> str:
-        """The rows as text, in MiB."""
+        """Returns the rows as text, in MiB."""
         head = f"{'op':<32}{'phase':<10}{'calls':>7}{'made':>12}{'passing':>12}{'at peak':>12}"
         lines = [
             f"{r.op:<32}{r.phase:<10}{r.calls:>7}{_mib(r.made):>12}{_mib(r.passing):>12}{_mib(r.at_peak):>12}"
@@ -189,7 +189,7 @@ def saved_by_op(*outputs: Tensor, besides: Iterable[Any] = ()) -> dict[str, int]
 
 
 def _nodes(outputs: Sequence[Tensor]) -> list[Node]:
-    """Every node of the graph of `outputs`, in the order in which they ran."""
+    """Returns every node of the graph of `outputs`, in the order in which they ran."""
     found: dict[int, Node] = {}
     stack = [t._node for t in outputs]
     while stack:

@@ -80,7 +80,7 @@ _MODE: ContextVar[Mode] = ContextVar("flame_mode", default=_DEFAULT)
 
 
 def mode() -> Mode:
-    """The mode in force here."""
+    """Returns the mode in force here."""
     return _MODE.get()
 
 
@@ -229,5 +229,5 @@ class set_float32_matmul_precision:  # noqa: N801  # torch's name
 
 
 def get_float32_matmul_precision() -> Float32Precision:
-    """The choice in force here, as torch.get_float32_matmul_precision."""
+    """Returns the choice in force here, as torch.get_float32_matmul_precision."""
     return mode().float32_precision

@@ -111,5 +111,5 @@ NUMPY = cast(Namespace, np)
 
 
 def is_numpy(xp: Namespace) -> bool:
-    """Whether values can be looked at without waiting for a device."""
+    """Tells whether values can be looked at without waiting for a device."""
     return xp is NUMPY

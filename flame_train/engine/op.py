@@ -279,7 +279,7 @@ class Op:
                 )
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The call's values by parameter name, defaults filled in.
+        """Returns the call's values by parameter name, defaults filled in.
 
         Raises `TypeError` for arguments that are unknown, missing, given twice or too many, `ShapeError` for an unknown
         `layout`.
@@ -315,24 +315,24 @@ class Op:
         return self.bind((), given)
 
     def _gathered(self, args: Sequence[Any]) -> Sequence[Any]:
-        """The positional arguments, those from the last parameter on collected into its list."""
+        """Returns the positional arguments, those from the last parameter on collected into its list."""
         first = len(self.positional) - 1
         if len(args) <= first or (len(args) == first + 1 and isinstance(args[first], (list, tuple))):
             return args
         return [*args[:first], list(args[first:])]
 
     def iter_samples(self) -> Iterator[Sample]:
-        """The declared samples. Raises `LookupError` if there are none."""
+        """Yields the declared samples. Raises `LookupError` if there are none."""
         if not self._samples:
             raise LookupError(f"op {self.name} has no samples")
         return made(self._samples)
 
     def iter_perf_samples(self) -> Iterator[Sample]:
-        """The declared large samples, none if the op has no kernel that needs them."""
+        """Yields the declared large samples, none if the op has no kernel that needs them."""
         return made(self._perf_samples)
 
     def iter_errors(self) -> Iterator[ErrorSample]:
-        """The declared bad inputs, none if the op declares none."""
+        """Yields the declared bad inputs, none if the op declares none."""
         return made(self._errors)
 
     @property
@@ -344,7 +344,7 @@ class Op:
         return tuple(n for n in self.tensor_names if n in covered)
 
     def formula_for(self, arg: str, candidates: Sequence[VJP]) -> VJP:
-        """The first of `candidates` for `arg`. Raises `Unsupported` if there is none."""
+        """Returns the first of `candidates` for `arg`. Raises `Unsupported` if there is none."""
         for f in candidates:
             if arg in f.args:
                 return f

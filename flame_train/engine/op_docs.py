@@ -58,7 +58,7 @@ def _of_method(name: str) -> str:
 
 
 def help_of(op: Op) -> str:
-    """The op's docstring, how it is called, its arguments with their defaults, and an example."""
+    """Returns the op's docstring, how it is called, its arguments with their defaults, and an example."""
     text = inspect.cleandoc(op.fn.__doc__ or "")
     parts = [text, f"Call: {op.name}({', '.join(map(_parameter, op.params))})"]
     if "Args:" not in text:
@@ -78,7 +78,7 @@ def _default(p: Any) -> str:
 
 
 def _kind(op: Op, name: str) -> str:
-    """What is given for an argument: `a tensor`, `tensors in a list`, or the words of its annotation."""
+    """Returns what is given for an argument: `a tensor`, `tensors in a list`, or the words of its annotation."""
     if name in op.list_names:
         return "tensors in a list"
     if name in op.tensor_names:
@@ -89,7 +89,7 @@ def _kind(op: Op, name: str) -> str:
 
 
 def _example(op: Op) -> str:
-    """The op's first sample as a call, and the shape of what that gives, or the shapes."""
+    """Returns the op's first sample as a call, and the shape of what that gives, or the shapes."""
     flame = sys.modules["flame_train.engine"]  # this module is part of what makes it
     given = next(iter(op.iter_samples()))
     arguments = [_written(v, n in op.tensor_names) for n, v in zip(_names(op, given.args), given.args, strict=True)]
@@ -103,12 +103,12 @@ def _example(op: Op) -> str:
 
 
 def _names(op: Op, args: tuple[Any, ...]) -> list[str]:
-    """The parameter that each positional argument is for; those beyond the last are of its list."""
+    """Returns the parameter that each positional argument is for; those beyond the last are of its list."""
     return [op.positional[min(i, len(op.positional) - 1)] for i in range(len(args))]
 
 
 def _written(value: Any, is_tensor: bool) -> str:
-    """A sample's argument as a user would write it; a tensor's is its shape, its values, or a list of these."""
+    """Returns a sample's argument as a user would write it; a tensor's is its shape, its values, or a list of these."""
     if isinstance(value, list) and is_tensor:
         return f"[{', '.join(_written(v, True) for v in value)}]"
     if isinstance(value, Values) or (isinstance(value, tuple) and is_tensor):

@@ -58,17 +58,17 @@ def integers(high: int, *shape: int) -> Values:
 
 
 def booleans(*shape: int) -> Values:
-    """True six times in ten."""
+    """Returns True six times in ten."""
     return Values(shape, kind="bool")
 
 
 def stored(*shape: int, kind: str = "e4m3") -> tuple[Values, Values]:
-    """A matrix in 8 bits, "e4m3" with no value negative or NaN, or "int8", and its rows' scales."""
+    """Returns a matrix in 8 bits, "e4m3" with no value negative or NaN, or "int8", and its rows' scales."""
     return Values(shape, kind=kind), Values(shape[:-1], kind="scales")
 
 
 def stored_in_4_bits(count: int) -> tuple[Values, ...]:
-    """A tensor of this many elements in NF4."""
+    """Returns a tensor of this many elements in NF4."""
     blocks = -(-count // 64)
     magnitudes = Values((blocks,), kind="bytes"), Values((-(-blocks // 256),), kind="scales")
     return Values((-(-count // 2),), kind="bytes"), *magnitudes, Values((1,), kind="scales")
@@ -89,14 +89,14 @@ NOT_BROADCAST = ErrorSample(
 
 
 def no_such_dim(*rest: Any) -> ErrorSample:
-    """A dim that a matrix does not have; `rest` are further arguments."""
+    """Returns a dim that a matrix does not have; `rest` are further arguments."""
     return ErrorSample(sample((2, 3), 2, *rest), ShapeError, "dim 2 is outside a tensor of 2 dims")
 
 
 def materialise(
     op: Op, s: Sample, rng: np.random.Generator, dtype: DType = float64, device: str = "cpu"
 ) -> dict[str, Any]:
-    """The sample's arguments by name with Tensors drawn for the tensor ones; floats get `dtype`.
+    """Returns the sample's arguments by name with Tensors drawn for the tensor ones; floats get `dtype`.
 
     Args:
         op: the op.
@@ -129,7 +129,7 @@ def _draw(value: Any, rng: np.random.Generator, dtype: DType, device: str) -> An
 
 
 def tensor_arguments(op: Op, bound: dict[str, Any]) -> Sequence[tuple[str, int | None, Tensor]]:
-    """Every Tensor among the bound arguments as (argument, position in its list or None, tensor)."""
+    """Returns every Tensor among the bound arguments as (argument, position in its list or None, tensor)."""
     found: list[tuple[str, int | None, Tensor]] = []
     for name in op.tensor_names:
         value = bound[name]
@@ -144,7 +144,7 @@ _SHAPES: tuple[tuple[int, ...], ...] = ((), (3,), (2, 1, 3, 2, 2), (0,))
 
 
 def misshapen(op: Op, bound: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The bound arguments with one tensor, of ones, of another shape, and which: "input (3,)"."""
+    """Yields the bound arguments with one tensor, of ones, of another shape, and which: "input (3,)"."""
     for name, place, t in tensor_arguments(op, bound):
         grown = [(*t.shape[:-1], t.shape[-1] + 1), (t.shape[0] + 1, *t.shape[1:])] if t.shape else []
         for shape in (*_SHAPES, *grown):

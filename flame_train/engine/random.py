@@ -45,7 +45,7 @@ Words = tuple[Array, Array, Array, Array]
 
 
 def philox(counter: Words, key: tuple[int, int]) -> Words:
-    """The four output words for four counter words: uint64 arrays (or scalars) holding values below 2^32."""
+    """Returns the four output words for four counter words: uint64 arrays (or scalars) holding values below 2^32."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -105,7 +105,7 @@ def blocks_of_bits(
 
 
 def _word(value: Array | int) -> Array:
-    """The low 32 bits as uint64. A Python number stays on the host, where it costs no copy to the device."""
+    """Returns the low 32 bits as uint64. A Python number stays on the host, where it costs no copy to the device."""
     if isinstance(value, int):
         return np.uint64(value & 0xFFFFFFFF)
     return value.astype(np.uint64) & _MASK
@@ -165,7 +165,7 @@ def uniform_of(words: Array) -> Array:
 
 
 def least_kept(p: float) -> int:
-    """The least word for which `uniform_of` is at least fp32 `p`; 2^32 if there is none."""
+    """Returns the least word for which `uniform_of` is at least fp32 `p`; 2^32 if there is none."""
     return max(0, math.ceil((float(np.float32(p)) * 2.0**24 - 1.0) / 2.0)) << 9
 
 
@@ -248,7 +248,7 @@ _TAIL = (
 
 
 def normal_quantile(xp: Namespace, p: Array) -> Array:
-    """The z for which a standard normal is below z with probability p, for fp64 p in (0, 1)."""
+    """Returns the z for which a standard normal is below z with probability p, for fp64 p in (0, 1)."""
     q = p - 0.5
     centre = q * _ratio(_CENTRE, 0.180625 - q * q)
     r = xp.sqrt(-exact_log(xp, xp.minimum(p, 1.0 - p)))
@@ -273,7 +273,7 @@ _ATANH = tuple(1.0 / (2 * k + 1) for k in reversed(range(12)))
 
 
 def exact_log(xp: Namespace, x: Array) -> Array:
-    """The natural logarithm of fp64 x > 0 to about 1 ulp, from exact operations only.
+    """Returns the natural logarithm of fp64 x > 0 to about 1 ulp, from exact operations only.
 
     log(m 2^e) = 2 atanh((m - 1) / (m + 1)) + e log 2, with m in [sqrt(1/2), sqrt 2).
     """
@@ -309,18 +309,18 @@ def _source() -> str:
 
 
 def signed(seed: int) -> np.int64:
-    """A seed's low 64 bits as the int64 that kernels take."""
+    """Returns a seed's low 64 bits as the int64 that kernels take."""
     return np.int64((seed & 0xFFFFFFFFFFFFFFFF) - (seed >> 63 & 1) * (1 << 64))
 
 
 def round_keys(seed: int) -> np.ndarray[Any, Any]:
-    """A seed's keys of all rounds, as philox.cuh takes them by value."""
+    """Returns a seed's keys of all rounds, as philox.cuh takes them by value."""
     words = [[(seed >> 32 * i) + n * _WEYL[i] & 0xFFFFFFFF for n in range(_ROUNDS)] for i in range(2)]
     return np.array([tuple(words)], np.dtype([("even", "u4", _ROUNDS), ("odd", "u4", _ROUNDS)]))
 
 
 def kernel_step(step: Array | int) -> tuple[Any, np.int64]:
-    """A step as kernels take it: its place on the device, or a null pointer and the number."""
+    """Returns a step as kernels take it: its place on the device, or a null pointer and the number."""
     if isinstance(step, int) or backend_of(step).kernels is None:
         return np.int64(0), np.int64(int(step) & 0xFFFFFFFF)
     return step.astype(np.int64, copy=False), np.int64(0)

@@ -34,7 +34,7 @@ def rematerialize(fn: Callable[..., Tensor], *args: Any, min_bytes: int = 0, wit
 
 
 def _saved_inside(out: Tensor, args: tuple[Any, ...]) -> bool:
-    """Whether one of the ops between `args` and `out` saves memory that `out` lies in."""
+    """Tells whether one of the ops between `args` and `out` saves memory that `out` lies in."""
     overlap = out.backend.xp.may_share_memory
     before = {a._node for a in args if isinstance(a, Tensor)}
     ahead = [out._node]
@@ -49,7 +49,7 @@ def _saved_inside(out: Tensor, args: tuple[Any, ...]) -> bool:
 
 
 def _kept(arg: Any) -> Any:
-    """An argument as a recipe keeps it: a Tensor without its graph, or that Tensor's own recipe."""
+    """Returns an argument as a recipe keeps it: a Tensor without its graph, or that Tensor's own recipe."""
     if not isinstance(arg, Tensor):
         return arg
     return arg.detach() if arg._remat is None else arg._remat

@@ -36,7 +36,7 @@ DeclaredError: TypeAlias = ErrorSample | Callable[[], Iterable[ErrorSample]]
 
 
 def made(given: Iterable[S | Callable[[], Iterable[S]]]) -> Iterator[S]:
-    """The declared samples, those of functions made now."""
+    """Yields the declared samples, those of functions made now."""
     for one in given:
         if callable(one):
             yield from one()

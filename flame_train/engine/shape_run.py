@@ -76,14 +76,14 @@ class ShapeRun:
         return self.backend.kernel_requests
 
     def multiplied(self, fn: Callable[[], object]) -> dict[str, int]:
-        """The floating-point operations of what `fn` multiplies, by kind, without what it multiplies again."""
+        """Returns the floating-point operations of what `fn` multiplies, by kind, without what it multiplies again."""
         before = self.flops.once.copy()
         fn()
         return dict(self.flops.once - before)
 
 
 def gpu_of(device: str) -> Gpu:
-    """The GPU of this machine, as a run on shapes knows it; an H100 where there is none, or for the CPU."""
+    """Returns the GPU of this machine, as a run on shapes knows it; an H100 where there is none, or for the CPU."""
     if device == "cpu":
         return H100
     try:

@@ -32,7 +32,7 @@ def unbroadcast(xp: Namespace, g: Array, shape: tuple[int, ...], dtype: DType) -
 
 
 def leading_sum(x: Array, axes: int, dtype: DType) -> Array:
-    """The sum over the first `axes` dims, in `dtype`.
+    """Returns the sum over the first `axes` dims, in `dtype`.
 
     On a GPU many rows of few columns are summed in parts, and the parts then summed. CuPy gives each column's whole sum
     to one processor, which leaves the others idle.

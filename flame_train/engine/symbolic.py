@@ -44,7 +44,7 @@ class Scalar:
         self.made, self.rule, self.args, self.name = made, rule, args, name
 
     def of(self, rule: str, *args: Operand) -> Scalar:
-        """The elementary function `rule` of operands, some of which are of this trace."""
+        """Returns the elementary function `rule` of operands, some of which are of this trace."""
         args = tuple(a.item() if isinstance(a, np.generic) else a for a in args)
         for a in args:
             if not isinstance(a, (Scalar, bool, int, float)):
@@ -127,7 +127,7 @@ class Scalar:
 
 
 def arguments(names: Sequence[str]) -> list[Scalar]:
-    """The numbers that a function of these arguments is traced with."""
+    """Returns the numbers that a function of these arguments is traced with."""
     made: dict[Any, Scalar] = {}
     for name in names:
         made["argument", name] = Scalar(made, "argument", (), name)
@@ -156,7 +156,7 @@ def _shares(node: Scalar, arrived: Operand) -> list[Operand]:
 
 
 def evaluate(out: Scalar, xp: Namespace, values: Mapping[str, Any]) -> Array:
-    """The expression over arrays or numbers by argument's name."""
+    """Returns the expression over arrays or numbers by argument's name."""
     found: dict[int, Any] = {}
     for node in _ordered(out):
         if node.rule == "argument":
@@ -168,7 +168,7 @@ def evaluate(out: Scalar, xp: Namespace, values: Mapping[str, Any]) -> Array:
 
 
 def c_text(out: Scalar) -> str:
-    """The expression in C over the arguments' names: statements for what is used twice, then the value."""
+    """Returns the expression in C over the arguments' names: statements for what is used twice, then the value."""
     order = _ordered(out)
     uses: dict[int, int] = {}
     for node in order:
@@ -190,12 +190,12 @@ def c_text(out: Scalar) -> str:
 
 
 def names_in(out: Scalar) -> tuple[str, ...]:
-    """The arguments that the expression reads."""
+    """Returns the arguments that the expression reads."""
     return tuple(node.name for node in _ordered(out) if node.rule == "argument")
 
 
 def _ordered(out: Scalar) -> list[Scalar]:
-    """All parts of an expression, each after those that it is made of."""
+    """Returns all parts of an expression, each after those that it is made of."""
     found: dict[int, Scalar] = {}
     stack: list[tuple[Scalar, bool]] = [(out, False)]
     while stack:
@@ -222,7 +222,7 @@ def _number(value: float) -> str:
 
 
 def _truth(xp: Namespace, found: Array, like: Any) -> Array:
-    """A comparison as 1 and 0, in the dtype of what was compared."""
+    """Returns a comparison as 1 and 0, in the dtype of what was compared."""
     return found.astype(getattr(like, "dtype", "float32"))
 
 
@@ -290,7 +290,7 @@ RULES: dict[str, Rule] = {
 
 
 def _share(y: Scalar, mine: Operand, other: Operand, loses: str) -> Scalar:
-    """The part of the gradient of an extreme that goes to `mine`: all, half at a tie, none where it loses."""
+    """Returns the part of the gradient of an extreme that goes to `mine`: all, half at a tie, none where it loses."""
     lost = y.of("lt", mine, other) if loses == "lt" else y.of("lt", other, mine)
     return _where(y.of("eq", mine, other), 0.5, 1 - lost)
 

@@ -49,7 +49,7 @@ class LeafSink(Protocol):
         """Adds one contribution."""
 
     def target(self, leaf: GraphTensor) -> GradTarget | None:
-        """What a formula may add the next contribution to; None if it must hand that to `add`."""
+        """Returns what a formula may add the next contribution to; None if it must hand that to `add`."""
 
     def set(self, leaf: GraphTensor, total: Array) -> None:
         """Takes the sum of what had arrived and a further contribution."""
@@ -123,7 +123,7 @@ class BackwardPass:
             self._sink.add(leaf, leaf._hooks.run(g) if leaf._hooks else g)
 
     def _complete(self, node: Node) -> list[Array | None]:
-        """A node's complete gradients as its tensors' hooks leave them. The listeners receive them too."""
+        """Returns a node's complete gradients as its tensors' hooks leave them. The listeners receive them too."""
         grads = self._pending.pop(node).values
         for index, hooks in node.hooks.items():
             if hooks and grads[index] is not None:
@@ -151,7 +151,7 @@ class BackwardPass:
         return sent, totals
 
     def _run(self, node: Node, grads: list[Array | None]) -> tuple[list[Array | None], frozenset[int]]:
-        """The gradients along the node's edges, and the indices of edges where that is a total.
+        """Returns the gradients along the node's edges, and the indices of edges where that is a total.
 
         A total includes what had arrived already. A checkpoint sends its gradients itself and has None for each edge.
         """
@@ -177,7 +177,7 @@ class BackwardPass:
         return sent, frozenset([i for i, target in by_edge.items() if target.addend is not None])
 
     def _targets(self, node: Node, grads: list[Array | None], needs: frozenset[str]) -> dict[int, GradTarget]:
-        """The targets of the formulas that take them, by the index of the edge."""
+        """Returns the targets of the formulas that take them, by the index of the edge."""
         whole = None if node.split_views is None else self._views.pop_whole(node, grads)
         taking = {a for f in node.formulas if "targets" in f.takes for a in f.args if a in needs}
         if not taking:
@@ -233,15 +233,15 @@ class BackwardPass:
             self.add(edge.leaf, g)
 
     def _outside(self, edge: Edge) -> BackwardPass | None:
-        """The parent if an edge leads out of the recomputed graph, else None."""
+        """Returns the parent if an edge leads out of the recomputed graph, else None."""
         return self._parent if edge.node is not None and edge.node.seq < self._min_seq else None
 
     def _is_free(self, edge: Edge) -> bool:
-        """Whether an edge ends inside this pass and nothing has arrived there."""
+        """Tells whether an edge ends inside this pass and nothing has arrived there."""
         return self._outside(edge) is None and self.target_at(edge) is None
 
     def target_at(self, edge: Edge) -> GradTarget | None:
-        """What has arrived at an edge's end and may be added to; None if nothing."""
+        """Returns what has arrived at an edge's end and may be added to; None if nothing."""
         outside = self._outside(edge)
         if outside is not None:
             return outside.target_at(edge)
@@ -281,7 +281,7 @@ class BackwardPass:
 
 
 def _fitted(backend: Backend, g: Array, edge: Edge) -> Array:
-    """A formula's result in the shape and dtype of the tensor at the edge's end."""
+    """Returns a formula's result in the shape and dtype of the tensor at the edge's end."""
     if backend.kernels is not None and g.shape == edge.shape and g.dtype != edge.dtype:
         cast: Array = backend.kernels.cast(g, edge.dtype)
         return cast
@@ -329,7 +329,7 @@ def backward(
 
 
 def _listed(given: Any) -> Sequence[Any]:
-    """One tensor as a list of one. Raises `TypeError` for what is neither a Tensor nor a sequence."""
+    """Returns one tensor as a list of one. Raises `TypeError` for what is neither a Tensor nor a sequence."""
     if hasattr(given, "_leaf"):
         return [given]
     if not isinstance(given, Iterable):
@@ -363,7 +363,7 @@ class _AccumulateGrad:
 
 
 def roots_of(outputs: Sequence[GraphTensor], grad_outputs: Sequence[GraphTensor | None] | None) -> list[Root]:
-    """Each output with the gradient that backward starts from, checked and in the output's dtype."""
+    """Returns each output with the gradient that backward starts from, checked and in the output's dtype."""
     if grad_outputs is not None and len(grad_outputs) != len(outputs):
         raise ValueError(
             f"backward: expected a gradient, or None, for each output, got {len(grad_outputs)} for {len(outputs)}"

@@ -24,17 +24,17 @@ class GradPaths:
         self._known: dict[Node, bool] = {}
 
     def along(self, edge: Edge) -> bool:
-        """Whether the gradient along `edge` is needed."""
+        """Tells whether the gradient along `edge` is needed."""
         if edge.node is None:
             return id(edge.leaf) in self._leaves
         return (id(edge.node), edge.index) in self._listeners or self.through(edge.node)
 
     def to(self, leaf: GraphTensor) -> bool:
-        """Whether the gradient of `leaf` is requested."""
+        """Tells whether the gradient of `leaf` is requested."""
         return id(leaf) in self._leaves
 
     def through(self, node: Node) -> bool:
-        """Whether the gradient of an input of `node` is needed."""
+        """Tells whether the gradient of an input of `node` is needed."""
         if node not in self._known:
             self._walk(node)
         return self._known[node]

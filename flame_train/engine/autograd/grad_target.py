@@ -34,7 +34,7 @@ class GradTarget:
         return self.addend is not None and self.buffer is self.addend
 
     def total(self, g: Array) -> Array:
-        """The sum of `g` and what has arrived."""
+        """Returns the sum of `g` and what has arrived."""
         return g if self.addend is None else self.addend + g
 
 
@@ -69,7 +69,7 @@ class GradAccumulator:
             self.set(index, as_array(pending + g))
 
     def target(self, index: int) -> GradTarget | None:
-        """Where a formula may add the next gradient itself; None if nothing has arrived."""
+        """Returns where a formula may add the next gradient itself; None if nothing has arrived."""
         value = self.values[index]
         return None if value is None else GradTarget(value, value if self._owned[index] else None)
 
@@ -136,7 +136,7 @@ class ViewBuffers:
                 self.release(edge.node.edges[0])
 
     def pop_whole(self, node: Node, grads: Sequence[Array | None]) -> Array | None:
-        """The whole memory whose parts were lent for `grads`, if each of these lies in its part; else None."""
+        """Returns the whole memory whose parts were lent for `grads`, if each of these lies in its part; else None."""
         buffer = self._buffers.pop(node, None)
         if buffer is None or not all(same_place(grads[i], buffer.parts[i]) for i in buffer.lent):
             return None
@@ -158,7 +158,7 @@ def check_saved(node: Node) -> None:
 
 
 def dense_grads(node: Node, grads: list[Array | None]) -> tuple[Array, ...]:
-    """The `g` of an op with several outputs: a tuple with zeros where no gradient arrived.
+    """Returns the `g` of an op with several outputs: a tuple with zeros where no gradient arrived.
 
     Those of whole numbers, such as the indices of `sort`, are one zero seen as many: nobody reads them.
     """
@@ -184,7 +184,7 @@ def by_argument(node: Node, by_edge: dict[int, GradTarget]) -> GradTargets:
 
 
 def call(node: Node, formula: VJP, g: Any, extras: dict[str, Any]) -> Any:
-    """What a formula returns for gradients `g` of the outputs; computed in fp32 or fp64 if it asks for that."""
+    """Returns what a formula returns for gradients `g` of the outputs; computed in fp32 or fp64 if it asks for that."""
     assert node.saved is not None
     values = [_materialized(node.saved[n]) for n in formula.names]
     given = {n: extras[n] for n in formula.takes}
@@ -202,14 +202,14 @@ def along_edge(found: Any, item: int | None) -> Array | None:
 
 
 def _materialized(value: Any) -> Any:
-    """A saved value; recomputed if only how to make it was saved."""
+    """Returns a saved value; recomputed if only how to make it was saved."""
     if isinstance(value, list):
         return [_materialized(v) for v in value]
     return value.materialize() if isinstance(value, Remat) else value
 
 
 def _promoted(value: Any) -> Any:
-    """An array, or the arrays in a list, in the dtype that references compute in; anything else as it is."""
+    """Returns an array, or the arrays in a list, in the dtype that references compute in; anything else as it is."""
     dtype = getattr(value, "dtype", None)
     if dtype is not None:
         work = compute_dtype(dtype)

@@ -217,7 +217,7 @@ class Remat:
         self.fn, self.args, self.shape, self.first = fn, args, shape, first
 
     def materialize(self) -> Array:
-        """The value, bit for bit as it was."""
+        """Returns the value, bit for bit as it was."""
         return self._tensor().data
 
     def _tensor(self) -> GraphTensor:
@@ -227,7 +227,7 @@ class Remat:
 
 
 def arrays_in(values: Iterable[Any]) -> Iterator[Array]:
-    """The arrays among `values`, those of Tensors, and those inside lists, tuples and `Remat`s."""
+    """Yields the arrays among `values`, those of Tensors, and those inside lists, tuples and `Remat`s."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from arrays_in(value)

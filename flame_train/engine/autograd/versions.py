@@ -49,7 +49,7 @@ class Versions:
             self._ranges[key] = {(min(b for b, _ in ranges), max(e for _, e in ranges)): self.last}
 
     def written_since(self, time: int, arrays: Iterable[Array]) -> bool:
-        """Whether one of `arrays` was written after `time`."""
+        """Tells whether one of `arrays` was written after `time`."""
         return any(
             written > time and begin < last and first < end
             for array in arrays

@@ -49,7 +49,7 @@ def check_formats(device: str, formats: Mapping[str, DType | str]) -> None:
 
 
 def backend_of(array: Array) -> Backend:
-    """The backend an array lives on. Raises `TypeError` for anything but a NumPy or CuPy array."""
+    """Returns the backend an array lives on. Raises `TypeError` for anything but a NumPy or CuPy array."""
     if isinstance(array, (np.ndarray, np.generic)):
         return _CPU
     if isinstance(array, ShapeArray):

@@ -17,21 +17,21 @@ from ..dtype import Array, DType
 
 
 def same_place(a: Array | None, b: Array) -> bool:
-    """Whether two arrays are views of the same elements: equal address, shape, dtype and strides."""
+    """Tells whether two arrays are views of the same elements: equal address, shape, dtype and strides."""
     if a is None or a.shape != b.shape or a.dtype != b.dtype or _address(a) != _address(b):
         return False
     return all(s == t for n, s, t in zip(a.shape, a.strides, b.strides, strict=True) if n > 1)
 
 
 def owner(array: Array) -> Array:
-    """The array that owns the memory a view looks into."""
+    """Returns the array that owns the memory a view looks into."""
     while isinstance(array.base, type(array)):
         array = array.base
     return array
 
 
 def extent(array: Array) -> tuple[int, int]:
-    """The address of an array's first byte and the one after its last; (0, 0) for an empty array."""
+    """Returns the address of an array's first byte and the one after its last; (0, 0) for an empty array."""
     if not array.size:
         return 0, 0
     reach = [(n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)]
@@ -59,7 +59,7 @@ class Upload(Protocol):
     """Arrays on their way to a device."""
 
     def wait(self) -> Mapping[str, Array]:
-        """The arrays on the device. Work queued from now on waits for their arrival."""
+        """Returns the arrays on the device. Work queued from now on waits for their arrival."""
 
     def release(self) -> None:
         """Declares that no work queued from now on reads them, so that their memory may be used again."""
@@ -69,7 +69,7 @@ class Offloaded(Protocol):
     """An array that waits in host memory."""
 
     def reload(self) -> Array:
-        """A copy in a new array on the device, in order with other work."""
+        """Returns a copy in a new array on the device, in order with other work."""
 
     def fetch(self, out: Array) -> Callable[[], None]:
         """Starts copying into `out`, of the same shape and dtype, once all work queued so far is done.
@@ -124,13 +124,13 @@ class Backend(Protocol):
         """Makes the device and its stream those that work of this thread goes to."""
 
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
-        """An uninitialised array."""
+        """Returns an uninitialised array."""
 
     def to_device(self, host: np.ndarray[Any, Any]) -> Array:
-        """A copy of a host array on this device, same dtype and memory order."""
+        """Returns a copy of a host array on this device, same dtype and memory order."""
 
     def to_host(self, array: Array) -> np.ndarray[Any, Any]:
-        """The array on the host: the only host read. Raises RuntimeError while a step is captured."""
+        """Returns the array on the host: the only host read. Raises RuntimeError while a step is captured."""
 
     def get_async(self, array: Array) -> Callable[[], np.ndarray[Any, Any]]:
         """Starts copying the array to the host. Calling the result waits for that copy, not for later work."""
@@ -157,7 +157,7 @@ class Backend(Protocol):
         """Copies host values into an existing array of the same shape and dtype, in order with other work."""
 
     def uploader(self) -> Uploader:
-        """A new uploader, which sends arrays to this device."""
+        """Returns a new uploader, which sends arrays to this device."""
 
     def synchronize(self) -> None:
         """Waits until the device has done everything requested of it."""

@@ -126,7 +126,7 @@ class CpuBackend:
         pass
 
     def memory(self) -> Memory:
-        """The whole process's resident memory: NumPy does not count its own."""
+        """Returns the whole process's resident memory: NumPy does not count its own."""
         live, peak = resident(), self._peak.read()
         return Memory(live, None if peak is None else max(peak, live), int(psutil.virtual_memory().total))
 

@@ -28,7 +28,7 @@ class Pattern:
     strides: Strides
 
     def tiny(self, xp: Any) -> Any:
-        """A tiny array of zeros that lies so."""
+        """Returns a tiny array of zeros that lies so."""
         reach = 1 + sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True))
         memory, steps = xp.zeros(reach, self.dtype), [s * self.dtype.itemsize for s in self.strides]
         return xp.lib.stride_tricks.as_strided(memory, self.sizes, steps)
@@ -78,7 +78,7 @@ class CupyCalls(dict[CupyCall, None]):
 
 
 def _operand(given: Any) -> Any:
-    """The pattern of an array with elements, another number of a number's type; None of all else."""
+    """Returns the pattern of an array with elements, another number of a number's type; None of all else."""
     if isinstance(given, (bool, int, float, np.generic)):
         return type(given)(1)
     if isinstance(given, np.ndarray) or not getattr(given, "size", 0):

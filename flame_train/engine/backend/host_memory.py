@@ -38,7 +38,7 @@ def resident() -> int:
 
 
 def high_water() -> int | None:
-    """The peak in bytes, on Linux since it was last reset; None where the system counts none."""
+    """Returns the peak in bytes, on Linux since it was last reset; None where the system counts none."""
     try:
         found = re.search(r"^VmHWM:\s*(\d+) kB$", Path(_STATUS).read_text(), re.MULTILINE)
     except OSError:
@@ -47,7 +47,7 @@ def high_water() -> int | None:
 
 
 def _of_life() -> int | None:
-    """The peak over the process's life, from a call that macOS has as well as Linux."""
+    """Returns the peak over the process's life, from a call that macOS has as well as Linux."""
     try:
         resource = importlib.import_module("resource")  # by its name: mypy knows nothing in it on Windows
     except ImportError:  # Windows
@@ -74,6 +74,6 @@ class Peak:
         self._stood = mark if mark > now + _SLACK else 0
 
     def read(self) -> int | None:
-        """The peak in bytes, or None if it is unknown."""
+        """Returns the peak in bytes, or None if it is unknown."""
         mark = high_water()
         return mark if mark is not None and mark > self._stood else None

@@ -30,7 +30,7 @@ def pixel_shuffle(xp: Namespace, input: Array, upscale_factor: int, layout: str 
 
 
 def _shuffled(input: Array, factor: int, layout: str) -> tuple[Array, Shape]:
-    """A view of `input` with the entries in the order of pixel_shuffle's result, and the result's shape."""
+    """Returns a view of `input` with the entries in the order of pixel_shuffle's result, and the result's shape."""
     r = _factor("pixel_shuffle", input, factor)
     *lead, c, h, w = input.shape if layout == "NCHW" else _channels_third(input.shape)
     if c % (r * r):
@@ -66,7 +66,7 @@ def pixel_unshuffle(xp: Namespace, input: Array, downscale_factor: int, layout: 
 
 
 def _unshuffled(input: Array, factor: int, layout: str) -> tuple[Array, Shape]:
-    """A view of `input` with the entries in the order of pixel_unshuffle's result, and the result's shape."""
+    """Returns a view of `input` with the entries in the order of pixel_unshuffle's result, and the result's shape."""
     r = _factor("pixel_unshuffle", input, factor)
     *lead, c, h, w = input.shape if layout == "NCHW" else _channels_third(input.shape)
     if h % r or w % r:
@@ -137,7 +137,7 @@ def tril(xp: Namespace, input: Array, diagonal: int = 0) -> Array:
 
 
 def _above(xp: Namespace, shape: Shape, diagonal: int) -> Array:
-    """True where column - row >= diagonal, (rows, columns)."""
+    """Returns True where column - row >= diagonal, (rows, columns)."""
     at_least(2, shape, "triu, tril")
     return xp.arange(shape[-1])[None, :] - xp.arange(shape[-2])[:, None] >= diagonal
 
@@ -169,7 +169,7 @@ def _triangle_kernels(op: Op, kept: str) -> None:
 
 
 def _places(k: Launcher, shape: Shape) -> dict[str, Array]:
-    """The row and the column of each entry, as numbers that broadcast over the last two dims."""
+    """Returns the row and the column of each entry, as numbers that broadcast over the last two dims."""
     rows, columns = (k.xp.arange(n, dtype=float32) for n in shape[-2:])
     return {"row": rows[:, None], "column": columns[None]}
 

@@ -57,13 +57,13 @@ def _moments_of(xp: Namespace, x: Array, axes: tuple[int, ...]) -> Moments:
 
 
 def _kept(shape: Shape, layout: str) -> Shape:
-    """The shape of a channel's numbers, which broadcasts over `shape`."""
+    """Returns the shape of a channel's numbers, which broadcasts over `shape`."""
     others = other_dims(shape, layout)
     return tuple(1 if i in others else n for i, n in enumerate(shape))
 
 
 def other_dims(shape: Shape, layout: str) -> tuple[int, ...]:
-    """All dims but that of the channels. Raises ShapeError if there are fewer than two."""
+    """Returns all dims but that of the channels. Raises ShapeError if there are fewer than two."""
     at_least(2, shape, "batch_norm")
     channel = len(shape) - 1 if layout == "NHWC" else 1
     return tuple(i for i in range(len(shape)) if i != channel)
@@ -188,7 +188,7 @@ def batch_norm(
 
 
 def running_statistics(op: str, mean: Tensor | None, var: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The running statistics. Raises ValueError if one is missing."""
+    """Returns the running statistics. Raises ValueError if one is missing."""
     if mean is None or var is None:
         raise ValueError(f"{op}: expected running_mean and running_var where the input's statistics are not used")
     return mean, var
@@ -273,7 +273,7 @@ batch_norm.errors(
 
 
 def _no_channels(input: Array, weight: Array | None, bias: Array | None, layout: str) -> str:
-    """Why the kernels cannot take these arguments; those that are refused are left to the reference to refuse."""
+    """Says why the kernels cannot take these arguments; those that are refused are left to the reference to refuse."""
     if reason := floating(input, weight, bias):
         return reason
     if input.ndim < 2 or input.size == 0:
@@ -298,7 +298,7 @@ def _seen(k: Launcher, x: Array, layout: str) -> Array:
 
 
 def _meeting(a: Array | None, missing: float = 1.0) -> Any:
-    """An array (channels,) shaped to broadcast over (outer, channels, inner); `missing` for None."""
+    """Returns an array (channels,) shaped to broadcast over (outer, channels, inner); `missing` for None."""
     return missing if a is None else a.reshape(1, -1, 1)
 
 

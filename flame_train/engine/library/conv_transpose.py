@@ -110,7 +110,7 @@ conv_transpose2d.errors(
 def _overlapping(
     input: Array, weight: Array, stride: Pair, padding: Pair, output_padding: Pair, groups: int, dilation: Pair
 ) -> str:
-    """Why the result is not one matrix product, each of its pixels coming from one of the input's."""
+    """Says why the result is not one matrix product, each of its pixels coming from one of the input's."""
     if weight.ndim != 4 or weight.shape[2:] != pair(stride) or groups != 1:
         return "kernels that overlap or leave gaps, or groups"
     if any((*pair(padding), *pair(output_padding))) or pair(dilation) != (1, 1):
@@ -123,7 +123,7 @@ def _channels_last(layout: str) -> str:
 
 
 def _extended(output_padding: Pair, stride: Pair) -> str:
-    """Why cuDNN cannot take the sizes: a convolution of the result must have the input's size."""
+    """Says why cuDNN cannot take the sizes: a convolution of the result must have the input's size."""
     extends = any(e >= s for e, s in zip(pair(output_padding), pair(stride), strict=True))
     return "an output padding of a stride or more" if extends else ""
 

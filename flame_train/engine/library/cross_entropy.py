@@ -99,7 +99,7 @@ def _(xp: Namespace, g: Array, input: Array, classes: Classes, total: Array, red
 
 
 def _along(input: Array, dim: int) -> list[int]:
-    """The shape in which an array with an element for each class broadcasts to `input`."""
+    """Returns the shape in which an array with an element for each class broadcasts to `input`."""
     return [-1 if d == dim else 1 for d in range(input.ndim)]
 
 
@@ -167,7 +167,7 @@ def cross_entropy(
 
 
 def _factors(xp: Namespace, input: Array, classes: Classes, smoothing: float) -> tuple[Array, Any]:
-    """The factor of each class's log-probability, in input's shape, and what a mean divides by."""
+    """Returns the factor of each class's log-probability, in input's shape, and what a mean divides by."""
     if not 0.0 <= smoothing <= 1.0:
         raise ValueError(f"cross_entropy: expected label_smoothing in [0, 1], got {smoothing}")
     dim = class_dim(input.shape)
@@ -188,7 +188,7 @@ def _factors(xp: Namespace, input: Array, classes: Classes, smoothing: float) ->
 
 
 def _places(input: Array) -> int:
-    """How many losses there are."""
+    """Returns how many losses there are."""
     return input.size // max(input.shape[class_dim(input.shape)], 1)
 
 
@@ -259,7 +259,7 @@ _EXACT = 1 << 24  # fp32 holds every whole number up to this
 
 
 def _no_losses(input: Array, classes: Classes, reduction: str) -> str:
-    """Why the kernels cannot take these arguments; those that are refused are left to the reference to refuse."""
+    """Says why the kernels cannot take these arguments; those that are refused are left to the reference to refuse."""
     target, weight = classes.target, classes.weight
     if reason := same(AT_MOST_FP32, input, weight):
         return reason

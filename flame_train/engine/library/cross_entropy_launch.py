@@ -36,7 +36,7 @@ class Softmax(Arguments):
     log_sum: Array
 
     def operands(self, x: Logits) -> dict[str, Array]:
-        """The operands of expressions over these logarithms."""
+        """Returns the operands of expressions over these logarithms."""
         return {"input": x.x, "max_logit": x.spread(self.max_logit), "log_sum": x.spread(self.log_sum)}
 
 
@@ -61,26 +61,26 @@ class Logits:
         return self.x.size // self.x.shape[1]
 
     def reduced_shape(self) -> Shape:
-        """The input's shape with the class dim reduced to 1."""
+        """Returns the input's shape with the class dim reduced to 1."""
         dim = class_dim(self.shape)
         return (*self.shape[:dim], 1, *self.shape[dim + 1 :])
 
     def spread(self, a: Array) -> Array:
-        """An array with an element for each place, or one for all, shaped to broadcast over `x`."""
+        """Returns an array with an element for each place, or one for all, shaped to broadcast over `x`."""
         return a.reshape(self.x.shape[0], 1, -1) if a.size > 1 else a.reshape(1, 1, 1)
 
     def by_class(self, weight: Array | None) -> Any:
-        """A weight (classes,) shaped to broadcast over `x`; 1 without one."""
+        """Returns a weight (classes,) shaped to broadcast over `x`; 1 without one."""
         return 1.0 if weight is None else weight.reshape(1, -1, 1)
 
 
 def _dense(k: Launcher, a: Array | None) -> Array:
-    """An optional array as a kernel takes it: dense, or a null pointer."""
+    """Returns an optional array as a kernel takes it: dense, or a null pointer."""
     return np.int64(0) if a is None else k.contiguous(a)
 
 
 def _cut(k: Launcher, x: Logits) -> tuple[str, dict[str, int], tuple[int, ...]]:
-    """The name of the kernel for these logits, its WIDTH of packets and THREADS to a place, and its grid."""
+    """Returns the name of the kernel for these logits, its WIDTH of packets and THREADS to a place, and its grid."""
     outer, classes, inner = x.x.shape
     limit = 1 if x.x.data.ptr % 16 else 16 // x.x.itemsize
     if inner == 1:
@@ -93,7 +93,7 @@ def _cut(k: Launcher, x: Logits) -> tuple[str, dict[str, int], tuple[int, ...]]:
 
 
 def picked(k: Launcher, x: Logits, classes: Classes) -> tuple[Array, Array]:
-    """Each place's loss and weight, fp32 (places,), for log-probabilities `x`."""
+    """Returns each place's loss and weight, fp32 (places,), for log-probabilities `x`."""
     loss, loss_weight = (k.empty((x.places,), float32) for _ in range(2))
     types, grid = {"T": x.x.dtype, "G": classes.target.dtype, **_PLAIN}, (-(-x.places // _THREADS),)
     arrays = x.x, k.xp.ascontiguousarray(classes.target), _dense(k, classes.weight), loss, loss_weight
@@ -103,7 +103,7 @@ def picked(k: Launcher, x: Logits, classes: Classes) -> tuple[Array, Array]:
 
 
 def entropy(k: Launcher, x: Logits, classes: Classes, label_smoothing: float) -> list[Array]:
-    """Each place's max_logit, log_sum, weight_sum (see `cross_entropy`), loss and weight, fp32 (places,)."""
+    """Returns each place's max_logit, log_sum, weight_sum (see `cross_entropy`), loss and weight, fp32 (places,)."""
     probabilities, nothing = is_float(classes.target.dtype), np.int64(0)
     kernel, cut, grid = _cut(k, x)
     types = {"T": x.x.dtype, "G": int64 if probabilities else classes.target.dtype}
@@ -119,7 +119,7 @@ def entropy(k: Launcher, x: Logits, classes: Classes, label_smoothing: float) ->
 
 
 def totals(k: Launcher, x: Logits, loss: Array, loss_weight: Array, reduction: str) -> tuple[Array, Array]:
-    """The losses reduced as `reduction` says, in the logits' dtype, and the sum of their weights.
+    """Returns the losses reduced as `reduction` says, in the logits' dtype, and the sum of their weights.
 
     Blocks sum up stretches, and further launches the blocks' sums, until one is left.
     """
@@ -146,7 +146,7 @@ def totals(k: Launcher, x: Logits, loss: Array, loss_weight: Array, reduction: s
 
 
 def grad_operands(k: Launcher, x: Logits, g: Array, classes: Classes, total: Array, reduction: str) -> dict[str, Any]:
-    """The operands of the gradients' expressions.
+    """Returns the operands of the gradients' expressions.
 
     Args:
         x: the logits, or log-probabilities.

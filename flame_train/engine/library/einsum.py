@@ -30,7 +30,7 @@ def _joined(inputs: Sequence[str], output: str) -> str:
 
 
 def _parsed(equation: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[str], str]:
-    """The letters of each operand and of the result, with "..." spelled out as letters, and "->" filled in."""
+    """Returns the letters of each operand and of the result, with "..." spelled out as letters, and "->" filled in."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(shapes):
@@ -124,7 +124,7 @@ class _Product:
         return cls(*("".join(c for c in term if c in letters) for term, letters in parts))
 
     def made(self, k: Launcher, first: Array, second: Array, terms: tuple[str, str, str]) -> Array:
-        """The result: `terms` are the letters of both operands and its own."""
+        """Returns the result: `terms` are the letters of both operands and its own."""
         sizes = dict(zip(terms[0] + terms[1], (*first.shape, *second.shape), strict=True))
         a = _arranged(k, first, terms[0], (self.batch, self.left, self.summed))
         b = _arranged(k, second, terms[1], (self.batch, self.summed, self.right))
@@ -146,7 +146,7 @@ def _arranged(k: Launcher, x: Array, term: str, groups: Sequence[str]) -> Array:
 
 
 def _no_product(equation: str, operands: Sequence[Array]) -> str:
-    """Why a call is not one matrix product; "" if it is."""
+    """Says why a call is not one matrix product; "" if it is."""
     if len(operands) != 2:
         return "not two operands"
     if reason := same(AT_MOST_FP32, *operands):

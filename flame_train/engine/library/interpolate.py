@@ -64,7 +64,7 @@ class Axis:
         return self.scale
 
     def matrix(self, xp: Namespace, dtype: Any) -> Array:
-        """The resizing as a matrix (after, before)."""
+        """Returns the resizing as a matrix (after, before)."""
         low, high, part = self.sources(xp)
         pixel = xp.arange(self.before)
         if part is None:
@@ -88,7 +88,7 @@ class Resizing(Arguments):
     layout: str
 
     def axes(self, shape: Shape) -> list[Axis]:
-        """How each spatial axis of an input of `shape` is resized.
+        """Returns how each spatial axis of an input of `shape` is resized.
 
         Raises ValueError or ShapeError for arguments that do not fit together.
         """
@@ -132,7 +132,7 @@ _MODES = {"nearest": 0, "nearest-exact": 1}  # as in resize.cuh, where others ar
 
 
 def no_kernel(input: Array, by: Resizing) -> str:
-    """Why the kernels cannot take an input; "" if they can. Arguments that do not fit are refused in any case."""
+    """Says why the kernels cannot take an input; "" if they can. Arguments that do not fit are refused in any case."""
     if reason := same(AT_MOST_FP32, input):
         return reason
     if not 3 <= input.ndim <= 5 or not input.size:
@@ -209,14 +209,14 @@ class ResizeKernels:
         k.launch_header(_FILE, kernel, self._names(made, width), (-(-packets // _THREADS),), _THREADS, args)
 
     def forward(self, k: Launcher, x: Array) -> Array:
-        """The resized images."""
+        """Returns the resized images."""
         low, part, _ = self._tables(k, x)
         made = k.empty(self._out_shape(), x.dtype)
         self._launch(k, "resize", k.contiguous(x), made, (low, part), 4)
         return made
 
     def gradient(self, k: Launcher, g: Array) -> Array:
-        """The gradient of the images."""
+        """Returns the gradient of the images."""
         dx = k.empty(self.shape, g.dtype)
         self._launch(k, "resize_gradient", k.contiguous(g), dx, self._tables(k, g), 2)
         return dx

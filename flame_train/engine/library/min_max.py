@@ -31,7 +31,7 @@ _LEAST = 2 * _THREADS  # packets of a row that are worth a block of their own
 
 
 def no_extreme(input: Array, dim: int | None) -> str:
-    """Why the kernels cannot take `input` along `dim`, None being all of it; "" if they can."""
+    """Says why the kernels cannot take `input` along `dim`, None being all of it; "" if they can."""
     if not input.size or not input.ndim or isinstance(dim, bool):
         return "no values, a single one, or arguments that are refused"
     if dim is not None and not -input.ndim <= dim < input.ndim:
@@ -105,7 +105,7 @@ def amin(xp: Namespace, input: Array, dim: Dims = None, keepdim: bool = False) -
 
 
 def _some(input: Array, dim: Dims, op: str) -> tuple[int, ...]:
-    """The dims that `dim` names. Raises ShapeError if one has size 0: nothing has no largest value."""
+    """Returns the dims that `dim` names. Raises ShapeError if one has size 0: nothing has no largest value."""
     dims = axes(dim, input.ndim, op)
     if any(input.shape[d] == 0 for d in dims):
         raise ShapeError(f"{op}: expected at least one value over dims {dims} of {tuple(input.shape)}")
@@ -155,7 +155,7 @@ for _op in (amax, amin):
 
 
 def _positions(xp: Namespace, input: Array, dim: int | None, keepdim: bool, find: Any) -> Array:
-    """The indices that `find` (argmax or argmin) gives along dim, or in the flattened input."""
+    """Returns the indices that `find` (argmax or argmin) gives along dim, or in the flattened input."""
     _some(input, dim, "argmax")
     if dim is None or not input.ndim:
         flat = find(input.reshape(-1))

@@ -86,7 +86,7 @@ class MultiheadAttention(Module):
         rng: Rng | None = None,
         stream: int = DROPOUT,
     ) -> tuple[Tensor, Tensor | None]:
-        """The attended values and, if wanted, the weights, averaged over heads or (B, heads, L, S).
+        """Returns the attended values and, if wanted, the weights, averaged over heads or (B, heads, L, S).
 
         query is (L, B, E), key and value (S, B, ·), with batch_first (B, L, E) and (B, S, ·), without a batch (L, E).
         In boolean masks True bars, as in torch.nn.MultiheadAttention and unlike scaled_dot_product_attention; others
@@ -176,7 +176,7 @@ class MultiheadAttention(Module):
         return x_BLE.reshape(B, L, self.num_heads, E // self.num_heads).transpose(1, 2)
 
     def _bias(self, q: Tensor, k: Tensor, padding: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
-        """Both masks as one to be added to the scores, (B or 1, heads or 1, L or 1, S)."""
+        """Returns both masks as one to be added to the scores, (B or 1, heads or 1, L or 1, S)."""
         parts = []
         if padding is not None:
             parts.append(_added(padding, q).reshape(q.shape[0], 1, 1, k.shape[2]))
@@ -207,7 +207,7 @@ def _check_mask(name: str, mask: Tensor | None, *shapes: tuple[int, ...]) -> Non
 
 
 def _added(mask: Tensor, like: Tensor) -> Tensor:
-    """A boolean mask as minus infinity where it bars."""
+    """Returns a boolean mask as minus infinity where it bars."""
     if mask.dtype != bool_:
         return mask
     return tensor(0.0, like.dtype, like.device).masked_fill(mask, -math.inf)

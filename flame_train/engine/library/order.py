@@ -26,7 +26,7 @@ _INFINITY = {float32: 0x7F800000, bfloat16: 0x7F80, float16: 0x7C00}
 
 
 def no_sort(input: Array, dim: int) -> str:
-    """Why the kernels cannot put `input` in order along `dim`; "" if they can."""
+    """Says why the kernels cannot put `input` in order along `dim`; "" if they can."""
     if not input.size or not input.ndim or isinstance(dim, bool) or not -input.ndim <= dim < input.ndim:
         return "nothing to order, or arguments that are refused"
     n = input.shape[dim]
@@ -36,7 +36,7 @@ def no_sort(input: Array, dim: int) -> str:
 
 
 def sorted_along(launcher: Launcher, x: Array, dim: int, descending: bool) -> tuple[Array, Array]:
-    """The values of `x` along `dim` in rising, or falling, order, and their places, int64.
+    """Returns the values of `x` along `dim` in rising, or falling, order, and their places, int64.
 
     Equal values stay in their order.
     """
@@ -86,7 +86,7 @@ def _threads(n: int) -> int:
 
 
 def no_first(input: Array, k: int, dim: int) -> str:
-    """Why the kernel cannot find the first `k` of `input` along `dim`; "" if it can."""
+    """Says why the kernel cannot find the first `k` of `input` along `dim`; "" if it can."""
     if not input.size or not input.ndim or isinstance(dim, bool) or dim not in (-1, input.ndim - 1):
         return "nothing to order, or another dim than the last"
     n = input.shape[-1]
@@ -99,7 +99,7 @@ def no_first(input: Array, k: int, dim: int) -> str:
 
 
 def first(launcher: Launcher, x: Array, k: int, largest: bool) -> tuple[Array, Array]:
-    """The `k` largest, or smallest, of each row of `x` in order, and their places, int64."""
+    """Returns the `k` largest, or smallest, of each row of `x` in order, and their places, int64."""
     x, n = launcher.contiguous(x), x.shape[-1]
     values, index = (launcher.empty((*x.shape[:-1], k), d) for d in (x.dtype, int64))
     width = math.gcd(n, 16 // x.itemsize)
@@ -110,7 +110,7 @@ def first(launcher: Launcher, x: Array, k: int, largest: bool) -> tuple[Array, A
 
 
 def no_places(input: Array, dim: int) -> str:
-    """Why the kernel cannot put gradients back along `dim` of `input`; "" if it can."""
+    """Says why the kernel cannot put gradients back along `dim` of `input`; "" if it can."""
     if not input.size or not input.ndim or not -input.ndim <= dim < input.ndim or max(input.shape) >= 2**31:
         return "nothing to put, or arguments that are refused"
     return same(AT_MOST_FP32, input)
@@ -128,7 +128,7 @@ def placed(launcher: Launcher, g: Array, index: Array, dim: int, shape: Shape) -
 
 
 def _names(x: Array) -> dict[str, Any]:
-    """The header's constants, for kernels that do not use them."""
+    """Returns the header's constants, for kernels that do not use them."""
     return {"T": x.dtype, "WIDTH": 1, "THREADS": 32, "LARGEST": 1}
 
 
@@ -136,7 +136,7 @@ Pair = tuple[Array, Array]
 
 
 def _ranked(xp: Namespace, input: Array, dim: int, descending: bool) -> Array:
-    """The indices along `dim` that put the values in order; equal ones stay in theirs."""
+    """Returns the indices along `dim` that put the values in order; equal ones stay in theirs."""
     if not descending:
         return xp.argsort(input, axis=dim, kind="stable")
     backwards = xp.argsort(xp.flip(input, dim), axis=dim, kind="stable")
@@ -144,7 +144,7 @@ def _ranked(xp: Namespace, input: Array, dim: int, descending: bool) -> Array:
 
 
 def _taken(xp: Namespace, input: Array, index: Array, dim: int) -> tuple[Pair, Array]:
-    """The values at `index` along dim with their indices, and the indices once more for the gradient."""
+    """Returns the values at `index` along dim with their indices, and the indices once more for the gradient."""
     index = index.astype("int64", copy=False)
     return (xp.take_along_axis(input, index, axis=dim), index), index
 
@@ -227,7 +227,7 @@ def _(launcher: Launcher, input: Array, k: int, largest: bool) -> tuple[Pair, Ar
 
 
 def _no_sorted_first(input: Array, k: int, dim: int) -> str:
-    """Why topk cannot take the first `k` of what the kernels sort; "" if it can."""
+    """Says why topk cannot take the first `k` of what the kernels sort; "" if it can."""
     return no_sort(input, dim) or ("" if 0 < k <= input.shape[dim] else "none, or too many")
 
 

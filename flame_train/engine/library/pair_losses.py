@@ -32,7 +32,7 @@ _GRADIENTS = {
 
 
 def _no_rows(x1: Array, x2: Array, dim: int) -> str:
-    """Why row kernels cannot take these; "" if they can."""
+    """Says why row kernels cannot take these; "" if they can."""
     if not x1.ndim or x1.shape != x2.shape or isinstance(dim, bool) or dim not in (-1, x1.ndim - 1):
         return "shapes that broadcast, or another dim than the last"
     return same(AT_MOST_FP32, x1, x2) or why_not_rows(x1, 1, x2)
@@ -157,7 +157,7 @@ def cosine_similarity(xp: Namespace, x1: Array, x2: Array, dim: int = 1, eps: fl
 
 
 def _unit(xp: Namespace, x1: Array, x2: Array, dim: int, eps: float) -> tuple[Array, Array, Array, Array]:
-    """Both tensors divided by their norms along dim, and these norms, which are at least eps."""
+    """Returns both tensors divided by their norms along dim, and these norms, which are at least eps."""
     x1, x2 = xp.broadcast_arrays(x1, x2)
     dim = axis(dim, x1.ndim, "cosine_similarity")
     if x1.ndim == 0:

@@ -44,7 +44,7 @@ class AvgPool(Pooling):
         return Window.over("avg_pool2d", shape, self)
 
     def divisor(self, xp: Namespace, window: Window, dtype: DType) -> Array:
-        """What each window's sum is divided by, (oh, ow, 1)."""
+        """Returns what each window's sum is divided by, (oh, ow, 1)."""
         if self.divisor_override is not None:
             return xp.full((1, 1, 1), self.divisor_override, dtype)
         counts = []
@@ -268,7 +268,7 @@ def _four(x: Array) -> Array:
 
 
 def _bins(size: tuple[int, ...], output_size: Sizes) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The pixels [start, stop) of each output row, and of each column."""
+    """Returns the pixels [start, stop) of each output row, and of each column."""
     wanted = (output_size, output_size) if isinstance(output_size, int) else output_size
     if (
         not isinstance(wanted, (tuple, list))

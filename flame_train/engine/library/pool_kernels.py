@@ -44,7 +44,7 @@ class Window:
 
     @classmethod
     def over(cls, op: str, shape: Shape, given: Pooling, dilation: Pair = 1) -> Window:
-        """The window over an input of `shape`; raises ShapeError for one that does not fit."""
+        """Returns the window over an input of `shape`; raises ShapeError for one that does not fit."""
         if len(shape) != 4:
             raise ShapeError(f"{op}: expected a 4-D input in {given.layout}, got {tuple(shape)}")
         size = image_size(shape, given.layout)
@@ -82,7 +82,7 @@ class Window:
         return max(self.padding[i], last - self.size[i] - self.padding[i])
 
     def taps(self) -> Iterator[tuple[int, int, slice, slice]]:
-        """Each kernel element (i, j) with the padded rows and columns it meets."""
+        """Yields each kernel element (i, j) with the padded rows and columns it meets."""
         return taps(self.kernel, self.out, self.stride, self.dilation)
 
     def pixel(self, xp: Namespace, i: int, j: int) -> tuple[Array, Array]:

@@ -298,7 +298,7 @@ def _(xp: Namespace, g: Array, input: Array, weight: Array) -> Array:
 
 
 def _fits(input: Array, weight: Array) -> str:
-    """Why the kernels cannot take these; "" if they can."""
+    """Says why the kernels cannot take these; "" if they can."""
     fits = weight.ndim < 2 and weight.size in (1, input.shape[1] if input.ndim > 1 else 1)
     return floating(input, weight) if fits else "a weight that is refused"
 

@@ -46,7 +46,7 @@ reducing(prod, Reduction("prod", "input"))
 
 
 def _no_gradient(input: Array, dim: int | None) -> str:
-    """Why the kernel of the gradient cannot take `input`; "" if it can."""
+    """Says why the kernel of the gradient cannot take `input`; "" if it can."""
     if not input.size or not input.ndim or dim not in (None, -1, input.ndim - 1):
         return "no elements, a single one, or another dim than the last"
     if (input.size if dim is None else input.shape[-1]) > _THREADS * _HELD:
@@ -105,7 +105,7 @@ def _(xp: Namespace, g: Array, dim: int) -> Array:
 
 
 def _no_scan_kernel(input: Array, dim: int) -> str:
-    """Why the kernels cannot take an input; "" if they can."""
+    """Says why the kernels cannot take an input; "" if they can."""
     if not input.size or isinstance(dim, bool) or not -input.ndim <= dim < input.ndim:
         return "nothing to sum, or arguments that are refused"
     return same(AT_MOST_FP32, input)
@@ -200,7 +200,7 @@ for _op in (any, all):
 
 
 def _no_truth_kernel(input: Array, dim: Dims) -> str:
-    """Why the reduction kernels cannot take `input` over `dim`; "" if they can."""
+    """Says why the reduction kernels cannot take `input` over `dim`; "" if they can."""
     if not input.size or not input.ndim:
         return "no elements, or a single one"
     if input.dtype not in GENERATED | {int32, int64}:

@@ -85,7 +85,7 @@ class SGD(Optimizer):
 
 
 def _pack(params: Params, lr: float, weight_decay: float) -> tuple[FlatParameters, float, float]:
-    """The arena, and the largest rate and decay of any group, of which the arena holds each group's share."""
+    """Returns the arena, and the largest rate and decay of any group, of which the arena holds each group's share."""
     given = listed(params)
     groups: list[Any] = given if given and isinstance(given[0], Mapping) else [{"params": given}]
     members: list[Any] = []

@@ -78,7 +78,7 @@ def _window(kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair) -> W
 
 
 def _positions(size: tuple[int, int], window: Window) -> tuple[int, int]:
-    """The number of positions of the kernel down and across. Raises ShapeError if there are none."""
+    """Returns the number of positions of the kernel down and across. Raises ShapeError if there are none."""
     k, d, p, s = window
     oh, ow = (out_size(size[i], k[i], s[i], p[i], d[i]) for i in (0, 1))
     if min(oh, ow) < 1:
@@ -133,7 +133,7 @@ def _(xp: Namespace, g: Array, kernel_size: Pair, dilation: Pair, padding: Pair,
 
 
 def _no_kernel(input: Array, kernel_size: Pair) -> str:
-    """Why the kernels cannot take these; "" if they can. What does not fit is refused in any case."""
+    """Says why the kernels cannot take these; "" if they can. What does not fit is refused in any case."""
     larger = input.size * math.prod(pair(kernel_size))
     return same(AT_MOST_FP32, input) or ("" if 0 < larger < 2**31 else "nothing to compute with, or too much")
 

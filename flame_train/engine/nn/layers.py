@@ -41,11 +41,11 @@ class Linear(Module):
         self.adapter: LayerAdapter | None = None
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The output (..., out_features) for x (..., in_features), plus `residual`, of the output's shape."""
+        """Returns the output (..., out_features) for x (..., in_features), plus `residual`, of the output's shape."""
         return self.bare(x, residual) if self.adapter is None else self.adapter(self, x, residual)
 
     def bare(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The same without the adapter."""
+        """Returns the same without the adapter."""
         w, b = operand(self.weight, x.dtype), compute_copy(self.bias)
         if isinstance(w, ScaledWeight):
             alike = residual if residual is not None and residual.dtype == x.dtype else None
@@ -68,7 +68,7 @@ class Linear(Module):
 
 
 def grouped_linear(layers: Sequence[Linear], x: Tensor) -> tuple[Tensor, ...]:
-    """Each layer's output for the same input, in one product where their adapters can be joined."""
+    """Returns each layer's output for the same input, in one product where their adapters can be joined."""
     adapter = layers[0].adapter
     joined = adapter.apply_grouped(layers, x) if adapter is not None else None
     return joined if joined is not None else tuple(layer(x) for layer in layers)
@@ -137,7 +137,7 @@ class Conv2d(Convolution):
         return self.adapter(self, x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
     def bare(self, x: Tensor) -> Tensor:
-        """The convolution without the adapter."""
+        """Returns the convolution without the adapter."""
         w, b = compute_copy(self.weight), compute_copy(self.bias)
         return F.conv2d(x, w, b, self.stride, self.padding, self.dilation, self.groups, layout=self.layout)
 
@@ -221,7 +221,7 @@ class Embedding(Module):
 
 
 def _kernel(layer: Module, in_channels: int, out_channels: int, kernel_size: Pair, groups: int) -> tuple[int, int]:
-    """A convolution's kernel as height and width, if all its sizes are sizes and fit each other."""
+    """Returns a convolution's kernel as height and width, if all its sizes are sizes and fit each other."""
     kernel = kernel_size if isinstance(kernel_size, tuple) else (kernel_size, kernel_size)
     if len(kernel) != 2:
         raise TypeError(f"{type(layer).__name__}: expected an int kernel_size, or two, got {kernel_size!r}")

@@ -88,7 +88,7 @@ class NonFiniteFlags:
             k.launch_header("ops/reduction/finite.cuh", "mark_broken", {"T": x.dtype}, (blocks,), _THREADS, args)
 
     def places(self) -> Sequence[int]:
-        """The numbers that are marked. Waits for the device."""
+        """Returns the numbers that are marked. Waits for the device."""
         found: Sequence[int] = np.flatnonzero(self._backend.to_host(self._marks)).tolist()
         return found
 
@@ -101,7 +101,7 @@ class WeightSource(Protocol):
         """Every tensor's shape by native name."""
 
     def read(self, name: str) -> np.ndarray[Any, Any]:
-        """One tensor on the host."""
+        """Returns one tensor on the host."""
 
 
 @runtime_checkable
@@ -109,7 +109,7 @@ class Nf4Source(WeightSource, Protocol):
     """One that may have tensors in 4 bits already."""
 
     def nf4(self, name: str) -> StoredNf4 | None:
-        """A tensor in 4 bits; None if it has other ones."""
+        """Returns a tensor in 4 bits; None if it has other ones."""
 
 
 def load(
@@ -183,7 +183,12 @@ def load(
 
 
 def allocate(
-    module: Module, *, dtype: DType | str, device: str, storage: Storage | None = None, mover: OffloadOnLoad | None = None
+    module: Module,
+    *,
+    dtype: DType | str,
+    device: str,
+    storage: Storage | None = None,
+    mover: OffloadOnLoad | None = None,
 ) -> None:
     """Gives every declared weight the memory that `load` would, whatever it holds.
 
@@ -208,7 +213,7 @@ def allocate(
 def _kept_nf4(
     source: WeightSource, name: str, spec: ParamSpec, storage: Storage | None, device: str
 ) -> Nf4Weight | None:
-    """A weight with its bytes as they are."""
+    """Returns a weight with its bytes as they are."""
     if storage is None or storage.format != "nf4" or not isinstance(source, Nf4Source):
         return None
     stored = source.nf4(name)

@@ -28,7 +28,7 @@ def compute_copy(weight: Any) -> Any:
 
 
 def operand(weight: Any, dtype: DType) -> Any:
-    """A linear layer's weight as ops take it: decoded to `dtype` if it has 4 bits, else its `compute_copy`."""
+    """Returns a linear layer's weight as ops take it: decoded to `dtype` if it has 4 bits, else its `compute_copy`."""
     return weight.operand(dtype) if isinstance(weight, Nf4Weight) else compute_copy(weight)
 
 
@@ -82,7 +82,7 @@ class Module(ModuleState):
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the part computes."""
+        """Returns what the part computes."""
         raise NotImplementedError(type(self).__name__)
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
@@ -95,17 +95,17 @@ class Module(ModuleState):
             waiting += [(f"{path}.{name}" if path else name, part) for name, part in reversed(below)]
 
     def named_specs(self) -> Iterator[tuple[str, Module, str, ParamSpec]]:
-        """Every declared weight: its checkpoint name, its module, its attribute and its declaration."""
+        """Yields every declared weight: its checkpoint name, its module, its attribute and its declaration."""
         for path, module in self.named_modules():
             for attr, spec in module._specs.items():
                 yield (f"{path}.{attr}" if path else attr), module, attr, spec
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every declared weight's shape by checkpoint name."""
+        """Returns every declared weight's shape by checkpoint name."""
         return {name: spec.shape for name, _, _, spec in self.named_specs()}
 
     def num_weights(self) -> int:
-        """The number of elements in all declared weights."""
+        """Returns the number of elements in all declared weights."""
         return sum(spec.size for _, _, _, spec in self.named_specs())
 
     def fusable_groups(self) -> Sequence[Sequence[Any]]:
@@ -154,7 +154,7 @@ class Module(ModuleState):
                     layer.weight = Frozen(place)
 
     def weights(self) -> Iterator[tuple[str, Any]]:
-        """Every loaded weight by checkpoint name, a Tensor or a `QuantizedWeight`."""
+        """Yields every loaded weight by checkpoint name, a Tensor or a `QuantizedWeight`."""
         for name, module, attr, _ in self.named_specs():
             yield name, getattr(module, attr)
 
@@ -190,7 +190,7 @@ class Module(ModuleState):
         return self
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Every trainable weight, once, by its first checkpoint name. Frozen ones are left out."""
+        """Yields every trainable weight, once, by its first checkpoint name. Frozen ones are left out."""
         seen: set[int] = set()
         for name, weight in self.weights():
             if isinstance(weight, Parameter) and weight.requires_grad and id(weight) not in seen:
@@ -198,7 +198,7 @@ class Module(ModuleState):
                 yield name, weight
 
     def parameters(self) -> Iterator[Parameter]:
-        """Every trainable weight: what an optimizer takes."""
+        """Yields every trainable weight: what an optimizer takes."""
         return (weight for _, weight in self.named_parameters())
 
     def zero_grad(self) -> None:

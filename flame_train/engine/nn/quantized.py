@@ -77,11 +77,11 @@ class QuantizedWeight(ABC):
 
     @abstractmethod
     def dequantize(self, dtype: DType) -> Tensor:
-        """The decoded weight (out, in), in `dtype`."""
+        """Returns the decoded weight (out, in), in `dtype`."""
 
     @abstractmethod
     def to(self, device: str) -> Self:
-        """The same on `device`."""
+        """Returns the same on `device`."""
 
     @classmethod
     def of(cls, weight: Tensor, storage: Storage) -> QuantizedWeight:
@@ -118,7 +118,7 @@ class ScaledWeight(QuantizedWeight):
         return [cls(Frozen(c), Frozen(s), w.dynamic) for c, s, w in zip(*blocks, weights, strict=True)]
 
     def alike(self, other: object) -> bool:
-        """Whether one op can take both."""
+        """Tells whether one op can take both."""
         return isinstance(other, ScaledWeight) and (self.data.dtype, self.dynamic) == (other.data.dtype, other.dynamic)
 
     @property
@@ -207,7 +207,7 @@ class Nf4Weight(QuantizedWeight):
         return made
 
     def operand(self, dtype: DType) -> Tensor:
-        """The decoded weight for an op, which decodes it again for its gradient, even inside a checkpoint."""
+        """Returns the decoded weight for an op, which decodes it again for its gradient, even inside a checkpoint."""
         return rematerialize(F.nf4_dequantize, *self.stored, self.shape, dtype, within_checkpoint=True)
 
     def to(self, device: str) -> Self:

@@ -34,7 +34,7 @@ class ParamSpec:
         return self.dtype is not None
 
     def placed(self, array: Array) -> Tensor:
-        """The tensor that holds a loaded `array`."""
+        """Returns the tensor that holds a loaded `array`."""
         return Tensor(array) if self.is_buffer else Frozen(array)
 
 

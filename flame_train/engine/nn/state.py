@@ -136,7 +136,7 @@ class ModuleState:
 
 
 def _plain(value: Any) -> bool:
-    """Whether it is a number or a word, or a few of them."""
+    """Tells whether it is a number or a word, or a few of them."""
     return isinstance(value, int | float | str) or (isinstance(value, tuple) and all(map(_plain, value)))
 
 

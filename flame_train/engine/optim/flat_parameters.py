@@ -118,7 +118,7 @@ class FlatParameters:
 
     @staticmethod
     def view(flat: Array, segment: Segment) -> Array:
-        """A segment of a flat buffer in its parameter's shape; writes go through."""
+        """Returns a segment of a flat buffer in its parameter's shape; writes go through."""
         return flat[segment.start : segment.stop].reshape(segment.shape)
 
     @property
@@ -142,7 +142,7 @@ class FlatParameters:
         return stacks_of([(s.shape, s.start) for s in self.segments], self.backend)
 
     def matrices(self, cut: AsMatrices = last_two) -> Matrices:
-        """The parameters as matrices, cut so. As with `stacks`, a rule asks in its `init`."""
+        """Returns the parameters as matrices, cut so. As with `stacks`, a rule asks in its `init`."""
         if cut not in self._matrices:
             self._matrices[cut] = Matrices([(s.shape, s.start) for s in self.segments], self.backend, cut)
         return self._matrices[cut]
@@ -204,7 +204,7 @@ class FlatParameters:
     # ---- saving ------------------------------------------------------------------------------------
 
     def split(self, flat: Array) -> dict[str, np.ndarray[Any, Any]]:
-        """A flat buffer on the host, by parameter name, in the parameters' shapes; copies."""
+        """Returns a flat buffer on the host, by parameter name, in the parameters' shapes; copies."""
         host = self.backend.to_host(flat)
         return {s.name: self.view(host, s).copy() for s in self.segments}
 
@@ -230,7 +230,7 @@ class FlatParameters:
         flat[...] = self.backend.to_device(host)
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
-        """The values by parameter name, on the host; copies."""
+        """Returns the values by parameter name, on the host; copies."""
         return self.split(self.values)
 
     def load_state(self, entries: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -290,14 +290,14 @@ def named_parameters(parameters: Named) -> list[tuple[str, Tensor]]:
 
 
 def listed(parameters: Iterable[Any]) -> list[Any]:
-    """The parameters as a list. Raises TypeError for a Tensor, whose rows would be taken for parameters."""
+    """Returns the parameters as a list. Raises TypeError for a Tensor, whose rows would be taken for parameters."""
     if isinstance(parameters, Tensor):
         raise TypeError("optimizer: expected parameters in a list, got a single Tensor")
     return list(parameters)
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """The name; if it is taken, with the smallest number from 2 on that makes it free."""
+    """Returns the name; if it is taken, with the smallest number from 2 on that makes it free."""
     return next(n for n in chain([name], (f"{name}.{i}" for i in count(2))) if n not in taken)
 
 

@@ -49,7 +49,7 @@ class KernelRule(Protocol):
     """A rule that is not elementwise, and runs by a kernel of its own where there is a GPU."""
 
     def kernel(self, arena: FlatParameters) -> Kernel:
-        """The kernel that does what `update` does, within rounding."""
+        """Returns the kernel that does what `update` does, within rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,12 @@ class _Element:
 
 
 def flat_states(state: State) -> list[str]:
-    """The names of a rule's flat arrays, in order."""
+    """Returns the names of a rule's flat arrays, in order."""
     return [name for name, array in state.items() if array.ndim]
 
 
 def fuses(rule: Any, state: State) -> bool:
-    """Whether a rule's update can be passes of these."""
+    """Tells whether a rule's update can be passes of these."""
     if isinstance(rule, KernelRule):
         return True
     return bool(getattr(rule, "elementwise", False)) and all(a.dtype == float32 for a in state.values() if a.ndim)
@@ -88,7 +88,7 @@ def fuses(rule: Any, state: State) -> bool:
 def passes_of(
     rule: Rule, arena: FlatParameters, state: State, numbers: Sequence[str], elements: Elements
 ) -> tuple[KernelPass, ...]:
-    """The passes of a rule, in order.
+    """Returns the passes of a rule, in order.
 
     Args:
         rule: the rule.
@@ -107,7 +107,7 @@ def passes_of(
 
 
 def _kernel_pass(name: str, kernel: Kernel, arena: FlatParameters, state: State) -> KernelPass:
-    """A rule's own kernel, with its signature and its constants written before it."""
+    """Returns a rule's own kernel, with its signature and its constants written before it."""
     types = {n: _TYPES[a.dtype] for n, a in kernel.tables.items()} | {n: _TYPES[d] for n, d in kernel.states.items()}
     sums = _sums(arena, kernel.sums, kernel.blocks)
     text = _BY_KERNEL.format(
@@ -143,7 +143,7 @@ class _Generated:
         self._flat = flat_states(state)
 
     def update(self) -> KernelPass:
-        """The pass that moves the values."""
+        """Returns the pass that moves the values."""
 
         def formula(given: dict[str, Any], state: State, step: Step) -> dict[str, Any]:
             direction, changed = self._rule.update(given["g"], state, step)
@@ -154,7 +154,7 @@ class _Generated:
         return self._pass(self._rule.name, _UPDATE, blocks, formula, how=how)
 
     def terms(self, rule: TermsRule) -> KernelPass:
-        """The pass that sums, before the values are moved."""
+        """Returns the pass that sums, before the values are moved."""
         names: list[str] = []
 
         def formula(given: dict[str, Any], state: State, step: Step) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def _write(g: Tensor, value: Array) -> None:
 
 
 def _kind(norm_type: float | str) -> float:
-    """Which norm. Raises ValueError for a word other than "inf"."""
+    """Returns which norm. Raises ValueError for a word other than "inf"."""
     if isinstance(norm_type, str) and norm_type != "inf":
         raise ValueError(f'norm_type: expected a number or "inf", got {norm_type!r}')
     return float(norm_type)

@@ -25,7 +25,7 @@ class MatrixShape:
     inner: int = 1
 
     def sizes(self) -> dict[str, int]:
-        """The means over each row, over each column, and the matrices."""
+        """Returns the means over each row, over each column, and the matrices."""
         return {"row": self.batches * self.rows * self.inner, "col": self.batches * self.cols * self.inner}
 
 
@@ -72,31 +72,31 @@ class Matrices:
         return self._backend.to_device(np.array(given, np.int64))
 
     def spans(self) -> list[tuple[int, int]]:
-        """Where each parameter begins in the flat buffers, and its size, by its number."""
+        """Returns where each parameter begins in the flat buffers, and its size, by its number."""
         return [(row[0], row[-1]) for row in self._rows]
 
     def slices(self, every: int) -> dict[int, int]:
-        """Where each parameter begins in a buffer of every so many'th value of all, by its number."""
+        """Returns where each parameter begins in a buffer of every so many'th value of all, by its number."""
         ends = np.cumsum([-(-size // every) for _, size in self.spans()])
         return dict(enumerate([0, *ends[:-1].tolist()]))
 
     def zeros(self, name: str) -> dict[str, Array]:
-        """The moments `name`_row, `name`_col and `name`_whole; those that no parameter has are left out."""
+        """Returns the moments `name`_row, `name`_col and `name`_whole; those that no parameter has are left out."""
         xp = self._backend.xp
         return {f"{name}_{kind}": xp.zeros((1, n), float32) for kind, n in self.totals.items() if n}
 
     def part(self, buffer: Array, kind: str, stack: int) -> Array:
-        """What a buffer has of a stack of parameters, (n, size); writes go through."""
+        """Returns what a buffer has of a stack of parameters, (n, size); writes go through."""
         at, n, size = self._parts[stack][kind]
         return buffer[0, at : at + n * size].reshape(n, size)
 
     def is_cut(self, stack: int) -> bool:
-        """Whether the parameters of a stack are seen as matrices."""
+        """Tells whether the parameters of a stack are seen as matrices."""
         return "row" in self._parts[stack]
 
     @staticmethod
     def joined(xp: Namespace, parts: list[Array]) -> Array:
-        """A buffer of the stacks' parts, in order."""
+        """Returns a buffer of the stacks' parts, in order."""
         return xp.concatenate([part.reshape(1, -1) for part in parts], axis=1)
 
 
@@ -108,7 +108,7 @@ class Stack:
     places: Array
 
     def gather(self, xp: Namespace, flat: Array) -> Array:
-        """Their part of a flat buffer, (n, *shape); a copy."""
+        """Returns their part of a flat buffer, (n, *shape); a copy."""
         return flat[self._elements(xp)].reshape(-1, *self.shape)
 
     def scatter(self, xp: Namespace, flat: Array, values: Array) -> None:

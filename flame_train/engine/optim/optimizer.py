@@ -121,7 +121,7 @@ class Optimizer:
         return self._scalars["count"]
 
     def metrics(self) -> dict[str, Tensor]:
-        """The last step's figures by name: 0-d fp64 tensors on the device, always of the same buffer.
+        """Returns the last step's figures by name: 0-d fp64 tensors on the device, always of the same buffer.
 
         `count` and `skipped` are as after the step, `lr` and `loss_scale` as used in it. `grad_norm` is the
         unscaled norm before any clipping, `finite` and `healthy` are 0 or 1.
@@ -255,11 +255,11 @@ class Optimizer:
         self._scalars["healthy"][...] = True
 
     def _is_flat(self, array: Array) -> bool:
-        """Whether it has an entry for each trained value."""
+        """Tells whether it has an entry for each trained value."""
         return array.ndim == 1 and int(array.size) == self.arena.size
 
     def _entries(self) -> list[tuple[str, Array]]:
-        """Every buffer of the state with its saved name."""
+        """Returns every buffer of the state with its saved name."""
         found = [(n, self._scalars[n]) for n in ("lr", "count", "skipped")]
         found += [(f"loss_scaler.{n}", self._scalars[n]) for n in ("scale", "clean") if self.scaler]
         found += [(f"average.{n}", a) for n, a in self._mean.items()]

@@ -39,7 +39,7 @@ class AdamWRule:
         return decayed(direction, self.weight_decay, step.arena), after
 
     def _direction(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
-        """The corrected mean over the root of the corrected mean square, and the state after it."""
+        """Returns the corrected mean over the root of the corrected mean square, and the state after it."""
         xp, (b1, b2) = step.xp, self.betas
         numbers = step.numbers_of(self, state)
         first, second = numbers["first"], numbers["second"]

@@ -58,7 +58,7 @@ class Schedule:
             raise ValueError(f"schedule {self.name!r}: expected the number of updates as total, got {self.total}")
 
     def rate(self, xp: Namespace, count: Array, peak: Array) -> Array:
-        """The fp64 learning rate of update number `count` (0-d int64, from 0) for a 0-d fp64 `peak`."""
+        """Returns the fp64 learning rate of update number `count` (0-d int64, from 0) for a 0-d fp64 `peak`."""
         done = count.astype(np.float64) - self.begins
         floor = peak if self.name == "constant" else self.min_lr
         left = max(1, self.total - self.warmup)

@@ -74,7 +74,7 @@ class LossScaler:
         return {"scale": xp.full((), self.init, np.float32), "clean": xp.zeros((), np.int64)}
 
     def update(self, xp: Namespace, state: dict[str, Array], finite: Array) -> tuple[dict[str, Array], Array]:
-        """The state after a step that was `finite` (0-d bool) or not, and whether the scaler is exhausted."""
+        """Returns the state after a step that was `finite` (0-d bool) or not, and whether the scaler is exhausted."""
         scale, clean = state["scale"], state["clean"] + 1
         if not self.dynamic:
             return {"scale": scale, "clean": clean}, ~finite
@@ -106,7 +106,7 @@ class StepControl:
     halt: bool
 
     def state(self, xp: Namespace, lr: float) -> State:
-        """The state before the first step."""
+        """Returns the state before the first step."""
         return {
             "lr": xp.full((), lr, np.float64),
             "count": xp.zeros((), np.int64),
@@ -121,7 +121,7 @@ class StepControl:
         return self.scaler is not None or self.accumulation > 1
 
     def divisor(self, s: State) -> Array:
-        """What the accumulated gradients are divided by, fp32."""
+        """Returns what the accumulated gradients are divided by, fp32."""
         return s["scale"] * np.float32(self.accumulation)
 
     def of(self, xp: Namespace, s: State, norm: Array, loss: Array | None) -> tuple[State, State]:
@@ -142,7 +142,7 @@ class StepControl:
         return numbers, {f"metrics.{name}": shown[name] for name in METRICS} | after
 
     def _after(self, xp: Namespace, s: State, finite: Array, apply: Array) -> State:
-        """The counters, the scaler's state and `healthy` after the step."""
+        """Returns the counters, the scaler's state and `healthy` after the step."""
         failed, changed = ~finite, {}
         if self.scaler is not None:
             scaling, failed = self.scaler.update(xp, s, finite)

@@ -63,7 +63,7 @@ class Step:
         return self.rate if self.arena.lr_scale is None else self.rate * self.arena.lr_scale
 
     def numbers_of(self, rule: Rule, state: State) -> State:
-        """The rule's single numbers in this step."""
+        """Returns the rule's single numbers in this step."""
         return rule.numbers(state, self) if self.numbers is None else self.numbers
 
 
@@ -75,10 +75,10 @@ class Transform(Protocol):
         """Unique within a chain."""
 
     def init(self, arena: FlatParameters) -> State:
-        """The state before the first step."""
+        """Returns the state before the first step."""
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
-        """What `g` becomes, and the changed entries of the state."""
+        """Returns what `g` becomes, and the changed entries of the state."""
 
 
 class Rule(Transform, Protocol):
@@ -95,7 +95,7 @@ class Rule(Transform, Protocol):
     """
 
     def numbers(self, state: State, step: Step) -> State:
-        """The rule's single numbers in this step, 0-d, from the state's and the step's `count` and `rate`.
+        """Returns the rule's single numbers in this step, 0-d, from the state's and the step's `count` and `rate`.
 
         Those named as 0-d entries of the state are their new values; all others are fp32.
         """
@@ -114,7 +114,7 @@ class TermsRule(SummingRule, Protocol):
     """An elementwise rule that is summed over before its update: a pass of its own on a GPU."""
 
     def terms(self, g: Array, state: State, step: Step) -> tuple[State, State]:
-        """What is summed, by name and element, and the changed flat entries of the state."""
+        """Returns what is summed, by name and element, and the changed flat entries of the state."""
 
 
 @runtime_checkable
@@ -122,11 +122,11 @@ class EvaluatedRule(Protocol):
     """A rule that trains one set of values and is judged by another, such as a schedule-free one."""
 
     def evaluated(self, values: Array, state: State) -> Array:
-        """The values to sample with and to save, for the trained ones; a new array."""
+        """Returns the values to sample with and to save, for the trained ones; a new array."""
 
 
 def settled(rule: TermsRule, g: Array, state: State, step: Step) -> tuple[Step, State]:
-    """The step with all numbers of a rule that has `terms`, and the entries of the state that these change.
+    """Returns the step with all numbers of a rule that has `terms`, and the entries of the state that these change.
 
     On a GPU both were done by an earlier pass, and nothing is left to do.
     """
@@ -139,18 +139,18 @@ def settled(rule: TermsRule, g: Array, state: State, step: Step) -> tuple[Step, 
 
 
 def singles(state: State, numbers: State) -> State:
-    """The new values of the 0-d entries of a rule's state among its numbers."""
+    """Returns the new values of the 0-d entries of a rule's state among its numbers."""
     return {name: value for name, value in numbers.items() if name in state}
 
 
 def shown_by(rule: Transform) -> tuple[str, ...]:
-    """The names of the single numbers of a rule's state that belong in the log."""
+    """Returns the names of the single numbers of a rule's state that belong in the log."""
     shown: tuple[str, ...] = getattr(rule, "shown", ())
     return shown
 
 
 def global_norm(xp: Namespace, g: Array) -> Array:
-    """The 2-norm of a flat array, 0-d in its dtype, summed in fp64. Not finite if any entry is not."""
+    """Returns the 2-norm of a flat array, 0-d in its dtype, summed in fp64. Not finite if any entry is not."""
     return xp.sqrt(xp.sum(xp.square(g), dtype=np.float64)).astype(g.dtype)
 
 
@@ -177,7 +177,7 @@ class ClipNorm:
         return g, {}
 
     def numbers(self, state: State, step: Step) -> State:
-        """The factor for a gradient of the step's norm, as `clip`: 0-d fp32."""
+        """Returns the factor for a gradient of the step's norm, as `clip`: 0-d fp32."""
         assert step.norm is not None
         factor = state["max_norm"] / (step.norm + np.float32(1e-6))
         return {"clip": factor if self.normalize else step.xp.minimum(factor, np.float32(1.0))}
@@ -202,7 +202,7 @@ class ClipValue:
         return g, {}
 
     def numbers(self, state: State, step: Step) -> State:
-        """The largest magnitude, as `limit`: 0-d fp32."""
+        """Returns the largest magnitude, as `limit`: 0-d fp32."""
         return {"limit": state["limit"]}
 
 
@@ -240,6 +240,6 @@ class GradientNoise:
         return g, {}
 
     def numbers(self, state: State, step: Step) -> State:
-        """The noise's standard deviation in this step, as `std`: 0-d fp32."""
+        """Returns the noise's standard deviation in this step, as `std`: 0-d fp32."""
         anneal = (1.0 + step.count.astype(np.float64)) ** (-0.5 * self.decay)
         return {"std": (state["std"] * anneal).astype(float32)}

@@ -41,6 +41,7 @@ _SCALAR_DEFAULTS = {
 }
 """The numbers that the kernels read, in order, with the value of each if no transform sets it; the rule's follow."""
 
+
 @dataclass(frozen=True, slots=True)
 class UpdateBuffers:
     """What a step works on: the transforms with their `states`, and buffers that stay at their addresses.
@@ -57,7 +58,7 @@ class UpdateBuffers:
     metrics: Array
 
     def places(self) -> State:
-        """The 0-d buffers to which the control's results are written, by its names for them."""
+        """Returns the 0-d buffers to which the control's results are written, by its names for them."""
         figures = {f"metrics.{n}": self.metrics[i : i + 1].reshape(()) for i, n in enumerate(METRICS)}
         return figures | self.scalars
 
@@ -148,7 +149,7 @@ class FusedUpdate:
 
     @staticmethod
     def fits(buffers: UpdateBuffers) -> bool:
-        """True on a GPU for an elementwise rule, or one with a kernel, behind links that the kernels know.
+        """Returns True on a GPU for an elementwise rule, or one with a kernel, behind links that the kernels know.
 
         These are any of clipping by value, by norm and noise, in this order.
         """
@@ -184,7 +185,7 @@ class FusedUpdate:
                 self._conclude(each)
 
     def _numbers_once(self, xp: Namespace, state: State) -> State:
-        """The rule's numbers as they are in the first step, for their names."""
+        """Returns the rule's numbers as they are in the first step, for their names."""
         zero = xp.zeros((), float32)
         step = Step(xp, self._buffers.arena, self._buffers.scalars["count"], rate=zero)
         numbers = self._rule.numbers(state, step)
@@ -212,7 +213,7 @@ class FusedUpdate:
         self._programs[key](given, self._into)
 
     def _after(self, xp: Namespace, given: State) -> State:
-        """What the rule concludes: the formula that is traced into a kernel."""
+        """Returns what the rule concludes: the formula that is traced into a kernel."""
         assert isinstance(self._rule, SummingRule)
         prefix = f"{self._rule.name}."
         state = {n.removeprefix(prefix): a for n, a in given.items() if n.startswith(prefix)}
@@ -222,7 +223,7 @@ class FusedUpdate:
         return self._changes(xp, given, self._rule.conclude(state, step), now["apply"] > 0)
 
     def _scalars(self, xp: Namespace, given: State) -> State:
-        """The control, and the numbers of all transforms: the formula that is traced into a kernel."""
+        """Returns the control, and the numbers of all transforms: the formula that is traced into a kernel."""
         norm = _norm_of(xp, given["sums"])
         numbers, after = self._buffers.control.of(xp, given, norm, given.get("loss"))
         step = Step(xp, self._buffers.arena, given["count"], norm)

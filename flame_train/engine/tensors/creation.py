@@ -29,7 +29,7 @@ _INSTEAD = "generator=flame.Generator(seed, device=...)"
 
 
 def zeros(*size: Any, dtype: DTypeLike = None, device: str | None = None, requires_grad: bool = False) -> Tensor:
-    """A tensor of zeros. `size` is ints, or one tuple of them.
+    """Returns a tensor of zeros. `size` is ints, or one tuple of them.
 
     >>> zeros(2, 3).shape
     (2, 3)
@@ -38,7 +38,7 @@ def zeros(*size: Any, dtype: DTypeLike = None, device: str | None = None, requir
 
 
 def ones(*size: Any, dtype: DTypeLike = None, device: str | None = None, requires_grad: bool = False) -> Tensor:
-    """A tensor of ones. `size` is ints, or one tuple of them.
+    """Returns a tensor of ones. `size` is ints, or one tuple of them.
 
     >>> ones(3).tolist()
     [1.0, 1.0, 1.0]
@@ -54,7 +54,7 @@ def full(
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """A tensor of `size` that holds `fill_value`; its dtype, unless given, is that of the value, as torch.full.
+    """Returns a tensor of `size` that holds `fill_value`; its dtype, unless given, is that of the value, as torch.full.
 
     >>> full((2,), 7).tolist()
     [7, 7]
@@ -80,7 +80,7 @@ def full(
 
 
 def empty(*size: Any, dtype: DTypeLike = None, device: str | None = None, requires_grad: bool = False) -> Tensor:
-    """A tensor whose values are whatever the memory held. `size` is ints, or one tuple of them.
+    """Returns a tensor whose values are whatever the memory held. `size` is ints, or one tuple of them.
 
     >>> empty(2, 0).shape
     (2, 0)
@@ -174,7 +174,7 @@ def eye(
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """An n x m matrix (n x n) of ones on the diagonal and zeros elsewhere.
+    """Returns an n x m matrix (n x n) of ones on the diagonal and zeros elsewhere.
 
     >>> eye(2).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
@@ -302,7 +302,7 @@ def full_like(input: Tensor, fill_value: float, *, dtype: DTypeLike = None, devi
 
 
 def empty_like(input: Tensor, *, dtype: DTypeLike = None, device: str | None = None) -> Tensor:
-    """A tensor of the shape, and unless given the dtype and device, of `input`, with whatever the memory held.
+    """Returns a tensor of the shape, and unless given the dtype and device, of `input`, with whatever the memory held.
 
     >>> empty_like(ones(2, 3)).shape
     (2, 3)

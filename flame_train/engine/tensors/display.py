@@ -16,7 +16,7 @@ _EDGE = 3
 
 
 def values_shown(array: Array, backend: Backend, indent: int) -> str:
-    """The values in nested brackets, continued after `indent` blanks.
+    """Returns the values in nested brackets, continued after `indent` blanks.
 
     Of a large tensor three at each edge and the shape. The shape alone where there are no values to look at: in a
     captured step, and on a GPU that is only described.
@@ -35,7 +35,7 @@ def values_shown(array: Array, backend: Backend, indent: int) -> str:
 
 
 def _edges(array: Array, xp: Any) -> Array:
-    """The elements within `_EDGE` of an edge, and one more along each long dim, for which dots are printed."""
+    """Returns the elements within `_EDGE` of an edge, and one more along each long dim, for which dots are printed."""
     for dim, n in enumerate(array.shape):
         if n > 2 * _EDGE + 1:
             before: tuple[Any, ...] = (slice(None),) * dim

@@ -32,7 +32,7 @@ def save(tensors: Mapping[str, Any], path: str | Path, metadata: Mapping[str, st
 
 
 def load(path: str | Path, device: str | None = None) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name, in the file's dtypes, on `device` or the default one.
+    """Returns the tensors of a safetensors file by name, in the file's dtypes, on `device` or the default one.
 
     `model.load_state_dict(flame.load("net.safetensors"))`. Raises `ModelFileError` for a file that is damaged or of
     another kind: files that could run code, such as .pt, are never opened.

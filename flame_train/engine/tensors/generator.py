@@ -75,7 +75,7 @@ def manual_seed(seed: int) -> None:
 
 
 def next_rng(backend: Backend, samples: int, generator: Generator | None = None, *, instead: str) -> Rng:
-    """The numbers of what is drawn next, by the generator or else by `manual_seed`."""
+    """Returns the numbers of what is drawn next, by the generator or else by `manual_seed`."""
     if generator is not None:
         seed, counter = generator.next(backend)
     else:
@@ -92,7 +92,7 @@ def refuse_in_capture(instead: str) -> None:
 
 
 def seed_of(seed: Any) -> int:
-    """A seed as a Python int. Raises TypeError for what is no whole number."""
+    """Returns a seed as a Python int. Raises TypeError for what is no whole number."""
     if not isinstance(seed, Integral):
         raise TypeError(f"a seed: expected an int, got {seed!r}")
     return int(seed)

@@ -40,7 +40,7 @@ def steps(xp: Namespace, index: Any, shape: Sequence[int]) -> tuple[Places, Plac
 
 
 def _entry(part: Any) -> Any:
-    """One entry of an index: an int, slice, None, ... or an array of integers or booleans."""
+    """Returns one entry of an index: an int, slice, None, ... or an array of integers or booleans."""
     if isinstance(part, (bool, np.bool_)):
         raise ShapeError(_SINGLE)
     if part is None or isinstance(part, (int, slice, type(...))):
@@ -62,7 +62,7 @@ def _is_mask(entry: Any) -> bool:
 
 
 def _dims(entries: Sequence[Any], shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The sizes of the dims that each entry indexes: several for a mask or `...`, none for None."""
+    """Returns the sizes of the dims that each entry indexes: several for a mask or `...`, none for None."""
     taken = [e.ndim if _is_mask(e) else 0 if e is None or e is ... else 1 for e in entries]
     found, at = [], 0
     for entry, count in zip(entries, taken, strict=True):
@@ -73,7 +73,7 @@ def _dims(entries: Sequence[Any], shape: tuple[int, ...]) -> list[tuple[int, ...
 
 
 def _read(xp: Namespace, entry: Any, dims: tuple[int, ...]) -> list[Any]:
-    """The entry, which indexes `dims`, as NumPy and CuPy take it.
+    """Returns the entry, which indexes `dims`, as NumPy and CuPy take it.
 
     Positions in an empty dim are refused here, because CuPy wraps positions around instead of checking them.
     """

@@ -53,7 +53,7 @@ class InPlace(TensorBase, Generic[TensorT]):
         return self
 
     def _fitting(self, op: str, value: Any) -> Any:
-        """Converts `value` for a write: a number, or an array of this dtype and device without leading dims of size 1."""
+        """Converts `value` for a write: a number, or an array of this dtype and device, leading dims of size 1 cut."""
         _check_lost(op, (value,))
         array: Array = value.data if hasattr(value, "_leaf") else np.asarray(value)
         if not is_float(array.dtype) and array.dtype.kind not in "biu":

@@ -67,11 +67,11 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
     # ---- reading it on the host --------------------------------------------------------------------
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The values on the host. Raises RuntimeError while a step is captured."""
+        """Returns the values on the host. Raises RuntimeError while a step is captured."""
         return self.backend.to_host(self.data)
 
     def item(self) -> float:
-        """The single value as a Python number. Raises ValueError unless there is exactly one."""
+        """Returns the single value as a Python number. Raises ValueError unless there is exactly one."""
         if self.size != 1:
             raise ValueError(f"item(): expected one element, this tensor has shape {self.shape}")
         return self.numpy().reshape(-1)[0].item()
@@ -86,7 +86,7 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
         return bool(self.item())
 
     def tolist(self) -> Any:
-        """The values as nested lists of Python numbers."""
+        """Returns the values as nested lists of Python numbers."""
         return self.numpy().tolist()
 
     def __array__(self, dtype: DType | None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -145,13 +145,13 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
         return self._hooks.register(run)
 
     def detach(self) -> Tensor:
-        """The same values without their history; shares memory."""
+        """Returns the same values without their history; shares memory."""
         return Tensor(self.data)
 
     # ---- moving and casting ------------------------------------------------------------------------
 
     def to(self, target: str | DType, dtype: str | DType | None = None) -> Tensor:
-        """A copy on another device, in another dtype, or both, differentiable; itself if it is there already.
+        """Returns a copy on another device, in another dtype, or both, differentiable; itself if it is there already.
 
         `target` is a device, "cpu", "cuda" or "cuda:1", or a dtype. As torch.Tensor.to. Raises `TypeError` for an
         unknown dtype, `EnvironmentFault` where a GPU cannot be used.
@@ -169,39 +169,39 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
         return self if wanted == self.dtype else REGISTRY["cast"](self, wanted)
 
     def cpu(self) -> Tensor:
-        """The values on the CPU."""
+        """Returns the values on the CPU."""
         return self.to("cpu")
 
     def cuda(self) -> Tensor:
-        """The values on the first GPU."""
+        """Returns the values on the first GPU."""
         return self.to("cuda")
 
     def float(self) -> Tensor:
-        """The values in fp32."""
+        """Returns the values in fp32."""
         return self.to("float32")
 
     def double(self) -> Tensor:
-        """The values in fp64."""
+        """Returns the values in fp64."""
         return self.to("float64")
 
     def half(self) -> Tensor:
-        """The values in fp16."""
+        """Returns the values in fp16."""
         return self.to("float16")
 
     def bfloat16(self) -> Tensor:
-        """The values in bf16."""
+        """Returns the values in bf16."""
         return self.to("bfloat16")
 
     def long(self) -> Tensor:
-        """The values as int64, rounded towards 0."""
+        """Returns the values as int64, rounded towards 0."""
         return self.to("int64")
 
     def clone(self) -> Tensor:
-        """A copy in memory of its own, differentiable."""
+        """Returns a copy in memory of its own, differentiable."""
         return REGISTRY["clone"](self)
 
     def contiguous(self) -> Tensor:
-        """The same values in row-major memory; itself if they are in it already."""
+        """Returns the same values in row-major memory; itself if they are in it already."""
         return self if self.data.flags.c_contiguous else self.clone()
 
 
@@ -209,7 +209,7 @@ Hook = Callable[[Tensor], Tensor | None]
 
 
 def _call_hook(hook: Hook, g: Array) -> Array:
-    """The array of the gradient that `hook` makes of `g`.
+    """Returns the array of the gradient that `hook` makes of `g`.
 
     Raises `TypeError` or `ShapeError` for a hook that returns no Tensor, or one of another dtype or shape.
     """
@@ -326,7 +326,7 @@ def _as_array(data: Any) -> np.ndarray[Any, Any]:
 
 
 def _of_tensors(data: Any) -> bool:
-    """Whether nested lists hold tensors: copying their values would silently drop their gradients."""
+    """Tells whether nested lists hold tensors: copying their values would silently drop their gradients."""
     while isinstance(data, (list, tuple)) and data:
         data = data[0]
     return isinstance(data, Tensor)

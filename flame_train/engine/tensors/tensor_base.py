@@ -71,7 +71,7 @@ class TensorBase:
         return self._node is None
 
     def numel(self) -> int:
-        """The number of elements."""
+        """Returns the number of elements."""
         return self.size
 
     @property
@@ -80,7 +80,7 @@ class TensorBase:
         return int(self.data.nbytes)
 
     def dim(self) -> int:
-        """The number of dims."""
+        """Returns the number of dims."""
         return self.ndim
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ def _check_floating(dtype: DType) -> None:
 
 
 def device_copy_node(t: GraphTensor, there: Backend) -> Node:
-    """The node of a copy of `t` on another device, `there`. It saves nothing."""
+    """Returns the node of a copy of `t` on another device, `there`. It saves nothing."""
     here = t.backend
 
     def copy_back(_: Any, g: Array) -> Array:

@@ -37,7 +37,7 @@ ABOUT_THE_REST: Final = (
 
 
 def kind_of(name: str) -> str:
-    """The kind of a launch by its name, "" if it has none of the listed."""
+    """Returns the kind of a launch by its name, "" if it has none of the listed."""
     return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.IGNORECASE)), "")
 
 
@@ -63,7 +63,7 @@ def breakdown(
     ceilings: tuple[float, float],
     milliseconds: Callable[[Callable[[], None]], float],
 ) -> list[dict[str, Any]]:
-    """The time of a captured step by kind of kernel.
+    """Returns the time of a captured step by kind of kernel.
 
     The step runs once more for each kind, with the kernels of that kind only. Its numbers mean nothing here.
 
@@ -98,5 +98,5 @@ def breakdown(
 
 
 def _touched(array: Any) -> int:
-    """The bytes of an array, of what is broadcast once."""
+    """Returns the bytes of an array, of what is broadcast once."""
     return int(math.prod(n for n, s in zip(array.shape, array.strides, strict=True) if s) * array.itemsize)

@@ -95,7 +95,7 @@ class Prepared:
         update(self.state)
 
     def captured(self) -> Callable[[], None]:
-        """The step as one device program, recorded."""
+        """Returns the step as one device program, recorded."""
         replay = capture(self.step, self.backend.name)
         replay()
         replay()
@@ -103,7 +103,7 @@ class Prepared:
 
 
 def prepare(case: BenchCase, group: ProcessGroup = ALONE) -> Prepared:
-    """A step with random weights, made on the device. Raises `ConfigError` for settings that allow no step.
+    """Returns a step with random weights, made on the device. Raises `ConfigError` for settings that allow no step.
 
     Of several processes in `group` each makes its own, with its share of the samples.
     """
@@ -161,7 +161,7 @@ def prepare(case: BenchCase, group: ProcessGroup = ALONE) -> Prepared:
 
 
 def _checkpointed(network: BlockNetwork, case: BenchCase) -> frozenset[str]:
-    """The blocks that are checkpointed. Raises `ConfigError` if the model has none."""
+    """Returns the blocks that are checkpointed. Raises `ConfigError` if the model has none."""
     if case.checkpoint_blocks and case.checkpointing == "off":
         raise ConfigError("--checkpoint-blocks: expected --checkpointing with it")
     return blocks_named(network, case.checkpointing, case.checkpoint_blocks, "--checkpoint-blocks")
@@ -262,7 +262,7 @@ def _step(case: BenchCase, by_kind: bool) -> dict[str, Any]:
 
 
 def _on_gpu(p: Prepared, flops_of: Mapping[str, int], by_kind: bool) -> dict[str, Any]:
-    """The measurements of the captured step. `flops_of` is its arithmetic, by kind of kernel."""
+    """Returns the measurements of the captured step. `flops_of` is its arithmetic, by kind of kernel."""
     counted = count_launches(p.step, p.backend) if by_kind else {}
     replay = p.captured()
     p.backend.reset_peak()
@@ -288,7 +288,7 @@ def gib(size: int) -> float:
 
 
 def _figures(p: Prepared) -> dict[str, float]:
-    """The metrics of the last step."""
+    """Returns the metrics of the last step."""
     return dict(zip(p.state.figure_names, p.backend.to_host(p.state.figures).tolist(), strict=True))
 
 
@@ -304,7 +304,7 @@ class Predicted:
 
 
 def predicted(case: BenchCase, processes: int = 1) -> Predicted:
-    """The step of a case, run on shapes for this machine's GPU, or an H100 where there is none.
+    """Returns the step of a case, run on shapes for this machine's GPU, or an H100 where there is none.
 
     Of several processes it is one; what NCCL keeps is not counted.
     """
@@ -317,7 +317,7 @@ def predicted(case: BenchCase, processes: int = 1) -> Predicted:
 
 
 def _share(work: float, ms: float, ceiling: float) -> dict[str, Any]:
-    """The step's arithmetic, its rate, and that rate over the card's own."""
+    """Returns the step's arithmetic, its rate, and that rate over the card's own."""
     rate = work / ms * 1e3
     return {
         "tflop": round(work / 1e12, 3),
@@ -343,7 +343,11 @@ def _time(fn: Callable[[], None], backend: Backend, warm: int = _WARM, timed: in
 
 
 def randomise(
-    module: nn.Module, dtype: DType, backend: Backend, storage: nn.Storage | None = None, mover: nn.OffloadOnLoad | None = None
+    module: nn.Module,
+    dtype: DType,
+    backend: Backend,
+    storage: nn.Storage | None = None,
+    mover: nn.OffloadOnLoad | None = None,
 ) -> None:
     """Fills every weight with uniform values of a sensible size, made on the device.
 
@@ -378,7 +382,7 @@ def _uniform(backend: Backend, number: int, shape: tuple[int, ...], bound: float
 
 
 def random_batch(model: Model, case: BenchCase, bucket: tuple[int, int] | None = None, controls: int = 0) -> HostBatch:
-    """A batch of random latents and conditioning of the model's shapes, for images (H, W) if not square ones.
+    """Returns a batch of random latents and conditioning of the model's shapes, for images (H, W) if not square ones.
 
     Each image has so many control images of its size.
     """

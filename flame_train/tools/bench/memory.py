@@ -47,7 +47,7 @@ def run(case: BenchCase) -> dict[str, Any]:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """The result as lines of text, in MiB."""
+    """Returns the result as lines of text, in MiB."""
     kinds = ("weights", "adapters", "gradients", "optimizer", "kept", "workspace", "peak of what ops make")
     lines = [f"{name:<28}{result[name] / 2**20:>12.2f} MiB" for name in kinds]
     lines += ["", "kept for the backward pass, by op"]

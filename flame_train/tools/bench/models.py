@@ -21,12 +21,12 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def names() -> list[str]:
-    """Every model that can be measured. The tiny ones have the published structure and are for a quick look."""
+    """Returns every model that can be measured. The tiny ones have the published structure and are for a quick look."""
     return [name for family in FAMILIES.values() for name in family.published]
 
 
 def find(name: str) -> tuple[Family, Model]:
-    """The model of that name, its weights declared. Raises `ConfigError` for one that is not known."""
+    """Returns the model of that name, its weights declared. Raises `ConfigError` for one that is not known."""
     for family in FAMILIES.values():
         if name in family.published:
             return family, family.declared(family.published[name](), NOTHING_NAMED)
@@ -53,7 +53,7 @@ _CAPTION: Final = "a photograph of a lighthouse on a rock above the sea"
 def running_encoders(
     model: Model, trained: Collection[str], checkpointing: Checkpointing, fill: Callable[[BlockNetwork], None]
 ) -> tuple[RunningEncoder, ...]:
-    """The encoders of the keys `trained`, their weights filled in by `fill`."""
+    """Returns the encoders of the keys `trained`, their weights filled in by `fill`."""
     found = []
     for encoder in model.encoders(trained):
         network = encoder.part.build()
@@ -65,7 +65,7 @@ def running_encoders(
 
 
 def with_token_ids(arrays: Mapping[str, np.ndarray[Any, Any]], running: Collection[RunningEncoder]) -> Arrays:
-    """A batch's arrays, with the token ids of one caption for the arrays that `running` make."""
+    """Returns a batch's arrays, with the token ids of one caption for the arrays that `running` make."""
     size = len(next(iter(arrays.values())))
     made = {name for each in running for name in each.encoder.outputs}
     made |= {f"{name}_rows" for name in made}

@@ -96,12 +96,12 @@ def _step(p: Prepared, state: State) -> Callable[[], None]:
 
 
 def _launched(step: Callable[[], None], p: Prepared) -> Callable[[], None]:
-    """The sum, captured where the transport can be."""
+    """Returns the sum, captured where the transport can be."""
     return _captured(step, p) if p.state.group.captured else step
 
 
 def _captured(step: Callable[[], None], p: Prepared) -> Callable[[], None]:
-    """A part of the step as a captured graph, whose first two calls are behind it."""
+    """Returns a part of the step as a captured graph, whose first two calls are behind it."""
     replay = capture(step, p.backend.name)
     replay()
     replay()

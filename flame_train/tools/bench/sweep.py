@@ -42,7 +42,7 @@ def run(case: BenchCase, path: Path) -> tuple[dict[str, Any], BaseException | No
 
 
 def _title(case: BenchCase) -> str:
-    """All that was the same at every batch."""
+    """Returns all that was the same at every batch."""
     parts = [
         case.model,
         f"{case.resolution} px",
@@ -109,7 +109,7 @@ def draw(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
 
 
 def _round_up(top: float) -> float:
-    """The next four times a round number, for the four lines of an axis."""
+    """Returns the next four times a round number, for the four lines of an axis."""
     quarter = max(top, 1e-9) / 4
     unit = 10.0 ** math.floor(math.log10(quarter))
     return 4 * next(n * unit for n in (1, 2, 2.5, 5, 10) if n * unit >= quarter)
@@ -130,6 +130,6 @@ def _axes(
 
 
 def _place(box: tuple[int, int, int, int], i: int, count: int, value: float, top: float) -> tuple[float, float]:
-    """Where a point of the plot stands; points are evenly spaced, as the batch doubles."""
+    """Returns where a point of the plot stands; points are evenly spaced, as the batch doubles."""
     along = (i + 0.5) / count
     return box[0] + (box[2] - box[0]) * along, box[3] - (box[3] - box[1]) * (value / top if top else 0.0)

@@ -51,12 +51,12 @@ def _build(index: int) -> None:
 
 
 def several_gpus() -> bool:
-    """Whether this process uses more than one GPU, so that two tensors on GPUs may be on different ones."""
+    """Tells whether this process uses more than one GPU, so that two tensors on GPUs may be on different ones."""
     return len(_STATE) > 1
 
 
 def backend_of_array(array: Array) -> CudaBackend:
-    """The backend of the GPU that an array of CuPy's is on."""
+    """Returns the backend of the GPU that an array of CuPy's is on."""
     if len(_STATE) == 1 and _DESCRIBED.get() is None:
         backend = next(iter(_STATE.values()))
         backend.enter_thread()
@@ -65,7 +65,7 @@ def backend_of_array(array: Array) -> CudaBackend:
 
 
 def current_gpu() -> CudaBackend:
-    """The backend of the GPU that the op now running in this thread runs on."""
+    """Returns the backend of the GPU that the op now running in this thread runs on."""
     if len(_STATE) < 2 or _DESCRIBED.get() is not None:
         return cuda_backend(next(iter(_STATE), 0))
     return cuda_backend(int(_STATE[next(iter(_STATE))].xp.cuda.runtime.getDevice()))

@@ -30,7 +30,7 @@ class Arrays:
         return x if x.flags.c_contiguous else self.copied(x)
 
     def copied(self, x: Array) -> Array:
-        """A copy of `x` in row-major memory."""
+        """Returns a copy of `x` in row-major memory."""
         made = self.empty(x.shape, x.dtype)
         self.copy([made], [x])
         return made
@@ -69,7 +69,7 @@ class Arrays:
         return x if has_mergeable_rows(x) else self.contiguous(x)
 
     def as_stacked_view(self, arrays: Sequence[Array]) -> Array | None:
-        """A view of the arrays along a new first dim; None unless they lie at equal distances in memory.
+        """Returns a view of the arrays along a new first dim; None unless they lie at equal distances in memory.
 
         The view holds the first one's memory alone, so the caller holds the others while it is used.
         """
@@ -105,7 +105,7 @@ class Arrays:
             self.elementwise(tuple(given), given, (first.dtype,) * len(some), first.shape, some)
 
     def stacked(self, arrays: Sequence[Array]) -> Array:
-        """The arrays along a new first dim: a view if they lie at equal distances in memory, else a copy."""
+        """Returns the arrays along a new first dim: a view if they lie at equal distances in memory, else a copy."""
         found = self.as_stacked_view(arrays)
         if found is None:  # CuPy's stack reads addresses from the host, which no graph captures
             found = self.empty((len(arrays), *arrays[0].shape), arrays[0].dtype)
@@ -114,7 +114,7 @@ class Arrays:
 
 
 def has_mergeable_rows(x: Array) -> bool:
-    """True if all dims but the last can be merged into one without a copy."""
+    """Returns True if all dims but the last can be merged into one without a copy."""
     return all(x.shape[i] == 1 or x.strides[i] == x.shape[i + 1] * x.strides[i + 1] for i in range(x.ndim - 2))
 
 

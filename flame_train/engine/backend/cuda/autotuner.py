@@ -38,11 +38,11 @@ class AutotuneCache:
         self._blocked: set[Path] = set()  # paths of something that a file cannot replace, such as a folder
 
     def path(self, key: str) -> Path | None:
-        """The file of the value, whether it exists or not; None without a folder."""
+        """Returns the file of the value, whether it exists or not; None without a folder."""
         return self.folder and self.folder / hashlib.sha256(self._full_key(key).encode()).hexdigest()[:40]
 
     def get(self, key: str) -> bytes | None:
-        """The value; None if it is not there or damaged, which is logged."""
+        """Returns the value; None if it is not there or damaged, which is logged."""
         path = self.path(key)
         if path is None:
             return None
@@ -105,7 +105,7 @@ class Autotuner:
         self._cupy, self._stream = cupy, stream
 
     def fastest(self, candidates: Sequence[Callable[[], None]]) -> int:
-        """The index of the fastest; 0 unless another is clearly faster. Waits for the device."""
+        """Returns the index of the fastest; 0 unless another is clearly faster. Waits for the device."""
         if len(candidates) < 2:
             return 0
         times = [statistics.median(t) for t in self._times(candidates)]
@@ -113,7 +113,7 @@ class Autotuner:
         return best if times[best] < _WORTH * times[0] else 0
 
     def _times(self, candidates: Sequence[Callable[[], None]]) -> list[list[float]]:
-        """Each candidate's times in ms; a single one for candidates that are hopelessly slow.
+        """Returns each candidate's times in ms; a single one for candidates that are hopelessly slow.
 
         The candidates take turns, so that a change of the clock rate affects all alike. Fills before each call flush
         the caches. They also keep the device busy for twice as long as the host takes to queue the call's launches.
@@ -142,7 +142,7 @@ class Autotuner:
         return found
 
     def _marked(self, candidate: Callable[[], None]) -> tuple[float, tuple[Any, Any]]:
-        """The seconds the host takes to queue `candidate`, and events before and after it."""
+        """Returns the seconds the host takes to queue `candidate`, and events before and after it."""
         begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
         begin.record(self._stream)
         start = time.perf_counter()

@@ -125,7 +125,7 @@ def _replace(driver: Any, graph: int, node: int, function: int, fill: _Memset) -
 
 
 def _listed(ask: Any, of: int) -> list[int]:
-    """The nodes that `ask`, one of the driver's list functions, gives for a graph or a node."""
+    """Returns the nodes that `ask`, one of the driver's list functions, gives for a graph or a node."""
     count = ctypes.c_size_t()
     _check(ask(ctypes.c_void_p(of), None, ctypes.byref(count)))
     if not count.value:

@@ -35,7 +35,7 @@ class Cubins:
         return PrebuiltKernels(self._cupy, ARCHITECTURE)
 
     def get(self, text: str, kernel: str, dtype: DType, shared_bytes: int) -> Any:
-        """The function `kernel` of a text for elements of `dtype`, allowed `shared_bytes` of shared memory.
+        """Returns the function `kernel` of a text for elements of `dtype`, allowed `shared_bytes` of shared memory.
 
         Several threads may ask at once, also for the same function. Raises DeviceFault if it does not compile.
         """
@@ -67,7 +67,7 @@ class Cubins:
 
 
 def compiled(nvrtc: Any, text: str, flags: tuple[str, ...]) -> bytes:
-    """The cubin of a text, by CuPy's binding of NVRTC. Raises DeviceFault if it does not compile."""
+    """Returns the cubin of a text, by CuPy's binding of NVRTC. Raises DeviceFault if it does not compile."""
     program = nvrtc.createProgram(text, "kernel.cu", (), ())
     try:
         nvrtc.compileProgram(program, flags)

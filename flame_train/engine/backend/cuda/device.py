@@ -109,7 +109,7 @@ class CudaBackend:
         return self.xp.empty(tuple(shape), dtype)
 
     def to_device(self, host: np.ndarray[Any, Any]) -> Array:
-        """A copy on the device. Memory order is kept: a transposed view stays one."""
+        """Returns a copy on the device. Memory order is kept: a transposed view stays one."""
         _refuse_in_capture("copies nothing in from the host", "make this tensor before the step")
         order = sorted(range(host.ndim), key=lambda i: -host.strides[i])
         dense = host.transpose(order)
@@ -182,7 +182,7 @@ class CudaBackend:
         self.program += 1
 
     def memory(self) -> Memory:
-        """What tensors take, and what captured graphs keep for themselves; `total` is the card's memory."""
+        """Returns what tensors take, and what captured graphs keep for themselves; `total` is the card's memory."""
         total = self.xp.cuda.runtime.memGetInfo()[1]
         self._in_graphs = self.graph_pool.total_bytes()  # walks over the pool, so not done at every allocation
         live = int(self._pool.used_bytes() + self._in_graphs)
@@ -238,7 +238,7 @@ class CudaBackend:
                 self._apart = False
 
     def recorded(self) -> Any:
-        """What the stream captured, as a graph to launch."""
+        """Returns what the stream captured, as a graph to launch."""
         return Graph(self.xp, self.stream)
 
     def run_once(self, fn: Callable[[], None]) -> None:

@@ -79,7 +79,7 @@ class Tile:
         return self.consumers * self.buffers * _BLOCK_BYTES
 
     def rounds(self, m: int, n: int, multiprocessors: int) -> int:
-        """How many of the tiles of an (m, n) result the busiest pair of multiprocessors makes."""
+        """Returns how many of the tiles of an (m, n) result the busiest pair of multiprocessors makes."""
         return -(-(-(-m // (2 * self.rows)) * -(-n // self.columns)) // (multiprocessors // 2))
 
     def used(self, m: int, n: int, multiprocessors: int) -> float:
@@ -146,7 +146,7 @@ class Operands:
         self.matrices = (self.a, right[0], self.a2, right[1], self.out, *more)
 
     def problem(self) -> _Problem:
-        """What the choice of a tile depends on."""
+        """Returns what the choice of a tile depends on."""
         (m, k), n = self.a.shape, self.out.shape[1]
         rows = tuple(x.strides[0] for x in self.matrices)
         return _Problem(
@@ -165,7 +165,7 @@ class Operands:
         )
 
     def fit(self) -> bool:
-        """Whether the kernel can take these dtypes, sizes, strides and addresses."""
+        """Tells whether the kernel can take these dtypes, sizes, strides and addresses."""
         out, extra = self.out, () if self.bias is None else (self.bias,)
         return (
             out.dtype in KIND
@@ -264,7 +264,7 @@ class DualGemm:
         )
 
     def _choose(self, problem: _Problem, x: Operands, otherwise: Callable[[Operands], None]) -> Tile | None:
-        """The tile by the rule, or the fastest; None if `otherwise` is better.
+        """Returns the tile by the rule, or the fastest; None if `otherwise` is better.
 
         A problem first met during a capture, in which nothing runs, goes by the rule.
         """
@@ -286,7 +286,7 @@ class DualGemm:
         return [None, *tiles][best]
 
     def _on_trial(self, x: Operands) -> Operands:
-        """The same operands with another result, to be timed."""
+        """Returns the same operands with another result, to be timed."""
         rows, row = x.out.shape[0], x.out.strides[0] // x.out.itemsize
         out = self._cupy.empty((rows, row), x.out.dtype)[:, : x.out.shape[1]]
         plus = out if x.plus is x.out else x.plus
@@ -294,12 +294,12 @@ class DualGemm:
 
 
 def fits(tile: Tile, part: int, parts: int) -> bool:
-    """Whether none of a tile's columns spread over two of the equal parts, of `part` columns each."""
+    """Tells whether none of a tile's columns spread over two of the equal parts, of `part` columns each."""
     return parts == 1 or part % tile.columns == 0
 
 
 def candidate_tiles(tiles: Sequence[Tile], m: int, n: int, multiprocessors: int) -> list[Tile]:
-    """The tiles worth timing: those whose efficiency is not far below the best one's."""
+    """Returns the tiles worth timing: those whose efficiency is not far below the best one's."""
     used = [t.used(m, n, multiprocessors) for t in tiles]
     return [t for t, share in zip(tiles, used, strict=True) if share >= SM_90.tiles_timed * max(used)]
 
@@ -342,7 +342,7 @@ def making_by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessor
 
 @lru_cache(maxsize=64)  # at every launch
 def source(tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1) -> str:
-    """The kernel's source for a tile.
+    """Returns the kernel's source for a tile.
 
     Args:
         tile: the tile.

@@ -78,5 +78,5 @@ class LaunchHooks:
             self._hook = None
 
     def should_launch(self, name: str, args: Sequence[Any] = ()) -> bool:
-        """Whether to launch."""
+        """Tells whether to launch."""
         return self._hook is None or self._hook(name, args)

@@ -53,14 +53,14 @@ class CapturableNamespace:
         return self._kernels.matmul(a, b)
 
     def concatenate(self, arrays: Sequence[Array], axis: int = 0) -> Array:
-        """The arrays one after another along an axis."""
+        """Returns the arrays one after another along an axis."""
         n = self._AT_ONCE
         while len(arrays) > n:
             arrays = [self._xp.concatenate(arrays[i : i + n], axis=axis) for i in range(0, len(arrays), n)]
         return self._xp.concatenate(arrays, axis=axis)
 
     def stack(self, arrays: Sequence[Array], axis: int = 0) -> Array:
-        """The arrays side by side along a new axis."""
+        """Returns the arrays side by side along a new axis."""
         return self.concatenate([self._xp.expand_dims(a, axis) for a in arrays], axis)
 
 
@@ -195,7 +195,7 @@ class Launcher(Products):
             self._modules.generated(text, kernel)((-(-threads // block),), (block,), tuple(args))
 
     def generated(self, text: str, kernel: str) -> Any:
-        """The function `kernel` of a text that names its own element types, compiled once."""
+        """Returns the function `kernel` of a text that names its own element types, compiled once."""
         return self._modules.generated(text, kernel)
 
     def launch_header(
@@ -249,5 +249,5 @@ class Launcher(Products):
             function(tuple(grid), (block,), tuple(args), shared_mem=shared_bytes)
 
     def erf(self, x: Array) -> Array:
-        """The error function, elementwise."""
+        """Returns the error function, elementwise."""
         return self._erf(x)

@@ -45,7 +45,7 @@ def options(dtype: DType) -> tuple[str, ...]:
 
 
 def element_name(dtype: DType) -> str:
-    """What generated kernels call a dtype."""
+    """Returns what generated kernels call a dtype."""
     return _GENERATED[dtype]
 
 
@@ -60,7 +60,7 @@ def _bytes_of(fields: DType) -> DType:
 
 
 def begin(fast: bool) -> str:
-    """How a generated text begins: the types and functions of dtypes.cuh, approximate ones if `fast`."""
+    """Returns how a generated text begins: the types and functions of dtypes.cuh, approximate ones if `fast`."""
     return f'#define FAST {int(fast)}\n#include "backend/cuda/codegen/dtypes.cuh"\n'
 
 
@@ -81,7 +81,7 @@ def included(text: str) -> str:
 
 
 def file_text(file: str) -> str:
-    """What is compiled of `file`, a path in `engine/`."""
+    """Returns what is compiled of `file`, a path in `engine/`."""
     return included((_ENGINE / file).read_text(encoding="utf-8"))
 
 
@@ -130,7 +130,7 @@ class KernelModules:
         return PrebuiltKernels(self._cupy, f"sm_{self._cupy.cuda.Device().compute_capability}")
 
     def get(self, file: str, kernel: str, dtype: DType, shared_bytes: int = 0) -> _Function:
-        """The function `kernel` of `file`, a path in `engine/`, for elements of `dtype`.
+        """Returns the function `kernel` of `file`, a path in `engine/`, for elements of `dtype`.
 
         Its blocks may use `shared_bytes` of shared memory.
         """
@@ -140,7 +140,7 @@ class KernelModules:
         return found
 
     def generated(self, text: str, kernel: str) -> _Function:
-        """The function `kernel` of a generated text, which names its element types itself."""
+        """Returns the function `kernel` of a generated text, which names its element types itself."""
         return self._generated.of((text, kernel), lambda: self._of_text(text, kernel))
 
     def _of_file(self, file: str, kernel: str, dtype: DType) -> _Function:
@@ -157,7 +157,7 @@ class KernelModules:
         return _Function(module.get_function(kernel), kernel, self._launch_hooks)
 
     def _built(self, code: str, flags: tuple[str, ...]) -> Any:
-        """The module of a text: from the package of compiled kernels, from CuPy's cache, or compiled now."""
+        """Returns the module of a text: from the package of compiled kernels, from CuPy's cache, or compiled now."""
         found = self._prebuilt.find(code, flags)
         return self._cupy.RawModule(path=str(found)) if found else self._cupy.RawModule(code=code, options=flags)
 

@@ -17,7 +17,7 @@ PACKAGE = "flame_train_kernels"
 
 
 def package_folder() -> Path | None:
-    """Where the package is installed; None if it is not."""
+    """Returns where the package is installed; None if it is not."""
     spec = find_spec(PACKAGE)
     places = spec.submodule_search_locations if spec else None
     return Path(next(iter(places))) if places else None
@@ -29,7 +29,7 @@ def compiler_version(cupy: Any) -> str:
 
 
 def kernel_path(package: Path, version: str, architecture: str, text: str, options: Sequence[str]) -> Path:
-    """A kernel's file in the package. Folders of headers among the options do not count.
+    """Returns a kernel's file in the package. Folders of headers among the options do not count.
 
     Args:
         package: the package's folder.
@@ -53,7 +53,7 @@ class PrebuiltKernels:
         self._version = compiler_version(cupy) if self._package else ""
 
     def find(self, text: str, options: Sequence[str]) -> Path | None:
-        """The file of a kernel; None if there is none."""
+        """Returns the file of a kernel; None if there is none."""
         if self._package is None:
             return None
         path = kernel_path(self._package, self._version, self._architecture, text, options)

@@ -71,7 +71,7 @@ class _UploadBuffer:
         self._arrived.record(stream)
 
     def wait(self) -> Mapping[str, Array]:
-        """The arrays on the device: work queued from now on waits for their arrival."""
+        """Returns the arrays on the device: work queued from now on waits for their arrival."""
         self._main.wait_event(self._arrived)
         return self._device
 

@@ -240,7 +240,7 @@ class Products(Arrays):
         return out, hidden
 
     def _target(self, a: Array, n: int, plus: Array | None, out: Array | None) -> tuple[Array, Array, Array | None]:
-        """The result (..., n) of a product with rows of `a`, new unless given; it and `plus` as matrices."""
+        """Returns the result (..., n) of a product with rows of `a`, new unless given; it and `plus` as matrices."""
         if out is None:
             out = self.empty((*a.shape[:-1], n), a.dtype if plus is None else plus.dtype)
         flat = out.reshape(-1, n)
@@ -267,7 +267,7 @@ class Products(Arrays):
 
 
 def _place(cupy: Any) -> str:
-    """The card and its driver, on which kept measurements depend."""
+    """Returns the card and its driver, on which kept measurements depend."""
     runtime = cupy.cuda.runtime
     found = runtime.getDeviceProperties(cupy.cuda.Device().id)
     return f"{found['name'].decode()}, {found['multiProcessorCount']} multiprocessors, driver {driver_version()}"

@@ -26,7 +26,7 @@ class Pools:
         """Bytes; 0: as many as the device has."""
 
     def make(self) -> Any:
-        """A new pool."""
+        """Returns a new pool."""
         pool = self._cupy.cuda.MemoryPool(self._block)
         self._made.append(pool)
         return pool
@@ -36,7 +36,7 @@ class Pools:
         weakref.finalize(owner, self._made.remove, pool).atexit = False
 
     def total_bytes(self) -> int:
-        """What all pools have of the device, their unused blocks included."""
+        """Returns what all pools have of the device, their unused blocks included."""
         return sum(int(pool.total_bytes()) for pool in self._made)
 
     def _block(self, size: int) -> Any:
@@ -60,7 +60,7 @@ class Workspace:
         self._known: list[Any] = []  # buffers that captured graphs write to, kept alive for them
 
     def get(self, size: int) -> Any:
-        """An array of at least `size` bytes, valid for work that is queued before the next call."""
+        """Returns an array of at least `size` bytes, valid for work that is queued before the next call."""
         if size < _LARGE and (self.buffer is None or self.buffer.nbytes < size):
             return self._cupy.empty(max(1, size), "uint8")
         self._most = max(self._most, size)

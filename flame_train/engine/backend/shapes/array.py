@@ -151,7 +151,7 @@ class ShapeArray:
         return self.xp.laid_out(self.shape, self.dtype, self.shape_strides(order))
 
     def shape_strides(self, order: str, itemsize: int = 0) -> Shape:
-        """The strides of a copy in row-major ("C") memory, or in this array's own order of dims ("K")."""
+        """Returns the strides of a copy in row-major ("C") memory, or in this array's own order of dims ("K")."""
         size = itemsize or self.dtype.itemsize
         return c_order(self.shape, size) if order == "C" else kept_order(self.shape, self.strides, size)
 

@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 @lru_cache(maxsize=8192)
 def c_order(shape: Shape, itemsize: int) -> Shape:
-    """The strides of row-major memory."""
+    """Returns the strides of row-major memory."""
     strides, step = [], itemsize
     for n in reversed(shape):
         strides.append(step)
@@ -26,7 +26,7 @@ def c_order(shape: Shape, itemsize: int) -> Shape:
 
 @lru_cache(maxsize=8192)
 def contiguous(shape: Shape, strides: Shape, itemsize: int) -> bool:
-    """Whether elements lie one after another in row-major order, wherever a dim has more than one."""
+    """Tells whether elements lie one after another in row-major order, wherever a dim has more than one."""
     if 0 in shape:
         return True
     return all(n == 1 or s == t for n, s, t in zip(shape, strides, c_order(shape, itemsize), strict=True))
@@ -34,7 +34,7 @@ def contiguous(shape: Shape, strides: Shape, itemsize: int) -> bool:
 
 @lru_cache(maxsize=8192)
 def kept_order(shape: Shape, strides: Shape, itemsize: int) -> Shape:
-    """The strides of dense memory in which the dims are nested as they are in `strides`."""
+    """Returns the strides of dense memory in which the dims are nested as they are in `strides`."""
     order = sorted(range(len(shape)), key=lambda i: (-abs(strides[i]), i))
     nested = c_order(tuple(shape[i] for i in order), itemsize)
     found = dict(zip(order, nested, strict=True))
@@ -43,7 +43,7 @@ def kept_order(shape: Shape, strides: Shape, itemsize: int) -> Shape:
 
 @lru_cache(maxsize=8192)
 def reshaped(shape: Shape, strides: Shape, itemsize: int, wanted: Shape) -> tuple[Shape, Shape | None]:
-    """The new shape, its -1 filled in, and the strides of a view of it; None where only a copy can have it.
+    """Returns the new shape, its -1 filled in, and the strides of a view of it; None where only a copy can have it.
 
     Raises ValueError where the numbers of elements differ.
     """
@@ -126,7 +126,7 @@ def indexed(shape: Shape, strides: Shape, key: tuple[Any, ...]) -> tuple[Shape, 
 
 
 def gathered(shape: Shape, key: Any) -> Shape:
-    """The shape of what a key with arrays of whole numbers takes out of an array."""
+    """Returns the shape of what a key with arrays of whole numbers takes out of an array."""
 
     def stood_in(k: Any) -> Any:
         if isinstance(k, tuple):
@@ -143,13 +143,13 @@ def gathered(shape: Shape, key: Any) -> Shape:
 
 @lru_cache(maxsize=4096)
 def broadcast(shapes: Sequence[Shape]) -> Shape:
-    """The shape that all of a tuple of shapes broadcast to; raises ValueError where there is none."""
+    """Returns the shape that all of a tuple of shapes broadcast to; raises ValueError where there is none."""
     found: Shape = np.broadcast_shapes(*shapes)
     return found
 
 
 def ranked(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
-    """The axes counted from 0; all for None. Raises AxisError as NumPy does."""
+    """Returns the axes counted from 0; all for None. Raises AxisError as NumPy does."""
     if axis is None:
         return tuple(range(ndim))
     some = axis if isinstance(axis, (tuple, list)) else (axis,)
@@ -170,7 +170,7 @@ def _dtypes(fn: Any, kinds: tuple[Any, ...]) -> tuple[DType, ...]:
 
 
 def elementwise(fn: Any, operands: Sequence[Any]) -> tuple[DType, ...]:
-    """The dtypes of the results of a ufunc of NumPy's, or another function of elements."""
+    """Returns the dtypes of the results of a ufunc of NumPy's, or another function of elements."""
     return _dtypes(fn, tuple([_kind(x) for x in operands]))
 
 

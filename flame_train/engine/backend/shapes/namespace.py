@@ -40,7 +40,7 @@ def _reduction(name: str) -> Any:
         out: None = None,
         keepdims: bool = False,
     ) -> ShapeArray:
-        """An array of the shape that the reduction has."""
+        """Returns an array of the shape that the reduction has."""
         return self.empty(*reduced(name, x.shape, x.dtype, axis, dtype, keepdims))
 
     return reduce
@@ -183,7 +183,7 @@ class ShapeNamespace:
     # ---- arithmetic ----------------------------------------------------------------------------------
 
     def elementwise(self, fn: Any, *operands: Any) -> Any:
-        """What a function of elements makes of operands that broadcast."""
+        """Returns what a function of elements makes of operands that broadcast."""
         self.calls.note(fn.__name__, operands)
         arrays = [x for x in operands if isinstance(x, ShapeArray)]
         dtypes = elementwise(fn, operands)

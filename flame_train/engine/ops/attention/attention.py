@@ -143,7 +143,7 @@ scaled_dot_product_attention.non_differentiable("key_value_seq_lengths")
 
 
 def _over_group(xp: Namespace, g: Array, grouped: bool) -> Array:
-    """The gradient of a key's head, summed over the queries' heads that share it."""
+    """Returns the gradient of a key's head, summed over the queries' heads that share it."""
     return xp.sum(g, axis=-3, keepdims=True) if grouped else g
 
 

@@ -32,7 +32,7 @@ Part = tuple[slice, slice]
 
 
 def why_not(inputs: Inputs, dropout_p: float) -> str:
-    """Why gradients are not made by products; "" if they are."""
+    """Says why gradients are not made by products; "" if they are."""
     query, key, value = inputs.query, inputs.key, inputs.value
     if dropout_p or inputs.is_causal or inputs.attn_mask is not None or inputs.key_value_seq_lengths is not None:
         return "only where each query looks at all keys"
@@ -63,7 +63,7 @@ def _heads(k: Launcher, x: Array) -> Array:
 def gradients(
     k: Launcher, g: Array, inputs: Inputs, out: Array, lse: Array, needs: frozenset[str]
 ) -> tuple[Array | None, Array | None, Array | None]:
-    """Those of query, key and value, as far as they are needed.
+    """Returns those of query, key and value, as far as they are needed.
 
     Args:
         g: the gradient of the result (..., L, V).

@@ -85,7 +85,7 @@ class Inputs(Arguments):
         return replace(self, query=query, key=key, value=value, attn_mask=mask)
 
     def scores(self, xp: Namespace, rows: slice) -> Array:
-        """The scaled, masked scores of some query rows, (..., rows, S), of what `by_group` returned."""
+        """Returns the scaled, masked scores of some query rows, (..., rows, S), of what `by_group` returned."""
         s = xp.matmul(self.query[..., rows, :], self.key.swapaxes(-1, -2)) * self.factor
         if self.is_causal:
             below = xp.arange(rows.start, rows.stop)[:, None] >= xp.arange(self.key.shape[-2])[None, :]
@@ -132,7 +132,7 @@ class Dropout(Arguments):
             )
 
     def kept(self, xp: Namespace, scores: Array, queries: Shape, rows: slice) -> Array | None:
-        """The dropout mask of these scores, already scaled: 0 or 1 / (1 - dropout_p). None: nothing is dropped.
+        """Returns the dropout mask of these scores, already scaled: 0 or 1 / (1 - dropout_p). None: nothing is dropped.
 
         A sample's numbers lie as (heads, L, S rounded up to blocks of four), so that any rows can be drawn alone.
 

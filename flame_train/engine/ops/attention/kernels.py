@@ -44,7 +44,7 @@ def head_parts(query: Array, key: Array, multiprocessors: int, masked: bool = Fa
 
 
 def _below_most_scores(query: Array, key: Array) -> list[Part]:
-    """One sample at a time, and as many of its heads as have fewer than 2^31 scores."""
+    """Returns one sample at a time, and as many of its heads as have fewer than 2^31 scores."""
     (batch, heads, length, _), keys = query.shape, key.shape[-2]
     group = heads // key.shape[1]
     count = max(group, (_MOST_SCORES - 1) // (length * keys) // group * group)
@@ -59,7 +59,7 @@ def _below_most_scores(query: Array, key: Array) -> list[Part]:
 def larger_part(
     batch: int, heads: int, queries: int, keys: int, itemsize: int, multiprocessors: int, group: int = 1
 ) -> int:
-    """How many heads are requested at once: the fewest from half of them on that cost no round, or all.
+    """Returns how many heads are requested at once: the fewest from half of them on that cost no round, or all.
 
     Heads that share keys, a `group`, stay together.
 
@@ -91,7 +91,7 @@ def _flash(
     enable_gqa: bool,
     key_value_seq_lengths: Array | None,
 ) -> str:
-    """Why cuDNN's flash attention cannot be used; "" if it can."""
+    """Says why cuDNN's flash attention cannot be used; "" if it can."""
     if dropout_p:
         return "cuDNN drops other probabilities than the reference"
     if not query.ndim == key.ndim == value.ndim == 4 or 0 in (*query.shape, *key.shape, *value.shape):
@@ -108,7 +108,7 @@ def _flash(
 
 
 def _head_sizes(query: Array, value: Array) -> str:
-    """Those that cuDNN has gradients of too: up to 256 on compute capability 9.0."""
+    """Returns those that cuDNN has gradients of too: up to 256 on compute capability 9.0."""
     sizes, most = (query.shape[-1], value.shape[-1]), 256 if _capability(query) == 90 else 128
     if any(n % 8 or n > most for n in sizes):
         return f"head sizes {sizes[0]} and {sizes[1]}: expected multiples of 8, at most {most}"
@@ -116,19 +116,19 @@ def _head_sizes(query: Array, value: Array) -> str:
 
 
 def _flash_with_mask(query: Array, attn_mask: Array | None) -> str:
-    """Why cuDNN's gradients do not include the mask's; "" if they do."""
+    """Says why cuDNN's gradients do not include the mask's; "" if they do."""
     if attn_mask is None:
         return "no mask"
     return "" if _capability(query) == 90 else "cuDNN's gradient of a mask was seen on compute capability 9.0 alone"
 
 
 def _plain(query: Array, key: Array, value: Array, attn_mask: Array | None, key_value_seq_lengths: Array | None) -> str:
-    """Why our kernels for flash attention cannot be used; "" if they can."""
+    """Says why our kernels for flash attention cannot be used; "" if they can."""
     return "no mask" if attn_mask is not None else _alike(query, key, value, key_value_seq_lengths)
 
 
 def _alike(query: Array, key: Array, value: Array, key_value_seq_lengths: Array | None) -> str:
-    """Why our gradients for flash attention, which take some masks, cannot be used; "" if they can."""
+    """Says why our gradients for flash attention, which take some masks, cannot be used; "" if they can."""
     if key_value_seq_lengths is not None:
         return "no lengths of keys"
     if query.shape[1] != key.shape[1]:

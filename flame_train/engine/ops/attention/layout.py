@@ -20,7 +20,7 @@ def unit(k: Launcher, x: Array) -> Array:
 
 
 def lies_in_packets(x: Array) -> bool:
-    """Whether rows are dense and 16-byte aligned, and so can be read and written 16 bytes at a time."""
+    """Tells whether rows are dense and 16-byte aligned, and so can be read and written 16 bytes at a time."""
     return x.strides[-1] == x.itemsize and not any(n % 16 for n in (x.data.ptr, *x.strides[:-1]))
 
 
@@ -30,7 +30,7 @@ def in_packets(k: Launcher, x: Array) -> Array:
 
 
 def placed(arrays: Iterable[Array]) -> list[Any]:
-    """A kernel's arguments for arrays (B, H, L, E): each, followed by its strides of B, H and L in elements."""
+    """Returns a kernel's arguments for arrays (B, H, L, E): each, followed by its strides of B, H and L in elements."""
     return [given for x in arrays for given in (x, *(np.int64(s // x.itemsize) for s in x.strides[:3]))]
 
 

@@ -14,7 +14,7 @@ MINUS_INFINITY, _INFINITY = "__int_as_float(0xff800000)", "__int_as_float(0x7f80
 
 
 def why_not(query: Array, attn_mask: Array | None) -> str:
-    """Why a mask cannot be added by cuDNN; "" if it can, or if there is none."""
+    """Says why a mask cannot be added by cuDNN; "" if it can, or if there is none."""
     if attn_mask is None:
         return ""
     if attn_mask.ndim > 4:
@@ -41,12 +41,12 @@ def added(k: Launcher, mask: Array, query: Array, key: Array, multiple: int = 1)
 
 
 def part(bias: Array, samples: slice, heads: slice) -> Array:
-    """What `added` made, for some samples and heads; a dim of 1 is for all."""
+    """Returns what `added` made, for some samples and heads; a dim of 1 is for all."""
     return bias[samples if bias.shape[0] > 1 else slice(None), heads if bias.shape[1] > 1 else slice(None)]
 
 
 def lengths(k: Launcher, inputs: Inputs) -> Array | None:
-    """How many queries and keys each sample has, int32 (2, B); None where all have all."""
+    """Returns how many queries and keys each sample has, int32 (2, B); None where all have all."""
     if inputs.key_value_seq_lengths is None:
         return None
     both = k.xp.empty((2, inputs.query.shape[0]), np.int32)

@@ -27,7 +27,7 @@ _MOST = 8  # blocks of a cluster that any card has room for, if with one a multi
 
 
 def why_not(query: Array, key: Array, is_causal: bool, scale: float | None) -> str:
-    """Why the kernels do not replace cuDNN's; "" if they do."""
+    """Says why the kernels do not replace cuDNN's; "" if they do."""
     keys = key.shape[-2]
     if query.shape[-1] != _HEAD or keys > _KEYS:
         return f"{keys} keys of size {query.shape[-1]}: expected at most {_KEYS} of {_HEAD}"
@@ -97,7 +97,7 @@ def gradients(k: Launcher, g: Array, inputs: Inputs, lse: Array, into: tuple[Arr
 
 
 def shares(heads: int, tiles: int, multiprocessors: int) -> int:
-    """How many blocks, a cluster, share a head."""
+    """Returns how many blocks, a cluster, share a head."""
     if heads * _MOST <= multiprocessors and tiles >= _MOST:
         return _MOST
     return next((s for s in _SHARES if s <= tiles and heads * s <= SM_90.cluster_crowding * multiprocessors), 1)

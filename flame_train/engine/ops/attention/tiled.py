@@ -17,7 +17,7 @@ _ROWS = 64  # rows of a tile
 
 
 def forward_tiles(inputs: Inputs, dropout_p: float) -> str:
-    """Why our forward kernel is not used; "" if it is. Its head sizes follow from measurements, see docs/log/."""
+    """Says why our forward kernel is not used; "" if it is. Its head sizes follow from measurements, see docs/log/."""
     if reason := _why_not(inputs, dropout_p):
         return reason
     query, keys = inputs.query, inputs.key.shape[-2]
@@ -28,7 +28,7 @@ def forward_tiles(inputs: Inputs, dropout_p: float) -> str:
 
 
 def backward_tiles(inputs: Inputs, dropout_p: float) -> str:
-    """Why our gradient kernels are not used; "" if they are. Those of key and value have tiles of keys."""
+    """Says why our gradient kernels are not used; "" if they are. Those of key and value have tiles of keys."""
     if reason := _why_not(inputs, dropout_p):
         return reason
     query, key = inputs.query, inputs.key
@@ -40,7 +40,7 @@ def backward_tiles(inputs: Inputs, dropout_p: float) -> str:
 
 
 def _why_not(inputs: Inputs, dropout_p: float) -> str:
-    """Why tiled.cuh cannot take these arguments; "" if it can."""
+    """Says why tiled.cuh cannot take these arguments; "" if it can."""
     query, key, value, attn_mask = inputs.query, inputs.key, inputs.value, inputs.attn_mask
     if dropout_p:
         return "dropout takes the reference"
@@ -108,5 +108,5 @@ class Problem:
 
 
 def nowhere() -> Any:
-    """A null pointer, for an argument that a kernel does not read."""
+    """Returns a null pointer, for an argument that a kernel does not read."""
     return np.uint64(0)

@@ -33,7 +33,7 @@ SIZES = np.dtype([("batches", "i4"), ("heads", "i4"), ("queries", "i4"), ("keys"
 
 
 def why_not_forward(query: Array, key: Array, is_causal: bool, scale: float | None) -> str:
-    """Why the forward kernel does not replace cuDNN's; "" if it does."""
+    """Says why the forward kernel does not replace cuDNN's; "" if it does."""
     if scale is not None and scale <= 0:
         return f"a scale of {scale}: expected one above 0, which keeps the largest score the largest"
     if is_causal:
@@ -48,7 +48,7 @@ def why_not_forward(query: Array, key: Array, is_causal: bool, scale: float | No
 
 
 def why_not_gradients(query: Array, key: Array, attn_mask: Array | None) -> str:
-    """Why the gradient kernel does not replace cuDNN's; "" if it does: for determinism, wherever it can."""
+    """Says why the gradient kernel does not replace cuDNN's; "" if it does: for determinism, wherever it can."""
     if reason := _why_not(query) or _why_not_mask(key, attn_mask):
         return reason
     rows = query.shape[0] * query.shape[1] * query.shape[-2]
@@ -193,5 +193,5 @@ def _text(header: str, dtype: DType, columns: int, held: bool) -> str:
 
 
 def rows_of(x: Array) -> np.ndarray[Any, Any]:
-    """Where the rows of `x` (B, H, L, 64) lie, as kernels take it by value."""
+    """Returns where the rows of `x` (B, H, L, 64) lie, as kernels take it by value."""
     return struct((x.data.ptr, *(s // x.itemsize for s in x.strides[:3])), _PLACED)

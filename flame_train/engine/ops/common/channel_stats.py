@@ -30,7 +30,7 @@ def folded(shape: Shape, axes: tuple[int, ...]) -> Shape | None:
 
 
 def _parts(inner: int, itemsize: int) -> int:
-    """The number of rows that a plane is cut into; 0 if it does not divide."""
+    """Returns the number of rows that a plane is cut into; 0 if it does not divide."""
     for parts in range(1, 1 + min(inner, _LONGEST)):
         length = inner // parts
         if inner % parts == 0 and length <= min(4 * _LONGEST, _LONGEST * math.gcd(length, 16 // itemsize)):
@@ -39,7 +39,7 @@ def _parts(inner: int, itemsize: int) -> int:
 
 
 def no_planes(shape: Shape, itemsize: int) -> str:
-    """Why the planes of (outer, channels, inner) cannot be summed; "" if they can."""
+    """Says why the planes of (outer, channels, inner) cannot be summed; "" if they can."""
     outer, _, inner = shape
     if inner == 1:
         return ""
@@ -48,7 +48,7 @@ def no_planes(shape: Shape, itemsize: int) -> str:
 
 
 def _rows(k: Launcher, program: Program, x: dict[str, Array], channels: dict[str, Array]) -> list[Array]:
-    """The numbers that `program` computes for each row of the planes, each as (channels, rows of a channel)."""
+    """Returns the numbers that `program` computes for each row of the planes, each as (channels, rows of a channel)."""
     outer, count, inner = next(iter(x.values())).shape
     parts = _parts(inner, max(a.itemsize for a in x.values()))
     shape = (outer, count, parts)
@@ -112,7 +112,7 @@ def slopes(k: Launcher, g: Array, x: Array, mean: Array) -> tuple[Array, Array]:
 
 
 def no_planes_of_channels(input: Array, layout: str) -> str:
-    """Why `channel_sums` cannot take gradients of the dtype of `input`; "" if it can."""
+    """Says why `channel_sums` cannot take gradients of the dtype of `input`; "" if it can."""
     if layout != "NCHW" or input.size == 0:
         return "channels last, or nothing to sum"
     return floating(input)

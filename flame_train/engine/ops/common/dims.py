@@ -28,7 +28,7 @@ def axis(dim: int, ndim: int, op: str) -> int:
 
 
 def size_along(shape: Shape, dim: int, op: str) -> int:
-    """The size of `dim`. Raises ShapeError if there is no such dim; a 0-d tensor has none."""
+    """Returns the size of `dim`. Raises ShapeError if there is no such dim; a 0-d tensor has none."""
     at_least(1, shape, op)
     return shape[axis(dim, len(shape), op)]
 
@@ -40,7 +40,7 @@ def at_least(dims: int, shape: Shape, op: str) -> None:
 
 
 def axes(dim: Dims, ndim: int, op: str) -> tuple[int, ...]:
-    """The dims that `dim` names, counted from the front; all of them for None and for ().
+    """Returns the dims that `dim` names, counted from the front; all of them for None and for ().
 
     Raises ShapeError for a dim that does not exist or is named twice.
     """
@@ -52,12 +52,12 @@ def axes(dim: Dims, ndim: int, op: str) -> tuple[int, ...]:
 
 
 def class_dim(shape: Shape) -> int:
-    """The dim of a loss's classes: 1 of (B, C, ...), 0 of (C,)."""
+    """Returns the dim of a loss's classes: 1 of (B, C, ...), 0 of (C,)."""
     return 0 if len(shape) == 1 else 1
 
 
 def spread(xp: Namespace, g: Array, shape: Shape, dims: tuple[int, ...], keepdim: bool) -> Array:
-    """The gradient of a reduction of `shape` over `dims`, broadcast back to that shape (a view, no copy)."""
+    """Returns the gradient of a reduction of `shape` over `dims`, broadcast back to that shape (a view, no copy)."""
     if not keepdim:
         for d in sorted(dims):
             g = xp.expand_dims(g, d)

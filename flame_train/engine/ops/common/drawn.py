@@ -12,7 +12,7 @@ _INSTEAD = "rng=flame.random.Rng(xp, seed, step, samples), with a step that lies
 
 
 def drawn_next(probability: str) -> Callable[[dict[str, Any]], None]:
-    """What gives a call of an op its `rng`, where none is given and something is dropped."""
+    """Returns what gives a call of an op its `rng`, where none is given and something is dropped."""
 
     def fill_in(values: dict[str, Any]) -> None:
         x, p = next(iter(values.values())), values[probability]

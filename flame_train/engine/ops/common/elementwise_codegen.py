@@ -60,12 +60,12 @@ def elementwise_kernel(
 
 
 def _of_tensors(op: Op, condition: Callable[..., str]) -> Callable[..., str]:
-    """The condition of the op's tensors."""
+    """Returns the condition of the op's tensors."""
     return named(lambda *values: condition(*values), op.tensor_names)
 
 
 def _used(expression: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of `names` that occur in an expression."""
+    """Returns those of `names` that occur in an expression."""
     words = set(re.findall(r"[A-Za-z_]\w*", expression))
     return tuple(n for n in names if n in words)
 

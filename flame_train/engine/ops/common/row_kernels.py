@@ -49,7 +49,7 @@ def _dense_rows(x: Array, dims: int) -> bool:
 def row_program(
     k: Launcher, program: Program, operands: Operands, dtype: DType, shape: Shape, dims: int, out: Array | None = None
 ) -> Array:
-    """The result of a program with one output, in `shape`, whose last `dims` dims are a row.
+    """Returns the result of a program with one output, in `shape`, whose last `dims` dims are a row.
 
     It is written to `out` if that is given and its rows are dense.
 
@@ -108,7 +108,7 @@ def row_program_with_sums(
 
 
 def why_not_rows(x: Array, dims: int, *others: Array | None) -> str:
-    """Why row kernels cannot take `x` as rows of its last `dims` dims, together with `others`; "" if they can."""
+    """Says why row kernels cannot take `x` as rows of its last `dims` dims, together with `others`; "" if they can."""
     reason = floating(x, *others)
     if reason:
         return reason
@@ -144,7 +144,7 @@ def table(k: Launcher, x: Array, shape: Shape) -> Table:
 
 
 def one_row(k: Launcher, **given: Array | None) -> dict[str, Table]:
-    """The given arrays that are not None, each as one row that all rows share: a weight and a bias."""
+    """Returns the given arrays that are not None, each as one row that all rows share: a weight and a bias."""
     return {n: Table(k.contiguous(a).reshape(1, -1)) for n, a in given.items() if a is not None}
 
 
@@ -156,7 +156,7 @@ def target_rows(k: Launcher, target: GradTarget, dims: int) -> tuple[dict[str, A
 
 
 def extent(shape: Shape, dims: Sequence[int]) -> Extent | None:
-    """The sizes of a reduction over `dims`; None if other dims lie between them."""
+    """Returns the sizes of a reduction over `dims`; None if other dims lie between them."""
     real = sorted(d for d in dims if shape[d] != 1)
     if not real:
         return Extent(math.prod(shape), 1, 1)
@@ -167,7 +167,7 @@ def extent(shape: Shape, dims: Sequence[int]) -> Extent | None:
 
 
 def why_not_reduction(x: Array, dims: Sequence[int]) -> str:
-    """Why the reduction kernels cannot take `x` over `dims`; "" if they can."""
+    """Says why the reduction kernels cannot take `x` over `dims`; "" if they can."""
     if reason := floating(x):
         return reason
     if x.dtype == bool_ or x.size == 0:
@@ -232,7 +232,7 @@ def summed(
     dtype: DType,
     numbers: dict[str, float] | None = None,
 ) -> Array:
-    """The expression `value` summed over `dims`, neighbours or not; those dims are kept with size 1.
+    """Returns the expression `value` summed over `dims`, neighbours or not; those dims are kept with size 1.
 
     Neighbours are summed in one pass, from the last ones on, in fp32 between passes.
 

@@ -72,7 +72,7 @@ def _horner(x: Array, coefficients: tuple[float, ...]) -> Array:
 
 
 def erf(xp: Namespace, x: Array) -> Array:
-    """The error function, elementwise, accurate to a few ulp in fp64 and to one in fp32."""
+    """Returns the error function, elementwise, accurate to a few ulp in fp64 and to one in fp32."""
     if not is_numpy(xp):
         from ...backend import current_gpu
 

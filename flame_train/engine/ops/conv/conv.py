@@ -35,14 +35,14 @@ def _row_blocks(batch: int, oh: int, ow: int, width: int, itemsize: int) -> Iter
 
 
 def _patches(xp: Namespace, padded: Array, r0: int, r1: int, ow: int, kernel: Size, by: Steps) -> Array:
-    """The patches under output rows [r0, r1) as (B, rows, ow, kh, kw, C), copied."""
+    """Returns the patches under output rows [r0, r1) as (B, rows, ow, kh, kw, C), copied."""
     rows = [under(r0, r1, i, by.stride[0], by.dilation[0]) for i in range(kernel[0])]
     columns = [under(0, ow, j, by.stride[1], by.dilation[1]) for j in range(kernel[1])]
     return xp.stack([padded[:, r, c] for r in rows for c in columns], axis=3)
 
 
 def _plain(weight_shape: Shape, by: Steps, groups: int) -> bool:
-    """True if the convolution is a product of each pixel with one matrix."""
+    """Returns True if the convolution is a product of each pixel with one matrix."""
     return weight_shape[2:] == (1, 1) and by.stride == (1, 1) and by.padding == (0, 0) and groups == 1
 
 
@@ -92,7 +92,7 @@ def conv2d(
 
 
 def output_size(nhwc: Shape, kernel: Size, by: Steps) -> Size:
-    """The output's rows and columns. Raises ShapeError where there would be none."""
+    """Returns the output's rows and columns. Raises ShapeError where there would be none."""
     s, p, d = by
     oh, ow = (out_size(nhwc[1 + i], kernel[i], s[i], p[i], d[i]) for i in (0, 1))
     if min(oh, ow) < 1:
@@ -102,7 +102,7 @@ def output_size(nhwc: Shape, kernel: Size, by: Steps) -> Size:
 
 
 def _groups(in_ch: int, out_ch: int, groups: int) -> list[tuple[slice, slice]]:
-    """Each group's (input channels, output channels)."""
+    """Returns each group's (input channels, output channels)."""
     o = out_ch // groups
     return [(slice(g * in_ch, (g + 1) * in_ch), slice(g * o, (g + 1) * o)) for g in range(groups)]
 
@@ -128,7 +128,7 @@ def check_bias(op: str, bias: Array | None, channels: int) -> None:
 
 
 def input_gradient(xp: Namespace, g: Array, input_shape: Shape, weight: Array, conv: Conv) -> Array:
-    """The gradient of conv2d with respect to its input; also what conv_transpose2d computes.
+    """Returns the gradient of conv2d with respect to its input; also what conv_transpose2d computes.
 
     Args:
         g: (B, out, oh, ow), or (B, oh, ow, out) in NHWC.
@@ -160,7 +160,7 @@ def input_gradient(xp: Namespace, g: Array, input_shape: Shape, weight: Array, c
 
 
 def weight_gradient(xp: Namespace, g: Array, input: Array, weight_shape: Shape, conv: Conv) -> Array:
-    """The gradient of conv2d with respect to its weight.
+    """Returns the gradient of conv2d with respect to its weight.
 
     Args:
         g: (B, out, oh, ow), or (B, oh, ow, out) in NHWC.

@@ -12,7 +12,7 @@ from .geometry import Conv, nhwc_shape, to_nhwc
 
 
 def no_cudnn(input: Array, weight: Array, groups: int) -> str:
-    """Why cuDNN is not used; "" if it is."""
+    """Says why cuDNN is not used; "" if it is."""
     if groups != 1:
         return "grouped convolutions take the reference"
     if 0 in input.shape:
@@ -43,13 +43,13 @@ def _image(k: Launcher, x: Array, layout: str) -> Array:
 
 
 def _made(k: Launcher, y: Array, channels: int, layout: str) -> Array:
-    """The first `channels` of images in NHWC, dense in `layout`."""
+    """Returns the first `channels` of images in NHWC, dense in `layout`."""
     y = y[..., :channels]
     return k.contiguous(y.transpose(0, 3, 1, 2) if layout == "NCHW" else y)
 
 
 def forward(k: Launcher, input: Array, weight: Array, bias: Array | None, conv: Conv, out: Size) -> Array:
-    """The convolution, of `out` pixels.
+    """Returns the convolution, of `out` pixels.
 
     Args:
         input, weight, bias: as in `conv2d`.
@@ -67,7 +67,7 @@ def forward(k: Launcher, input: Array, weight: Array, bias: Array | None, conv: 
 
 
 def input_gradient(k: Launcher, g: Array, input_shape: Shape, weight: Array, conv: Conv) -> Array:
-    """The gradient of an input."""
+    """Returns the gradient of an input."""
     g, w = _image(k, g, conv.layout), _kernel_memory(k, _padded(k, weight, 0, 1))
     dx = k.empty((*nhwc_shape(input_shape, conv.layout)[:3], w.shape[1]), g.dtype)
     k.cudnn.conv_input_gradient(g, w, dx, conv.steps(weight.shape))
@@ -75,7 +75,7 @@ def input_gradient(k: Launcher, g: Array, input_shape: Shape, weight: Array, con
 
 
 def weight_gradient(k: Launcher, g: Array, input: Array, weight_shape: Shape, conv: Conv) -> Array:
-    """The gradient of a weight."""
+    """Returns the gradient of a weight."""
     out_ch, in_ch, kh, kw = weight_shape
     g, x = _image(k, g, conv.layout), _image(k, input, conv.layout)
     dw = k.empty((g.shape[3], kh, kw, x.shape[3]), g.dtype).transpose(0, 3, 1, 2)

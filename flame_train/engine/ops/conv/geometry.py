@@ -27,7 +27,7 @@ def pair(value: Padding) -> Size:
 
 
 def steps(weight_shape: Shape, stride: Pair, padding: Padding, dilation: Pair, op: str = "conv2d") -> Steps:
-    """The steps of a kernel of `weight_shape` (..., kh, kw). "same" padding keeps the size, "valid" is none.
+    """Returns the steps of a kernel of `weight_shape` (..., kh, kw). "same" padding keeps the size, "valid" is none.
 
     Raises ShapeError for a stride or dilation below 1 or a padding below 0, and for "same" padding that would have to
     be uneven.
@@ -74,7 +74,7 @@ class Conv(Arguments):
     layout: str
 
     def steps(self, weight: Shape) -> Steps:
-        """The steps of a kernel of shape `weight`; raises ShapeError as the function of that name does."""
+        """Returns the steps of a kernel of shape `weight`; raises ShapeError as the function of that name does."""
         return steps(weight, self.stride, self.padding, self.dilation)
 
 
@@ -99,7 +99,7 @@ def from_nhwc(xp: Namespace, y: Array, layout: str) -> Array:
 
 
 def out_size(n: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """The length of a convolution's output along one axis.
+    """Returns the length of a convolution's output along one axis.
 
     Args:
         n, kernel: pixels of image and kernel along the axis.
@@ -112,7 +112,7 @@ def out_size(n: int, kernel: int, stride: int, padding: int, dilation: int) -> i
 
 
 def under(first: int, stop: int, tap: int, stride: int, dilation: int) -> slice:
-    """The padded input's rows, or columns, that a tap of the kernel reads for outputs [first, stop).
+    """Returns the padded input's rows, or columns, that a tap of the kernel reads for outputs [first, stop).
 
     Args:
         first, stop: the outputs.

@@ -30,7 +30,7 @@ def _(xp: Namespace, g: Array, scale_factor: int, layout: str) -> Array:
 
 
 def _doubled(input: Array, scale_factor: int, layout: str) -> str:
-    """Why our own kernel is not used; "" if it is."""
+    """Says why our own kernel is not used; "" if it is."""
     if layout != "NHWC" or scale_factor != 2 or input.ndim != 4 or input.size == 0:
         return "only channels-last, twice the size"
     return conditions.same(conditions.AT_MOST_FP32, input)

@@ -55,7 +55,7 @@ def _in_epilogues(input: Array, weight1: Array, bias1: Array | None, weight2: Ar
 
 
 def too_few(input: Array, weight1: Array) -> str:
-    """Why the GELU is not computed in cuBLASLt's epilogues; "" if it is."""
+    """Says why the GELU is not computed in cuBLASLt's epilogues; "" if it is."""
     if input.ndim < 2 or input.size == 0 or weight1.ndim != 2 or 0 in weight1.shape:
         return "a vector operand, or none"
     if weight1.shape[0] % 8:
@@ -76,7 +76,7 @@ def _(
 def forward(
     k: Launcher, input: Array, weight1: Array, bias1: Array | None, weight2: Array, bias2: Array | None
 ) -> tuple[Array, Array]:
-    """The result, and the hidden values before the GELU, (rows, hidden).
+    """Returns the result, and the hidden values before the GELU, (rows, hidden).
 
     Args:
         input, weight1, bias1, weight2, bias2: as in `feed_forward`.
@@ -98,7 +98,7 @@ def _(k: Launcher, g: Array, weight1: Array, weight2: Array, hidden: Array, targ
 
 
 def backward(k: Launcher, g: Array, weight1: Array, weight2: Array, hidden: Array, targets: GradTargets) -> Array:
-    """The input's gradient; `hidden` as `forward` returned it.
+    """Returns the input's gradient; `hidden` as `forward` returned it.
 
     Args:
         weight1, weight2: as in `feed_forward`.
@@ -129,7 +129,7 @@ class ScaledWeights(Arguments):
     scales2: Array
 
     def decoded(self, k: Launcher, dtype: DType) -> tuple[Array, Array]:
-        """Both weights in `dtype`."""
+        """Returns both weights in `dtype`."""
         return decode(k, self.data1, self.scales1, dtype), decode(k, self.data2, self.scales2, dtype)
 
 

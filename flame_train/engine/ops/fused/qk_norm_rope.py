@@ -87,14 +87,14 @@ Index = tuple[Any, ...]
 
 
 def _parts(tensors: Sequence[Array], dim: int) -> list[Index]:
-    """The index of each tensor in the joined one."""
+    """Returns the index of each tensor in the joined one."""
     after, ends = tensors[0].ndim - dim % tensors[0].ndim - 1, itertools.accumulate(x.shape[dim] for x in tensors)
     tail = (slice(None),) * after
     return [(..., slice(end - x.shape[dim], end), *tail) for x, end in zip(tensors, ends, strict=True)]
 
 
 def _part(x: Array, part: Index, size: int) -> Array:
-    """The rows of cosines or sines for one part, or all of them if they are the same along the joined dim."""
+    """Returns the rows of cosines or sines for one part, or all of them if they are the same along the joined dim."""
     dim = 1 - len(part)
     return x[part] if x.ndim >= -dim and x.shape[dim] == size > 1 else x
 
@@ -126,7 +126,7 @@ def _angles(k: Launcher, cos: Maybe, sin: Maybe, part: Index, size: int, shape: 
 
 
 def _numbers(rstd: Array, tensors: Sequence[Array]) -> Iterator[Array]:
-    """Each part's numbers, one for each row, out of `rstd`, which has them one part after another."""
+    """Yields each part's numbers, one for each row, out of `rstd`, which has them one part after another."""
     end = 0
     for x in tensors:
         end += math.prod(x.shape[:-1])

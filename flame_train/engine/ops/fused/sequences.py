@@ -130,7 +130,7 @@ _SUMS = {"scale": SUMS["weight"], "shift": SUMS["bias"]}
 
 
 def _to_shared(k: Launcher, each: str, operands: Operands, x: Array, shape: Shape) -> Array:
-    """The gradient of rows shared like those of `x`, in fp32: sums of `each` over the rows that share one."""
+    """Returns the gradient of rows shared like those of `x`, in fp32: sums of `each` over the rows that share one."""
     found = shared(x, shape)
     assert found is not None
     run, count = found

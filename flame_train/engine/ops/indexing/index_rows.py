@@ -19,7 +19,7 @@ _FEW = 1024  # as there: up to so many indices are compared with each other; mor
 
 
 def no_rows_by_index(x: Array, index: Array) -> str:
-    """Why the kernels cannot take rows of `x` at `index`; "" if they can."""
+    """Says why the kernels cannot take rows of `x` at `index`; "" if they can."""
     if index.dtype not in (int32, int64):
         return f"no kernel for indices in {index.dtype.name}"
     if 0 in (x.size, index.size) or x.size >= 2**31 or x.size // max(x.shape) * index.size >= 2**31:
@@ -87,7 +87,7 @@ _STEPS = 1 << 31  # of all elements' searches; beyond them the reference adds, i
 
 
 def no_elements_by_index(input: Array, dim: int, index: Array) -> str:
-    """Why the kernels cannot take elements of `input` at `index` along `dim`; "" if they can."""
+    """Says why the kernels cannot take elements of `input` at `index` along `dim`; "" if they can."""
     if index.dtype not in (int32, int64) or input.ndim != index.ndim or not -input.ndim <= dim < input.ndim:
         return "arguments that are refused, or other indices than int32 and int64"
     d = dim % input.ndim

@@ -71,7 +71,7 @@ dora_gain.non_differentiable("squares", "crossed", "own", "squared")
 
 
 def _check(magnitude: Array, squares: Array, crossed: Array, own: Array, squared: Array, dim: int) -> tuple[int, int]:
-    """The number of norms, and dim counted from the front."""
+    """Returns the number of norms, and dim counted from the front."""
     dim = axis(dim, 2, "dora_gain")
     n = math.prod(magnitude.shape)
     along = crossed.shape[dim] if crossed.ndim == 2 else -1

@@ -23,7 +23,7 @@ _VALUES: Final = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).as
 
 
 def decoded(xp: Namespace, data: Array, dtype: DType) -> Array:
-    """The numbers that e4m3 data hold, not yet multiplied by their rows' factors."""
+    """Returns the numbers that e4m3 data hold, not yet multiplied by their rows' factors."""
     return xp.asarray(_VALUES.astype(dtype))[data]
 
 
@@ -47,7 +47,7 @@ def encoded(xp: Namespace, x: Array) -> tuple[Array, Array]:
 
 
 def _exponents(xp: Namespace, x: Array) -> tuple[Array, Array]:
-    """The exponent of each row's factor, and whether all of the row is finite."""
+    """Returns the exponent of each row's factor, and whether all of the row is finite."""
     largest = xp.max(xp.abs(x), axis=-1) if x.shape[-1] else xp.zeros(x.shape[:-1], x.dtype)
     finite = xp.isfinite(largest)
     mantissa, exponent = xp.frexp(xp.where(finite, largest, 1))

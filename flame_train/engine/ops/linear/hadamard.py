@@ -64,7 +64,7 @@ def _(xp: Namespace, g: Array, second_a: Array, first_a: Array, first_b: Array, 
 
 
 def _of_product(xp: Namespace, g: Array, others: tuple[Array, Array], scale: float) -> Array:
-    """The gradient of one product, (n, m * kernel), given the factors of the other."""
+    """Returns the gradient of one product, (n, m * kernel), given the factors of the other."""
     return scale * g.reshape(len(g), others[1].shape[1]) * xp.matmul(*others)
 
 

@@ -19,12 +19,12 @@ _NULL = np.uint64(0)
 
 
 def fit(k: Launcher, x: Array) -> bool:
-    """Whether these kernels take operands of x's dtype."""
+    """Tells whether these kernels take operands of x's dtype."""
     return k.compute_capability >= 80 and x.dtype in conditions.LOW
 
 
 def fit_gradients(k: Launcher, g: Array, rank: int) -> bool:
-    """Whether the factors' gradients are made without those of the two products in memory."""
+    """Tells whether the factors' gradients are made without those of the two products in memory."""
     return fit(k, g) and rank <= _LARGEST_RANK
 
 
@@ -48,7 +48,7 @@ class Kernels:
         self._launch(kernel, (self.across, self.down), (*self.arrays, out, *numbers))
 
     def gradients(self, targets: Sequence[GradTarget | None]) -> list[Array | None]:
-        """The gradients of first_a, second_a, first_b and second_b, fp32 where nothing has arrived.
+        """Returns the gradients of first_a, second_a, first_b and second_b, fp32 where nothing has arrived.
 
         One is added in place where the one that has arrived is fp32 and may be written over.
         """
@@ -90,7 +90,7 @@ class Kernels:
 
 
 def _held(target: GradTarget | None) -> Array | None:
-    """The gradient that has arrived, if the kernel may add to it where it is."""
+    """Returns the gradient that has arrived, if the kernel may add to it where it is."""
     if target is None or not target.overwrites:
         return None
     held = target.addend

@@ -18,7 +18,7 @@ _LEAST: Final = 2.0**-100  # the least largest magnitude: that of a row of zeros
 
 
 def decoded(xp: Namespace, data: Array, dtype: DType) -> Array:
-    """The whole numbers, not yet multiplied by their rows' factors."""
+    """Returns the whole numbers, not yet multiplied by their rows' factors."""
     return data.astype(dtype)
 
 

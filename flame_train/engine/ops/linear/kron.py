@@ -155,11 +155,11 @@ class _Cut:
         return -(-shape.width // (shape.packet * self.packs))
 
     def firsts(self, shape: _Shape) -> tuple[int, int, int]:
-        """The shape of the parts of mat1's gradient."""
+        """Returns the shape of the parts of mat1's gradient."""
         return self.grid(shape)[0] * self._of_width(shape), shape.a, shape.c
 
     def seconds(self, shape: _Shape) -> tuple[int, int, int]:
-        """The shape of the parts of mat2's gradient."""
+        """Returns the shape of the parts of mat2's gradient."""
         return self.grid(shape)[1] * self._of_c(shape), shape.b, shape.width
 
 

@@ -93,7 +93,7 @@ def check_factors(op: str, weight: Array, down: Array, up: Array) -> None:
 
 
 def factors_fit(weight: Array, down: Array, up: Array) -> bool:
-    """Whether `check_factors` accepts these."""
+    """Tells whether `check_factors` accepts these."""
     return down.ndim == up.ndim == 2 and (*up.shape, *down.shape) == (
         weight.shape[0],
         down.shape[0],
@@ -243,7 +243,7 @@ def _(k: Launcher, input: Array, weights: Sequence[Array], lora: LowRanks) -> tu
 def stacked_products(
     k: Launcher, input: Array, weight: Array, lora: LowRanks, bias: Array | None = None, plus: Array | None = None
 ) -> tuple[list[Array], Array]:
-    """The outputs of n layers of one input, weight (n, out, in), in one product, and the low-rank activations.
+    """Returns the outputs of n layers of one input, weight (n, out, in), in one product, and the low-rank activations.
 
     `bias` and `plus`, which is added to the output, are for a single layer.
 
@@ -281,7 +281,7 @@ def _(
 def stacked_gradients(
     k: Launcher, g: Sequence[Array], input: Array, weight: Array, lora: AppliedLowRanks, targets: GradTargets
 ) -> Gradients:
-    """The gradients of input, downs and ups of `stacked_products`.
+    """Returns the gradients of input, downs and ups of `stacked_products`.
 
     Args:
         g: the outputs' gradients, n of (..., out).

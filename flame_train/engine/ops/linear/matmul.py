@@ -107,7 +107,7 @@ def check_residual(op: str, input: Array | Tensor, weight: Array | Tensor, resid
 
 
 def residual_fits(input: Array | Tensor, weight: Array | Tensor, residual: Array | Tensor | None) -> bool:
-    """Whether `check_residual` accepts these."""
+    """Tells whether `check_residual` accepts these."""
     return residual is None or (weight.ndim > 0 and tuple(residual.shape) == (*input.shape[:-1], weight.shape[0]))
 
 
@@ -150,7 +150,7 @@ def _(k: Launcher, input: Array, other: Array) -> Array:
 
 
 def linear_condition(input: Array, weight: Array, bias: Array | None) -> str:
-    """Why a linear layer cannot go through cuBLASLt; "" if it can."""
+    """Says why a linear layer cannot go through cuBLASLt; "" if it can."""
     if input.ndim < 2 or 0 in weight.shape:
         return "a vector operand, or nothing to multiply with"
     return conditions.same(conditions.ANY_FLOAT, input, weight, bias)

@@ -46,7 +46,7 @@ NORMAL: Final = np.array(
 
 
 def _dynamic() -> np.ndarray[Any, Any]:
-    """The numbers of 8 bits (arXiv 1511.04561): a sign, an exponent of 10 in unary, and what bits are left."""
+    """Returns the numbers of 8 bits (arXiv 1511.04561): a sign, an exponent of 10 in unary, and what bits are left."""
     found = [np.float32(0), np.float32(1)]
     low, high = np.float32(0.1), np.float32(1)
     for exponent in range(7):
@@ -78,7 +78,7 @@ class Nf4Parts(Arguments):
     offset: Array
 
     def misfit(self, shape: Shape) -> str:
-        """What is wrong with them for a tensor of this shape; "" if they fit."""
+        """Returns what is wrong with them for a tensor of this shape; "" if they fit."""
         count = math.prod(shape)
         blocks = -(-count // BLOCK)
         wanted = (-(-count // 2),), (blocks,), (-(-blocks // NESTED_BLOCK),), (1,)
@@ -159,7 +159,7 @@ def nf4_dequantize(
 
 
 def stored(*shape: int) -> tuple[Any, ...]:
-    """A normally distributed tensor in NF4, for samples."""
+    """Returns a normally distributed tensor in NF4, for samples."""
     numbers = np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
     codes, largest = _coded(NUMPY, numbers.reshape(-1), BLOCK, NORMAL)
     padded = np.concatenate([codes, np.zeros(len(codes) % 2, np.uint8)])

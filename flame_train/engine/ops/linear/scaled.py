@@ -98,7 +98,7 @@ def stored_product(xp: Namespace, input: Array, data: Array, scales: Array, dyna
 
 
 def _whole_product(xp: Namespace, x: Array, columns: Array) -> Array:
-    """The rows of x (..., K), rounded to int8, by columns (K, N) of int8, in x's dtype."""
+    """Returns the rows of x (..., K), rounded to int8, by columns (K, N) of int8, in x's dtype."""
     rows, scales = whole.encoded(xp, x.reshape(-1, x.shape[-1]))
     made = whole.product(xp, rows, columns).astype(x.dtype) * factors(scales, x.dtype)[:, None]
     return made.reshape(*x.shape[:-1], columns.shape[1])
@@ -174,7 +174,7 @@ def transposed(k: Launcher, data: Array) -> Array:
 
 
 def storage(input: Array, data: Array, dynamic: bool, *others: Array | None) -> str:
-    """Why the weight cannot be decoded for a product in the activations' dtype; "" if it can."""
+    """Says why the weight cannot be decoded for a product in the activations' dtype; "" if it can."""
     if dynamic:
         return "`dynamic` demands products of 8 bits"
     if input.ndim < 2 or 0 in data.shape or data.size >= 2**31 or input.size == 0:
@@ -183,7 +183,7 @@ def storage(input: Array, data: Array, dynamic: bool, *others: Array | None) -> 
 
 
 def products(input: Array, data: Array, dynamic: bool, *others: Array | None) -> str:
-    """Why cuBLASLt cannot make a product of 8 bits; "" if it can."""
+    """Says why cuBLASLt cannot make a product of 8 bits; "" if it can."""
     if not dynamic:
         return "only `dynamic` demands products of 8 bits"
     if input.ndim < 2 or input.size == 0 or any(n % 16 or n > LONGEST for n in data.shape):
@@ -197,7 +197,7 @@ def products(input: Array, data: Array, dynamic: bool, *others: Array | None) ->
 
 
 def fits(input: Array, data: Array, scales: Array, residual: Array | None = None) -> bool:
-    """Whether `check_layer` accepts these."""
+    """Tells whether `check_layer` accepts these."""
     stored = belong(data, scales) and data.ndim == 2
     stored = stored and bool(input.ndim) and input.shape[-1] == data.shape[-1]
     return stored and residual_fits(input, data, residual)

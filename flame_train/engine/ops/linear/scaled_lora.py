@@ -45,7 +45,7 @@ class ScaledWeights(Arguments):
     scales: Sequence[Array]
 
     def decoded(self, k: Launcher, dtype: DType) -> Array:
-        """The weights (n, out, in) in `dtype`."""
+        """Returns the weights (n, out, in) in `dtype`."""
         return decode(k, k.stacked(self.data), k.stacked(self.scales), dtype)
 
 

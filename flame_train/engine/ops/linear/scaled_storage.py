@@ -78,7 +78,7 @@ scaled_dequantize.errors(_scaled_dequantize_errors)
 
 
 def belong(data: Array, scales: Array) -> bool:
-    """Whether these are data and their scales."""
+    """Tells whether these are data and their scales."""
     known = data.dtype in _STORED and scales.dtype == uint32
     return known and bool(data.ndim) and scales.shape == data.shape[:-1]
 
@@ -94,7 +94,7 @@ def check_stored(data: Array, scales: Array, op: str) -> None:
 
 
 def weight_of(xp: Namespace, data: Array, scales: Array, dtype: DType) -> Array:
-    """The decoded weight."""
+    """Returns the decoded weight."""
     return (e4m3 if data.dtype == uint8 else whole).decoded(xp, data, dtype) * factors(scales, dtype)[..., None]
 
 
@@ -167,6 +167,6 @@ def _(k: Launcher, data: Array, scales: Array, dtype: DType) -> Array:
 
 
 def decode(k: Launcher, data: Array, scales: Array, dtype: DType) -> Array:
-    """The numbers that data and scales store, in `dtype`."""
+    """Returns the numbers that data and scales store, in `dtype`."""
     factor = scales.view(float32)[..., None]
     return k.elementwise(("data * factor",), {"data": data, "factor": factor}, (dtype,))[0]

@@ -43,7 +43,7 @@ class SkinnyOperands:
     rank: int
 
     def shape(self, name: str) -> tuple[int, int, int]:
-        """The shape of the stacked gradients of "down" or "up"."""
+        """Returns the shape of the stacked gradients of "down" or "up"."""
         n, out = self.rows.shape[1:]
         return (n, self.rank, self.x.shape[1]) if name == "down" else (n, out, self.rank)
 
@@ -102,7 +102,7 @@ def both(k: Launcher, t: SkinnyOperands, targets: Mapping[str, Any], deferrable:
 
 
 def cut(n: int, out: int, width: int, multiprocessors: int) -> tuple[int, int]:
-    """How many times _BLOCK columns a block makes, and how many blocks, a cluster, share the rows of these."""
+    """Returns how many times _BLOCK columns a block makes, and how many blocks, a cluster, share the rows of these."""
     for wide, shares, busy in ((2, (1, 2), 1), (1, (1, 2, 4), 2 if n > 1 else 1)):
         for share in shares:
             if _tiles(n, out, width, wide) * share >= busy * multiprocessors:
@@ -140,7 +140,7 @@ Wanted = Mapping[str, Sequence[GradTarget]]
 
 
 def listed(targets: GradTargets, n: int) -> Wanted:
-    """The targets of the arguments `downs` and `ups` of `n` layers."""
+    """Returns the targets of the arguments `downs` and `ups` of `n` layers."""
     return {a: [targets[f"{a}s"].get(i, ALLOCATE) for i in range(n)] for a in ("down", "up") if f"{a}s" in targets}
 
 
@@ -175,6 +175,6 @@ def factor_gradients(k: Launcher, t: SkinnyOperands, wanted: Wanted) -> dict[str
 
 
 def _block(k: Launcher, targets: Sequence[GradTarget]) -> Any:
-    """What has arrived, as one dense array that may be written over; None if it does not lie so."""
+    """Returns what has arrived, as one dense array that may be written over; None if it does not lie so."""
     block = k.as_stacked_view([t.addend for t in targets]) if all(t.overwrites for t in targets) else None
     return block if block is not None and block.flags.c_contiguous else None

@@ -63,7 +63,7 @@ def pair_loss_kernels(
 
 def _backward(arg: str, choose: Callable[..., PairLoss | str], more: list[str]) -> Callable[..., Array]:
     def backward(k: Launcher, g: Array, input: Array, target: Array, reduction: str, *rest: Any) -> Array:
-        """The gradient of the argument."""
+        """Returns the gradient of the argument."""
         given = dict(zip(more, rest, strict=True))
         loss = _chosen(choose, given)
         mirrored = arg == "target" and not loss.target
@@ -82,26 +82,26 @@ def _chosen(choose: Callable[..., PairLoss | str], rest: dict[str, Any]) -> Pair
 
 
 def _numbers(rest: dict[str, Any]) -> dict[str, float]:
-    """Those of the further arguments that expressions may name."""
+    """Returns those of the further arguments that expressions may name."""
     return {n: v for n, v in rest.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
 
 
 def _result(input: Array, reduction: str) -> str:
-    """The loss from the sum over all pairs, in C. A batch is the first dim, as kl_div's "batchmean" has it."""
+    """Returns the loss from the sum over all pairs, in C. A batch is the first dim, as kl_div's "batchmean" has it."""
     if reduction == "batchmean":
         return f"total / {input.shape[0] if input.ndim else 1}.f"
     return "total / n" if reduction == "mean" else "total"
 
 
 def _part(input: Array, reduction: str) -> float:
-    """The derivative of the loss with respect to the sum over all pairs."""
+    """Returns the derivative of the loss with respect to the sum over all pairs."""
     if reduction == "batchmean":
         return 1.0 / (input.shape[0] if input.ndim else 1)
     return 1.0 / input.size if reduction == "mean" else 1.0
 
 
 def reduced(xp: Namespace, loss: Array, reduction: str) -> Array:
-    """The losses averaged, summed or as they are. Raises ValueError for another reduction."""
+    """Returns the losses averaged, summed or as they are. Raises ValueError for another reduction."""
     if reduction == "none":
         return loss
     if reduction not in ("mean", "sum"):
@@ -110,7 +110,7 @@ def reduced(xp: Namespace, loss: Array, reduction: str) -> Array:
 
 
 def share(g: Array, count: int, reduction: str) -> Array:
-    """The gradient of each entry's loss, given that of the reduced one."""
+    """Returns the gradient of each entry's loss, given that of the reduced one."""
     return g / max(count, 1) if reduction == "mean" else g
 
 

@@ -77,7 +77,7 @@ class Given:
         return *self.input.shape[:-1], self.input.shape[-1] + added
 
     def arrays(self, k: Launcher) -> tuple[Any, ...]:
-        """All three as the kernels take them: dense, or null pointers."""
+        """Returns all three as the kernels take them: dense, or null pointers."""
         return tuple(_NONE if a is None else k.contiguous(a) for a in (self.input, self.other, self.shift))
 
 
@@ -162,7 +162,7 @@ def gradients(k: Launcher, g: Array, saved: Saved, targets: GradTargets) -> dict
 
 
 def _channel_sums(k: Launcher, channels: Array) -> tuple[Array, Array]:
-    """The blocks' sums for each channel, of which there are two, added up."""
+    """Returns the blocks' sums for each channel, of which there are two, added up."""
     whole = k.columns([Reduction("sum", "each")], Operands({"each": channels}), Extent(1, *channels.shape), float32)
     first, second = whole[0].reshape(2, -1)
     return first, second

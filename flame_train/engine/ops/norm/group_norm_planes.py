@@ -22,7 +22,7 @@ _OF_GROUP = Program(("sum s = even", "sum t = tilt"), (), ("s", "t"))
 
 
 def no_group_planes(input: Array, num_groups: int, weight: Array | None, bias: Array | None, layout: str) -> str:
-    """Why these kernels cannot take a group norm.
+    """Says why these kernels cannot take a group norm.
 
     Args:
         input, num_groups, weight, bias, layout: as in `group_norm`.
@@ -46,14 +46,14 @@ def _sizes(shape: Shape, groups: int) -> Shape:
 
 
 def _of_channel(a: Array | None, sizes: Shape, missing: float) -> Any:
-    """A weight (C,) that meets (B, groups, channels of a group, ...); `missing` for None."""
+    """Returns a weight (C,) that meets (B, groups, channels of a group, ...); `missing` for None."""
     return missing if a is None else a.reshape(1, sizes[1], sizes[2], 1)
 
 
 def forward(
     k: Launcher, input: Array, num_groups: int, weight: Array | None, bias: Array | None, eps: float
 ) -> tuple[Array, Array, Array]:
-    """The normalised images, and the groups' means and reciprocal deviations (B, groups, 1) in fp32.
+    """Returns the normalised images, and the groups' means and reciprocal deviations (B, groups, 1) in fp32.
 
     Args:
         input: (B, C, ...).
@@ -86,7 +86,7 @@ def forward(
 def gradients(
     k: Launcher, g: Array, input: Array, weight: Array | None, mean: Array, rstd: Array, needs: frozenset[str]
 ) -> tuple[Array | None, Array, Array]:
-    """The gradients of input, weight and bias; None for an input's that is not needed.
+    """Returns the gradients of input, weight and bias; None for an input's that is not needed.
 
     Args:
         g: the gradient of the result.

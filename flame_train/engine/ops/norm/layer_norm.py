@@ -95,7 +95,7 @@ def _layer_condition(input: Array, normalized_shape: Sequence[int], weight: Arra
 
 
 def why_not(input: Array, normalized_shape: Sequence[int], *weights: Array | None) -> str:
-    """What `check_normalized` refuses."""
+    """Returns what `check_normalized` refuses."""
     n, shape = len(normalized_shape), tuple(normalized_shape)
     fits = n and tuple(input.shape[-n:]) == shape and all(w is None or tuple(w.shape) == shape for w in weights)
     return "" if fits else "shapes do not fit"
@@ -150,7 +150,7 @@ class Moments(Arguments):
     rstd: Array
 
     def numbers(self) -> dict[str, Array]:
-        """The same as row kernels take them."""
+        """Returns the same as row kernels take them."""
         return {"mean": self.mean.reshape(-1), "rstd": self.rstd.reshape(-1)}
 
 

@@ -73,7 +73,7 @@ def _whole_rows(input: Array, normalized_shape: Sequence[int], weight: Array | N
 
 
 def _weighted(k: Launcher, weight: Array | None) -> tuple[dict[str, Table], str]:
-    """The weight as a shared row, and what to multiply by."""
+    """Returns the weight as a shared row, and what to multiply by."""
     return one_row(k, weight=weight), "" if weight is None else " * weight"
 
 
@@ -85,7 +85,7 @@ class Angles:
     interleaved: bool = True
 
     def rotated(self, name: str) -> str:
-        """What a program calls the pairs of its row `name`, each (a, b) as (-b, a)."""
+        """Returns what a program calls the pairs of its row `name`, each (a, b) as (-b, a)."""
         return f"{'rotate_every_two' if self.interleaved else 'rotate_half'}({name})"
 
 
@@ -136,7 +136,7 @@ def norm_gradients(
     targets: GradTargets,
     dims: int = 1,
 ) -> tuple[Array | None, Array | None]:
-    """The gradients to what `norm_rows` was given: the input's, in its shape, and the weight's.
+    """Returns the gradients to what `norm_rows` was given: the input's, in its shape, and the weight's.
 
     Args:
         g: the gradient of the result, in input's shape.
@@ -220,7 +220,7 @@ def _even(x: Array) -> Array:
 
 
 def _rotate_half(xp: Namespace, x: Array, interleaved: bool) -> Array:
-    """Each pair (a, b) as (-b, a)."""
+    """Returns each pair (a, b) as (-b, a)."""
     if interleaved:
         return xp.stack([-x[..., 1::2], x[..., 0::2]], axis=-1).reshape(x.shape)
     half = x.shape[-1] // 2

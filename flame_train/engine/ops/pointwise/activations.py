@@ -87,7 +87,7 @@ def _tanh_argument(x: Array) -> Array:
 
 
 def _phi(xp: Namespace, x: Array, approximate: str) -> Array:
-    """The normal distribution function, exact or by tanh."""
+    """Returns the normal distribution function, exact or by tanh."""
     if approximate == "tanh":
         return 0.5 * (1.0 + xp.tanh(_tanh_argument(x)))
     if approximate != "none":
@@ -105,13 +105,13 @@ def gelu_derivative(xp: Namespace, x: Array, approximate: str) -> Array:
 
 
 def gelu_value_and_derivative(xp: Namespace, x: Array) -> tuple[Array, Array]:
-    """The exact gelu and its derivative, which share the error function."""
+    """Returns the exact gelu and its derivative, which share the error function."""
     phi = _phi(xp, x, "none")
     return x * phi, phi + x * _INV_SQRT_2PI * xp.exp(-0.5 * x * x)
 
 
 def gelu_value(xp: Namespace, x: Array) -> Array:
-    """The exact gelu of an array, for ops that contain it."""
+    """Returns the exact gelu of an array, for ops that contain it."""
     return x * _phi(xp, x, "none")
 
 

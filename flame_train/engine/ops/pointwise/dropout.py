@@ -52,7 +52,7 @@ def dropout(
 
 
 def _scale(xp: Namespace, shape: Shape, p: float, training: bool, rng: Rng | None, stream: int) -> Array | None:
-    """The factor of each element: 0 or 1 / (1 - p)."""
+    """Returns the factor of each element: 0 or 1 / (1 - p)."""
     if not training or p == 0.0:
         return None
     rng = check_rng(rng, "dropout: training")
@@ -77,7 +77,7 @@ def _(xp: Namespace, g: Array, input_shape: Shape, p: float, training: bool, rng
 
 
 def _no_kernel(input: Array, p: float, training: bool, rng: Rng | None) -> str:
-    """Why the kernel cannot take an input; "" if it can."""
+    """Says why the kernel cannot take an input; "" if it can."""
     if not 0.0 <= p <= 1.0:
         return "arguments that are refused"
     if not training or p == 0.0:

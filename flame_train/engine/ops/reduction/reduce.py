@@ -67,7 +67,7 @@ def _given(correction: float | None) -> float:
 
 
 def _variance(xp: Namespace, x: Array, dims: tuple[int, ...], correction: float, keepdim: bool) -> tuple[Array, Array]:
-    """The variance, and the mean with the reduced dims kept as size 1."""
+    """Returns the variance, and the mean with the reduced dims kept as size 1."""
     mean = accurate_sum(xp.mean, x, dims, True)
     centred = x - mean
     return accurate_sum(xp.sum, centred * centred, dims, keepdim) / max(
@@ -117,7 +117,7 @@ def _(
 
 
 def neighbours(input: Array, dim: Dims) -> str:
-    """Why the reduction kernels cannot take `input` over `dim`; "" if they can."""
+    """Says why the reduction kernels cannot take `input` over `dim`; "" if they can."""
     if not input.ndim:
         return "a single number"
     try:
@@ -131,7 +131,7 @@ def reduced_dims(x: Array, dim: Dims) -> tuple[int, ...]:
 
 
 def with_dims(kept: Array, dims: tuple[int, ...], keepdim: bool) -> Array:
-    """A reduction's result with the reduced dims kept as size 1, as it is given, or removed."""
+    """Returns a reduction's result with the reduced dims kept as size 1, as it is given, or removed."""
     return kept if keepdim else kept.reshape([n for i, n in enumerate(kept.shape) if i not in dims])
 
 

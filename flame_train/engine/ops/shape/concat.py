@@ -26,7 +26,7 @@ def cat(xp: Namespace, tensors: Sequence[Array], dim: int = 0) -> Array:
 
 
 def _of_one_dtype(tensors: Sequence[Array]) -> Sequence[Array]:
-    """The tensors in their promoted floating dtype, if one of them is floating; else as they are."""
+    """Returns the tensors in their promoted floating dtype, if one of them is floating; else as they are."""
     dtype = promote([t.dtype for t in tensors])
     return tensors if dtype is None else [t.astype(dtype, copy=False) for t in tensors]
 
@@ -227,7 +227,7 @@ def _(xp: Namespace, g: Array, input_shape: Shape, pad: Sequence[int], mode: str
 
 
 def _inside(widths: list[tuple[int, int]], padded: Shape) -> tuple[slice, ...]:
-    """Where the input lies in the padded tensor."""
+    """Returns where the input lies in the padded tensor."""
     return tuple(slice(max(a, 0), n - max(b, 0)) for (a, b), n in zip(widths, padded, strict=True))
 
 

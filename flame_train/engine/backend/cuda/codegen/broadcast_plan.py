@@ -73,7 +73,7 @@ def plan(shape: Shape, operands: Sequence[Operand], new: int, itemsize: int, giv
 
 
 def _gathering(shape: Shape, operands: Sequence[Operand], spread: Sequence[Strides], given: int) -> Layout | None:
-    """A layout in the order of the outputs, in packets of theirs; None unless they are dense and alike.
+    """Returns a layout in the order of the outputs, in packets of theirs; None unless they are dense and alike.
 
     Indices are divided once a packet, where a layout in the order of the inputs divides them for each element.
     """
@@ -95,7 +95,7 @@ def _widths(operands: Sequence[Operand]) -> tuple[int, ...]:
 
 
 def dense_strides(sizes: Sequence[int]) -> Strides:
-    """The strides of row-major memory."""
+    """Returns the strides of row-major memory."""
     return tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
 
 

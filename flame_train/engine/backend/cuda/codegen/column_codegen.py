@@ -59,7 +59,7 @@ class ColumnTiling:
 
 
 def column_tiling(inner: int, reduced: int, width: int, itemsize: int) -> ColumnTiling:
-    """The tiling for `reduced` rows of `inner` elements of `itemsize` bytes, `width` to a packet.
+    """Returns the tiling for `reduced` rows of `inner` elements of `itemsize` bytes, `width` to a packet.
 
     A block has whole warps, and at least a thread for each of its columns.
     """
@@ -69,7 +69,7 @@ def column_tiling(inner: int, reduced: int, width: int, itemsize: int) -> Column
 
 
 def _power(n: int) -> int:
-    """The least power of two that is not below n."""
+    """Returns the least power of two that is not below n."""
     return 1 << (n - 1).bit_length()
 
 
@@ -84,7 +84,7 @@ class Inputs:
     numbers: tuple[str, ...] = ()
 
     def arguments(self) -> list[str]:
-        """The kernel's declarations of them."""
+        """Returns the kernel's declarations of them."""
         found = [f"const {element_name(d)}* __restrict__ p_{n}" for n, d in (*self.rows, *self.single)]
         for n, d in self.tables:
             found += [f"const {element_name(d)}* __restrict__ p_{n}"]
@@ -93,7 +93,7 @@ class Inputs:
         return [*found, *(f"const float {n}" for n in self.numbers)]
 
     def begin(self) -> str:
-        """The first lines of the kernel's text."""
+        """Returns the first lines of the kernel's text."""
         narrow = all(d.itemsize <= 2 for _, d in (*self.rows, *self.single, *self.tables))
         return begin(narrow) + '#include "backend/cuda/codegen/column_reduce.cuh"\n'
 
@@ -105,7 +105,7 @@ SHARED = "float* part, unsigned* counters, const long long reduced, const long l
 
 
 def rows_read(inputs: Inputs, tiling: ColumnTiling, each: str) -> str:
-    """The loop over a thread's rows, in batches whose packets are all loaded before the first is used.
+    """Returns the loop over a thread's rows, in batches whose packets are all loaded before the first is used.
 
     `each` is the text for one row, in which q_NAME are the packets and NAME the values of columns. Around the loop, `x`
     and `y` are the thread's place in the block, `c` its first column, `first` and `last` the block's rows.

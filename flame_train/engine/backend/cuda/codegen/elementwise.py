@@ -177,7 +177,7 @@ extern "C" __global__ void __launch_bounds__({_THREADS}) elementwise({", ".join(
 
 
 def _value_function(expressions: Sequence[str], names: Sequence[str], numbers: Sequence[str]) -> str:
-    """The expressions as a function of one element of each operand."""
+    """Returns the expressions as a function of one element of each operand."""
     arguments = [f"float& r{i}" for i in range(len(expressions))] + [f"const float {n}" for n in (*names, *numbers)]
     lines = []
     for i, e in enumerate(expressions):
@@ -187,7 +187,7 @@ def _value_function(expressions: Sequence[str], names: Sequence[str], numbers: S
 
 
 def _held(p: _Place, width: int) -> int:
-    """How many elements of an operand belong to a packet of the result: one if it is broadcast."""
+    """Returns how many elements of an operand belong to a packet of the result: one if it is broadcast."""
     return width if p.steps[-1] or p.single else 1
 
 
@@ -207,7 +207,7 @@ def _places(places: Sequence[_Place], first: str) -> str:
 
 
 def _offset(p: _Place) -> str:
-    """Where an operand has the element at the coordinates c<dim>."""
+    """Returns where an operand has the element at the coordinates c<dim>."""
     terms = [f"c{d}" if step == 1 else f"c{d} * s_{p.name}{d}" for d, step in enumerate(p.steps) if step]
     return " + ".join(terms) or "0"
 
@@ -220,7 +220,7 @@ def _load(p: _Place, width: int) -> str:
 
 
 def _fetch(ins: Sequence[_Place], width: int) -> str:
-    """The elements of a packet that goes on from row to row, of operands that are not dense."""
+    """Returns the elements of a packet that goes on from row to row, of operands that are not dense."""
     single = [p for p in ins if p.single]
     if not single:
         return ""
@@ -245,7 +245,7 @@ def _call(ins: Sequence[_Place], outs: Sequence[_Place], numbers: Sequence[str],
 
 
 def _remainder(ins: Sequence[_Place], outs: Sequence[_Place], numbers: Sequence[str], width: int) -> str:
-    """The elements after the last whole packet, by threads of the last block."""
+    """Returns the elements after the last whole packet, by threads of the last block."""
     at = {p.name: _offset(p) if p.single else f"o_{p.name}" for p in (*ins, *outs)}
     taken = [f"to_float(p_{p.name}[{at[p.name]}])" for p in ins]
     results = ", ".join(f"r_{p.name}" for p in outs)

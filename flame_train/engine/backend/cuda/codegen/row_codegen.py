@@ -83,7 +83,7 @@ class RowText:
         return [f"const long long step_{name}{d}" for d in range(self.signature.dims)]
 
     def _places(self) -> str:
-        """The row's index i<dim> along each leading dim, and a pointer r_<name> to its row of each table."""
+        """Returns the row's index i<dim> along each leading dim, and a pointer r_<name> to its row of each table."""
         s, lines = self.signature, ["  unsigned outer = row;\n"]
         for d in range(s.dims - 1, 0, -1):
             lines += [f"  const unsigned i{d} = {divided(f'size{d}')}.rest(outer);\n"]
@@ -97,11 +97,11 @@ class RowText:
         return "".join(lines)
 
     def _place(self, name: str) -> str:
-        """Where an operand's or output's row begins."""
+        """Returns where an operand's or output's row begins."""
         return " + ".join(f"i{d} * step_{name}{d}" for d in range(self.signature.dims))
 
     def _tile(self, name: str) -> str:
-        """Where a staged row begins."""
+        """Returns where a staged row begins."""
         return f"tile_{name} + threadIdx.x / {self.tiling.threads} * length"
 
     # ---- in ------------------------------------------------------------------------------------------
@@ -214,12 +214,12 @@ class RowText:
 
 
 def divisor_arguments(name: str) -> list[str]:
-    """The declarations of the arguments by which a kernel divides by a number, see `rows.divisor`."""
+    """Returns the declarations of the arguments by which a kernel divides by a number, see `rows.divisor`."""
     return [f"const unsigned by_{name}", f"const unsigned magic_{name}", f"const unsigned shift_{name}"]
 
 
 def divided(name: str) -> str:
-    """The `Divisor` made of those arguments."""
+    """Returns the `Divisor` made of those arguments."""
     return f"Divisor{{by_{name}, magic_{name}, shift_{name}}}"
 
 
@@ -228,7 +228,7 @@ _Step = tuple[str, str, str]
 
 
 def header_of(kinds: Iterable[str]) -> str:
-    """The line that brings the reductions of these kinds which dtypes.cuh does not have."""
+    """Returns the line that brings the reductions of these kinds which dtypes.cuh does not have."""
     return '#include "backend/cuda/codegen/product.cuh"\n' if "prod" in kinds else ""
 
 
@@ -237,7 +237,7 @@ def _words(text: str) -> set[str]:
 
 
 def group_reductions(steps: Sequence[str]) -> list[list[_Step]]:
-    """The steps in groups: consecutive totals of one kind, none of which uses another, share one exchange."""
+    """Returns the steps in groups: consecutive totals of one kind, none of which uses another, share one exchange."""
     groups: list[list[_Step]] = []
     for step in steps:
         head, text = step.split(" = ", 1)

@@ -44,7 +44,7 @@ class RowTotalsText(RowText):
         self._sums = totals
 
     def source(self) -> str:
-        """The whole text. Grid (blocks, groups of `run` rows)."""
+        """Returns the whole text. Grid (blocks, groups of `run` rows)."""
         steps = "".join(map(self._step, group_reductions(self.program.steps)))
         sums = [f"own[{j}][k][i] += {self._expression(text)};" for j, text in enumerate(self._sums)]
         c, types, count = self.tiling, [*self.rows.values(), *self.tables.values(), *self.made.values()], len(sums)
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__({c.block}, {c.resident}) rows({", "
 """
 
     def _left_out(self) -> str:
-        """A thread's last packet beyond the row. In place of a missing row, the last one is read once more."""
+        """Returns a thread's last packet beyond the row. In place of a missing row, the last one is read once more."""
         return "" if self.whole else f"    if (k == {self.tiling.packets - 1} && p >= packets) continue;\n"
 
 

@@ -48,7 +48,7 @@ class RowTiling:
 
 
 def row_tiling(columns: int, width: int, loads: int, held: int, tuning: Tuning = SM_90) -> RowTiling:
-    """The tiling for rows of `columns` elements in packets of `width`.
+    """Returns the tiling for rows of `columns` elements in packets of `width`.
 
     For each packet of a row a thread loads `loads` packets of 16 bytes and holds `held` in registers. Only few
     different tilings are used, so that rows of many lengths share kernels.
@@ -94,7 +94,7 @@ class RowSumsTiling(RowTiling):
 
 
 def halved_tiling(columns: int, width: int) -> RowTiling:
-    """The tiling by which each thread has the same packets of both halves of a row.
+    """Returns the tiling by which each thread has the same packets of both halves of a row.
 
     Half a row is whole packets of `width` elements.
     """
@@ -106,7 +106,7 @@ def halved_tiling(columns: int, width: int) -> RowTiling:
 def row_sums_tiling(
     columns: int, width: int, loads: int, totals: int, vectors: int, tuning: Tuning = SM_90, halves: bool = False
 ) -> RowSumsTiling:
-    """The tiling for rows of `columns` elements in packets of `width`, with so many `totals` of each column.
+    """Returns the tiling for rows of `columns` elements in packets of `width`, with so many `totals` of each column.
 
     For each packet of a row a thread loads `loads` packets of 16 bytes and keeps `vectors` further numbers of each
     element. Few threads with many packets are best: their sums take fewer steps, and the kernel waits for those.

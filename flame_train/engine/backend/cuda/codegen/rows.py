@@ -73,7 +73,7 @@ class Rows:
     def prepared(
         self, program: Program, operands: Operands, dtypes: Sequence[DType], out: Sequence[Array] = ()
     ) -> Call:
-        """What a kernel of the program is compiled for and given."""
+        """Returns what a kernel of the program is compiled for and given."""
         own = {n: self._aligned(a) for n, a in operands.rows.items()}
         first = next(iter(own.values()))
         lead, columns = first.shape[:-1], first.shape[-1]
@@ -112,7 +112,7 @@ class Rows:
 
 
 def pairs_halves(program: Program) -> bool:
-    """Whether the program rotates pairs of elements that lie half a row apart."""
+    """Tells whether the program rotates pairs of elements that lie half a row apart."""
     return any("rotate_half(" in text for text in (*program.steps, *program.rows))
 
 
@@ -131,14 +131,14 @@ def _stored(program: Program, s: Signature) -> list[DType]:
 
 
 def _places(lead: Shape, columns: int, arrays: Sequence[Array]) -> tuple[Shape, tuple[Strides, ...]]:
-    """The leading dims, merged into as few as possible, and each array's strides along them, in elements."""
+    """Returns the leading dims, merged into as few as possible, and each array's strides along them, in elements."""
     if prod(lead) == 1:
         return (1,), ((columns,),) * len(arrays)
     return merged(lead, [[s // a.itemsize for s in a.strides[:-1]] for a in arrays])
 
 
 def _step(columns: int, strides: Sequence[Strides], arrays: Sequence[Array]) -> int:
-    """The largest number of elements of which the length and all places of rows are multiples."""
+    """Returns the largest number of elements of which the length and all places of rows are multiples."""
     return gcd(columns, *((a.data.ptr & 15) // a.itemsize for a in arrays), *(s for row in strides for s in row))
 
 
@@ -176,7 +176,7 @@ def _arguments(
 
 
 def by_count(tables: Mapping[str, Table]) -> tuple[dict[str, Table], dict[str, Table]]:
-    """The tables with a single row, and those with several."""
+    """Returns the tables with a single row, and those with several."""
     return {n: t for n, t in tables.items() if t.count == 1}, {n: t for n, t in tables.items() if t.count > 1}
 
 
@@ -186,6 +186,6 @@ def names_of(arrays: Mapping[str, Array]) -> Names:
 
 @lru_cache(maxsize=4096)
 def divisor(by: int) -> tuple[np.uint32, np.uint32, np.uint32]:
-    """The arguments of `Divisor` in dtypes.cuh, which divides by `by` with a multiplication and a shift."""
+    """Returns the arguments of `Divisor` in dtypes.cuh, which divides by `by` with a multiplication and a shift."""
     shift = (by - 1).bit_length()
     return np.uint32(by), np.uint32(((1 << 32) * ((1 << shift) - by)) // by + 1), np.uint32(shift)

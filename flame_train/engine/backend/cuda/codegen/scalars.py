@@ -154,12 +154,12 @@ class Trace:
         return self.noted(x.dtype, f"{_PREFIX[x.dtype]}sqrt_rn({x.text})", x)
 
     def sum(self, x: Traced) -> Traced:
-        """The sum of an array, in fp64."""
+        """Returns the sum of an array, in fp64."""
         total = self._over(x, "double", "0.0", f"{{0}} = __dadd_rn({{0}}, {self.cast(x, float64)})")
         return self.noted(float64, f"block_sum<{_THREADS}>({total})")
 
     def all(self, x: Traced) -> Traced:
-        """Whether all elements are true; a single number's is its own."""
+        """Tells whether all elements are true; a single number's is its own."""
         if not x.count:
             return x
         return self.noted(bool_, f"!__syncthreads_or({self._over(x, 'bool', 'false', f'{{0}} |= !({x.text})')})")
@@ -191,7 +191,7 @@ class Trace:
         return Traced(self, dtype, name)
 
     def cast(self, x: Any, dtype: DType) -> str:
-        """An operand in C as a number of `dtype`."""
+        """Returns an operand in C as a number of `dtype`."""
         if isinstance(x, Traced):
             return x.text if x.dtype == dtype else f"({_TYPES[dtype]}){x.text}"
         if not math.isfinite(x):
@@ -267,7 +267,7 @@ class Scalars:
 
 
 def _operand(trace: Trace, i: int, array: Array) -> Traced:
-    """An array as a formula sees it: 16-bit numbers as fp32."""
+    """Returns an array as a formula sees it: 16-bit numbers as fp32."""
     dtype = array.dtype if array.dtype in _TYPES else float32
     convert = "" if array.dtype in _TYPES else "to_float"
     if array.ndim:

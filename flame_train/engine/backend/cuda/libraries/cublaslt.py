@@ -207,7 +207,7 @@ class CublasLt:
             self._check(status, f"matmul, {plan.problem}")
 
     def _make(self, p: _Problem, out_shape: tuple[int, ...]) -> _Plan:
-        """A new plan, without an algorithm; it is kept for later calls."""
+        """Returns a new plan, without an algorithm; it is kept for later calls."""
         lib = self._lib
         wide = _scale_dtype(p.dtype)
         computed = {
@@ -281,7 +281,7 @@ class CublasLt:
         return best
 
     def _advised(self, plan: _Plan, most: int) -> list[Any]:
-        """The heuristic's choices, best first, at most `most`. Raises NoAlgorithm if there are none."""
+        """Returns the heuristic's choices, best first, at most `most`. Raises NoAlgorithm if there are none."""
         preference = self._new(self._lib.cublasLtMatmulPreferenceCreate)
         setter = self._lib.cublasLtMatmulPreferenceSetAttribute
         limit, reductions = ctypes.c_uint64(_WORKSPACE_BYTES), ctypes.c_uint32(abi.IN_FULL)
@@ -311,7 +311,7 @@ class CublasLt:
         return found
 
     def _restored(self, plan: _Plan, kept: bytes | None) -> Any:
-        """An algorithm kept on disk, if the library can still run it on this problem."""
+        """Returns an algorithm kept on disk, if the library can still run it on this problem."""
         if kept is None:
             return None
         if len(kept) == ctypes.sizeof(abi.Algorithm):
@@ -379,7 +379,7 @@ def _lying(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> _Oper
 
 
 def _rows(x: Array) -> _Strides:
-    """The distances between rows and between matrices of a result, in elements."""
+    """Returns the distances between rows and between matrices of a result, in elements."""
     return x.strides[-2] // x.itemsize, x.strides[0] // x.itemsize if x.ndim == 3 else 0
 
 

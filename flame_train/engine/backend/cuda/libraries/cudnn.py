@@ -302,7 +302,7 @@ class CuDnn:
         return Plan(graph, tensors)
 
     def _fastest(self, plan: Plan, arrays: dict[str, Array]) -> int:
-        """The index of the fastest plan, timed on `arrays`: plans write all of the outputs and read none."""
+        """Returns the index of the fastest plan, timed on `arrays`: plans write all of the outputs and read none."""
         graph = plan.graph
         usable: list[int] = []
         for index in range(graph.get_execution_plan_count()):
@@ -322,7 +322,7 @@ class CuDnn:
         return usable[self._autotuner.fastest([partial(run, index=i) for i in usable])]
 
     def _restored(self, key: tuple[Any, ...], kept: bytes | None) -> Plan | None:
-        """A plan from disk, if cuDNN takes it.
+        """Returns a plan from disk, if cuDNN takes it.
 
         To deserialise a plan cuDNN captures its stream, so that is a side stream on which no other thread queues work.
         """
@@ -357,7 +357,7 @@ class CuDnn:
 
 
 def _most_bytes(key: tuple[Any, ...], arrays: dict[str, Array]) -> int:
-    """What a plan may work in; 0 for attention's gradients, which write scores down: any."""
+    """Returns what a plan may work in; 0 for attention's gradients, which write scores down: any."""
     if key[0].startswith("sdpa"):
         return 0
     return max(_LEAST_LIMIT, _OF_OPERANDS * sum(int(a.nbytes) for a in arrays.values()))

@@ -25,19 +25,19 @@ class Steps(NamedTuple):
     dilation: Size
 
     def lists(self) -> dict[str, list[int]]:
-        """The same as cuDNN's graph takes it."""
+        """Returns the same as cuDNN's graph takes it."""
         return {name: list(size) for name, size in self._asdict().items()}
 
 
 def nhwc(x: Array) -> Layout:
-    """An array (B, H, W, C) in cuDNN's order of dims, N C H W."""
+    """Returns an array (B, H, W, C) in cuDNN's order of dims, N C H W."""
     b, h, w, c = x.shape
     sb, sh, sw, sc = (s // x.itemsize for s in x.strides)
     return [b, c, h, w], [sb, sc, sh, sw]
 
 
 def strided(x: Array) -> Layout:
-    """An array's own dims and strides."""
+    """Returns an array's own dims and strides."""
     return list(x.shape), [s // x.itemsize for s in x.strides]
 
 
@@ -82,10 +82,10 @@ class Plan:
         self.graph, self.tensors, self.workspace = graph, tensors, 0
 
     def pointers(self, arrays: dict[str, Array]) -> dict[Any, int]:
-        """The addresses of `arrays`, given by name, as cuDNN's `execute` takes them."""
+        """Returns the addresses of `arrays`, given by name, as cuDNN's `execute` takes them."""
         return {self.tensors[n]: a.data.ptr for n, a in arrays.items()}
 
     def kept(self) -> bytes:
-        """The plan as it is written to disk: the tensors' numbers, a newline, and the serialised graph."""
+        """Returns the plan as it is written to disk: the tensors' numbers, a newline, and the serialised graph."""
         numbers = {name: tensor.get_uid() for name, tensor in self.tensors.items()}
         return json.dumps(numbers).encode() + b"\n" + bytes(self.graph.serialize())

@@ -16,10 +16,10 @@ TUNINGS = {90: SM_90}
 
 
 def tuning_for(compute_capability: int) -> Tuning:
-    """The thresholds for an architecture; those measured on 9.0 where nobody has measured."""
+    """Returns the thresholds for an architecture; those measured on 9.0 where nobody has measured."""
     return TUNINGS.get(compute_capability, SM_90)
 
 
 def tuning_of(x: Array) -> Tuning:
-    """The thresholds for the GPU that `x` lies on."""
+    """Returns the thresholds for the GPU that `x` lies on."""
     return tuning_for(int(x.device.compute_capability))
