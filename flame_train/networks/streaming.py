@@ -56,9 +56,9 @@ class _Waiting:
 class StreamedWeights:
     """The policy of a network's blocks of these names, whose order is that in which they run.
 
-    It is an `OffloadOnLoad` while the network is loaded. `begin` makes the buffers, after which the blocks can run. From
-    then on the blocks know it and it knows no block: without a circle their memory is free as soon as nobody needs the
-    network.
+    It is an `OffloadOnLoad` while the network is loaded. `begin` makes the buffers, after which the blocks can run.
+    From then on the blocks know it and it knows no block: without a circle their memory is free as soon as nobody
+    needs the network.
     """
 
     def __init__(self, network: Any, names: Collection[str]) -> None:
