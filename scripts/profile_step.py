@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from flame_train.engine.mode import deterministic
 from flame_train.tools import bench
-from flame_train.tools.bench.kernels import kind_of
+from flame_train.tools.bench.kernel_times import kind_of
 from flame_train.tools.bench.models import names
 
 

@@ -27,7 +27,7 @@ from flame_train.distributed.group import ProcessGroup
 from flame_train.distributed.join import join
 from flame_train.engine.backend import get_backend
 from flame_train.tools.bench import BenchCase
-from flame_train.tools.bench.ranks import measure
+from flame_train.tools.bench.process_times import measure
 
 SHOWN = (
     *("model", "batch", "settings", "processes", "one_ms", "ms", "sum_ms", "images_per_s", "share"),

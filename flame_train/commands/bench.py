@@ -74,8 +74,8 @@ def bench_step(
     from flame_train.distributed.join import join
     from flame_train.distributed.watch import ending_together
     from flame_train.tools.bench import BenchCase, step
-    from flame_train.tools.bench.ranks import measure
-    from flame_train.tools.bench.sweep import run as run_sweep
+    from flame_train.tools.bench.batch_sweep import run as run_sweep
+    from flame_train.tools.bench.process_times import measure
 
     group, device = join(device, collectives)
     if sweep and group.world > 1:
@@ -132,7 +132,7 @@ def bench_memory(
 ) -> None:
     """Show the memory of a training step, by kind and by op."""
     from flame_train.tools.bench import BenchCase
-    from flame_train.tools.bench import memory as tool
+    from flame_train.tools.bench import step_memory as tool
 
     result = tool.run(
         BenchCase(

@@ -51,8 +51,8 @@ from .tensors.creation import (
     zeros,
     zeros_like,
 )
-from .tensors.files import load, save
 from .tensors.generator import Generator, manual_seed
+from .tensors.saving import load, save
 from .tensors.tensor import Frozen, Parameter, Tensor, tensor
 
 __all__ = [

@@ -9,7 +9,7 @@ from .counterparts import FUNCTIONAL, absent
 from .ops.attention.attention import scaled_dot_product_attention
 from .ops.common.convert import cast, clone
 from .ops.conv.conv import conv2d
-from .ops.conv.resize import upsample_nearest
+from .ops.conv.upsample import upsample_nearest
 from .ops.fused.diffusion import gated_add, geglu, timestep_embedding
 from .ops.fused.feed_forward import feed_forward, scaled_feed_forward
 from .ops.fused.qk_norm_rope import cat_rms_norm

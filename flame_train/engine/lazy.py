@@ -29,10 +29,10 @@ OPS: Final = _places(
         "interpolate": "interpolate",
         "min_max": "amax amin argmax argmin max max_dim min min_dim",
         "normalize": "instance_norm normalize",
-        "order": "sort topk",
+        "sorting": "sort topk",
         "pair_losses": "cosine_similarity huber_loss smooth_l1_loss",
         "pointwise": "addcdiv cos erf expm1 floor glu log1p maximum minimum round rsqrt sign sin trunc",
-        "pool": "adaptive_avg_pool2d avg_pool2d max_pool2d max_pool2d_with_indices",
+        "pooling": "adaptive_avg_pool2d avg_pool2d max_pool2d max_pool2d_with_indices",
         "rectifiers": "celu elu hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish "
         "prelu relu relu6 selu softplus softsign swiglu",
         "reductions": "all any cumsum norm prod",

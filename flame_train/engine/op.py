@@ -39,10 +39,10 @@ from ..errors import ShapeError, Unsupported
 from . import lazy
 from .arguments import Guard, When, names_of, parameters_of, public_signature, spread
 from .counterparts import NUMPYS, UNKNOWN_ARGUMENTS
-from .samples import DeclaredError, DeclaredSample, made
-from .samples import ErrorSample as ErrorSample
-from .samples import Sample as Sample
-from .samples import sample as sample
+from .declared_samples import DeclaredError, DeclaredSample, made
+from .declared_samples import ErrorSample as ErrorSample
+from .declared_samples import Sample as Sample
+from .declared_samples import sample as sample
 
 Whens = When | tuple[When, ...] | None
 

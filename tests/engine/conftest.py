@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 from flame_train.engine import lazy
+from flame_train.engine.backend.cuda import hopper as tensor_map
 from flame_train.engine.backend.cuda import nvrtc
-from flame_train.engine.backend.cuda import wgmma as tensor_map
 
 lazy.load_ops()  # a test of every op lists the registry
 

@@ -24,7 +24,8 @@ from flame_train.engine.op_samples import Values, integers, materialise, stored_
 from flame_train.errors import ConfigError
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.tools import bench
-from flame_train.tools.bench import lora_step, memory, timing
+from flame_train.tools.bench import lora_step, timing
+from flame_train.tools.bench import step_memory as memory
 from flame_train.tools.bench import timing as ceilings_module
 from flame_train.tools.bench.models import find
 from flame_train.tools.bench.timing import Ceilings, ceilings

@@ -12,7 +12,8 @@ from PIL import Image, ImageDraw
 from flame_train import cli
 from flame_train.errors import DeviceFault, OutputError
 from flame_train.tools import bench
-from flame_train.tools.bench import lora_step, sweep
+from flame_train.tools.bench import batch_sweep as sweep
+from flame_train.tools.bench import lora_step
 
 SWEEP = ["bench", "step", "--model", "sdxl-tiny", "--sweep", "batch", "--device", "cpu"]
 

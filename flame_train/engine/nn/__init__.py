@@ -20,7 +20,7 @@ from .loading import LoadedParts, OffloadOnLoad, WeightSource, allocate, load
 from .module import Module, ModuleList, Sequential, compute_copy, operand
 from .quantized import FORMATS, Nf4Weight, QuantizedWeight, ScaledWeight, Storage
 from .spec import ParamSpec, buffer, param
-from .state import check_shapes
+from .state_dict import check_shapes
 
 __all__ = [
     "FORMATS",

@@ -14,7 +14,7 @@ from ..ops.common.conditions import AT_MOST_FP32
 from .module import Module, put_array
 from .quantized import Nf4Weight, Storage, StoredNf4
 from .spec import ParamSpec, kernel_order
-from .state import check_shapes
+from .state_dict import check_shapes
 
 
 class OffloadOnLoad(Protocol):

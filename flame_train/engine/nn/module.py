@@ -19,7 +19,7 @@ from ..dtype import Array, DType, as_dtype, float32
 from ..tensors.tensor import Frozen, Parameter, Tensor
 from .quantized import Nf4Weight, QuantizedWeight, ScaledWeight
 from .spec import ParamSpec, kernel_order
-from .state import ModuleState
+from .state_dict import ModuleState
 
 
 def compute_copy(weight: Any) -> Any:

@@ -37,7 +37,7 @@ from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.session import Session
 from flame_train.training.step import State, micro, reduce, update
 
-from .kernels import ABOUT_THE_REST, breakdown, count_launches
+from .kernel_times import ABOUT_THE_REST, breakdown, count_launches
 from .models import conditioning, find, normal, running_encoders, with_token_ids
 from .timing import ceilings
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flame_train.engine.backend.cuda import wgmma as tensor_map
+from flame_train.engine.backend.cuda import hopper as tensor_map
 from flame_train.engine.backend.cuda.autotuner import AutotuneCache
 from flame_train.engine.backend.cuda.cubin import Cubins
 from flame_train.engine.dtype import bfloat16, float16

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flame_train.engine.backend.cuda import dual_gemm
-from flame_train.engine.backend.cuda import wgmma as tensor_map
+from flame_train.engine.backend.cuda import hopper as tensor_map
 from flame_train.engine.backend.cuda.autotuner import AutotuneCache
 from flame_train.engine.backend.cuda.dual_gemm import DualGemm, Operands, Tile, by_rule, fits, making_by_rule
 from flame_train.engine.dtype import bfloat16, float16, float32

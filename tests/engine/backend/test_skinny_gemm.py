@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flame_train.engine.backend.cuda import wgmma as tensor_map
+from flame_train.engine.backend.cuda import hopper as tensor_map
 from flame_train.engine.dtype import bfloat16, float32
 from flame_train.engine.ops.linear import skinny_gemm
 from flame_train.engine.ops.linear.skinny_gemm import SkinnyOperands, both, cut, fit

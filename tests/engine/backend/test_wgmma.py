@@ -10,7 +10,7 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.backend.cuda import wgmma as tensor_map
+from flame_train.engine.backend.cuda import hopper as tensor_map
 from flame_train.engine.dtype import bfloat16
 from flame_train.engine.mode import deterministic
 from flame_train.engine.ops.attention import wgmma

@@ -20,7 +20,7 @@ from flame_train.engine.backend.cuda import dual_gemm
 from flame_train.engine.backend.cuda.dual_gemm import Operands, Tile
 from flame_train.engine.dtype import Array, DType, bfloat16, float16, float32, float64
 from flame_train.engine.ops.attention import short_kv, wgmma
-from flame_train.engine.ops.attention.inputs import Inputs, Saved
+from flame_train.engine.ops.attention.operands import Inputs, Saved
 from flame_train.engine.ops.linear import skinny_gemm
 from flame_train.engine.ops.linear.skinny_gemm import SkinnyOperands
 

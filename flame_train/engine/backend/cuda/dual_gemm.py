@@ -21,10 +21,10 @@ from ...dtype import Array, DType
 from ...mode import mode
 from .autotuner import AutotuneCache, Autotuner
 from .cubin import Cubins
+from .hopper import KIND, tensor_map, warpgroup_product
 from .launch_hooks import LaunchHooks
 from .nvrtc import included, struct
 from .tuning import SM_90, tuning_for
-from .wgmma import KIND, tensor_map, warpgroup_product
 
 _DEPTH = _BLOCK = 64  # columns of a in a stage; rows and columns of the part of a result that a buffer holds
 _STRIP = 16  # columns of a tile of the thin operand, where that is read across its rows

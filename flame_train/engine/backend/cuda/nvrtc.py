@@ -17,8 +17,8 @@ import numpy as np
 from ....errors import EnvironmentFault
 from ...dtype import DType, bfloat16, bool_, float16, float32, int8, int32, int64, uint8
 from .launch_hooks import LaunchHooks
-from .loading import header_directory, load
 from .made_once import MadeOnce
+from .nvidia_libraries import header_directory, load
 from .prebuilt import PrebuiltKernels
 
 _ENGINE = Path(__file__).parents[2]

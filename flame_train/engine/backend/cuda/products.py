@@ -13,7 +13,7 @@ from .cubin import Cubins
 from .dual_gemm import DualGemm, Operands
 from .launch_hooks import LaunchHooks
 from .libraries.cublaslt import CublasLt, Gelu, NoAlgorithm
-from .loading import driver_version
+from .nvidia_libraries import driver_version
 
 ScaledRows = tuple[Array, Array]
 """Rows (R, C) in e4m3 or int8, and the factor of each (R,)."""

@@ -18,7 +18,7 @@ from ...op import ErrorSample, primitive, sample
 from ...op_samples import booleans, integers
 from ...random import DROPOUT, Rng
 from ..common.drawn import drawn_next
-from .inputs import Dropout, Inputs, Saved
+from .operands import Dropout, Inputs, Saved
 
 _BLOCK_BYTES = 1 << 26  # one block of scores, over all batches and heads, stays below this
 

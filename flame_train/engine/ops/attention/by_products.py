@@ -14,7 +14,7 @@ from ...backend.cuda.codegen.kernel_ir import Operands, Program
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32
 from ..common import conditions
-from .inputs import Inputs
+from .operands import Inputs
 
 _SCORES_BYTES = 64 << 20
 """Of the scores of a part: what a large card's cache has room for, about."""

@@ -19,8 +19,8 @@ from ...mode import mode
 from ..common import conditions
 from . import by_products, masks, short_kv, wgmma
 from .attention import scaled_dot_product_attention
-from .inputs import Inputs, Saved
-from .layout import backward_flops, forward_flops, gradient_memory, in_packets, like_rows, unit
+from .memory_layout import backward_flops, forward_flops, gradient_memory, in_packets, like_rows, unit
+from .operands import Inputs, Saved
 from .tiled import Problem, backward_tiles, forward_tiles, nowhere
 
 Part = tuple[slice, slice, slice]

@@ -6,8 +6,8 @@ import numpy as np
 
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, bool_, float32
-from .inputs import Inputs
-from .layout import lies_in_packets
+from .memory_layout import lies_in_packets
+from .operands import Inputs
 
 _PACKET = 8  # numbers of 16 bits in 16 bytes
 MINUS_INFINITY, _INFINITY = "__int_as_float(0xff800000)", "__int_as_float(0x7f800000)"

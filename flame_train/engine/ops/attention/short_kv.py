@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from ...backend.cuda.hopper import tensor_map, warpgroup_product
 from ...backend.cuda.launcher import Launcher
 from ...backend.cuda.nvrtc import included, struct
 from ...backend.cuda.tuning import SM_90
-from ...backend.cuda.wgmma import tensor_map, warpgroup_product
 from ...dtype import Array, DType
-from .inputs import Inputs
-from .layout import backward_flops, forward_flops, in_packets
+from .memory_layout import backward_flops, forward_flops, in_packets
+from .operands import Inputs
 from .wgmma import SIZES, rows_of
 
 _HEAD, _KEYS, _TILE, _THREADS, _STAGES = 64, 80, 64, 128, 3  # as in those files

@@ -10,7 +10,7 @@ import numpy as np
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ..common import conditions
-from .inputs import Inputs
+from .operands import Inputs
 
 _THREADS = {64: 128, 128: 128, 256: 128, 512: 256}  # by the largest head size of a file: its THREADS
 _ROWS = 64  # rows of a tile

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from ...backend import current_gpu
+from ...backend.cuda.hopper import tensor_map, warpgroup_product
 from ...backend.cuda.launcher import Launcher
 from ...backend.cuda.nvrtc import included, struct
 from ...backend.cuda.tuning import SM_90
-from ...backend.cuda.wgmma import tensor_map, warpgroup_product
 from ...dtype import Array, DType, bool_
 from ...mode import mode
 from . import masks
-from .inputs import Inputs, Saved
-from .layout import backward_flops, forward_flops, in_packets, query_factors
+from .memory_layout import backward_flops, forward_flops, in_packets, query_factors
+from .operands import Inputs, Saved
 
 _HEAD, _TILE = 64, 64  # as in those files
 _TILE_BYTES = 2 * _TILE * _HEAD

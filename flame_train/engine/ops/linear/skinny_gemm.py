@@ -12,9 +12,9 @@ import numpy as np
 
 from ...autograd.grad_target import ALLOCATE, GradTarget, GradTargets
 from ...backend.cuda.arrays import has_mergeable_rows
+from ...backend.cuda.hopper import tensor_map, warpgroup_product
 from ...backend.cuda.launcher import Launcher
 from ...backend.cuda.nvrtc import included, struct
-from ...backend.cuda.wgmma import tensor_map, warpgroup_product
 from ...dtype import Array, DType, compute_dtype, float32
 from ..common import conditions
 from . import skinny_gemm

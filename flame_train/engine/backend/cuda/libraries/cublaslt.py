@@ -21,7 +21,7 @@ from ....dtype import Array, DType, bfloat16, float16, float32, float64, int8, i
 from ....mode import mode
 from ..autotuner import AutotuneCache, Autotuner
 from ..launch_hooks import LaunchHooks
-from ..loading import load
+from ..nvidia_libraries import load
 from ..tuning import tuning_for
 from . import cublaslt_abi as abi
 

@@ -19,7 +19,7 @@ from ....mode import mode
 from ..autotuner import AutotuneCache, Autotuner
 from ..codegen.broadcast_plan import dense_strides
 from ..launch_hooks import LaunchHooks
-from ..loading import load
+from ..nvidia_libraries import load
 from ..tuning import tuning_for
 from ..workspace import Workspace
 from .cudnn_plan import Layout, Plan, Steps, collected, flat, nhwc, sdpa_layouts, strided

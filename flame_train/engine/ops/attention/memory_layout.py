@@ -11,7 +11,7 @@ import numpy as np
 from ...autograd.grad_target import GradTargets
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
-from .inputs import Inputs
+from .operands import Inputs
 
 
 def unit(k: Launcher, x: Array) -> Array:

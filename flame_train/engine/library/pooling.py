@@ -18,7 +18,7 @@ from ..ops.common.dims import Shape
 from ..ops.common.row_kernels import reduce
 from ..ops.conv.geometry import Pair, from_nhwc, image_size, to_nhwc
 from ..tensors.tensor import Tensor
-from .pool_kernels import Pooling, PoolKernels, Window, no_kernel
+from .pooling_kernels import Pooling, PoolKernels, Window, no_kernel
 
 
 @dataclass(frozen=True, slots=True)
