@@ -2,7 +2,7 @@
 # Installs the project with what its tests need, then runs every check. `scripts/test.sh -k name` passes arguments on
 # to pytest. The end says which tests were skipped and why; scripts/test_gpu.sh runs those for a GPU. PYTHON chooses the
 # interpreter for a new .venv. `scripts/test.sh --quick`, in a .venv that is there, takes a minute or two: form, import
-# contracts, and the tests of scripts/quick_tests.txt, which notice most faults.
+# contracts, and the tests of tests/quick.txt, which notice most faults.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -45,7 +45,7 @@ fi
 
 if [ -n "$quick" ]; then
   # shellcheck disable=SC2046  # a path a line
-  "${tests[@]}" -q -m "not slow and not proof and not parity and not gpu" $(grep -v '^#' scripts/quick_tests.txt) "$@"
+  "${tests[@]}" -q -m "not slow and not proof and not parity and not gpu" $(grep -v '^#' tests/quick.txt) "$@"
   exit
 fi
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LIST = ROOT / "scripts" / "quick_tests.txt"
+LIST = ROOT / "tests" / "quick.txt"
 WITHOUT = {"remote", "sweep"}
 """Stores and sweeps, whose tests need servers and processes."""
 

@@ -1,6 +1,6 @@
 """A step of ours beside PyTorch's, eager and with compiled blocks, at several batch sizes, in one run on one card.
 
-    python scripts/side_by_side.py [--model NAME] [--batches 1 2 4 8] [--deterministic]
+    python -m benchmarks.side_by_side [--model NAME] [--batches 1 2 4 8] [--deterministic]
 
 Prints a Markdown table as it goes: milliseconds, peak GiB, ours over the faster of theirs, and the share of the floor,
 which is the step's arithmetic at the rate of this card's best matrix product. Needs a GPU and the parity extra.

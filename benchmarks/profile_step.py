@@ -1,6 +1,6 @@
 """Where a captured step's time goes: GPU time by kind of kernel, and the longest kernels.
 
-    python scripts/profile_step.py [--model NAME] [--batch N] [--checkpointing WHAT] [--quantize fp8] [--top K]
+    python -m benchmarks.profile_step [--model NAME] [--batch N] [--checkpointing WHAT] [--quantize fp8] [--top K]
 
 Needs a GPU and the parity extra: PyTorch's profiler reads the card's activity records, which include our kernels.
 """
