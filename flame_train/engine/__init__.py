@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from . import check, counterparts, functional, nn, optim
 from .autograd.backprop import backward
 from .capture import capture
-from .checkpoint import checkpoint
+from .checkpoint import checkpoint, rematerialize
 from .cuda_kernel import cuda_kernel
 from .debugging import detect_anomaly, trace
 from .dispatch import explain, explain_gradients
@@ -32,7 +32,6 @@ from .mode import (
 )
 from .op import ErrorSample, primitive, sample
 from .op_docs import install
-from .rematerialize import rematerialize
 from .tensors.creation import (
     arange,
     empty,

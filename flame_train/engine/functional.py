@@ -32,6 +32,7 @@ from .ops.norm.rms_norm import rms_norm, rms_norm_rope, rope
 from .ops.pointwise.activations import gelu, quick_gelu, silu
 from .ops.pointwise.arithmetic import abs, add, addcmul, div, lerp, mul, neg, pow, reciprocal, rsub, square, sub
 from .ops.pointwise.comparison import (
+    clamp,
     eq,
     ge,
     gt,
@@ -43,10 +44,10 @@ from .ops.pointwise.comparison import (
     logical_xor,
     lt,
     ne,
+    where,
 )
 from .ops.pointwise.dropout import dropout
 from .ops.pointwise.unary import ceil, exp, log, sigmoid, sqrt, tanh
-from .ops.pointwise.where_clamp import clamp, where
 from .ops.reduction.reduce import mean, std, sum, var
 from .ops.shape.concat import cat, chunk, pad, split, stack
 from .ops.shape.reshape import expand, flatten, permute, reshape, squeeze, transpose, unsqueeze, view

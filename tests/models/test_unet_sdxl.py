@@ -11,9 +11,9 @@ from flame_train.adapters.attach import attach
 from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.engine import Tensor, no_grad, tensor
 from flame_train.engine.autograd.graph import Node
+from flame_train.engine.checkpoint import rematerialize
 from flame_train.engine.memory_report import saved_by_op
 from flame_train.engine.mode import op_hooks
-from flame_train.engine.rematerialize import rematerialize
 from flame_train.models.sdxl.unet import UNet, UNetArch, size_conditioning
 
 

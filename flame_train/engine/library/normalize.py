@@ -7,7 +7,7 @@ from ..op import ErrorSample, composite, sample
 from ..op_samples import positive
 from ..ops.common.dims import Dims
 from ..ops.norm.group_norm import group_norm
-from ..ops.pointwise.where_clamp import clamp
+from ..ops.pointwise.comparison import clamp
 from ..tensors.tensor import Tensor
 from .batch_norm import batch_norm_inference, other_dims, running_statistics, track_statistics
 from .reductions import norm

@@ -12,9 +12,9 @@ import numpy as np
 from ...errors import ConfigError, EnvironmentFault
 from .. import functional as F
 from ..backend import get_backend
+from ..checkpoint import rematerialize
 from ..dtype import Array, DType, as_dtype, float32, uint8, uint32
 from ..ops.linear.nf4 import BLOCK, DYNAMIC, NESTED_BLOCK, NORMAL
-from ..rematerialize import rematerialize
 from ..tensors.tensor import Frozen, Tensor
 
 FORMATS: Final = ("fp8", "int8", "nf4")
