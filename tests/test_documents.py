@@ -59,7 +59,6 @@ ELSEWHERE = frozenset(
         "checkpoints/",
         "sd3_train_network.py",
         "utils.py",
-        "configs/FAMILY.toml",
         "NAME.safetensors",
         "NAME.best.safetensors",
         "lora.best.safetensors",

@@ -1,6 +1,6 @@
 """Every configuration key: its type, default, bounds, unit and meaning.
 
-The loader, its messages, `init`, `--set`, the run folder and `configs/` all read this file; none repeats it. Sections
+The loader, its messages, `init`, `--set`, the run folder and `configs/reference.toml` read this file. Sections
 with a file of their own (`memory`, `outputs`, `repeated`, `updates`) join the others in `Config`. The keys of a choice,
 such as an optimizer's, are declared where that choice is. They join its section by `choices`.
 """
