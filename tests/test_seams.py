@@ -194,7 +194,7 @@ MARKS = Marks(
     "family.py": '''
 """Twin."""
 from dataclasses import replace
-from flame_train.models.common.lesson import Lesson
+from flame_train.models.common.small import Lesson
 from flame_train.models.flux.family import FluxFamily
 from flame_train.models.twin.names import lora_family
 

@@ -11,8 +11,16 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from flame_train.adapters.dialects import MatchedKey, diffusers_name, kohya_name, spellings, split_key
-from flame_train.adapters.eridiffusion import BLOCK, has_its_names, written_scale
+from flame_train.adapters.dialects import (
+    BLOCK,
+    MatchedKey,
+    diffusers_name,
+    has_its_names,
+    kohya_name,
+    spellings,
+    split_key,
+    written_scale,
+)
 from flame_train.adapters.factors import Array, Factors, LoraState
 from flame_train.adapters.file_form import FileForm
 from flame_train.adapters.folding import alpha_record, recorded_alphas

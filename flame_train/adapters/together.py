@@ -1,4 +1,4 @@
-"""Several finished adapters at once in a network, each with a strength."""
+"""Several finished adapters at once: in a network, each with a strength, or as one, whose rank is the sum of theirs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flame_train.adapters.folding import fold
+from flame_train.adapters.qkv_split import holding
 from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine.dtype import DType, float32
 
@@ -15,7 +17,6 @@ from .attach import attach_factors, layers_of, require_fit
 from .factors import Array, LoraFactors
 from .kinds import Factors, Layer
 from .merged import MergedAdapter, dense
-from .summed import summed
 
 Strong = tuple[Mapping[str, Factors], float]
 """The adapters of one file, by layer, and their strength."""
@@ -79,3 +80,27 @@ class SummedAdapter(MergedAdapter):
     def product(self, dtype: DType, weight_shape: tuple[int, ...]) -> tuple[Tensor, Tensor, tuple[int, ...]]:
         one = Tensor(self.matrix.backend.xp.ones((1,) * len(weight_shape), dtype))
         return self.matrix.to(dtype), one, weight_shape
+
+
+def summed(parts: Sequence[tuple[LoraFactors, float]]) -> LoraFactors:
+    """The LoRA whose update is the sum of each one's, times its strength. ValueError where shapes differ.
+
+    Where strength times alpha / rank is the same for all, the matrices stay bit for bit, and alpha takes it up.
+    Otherwise it goes into the up matrices: in their own format if that is exact, in fp32 if not.
+    """
+    shapes = {factors.weight_shape for factors, _ in parts}
+    if len({shape[:2] for shape in shapes}) > 1 or len({shape[2:] for shape in shapes}) > 1:
+        raise ValueError(f"is of shape {' and '.join(str(shape) for shape in sorted(shapes))}")
+    rank = sum(factors.rank for factors, _ in parts)
+    scales = {factors.scale * strength for factors, strength in parts}
+    if len(scales) == 1:
+        alpha, ups = scales.pop() * rank, [factors.up for factors, _ in parts]
+    else:
+        alpha = float(rank)
+        ups = [fold(LoraFactors(factors.down, factors.up, factors.alpha * strength)) for factors, strength in parts]
+    of_downs, of_ups = holding([factors.down for factors, _ in parts]), holding(ups)
+    return LoraFactors(
+        np.concatenate([factors.down.astype(of_downs, copy=False) for factors, _ in parts]),
+        np.concatenate([up.astype(of_ups, copy=False) for up in ups], axis=1),
+        alpha,
+    )

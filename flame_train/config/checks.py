@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from flame_train.adapters.kinds import ADAPTERS
-from flame_train.config import recomputed
-from flame_train.config.addressed import address_problem
+from flame_train.config.key_rules import address_problem, checkpoint_blocks_problem, offload_problem
 from flame_train.config.keys import keys
 from flame_train.config.memory import budget_problem
 from flame_train.config.prompts import Prompt
@@ -367,8 +366,8 @@ def checks() -> Iterator[Check]:
     yield Check(("gradient.normalize", "gradient.clip_norm"), _normalize)
     for name in ("loss_scale", "loss_scale_init", "loss_scale_interval"):
         yield Check((f"train.{name}", "train.precision", "train.loss_scale"), partial(_loss_scale, name=name))
-    yield Check(("gradient.checkpoint_blocks", "gradient.checkpointing"), recomputed.checkpoint_blocks)
-    yield Check(("model.offload", "gradient.checkpointing", "memory.budget"), recomputed.offload)
+    yield Check(("gradient.checkpoint_blocks", "gradient.checkpointing"), checkpoint_blocks_problem)
+    yield Check(("model.offload", "gradient.checkpointing", "memory.budget"), offload_problem)
     yield Check(("model.arithmetic", "model.quantize"), _arithmetic)
     yield Check(("memory.budget",), lambda config: budget_problem(config.memory.budget))
     yield Check(("sample.guidance_scale",), _guidance)

@@ -14,9 +14,15 @@ from pydantic import Field
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.rules import Rule
 from flame_train.config.memory import MemorySection
-from flame_train.config.outputs import LogSection, OutputSection
 from flame_train.config.repeated import CheckpointSection, Repeated, SampleSection, ValidationSection
-from flame_train.config.updates import GradientSection, OptimizerSection, ScheduleSection, TrainSection
+from flame_train.config.updates import (
+    GradientSection,
+    LogSection,
+    OptimizerSection,
+    OutputSection,
+    ScheduleSection,
+    TrainSection,
+)
 from flame_train.data.caption_tools import CaptionKeys
 from flame_train.data.sets import DataSet, SetKeys
 from flame_train.diffusion.losses import LOSSES

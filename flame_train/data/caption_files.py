@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from flame_train.data.captions import METADATA_NAMES, Entry, hidden, read_captions, read_metadata
-from flame_train.data.same_name import alike, matcher
+from flame_train.data.walk import alike, matcher
 from flame_train.errors import DataError, counted, shown
 
 CAPTION_ENDINGS = (".txt", ".caption")

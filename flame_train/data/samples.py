@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from flame_train.data.bucketed import BucketedDataset, bucket_rows
 from flame_train.data.buckets import Placement, Size
-from flame_train.data.control_files import Control
+from flame_train.data.companion_files import Control
 from flame_train.data.dataset import DatasetError, Item
 from flame_train.data.order import BatchSchedule
 from flame_train.data.sets import DataSet

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from flame_train.diffusion.noise_schedule import NoiseSchedule
+
 from ..engine import Tensor
 from ..engine import functional as F
 from ..engine.backend import get_backend
@@ -19,7 +21,6 @@ from ..engine.random import Rng
 from .losses import LossKind, NoiseLevel
 from .losses.mse import Mse
 from .noise import Noise
-from .schedules import NoiseSchedule
 from .streams import Stream
 from .timestep_sampling import TimestepSampling
 from .timestep_sampling.uniform import Uniform

@@ -1,8 +1,12 @@
-"""What decides a diffusion transformer's shapes."""
+"""The sizes of a network, and how they are read from the names and shapes of a file's tensors."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from flame_train.errors import ModelFileError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,3 +19,29 @@ class TransformerArch:
     head_dim: int = 128
     channels: int = 16
     """Of the latents."""
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Name -> shape of each tensor."""
+
+
+def shape_of(network: str, kind: str, shapes: Shapes, name: str) -> tuple[int, ...]:
+    """The shape of a tensor. Raises ModelFileError, for the `network` that is not of this `kind`, if it is missing."""
+    if name not in shapes:
+        raise ModelFileError(f"{network}: expected a tensor {name}, which is missing: this is not {kind}")
+    return shapes[name]
+
+
+def shape_of_encoder(kind: str, shapes: Shapes, name: str, dims: int) -> tuple[int, ...]:
+    """The shape of a text encoder's tensor. Raises ModelFileError if it is missing or has another number of dims."""
+    if len(shapes.get(name, ())) != dims:
+        found = shapes.get(name, "none")
+        raise ModelFileError(
+            f"text encoder: expected a tensor {name} of {dims} dimensions, found {found}: this is not {kind}"
+        )
+    return shapes[name]
+
+
+def block_count(shapes: Shapes, blocks: str) -> int:
+    """How many blocks the list of blocks `blocks` has, by the numbers in the names."""
+    return len({m[1] for name in shapes if (m := re.match(rf"{blocks}\.(\d+)\.", name))})

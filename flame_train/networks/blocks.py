@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Final, Literal, Protocol
 
 from flame_train.engine import Tensor, checkpoint, nn, no_grad
+from flame_train.engine import functional as F
+from flame_train.engine.dtype import float16
+
+MOST: Final = 65504.0
+"""fp16's largest number."""
+
+
+def bounded(x: Tensor) -> Tensor:
+    """Values of fp16 clamped to its largest number, where infinities would be; others as they are."""
+    return F.clamp(x, -MOST, MOST) if x.dtype == float16 else x
+
 
 Checkpointing = Literal["off", "full", "offload", "mlp"]
 """What the backward pass recomputes: nothing, blocks, blocks with inputs on the host, or MLPs."""

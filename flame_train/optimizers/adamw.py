@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from flame_train.engine.optim import AdamWRule
+from flame_train.optimizers.kind import betas_problem
 from flame_train.settings import field
 
-from .betas import betas_problem
 from .kind import OptimizerKind
 
 

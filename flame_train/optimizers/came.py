@@ -13,9 +13,9 @@ from flame_train.engine.dtype import Array, float32
 from flame_train.engine.optim import FlatParameters, State, Step
 from flame_train.engine.optim.fused import Kernel
 from flame_train.engine.optim.optimizers import decayed
+from flame_train.optimizers.kind import betas_problem
 from flame_train.settings import field
 
-from .betas import betas_problem
 from .factored import Moments, clipped, matrix_kernel, moments_of
 from .kind import OptimizerKind
 

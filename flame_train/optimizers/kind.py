@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from flame_train.engine.optim import Rule
@@ -26,3 +27,10 @@ class OptimizerKind(Entry):
     @abstractmethod
     def rule(self) -> Rule:
         """The last transform of the chain, which makes the update from the gradient."""
+
+
+def betas_problem(betas: Sequence[float], key: str = "betas") -> Mapping[str, str]:
+    """Problems of decays: each must be at least 0 and less than 1."""
+    if all(0 <= beta < 1 for beta in betas):
+        return {}
+    return {key: f"expected each >= 0 and < 1, got {list(betas)}"}

@@ -14,9 +14,9 @@ from flame_train.engine.namespace import Namespace
 from flame_train.engine.optim import FlatParameters, State, Step
 from flame_train.engine.optim.optimizers import decayed
 from flame_train.engine.optim.transform import settled, singles
+from flame_train.optimizers.kind import betas_problem
 from flame_train.settings import field
 
-from .betas import betas_problem
 from .kind import OptimizerKind
 
 

@@ -23,8 +23,8 @@ from flame_train.disk.files import disk_errors, make_folder
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.errors import ConfigError, EnvironmentFault, OutputError, shown
-from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import Example
+from flame_train.models.common.small import Lesson
 from flame_train.models.registry import FAMILIES, Family
 from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train_plan

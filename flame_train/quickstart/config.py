@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Final, Literal
 
 from flame_train.config.keys import keys
-from flame_train.config.outputs import OutputSection
 from flame_train.config.prompts import Prompt
 from flame_train.config.render import commented, flat, toml_value
 from flame_train.config.repeated import CheckpointSection, SampleSection, ValidationSection
 from flame_train.config.schema import Config, DataSection, LoraSection, ModelSection
-from flame_train.config.updates import OptimizerSection, ScheduleSection, TrainSection
+from flame_train.config.updates import OptimizerSection, OutputSection, ScheduleSection, TrainSection
 from flame_train.data.sets import DataSet
-from flame_train.models.common.lesson import Lesson
+from flame_train.models.common.small import Lesson
 
 _DRAWN_IN: Final = 20  # steps from noise to an image
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from flame_train.adapters.targets import Presets, layer_shapes
 from flame_train.data.cache import Shapes, UpTo
+from flame_train.data.encoder_input import Reading
 from flame_train.data.padding import Paddings
-from flame_train.data.reading import Reading
 from flame_train.data.views import ViewedImage
 from flame_train.engine import Tensor, nn
 from flame_train.engine.dtype import DType, as_dtype

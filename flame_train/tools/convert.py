@@ -6,14 +6,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from flame_train.adapters import eridiffusion
+from flame_train.adapters import dialects
 from flame_train.adapters.dialects import NATIVE
 from flame_train.adapters.formats import FORMATS
 from flame_train.errors import ConfigError
 from flame_train.tools.families import split_metadata
 from flame_train.tools.lora_files import read_source, write_lora
 
-_OF_NATIVE: Final = (eridiffusion.ALPHA_KEY, eridiffusion.RANK_KEY)  # true of the source's tensors only
+_OF_NATIVE: Final = (dialects.ALPHA_KEY, dialects.RANK_KEY)  # true of the source's tensors only
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from flame_train.adapters.factors import Array, LoraFactors
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.kinds import Factors
 from flame_train.adapters.nearest import Truncated, Truncation, nearest_to, truncate
-from flame_train.adapters.summed import summed
+from flame_train.adapters.together import summed
 from flame_train.disk.files import is_same_file, refuse_place
 from flame_train.errors import ConfigError, ModelFileError
 from flame_train.io.hub import fetched

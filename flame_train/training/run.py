@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flame_train.config.outputs import LogSection, OutputSection
 from flame_train.config.repeated import CheckpointSection, SampleSection
-from flame_train.config.updates import GradientSection, TrainSection
+from flame_train.config.updates import GradientSection, LogSection, OutputSection, TrainSection
 from flame_train.io.runfolder import RunFolder
 
 from .image_losses import ImageLosses

@@ -11,8 +11,8 @@ from autoencoder import encode
 from loop import Training
 from model import Networks, token_ids
 
+from flame_train.diffusion.noise_schedule import NoiseSchedule
 from flame_train.diffusion.objectives import Objective
-from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Tensor, nn, no_grad
 from flame_train.engine import functional as F
 from flame_train.engine.backend import Backend

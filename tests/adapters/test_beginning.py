@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from flame_train.adapters.attach import attach
-from flame_train.adapters.beginning import begin_with, check_beginning
 from flame_train.adapters.factors import LoraFactors
+from flame_train.adapters.initial_lora import begin_with, check_beginning
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.engine import nn
 from flame_train.errors import ConfigError

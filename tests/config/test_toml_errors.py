@@ -11,7 +11,7 @@ import pytest
 
 from flame_train.config.load import load
 from flame_train.config.parse import parse
-from flame_train.config.toml_errors import toml_error
+from flame_train.config.toml_lines import toml_error
 from flame_train.errors import ConfigError
 
 _CASES = [

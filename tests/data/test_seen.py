@@ -12,7 +12,7 @@ from PIL import Image
 
 from flame_train.data import images
 from flame_train.data.dataset import Dataset, DatasetError
-from flame_train.data.seen import remember, seen_images
+from flame_train.data.decoded_sizes import remember, seen_images
 
 
 @pytest.fixture

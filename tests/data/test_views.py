@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flame_train.data.buckets import BucketRule, resize_and_crop
-from flame_train.data.mask_files import latent_mask, loss_weights
+from flame_train.data.companion_files import latent_mask, loss_weights
 from flame_train.data.views import PLAIN, Colours, View, ViewRule
 
 PLACED = BucketRule(96, 32).assign((128, 200))

@@ -10,8 +10,8 @@ import pytest
 from flame_train.config.schema import LossSection
 from flame_train.diffusion.flow import FlowObjective
 from flame_train.diffusion.noise import Noise
+from flame_train.diffusion.noise_schedule import NoiseSchedule
 from flame_train.diffusion.objectives import Objective
-from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.diffusion.timestep_sampling.beta import Beta
 from flame_train.diffusion.timestep_sampling.listed import Listed
 from flame_train.diffusion.timestep_sampling.logit_normal import LogitNormal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flame_train.diffusion.schedules import NoiseSchedule
+from flame_train.diffusion.noise_schedule import NoiseSchedule
 from flame_train.errors import ConfigError
 
 SDXL = NoiseSchedule.scaled_linear()

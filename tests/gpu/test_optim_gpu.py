@@ -16,8 +16,8 @@ import pytest
 from flame_train.config.load import from_options
 from flame_train.config.schema import LossSection
 from flame_train.diffusion.noise import Noise
+from flame_train.diffusion.noise_schedule import NoiseSchedule
 from flame_train.diffusion.objectives import Objective
-from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.diffusion.weightings.min_snr import MinSnr
 from flame_train.engine import Parameter, Tensor, capture, tensor
 from flame_train.engine import functional as F

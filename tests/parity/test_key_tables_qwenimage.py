@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 
 from flame_train.models.qwenimage.arch import QwenImageArch
-from flame_train.models.qwenimage.names import base_modules, lora_family, resolve, transformer_to_diffusers
+from flame_train.models.qwenimage.names import (
+    PUBLISHED_VAE,
+    base_modules,
+    lora_family,
+    resolve,
+    transformer_to_diffusers,
+)
 from flame_train.models.qwenimage.transformer import QwenImage
-from flame_train.models.qwenimage.vae import PUBLISHED
 from flame_train.networks.files.identify import could_be, identify
 from flame_train.networks.vae.vae import Vae
 from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
@@ -48,7 +53,7 @@ def test_whole_checkpoints_of_both_layouts_are_sorted(theirs, text):
     """Every name of a full checkpoint and of a folder goes to its component; what else Qwen3-VL has is left."""
     vae = check.on_meta(diffusers.AutoencoderKLQwenImage21)
     folder = check.below({"transformer/": theirs, "text_encoder/": text, "vae/": vae})
-    native, autoencoder = Qwen3(Qwen3Arch.vl_b8()).shapes(), Vae(PUBLISHED).shapes()
+    native, autoencoder = Qwen3(Qwen3Arch.vl_b8()).shapes(), Vae(PUBLISHED_VAE).shapes()
     encoder = "text_encoders.qwen3vl_8b.transformer.model."
     single = check.below({"model.diffusion_model.": OURS, encoder: native, "first_stage_model.": autoencoder})
     networks = {"transformer": OURS, "text_encoder": native, "vae": autoencoder}

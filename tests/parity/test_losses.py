@@ -10,8 +10,8 @@ import pytest
 
 from flame_train.diffusion.flow import FlowObjective
 from flame_train.diffusion.losses import LOSSES
+from flame_train.diffusion.noise_schedule import NoiseSchedule
 from flame_train.diffusion.objectives import Objective
-from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.engine import tensor
 

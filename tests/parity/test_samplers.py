@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from flame_train.diffusion.flow import FlowPath, dynamic_sigmas, static_sigmas
+from flame_train.diffusion.noise_schedule import NoiseSchedule
 from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.diffusion.samplers.noise_path import NoisePath
-from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Tensor, tensor
 from tests.parity.test_diffusion import fresh, start, theirs, toy, toy_flame
 

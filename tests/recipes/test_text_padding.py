@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flame_train.config.outputs import OutputSection
 from flame_train.config.schema import Config, DataSection, ModelSection, SampleSection, TextEncodersSection
-from flame_train.config.updates import TrainSection
+from flame_train.config.updates import OutputSection, TrainSection
 from flame_train.data.padding import collate
 from flame_train.engine import Tensor
 from flame_train.models.registry import FAMILIES

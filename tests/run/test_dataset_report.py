@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from flame_train.config.render import resolved
-from flame_train.data.looks import contact_sheet, fingerprint, sharpness
+from flame_train.data.grid import contact_sheet, fingerprint, sharpness
 from flame_train.errors import OutputError
 from flame_train.run.commands.dataset import report
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from flame_train.adapters.attach import attach
+from flame_train.diffusion.noise_schedule import NoiseSchedule
 from flame_train.diffusion.objectives import Objective
-from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype

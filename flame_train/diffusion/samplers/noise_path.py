@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from flame_train.diffusion.noise_schedule import NoiseSchedule, Spacing, Table
 from flame_train.diffusion.objectives import Prediction
-from flame_train.diffusion.schedules import NoiseSchedule, Spacing, Table
 from flame_train.engine import Tensor
 
 from .kind import Denoise

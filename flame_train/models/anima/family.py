@@ -19,10 +19,9 @@ from flame_train.models.anima.names import ANIMA_FILES
 from flame_train.models.anima.transformer import Anima, AnimaArch
 from flame_train.models.common.family import Networks, Opening
 from flame_train.models.common.flow import FlowFamily, FlowModel
-from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import SamplingDefaults
-from flame_train.networks.files.joined_part import JoinedPart
-from flame_train.networks.files.part import Part
+from flame_train.models.common.small import Lesson
+from flame_train.networks.files.part import JoinedPart, Part
 from flame_train.networks.vae.autoencoder import Autoencoder
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.anima.encoder import PLAIN, AnimaEncoder

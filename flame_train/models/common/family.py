@@ -19,9 +19,8 @@ from flame_train.families import FAMILY_TITLES
 from flame_train.io.hub import placed
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weights import open_weights
-from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import Model
-from flame_train.models.common.small import write_small
+from flame_train.models.common.small import Lesson, write_small
 from flame_train.models.common.training_adapter import with_adapter
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.part import Part

@@ -1,4 +1,4 @@
-"""Small base models as files: random weights under the published names, and the trained small SDXL of the package.
+"""What `quickstart` teaches, and small base models as files: random weights under the published names, and the trained small SDXL of the package.
 
 Random ones generate noise; a LoRA on them only learns a better guess of the velocity.
 
@@ -12,16 +12,51 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from flame_train.config.schema import LossSection
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.engine import nn
 from flame_train.io.safetensors import save_file
 from flame_train.text_encoders.qwen3.network import Qwen3
 from flame_train.text_encoders.qwen3.tokenizer import bytes_alone
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """How a small base is taught: by which data, and by which settings.
+
+    Attributes:
+        base: what the base model is, in a few words.
+        note: what the result shows, and what not.
+        repeats: how often the new images come in an epoch.
+        known: how many images of what the base knows are shown beside them, so that it keeps that.
+        prompts: drawn before and after training, with what is taught; a base whose images are noise has none.
+        known_prompts: likewise, of what the base knew before.
+        seed: of the noise of the first prompt.
+        ema_decay: of the moving average that is the result; 0: none.
+    """
+
+    base: str
+    note: str = "a smoke run: the base model is small and random, so nothing is drawn; this shows that training works"
+    repeats: int = 1
+    known: int = 0
+    prompts: tuple[str, ...] = ()
+    known_prompts: tuple[str, ...] = ()
+    seed: int = 42
+    ema_decay: float = 0.0
+    resolution: int = 64
+    bucket_step: int = 16
+    batch_size: int = 5
+    steps: int = 80
+    lr: float = 1e-3  # far above the usual one, for so few steps
+    targets: tuple[str, ...] = ("attention",)
+    loss: LossSection = field(default_factory=LossSection)
+
 
 SMALL_SDXL: Final = Path(__file__).with_name("assets") / "small_sdxl.safetensors"
 """The trained small SDXL, fp16."""

@@ -13,8 +13,7 @@ from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.nn import param
 from flame_train.networks.attention import feed_forward
-from flame_train.networks.blocks import Block
-from flame_train.networks.fp16 import bounded
+from flame_train.networks.blocks import Block, bounded
 
 EPS: Final = 1e-6
 _MLP_RATIO: Final = 4

@@ -18,8 +18,8 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, published_name, stated_in
 from flame_train.models.common.flow import DOUBLE_SINGLE_PRESETS, FlowFamily, FlowModel
-from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import SamplingDefaults
+from flame_train.models.common.small import Lesson
 from flame_train.models.flux import names
 from flame_train.models.flux.names import FLUX_FILES
 from flame_train.models.flux.transformer import Flux, FluxArch

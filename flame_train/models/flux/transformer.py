@@ -18,7 +18,7 @@ from typing import Final, Self
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.errors import ModelFileError
-from flame_train.models.flux.arch import DoubleSingleArch, block_sizes
+from flame_train.models.flux.arch import DoubleSingleArch, axes_of, block_sizes, position_angles
 from flame_train.models.flux.blocks import (
     EPS,
     DoubleStreamBase,
@@ -27,9 +27,8 @@ from flame_train.models.flux.blocks import (
     gelu_feed_forward,
     gelu_mlp,
 )
-from flame_train.models.flux.positions import axes_of, position_angles
+from flame_train.networks.arch import shape_of
 from flame_train.networks.blocks import BlockNetwork, linears_in
-from flame_train.networks.files.shapes import shape_of
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patchify, token_grid, unpatchify
 from flame_train.networks.rope import RopeTables

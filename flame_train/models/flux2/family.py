@@ -24,8 +24,8 @@ from flame_train.models.common.flow import (
     FlowFamily,
     networks_with_qwen3,
 )
-from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import SamplingDefaults
+from flame_train.models.common.small import Lesson
 from flame_train.models.flux2 import names
 from flame_train.models.flux2.names import FLUX2_FILES
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch

@@ -21,10 +21,9 @@ from flame_train.engine import functional as F
 from flame_train.errors import ModelFileError
 from flame_train.models.flux.arch import DoubleSingleArch, block_sizes
 from flame_train.models.flux.blocks import DoubleStreamBase, QKNorm, Stream, attend, modulated
-from flame_train.networks.blocks import Block, BlockNetwork, linears_in
-from flame_train.networks.files.shapes import shape_of
+from flame_train.networks.arch import shape_of
+from flame_train.networks.blocks import Block, BlockNetwork, bounded, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
-from flame_train.networks.fp16 import bounded
 from flame_train.networks.latents import token_grid
 from flame_train.networks.rope import Angles, Grids, RopeTables, grid, rope_angles
 

@@ -19,8 +19,8 @@ from flame_train.io.weights import open_weights
 from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, stated_in
 from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_qwen3
-from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import SamplingDefaults
+from flame_train.models.common.small import Lesson
 from flame_train.models.flux2.family import control_placement
 from flame_train.models.flux3 import names
 from flame_train.models.flux3.names import FLUX3_FILES

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Self
 
-from flame_train.networks.files.shapes import block_count, shape_of
+from flame_train.networks.arch import block_count, shape_of
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.rope import published_axes, stated_axes
 

@@ -20,8 +20,8 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, published_name, says_distilled, stated_in
 from flame_train.models.common.flow import DistillableModel, FlowFamily, networks_with_qwen3
-from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import SamplingDefaults
+from flame_train.models.common.small import Lesson
 from flame_train.models.krea2 import names
 from flame_train.models.krea2.arch import PATCH, Krea2Arch
 from flame_train.models.krea2.names import KREA2_FILES

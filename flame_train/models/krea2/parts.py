@@ -1,4 +1,4 @@
-"""What both kinds of Krea 2's blocks are made of: zero-centred norms, gated attention and gated networks.
+"""What Krea 2's blocks are made of: zero-centred norms, gated attention and networks, and the fusion of text states.
 
 Attribute names are those of the published single file. Shape letters: B batch, S tokens, D width, N heads of queries,
 E width of a head.
@@ -13,6 +13,8 @@ from flame_train.engine import Tensor, elementwise, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import compute_dtype
 from flame_train.engine.nn import param
+from flame_train.models.krea2.arch import Krea2Arch
+from flame_train.networks.blocks import Block
 
 # The inputs of linear layers are rematerialized: their own inputs have the same size and are saved anyway.
 
@@ -158,3 +160,38 @@ class FeedForward(nn.Module):
     def forward(self, x_BSD: Tensor, residual_BSD: Tensor | None = None) -> Tensor:
         gate, value = nn.grouped_linear([self.gate, self.up], x_BSD)
         return self.down(rematerialize(swish_gated, gate, value), residual_BSD)
+
+
+class TextBlock(Block):
+    """Attention and the gated network, each behind a norm and around a residual; nothing has a place."""
+
+    has_feed_forward = False
+
+    def __init__(self, arch: Krea2Arch) -> None:
+        self.prenorm, self.postnorm = (ZeroCentredNorm(arch.text_dim, arch.eps) for _ in range(2))
+        self.attn = Attention(arch.text_dim, arch.text_heads, arch.text_kv_heads, arch.eps)
+        self.mlp = FeedForward(arch.text_dim, arch.text_hidden)
+
+    def forward(self, x_BTC: Tensor, seen_B: Tensor | None) -> Tensor:
+        x_BTC = self.attn(self.prenorm(x_BTC), seen_B, None, x_BTC)
+        return self.mlp(self.postnorm(x_BTC), x_BTC)
+
+
+class TextFusion(nn.Module):
+    """Blocks over the states of each token, their weighted sum, and blocks over the tokens."""
+
+    def __init__(self, arch: Krea2Arch) -> None:
+        self.layerwise_blocks = nn.ModuleList([TextBlock(arch) for _ in range(arch.layerwise)])
+        self.projector = nn.Linear(arch.text_layers, 1, bias=False)
+        self.refiner_blocks = nn.ModuleList([TextBlock(arch) for _ in range(arch.refiners)])
+
+    def forward(self, states_BTNC: Tensor, seen_B: Tensor) -> Tensor:
+        """One state a token (B, T, C), of those after N layers; `seen_B`, int32 (B,), tokens are looked at."""
+        B, T, N, C = states_BTNC.shape
+        x = states_BTNC.reshape(B * T, N, C)
+        for block in self.layerwise_blocks:
+            x = block(x, None)
+        x_BTC = self.projector(x.transpose(1, 2)).reshape(B, T, C)
+        for block in self.refiner_blocks:
+            x_BTC = block(x_BTC, seen_B)
+        return x_BTC

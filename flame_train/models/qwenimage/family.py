@@ -20,9 +20,9 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, published_name, stated_in
 from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_qwen3
-from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import SamplingDefaults
-from flame_train.models.qwenimage import names, vae
+from flame_train.models.common.small import Lesson
+from flame_train.models.qwenimage import names
 from flame_train.models.qwenimage.arch import QwenImageArch
 from flame_train.models.qwenimage.names import QWENIMAGE_FILES
 from flame_train.models.qwenimage.transformer import QwenImage
@@ -132,9 +132,11 @@ class QwenImageFamily(FlowFamily):
     encoders = MappingProxyType({"qwen3": "text_encoder"})
     published = MappingProxyType(
         {
-            "qwen-image": lambda: _networks(QwenImageArch.base(), Qwen3Arch.vl_b8(), vae.PUBLISHED, VisionArch.b8()),
+            "qwen-image": lambda: _networks(
+                QwenImageArch.base(), Qwen3Arch.vl_b8(), names.PUBLISHED_VAE, VisionArch.b8()
+            ),
             "qwen-image-tiny": lambda: _networks(
-                QwenImageArch.tiny(), Qwen3Arch.tiny(), vae.TINY, VisionArch.tiny(Qwen3Arch.tiny().width)
+                QwenImageArch.tiny(), Qwen3Arch.tiny(), names.TINY_VAE, VisionArch.tiny(Qwen3Arch.tiny().width)
             ),
         }
     )
@@ -150,7 +152,7 @@ class QwenImageFamily(FlowFamily):
             name=self.name,
             title=self.title,
             denoiser=parts["transformer"],
-            vae=Autoencoder(parts["vae"], vae.PUBLISHED),
+            vae=Autoencoder(parts["vae"], names.PUBLISHED_VAE),
             text=(text,),
             lora_names=names.lora_family(),
             presets=PRESETS,

@@ -20,8 +20,7 @@ from flame_train.engine.nn import param
 from flame_train.models.krea2.parts import swish_gated
 from flame_train.models.qwenimage.arch import FREQUENCIES, QwenImageArch
 from flame_train.models.qwenimage.positions import NONE, Positions, Shown
-from flame_train.networks.blocks import Block, BlockNetwork, linears_in
-from flame_train.networks.fp16 import bounded
+from flame_train.networks.blocks import Block, BlockNetwork, bounded, linears_in
 from flame_train.networks.latents import token_grid
 
 _PARTS: Final = 4  # scale and gate, of the attention and of the gated network

@@ -15,8 +15,8 @@ from flame_train.diffusion.flow import Shift, dynamic_sigmas
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Opening, published_name
 from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_qwen3
-from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import SamplingDefaults
+from flame_train.models.common.small import Lesson
 from flame_train.models.qwenimage.family import Schedule
 from flame_train.models.qwenimage1 import names
 from flame_train.models.qwenimage1.names import QWENIMAGE1_FILES

@@ -18,12 +18,10 @@ from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import float32
 from flame_train.models.qwenimage.arch import FREQUENCIES, image_axes
-from flame_train.networks.arch import TransformerArch
+from flame_train.networks.arch import TransformerArch, block_count, shape_of
 from flame_train.networks.attention import feed_forward
-from flame_train.networks.blocks import Block, BlockNetwork, linears_in
-from flame_train.networks.files.shapes import block_count, shape_of
+from flame_train.networks.blocks import Block, BlockNetwork, bounded, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
-from flame_train.networks.fp16 import bounded
 from flame_train.networks.latents import patchify, token_grid, unpatchify
 from flame_train.networks.rope import Angles, Grids, RopeTables, rope_angles, stated_axes
 

@@ -16,8 +16,8 @@ from flame_train.engine import functional as F
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Family, Networks, Opening
 from flame_train.models.common.flow import FlowModel
-from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import SamplingDefaults
+from flame_train.models.common.small import Lesson
 from flame_train.models.sd3 import names
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch, joined_context
 from flame_train.models.sd3.names import SD3_FILES

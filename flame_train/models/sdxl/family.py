@@ -15,10 +15,10 @@ from flame_train.data.buckets import Placement, Size
 from flame_train.diffusion.flow import NO_SHIFT, FlowObjective, FlowPath, constant_shift, static_sigmas
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import Noise
+from flame_train.diffusion.noise_schedule import NoiseSchedule
 from flame_train.diffusion.objectives import Objective, TrainingObjective
 from flame_train.diffusion.samplers import Path as SamplingPath
 from flame_train.diffusion.samplers.noise_path import NoisePath
-from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS, TimestepSampling
 from flame_train.diffusion.weightings import WEIGHTINGS, Weighting
 from flame_train.engine import Tensor, nn
@@ -26,9 +26,8 @@ from flame_train.engine import functional as F
 from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Family, Networks, Opening
-from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import Example, Model, SamplingDefaults
-from flame_train.models.common.small import copy_small_sdxl
+from flame_train.models.common.small import Lesson, copy_small_sdxl
 from flame_train.models.sdxl import names
 from flame_train.models.sdxl.names import SDXL_FILES
 from flame_train.models.sdxl.stated_unet import stated_prediction

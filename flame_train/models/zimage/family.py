@@ -16,8 +16,8 @@ from flame_train.engine import Tensor, nn
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Networks, Opening, published_name, stated_in
 from flame_train.models.common.flow import DistillableModel, FlowFamily, networks_with_qwen3
-from flame_train.models.common.lesson import Lesson
 from flame_train.models.common.model import SamplingDefaults
+from flame_train.models.common.small import Lesson
 from flame_train.models.zimage import names
 from flame_train.models.zimage.names import ZIMAGE_FILES
 from flame_train.models.zimage.transformer import ZImage, ZImageArch

@@ -19,11 +19,9 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
 from flame_train.models.zimage.positions import UNIT, Positions
-from flame_train.networks.arch import TransformerArch
-from flame_train.networks.blocks import Block, BlockNetwork, linears_in
-from flame_train.networks.files.shapes import block_count, shape_of
+from flame_train.networks.arch import TransformerArch, block_count, shape_of
+from flame_train.networks.blocks import Block, BlockNetwork, bounded, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
-from flame_train.networks.fp16 import bounded
 from flame_train.networks.latents import patchify, token_grid, unpatchify
 from flame_train.networks.rope import published_axes, stated_axes
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -166,3 +166,32 @@ def part_of(weights: Weights, component: str, built: tuple[nn.Module, Native], b
     """The `Part` that an open file holds, of its network and its sources as `parts.parts` gives them."""
     network, native = built
     return Part(component, weights.path, network, build, native.sources, native.shapes)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class JoinedPart(Part):
+    """A network made of others. It has no tensors of its own: `sources` and `shapes` are empty.
+
+    Attributes:
+        parts: those others, by the attributes that they are.
+    """
+
+    parts: Mapping[str, Part] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, first: str, parts: Mapping[str, Part], join: Callable[..., nn.Module]) -> Self:
+        """The network that `join` makes of the parts' networks, named and placed as the part `first` of them."""
+
+        def build() -> nn.Module:
+            return join(**{name: part.build() for name, part in parts.items()})
+
+        network = join(**{name: part.network for name, part in parts.items()})
+        return cls(parts[first].component, parts[first].path, network, build, {}, {}, parts)
+
+    def _fill(self, network: nn.Module, target: Target) -> None:
+        for name, part in self.parts.items():
+            part._fill(getattr(network, name), target)
+
+    def digest(self, digests: Digests | None = None) -> str:
+        summed = [f"{name} {part.digest(digests)}" for name, part in sorted(self.parts.items())]
+        return hashlib.sha256("\n".join(summed).encode()).hexdigest()

@@ -6,6 +6,7 @@ W width, C channels.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from flame_train.engine import Tensor, nn
@@ -93,3 +94,27 @@ class Upsample(nn.Module):
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         return self.conv(F.upsample_nearest(x_BHWC, 2, layout="NHWC"))
+
+
+@dataclass(frozen=True, slots=True)
+class Shortcut:
+    """Pixels of `channels` channels beside a level that resamples by `side` along each side and `frames` in time."""
+
+    channels: int
+    side: int
+    frames: int
+
+    def down(self, x_BHWC: Tensor) -> Tensor:
+        """(B, H / side, W / side, channels): the means of neighbours among a square's frames, pixels and channels."""
+        B, H, W, C = x_BHWC.shape
+        h, w, square = H // self.side, W // self.side, self.side**2
+        squares = x_BHWC.reshape(B, h, self.side, w, self.side, C).permute(0, 1, 3, 5, 2, 4).reshape(B, h, w, C, square)
+        films = F.pad(squares, (square * (self.frames - 1), 0))
+        return films.reshape(B, h, w, self.channels, -1).mean(dim=-1)
+
+    def up(self, x_BHWC: Tensor) -> Tensor:
+        """(B, H side, W side, channels): copies of channels, of whose frames the last is kept."""
+        B, H, W, C = x_BHWC.shape
+        s, films = self.side, self.channels * self.frames * self.side**2
+        copies = x_BHWC.unsqueeze(-1).expand(B, H, W, C, films // C).reshape(B, H, W, self.channels, self.frames, s, s)
+        return copies[:, :, :, :, -1].permute(0, 1, 4, 2, 5, 3).reshape(B, H * s, W * s, self.channels)

@@ -19,10 +19,9 @@ import numpy as np
 from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
-from flame_train.networks.files.shapes import shape_of
+from flame_train.networks.arch import shape_of
 from flame_train.networks.files.stated import NOTHING, Stated
-from flame_train.networks.vae.blocks import Downsample, Middle, ResnetBlock, Upsample, norm
-from flame_train.networks.vae.latents import (
+from flame_train.networks.latents import (
     QWEN_MEAN,
     QWEN_STD,
     STATISTICS_EPS,
@@ -31,7 +30,7 @@ from flame_train.networks.vae.latents import (
     statistic,
     unpatched,
 )
-from flame_train.networks.vae.shortcuts import Shortcut
+from flame_train.networks.vae.blocks import Downsample, Middle, ResnetBlock, Shortcut, Upsample, norm
 
 _shape: Final = partial(shape_of, "VAE", "an AutoencoderKL")
 Around = Callable[[Tensor], Tensor]

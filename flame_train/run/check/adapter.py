@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flame_train.adapters.beginning import check_beginning
 from flame_train.adapters.formats import from_file
+from flame_train.adapters.initial_lora import check_beginning
 from flame_train.adapters.kinds import ADAPTERS, Factors
 from flame_train.adapters.rules import LayerSettings, apply_rules
 from flame_train.adapters.targets import layer_shapes, resolve

@@ -11,9 +11,8 @@ from typing import Any
 
 from flame_train.config.load import load_located
 from flame_train.data.buckets import Size
-from flame_train.data.grid import png
+from flame_train.data.grid import Pixels, contact_sheet, fingerprint, groups, png, sharpness, side_by_side, thumbnail
 from flame_train.data.images import load_image
-from flame_train.data.looks import Pixels, contact_sheet, fingerprint, groups, sharpness, side_by_side, thumbnail
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.sets import DataSet
 from flame_train.disk.atomic_write import write_atomically

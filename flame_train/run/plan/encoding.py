@@ -19,7 +19,7 @@ import numpy as np
 from flame_train.config.schema import DataSection
 from flame_train.data.buckets import Placement
 from flame_train.data.cache import Shapes, cache_key, cache_keys
-from flame_train.data.reading import Reading, readings
+from flame_train.data.encoder_input import Reading, readings
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.sets import image_sets
 from flame_train.data.views import View, ViewedImage

@@ -9,8 +9,8 @@ from typing import Final
 from flame_train.config.schema import Config
 from flame_train.config.updates import OptimizerSection
 from flame_train.data.captions import hidden
+from flame_train.data.encoder_input import Reading
 from flame_train.data.order import BatchSchedule
-from flame_train.data.reading import Reading
 from flame_train.data.samples import Samples
 from flame_train.data.sets import DataSet
 from flame_train.errors import counted

@@ -12,11 +12,11 @@ from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import layer_shapes
 from flame_train.config.checks import broken
 from flame_train.config.located import ConfigWithSource, together
-from flame_train.config.prompt_notices import unread
+from flame_train.config.prompt_flags import unread
 from flame_train.config.schema import Config
 from flame_train.config.updates import LONGEST_RUN
+from flame_train.data.encoder_input import Reading, readings
 from flame_train.data.order import BatchSchedule
-from flame_train.data.reading import Reading, readings
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.sets import image_sets
 from flame_train.data.views import ViewedImage

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from flame_train.data.reading import readings
+from flame_train.data.encoder_input import readings
 from flame_train.data.samples import Samples
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.io.digests import Digests

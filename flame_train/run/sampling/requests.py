@@ -12,7 +12,7 @@ from flame_train.config.prompts import Prompt
 from flame_train.config.repeated import SampleSection
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Size
-from flame_train.data.control_files import Control
+from flame_train.data.companion_files import Control
 from flame_train.data.images import probe
 from flame_train.data.views import View, ViewedImage
 from flame_train.diffusion.samplers import SAMPLERS

@@ -10,8 +10,8 @@ from types import MappingProxyType
 import numpy as np
 
 from flame_train.adapters.attach import Attached, attach
-from flame_train.adapters.beginning import begin_with
 from flame_train.adapters.dropping import Chances
+from flame_train.adapters.initial_lora import begin_with
 from flame_train.adapters.kinds import ADAPTERS, Factors
 from flame_train.adapters.rules import LayerSettings, rates
 from flame_train.config.schema import Config, LossSection

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from flame_train.data.buckets import Size
-from flame_train.data.reading import Reading
+from flame_train.data.encoder_input import Reading
 from flame_train.data.views import ViewedImage
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flame_train.errors import ModelFileError
-from flame_train.text_encoders.t5.spiece import parse_spiece
 from flame_train.text_encoders.t5.tokenizer import (
     EOS,
     PUBLISHED_ROWS,
@@ -24,6 +23,7 @@ from flame_train.text_encoders.t5.tokenizer import (
     T5Tokenizer,
     find_vocabulary,
     named_vocabulary,
+    parse_spiece,
 )
 
 WORDS = """

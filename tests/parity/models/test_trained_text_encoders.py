@@ -7,8 +7,8 @@ import pytest
 
 from flame_train.adapters.attach import attach
 from flame_train.config.load import from_options
+from flame_train.diffusion.noise_schedule import NoiseSchedule
 from flame_train.diffusion.objectives import Objective
-from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Parameter, Tensor, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.random import Rng

@@ -12,8 +12,8 @@ from flame_train.adapters.attach import attach
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.config.load import from_options
+from flame_train.diffusion.noise_schedule import NoiseSchedule
 from flame_train.diffusion.objectives import Objective
-from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine.backend import get_backend
 from flame_train.models.sdxl.unet import UNet
 from flame_train.training.optimizer import build_optimizer

@@ -8,8 +8,8 @@ import pytest
 from flame_train.adapters.attach import attach
 from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.config.load import from_options
+from flame_train.diffusion.noise_schedule import NoiseSchedule
 from flame_train.diffusion.objectives import Objective
-from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.random import Rng

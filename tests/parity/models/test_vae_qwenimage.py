@@ -11,7 +11,7 @@ import pytest
 from flame_train.engine import tensor
 from flame_train.errors import ModelFileError
 from flame_train.io.resolve import native_shapes, resolve
-from flame_train.models.qwenimage.vae import PUBLISHED, TINY
+from flame_train.models.qwenimage.names import PUBLISHED_VAE, TINY_VAE
 from flame_train.networks.files.identify import identify
 from flame_train.networks.files.stated import Stated
 from flame_train.networks.vae.names_qwen import nested_vae_component
@@ -66,7 +66,7 @@ def in_wan(folder, blocks):
 def pair():
     """A small random model of diffusers, every weight away from its neutral value, and ours with its weights."""
     torch.manual_seed(0)
-    twin = twin_of(TINY).double().eval()
+    twin = twin_of(TINY_VAE).double().eval()
     with torch.no_grad():
         for weight in twin.parameters():
             weight += 0.05 * torch.randn_like(weight)
@@ -78,7 +78,7 @@ def pair():
 
     found = resolve((nested_vae_component(),), stored, only="vae")
     assert found.unknown == ()
-    model = Vae(TINY)
+    model = Vae(TINY_VAE)
     model.init(np.random.default_rng(0), "float32")
     for name, weight in model.weights():
         weight.data[...] = found.sources["vae"][name].read(Arrays())
@@ -94,12 +94,12 @@ def opaque(pixels):
 def test_names_and_shapes_of_the_published_model():
     """Every tensor of either layout has one place, every weight one source; only convolutions over time are left."""
     with torch.device("meta"):
-        folder = {name: tuple(t.shape) for name, t in twin_of(PUBLISHED).state_dict().items()}
+        folder = {name: tuple(t.shape) for name, t in twin_of(PUBLISHED_VAE).state_dict().items()}
     for names, layout in ((folder, "diffusers"), (dict(in_wan(folder, 2)), "single-file")):
         found = resolve((nested_vae_component(),), names, only="vae")
         native = native_shapes(found.sources["vae"], names)
-        assert native == Vae(PUBLISHED).shapes()
-        assert VaeArch.from_shapes(native, PUBLISHED) == PUBLISHED
+        assert native == Vae(PUBLISHED_VAE).shapes()
+        assert VaeArch.from_shapes(native, PUBLISHED_VAE) == PUBLISHED_VAE
         used = Counter(name for source in found.sources["vae"].values() for name in source.names)
         assert {name for name, times in used.items() if times == 3} == {name for name in names if ".to_qkv." in name}
         assert set(used.values()) == {1, 3}
@@ -148,4 +148,4 @@ def test_a_config_that_says_something_else_is_refused(tmp_path, stated, words):
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"patch_size": None, "is_residual": True} | stated))
     with pytest.raises(ModelFileError, match=words):
-        VaeArch.from_shapes(Vae(TINY).shapes(), PUBLISHED, Stated.read(file))
+        VaeArch.from_shapes(Vae(TINY_VAE).shapes(), PUBLISHED_VAE, Stated.read(file))

@@ -1,4 +1,4 @@
-"""What may be an address in a config, and what must be a folder of this machine."""
+"""Rules of keys that no bound says: what may be an address, and what is recomputed and waits in host memory."""
 
 from __future__ import annotations
 
@@ -31,3 +31,22 @@ def address_problem(config: Config, path: str) -> str | None:
             "; output.remote takes one, to which the folder is copied" if path == "output.dir" else ""
         )
     return problem_of(value)
+
+
+def checkpoint_blocks_problem(config: Config) -> str | None:
+    """What is wrong with gradient.checkpoint_blocks."""
+    if not config.gradient.checkpoint_blocks or config.gradient.checkpointing != "off":
+        return None
+    return 'expected gradient.checkpointing = "full", "offload" or "mlp" with it, got "off"'
+
+
+def offload_problem(config: Config) -> str | None:
+    """What is wrong with model.offload."""
+    asked, checkpointing = config.model.offload, config.gradient.checkpointing
+    chosen = asked == "auto" and config.memory.budget  # the budget chooses only what may be streamed
+    if asked == "off" or chosen or checkpointing in ("full", "offload"):
+        return None
+    return (
+        f'expected gradient.checkpointing = "full" or "offload" with it, got "{checkpointing}": '
+        "a block's weights are gone when its gradient is wanted, unless the block is recomputed"
+    )
