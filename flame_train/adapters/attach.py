@@ -41,7 +41,7 @@ class Attached:
     """How the names of parameters end that LoRA+ trains at a higher rate."""
 
     def parameters(self) -> list[Parameter]:
-        """Every trained matrix, LoRA's down before up; those of layers that share an input next to each other.
+        """Returns every trained matrix, LoRA's down before up; those of layers that share an input next to each other.
 
         An arena lays them out in this order, so that one product can read them all.
         """
@@ -83,7 +83,7 @@ class Attached:
                 layers[name].adapter = adapter
 
     def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """Each adapted weight's name with W + delta, added in fp32 or better and rounded once to W's dtype."""
+        """Yields each adapted weight's name with W + delta, added in fp32 or better and rounded once to W's dtype."""
         layers = layers_of(self.model)
         for name, adapter in self.adapters.items():
             stored = layers[name].weight
@@ -146,17 +146,7 @@ def attach(
 
 
 def _size(kind: AdapterKind, layer: Layer, own: LayerSettings, rank: int, alpha: float) -> tuple[int, float]:
-    """Rank and alpha on a layer: its own before what its kind has on such layers.
-
-    Args:
-        kind: the adapter's kind.
-        layer: the layer.
-        own: what the rules give the layer; 0: nothing.
-        rank, alpha: those of the config.
-
-    Returns:
-        Rank and alpha.
-    """
+    """Rank and alpha on a layer: its own before what its kind has on such layers."""
     usual_rank, usual_alpha = kind.sizes(tuple(layer.weight.shape), rank, alpha)
     return own.rank or usual_rank, own.alpha or usual_alpha
 
@@ -179,7 +169,7 @@ def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: f
 
 
 def shared(attached: Attached, model: nn.Module) -> Attached:
-    """The adapters in the layers of another loaded network too: what is trained in one acts in both."""
+    """Returns the adapters in the layers of another loaded network too: what is trained in one acts in both."""
     layers, adapters = layers_of(model), {}
     for name, adapter in attached.adapters.items():
         model.ensure_loaded(name)
@@ -224,7 +214,7 @@ def at_strength(attached: Attached, strength: float) -> Iterator[nn.Module]:
 
 
 def _maker(layer_name: str, layer: Layer, make: MakeAnywhere | None = None) -> Make:
-    """What makes the parameters of one layer, on its device."""
+    """Returns what makes the parameters of one layer, on its device."""
     device = layer.weight.device
 
     def made(name: str, values: Array) -> Parameter:
@@ -246,5 +236,5 @@ def _check_room(layers: Mapping[str, Layer], names: Iterable[str]) -> None:
 
 
 def layers_of(model: nn.Module) -> dict[str, Layer]:
-    """The layers that take an adapter, by name."""
+    """Returns the layers that take an adapter, by name."""
     return {name: part for name, part in model.named_modules() if isinstance(part, (nn.Linear, nn.Conv2d))}

@@ -28,7 +28,7 @@ _ITS_NAMES: Final = re.compile(r"(input_blocks|middle_block|output_blocks)\.")
 
 
 def has_its_names(names: Iterable[str]) -> bool:
-    """Whether all names are those of SDXL's native UNet without a prefix."""
+    """Says whether all names are those of SDXL's native UNet without a prefix."""
     return all(_ITS_NAMES.match(name) for name in names)
 
 
@@ -98,7 +98,7 @@ def _modern(module: str) -> str:
 
 @lru_cache(maxsize=4)
 def spellings(family: LoraFamily) -> Mapping[str, MatchedKey]:
-    """Every spelling of every module of the family. ValueError if one spelling could mean two modules."""
+    """Returns every spelling of every module of the family. ValueError if one spelling could mean two modules."""
     found: dict[str, MatchedKey] = {}
     for component in family.components:
         for module in component.modules:

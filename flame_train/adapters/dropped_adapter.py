@@ -54,7 +54,7 @@ class DroppedAdapter:
 
 
 def dropping(adapter: Adapter, name: str, chances: Chances, drops: Drops, per_sample_sign: bool = False) -> Adapter:
-    """An adapter as steps use it.
+    """Returns an adapter as steps use it.
 
     Args:
         adapter: the adapter.

@@ -35,10 +35,10 @@ class Factors(Protocol):
         """Its arrays by name, to be checked for NaN."""
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether the weight that it modifies may have this shape."""
+        """Says whether the weight that it modifies may have this shape."""
 
     def delta(self, weight: Array, strength: float = 1.0) -> Array:
-        """The update of `weight`, fp32, in its shape, `strength` times as strong as it was trained."""
+        """Returns the update of `weight`, fp32, in its shape, `strength` times as strong as it was trained."""
 
 
 @dataclass(frozen=True, slots=True)

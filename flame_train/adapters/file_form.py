@@ -40,12 +40,12 @@ class RowNumbers:
     otherwise: str
 
     def are_in(self, factors: Factors) -> bool:
-        """Whether the array has numbers of rows."""
+        """Says whether the array has numbers of rows."""
         return are_of_rows(factors.arrays[self.array].shape, factors.weight_shape[0])
 
 
 def are_of_rows(shape: tuple[int, ...], out: int) -> bool:
-    """Whether an array of this shape has a number for each of a weight's `out` rows, along the first axis."""
+    """Says whether an array of this shape has a number for each of a weight's `out` rows, along the first axis."""
     return shape[:1] == (out,) and math.prod(shape) == out
 
 
@@ -97,7 +97,7 @@ class FileForm:
         return f'expected "kohya" with {what}, which diffusers does not read, got "{form}"{advice}'
 
     def args_of(self, modules: Iterable[Factors]) -> dict[str, str]:
-        """The `ss_network_args` of a file with these factors; numbers of rows where all are."""
+        """Returns the `ss_network_args` of a file with these factors; numbers of rows where all are."""
         rows = self.rows
         of_rows = {rows.setting: str(all(rows.are_in(factors) for factors in modules))} if rows else {}
         return {**self.network_args, **of_rows}
@@ -154,13 +154,16 @@ class FileForm:
         return tensors
 
     def with_alpha(self, factors: Any, alpha: float) -> Any:
-        """The same update with another alpha, or `factors` where no array takes up the ratio."""
+        """Returns the same update with another alpha, or `factors` where no array takes up the ratio."""
         if not self.has_pair:
             return factors
         return self.factors({**factors.arrays, UP: fold(pair_of(factors.arrays, factors.alpha), alpha)}, alpha)
 
     def join(self, parts: Mapping[str, Any], paths: Paths) -> Any:
-        """A module's factors from its parts by path; an empty path is the whole. ValueError if they do not fit."""
+        """Returns a module's factors from its parts by path; an empty path is the whole.
+
+        ValueError if they do not fit.
+        """
         if "" in parts:
             if self.has_pair:
                 check_splittable(pair_of(parts[""].arrays, parts[""].alpha), paths)
@@ -194,7 +197,7 @@ def alpha_problem(arrays: Arrays) -> str:
 
 
 def _scalar(alpha: float, dtype: np.dtype[Any]) -> Array:
-    """A scalar in the weights' dtype, as other writers have it, or in fp32 where that would change it."""
+    """Returns a scalar in the weights' dtype, as other writers have it, or in fp32 where that would change it."""
     with np.errstate(over="ignore"):
         rounded = np.array(alpha, dtype)
     return rounded if float(rounded) == alpha else np.array(alpha, np.float32)

@@ -43,7 +43,7 @@ def fold(factors: LoraFactors, written: float | None = None) -> Array:
 
 
 def unfold(down: Array, folded: Array, alpha: float, written: float | None = None) -> LoraFactors:
-    """The factors of this `alpha` whose `fold` to `written`, the alpha in the file or the rank, is `folded`."""
+    """Returns the factors of this `alpha` whose `fold` to `written`, the alpha in the file or the rank, is `folded`."""
     written = float(down.shape[0]) if written is None else written
     ratio = alpha / written if written else 0.0
     if ratio == 1.0 or ratio == 0.0:

@@ -166,7 +166,7 @@ def _tell_absent(path: Path, modules: Iterable[str]) -> None:
 
 
 def _real(file: Weights, key: str) -> Array:
-    """The tensor `key`. Raises ModelFileError where its values are no real numbers."""
+    """Returns the tensor `key`. Raises ModelFileError where its values are no real numbers."""
     tag = file.info(key).dtype
     if tag not in FLOAT_TAGS and (tag in _NO_NUMBERS or not key.endswith(".alpha")):
         raise ModelFileError(f"{file.path}: {_cut(key)} has dtype {tag}; a LoRA's matrices are floats")
@@ -176,18 +176,7 @@ def _real(file: Weights, key: str) -> Array:
 def _lost_message(
     path: Path, lost: Sequence[str], table: Mapping[str, MatchedKey], parts: Mapping[str, Sequence[str]], more: bool
 ) -> str:
-    """What is said of tensors that belong to no module.
-
-    Args:
-        path: the file.
-        lost: their names.
-        table: the names that are known.
-        parts: their names by what they are.
-        more: whether others of the file are read.
-
-    Returns:
-        A line on all, and one on each part or name.
-    """
+    """Says what is said of tensors that belong to no module."""
     if reason := without_place(lost):
         return f"{path}: is {reason}"
     if kind := other_kind(lost):
@@ -204,7 +193,7 @@ def _lost_message(
 
 
 def _nearest(name: str, table: Mapping[str, MatchedKey]) -> list[str]:
-    """The known name most like this one, if any is. Compared are those that begin or end as it does.
+    """Returns the known name most like this one, if any is. Compared are those that begin or end as it does.
 
     Comparing it with all takes seconds, and minutes where a name is long.
     """
@@ -221,7 +210,7 @@ def _cut(key: str) -> str:
 
 
 def _form(slots: _Slots) -> FileForm:
-    """The form of the kind that all of a module's arrays belong to; the default kind's if they fit none."""
+    """Returns the form of the kind that all of a module's arrays belong to; the default kind's if they fit none."""
     forms = [kind.files for kind in ADAPTERS.values()]
     return next((form for form in forms if slots.keys() <= form.written.keys()), forms[0])
 
@@ -234,23 +223,10 @@ def _problems(places: _Places) -> list[str]:
 def _factors(
     path: Path, metadata: Mapping[str, str], places: _Places, family: LoraFamily, by_metadata: bool
 ) -> dict[_Key, Factors]:
-    """Each place's factors, with alpha from the best source that the file offers.
+    """Returns each place's factors, with alpha from the best source that the file offers.
 
     In order: an alpha tensor, PEFT's configuration or the metadata, else alpha = rank, which is told; the alphas that
     were folded are taken out again.
-
-    Args:
-        path: the file, for messages.
-        metadata: the file's.
-        places: each place's arrays.
-        family: whose modules they are.
-        by_metadata: whether the metadata's alpha holds for all modules, as EriDiffusion writes it.
-
-    Returns:
-        The factors of each place.
-
-    Raises:
-        ModelFileError: a configuration or an alpha that is not understood.
     """
     try:
         scale_of = peft_scales(metadata, path)

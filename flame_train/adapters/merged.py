@@ -38,7 +38,7 @@ class MatrixFactors:
         raise NotImplementedError
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether the update is that of a weight of this shape, its kernel flattened or not."""
+        """Says whether the update is that of a weight of this shape, its kernel flattened or not."""
         return fits_flattened(self.weight_shape, shape)
 
 
@@ -52,15 +52,15 @@ class MergedAdapter:
         raise NotImplementedError
 
     def __call__(self, layer: nn.Linear | nn.Conv2d, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The layer's output with the merged weight; the layer's own stays as it is."""
+        """Returns the layer's output with the merged weight; the layer's own stays as it is."""
         return plain(layer, x, self.merged(layer.weight, x.dtype), residual)
 
     def merged(self, weight: Any, dtype: DType) -> Tensor:
-        """The weight with the update, of `dtype`."""
+        """Returns the weight with the update, of `dtype`."""
         return _rematerialized(weight, self.product(dtype, tuple(weight.shape)), self.scale, dtype)
 
     def dropped(self, layer: nn.Linear | nn.Conv2d, x: Tensor, drop: Drop) -> Tensor:
-        """The same without rows of the update, or without all of it."""
+        """Returns the same without rows of the update, or without all of it."""
         first, second, shape = self.product(x.dtype, tuple(layer.weight.shape))
         rows, kept = drop.rows(layer.weight.shape[0]), drop.module()
         if rows is not None:
@@ -78,14 +78,14 @@ class MergedAdapter:
         return None
 
     def update(self, weight_shape: tuple[int, ...]) -> Tensor:
-        """The update of the weight, fp32, in its shape."""
+        """Returns the update of the weight, fp32, in its shape."""
         with no_grad():
             first, second, shape = self.product(float32, weight_shape)
             return (first * second * self.scale).expand(*shape).reshape(weight_shape)
 
 
 def plain(layer: nn.Linear | nn.Conv2d, x: Tensor, weight: Tensor, residual: Tensor | None) -> Tensor:
-    """What the layer computes, with another weight."""
+    """Returns what the layer computes, with another weight."""
     bias = nn.compute_copy(layer.bias)
     if isinstance(layer, nn.Conv2d):
         y: Tensor = F.conv2d(x, weight, bias, layer.stride, layer.padding, layout="NHWC")
@@ -94,7 +94,7 @@ def plain(layer: nn.Linear | nn.Conv2d, x: Tensor, weight: Tensor, residual: Ten
 
 
 def dense(weight: Any, dtype: DType) -> Tensor:
-    """A layer's frozen weight as numbers of `dtype`, whatever it is stored in."""
+    """Returns a layer's frozen weight as numbers of `dtype`, whatever it is stored in."""
     made: Tensor = weight.dequantize(dtype) if isinstance(weight, nn.QuantizedWeight) else weight.to(dtype)
     return made
 
@@ -120,5 +120,5 @@ def as_matrix(x: Array) -> Array:
 
 
 def fits_flattened(mine: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether an update of shape `mine` is that of a weight of `shape`; a file's may have the kernel flattened."""
+    """Says whether an update of shape `mine` is that of a weight of `shape`; a file's may have the kernel flattened."""
     return mine[0] == shape[0] and math.prod(mine[1:]) == math.prod(shape[1:])

@@ -24,7 +24,7 @@ _LEGACY_END: Final = 0x110000
 def network_metadata(
     state: LoraState, family: LoraFamily, network_args: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The `ss_*` keys that every reader of kohya files relies on; "Dynamic" where modules differ.
+    """Returns the `ss_*` keys that every reader of kohya files relies on; "Dynamic" where modules differ.
 
     As kohya has it, convolutions larger than 1x1 have a rank and an alpha of their own, among the arguments.
     """

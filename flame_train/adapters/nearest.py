@@ -27,7 +27,7 @@ class Truncation:
     error: float = 0.0
 
     def of(self, left_out: _Values) -> int:
-        """The rank for singular values of which all but the first r have the norm `left_out[r]`."""
+        """Returns the rank for singular values of which all but the first r have the norm `left_out[r]`."""
         most = len(left_out) - 1
         if self.rank:
             return min(self.rank, most)
@@ -44,7 +44,10 @@ class Truncated:
 
 
 def truncate(factors: LoraFactors, want: Truncation) -> Truncated:
-    """The LoRA nearest to another one, with its alpha / rank. One of no higher rank than wanted stays as it is."""
+    """Returns the LoRA nearest to another one, with its alpha / rank.
+
+    One of no higher rank than wanted stays as it is.
+    """
     left, s, right = _of_product(factors)
     left_out = _norms_left_out(s) * abs(factors.scale)
     rank = want.of(left_out)
@@ -60,7 +63,7 @@ def truncate(factors: LoraFactors, want: Truncation) -> Truncated:
 
 
 def nearest_to(update: Array, want: Truncation) -> Truncated:
-    """The LoRA nearest to an update in the shape of its weight, fp32, with alpha equal to its rank.
+    """Returns the LoRA nearest to an update in the shape of its weight, fp32, with alpha equal to its rank.
 
     The singular values are roots of the eigenvalues of the smaller Gram matrix, in fp64: exact to 1e-8 of the largest.
     """

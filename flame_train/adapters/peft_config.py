@@ -68,7 +68,10 @@ def peft_scales(metadata: Mapping[str, str], file: Path | None = None) -> Callab
 
 
 def config_beside(file: Path) -> dict[str, Any]:
-    """What `adapter_config.json` beside a file says; nothing where there is none. ValueError if it cannot be read."""
+    """Says what `adapter_config.json` beside a file says; nothing where there is none.
+
+    ValueError if it cannot be read.
+    """
     place = file.with_name(CONFIG_FILE)
     try:
         if place.stat().st_size > _MOST_BYTES:
@@ -81,7 +84,7 @@ def config_beside(file: Path) -> dict[str, Any]:
 
 
 def _unread(config: Mapping[str, Any]) -> str:
-    """The first thing that a configuration asks for and no scale does; empty if there is none."""
+    """Returns the first thing that a configuration asks for and no scale does; empty if there is none."""
     kind, begun = config.get("peft_type"), config.get("init_lora_weights")
     if kind is not None and str(kind).upper() != "LORA":
         return f"peft_type {kind}"
@@ -102,7 +105,7 @@ class _Patterns:
         self._others = [(i, _pattern(text)) for i, text in others]
 
     def first(self, path: str, usual: Any) -> Any:
-        """The value of the first pattern that fits `path` or what follows one of its dots, else `usual`."""
+        """Returns the value of the first pattern that fits `path` or what follows one of its dots, else `usual`."""
         parts = path.split(".")
         ends = (".".join(parts[i:]) for i in range(len(parts)))
         fitting = [self._plain[end] for end in ends if end in self._plain]

@@ -24,7 +24,7 @@ Paths = Mapping[str, Source]
 
 
 def split(whole: LoraFactors, paths: Paths, blocks: bool = True) -> dict[str, LoraFactors]:
-    """The LoRA of each path. With `blocks`, those that a block-diagonal one says nothing about are left out."""
+    """Returns the LoRA of each path. With `blocks`, those that a block-diagonal one says nothing about are left out."""
     ups = {path: source.apply([whole.up]) for path, source in paths.items()}
     found = _blocks(whole, ups) if blocks and len(ups) > 1 else None
     return found or {path: LoraFactors(whole.down, up, whole.alpha) for path, up in ups.items()}
@@ -41,7 +41,7 @@ def check_splittable(whole: LoraFactors, paths: Paths) -> LoraFactors:
 
 
 def join(parts: Mapping[str, LoraFactors], paths: Paths) -> LoraFactors:
-    """The LoRA of the whole module; paths that are not among `parts` stay as they are.
+    """Returns the LoRA of the whole module; paths that are not among `parts` stay as they are.
 
     ValueError for parts whose shapes do not belong to one weight.
     """
@@ -59,7 +59,7 @@ def join(parts: Mapping[str, LoraFactors], paths: Paths) -> LoraFactors:
 
 
 def _blocks(whole: LoraFactors, ups: Mapping[str, Array]) -> dict[str, LoraFactors] | None:
-    """The parts of a block-diagonal LoRA; None if it is no such thing, or would not come back as it is."""
+    """Returns the parts of a block-diagonal LoRA; None if it is no such thing, or would not come back as it is."""
     present = [path for path, up in ups.items() if _bits(up)]
     if not present or whole.rank % len(present) or whole.alpha / len(present) * len(present) != whole.alpha:
         return None
@@ -94,7 +94,7 @@ def _stacked(parts: Mapping[str, LoraFactors], paths: Paths, unit: int) -> LoraF
 
 
 def _filled(rows: Mapping[str, Array], paths: Paths, unit: int, rank: int) -> Array:
-    """The up matrix of the whole from its parts' rows, zero for those that are not there."""
+    """Returns the up matrix of the whole from its parts' rows, zero for those that are not there."""
     some, dtype = next(iter(rows.values())), holding(list(rows.values()))
     missing = {path: (unit * source.span, rank, *some.shape[2:]) for path, source in paths.items() if path not in rows}
     return np.concatenate(
@@ -109,7 +109,7 @@ def holding(arrays: Sequence[Array]) -> np.dtype[Any]:
 
 
 def _unit(parts: Mapping[str, LoraFactors], paths: Paths) -> int:
-    """The rows that one share of the weight has."""
+    """Returns the rows that one share of the weight has."""
     units = {f.up.shape[0] / paths[path].span for path, f in parts.items()}
     inputs = {f.down.shape[1:] for f in parts.values()}
     if len(units) > 1 or len(inputs) > 1 or not next(iter(units)).is_integer():
@@ -118,7 +118,7 @@ def _unit(parts: Mapping[str, LoraFactors], paths: Paths) -> int:
 
 
 def _alike(factors: list[LoraFactors]) -> bool:
-    """Whether the parts have one down matrix and one alpha."""
+    """Says whether the parts have one down matrix and one alpha."""
     first = factors[0]
     return all(
         f.alpha == first.alpha and f.down.dtype == first.down.dtype and f.down.tobytes() == first.down.tobytes()
@@ -127,5 +127,5 @@ def _alike(factors: list[LoraFactors]) -> bool:
 
 
 def _bits(x: Array) -> bool:
-    """Whether any bit is set: minus zero counts."""
+    """Says whether any bit is set: minus zero counts."""
     return bool(np.frombuffer(x.tobytes(), np.uint8).any())

@@ -40,7 +40,7 @@ def apply_rules(
     presets: Presets,
     usual: Mapping[str, LayerSettings] = MappingProxyType({}),
 ) -> dict[str, LayerSettings]:
-    """The adapted layers, those of `names` that no rule turns off, and what each has of its own.
+    """Returns the adapted layers, those of `names` that no rule turns off, and what each has of its own.
 
     Args:
         names: the chosen layers.
@@ -72,7 +72,7 @@ def apply_rules(
 
 
 def _settings_of(usual: LayerSettings, rule: Rule | None) -> LayerSettings:
-    """What a layer has of its own: what its rule says, and what is usual where that says nothing."""
+    """Returns what a layer has of its own: what its rule says, and what is usual where that says nothing."""
     if rule is None:
         return usual
     said = {name: getattr(rule, name) for name in ("rank", "alpha", "lr", "dropout")}
@@ -80,5 +80,5 @@ def _settings_of(usual: LayerSettings, rule: Rule | None) -> LayerSettings:
 
 
 def rates(layers: Mapping[str, LayerSettings], lr: float) -> dict[str, float]:
-    """The factor on the learning rate `lr` of each layer that has a rate of its own."""
+    """Returns the factor on the learning rate `lr` of each layer that has a rate of its own."""
     return {name: layer.lr / lr for name, layer in layers.items() if layer.lr is not None}

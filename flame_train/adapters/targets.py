@@ -14,7 +14,7 @@ Presets = Mapping[str, tuple[str, ...]]
 
 
 def presets(attention: tuple[str, ...], mlp: tuple[str, ...], full: tuple[str, ...]) -> Presets:
-    """The groups of layers that a config may name, from globs over layer names."""
+    """Returns the groups of layers that a config may name, from globs over layer names."""
     return MappingProxyType({"attention": attention, "attention+mlp": (*attention, *mlp), "full": full})
 
 
@@ -28,7 +28,7 @@ every linear layer and convolution inside the numbered blocks, as sd-scripts' co
 
 
 def resolve(model: nn.Module, targets: Sequence[str], presets: Presets) -> list[str]:
-    """The names of the layers that `targets` mean, each once, in the model's order.
+    """Returns the names of the layers that `targets` mean, each once, in the model's order.
 
     A target is the name of a preset or a glob over the names of the model's linear layers and convolutions;
     `*` crosses dots. Raises ConfigError naming every target that means no layer, with what comes near.
@@ -43,6 +43,6 @@ def resolve(model: nn.Module, targets: Sequence[str], presets: Presets) -> list[
 
 
 def layer_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The weight shapes of the layers that an adapter may attach to, by name."""
+    """Returns the weight shapes of the layers that an adapter may attach to, by name."""
     parts = [(n, p) for n, p in model.named_modules() if isinstance(p, (nn.Linear, nn.Conv2d))]
     return {name: part.shapes()["weight"] for name, part in parts}

@@ -62,7 +62,7 @@ def attach_sum(model: nn.Module, several: Sequence[Strong]) -> Iterator[None]:
 
 
 def _update(layer: Layer, parts: _Parts) -> Array:
-    """The sum of several adapters' updates of a layer's weight, fp32."""
+    """Returns the sum of several adapters' updates of a layer's weight, fp32."""
     weight = dense(layer.weight, float32).numpy()
     total: Array = np.zeros_like(weight)
     for factors, strength in parts:
@@ -83,7 +83,7 @@ class SummedAdapter(MergedAdapter):
 
 
 def summed(parts: Sequence[tuple[LoraFactors, float]]) -> LoraFactors:
-    """The LoRA whose update is the sum of each one's, times its strength. ValueError where shapes differ.
+    """Returns the LoRA whose update is the sum of each one's, times its strength. ValueError where shapes differ.
 
     Where strength times alpha / rank is the same for all, the matrices stay bit for bit, and alpha takes it up.
     Otherwise it goes into the up matrices: in their own format if that is exact, in fp32 if not.

@@ -47,7 +47,7 @@ def _images(config: Config) -> str | None:
 
 
 def _sets(config: Config) -> str | None:
-    """What is wrong with single sets, or with all of them."""
+    """Says what is wrong with single sets, or with all of them."""
     sets = config.data.sets
     lacking = [str(number) for number, one in enumerate(sets, 1) if not one.path]
     if lacking:
@@ -80,7 +80,7 @@ def _warmup(config: Config) -> str | None:
 
 
 def _epochs_twice(config: Config, section: str) -> str | None:
-    """An interval in steps beside one in epochs. Where only that is written, `load` has set this to 0."""
+    """Returns an interval in steps beside one in epochs. Where only that is written, `load` has set this to 0."""
     every, epochs = getattr(config, section).every, getattr(config, section).every_epochs
     return (
         f"expected this or {section}.every ({every}), got both; remove one, or set it to 0"
@@ -95,7 +95,7 @@ def _warmup_twice(config: Config) -> str | None:
 
 
 def _averaging(config: Config) -> str | None:
-    """A schedule-free optimizer averages the weights, which replaces a decay and a moving average."""
+    """Asks that weights are averaged once: a schedule-free optimizer does it, in place of a decay and of an EMA."""
     if not OPTIMIZERS.chosen(config.optimizer).averages:
         return None
     name, schedule = OPTIMIZERS.chosen(config.optimizer).name, SCHEDULES.chosen(config.schedule)
@@ -113,7 +113,7 @@ def _lora_plus(config: Config) -> str | None:
 
 
 def _kind_in_format(config: Config) -> str | None:
-    """A kind of adapter that a file of the result cannot hold."""
+    """Returns a kind of adapter that a file of the result cannot hold."""
     kind, form = ADAPTERS.chosen(config.lora), config.output.format
     return kind.files.format_problem(form, kind) or None
 
@@ -127,7 +127,7 @@ def _dropout(config: Config) -> str | None:
 
 
 def _max_norm(config: Config) -> str | None:
-    """An optimizer that averages keeps values of its own, which nothing makes smaller."""
+    """Returns an optimizer that averages keeps values of its own, which nothing makes smaller."""
     chosen = OPTIMIZERS.chosen(config.optimizer)
     if config.lora.max_norm and chosen.averages:
         return f'expected 0 with optimizer.name = "{chosen.name}", got {config.lora.max_norm}'
@@ -140,7 +140,7 @@ def _min_lr(config: Config) -> str | None:
 
 
 def _inapplicable(config: Config, path: str) -> str | None:
-    """A key of one choice, written where another is made, with a value that is no default."""
+    """Returns a key of one choice, written where another is made, with a value that is no default."""
     key = keys()[path]
     section = getattr(config, key.section)
     if key.name not in section.model_fields_set:
@@ -156,7 +156,7 @@ def _inapplicable(config: Config, path: str) -> str | None:
 
 
 def _own_problem(config: Config, path: str) -> str | None:
-    """The problems that an active entry finds in its keys."""
+    """Returns the problems that an active entry finds in its keys."""
     section, name = path.split(".")
     for entry in entries_of(getattr(config, section)):
         if name in type(entry).model_fields:
@@ -271,7 +271,7 @@ def _preservation_weight(config: Config) -> str | None:
 
 
 def _of_sets(config: Config) -> list[tuple[str, DataSet]]:
-    """Each set with what messages call it: nothing where `data.path` is the only one."""
+    """Returns each set with what messages call it: nothing where `data.path` is the only one."""
     sets = image_sets(config.data, config.captions)
     return [(f" in table {n} of data.sets" if config.data.sets else "", one) for n, one in enumerate(sets, 1)]
 
@@ -322,7 +322,7 @@ def _for_path(rule: Callable[[Config, str], str | None], path: str) -> Check:
 
 
 def checks() -> Iterator[Check]:
-    """Every rule, in the order of the file."""
+    """Yields every rule, in the order of the file."""
     for path, key in keys().items():
         if key.annotation in (str, tuple[str, ...], tuple[Prompt, ...]):
             yield _for_path(_text, path)
@@ -376,6 +376,6 @@ def checks() -> Iterator[Check]:
 
 
 def broken(config: Config) -> list[tuple[str, str]]:
-    """Every rule that a config of valid values breaks: the key, and the problem."""
+    """Returns every rule that a config of valid values breaks: the key, and the problem."""
     found = ((check.paths[0], check.broken(config)) for check in checks())
     return [(path, message) for path, message in found if message is not None]

@@ -28,7 +28,7 @@ class Unset(str):
 
 
 def script_of(text: str) -> str:
-    """The script of sd-scripts that a command line in `text` starts, or ""."""
+    """Returns the script of sd-scripts that a command line in `text` starts, or ""."""
     found = _started(with_values(text))
     return found.group(1) if found else ""
 
@@ -44,9 +44,9 @@ def _started(text: str) -> re.Match[str] | None:
 
 
 def parse_command_line(text: str, name: str) -> tuple[dict[str, Any], dict[Path, int]]:
-    """The options of the command that `script_of` finds. Raises ConfigError for a quote that does not close.
+    r"""Returns the options of the command that `script_of` finds. Raises ConfigError for a quote that does not close.
 
-    A switch is true, several values are a list; lines go on after \\, ^ or `, or where the next begins with a dash.
+    A switch is true, several values are a list; lines go on after \, ^ or `, or where the next begins with a dash.
     """
     text = with_values(text)
     found = _started(text)
@@ -77,7 +77,7 @@ def parse_command_line(text: str, name: str) -> tuple[dict[str, Any], dict[Path,
 
 
 def options_of(words: Iterable[str]) -> dict[str, Any]:
-    """The options in the words of a command, with their values as in `parse_command_line`."""
+    """Returns the options in the words of a command, with their values as in `parse_command_line`."""
     tree: dict[str, Any] = {}
     option = ""
     for word in words:
@@ -103,7 +103,7 @@ _MOST: Final = 2000  # options; the programs have some hundred
 
 
 def _cut(line: str) -> tuple[str, str]:
-    """What of a line is of the command, and what comes after; a quote that does not close is of it."""
+    """Says what of a line is of the command, and what comes after; a quote that does not close is of it."""
     found = _BEFORE_ITS_END.match(line)
     at = found.end() if found is not None else 0
     return (line, "") if line[at : at + 1] in ('"', "'") else (line[:at], line[at:].lstrip())
@@ -207,7 +207,7 @@ def _put(text: str, scalars: dict[str, str], arrays: dict[str, str]) -> str:
 
 
 def _joined_arrays(text: str) -> str:
-    """The script with each array in one line, without its comments, and as many lines as before."""
+    """Returns the script with each array in one line, without its comments, and as many lines as before."""
     lines = text.split("\n")
     begun, words = -1, list[str]()
     for i, line in enumerate(lines):

@@ -77,12 +77,12 @@ class Conversion:
         return [each for each in self.dropped if any(key in _DECISIVE and key not in self.values for key in each.keys)]
 
     def lost(self) -> list[str]:
-        """What is not there any more, in words: first what decides what is trained."""
+        """Says what is not there any more, in words: first what decides what is trained."""
         first = self.decisive()
         return [*map(str, first), *self.notes, *(str(each) for each in self.dropped if each not in first)]
 
     def tree(self) -> dict[str, dict[str, Any]]:
-        """The values as sections."""
+        """Returns the values as sections."""
         found: dict[str, dict[str, Any]] = {}
         for path, carried in self.values.items():
             section, name = path.split(".")
@@ -95,7 +95,10 @@ class Conversion:
 
 
 def convert(program: Program, source: Source, lacking: Collection[str] = ()) -> Conversion:
-    """What `source`, a config of `program`, says in our keys. `lacking` are keys that mean nothing to its family."""
+    """Returns what `source`, a config of `program`, says in our keys.
+
+    `lacking` are keys that mean nothing to its family.
+    """
     found = Conversion(program.name, notes=list(source.notes), needless=dict(source.idle))
     table, used = program.table(), set[str]()
     if source.settings:  # a file of sets alone says nothing about training
@@ -185,20 +188,12 @@ class _Work:
 
 
 def _called(settings: Mapping[str, Setting], name: str) -> str:
-    """What the file calls a setting."""
+    """Says what the file calls a setting."""
     return settings[name].written.partition(" = ")[0] or name if name in settings else name
 
 
 def _lay(path: str, carried: Carried, dropped: Dropped, values: dict[str, Carried], found: Conversion) -> None:
-    """Puts a value at its key, if this version has it and no setting with precedence took it.
-
-    Args:
-        path: the key.
-        carried: the value.
-        dropped: what is said where it is not put there, but for the reason.
-        values: what is carried over.
-        found: takes what is not.
-    """
+    """Puts a value at its key, if this version has it and no setting with precedence took it."""
     known = keys()
     if not path.startswith(_SET):
         if path not in known:
@@ -213,7 +208,7 @@ def _lay(path: str, carried: Carried, dropped: Dropped, values: dict[str, Carrie
 
 
 def set_keys() -> Mapping[str, Any]:
-    """The keys of a table of `[[data.sets]]`; none where this version has no such tables."""
+    """Returns the keys of a table of `[[data.sets]]`; none where this version has no such tables."""
     return get_args(keys()[SETS].annotation)[0].model_fields if SETS in keys() else {}
 
 
@@ -247,7 +242,7 @@ def _place_sets(sets: list[dict[str, Carried]], found: Conversion) -> None:
 
 
 def _is_shared(name: str, sets: Sequence[Mapping[str, Carried]]) -> bool:
-    """Whether all sets have the same value of a key that `[data]` or `[captions]` has too."""
+    """Says whether all sets have the same value of a key that `[data]` or `[captions]` has too."""
     path = name if name.startswith(f"{_CAPTIONS}.") else f"data.{name}"
     return path in keys() and all(name in one and one[name].value == sets[0][name].value for one in sets)
 
@@ -262,17 +257,17 @@ def _own_resolutions(sets: list[dict[str, Carried]], own: Mapping[str, Any]) -> 
 
 
 def _is_own(name: str, own: Mapping[str, Any]) -> bool:
-    """Whether a table of `[[data.sets]]` has the key, or, of captions, the table of them."""
+    """Says whether a table of `[[data.sets]]` has the key, or, of captions, the table of them."""
     return name.partition(".")[0] in own
 
 
 def _of_sets_alone(name: str, own: Mapping[str, Any]) -> bool:
-    """Whether only a table of `[[data.sets]]` has the key."""
+    """Says whether only a table of `[[data.sets]]` has the key."""
     return _is_own(name, own) and name.partition(".")[0] != _CAPTIONS and f"data.{name}" not in keys()
 
 
 def _table(one: Mapping[str, Carried], own: Mapping[str, Any]) -> dict[str, Carried]:
-    """A table of `[[data.sets]]`; its captions are a table in it."""
+    """Returns a table of `[[data.sets]]`; its captions are a table in it."""
     found: dict[str, Carried] = {}
     captions: dict[str, Any] = {}
     for name, carried in one.items():

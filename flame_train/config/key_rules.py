@@ -14,7 +14,7 @@ _NOT_OF_MODELS = "expected a path of this machine, got a name on the hub, which 
 
 
 def address_problem(config: Config, path: str) -> str | None:
-    """A place that is an address must be a good one, and without credentials; `output.remote` must be one."""
+    """Returns a place that is an address must be a good one, and without credentials; `output.remote` must be one."""
     section, name = path.split(".")
     value = getattr(getattr(config, section), name)
     if isinstance(value, tuple):
@@ -34,14 +34,14 @@ def address_problem(config: Config, path: str) -> str | None:
 
 
 def checkpoint_blocks_problem(config: Config) -> str | None:
-    """What is wrong with gradient.checkpoint_blocks."""
+    """Says what is wrong with gradient.checkpoint_blocks."""
     if not config.gradient.checkpoint_blocks or config.gradient.checkpointing != "off":
         return None
     return 'expected gradient.checkpointing = "full", "offload" or "mlp" with it, got "off"'
 
 
 def offload_problem(config: Config) -> str | None:
-    """What is wrong with model.offload."""
+    """Says what is wrong with model.offload."""
     asked, checkpointing = config.model.offload, config.gradient.checkpointing
     chosen = asked == "auto" and config.memory.budget  # the budget chooses only what may be streamed
     if asked == "off" or chosen or checkpointing in ("full", "offload"):

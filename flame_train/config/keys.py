@@ -54,7 +54,7 @@ class Key:
         return f"{self.section}.{self.name}"
 
     def default_among(self, values: Mapping[str, Any]) -> Any:
-        """The default in a config with these values by path; they determine the choices."""
+        """Returns the default in a config with these values by path; they determine the choices."""
         chosen = values.get(self.chosen_by, "")
         return self.defaults.get(chosen, self.default) if isinstance(chosen, str) else self.default
 
@@ -98,14 +98,14 @@ class Key:
 
 
 def each_place(value: Any, changed: Callable[[str], str]) -> Any:
-    """A file or folder, or each of a list, `changed`; anything else as it is."""
+    """Returns a file or folder, or each of a list, `changed`; anything else as it is."""
     if isinstance(value, tuple | list):
         return tuple(each_place(inner, changed) for inner in value)
     return changed(value) if isinstance(value, str) and value else value
 
 
 def _given(table: Any) -> dict[str, Any]:
-    """The keys that a table gives, sorted; tables in it likewise."""
+    """Returns the keys that a table gives, sorted; tables in it likewise."""
     if isinstance(table, BaseModel):
         table = {name: getattr(table, name) for name in table.model_fields_set}
     if not isinstance(table, Mapping):
@@ -129,7 +129,7 @@ def keys() -> types.MappingProxyType[str, Key]:
 
 
 def sections() -> dict[str, type[BaseModel]]:
-    """The tables of the file by name, in order."""
+    """Returns the tables of the file by name, in order."""
     return {name: _model(info) for name, info in Config.model_fields.items()}
 
 
@@ -145,7 +145,7 @@ def _facts(info: FieldInfo) -> dict[str, Any]:
 
 
 def applies(key: Key, section: BaseModel) -> bool:
-    """Whether the choice that `section` makes has the key."""
+    """Says whether the choice that `section` makes has the key."""
     return all(getattr(section, path.split(".")[1]) in names for path, names in key.only.items())
 
 
@@ -179,12 +179,12 @@ _PLURALS = {str: "strings", int: "integers", float: "numbers"}
 
 
 def _parts(annotation: Any) -> tuple[Any, ...]:
-    """The alternatives of a union, such as a word or a number; else the annotation alone."""
+    """Returns the alternatives of a union, such as a word or a number; else the annotation alone."""
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
 def _list_part(annotation: Any) -> Any:
-    """The alternative that is a list; None if there is none."""
+    """Returns the alternative that is a list; None if there is none."""
     return next((part for part in _parts(annotation) if get_origin(part) is tuple), None)
 
 

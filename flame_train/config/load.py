@@ -45,7 +45,7 @@ def load(source: str, overrides: Sequence[str] = ()) -> Config:
 def load_located(
     source: str | Mapping[str, Any], overrides: Sequence[str] = (), lacking: Collection[str] = ()
 ) -> ConfigWithSource:
-    """The configuration in `source` with each `section.key=value` of `overrides` on top.
+    """Returns the configuration in `source` with each `section.key=value` of `overrides` on top.
 
     `source` is a path, `-` for standard input, or the sections as a mapping.
     A value of `overrides` is read as TOML where that fits the key, else as text. No message suggests a key
@@ -80,7 +80,7 @@ def _checked(layered: Layered, overrides: Sequence[str], lacking: Collection[str
 
 
 def _by_epochs(config: Config) -> Config:
-    """The config with the default interval in steps at 0 where one in epochs is written.
+    """Returns the config with the default interval in steps at 0 where one in epochs is written.
 
     A run of `train.epochs` has as many steps as can be until the dataset says how many: rules between keys hold then.
     """
@@ -123,7 +123,7 @@ def with_overrides(sections: dict[str, dict[str, Any]], overrides: Sequence[str]
 
 
 def _wrong_option(error: ValidationError, key: Key, value: Any) -> str:
-    """What is wrong with an option's value; of prompts, which of them and why."""
+    """Says what is wrong with an option's value; of prompts, which of them and why."""
     if not key.is_tables:
         return _wrong_value(key, value)
     number = next(int(item["loc"][2]) for item in error.errors() if item["loc"][:2] == (key.section, key.name))
@@ -205,7 +205,7 @@ def _unknown(layered: Layered, lacking: Collection[str]) -> list[Problem]:
 
 
 def _unknown_section(layered: Layered, section: str, table: Any, lacking: Collection[str]) -> list[Problem]:
-    """One problem; of a section one more for each key in it that belongs elsewhere."""
+    """Returns one problem; of a section one more for each key in it that belongs elsewhere."""
     place = place_of(layered, (section,))
     if not isinstance(table, dict):
         return [Problem(place, section, "unknown key" + answer(section, lacking))]
@@ -219,7 +219,7 @@ def _unknown_section(layered: Layered, section: str, table: Any, lacking: Collec
 
 
 def _known_part(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The keys of `tree` that exist, lists as the tuples the schema has, ~ in places as the user's home."""
+    """Returns the keys of `tree` that exist, lists as the tuples the schema has, ~ in places as the user's home."""
     return {
         section: {
             name: _as_key(value, keys()[f"{section}.{name}"])
@@ -232,7 +232,7 @@ def _known_part(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _as_table(item: Any, key: Key) -> Any:
-    """A table of a list: lists in it as tuples, ~ in places as the user's home."""
+    """Returns a table of a list: lists in it as tuples, ~ in places as the user's home."""
     if not isinstance(item, dict):
         return item
     return {
@@ -258,7 +258,7 @@ def _as_key(value: Any, key: Key) -> Any:
 
 
 def _validate(layered: Layered) -> tuple[Config, list[Problem]]:
-    """The config and its wrong values; in the config those have their defaults, so that checks can go on."""
+    """Returns the config and its wrong values; in the config those have their defaults, so that checks can go on."""
     tree = _known_part(layered.tree)
     try:
         return Config.model_validate(tree), []
@@ -282,7 +282,7 @@ def _wrong_keys(error: ValidationError) -> Iterator[tuple[str, str]]:
 
 
 def _wrong_table(error: ValidationError, key: Key) -> str:
-    """Which entry of a list of tables is wrong, and in what."""
+    """Returns which entry of a list of tables is wrong, and in what."""
     found = next(item for item in error.errors() if item["loc"][:2] == (key.section, key.name))
     number, *rest = found["loc"][2:] or ("",)
     if found["type"] == "value_error":

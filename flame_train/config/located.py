@@ -38,7 +38,7 @@ class ConfigWithSource:
         return max(found, key=lambda pair: len(pair[0]), default=("", ""))[1]
 
     def _paths(self) -> Iterator[tuple[str, str]]:
-        """Each file and folder that the config names, in the forms that messages have, with its key and place."""
+        """Gives each file and folder that the config names, in the forms that messages have, with its key and place."""
         places = {} if self.layered is None else self.layered.places
         given: list[tuple[str, KeyPath, Any]] = [
             (key.path, (key.section, key.name), getattr(getattr(self.config, key.section), key.name))
@@ -98,7 +98,7 @@ class ErrorCollector:
 
 
 def together(errors: Sequence[FlameError], located: ConfigWithSource) -> FlameError:
-    """One error with the messages of several, each where it was written; of their kind if they are of one."""
+    """Returns one error with the messages of several, each where it was written; of their kind if they are of one."""
     if len(errors) == 1 and not isinstance(errors[0], ConfigError):
         return errors[0]
     lines = []

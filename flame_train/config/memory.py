@@ -26,7 +26,7 @@ class MemorySection(Section):
 
 
 def bytes_of(size: str) -> int:
-    """The bytes of a size such as "12 GiB", "12.5GiB" or "12 GB", which are 12 * 10^9.
+    """Returns the bytes of a size such as "12 GiB", "12.5GiB" or "12 GB", which are 12 * 10^9.
 
     Raises ConfigError, without the key, for another text and for one that is not above 0.
     """
@@ -45,7 +45,7 @@ def bytes_of(size: str) -> int:
 
 
 def budget_problem(budget: str) -> str | None:
-    """What is wrong with `memory.budget`; None if nothing is."""
+    """Says what is wrong with `memory.budget`; None if nothing is."""
     if budget in ("", AUTO):
         return None
     try:

@@ -20,7 +20,7 @@ _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 
 
 def parse_json(text: str, name: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
-    """The tree of `text` and the 1-based line of each key; a list at the top has the key "".
+    """Returns the tree of `text` and the 1-based line of each key; a list at the top has the key "".
 
     `name` is the file's, for messages. Raises ConfigError for a syntax error, with its line.
     """
@@ -48,7 +48,7 @@ class _Scanner:
         self._counted = (0, 1)  # a position and its line, so that counting never starts over
 
     def value(self, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
-        """The path and line of every key below a value, which begins with the next token."""
+        """Yields the path and line of every key below a value, which begins with the next token."""
         yield from self._value(next(self._tokens).group(), path)
 
     def _value(self, token: str, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
@@ -83,19 +83,19 @@ class _Scanner:
         return line
 
 
-KeyPath = tuple[str, ...]
-
 MAX_BYTES = 1 << 20
 _TEMPLATE = "; `flame-train init` writes a template"
 
 
 def name_of(source: str) -> str:
-    """How messages name a file."""
+    """Returns how messages name a file."""
     return "standard input" if source == "-" else source
 
 
 def read_text(source: str, wanted_by: str = "") -> str:
-    """The text of a file, or of standard input for "-". `wanted_by` is where another file names it, for messages.
+    """Returns the text of a file, or of standard input for "-".
+
+    `wanted_by` is where another file names it, for messages.
 
     Raises ConfigError for a file that is missing, unreadable, too large or not UTF-8.
     """
@@ -116,7 +116,7 @@ def read_text(source: str, wanted_by: str = "") -> str:
 
 
 def _read_bytes(source: str, wanted_by: str) -> bytes:
-    """The tree of a file. `wanted_by` is where another file names it, for messages."""
+    """Returns the tree of a file. `wanted_by` is where another file names it, for messages."""
     if source == "-":
         return sys.stdin.buffer.read(MAX_BYTES + 1)
     path = Path(source)
@@ -135,7 +135,7 @@ def _read_bytes(source: str, wanted_by: str) -> bytes:
 
 
 def parse(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
-    """The tree of a text and the line of each key, as YAML, JSON or TOML by the ending of `source`."""
+    """Returns the tree of a text and the line of each key, as YAML, JSON or TOML by the ending of `source`."""
     suffix = Path(source).suffix.lower()
     if suffix in (".yaml", ".yml"):
         return parse_yaml(text, name_of(source))

@@ -29,7 +29,7 @@ _Entry = tuple[str | dict[str, Any], KeyPath]  # a prompt as it is written, and 
 
 
 def read_prompt_file(path: str) -> tuple[Prompt, ...]:
-    """The prompts of a file. Raises ConfigError with all that is wrong, each with its line.
+    """Returns the prompts of a file. Raises ConfigError with all that is wrong, each with its line.
 
     - `.txt` or any other ending: a prompt a line, with flags; empty lines and those that begin with # are none.
     - `.toml`: a table `[[prompt.subset]]` a prompt; what stands in `[prompt]` holds for all.
@@ -57,7 +57,7 @@ def _lines(text: str) -> tuple[list[_Entry], dict[KeyPath, int]]:
 
 
 def _tables(text: str, path: str) -> tuple[list[_Entry], dict[KeyPath, int]]:
-    """The tables of a TOML or JSON file. Raises ConfigError for one of another form."""
+    """Returns the tables of a TOML or JSON file. Raises ConfigError for one of another form."""
     tree, lines = parse(text, path)
     shared: Any = {}
     place: KeyPath
@@ -77,7 +77,7 @@ def _tables(text: str, path: str) -> tuple[list[_Entry], dict[KeyPath, int]]:
 
 
 def _ours(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table with the keys of a prompt. Raises ValueError for two keys that are one here."""
+    """Returns a table with the keys of a prompt. Raises ValueError for two keys that are one here."""
     found: dict[str, Any] = {}
     scales = {key: table[key] for key in ("scale", "guidance_scale") if key in table}
     if len(scales) == 2 and scales["scale"] == 1:  # no classifier-free guidance: it says nothing
@@ -99,7 +99,7 @@ def _ours(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _problems(error: ValueError) -> Iterator[tuple[str, str]]:
-    """The key of each problem, "" for the whole prompt, and what is said of it."""
+    """Yields the key of each problem, "" for the whole prompt, and what is said of it."""
     if not isinstance(error, ValidationError):
         yield "", str(error)
         return
@@ -108,7 +108,7 @@ def _problems(error: ValueError) -> Iterator[tuple[str, str]]:
 
 
 def _line(lines: Mapping[KeyPath, int], place: KeyPath, key: str) -> int:
-    """The line of a prompt's key, by whatever name it goes; else that of the prompt."""
+    """Returns the line of a prompt's key, by whatever name it goes; else that of the prompt."""
     names = (
         key,
         *(theirs for theirs, ours in _KEYS.items() if ours == key),

@@ -34,12 +34,14 @@ _KNOWN = ", ".join(f"--{flag} ({key})" for flag, (key, _, _) in FLAGS.items())
 
 
 def has_flags(text: str) -> bool:
-    """Whether a string is read as a prompt with flags."""
+    """Says whether a string is read as a prompt with flags."""
     return _FLAG.search(text) is not None
 
 
 def read_flags(line: str) -> dict[str, Any]:
-    """The keys of a prompt that a line writes. Raises ValueError for a flag that is unknown, twice there or no number.
+    """Returns the keys of a prompt that a line writes.
+
+    Raises ValueError for a flag that is unknown, twice there or no number.
 
     `--l` is the scale of classifier-free guidance and `--g` an input of Flux. Here they are one key. So
     `--l 1` beside `--g`, which is without classifier-free guidance, says nothing.
@@ -60,7 +62,7 @@ def read_flags(line: str) -> dict[str, Any]:
 
 
 def _flag(part: str) -> tuple[str, Value]:
-    """A flag and its value, from what follows the two dashes."""
+    """Returns a flag and its value, from what follows the two dashes."""
     match = _WORD.fullmatch(part.strip())
     flag = match.group(1) if match else part.split(maxsplit=1)[0]
     if match is None or flag not in FLAGS:

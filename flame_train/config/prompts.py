@@ -49,7 +49,7 @@ class Prompt(Section):
 
 
 def problem(found: Any) -> str:
-    """One of pydantic's errors about a prompt, in words."""
+    """Returns one of pydantic's errors about a prompt, in words."""
     if found["type"] == "value_error":
         return str(found["ctx"]["error"])
     name = ".".join(str(part) for part in found["loc"])

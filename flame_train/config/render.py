@@ -62,7 +62,10 @@ def short(values: Mapping[str, Any], title: str, must: Collection[str], notes: I
 
 
 def resolved(config: Config) -> str:
-    """Every key of `config` that means something, defaults filled in. The same config always gives the same text."""
+    """Returns every key of `config` that means something, defaults filled in.
+
+    The same config always gives the same text.
+    """
     lines = [f"format = {FORMAT}"]
     values = flat(config)
     for section in sections():
@@ -73,7 +76,10 @@ def resolved(config: Config) -> str:
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """Each value by its path, `section.name`, in the order of the schema. Keys of other choices are left out."""
+    """Returns each value by its path, `section.name`, in the order of the schema.
+
+    Keys of other choices are left out.
+    """
     return {
         path: getattr(getattr(config, key.section), key.name)
         for path, key in keys().items()
@@ -82,7 +88,7 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def decisive(config: Config) -> dict[str, Any]:
-    """The part of `flat` that the trained weights depend on."""
+    """Returns the part of `flat` that the trained weights depend on."""
     return {path: value for path, value in flat(config).items() if not keys()[path].free}
 
 
@@ -110,7 +116,7 @@ def toml_value(value: Any) -> str:
 
 
 def comment(text: str) -> str:
-    """A text as a comment of TOML, which ends with its line."""
+    """Returns a text as a comment of TOML, which ends with its line."""
     return f"# {shown(text)}".rstrip()
 
 
@@ -129,7 +135,7 @@ def _escape(character: str) -> str:
 
 
 def _with_choice(key: Key) -> str:
-    """The choices that have a key, and its meaning."""
+    """Returns the choices that have a key, and its meaning."""
     (choice,), (names,) = zip(*key.only.items(), strict=True)
     return f"with {choice.partition('.')[2]} = {' or '.join(map(toml_value, names))}: {_comment(key)}"
 

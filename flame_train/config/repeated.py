@@ -31,7 +31,7 @@ class Repeated(Section):
         return bool(self.every or self.every_epochs)
 
     def is_due(self, step: int, epoch: Callable[[int], float]) -> bool:
-        """Whether it is done after `step`; `epoch` says how many epochs have passed after a step.
+        """Says whether it is done after `step`; `epoch` says how many epochs have passed after a step.
 
         An epoch that ends within a step counts after that step.
         """

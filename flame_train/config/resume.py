@@ -22,7 +22,9 @@ _FREE_OF_STATE: Final = frozenset(
 
 
 def differences(old: str, new: Config, *, moved: bool = False, shared_out: bool = False) -> str | None:
-    """A table of the settings that differ between `old`, a resolved config as text, and `new`. It has those on which
+    """Returns a table of the settings that differ between `old`, a resolved config as text, and `new`.
+
+    It has those on which
     the trained weights depend; None means that the run may continue.
 
     `train.steps` may change under a schedule that does not depend on it, nor its warm-up: the steps already taken are
@@ -49,7 +51,7 @@ def differences(old: str, new: Config, *, moved: bool = False, shared_out: bool 
 
 
 def _of_length(before: Mapping[str, Any], new: Config) -> str:
-    """What another number of steps changes: a line, where it changes anything."""
+    """Says what another number of steps changes: a line, where it changes anything."""
     was, steps, schedule = whole(before.get("train.steps")), new.train.steps, new.schedule
     if was is None or was == steps:
         return ""
@@ -66,7 +68,7 @@ def _of_length(before: Mapping[str, Any], new: Config) -> str:
 
 
 def incompatible_settings(old: str, new: Config) -> str | None:
-    """A table of the settings for which an optimizer's state of `old`, a resolved config, fits no run of `new`.
+    """Returns a table of the settings for which an optimizer's state of `old`, a resolved config, fits no run of `new`.
 
     They are the optimizer's name, and what the adapters' matrices and scales depend on but for the choice of layers.
     """
@@ -86,7 +88,7 @@ def incompatible_settings(old: str, new: Config) -> str | None:
 
 
 def _sizes(rules: Any) -> tuple[dict[str, Any], ...]:
-    """What rules say of the sizes of matrices: not of rates or dropout."""
+    """Says what rules say of the sizes of matrices: not of rates or dropout."""
     listed = rules if isinstance(rules, tuple) else (rules,)
     given = [rule.model_dump(exclude_unset=True) if isinstance(rule, BaseModel) else rule for rule in listed]
     tables = [rule if isinstance(rule, dict) else {"": rule} for rule in given]
@@ -114,7 +116,7 @@ def _resolved(path: str) -> str:
 
 
 def _settings(text: str) -> dict[str, Any] | None:
-    """Values by path, or None if `text` is not TOML."""
+    """Returns values by path, or None if `text` is not TOML."""
     try:
         tree = toml_tree(text)
     except ValueError:

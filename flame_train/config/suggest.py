@@ -13,7 +13,7 @@ _NOWHERE = f"; `flame-train init FAMILY` writes all there are, {_PAGE}"
 
 
 def answer(path: str, lacking: Collection[str] = (), otherwise: str = _NOWHERE) -> str:
-    """What a message about the unknown key `path` ends with.
+    """Says what a message about the unknown key `path` ends with.
 
     A setting of another trainer in another unit, with the opposite sense, that is always on or that is not here, gets
     a sentence. Else the keys that may have been meant are named, but none of `lacking`, those that the model's family
@@ -61,14 +61,14 @@ def did_you_mean(candidates: list[str]) -> str:
 
 
 def _is_typo(written: str, meant: str) -> bool:
-    """Whether one was written for the other by a slip: one edit away, or nearly the same letters."""
+    """Says whether one was written for the other by a slip: one edit away, or nearly the same letters."""
     if abs(len(written) - len(meant)) > max(1, len(meant) // 4):
         return False
     return _one_edit(written, meant) or difflib.SequenceMatcher(None, written, meant).ratio() >= 0.85
 
 
 def _one_edit(a: str, b: str) -> bool:
-    """Whether a letter left out, put in, replaced, or exchanged with its neighbour makes `b` of `a`."""
+    """Says whether a letter left out, put in, replaced, or exchanged with its neighbour makes `b` of `a`."""
     start = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     left, right = a[start:], b[start:]
     if left[1:] == right[1:] or left[1:] == right or left == right[1:]:

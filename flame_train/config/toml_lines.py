@@ -24,7 +24,7 @@ _ATOM = re.compile(r"[^,\]}#\r\n]+")
 
 
 def key_lines(text: str) -> dict[Path, int]:
-    """The 1-based line of every table and key in `text`, valid TOML, by its path from the root."""
+    """Returns the 1-based line of every table and key in `text`, valid TOML, by its path from the root."""
     return _Scanner(text).run()
 
 
@@ -88,7 +88,7 @@ class _Scanner:
         return path
 
     def _parts(self) -> Iterator[tuple[str, int]]:
-        """Each part of a possibly dotted key, with its line."""
+        """Yields each part of a possibly dotted key, with its line."""
         while True:
             self._skip_blank()
             line = self._line()
@@ -172,7 +172,7 @@ _LONG_NUMBER: Final = re.compile(r"\b\w{1000,}\b")
 
 
 def toml_error(reason: str, name: str, text: str) -> str:
-    """The message for a `text` that `tomllib` refused for this `reason`; `name` is the file's.
+    """Returns the message for a `text` that `tomllib` refused for this `reason`; `name` is the file's.
 
     It names line and column, and cites the line.
     """
@@ -195,7 +195,7 @@ def toml_error(reason: str, name: str, text: str) -> str:
 
 
 def _words(reason: str) -> tuple[str, str]:
-    """What was expected, and what to do."""
+    """Says what was expected, and what to do."""
     fitting = (words for beginning, *words in _REASONS if re.match(beginning, reason))
     expected, advice = next(fitting, ("TOML", "correct the line"))
     return expected, advice

@@ -1,4 +1,4 @@
-"""How a run turns gradients into updates, `[optimizer]` to `[train]`, and what it writes, `[output]` to `[log]`."""
+"""How a run turns gradients into updates, `[optimizer]` to `[train]`, and where it is kept: `[output]` and `[log]`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ScheduleSection(Section):
     min_lr: float = field(0.0, "learning rate at the end of the decay", ge=0, le=10)
 
     def warmup_of(self, steps: int) -> int:
-        """The number of warm-up steps in a run of `steps`; a share's is rounded, and leaves one step at least."""
+        """Gives the number of warm-up steps in a run of `steps`; a share's is rounded, and leaves one step at least."""
         return min(round(self.warmup * steps), steps - 1) if self.warmup else self.warmup_steps
 
 

@@ -27,7 +27,7 @@ _DEPTH = 32
 
 
 def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[Path, int]]:
-    """The tree of `text` and the 1-based line of each key. `name` is the file's, for messages.
+    """Returns the tree of `text` and the 1-based line of each key. `name` is the file's, for messages.
 
     Raises ConfigError for a syntax error or for anything outside the subset, with the line.
     """

@@ -31,12 +31,12 @@ class BucketedDataset:
         return tuple(placement.bucket for placement in self.placements)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """One object an image; sizes as "WIDTHxHEIGHT", scale and kept rounded to four places."""
+        """Returns one object an image; sizes as "WIDTHxHEIGHT", scale and kept rounded to four places."""
         return [{"file": shown(item.key), **p.to_json()} for item, p in self]
 
 
 def bucket_rows(placements: Sequence[Placement]) -> list[dict[str, Any]]:
-    """A row a bucket: its size, how many images, how they were scaled, the largest share cropped away."""
+    """Returns a row a bucket: its size, how many images, how they were scaled, the largest share cropped away."""
     inside: dict[Size, list[Placement]] = {}
     for placement in placements:
         inside.setdefault(placement.bucket, []).append(placement)
@@ -87,7 +87,10 @@ def assign_buckets(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") 
 
 
 def _beside(item: Item, placement: Placement, rule: BucketRule) -> tuple[Placement, ...]:
-    """The placements of an image's control images. Raises DataError that names one for which there is no bucket."""
+    """Returns the placements of an image's control images.
+
+    Raises DataError that names one for which there is no bucket.
+    """
     found = []
     for control in item.controls:
         try:

@@ -21,7 +21,7 @@ Size = tuple[int, int]
 
 
 def width_by_height(size: Size) -> str:
-    """A size (height, width) as people say it, WIDTHxHEIGHT."""
+    """Returns a size (height, width) as people say it, WIDTHxHEIGHT."""
     height, width = size
     return f"{width}x{height}"
 
@@ -112,7 +112,7 @@ class BucketRule:
         return tuple(sorted(found))
 
     def assign(self, size: Size) -> Placement:
-        """The image's bucket, scale and crop; a pure function of its size.
+        """Returns the image's bucket, scale and crop; a pure function of its size.
 
         Raises DataError (without a file's name) if the image is smaller than the smallest bucket.
         """
@@ -125,7 +125,7 @@ class BucketRule:
         return _cover(size, bucket)
 
     def _rounded_down(self, size: Size) -> Size:
-        """The bucket of an image that is too small for a regular one: no side of it has to grow."""
+        """Returns the bucket of an image that is too small for a regular one: no side of it has to grow."""
         height, width = size
         area = self.resolution**2  # the floor of side * resolution / sqrt(height * width), in whole numbers:
         within = (
@@ -161,7 +161,7 @@ def _cover(size: Size, bucket: Size) -> Placement:
 
 
 def placed_beside(size: Size, image: Placement, rule: BucketRule) -> Placement:
-    """The bucket, scale and crop of a control image beside an image.
+    """Returns the bucket, scale and crop of a control image beside an image.
 
     One of the image's aspect ratio, but for a hundredth, goes into the image's bucket, enlarged if need be. Any other
     gets the bucket that it would have as an image. Raises DataError as `BucketRule.assign` does.

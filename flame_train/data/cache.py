@@ -90,11 +90,14 @@ class DiskCache:
         self.hits = self.misses = self.damaged = 0
 
     def path(self, key: str) -> Path:
-        """Where the entry of `key` lies, or would."""
+        """Returns where the entry of `key` lies, or would."""
         return self.folder / key[:2] / f"{key}{_ENDING}"
 
     def has(self, key: str, shapes: Shapes | None = None) -> bool:
-        """Whether `get` would give the entry. It is read whole, unless the digests know it. Raises what `get` does."""
+        """Says whether `get` would give the entry.
+
+        It is read whole, unless the digests know it. Raises what `get` does.
+        """
         file = f"{self._place}{os.sep}{key[:2]}{os.sep}{key}{_ENDING}"
         if self._digests.known(file, _question(shapes), self._place) is not None:
             self.hits += 1
@@ -111,7 +114,7 @@ class DiskCache:
         )
 
     def get(self, key: str, shapes: Shapes | None = None) -> Arrays | None:
-        """The entry's arrays, copied into memory; None if there is none or it is damaged.
+        """Returns the entry's arrays, copied into memory; None if there is none or it is damaged.
 
         `shapes` are those that its arrays must have, by name: any others count as damage.
         Raises OutputError where a folder stands in its place, EnvironmentFault where the system refuses to read.
@@ -126,7 +129,7 @@ class DiskCache:
         return {info.name: _array(info, data) for info in placed}
 
     def _looked_up(self, path: Path, read: Callable[[], _T]) -> _T | None:
-        """What `read` gives of the entry at `path`; None if there is none or it is damaged."""
+        """Returns what `read` gives of the entry at `path`; None if there is none or it is damaged."""
         try:
             found = read()
         except FileNotFoundError:
@@ -156,7 +159,7 @@ class DiskCache:
             save_file(part / path.name, arrays, metadata)
 
     def entries(self) -> Iterator[tuple[str, int]]:
-        """The key and the bytes of every entry, whole or not; of nothing else that lies there, nor of a link."""
+        """Yields the key and the bytes of every entry, whole or not; of nothing else that lies there, nor of a link."""
         for part in self._parts():
             with folder_below(self.folder, part) as held:
                 for name in held.names():
@@ -178,14 +181,14 @@ class DiskCache:
                 remove_stale(held)
 
     def _parts(self) -> list[str]:
-        """The names of the folders that entries lie in; none without a readable folder."""
+        """Returns the names of the folders that entries lie in; none without a readable folder."""
         with contextlib.suppress(OSError):
             inside = sorted(os.scandir(self.folder), key=lambda entry: entry.name)
             return [each.name for each in inside if _PART.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
         return []
 
     def get_or_make(self, key: str, make: Callable[[], Mapping[str, np.ndarray[Any, Any]]]) -> Arrays:
-        """The entry's arrays; if it is missing or damaged, `make()` is called once and its result kept."""
+        """Returns the entry's arrays; if it is missing or damaged, `make()` is called once and its result kept."""
         found = self.get(key)
         if found is not None:
             return found
@@ -195,7 +198,7 @@ class DiskCache:
 
 
 def _question(shapes: Shapes | None) -> str:
-    """What the digests are asked about an entry, besides its path, which has its key."""
+    """Says what the digests are asked about an entry, besides its path, which has its key."""
     return f"cache entry {FORMAT} {None if shapes is None else sorted(shapes.items())}"
 
 

@@ -59,7 +59,7 @@ class CaptionFiles:
         self._hidden: list[str] = []
 
     def of(self, key: str) -> tuple[str, ...]:
-        """The captions of an image, at least one. Raises DataError."""
+        """Returns the captions of an image, at least one. Raises DataError."""
         stem = os.path.splitext(key)[0]
         given = self._written(self._texts.get(stem, {}))
         for source, entries in self._metadata:
@@ -79,7 +79,7 @@ class CaptionFiles:
         return found
 
     def _written(self, by_ending: dict[str, list[tuple[int, str]]]) -> dict[str, tuple[str, ...]]:
-        """The captions in text files by the file's name, or that of the first of numbered ones."""
+        """Returns the captions in text files by the file's name, or that of the first of numbered ones."""
         found = {}
         for numbered in by_ending.values():
             keys = [key for _, key in sorted(numbered)]
@@ -126,7 +126,7 @@ class CaptionFiles:
         return texts
 
     def _read(self, key: str, images: Collection[str]) -> tuple[str, dict[str, Entry]]:
-        """The entries of a metadata file, by image; its paths begin in its folder."""
+        """Returns the entries of a metadata file, by image; its paths begin in its folder."""
         metadata = read_metadata(self._root / key, shown(key))
         self.problems.extend(metadata.problems)
         self._used.add(key)
@@ -145,7 +145,7 @@ class CaptionFiles:
         return key, entries
 
     def notices(self) -> list[str]:
-        """What a user should know, once all captions were asked for."""
+        """Says what a user should know, once all captions were asked for."""
         said = []
         if self._empty:
             said.append(f"{counted(self._empty, 'caption is', 'captions are')} empty")

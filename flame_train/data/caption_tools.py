@@ -39,7 +39,10 @@ class CaptionKeys(Section):
     variants: int = field(8, "texts of an image that are encoded at most, where they vary", ge=1, le=10_000)
 
     def texts(self, captions: Sequence[str]) -> tuple[str, ...]:
-        """The pool of texts of an image with these captions, each once. Raises DataError for a wrong wildcard."""
+        """Returns the pool of texts of an image with these captions, each once.
+
+        Raises DataError for a wrong wildcard.
+        """
         made = dict.fromkeys(self._varied(captions))
         return tuple(made)[: self.variants]
 
@@ -49,7 +52,7 @@ class CaptionKeys(Section):
         return bool(self.shuffle or self.tag_dropout or self.wildcards)
 
     def drawn(self, captions: Sequence[str], number: int) -> str:
-        """The text of a number, of those of an image with these captions: for texts that are not cached."""
+        """Returns the text of a number, of those of an image with these captions: for texts that are not cached."""
         return self._variant(captions[number % len(captions)], number)
 
     def _varied(self, captions: Sequence[str]) -> Iterator[str]:
@@ -60,7 +63,7 @@ class CaptionKeys(Section):
             yield self._variant(captions[number % len(captions)], number)
 
     def _variant(self, caption: str, number: int) -> str:
-        """The text of a number: a pure function of the arguments."""
+        """Returns the text of a number: a pure function of the arguments."""
         if self.wildcards:
             caption = expand(caption, (fraction(f"wildcard {caption}", number, place) for place in range(10**9)))
         before, tags, after = self._split(caption)
@@ -127,7 +130,7 @@ def expand(text: str, numbers: Iterable[float]) -> str:
 
 
 def _alternatives(text: str, begin: int) -> tuple[int, list[str]]:
-    """The parts of the wildcard that begins at `begin`, and where it ends."""
+    """Returns the parts of the wildcard that begins at `begin`, and where it ends."""
     depth, parts, start = 0, list[str](), begin + 1
     for at in range(begin, len(text)):
         if text[at] == "{":

@@ -53,7 +53,7 @@ class Metadata:
 
 
 def decode_text(data: bytes, name: str) -> str:
-    """Bytes of a text file as text with "\\n" line ends and no byte order mark.
+    r"""Returns bytes of a text file as text with "\n" line ends and no byte order mark.
 
     Raises DataError "name:line: ..." for bytes that are not the text they claim to be, and for NUL.
     """
@@ -77,7 +77,7 @@ def decode_text(data: bytes, name: str) -> str:
 
 
 def hidden(text: str) -> str:
-    """The first character that nobody sees and the model does, with its place; empty if there is none.
+    """Returns the first character that nobody sees and the model does, with its place; empty if there is none.
 
     Joiners between letters other than ASCII are none: some scripts and emoji need them.
     """
@@ -98,7 +98,7 @@ def one_line(text: str) -> str:
 
 
 def read_captions(path: Path | str, name: str | None = None, *, lines: bool = False) -> tuple[str, ...]:
-    """The captions in a text file: one, or with `lines` one a line that is not blank; "" for white space alone.
+    """Returns the captions in a text file: one, or with `lines` one a line that is not blank; "" for white space alone.
 
     Raises DataError beginning with `name`.
     """
@@ -202,7 +202,7 @@ def _parse_line(line: str) -> tuple[str, str]:
 
 
 def _json_object(text: str, what: str, advice: str, place: str = "") -> dict[str, Any]:
-    """The object in JSON. DataError, which begins with `place` and says `what` was expected, for all else."""
+    """Returns the object in JSON. DataError, which begins with `place` and says `what` was expected, for all else."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

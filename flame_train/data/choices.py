@@ -46,7 +46,7 @@ class Choices:
     texts: Sequence[int]
 
     def of(self, epoch: int, index: int, draw: int) -> Choice:
-        """How sample `index` is seen when it comes for the `draw`-th time, from 0, in an epoch."""
+        """Returns how sample `index` is seen when it comes for the `draw`-th time, from 0, in an epoch."""
         where = (self.seed, epoch, index, draw)
         dropped = (name for name, p in self.encoder_dropout.items() if caption_dropped(p, *where, name))
         return Choice(

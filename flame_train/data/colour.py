@@ -67,7 +67,7 @@ def values_of(image: Image.Image, label: str) -> np.ndarray[Any, Any]:
 
 
 def white_is_zero(image: Image.Image) -> bool:
-    """Whether an opened TIFF counts from white, in a mode that Pillow does not turn round: 16 bits, or floats."""
+    """Says whether an opened TIFF counts from white, in a mode that Pillow does not turn round: 16 bits, or floats."""
     tags = getattr(image, "tag_v2", {})
     return (image.mode.startswith("I;16") or image.mode == "F") and tags.get(_PHOTOMETRIC) == 0
 
@@ -84,7 +84,7 @@ def _refuse_colourless(mode: str, label: str) -> None:
 
 
 def has_alpha(image: Image.Image) -> bool:
-    """Whether an opened image says how transparent its pixels are."""
+    """Says whether an opened image says how transparent its pixels are."""
     return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
 
 

@@ -56,7 +56,10 @@ def mask_names(files: Sequence[str]) -> dict[str, str]:
 
 
 def masks_in(folder: Path) -> dict[str, str]:
-    """The masks in a folder of masks, by their path without ending; those may be named as `mask_names` has them."""
+    """Returns the masks in a folder of masks, by their path without ending.
+
+    Those may be named as `mask_names` has them.
+    """
     found = {}
     for key in list_files(folder, "data.mask_folder").files:
         stem = os.path.splitext(key)[0]
@@ -66,7 +69,7 @@ def masks_in(folder: Path) -> dict[str, str]:
 
 
 def find_mask(path: Path, image: Path, size: tuple[int, int], name: str) -> tuple[Mask, str]:
-    """The mask in a file, for an `image` (height, width) called `name`, and what is to be told of both.
+    """Returns the mask in a file, for an `image` (height, width) called `name`, and what is to be told of both.
 
     Each is turned as its own EXIF orientation says. Raises DataError if the mask does not fit.
     """
@@ -142,7 +145,10 @@ class ControlFolder:
         self._same = matcher(self._keys)
 
     def key_for(self, image: str) -> str:
-        """The control image of an image, both as paths below their folders. Raises DataError unless there is one."""
+        """Returns the control image of an image, both as paths below their folders.
+
+        Raises DataError unless there is one.
+        """
         stem = self._same(os.path.splitext(image)[0])
         found = self._keys.get(stem, [])
         if len(found) == 1:
@@ -158,6 +164,6 @@ class ControlFolder:
         )
 
     def keys_for(self, images: Iterable[str]) -> list[str]:
-        """The control images of those images that have one."""
+        """Returns the control images of those images that have one."""
         stems = dict.fromkeys(self._same(os.path.splitext(image)[0]) for image in images)
         return [keys[0] for stem in stems if len(keys := self._keys.get(stem, [])) == 1]

@@ -180,18 +180,7 @@ class _Scan:
         min_side: int,
         max_ratio: float,
     ) -> None:
-        """Starts without items or problems.
-
-        Args:
-            root: the folder that is read.
-            listing: its files.
-            captions: where captions come from.
-            masks: where masks come from.
-            mask_folder: the folder of mask files; None: they lie beside the images.
-            controls: the folders of control images.
-            min_side: shortest side of an image, in pixels.
-            max_ratio: largest ratio of the longer side to the shorter.
-        """
+        """Starts without items or problems."""
         self.root, self.files, self._masks = root, listing.files, masks
         self.min_side, self.max_ratio = min_side, max_ratio
         self.problems: list[str] = []
@@ -238,7 +227,7 @@ class _Scan:
         return items
 
     def _mask(self, key: str, info: ImageInfo) -> Mask | None:
-        """The image's mask; None if it has none. Raises DataError if that does not fit it."""
+        """Returns the image's mask; None if it has none. Raises DataError if that does not fit it."""
         if self._masks == "alpha":
             given = alpha_and_orientation(self.root / key)[0]
             self._unmasked += not given
@@ -256,14 +245,14 @@ class _Scan:
     def _probe_controls(
         self, animated: Animated, seen: Mapping[str, tuple[int, int]] | None, digests: Digests | None
     ) -> list[dict[str, ImageInfo | None]]:
-        """The facts about the control images in each folder, by path; None for one that is bad."""
+        """Returns the facts about the control images in each folder, by path; None for one that is bad."""
         return [
             dict(self._probe_all(folder.root, folder.keys_for(self._images), animated, None, seen, digests))
             for folder in self._controls
         ]
 
     def _controls_of(self, key: str, beside: Sequence[Mapping[str, ImageInfo | None]]) -> tuple[Control, ...] | None:
-        """The image's control images; None if one is bad. Raises DataError if it lacks one."""
+        """Returns the image's control images; None if one is bad. Raises DataError if it lacks one."""
         found = []
         for folder, known in zip(self._controls, beside, strict=True):
             own = folder.key_for(key)
@@ -282,19 +271,7 @@ class _Scan:
         seen: Mapping[str, tuple[int, int]] | None,
         digests: Digests | None,
     ) -> list[tuple[str, ImageInfo | None]]:
-        """Decode every image, a few at a time; the result's order is the input's.
-
-        Args:
-            root: the folder that they lie in.
-            images: the images' paths below it.
-            animated: what is done with animations.
-            progress: hears how many are done.
-            seen: the sizes, by hash, of images that need not be decoded.
-            digests: the hashes of files that need not be read.
-
-        Returns:
-            Each path with its facts; None for an image that is left out.
-        """
+        """Decode every image, a few at a time; the result's order is the input's."""
 
         def one(key: str) -> ImageInfo | str:
             try:
@@ -380,7 +357,7 @@ def _no_image(files: Sequence[str]) -> str:
 
 
 def _named_repeats(key: str) -> int | None:
-    """The repeats in the name of an image's outermost folder, N_name; None without a number."""
+    """Returns the repeats in the name of an image's outermost folder, N_name; None without a number."""
     folder, below, _ = key.partition("/")
     number, named, _ = folder.partition("_")
     return int(number) if below and named and number.isascii() and number.isdigit() else None

@@ -18,6 +18,6 @@ class Reading:
 
 
 def readings(row: Sample, texts: Iterable[str], with_images: bool) -> Iterator[Reading]:
-    """What is read of texts of a sample: each once, or where encoders look at images, once a view of these."""
+    """Yields what is read of texts of a sample: each once, or where encoders look at images, once a view of these."""
     seen = [row.seen_beside(view) for view in range(len(row.views))] if with_images and row.controls else [()]
     return (Reading(text, images) for text in texts for images in seen)

@@ -21,14 +21,14 @@ _KINDS = (
 
 
 def special_kind(mode: int) -> str | None:
-    """The kind of a file that is not regular, by its `st_mode`; None for a regular file."""
+    """Returns the kind of a file that is not regular, by its `st_mode`; None for a regular file."""
     if stat.S_ISREG(mode):
         return None
     return next((text for test, text in _KINDS if test(mode)), "not a regular file")
 
 
 def _read(file: io.FileIO, size: int, limit: int) -> bytes:
-    """All of a file that had `size` bytes; more than `limit` where it grew beyond that meanwhile."""
+    """Returns all of a file that had `size` bytes; more than `limit` where it grew beyond that meanwhile."""
     data = file.read(size + 1) or b""  # room for all that is asked for is taken at once
     while len(data) <= limit and (more := file.read(min(_MORE, limit + 1 - len(data)))):
         data += more
@@ -36,7 +36,7 @@ def _read(file: io.FileIO, size: int, limit: int) -> bytes:
 
 
 def read_bytes(path: Path | str, *, limit: int, name: str | None = None) -> bytes:
-    """The whole content of a regular file of at most `limit` bytes.
+    """Returns the whole content of a regular file of at most `limit` bytes.
 
     Pipes, devices and sockets are refused before anything is read, so that none can block or feed for ever.
     Raises DataError, whose message begins with `name` (default: the path).

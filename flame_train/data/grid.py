@@ -21,7 +21,9 @@ Pixels = np.ndarray[Any, Any]
 
 
 def sharpness(pixels: Pixels) -> float:
-    """The variance of the Laplacian (Pech-Pacheco et al. 2000) of uint8 RGB pixels (H, W, 3), in grey levels squared.
+    """Returns the variance of the Laplacian (Pech-Pacheco et al.
+
+    2000) of uint8 RGB pixels (H, W, 3), in grey levels squared.
 
     Photographs in focus have some hundreds, blurred ones less than 50.
     """
@@ -70,7 +72,7 @@ def contact_sheet(thumbnails: Sequence[Pixels]) -> Pixels:
 
 
 def groups(names: Mapping[str, object]) -> list[list[str]]:
-    """The names that have a value in common with others, group by group."""
+    """Returns the names that have a value in common with others, group by group."""
     found: dict[object, list[str]] = {}
     for name, value in names.items():
         found.setdefault(value, []).append(name)
@@ -91,7 +93,7 @@ def grid(images: Sequence[Pixels], gap: int = _GAP) -> Pixels:
 
 
 def places(sheet: tuple[int, int], count: int, gap: int = _GAP) -> tuple[tuple[int, int, int, int], ...]:
-    """Where `grid` puts `count` images on a sheet (height, width): top, left, height and width of each place.
+    """Returns where `grid` puts `count` images on a sheet (height, width): top, left, height and width of each place.
 
     None of them if no grid of so many images has that size.
     """
@@ -114,7 +116,7 @@ def _corners(count: int, height: int, width: int) -> list[tuple[int, int]]:
 
 
 def png(pixels: Pixels, parameters: str = "") -> bytes:
-    """The bytes of a PNG; `parameters` is the text that web interfaces read an image's settings from."""
+    """Returns the bytes of a PNG; `parameters` is the text that web interfaces read an image's settings from."""
     import io
 
     from PIL import Image

@@ -13,7 +13,7 @@ _FEW = 1000  # different images; of fewer the hash alone would hold out another 
 
 
 def split(samples: Samples, fraction: float, before: Collection[str] = ()) -> tuple[Samples, Samples]:
-    """What is trained on, and what is held out: the validation sets, and `fraction` of the other images.
+    """Returns what is trained on, and what is held out: the validation sets, and `fraction` of the other images.
 
     Copies of an image share a side. Of 1000 images and more a side follows from the image's bytes alone, so it stays
     when others come or go. Of fewer those of the lowest hashes are held out, as many as were asked for, at least one.
@@ -50,7 +50,7 @@ def split(samples: Samples, fraction: float, before: Collection[str] = ()) -> tu
 
 
 def _chosen(hashes: Collection[str], fraction: float) -> frozenset[str]:
-    """The hashes of the images that are held out."""
+    """Returns the hashes of the images that are held out."""
     if len(hashes) < _FEW:
         return frozenset(sorted(hashes)[: max(1, round(fraction * len(hashes)))])
     return frozenset(one for one in hashes if int(one[:13], 16) / 16**13 <= fraction)

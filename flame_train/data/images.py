@@ -156,22 +156,7 @@ def _loaded(
     background: tuple[int, int, int] = WHITE,
     small: bool = False,
 ) -> tuple[np.ndarray[Any, Any], ImageInfo]:
-    """As `load_image`, of a file's bytes.
-
-    Args:
-        data: the file's bytes.
-        label: the name of the file in messages.
-        animated: whether the first frame of an animation is an image.
-        content: what the file is read for.
-        background: the RGB colour behind transparent pixels.
-        small: whether fewer pixels will do, where that is faster.
-
-    Returns:
-        The pixels, and the facts about the whole image.
-
-    Raises:
-        DataError: the file is no image that can be used.
-    """
+    """As `load_image`, of a file's bytes."""
     if not data:
         raise DataError(f"{label}: the file is empty (zero bytes): copy or download it again")
     found = sniff.sniff(data)
@@ -223,25 +208,7 @@ def _decode(
     notices: list[str],
     small: bool,
 ) -> tuple[np.ndarray[Any, Any], Size, str]:
-    """Decodes an image, with the decoder of the sniffed format only.
-
-    Args:
-        data: the file's bytes.
-        found: the sniffed format, such as "PNG".
-        label: the name of the file in messages.
-        animated: whether the first frame of an animation is an image.
-        content: what the file is read for.
-        background: the RGB colour behind transparent pixels.
-        notices: gets a line for each thing that was left out.
-        small: whether fewer pixels will do, where that is faster.
-
-    Returns:
-        The pixels, uint8 (H, W, 3), of data (H, W); the (height, width) of the image; the mode in which the file
-        stores them.
-
-    Raises:
-        DataError: an animation is refused, or the image is too large.
-    """
+    """Decodes an image, with the decoder of the sniffed format only."""
     with Image.open(io.BytesIO(data), formats=[found]) as image:
         _refuse_bomb(image.width * image.height, label)
         # A JPEG that holds more is a phone's photo with a depth map or preview: the first is the photo.

@@ -116,11 +116,11 @@ class BatchSchedule:
         return [(size, sum(turns.per_epoch for turns in parts)) for (_, size), parts in self._turns.items()]
 
     def epoch_of(self, step: int) -> int:
-        """The epoch that step (from 0) lies in."""
+        """Returns the epoch that step (from 0) lies in."""
         return step // self.batches_per_epoch
 
     def batch_at(self, step: int) -> Batch:
-        """The batch of a step, counted from 0 over all epochs. Steps may come in any order."""
+        """Returns the batch of a step, counted from 0 over all epochs. Steps may come in any order."""
         if step < 0:
             raise ValueError(f"steps count from 0, got {step}")
         epoch, within = divmod(step, self.batches_per_epoch)
@@ -130,7 +130,7 @@ class BatchSchedule:
         return last[1][within]
 
     def epoch(self, epoch: int) -> tuple[Batch, ...]:
-        """All batches of an epoch (from 0), in order."""
+        """Returns all batches of an epoch (from 0), in order."""
         batches: list[Batch] = []
         for group in sorted(self._turns):
             batches += self._group_batches(group, epoch)
@@ -176,7 +176,7 @@ class _Turns:
 
 
 def _repeats_of(items: Sequence[int], repeats: Sequence[int]) -> Repeats:
-    """All repeats of some items in an epoch, item by item: the item, and the number of the repeat, from 0."""
+    """Returns all repeats of some items in an epoch, item by item: the item, and the number of the repeat, from 0."""
     counts = np.array(repeats)
     whose = np.repeat(items, counts)
     return whose, np.arange(len(whose)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -191,7 +191,7 @@ def epoch_batches(
     *,
     fill: bool = True,
 ) -> list[Batch]:
-    """The batches of one epoch: `BatchSchedule(...).epoch(epoch)` as a list.
+    """Returns the batches of one epoch: `BatchSchedule(...).epoch(epoch)` as a list.
 
     Args:
         bucket_of, repeats, batch_size, seed, fill: as in `BatchSchedule`.
@@ -204,7 +204,7 @@ def epoch_batches(
 
 
 def caption_dropped(probability: float, seed: int, epoch: int, index: int, draw: int = 0, part: str = "") -> bool:
-    """Whether a sample is seen without its caption; a pure function of the arguments.
+    """Says whether a sample is seen without its caption; a pure function of the arguments.
 
     Args:
         probability: the share of samples for which the result is true.
@@ -222,7 +222,7 @@ def caption_dropped(probability: float, seed: int, epoch: int, index: int, draw:
 
 
 def fraction(purpose: str, *where: int) -> float:
-    """A number in [0, 1) of 53 bits, by (purpose, where) alone."""
+    """Returns a number in [0, 1) of 53 bits, by (purpose, where) alone."""
     return (int.from_bytes(_key(purpose, *where)[:8], "little") >> 11) / 2**53
 
 

@@ -29,7 +29,7 @@ class Padding:
     rows: str = ""
 
     def length(self, longest: int) -> int:
-        """The rows in a batch whose longest text has `longest`."""
+        """Returns the rows in a batch whose longest text has `longest`."""
         return min(self.most, self.multiple * max(1, -(-longest // self.multiple)))
 
 

@@ -14,7 +14,9 @@ _VERBS: Final = {"has ": " have ", "is ": " are ", "lacks ": " lack "}
 
 
 def grouped(problems: Sequence[str], most: int = 100) -> list[str]:
-    """One line a cause, in the order in which the causes come first. A problem is "FILE: what is wrong: what to do".
+    """Returns one line a cause, in the order in which the causes come first.
+
+    A problem is "FILE: what is wrong: what to do".
 
     More than three images of one cause are counted, and three of them named; NAME stands for the name of each. Of more
     than `most` lines the others are counted.

@@ -45,15 +45,15 @@ class Sample:
         return (*self.placement.bucket, *(side for own in self.controls for side in own.bucket))
 
     def seen(self, view: int) -> ViewedImage:
-        """Its image in one of its views."""
+        """Returns its image in one of its views."""
         return ViewedImage(self.item.path, self.item.sha256, self.views[view])
 
     def seen_beside(self, view: int) -> tuple[ViewedImage, ...]:
-        """Its control images, as they are seen beside one of its views."""
+        """Returns its control images, as they are seen beside one of its views."""
         return tuple(self.control(view, number) for number in range(len(self.controls)))
 
     def control(self, view: int, number: int) -> ViewedImage:
-        """One of its control images, beside one of its views."""
+        """Returns one of its control images, beside one of its views."""
         file = self.item.controls[number]
         return ViewedImage(file.path, file.sha256, self.views[view].along(self.controls[number]))
 
@@ -63,11 +63,11 @@ class Sample:
         return self.set.view_rule.views(self.placement, self.item.sha256)
 
     def text(self, number: int) -> str:
-        """One of `texts`, or for a higher number another text of the same captions, of which there is no end."""
+        """Gives one of `texts`, or for a higher number another text of the same captions, of which there is no end."""
         return self.texts[number] if number < len(self.texts) else self.set.captions.drawn(self.item.captions, number)
 
     def text_count(self, cached: bool) -> int:
-        """How many texts a step chooses among: those that are `cached`, or as many as there are numbers."""
+        """Returns how many texts a step chooses among: those that are `cached`, or as many as there are numbers."""
         return len(self.texts) if cached or not self.set.captions.vary else _ENDLESS
 
 
@@ -116,13 +116,16 @@ class Samples:
         return any(own.loss_weight != 1.0 for own in self.sets)
 
     def loss_weight_shape(self, latent: tuple[int, int, int]) -> tuple[int, int, int] | None:
-        """The shape of a sample's weights for latents (h, w, Z): all samples have some if any has; None: none has."""
+        """Returns the shape of a sample's weights for latents (h, w, Z): all samples have some if any has.
+
+        None: none has.
+        """
         if self.masked:
             return *latent[:2], 1
         return (1, 1, 1) if self.weighted else None
 
     def order(self, seed: int) -> BatchSchedule:
-        """Which sample comes when."""
+        """Returns which sample comes when."""
         rows = self.rows
         return BatchSchedule(
             [row.shape for row in rows],
@@ -133,15 +136,15 @@ class Samples:
         )
 
     def to_json(self) -> list[dict[str, Any]]:
-        """One object a sample: its place, as `Placement.to_json` has it, its texts, mask and views."""
+        """Returns one object a sample: its place, as `Placement.to_json` has it, its texts, mask and views."""
         return [self._json(row) for row in self.rows]
 
     def bucket_rows(self) -> list[dict[str, Any]]:
-        """A row a bucket; see `bucket_rows`."""
+        """Returns a row a bucket; see `bucket_rows`."""
         return bucket_rows(self.placements)
 
     def where(self, wanted: Callable[[Sample], bool]) -> Samples:
-        """Those that are `wanted`; sets without one are left out."""
+        """Returns those that are `wanted`; sets without one are left out."""
         rows = tuple(row for row in self.rows if wanted(row))
         left = {id(row.set) for row in rows}
         return Samples(tuple(own for own in self.sets if id(own) in left), rows)
@@ -177,7 +180,7 @@ def _control_json(control: Control, placement: Placement) -> dict[str, Any]:
 
 
 def samples_of(parts: Sequence[tuple[DataSet, BucketedDataset]]) -> Samples:
-    """The samples of sets in their buckets; a set comes once for each of its resolutions.
+    """Returns the samples of sets in their buckets; a set comes once for each of its resolutions.
 
     An image that an earlier resolution of its set placed in the same way is left out with a notice. Raises DataError
     for all wildcards that are wrong.

@@ -122,7 +122,7 @@ class DataSet(SetKeys):
 
 
 def image_sets(data: Any, captions: CaptionKeys | None = None) -> tuple[DataSet, ...]:
-    """The sets of the sections `[data]` and `[captions]`, whose keys hold where a set has none of its own.
+    """Returns the sets of the sections `[data]` and `[captions]`, whose keys hold where a set has none of its own.
 
     Without sets there is one, of `data.path`.
     """

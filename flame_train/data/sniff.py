@@ -45,7 +45,7 @@ _REMEDY = {
 
 
 def sniff(data: bytes) -> str:
-    """The format's name, from the first bytes: one of IMAGES, another known format, 'text' or 'unknown'."""
+    """Returns the format's name, from the first bytes: one of IMAGES, another known format, 'text' or 'unknown'."""
     for magic, name in _MAGIC:
         if data.startswith(magic):
             return name
@@ -62,7 +62,7 @@ def sniff(data: bytes) -> str:
 
 
 def refusal(found: str) -> str:
-    """Why a file of format `found` cannot be used, and what to do."""
+    """Says why a file of format `found` cannot be used, and what to do."""
     remedy = _REMEDY.get(found, "convert it to PNG, JPEG, WebP or AVIF, or remove it")
     what = "its content is of no known image format" if found == "unknown" else f"its content is {found}"
     return f"expected an image, but {what}: {remedy}"

@@ -84,7 +84,7 @@ class View:
         return geometry
 
     def along(self, own: Placement) -> View:
-        """The view of a control image with the placement `own`: mirrored, cropped and coloured as this one is."""
+        """Gives the view of a control image with the placement `own`: mirrored, cropped and coloured as this one is."""
         p = self.placement
         top = _share(p.crop_top, p.resized[0] - p.bucket[0], own.resized[0] - own.bucket[0])
         left = _share(p.crop_left, p.resized[1] - p.bucket[1], own.resized[1] - own.bucket[1])
@@ -139,7 +139,7 @@ class ViewRule:
     count: int = 4
 
     def views(self, placement: Placement, sha256: str) -> tuple[View, ...]:
-        """The views of the image with this hash, each once."""
+        """Returns the views of the image with this hash, each once."""
         if not (self.random_crop or any(self.colours)):
             return _uncut_views(placement, self.flip)
         made = dict.fromkeys(self._varied(placement, sha256))
@@ -173,5 +173,5 @@ class ViewRule:
 
 @functools.lru_cache(maxsize=10_000)
 def _uncut_views(placement: Placement, flip: bool) -> tuple[View, ...]:
-    """The views of all images with this placement, where nothing but the side varies: large datasets have few."""
+    """Gives the views of all images with this placement, where nothing but the side varies: large datasets have few."""
     return tuple(View(placement, flipped) for flipped in ((False, True) if flip else (False,)))

@@ -19,7 +19,7 @@ from flame_train.errors import DataError, shown
 
 
 def matcher(names: Iterable[str]) -> Callable[[str], str]:
-    """A function: a name -> the one of `names` that it equals, or looks like (Unicode's form C); else itself."""
+    """Gives a function: a name -> the one of `names` that it equals, or looks like (Unicode's form C); else itself."""
     exact = frozenset(names)
     forms = {_form(name): name for name in exact if not name.isascii()}
 
@@ -30,7 +30,7 @@ def matcher(names: Iterable[str]) -> Callable[[str], str]:
 
 
 def alike(name: str) -> str:
-    """What names have in common that differ in case, spaces at an end or forms of letters alone."""
+    """Says what names have in common that differ in case, spaces at an end or forms of letters alone."""
     return unicodedata.normalize("NFKC", name).casefold().strip()
 
 
@@ -52,7 +52,7 @@ class Listing:
 
 
 def list_files(root: Path, setting: str = "data.path") -> Listing:
-    """Every regular file under `root`, hidden ones excepted.
+    """Returns every regular file under `root`, hidden ones excepted.
 
     Raises DataError, naming the `setting` that chose it, if `root` is no folder.
     """

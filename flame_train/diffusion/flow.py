@@ -31,7 +31,7 @@ Shift = Callable[[int], float]
 
 
 def constant_shift(shift: float) -> Shift:
-    """The same for every resolution: 3 is SD3's, 1 none."""
+    """Returns the same for every resolution: 3 is SD3's, 1 none."""
     return lambda tokens: shift
 
 
@@ -98,7 +98,7 @@ class FlowObjective(TrainingObjective):
         return self.kinds.drawn(rng, latents)
 
     def mixed(self, rng: Rng, noise: Tensor) -> Tensor:
-        """The noise that is mixed into the latents; with input perturbation it differs from the target's."""
+        """Returns the noise that is mixed into the latents; with input perturbation it differs from the target's."""
         return self.kinds.mixed(rng, noise)
 
     def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class FlowObjective(TrainingObjective):
         return x.to(latents.dtype)
 
     def target(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """The target of the prediction, fp32: the same for every s."""
+        """Returns the target of the prediction, fp32: the same for every s."""
         return noise.float() - latents.float()
 
     def noise_level(self, t: Tensor) -> NoiseLevel:
@@ -169,7 +169,7 @@ class FlowPath:
         return noise.float()
 
     def slope(self, denoise: Denoise, x: Tensor, i: int, cond: Any) -> Tensor:
-        """The velocity, which is the model's prediction."""
+        """Returns the velocity, which is the model's prediction."""
         s = Tensor(x.backend.xp.full((x.shape[0],), self.levels[i], np.float32))
         return denoise(x, s, cond).float()
 
@@ -178,7 +178,7 @@ class FlowMapPath(FlowPath):
     """The same for a flow map, which is told where a step goes to: fp32 (1,), as `TARGET` of the conditioning."""
 
     def slope(self, denoise: Denoise, x: Tensor, i: int, cond: Any) -> Tensor:
-        """The mean velocity from a level to the next, which is the model's prediction."""
+        """Returns the mean velocity from a level to the next, which is the model's prediction."""
         target = Tensor(x.backend.xp.full((1,), self.levels[i + 1], np.float32))
         return super().slope(denoise, x, i, {**cond, TARGET: target})
 

@@ -53,7 +53,7 @@ class NoiseSchedule:
             return np.sqrt((1.0 - self.alphas_cumprod) / self.alphas_cumprod)
 
     def zero_terminal_snr(self) -> NoiseSchedule:
-        """The schedule shifted and scaled to zero signal at the last timestep (arXiv 2305.08891, alg. 1)."""
+        """Returns the schedule shifted and scaled to zero signal at the last timestep (arXiv 2305.08891, alg. 1)."""
         root = np.sqrt(self.alphas_cumprod)
         return NoiseSchedule(((root - root[-1]) * (root[0] / (root[0] - root[-1]))) ** 2)
 

@@ -38,7 +38,7 @@ WHOLE: Span = (0, 1000)
 def mean_errors(
     kind: LossKind, prediction: Tensor, target: Tensor, level: NoiseLevel, factors: Tensor | None = None
 ) -> Tensor:
-    """Each sample's mean error.
+    """Returns each sample's mean error.
 
     Args:
         kind: the distance.
@@ -82,23 +82,23 @@ class TrainingObjective(ABC):
 
     @abstractmethod
     def mixed(self, rng: Rng, noise: Tensor) -> Tensor:
-        """The noise that is mixed into the latents; with input perturbation it differs from the target's."""
+        """Returns the noise that is mixed into the latents; with input perturbation it differs from the target's."""
 
     @abstractmethod
     def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """The denoiser's input, computed in fp32 and given in the latents' dtype."""
+        """Returns the denoiser's input, computed in fp32 and given in the latents' dtype."""
 
     @abstractmethod
     def target(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """What a prediction should be (B, H, W, C), fp32."""
+        """Returns what a prediction should be (B, H, W, C), fp32."""
 
     @abstractmethod
     def noise_level(self, t: Tensor) -> NoiseLevel:
-        """How noisy the samples are, for losses that depend on it."""
+        """Returns how noisy the samples are, for losses that depend on it."""
 
     @abstractmethod
     def weight(self, t: Tensor) -> Tensor | None:
-        """Each sample's weight (B,), fp32; None: 1."""
+        """Returns each sample's weight (B,), fp32; None: 1."""
 
     def losses(
         self,
@@ -109,7 +109,7 @@ class TrainingObjective(ABC):
         factors: Tensor | None = None,
         target: Tensor | None = None,
     ) -> Tensor:
-        """Each sample's mean error, times its weight.
+        """Returns each sample's mean error, times its weight.
 
         Args:
             prediction: the denoiser's prediction (B, H, W, C).
@@ -195,7 +195,7 @@ class Objective(TrainingObjective):
         return self._drawn.drawn(rng, latents)
 
     def mixed(self, rng: Rng, noise: Tensor) -> Tensor:
-        """The noise that is mixed into the latents; with input perturbation it differs from the target's."""
+        """Returns the noise that is mixed into the latents; with input perturbation it differs from the target's."""
         return self._drawn.mixed(rng, noise)
 
     def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ class Objective(TrainingObjective):
         return x.to(latents.dtype)
 
     def target(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """The target of the prediction, fp32."""
+        """Returns the target of the prediction, fp32."""
         if self.prediction == "epsilon":
             return noise.float()
         return _at(self._signal, t, latents) * noise - _at(self._noise, t, latents) * latents
@@ -221,6 +221,6 @@ def _table(values: np.ndarray[Any, Any], device: str) -> Tensor:
 
 
 def _at(table: Tensor, t: Tensor, like: Tensor) -> Tensor:
-    """The table at each sample's timestep, shaped to multiply `like`."""
+    """Returns the table at each sample's timestep, shaped to multiply `like`."""
     values: Tensor = F.embedding(t, table)
     return values.reshape(t.shape[0], *([1] * (like.ndim - 1)))

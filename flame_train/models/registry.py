@@ -16,7 +16,7 @@ from flame_train.networks.files.identify import could_be, identify
 
 
 def _family(name: str) -> Family:
-    """The one family that `models.<name>.family` defines."""
+    """Returns the one family that `models.<name>.family` defines."""
     module = importlib.import_module(f"flame_train.models.{name}.family")
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Family)]
     (found,) = (kind for kind in kinds if kind.__module__ == module.__name__)
@@ -28,7 +28,7 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType({name: _family(name) fo
 
 
 def family_of(path: Path) -> Family:
-    """The family of a base model, by its headers. Raises ModelFileError for one that is not supported."""
+    """Returns the family of a base model, by its headers. Raises ModelFileError for one that is not supported."""
     with open_weights(path) as weights:
         found = identify(weights.shapes, weights.metadata)
     for name, family in FAMILIES.items():

@@ -26,14 +26,20 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def shape_of(network: str, kind: str, shapes: Shapes, name: str) -> tuple[int, ...]:
-    """The shape of a tensor. Raises ModelFileError, for the `network` that is not of this `kind`, if it is missing."""
+    """Returns the shape of a tensor.
+
+    Raises ModelFileError, for the `network` that is not of this `kind`, if it is missing.
+    """
     if name not in shapes:
         raise ModelFileError(f"{network}: expected a tensor {name}, which is missing: this is not {kind}")
     return shapes[name]
 
 
 def shape_of_encoder(kind: str, shapes: Shapes, name: str, dims: int) -> tuple[int, ...]:
-    """The shape of a text encoder's tensor. Raises ModelFileError if it is missing or has another number of dims."""
+    """Returns the shape of a text encoder's tensor.
+
+    Raises ModelFileError if it is missing or has another number of dims.
+    """
     if len(shapes.get(name, ())) != dims:
         found = shapes.get(name, "none")
         raise ModelFileError(
@@ -43,5 +49,5 @@ def shape_of_encoder(kind: str, shapes: Shapes, name: str, dims: int) -> tuple[i
 
 
 def block_count(shapes: Shapes, blocks: str) -> int:
-    """How many blocks the list of blocks `blocks` has, by the numbers in the names."""
+    """Returns how many blocks the list of blocks `blocks` has, by the numbers in the names."""
     return len({m[1] for name in shapes if (m := re.match(rf"{blocks}\.(\d+)\.", name))})

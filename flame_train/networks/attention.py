@@ -56,7 +56,7 @@ def attend(
 
 
 def _merged(x_BHLD: Tensor) -> Tensor:
-    """The heads' channels side by side: (B, L, C)."""
+    """Returns the heads' channels side by side: (B, L, C)."""
     B, H, L, D = x_BHLD.shape
     return x_BHLD.transpose(1, 2).reshape(B, L, H * D)
 

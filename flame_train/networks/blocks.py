@@ -14,7 +14,7 @@ MOST: Final = 65504.0
 
 
 def bounded(x: Tensor) -> Tensor:
-    """Values of fp16 clamped to its largest number, where infinities would be; others as they are."""
+    """Returns values of fp16 clamped to its largest number, where infinities would be; others as they are."""
     return F.clamp(x, -MOST, MOST) if x.dtype == float16 else x
 
 
@@ -23,7 +23,7 @@ Checkpointing = Literal["off", "full", "offload", "mlp"]
 
 
 def whole_blocks(checkpointing: Checkpointing) -> bool:
-    """Whether whole blocks are recomputed."""
+    """Says whether whole blocks are recomputed."""
     return checkpointing in ("full", "offload")
 
 
@@ -102,7 +102,7 @@ class BlockNetwork(nn.Module):
                     part.weight_policy.ready(part)
 
     def run_outside(self) -> Collection[nn.Module]:
-        """The layers of blocks that run before their block does: a policy keeps these on the device."""
+        """Returns the layers of blocks that run before their block does: a policy keeps these on the device."""
         return ()
 
 

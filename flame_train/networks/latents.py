@@ -47,7 +47,7 @@ def patchify(x_BHWC: Tensor, side: int, channels_first: bool) -> Tensor:
 
 
 def unpatchify(tokens_BLF: Tensor, grid: tuple[int, int], side: int, channels_first: bool) -> Tensor:
-    """The latents (B, H, W, C) of `grid` tokens: the inverse of `patchify`."""
+    """Returns the latents (B, H, W, C) of `grid` tokens: the inverse of `patchify`."""
     (B, _, F), (h, w) = tokens_BLF.shape, grid
     C = F // side**2
     if channels_first:
@@ -80,7 +80,7 @@ class Statistics(nn.Module):
         self.running_mean, self.running_var = param(channels, init="zeros"), param(channels, init="ones")
 
     def scale(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation."""
+        """Returns mean and standard deviation."""
         return self.running_mean, (self.running_var + STATISTICS_EPS).sqrt()
 
 
@@ -94,7 +94,7 @@ def patched(x_BHWC: Tensor, side: int) -> Tensor:
 
 
 def unpatched(x_BHWC: Tensor, side: int) -> Tensor:
-    """The reverse of `patched`."""
+    """Returns the reverse of `patched`."""
     if side == 1:
         return x_BHWC
     B, H, W, C = x_BHWC.shape
@@ -103,7 +103,10 @@ def unpatched(x_BHWC: Tensor, side: int) -> Tensor:
 
 
 def statistic(stated: Stated, key: str, usual: tuple[float, ...]) -> tuple[float, ...]:
-    """A number of each channel of latents, as a folder states it. Raises ModelFileError for another list than that."""
+    """Returns a number of each channel of latents, as a folder states it.
+
+    Raises ModelFileError for another list than that.
+    """
     found = stated.values.get(key, list(usual))
     if not isinstance(found, list) or len(found) != len(usual) or not all(isinstance(x, int | float) for x in found):
         raise ModelFileError(f"{stated.path}: {key}: expected {len(usual)} numbers, got {found!r}; mend the file")

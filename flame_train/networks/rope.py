@@ -17,7 +17,7 @@ Grids = tuple[tuple[int, int], ...]
 
 
 def rope_angles(positions: Angles, axes: Sequence[int], theta: float) -> Angles:
-    """The angle by which each value of a head is rotated at each token, fp64 (S, E); two neighbours share one.
+    """Returns the angle by which each value of a head is rotated at each token, fp64 (S, E); two neighbours share one.
 
     Args:
         positions: each token's position on each axis (S, A).
@@ -45,7 +45,10 @@ def published_axes(head_dim: int) -> tuple[int, int, int]:
 def stated_axes(
     stated: object, head_dim: int, usual: Callable[[int], tuple[int, int, int]] = published_axes
 ) -> tuple[int, int, int]:
-    """The axes that a folder states, where they are three even numbers that make a head; else the `usual` ones."""
+    """Returns the axes that a folder states, where they are three even numbers that make a head.
+
+    Else the `usual` ones.
+    """
     if (
         isinstance(stated, list)
         and len(stated) == 3

@@ -37,7 +37,6 @@ class _Place:
     """The dims from the slowest to the fastest in memory."""
 
     def of(self, buffer: Array) -> Array:
-        """The array there."""
         dense = [self.shape[i] for i in self.order]
         size = int(np.prod(dense, dtype=np.int64)) * self.dtype.itemsize
         flat = buffer[self.offset : self.offset + size].view(self.dtype)
@@ -111,7 +110,7 @@ class StreamedWeights:
         return frozenset(id(place.tensor) for waiting in self._waiting.values() for place in waiting.places)
 
     def _tensors(self, part: Block) -> Iterator[Tensor]:
-        """The arrays of a block's weights, whatever their number formats: a packed weight has several."""
+        """Yields the arrays of a block's weights, whatever their number formats: a packed weight has several."""
         for _, module, attr, spec in part.named_specs():
             if id(module) not in self._resident and not spec.is_buffer:
                 yield from arrays_of(getattr(module, attr))
@@ -151,7 +150,7 @@ class StreamedWeights:
 
 
 def arrays_of(weight: Any) -> list[Tensor]:
-    """The tensors that a weight is made of."""
+    """Returns the tensors that a weight is made of."""
     if isinstance(weight, Tensor):
         return [weight]
     parts = (getattr(weight, field.name) for field in fields(weight))
@@ -159,7 +158,7 @@ def arrays_of(weight: Any) -> list[Tensor]:
 
 
 def memory_order(array: Array) -> tuple[int, ...]:
-    """The dims from the slowest to the fastest. Raises ValueError for an array with gaps."""
+    """Returns the dims from the slowest to the fastest. Raises ValueError for an array with gaps."""
     order = tuple(sorted(range(array.ndim), key=lambda i: -array.strides[i]))
     if not array.transpose(order).flags.c_contiguous:
         raise ValueError(f"expected a weight without gaps in memory, got {array.shape} with strides {array.strides}")

@@ -26,7 +26,7 @@ def transformer_component(*layouts: Layout, unused: str = r"(?!)") -> Component:
 def transformer_layouts(
     single_file: str, diffusers: str, table: Callable[[Collection[str]], KeyMap]
 ) -> tuple[Layout, Layout]:
-    """The layouts of a single file, which may store a factor for each fp8 weight, and of a diffusers folder.
+    """Returns the layouts of a single file, which may store a factor for each fp8 weight, and of a diffusers folder.
 
     Args:
         single_file: part of a name that only the single file's layout has.
@@ -46,10 +46,16 @@ def transformer_layouts(
 def component_of_table(
     single_file: str, diffusers: str, table: Callable[[], KeyMap], unused: str = r"(?!)"
 ) -> Component:
-    """The transformer in both layouts, for a table that serves any depth; the rest as `transformer_layouts` has it."""
+    """Returns the transformer in both layouts, for a table that serves any depth.
+
+    The rest as `transformer_layouts` has it.
+    """
     return transformer_component(*transformer_layouts(single_file, diffusers, lambda _: table()), unused=unused)
 
 
 def lora_component(modules: Modules, *flat: str) -> LoraComponent:
-    """The transformer as LoRA files speak of it; `flat` are prefixes of flattened names but kohya's and LyCORIS's."""
+    """Returns the transformer as LoRA files speak of it.
+
+    `flat` are prefixes of flattened names but kohya's and LyCORIS's.
+    """
     return LoraComponent("transformer", "lora_unet", modules, LORA_PREFIXES, (*flat, "lycoris"))

@@ -39,7 +39,7 @@ class AdafactorRule:
         return arena.matrices().zeros("exp_avg_sq") | momentum
 
     def numbers(self, state: State, step: Step) -> State:
-        """The second moment's decay, and the rate of `relative_step`: 1 / sqrt(step), at first less."""
+        """Returns the second moment's decay, and the rate of `relative_step`: 1 / sqrt(step), at first less."""
         t = step.count.astype(np.float64) + 1.0
         relative = step.xp.minimum(t, 1.0)
         if self.relative_step:

@@ -46,7 +46,7 @@ class AdamW8bitRule:
         return state
 
     def numbers(self, state: State, step: Step) -> State:
-        """The bias corrections: the divisors of the `first` moment and of the root of the `second`, 0-d fp32."""
+        """Gives the bias corrections: the divisors of the `first` moment and of the root of the `second`, 0-d fp32."""
         xp, (b1, b2) = step.xp, self.betas
         t = step.count.astype(np.float64) + 1.0
         return {"first": (1.0 - b1**t).astype(float32), "second": xp.sqrt(1.0 - b2**t).astype(float32)}
@@ -121,25 +121,14 @@ def _in_blocks(xp: Namespace, values: Array) -> Array:
 
 
 def _read(state: State, levels: str, moment: str) -> Array:
-    """The values of a moment, (blocks, 256) fp32."""
+    """Returns the values of a moment, (blocks, 256) fp32."""
     table = state[levels][0]
     places = state[moment].astype(np.int64)
     return table[(places + _ZERO[levels]) % _BLOCK] * state[f"{moment}_max"]
 
 
 def _written(xp: Namespace, state: State, levels: str, values: Array, moment: str) -> State:
-    """The nearest levels of values (blocks, 256), and the largest magnitude of each block.
-
-    Args:
-        xp: the array namespace.
-        state: the rule's state, which holds the table of levels.
-        levels: the table's name.
-        values: (blocks, 256), fp32.
-        moment: the moment's name.
-
-    Returns:
-        The two new arrays of the state, by name.
-    """
+    """Returns the nearest levels of values (blocks, 256), and the largest magnitude of each block."""
     most = xp.abs(values).max(-1, keepdims=True)
     shares = values / xp.where(most > 0, most, np.float32(1.0))
     table = state[levels][0]

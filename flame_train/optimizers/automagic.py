@@ -89,18 +89,7 @@ class AutomagicRule:
         return step.rates * moved, changed | self.conclude(state, step_)
 
     def _rates(self, xp: Any, codes: Array, unit: Array, above: Array, update: Array) -> tuple[Array, Array]:
-        """Each value's rate, and whether its update is above 0.
-
-        Args:
-            xp: the array namespace.
-            codes: the rates in 8 bits.
-            unit: what a code counts in.
-            above: whether the update before was above 0.
-            update: the update.
-
-        Returns:
-            The rates, fp32, and the new signs, in the shape of `update`.
-        """
+        """Returns each value's rate, and whether its update is above 0."""
         old, positive = codes.astype(float32) * unit, update > 0
         bump = np.float32(self.bump)
         rates = xp.where(positive == above, old + bump, old - bump)
@@ -108,7 +97,7 @@ class AutomagicRule:
 
     @staticmethod
     def _decayed(stack: Any, step: Step) -> Array:
-        """The values, with the factors on weight decay."""
+        """Returns the values, with the factors on weight decay."""
         scale, p = step.arena.decay_scale, step.arena.values
         found: Array = stack.gather(step.xp, p if scale is None else scale * p)
         return found

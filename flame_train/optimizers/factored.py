@@ -54,7 +54,7 @@ def matrix_kernel(
 
 
 def moments_of(*names: str) -> dict[str, Any]:
-    """The dtypes of the moments of these names, of rows, of columns and whole, in a kernel's order."""
+    """Returns the dtypes of the moments of these names, of rows, of columns and whole, in a kernel's order."""
     return {f"{name}_{kind}": float32 for name in names for kind in ("row", "col", "whole")}
 
 
@@ -78,7 +78,7 @@ class Moments:
         return root
 
     def moved(self, kind: str, stack: int, mean: Array, decay: Any, weight: Any = None) -> Array:
-        """A moment, in the shape of `mean`: decay * moment + weight * mean.
+        """Returns a moment, in the shape of `mean`: decay * moment + weight * mean.
 
         Args:
             kind: "row", "col" or "whole".
@@ -96,17 +96,17 @@ class Moments:
         return after
 
     def changed(self) -> State:
-        """The entries of the state."""
+        """Returns the entries of the state."""
         joined = Matrices.joined
         return {f"{self._name}_{kind}": joined(self._xp, parts) for kind, parts in self._parts.items()}
 
 
 def rms(xp: Namespace, x: Array) -> Array:
-    """The root of the mean square of each parameter of a stack, shaped to go with it; fp32."""
+    """Returns the root of the mean square of each parameter of a stack, shaped to go with it; fp32."""
     axes = tuple(range(1, x.ndim))
     return xp.sqrt((x * x).mean(axes, dtype=np.float64, keepdims=True)).astype(float32)
 
 
 def clipped(xp: Namespace, update: Array, threshold: float) -> Array:
-    """Each parameter's update, scaled down to a root mean square of at most `threshold`."""
+    """Returns each parameter's update, scaled down to a root mean square of at most `threshold`."""
     return update / xp.maximum(rms(xp, update) / np.float32(threshold), np.float32(1.0))

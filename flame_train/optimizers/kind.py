@@ -26,7 +26,7 @@ class OptimizerKind(Entry):
 
     @abstractmethod
     def rule(self) -> Rule:
-        """The last transform of the chain, which makes the update from the gradient."""
+        """Returns the last transform of the chain, which makes the update from the gradient."""
 
 
 def betas_problem(betas: Sequence[float], key: str = "betas") -> Mapping[str, str]:

@@ -51,7 +51,7 @@ class ProdigyRule:
         )
 
     def numbers(self, state: State, step: Step) -> State:
-        """The gradient's factors in the moments and in s."""
+        """Returns the gradient's factors in the moments and in s."""
         d = state["d"]
         weight = (d / self.d0) * (d if self.safeguard_warmup else self._dlr(step, state))
         return {
@@ -104,7 +104,7 @@ class ProdigyRule:
         return xp.sqrt(1.0 - self.betas[1] ** (k + 1.0)) / (1.0 - self.betas[0] ** (k + 1.0))
 
     def _estimate(self, xp: Namespace, state: State, d_hat: Array) -> tuple[Array, Array]:
-        """The new d and the largest estimate; d grows by `growth_rate` at most, but for its first growth."""
+        """Returns the new d and the largest estimate; d grows by `growth_rate` at most, but for its first growth."""
         d = xp.where(state["d"] == self.d0, xp.maximum(state["d"], d_hat), state["d"])
         d_max = xp.maximum(state["d_max"], d_hat)
         return (xp.minimum(d_max, d * self.growth_rate) if self.growth_rate else d_max), d_max

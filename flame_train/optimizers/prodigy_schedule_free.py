@@ -100,7 +100,7 @@ class ProdigyScheduleFreeRule:
         }
 
     def conclude(self, state: State, step: Step) -> State:
-        """The next d, from <g, p0 - z> and |s| of the sliced values."""
+        """Returns the next d, from <g, p0 - z> and |s| of the sliced values."""
         assert step.sums is not None
         xp, d, inner, size = step.xp, state["d"], step.sums["inner"], step.sums["size"]
         numerator = math.sqrt(self.betas[1]) * state["d_numerator"]
@@ -127,7 +127,7 @@ class ProdigyScheduleFreeRule:
         return moved, {"z": z - rates * u, "s": s} | changed | singles(state, numbers | concluded)
 
     def _scaled(self, g: Array, state: State, step: Step, numbers: State) -> tuple[Array, State]:
-        """The gradient over the root of its second moment, in proportion."""
+        """Returns the gradient over the root of its second moment, in proportion."""
         xp, arena = step.xp, step.arena
         moments = Moments(xp, arena.matrices(self._cut), state, "exp_avg_sq")
         scaled = xp.zeros_like(g)
@@ -143,19 +143,10 @@ class ProdigyScheduleFreeRule:
     def _root(
         self, xp: Namespace, grads: Array, moments: Moments, i: int, cut: MatrixShape | None, weight: Array
     ) -> Array:
-        """The root of the moment. Of a tall matrix it is that of each row's: the published implementation divides the
+        """Returns the root of the moment.
+
+        Of a tall matrix it is that of each row's: the published implementation divides the
         moments of its columns by themselves.
-
-        Args:
-            xp: the array namespace.
-            grads: the gradients of a stack of matrices.
-            moments: the moments, of which the new ones are noted.
-            i: the number of the stack.
-            cut: how a gradient is a matrix; None: it is none, and has a moment for each value.
-            weight: the share of the new squares.
-
-        Returns:
-            The root, which broadcasts to the gradients.
         """
         squares, b2 = grads * grads, self.betas[1]
         if cut is None:
@@ -171,7 +162,7 @@ class ProdigyScheduleFreeRule:
         return root.reshape(grads.shape)
 
     def evaluated(self, values: Array, state: State) -> Array:
-        """The average x, of which y = (1 - b1) z + b1 x."""
+        """Returns the average x, of which y = (1 - b1) z + b1 x."""
         share = np.float32(1.0 - 1.0 / self.betas[0])
         return values + share * (state["z"] - values)
 
@@ -198,7 +189,7 @@ class ProdigyScheduleFreeRule:
 
 
 def _sliced(arena: FlatParameters) -> Array:
-    """The places in the flat buffers of every 11th value of each parameter: (1, n) int64, stack by stack."""
+    """Returns the places in the flat buffers of every 11th value of each parameter: (1, n) int64, stack by stack."""
     places = [np.arange(start, start + size, _EVERY) for start, size in arena.matrices(whole).spans()]
     return arena.backend.to_device(np.concatenate(places)[None].astype(np.int64))
 

@@ -42,7 +42,7 @@ class ScheduleFreeAdamWRule:
         }
 
     def numbers(self, state: State, step: Step) -> State:
-        """How far y is pulled to z, its share of z's step, and the second moment's bias correction."""
+        """Returns how far y is pulled to z, its share of z's step, and the second moment's bias correction."""
         assert step.rate is not None
         xp, (b1, b2) = step.xp, self.betas
         lr_max = xp.maximum(step.rate.astype(np.float64), state["lr_max"])
@@ -66,7 +66,7 @@ class ScheduleFreeAdamWRule:
         return moved, {"z": z - step.rates * direction, "exp_avg_sq": v} | singles(state, numbers)
 
     def evaluated(self, values: Array, state: State) -> Array:
-        """The average x, of which y = (1 - b1) z + b1 x."""
+        """Returns the average x, of which y = (1 - b1) z + b1 x."""
         share = np.float32(1.0 - 1.0 / self.betas[0])
         return values + share * (state["z"] - values)
 

@@ -20,4 +20,4 @@ class ScheduleKind(Entry):
 
     @abstractmethod
     def build(self, total: int, warmup: int, min_lr: float) -> Schedule:
-        """The schedule of `total` updates, `warmup` of them a linear rise from 0, with a decay to `min_lr`."""
+        """Returns the schedule of `total` updates, `warmup` of them a linear rise from 0, with a decay to `min_lr`."""

@@ -45,7 +45,7 @@ class WarmupStableDecay(ScheduleKind):
         return Schedule(factor, total, warmup, min_lr=min_lr)
 
     def _falling(self, total: int) -> int:
-        """The number of steps in which the rate falls."""
+        """Returns the number of steps in which the rate falls."""
         return max(1, round(self.decay * total))
 
     def _fall(self, xp: Namespace, progress: Array) -> Array:

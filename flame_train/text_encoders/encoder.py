@@ -29,7 +29,10 @@ class EncoderKeys(Entry):
 
     @classmethod
     def part(cls, path: Path, component: str, files: FamilyFiles) -> Part:
-        """The network in a separate file, for a family whose `files` call it `component`. Raises ModelFileError."""
+        """Returns the network in a separate file, for a family whose `files` call it `component`.
+
+        Raises ModelFileError.
+        """
         return files.parts(path, [component])[component]
 
 
@@ -83,13 +86,13 @@ class TextEncoder(ABC):
         }
 
     def rows(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> int:
-        """How many rows of the arrays in `paddings` are the caption's own. `inputs` are of one caption."""
+        """Returns how many rows of the arrays in `paddings` are the caption's own. `inputs` are of one caption."""
         raise NotImplementedError(f"{type(self).__name__} keeps the padding of all its arrays")
 
     def without_padding(
         self, inputs: Mapping[str, np.ndarray[Any, Any]], made: Mapping[str, np.ndarray[Any, Any]]
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """What is kept of the arrays `made` of a caption with these `inputs`."""
+        """Says what is kept of the arrays `made` of a caption with these `inputs`."""
         if not self.paddings:
             return dict(made)
         rows = self.rows(inputs)
@@ -116,13 +119,16 @@ class TextEncoder(ABC):
         return False
 
     def with_images(self) -> TextEncoder:
-        """The encoder that reads control images too, if there is one. Raises ModelFileError if its weights lack."""
+        """Returns the encoder that reads control images too, if there is one.
+
+        Raises ModelFileError if its weights lack.
+        """
         return self
 
     def read(
         self, reading: Reading, pixels: Callable[[ViewedImage], np.ndarray[Any, Any]] = ViewedImage.pixels
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """What `encode` takes of a text and its images, of which `pixels` gives uint8 (H, W, 3)."""
+        """Says what `encode` takes of a text and its images, of which `pixels` gives uint8 (H, W, 3)."""
         return self.inputs(reading.text)
 
     def rows_of(self, reading: Reading) -> int:
@@ -131,7 +137,7 @@ class TextEncoder(ABC):
 
     @abstractmethod
     def inputs(self, text: str) -> dict[str, np.ndarray[Any, Any]]:
-        """What `encode` takes of a caption: its token ids, and what follows from them."""
+        """Says what `encode` takes of a caption: its token ids, and what follows from them."""
 
     @abstractmethod
     def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -142,7 +148,7 @@ class TextEncoder(ABC):
 
     @abstractmethod
     def overlong(self, text: str) -> bool:
-        """Whether a caption has more tokens than are kept."""
+        """Says whether a caption has more tokens than are kept."""
 
     def cuts(self, reading: Reading) -> bool:
         """`overlong` of a text beside its images, which may take some of the room."""
@@ -154,11 +160,11 @@ class TextEncoder(ABC):
         """A hash of the tokenizer and the length, on which the ids depend besides the caption."""
 
     def adaptable(self) -> tuple[str, ...]:
-        """The names of the layers that an adapter may sit on: all that its outputs depend on."""
+        """Returns the names of the layers that an adapter may sit on: all that its outputs depend on."""
         return tuple(layer_shapes(self.part.network))
 
     def components(self, network: nn.Module) -> dict[str, nn.Module]:
-        """Its loaded network, or the parts of it, by the names that LoRA files have for them."""
+        """Returns its loaded network, or the parts of it, by the names that LoRA files have for them."""
         return {self.part.component: network}
 
     def tokens(self, text: str) -> dict[str, np.ndarray[Any, Any]]:
@@ -166,7 +172,7 @@ class TextEncoder(ABC):
         return {f"{self.key}.{name}": array for name, array in self.inputs(text).items()}
 
     def load(self, *, device: str, dtype: DType | str, precision: str, streamed: Collection[str] = ()) -> BlockNetwork:
-        """The network with its weights; the blocks named in `streamed` wait in host memory.
+        """Returns the network with its weights; the blocks named in `streamed` wait in host memory.
 
         `precision` is `text_encoders.precision`, `dtype` that of training.
         """
@@ -195,7 +201,7 @@ def tokenizer_places(part: Part, base: Path) -> tuple[Path, Path]:
 
 
 def too_long(encoders: Sequence[TextEncoder], read: Sequence[Reading]) -> tuple[int, TextEncoder | None]:
-    """How many texts are longer than the encoder with the longest limit keeps, and that encoder."""
+    """Returns how many texts are longer than the encoder with the longest limit keeps, and that encoder."""
     if not encoders:
         return 0, None
     longest = max(encoders, key=lambda encoder: encoder.limit[1])

@@ -40,7 +40,7 @@ class TextNetwork:
     noun: str = "text encoder"
 
     def part(self, path: str | Path, component: str = "") -> Part:
-        """The encoder in a file or folder, with its weights declared: only headers are read.
+        """Returns the encoder in a file or folder, with its weights declared: only headers are read.
 
         Its `load` takes weights of any float type, fp8 (plain or scaled) included. Tensors go to the device one by
         one, so the host needs memory for the largest alone. A plain fp8 file keeps its exact values with

@@ -28,7 +28,7 @@ class RunningEncoder:
     network: BlockNetwork
 
     def conditioned(self, arrays: Mapping[str, Tensor], dtype: DType) -> dict[str, Tensor]:
-        """A batch's arrays with those that it makes, in `dtype`, in place of its token ids.
+        """Returns a batch's arrays with those that it makes, in `dtype`, in place of its token ids.
 
         A batch without its token ids has what it makes already, and stays as it is.
         """
@@ -47,7 +47,7 @@ class RunningEncoder:
 def tokens_of(
     encoders: Sequence[TextEncoder], text: str, dropped: frozenset[str] | None = None
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """What a batch has of a caption for encoders that run in the step.
+    """Says what a batch has of a caption for encoders that run in the step.
 
     Args:
         encoders: the encoders.

@@ -142,7 +142,10 @@ class Dora(AdapterKind):
         return _LORA.count(weight_shape, rank) + weight_shape[self._axis(weight_shape)]
 
     def _axis(self, weight_shape: tuple[int, ...]) -> int:
-        """The weight's axis that has a magnitude each. ComfyUI takes any magnitudes of one output for its row's."""
+        """Returns the weight's axis that has a magnitude each.
+
+        ComfyUI takes any magnitudes of one output for its row's.
+        """
         return 0 if self.wd_on_output or weight_shape[0] == 1 else 1
 
 
@@ -235,11 +238,11 @@ class DoraAdapter:
 
 
 def _squares(weight: Any, axis: int) -> Tensor:
-    """The squared norms of a weight's rows (axis 0) or input columns (axis 1), fp32."""
+    """Returns the squared norms of a weight's rows (axis 0) or input columns (axis 1), fp32."""
     values = dense(weight, float32)
     return values.square().sum(tuple(i for i in range(values.ndim) if i != axis))
 
 
 def _beside(weight_shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """The magnitudes' shape beside a weight: LyCORIS' `dora_scale`."""
+    """Returns the magnitudes' shape beside a weight: LyCORIS' `dora_scale`."""
     return tuple(n if i == axis else 1 for i, n in enumerate(weight_shape))

@@ -21,19 +21,19 @@ class Adapter(LayerAdapter, Protocol):
     """A layer's adapter, sitting in the layer's `adapter` slot. The engine's protocol says how a layer calls it."""
 
     def parameters(self) -> Mapping[str, Parameter]:
-        """The trained matrices by the names that follow the layer's, such as `lora_down.weight`."""
+        """Returns the trained matrices by the names that follow the layer's, such as `lora_down.weight`."""
 
     def delta(self) -> Tensor:
-        """The update of the weight, fp32, in its shape."""
+        """Returns the update of the weight, fp32, in its shape."""
 
     def factors(self) -> Factors:
-        """The present values on the host."""
+        """Returns the present values on the host."""
 
     def dropped(self, layer: Layer, x: Tensor, drop: Drop) -> Tensor:
-        """The layer's output with the parts of the update that `drop` leaves in."""
+        """Returns the layer's output with the parts of the update that `drop` leaves in."""
 
     def on(self, layer: Layer) -> Adapter:
-        """The same trained matrices as the adapter of a layer of another network, whose weight may differ."""
+        """Returns the same trained matrices as the adapter of a layer of another network, whose weight may differ."""
 
     def limit(self, max_norm: float) -> None:
         """Makes the update smaller, in place, where its Frobenius norm is above `max_norm`; on the device."""
@@ -61,7 +61,7 @@ class AdapterKind(Entry):
         return rank, alpha
 
     def initial(self, layer: Layer, rank: int, alpha: float, rng: np.random.Generator) -> Factors:
-        """The first values of a layer's adapter, with which its output does not change.
+        """Returns the first values of a layer's adapter, with which its output does not change.
 
         Args:
             layer: the layer that gets the adapter.
@@ -77,11 +77,11 @@ class AdapterKind(Entry):
         raise NotImplementedError
 
     def from_factors(self, layer: Layer, factors: Any, strength: float, make: Make) -> Adapter:
-        """The adapter of a layer with these values, `strength` times as strong."""
+        """Returns the adapter of a layer with these values, `strength` times as strong."""
         raise NotImplementedError
 
     def count(self, weight_shape: tuple[int, ...], rank: int) -> int:
-        """The number of trained values for a layer whose weight has this shape."""
+        """Returns the number of trained values for a layer whose weight has this shape."""
         raise NotImplementedError
 
 

@@ -108,7 +108,7 @@ class Lokr(AdapterKind):
         return LokrFactors(values, alpha if has_product(values) else float(rank))  # as LyCORIS has it
 
     def shapes(self, weight_shape: tuple[int, ...], rank: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of a layer's matrices by name: which are products is LyCORIS' rule."""
+        """Returns the shapes of a layer's matrices by name: which are products is LyCORIS' rule."""
         out, width, *kernel = weight_shape
         (a, b), (c, d) = factorization(out, self.factor), factorization(width, self.factor)
         found: dict[str, tuple[int, ...]] = {}
@@ -192,7 +192,7 @@ def factorization(dimension: int, factor: int) -> tuple[int, int]:
 
 
 def has_product(arrays: Mapping[str, object]) -> bool:
-    """Whether one of the two matrices is a product: only then do rank and alpha mean something."""
+    """Says whether one of the two matrices is a product: only then do rank and alpha mean something."""
     return any(name.endswith("_a") for name in arrays)
 
 

@@ -89,11 +89,11 @@ class LoraAdapter:
         return self.alpha / self.rank
 
     def __call__(self, layer: Layer, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The layer's output with the update; the layer's weight stays as it is."""
+        """Returns the layer's output with the update; the layer's weight stays as it is."""
         return self.apply(layer, x, nn.compute_copy(layer.bias), residual)
 
     def apply(self, layer: Layer, x: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
-        """The same with another bias than the layer's."""
+        """Returns the same with another bias than the layer's."""
         weight = nn.operand(layer.weight, x.dtype)
         if isinstance(layer, nn.Linear):
             if isinstance(weight, nn.ScaledWeight):
@@ -117,7 +117,7 @@ class LoraAdapter:
         return F.linear(low, up.reshape(up.shape[0], self.rank))
 
     def norm(self) -> Tensor:
-        """The Frobenius norm of the update: |up @ down|^2 is the sum of (up^T up) * (down down^T)."""
+        """Returns the Frobenius norm of the update: |up @ down|^2 is the sum of (up^T up) * (down down^T)."""
         with no_grad():
             up, down = self.up.detach().reshape(-1, self.rank), self.down.detach().reshape(self.rank, -1)
             square = ((up.T @ up) * (down @ down.T)).sum()
@@ -137,7 +137,7 @@ class LoraAdapter:
         return self.down.compute_copy.to(x.dtype), self.up.compute_copy.to(x.dtype)
 
     def apply_grouped(self, layers: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...] | None:
-        """All layers' outputs for `x` at once, where all have a LoRA of one scale and none a bias.
+        """Returns all layers' outputs for `x` at once, where all have a LoRA of one scale and none a bias.
 
         Not of weights in 4 bits: decoded, they lie apart, and copying them together would cost more.
         """
@@ -162,18 +162,7 @@ class LoraAdapter:
         bias: Tensor | None = None,
         residual: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """The outputs of layers stored in 8 bits, with their updates.
-
-        Args:
-            weights: the layers' weights in 8 bits.
-            loras: their adapters.
-            x: the input (..., in).
-            bias: (out,), for one layer alone, or None.
-            residual: what is added to the output of one layer alone, or None.
-
-        Returns:
-            Each layer's output (..., out).
-        """
+        """Returns the outputs of layers stored in 8 bits, with their updates."""
         stored = [w.data for w in weights], [w.scales for w in weights]
         downs, ups = zip(*[a.compute(x) for a in loras], strict=True)
         outputs: tuple[Tensor, ...] = F.scaled_lora_linears(
@@ -182,7 +171,7 @@ class LoraAdapter:
         return outputs
 
     def delta(self) -> Tensor:
-        """The update as a matrix of the weight's shape, in fp32: scale * up @ down."""
+        """Returns the update as a matrix of the weight's shape, in fp32: scale * up @ down."""
         with no_grad():
             flat = self.up.reshape(self.up.shape[0], self.rank) @ self.down.reshape(self.rank, -1)
             return (flat * self.scale).reshape(self.up.shape[0], *self.down.shape[1:])

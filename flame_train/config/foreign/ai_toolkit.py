@@ -65,7 +65,7 @@ def _read(reading: Reading) -> Source:
 
 
 def _with_controls(dataset: dict[str, Setting]) -> dict[str, Setting]:
-    """A set of images whose folders of control images, numbered or not, are one list."""
+    """Returns a set of images whose folders of control images, numbered or not, are one list."""
     named = [name for name in ("control_path", *(f"control_path_{n}" for n in (1, 2, 3))) if name in dataset]
     values = [dataset.pop(name) for name in named]
     folders = [
@@ -125,7 +125,7 @@ def targets(value: Any, source: Source) -> Any:
 
 
 def _batches(source: Source) -> int:
-    """How many steps there, of one batch each, make an update of the weights."""
+    """Returns how many steps there, of one batch each, make an update of the weights."""
     return max(1, int(source.get("train.gradient_accumulation_steps", 1)))
 
 
@@ -144,7 +144,7 @@ def accumulated(value: Any, source: Source) -> Any:
 
 
 def rate(value: Any, source: Source) -> Any:
-    """A learning rate; below 0.1 ai-toolkit gives Prodigy 1."""
+    """Converts a learning rate; below 0.1 ai-toolkit gives Prodigy 1."""
     if str(source.get("train.optimizer", "")).lower().startswith(("prodigy", "dadapt")) and float(value) < 0.1:
         return Changed(1.0, f"ai-toolkit gives this optimizer 1 in place of {value}")
     return float(value)
@@ -159,7 +159,10 @@ def eps(value: Any, source: Source) -> Any:
 
 
 def schedule(value: Any, source: Source) -> Any:
-    """A schedule; restarts and T_0 are of the whole run, and linear rises from a third of the rate to all of it."""
+    """Returns a schedule.
+
+    Restarts and T_0 are of the whole run, and linear rises from a third of the rate to all of it.
+    """
     params = "train.lr_scheduler_params."
     if value == "constant_with_warmup":
         warmup = max(1, round(source.get(f"{params}num_warmup_steps", 1000) / _batches(source)))
@@ -208,7 +211,7 @@ def weighted(value: Any, source: Source) -> Any:
 
 
 def span(name: str) -> Convert:
-    """The first or last place in a list of noise levels that begins with the noisiest, as a timestep."""
+    """Returns the first or last place in a list of noise levels that begins with the noisiest, as a timestep."""
 
     def convert(value: Any, source: Source) -> Any:
         if value == (0 if name == "min" else 999):
@@ -249,7 +252,7 @@ def quantized(value: Any, source: Source) -> Any:
 
 
 def quantized_text(value: Any, source: Source) -> Any:
-    """The text encoders, which are as the model where nothing is said; CLIPs are not quantized."""
+    """Converts the text encoders, which are as the model where nothing is said; CLIPs are not quantized."""
     return _by_type(str(source.get("model.qtype_te", "qfloat8"))) if value and not source.fact("unet") else NOTHING
 
 
@@ -284,7 +287,7 @@ def resolutions(value: Any, source: Source) -> Any:
 
 
 def encoders(value: Any, source: Source) -> Any:
-    """One switch for all text encoders; which of Flux's and SD3's it means is not told there."""
+    """Converts one switch for all text encoders; which of Flux's and SD3's it means is not told there."""
     if is_off(value):
         return NOTHING
     if not source.fact("encoders"):
@@ -297,7 +300,7 @@ def encoders(value: Any, source: Source) -> Any:
 
 
 def kept(kind: str, prefix: str) -> Convert:
-    """The switch of a preservation, with its weight, and the class of the trigger if it has one."""
+    """Returns the switch of a preservation, with its weight, and the class of the trigger if it has one."""
 
     def convert(value: Any, source: Source) -> Any:
         if is_off(value):

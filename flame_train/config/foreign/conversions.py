@@ -58,13 +58,13 @@ _OPTIMIZERS: Final = MappingProxyType(
 
 
 def number_format(value: Any, source: Source) -> Any:
-    """A number format by any program's name for it."""
+    """Converts a number format by any program's name for it."""
     found = _FORMATS.get(str(value).lower())
     return found or Lost("no such number format here; bf16, fp16 and fp32 are there")
 
 
 def optimizer(value: Any, source: Source) -> Any:
-    """An optimizer by any program's name for it, or Lost."""
+    """Converts an optimizer by any program's name for it, or Lost."""
     from flame_train.config.keys import keys
 
     key = keys()["optimizer.name"]
@@ -78,7 +78,7 @@ def optimizer(value: Any, source: Source) -> Any:
 
 
 def schedule(value: Any, source: Source) -> Any:
-    """A learning-rate schedule by any program's name for it, or Lost."""
+    """Converts a learning-rate schedule by any program's name for it, or Lost."""
     from flame_train.config.keys import keys
 
     name = str(value).lower()
@@ -88,18 +88,21 @@ def schedule(value: Any, source: Source) -> Any:
 
 
 def inverted(value: Any, source: Source) -> Any:
-    """A switch whose opposite is here."""
+    """Converts a switch whose opposite is here."""
     return not value
 
 
 def ending(value: Any, source: Source) -> Any:
-    """A file name ending, with its dot."""
+    """Converts a file name ending, with its dot."""
     text = str(value)
     return text if text.startswith(".") else f".{text}"
 
 
 def side(value: Any, source: Source) -> Any:
-    """A resolution in any form: 1024, "1024", "1024,1024", "768x1344" or [1024, 1024]; ours is a square's side."""
+    """Returns a resolution in any form: 1024, "1024", "1024,1024", "768x1344" or [1024, 1024].
+
+    Ours is a square's side.
+    """
     sides = sides_of(value)
     if not sides:
         return Lost("expected a number of pixels")
@@ -110,14 +113,17 @@ def side(value: Any, source: Source) -> Any:
 
 
 def sides_of(value: Any) -> list[int]:
-    """The numbers in a resolution."""
+    """Returns the numbers in a resolution."""
     parts = value if isinstance(value, list | tuple) else str(value).lower().replace("x", ",").split(",")
     numbers = [number(part) for part in parts]
     return [int(each) for each in numbers if isinstance(each, int | float) and each == int(each)]
 
 
 def number(value: Any) -> Any:
-    """A number that is written as text, such as "1e-4"; anything else as it is, also nan and what is beyond 1e100."""
+    """Returns a number that is written as text, such as "1e-4".
+
+    Anything else as it is, also nan and what is beyond 1e100.
+    """
     if not isinstance(value, str):
         return value
     for kind in (int, float):
@@ -145,7 +151,7 @@ def min_snr(value: Any, source: Source) -> Any:
 
 
 def switched(value_on: Any) -> Any:
-    """The conversion of a switch that stands for a value of ours; off is ours by default."""
+    """Returns the conversion of a switch that stands for a value of ours; off is ours by default."""
 
     def convert(value: Any, source: Source) -> Any:
         return NOTHING if is_off(value) else value_on
@@ -154,12 +160,12 @@ def switched(value_on: Any) -> Any:
 
 
 def unless_off(value: Any, source: Source) -> Any:
-    """The value, where it is one."""
+    """Converts the value, where it is one."""
     return NOTHING if is_off(value) else value
 
 
 def sampled(name: str, shift: Any, std: float = 1.0) -> Any:
-    """How noise levels are drawn, with their shift and the width of a logit-normal."""
+    """Returns how noise levels are drawn, with their shift and the width of a logit-normal."""
     found = {"loss.timestep_sampling": name, "loss.shift": float(number(shift))}
     if std != 1.0:
         found["loss.logit_std"] = std
@@ -181,7 +187,7 @@ def sampled_as_flux(name: str, source: Source, std: float = 1.0) -> Any:
 
 
 def one_of(names: Mapping[Any, Any], else_: str) -> Any:
-    """The conversion of a choice by a table of names; others are Lost for the reason `else_`."""
+    """Returns the conversion of a choice by a table of names; others are Lost for the reason `else_`."""
 
     def convert(value: Any, source: Source) -> Any:
         return names.get(value, Lost(else_))
@@ -213,7 +219,7 @@ _SWITCHES: Final = MappingProxyType({"True": True, "False": False, "true": True,
 
 
 def own_key(value: Any, source: Source) -> Any:
-    """An optimizer's own setting: a number, a switch, or several numbers in one text."""
+    """Converts an optimizer's own setting: a number, a switch, or several numbers in one text."""
     if value is None:
         return NOTHING
     if isinstance(value, str) and "," in value:
@@ -225,7 +231,7 @@ _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def checkpoint(value: Any, source: Source) -> Any:
-    """A checkpoint's path, or a name on the hub, which is written hf:owner/name here."""
+    """Converts a checkpoint's path, or a name on the hub, which is written hf:owner/name here."""
     text = str(value or "")
     if not text:
         return NOTHING
@@ -241,7 +247,7 @@ _HUB_FILE: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def hub_file(value: Any, source: Source) -> Any:
-    """A file's path, or owner/name/file on the hub, which is written with hf: here."""
+    """Converts a file's path, or owner/name/file on the hub, which is written with hf: here."""
     text = str(value or "")
     if not text:
         return NOTHING
@@ -249,17 +255,17 @@ def hub_file(value: Any, source: Source) -> Any:
 
 
 def to_float(value: Any, source: Source) -> Any:
-    """A number as a float; nothing for an empty value."""
+    """Converts a number as a float; nothing for an empty value."""
     return NOTHING if value in (None, "") else float(number(value))
 
 
 def to_number(value: Any, source: Source) -> Any:
-    """A number; nothing for an empty value."""
+    """Converts a number; nothing for an empty value."""
     return NOTHING if value in (None, "") else number(value)
 
 
 def where(setting: str, choices: Collection[Any], convert: Convert) -> Convert:
-    """The conversion of a setting that means something where another has one of `choices`."""
+    """Returns the conversion of a setting that means something where another has one of `choices`."""
 
     def checked(value: Any, source: Source) -> Any:
         return convert(value, source) if source.get(setting) in choices else NOTHING
@@ -268,7 +274,7 @@ def where(setting: str, choices: Collection[Any], convert: Convert) -> Convert:
 
 
 def only_with(switch: str) -> Convert:
-    """A setting of a choice that is not here: it is told with its switch, and means nothing without."""
+    """Returns a setting of a choice that is not here: it is told with its switch, and means nothing without."""
 
     def convert(value: Any, source: Source) -> Any:
         return NOTHING if is_off(source.get(switch)) else Lost(f"it belongs to {switch}")
@@ -277,17 +283,17 @@ def only_with(switch: str) -> Convert:
 
 
 def seed(value: Any, source: Source) -> Any:
-    """A seed; -1 draws one."""
+    """Converts a seed; -1 draws one."""
     return NOTHING if value in (None, -1) else value
 
 
 def mask_folder(value: Any, source: Source) -> Any:
-    """A folder of masks of a set of images."""
+    """Converts a folder of masks of a set of images."""
     return NOTHING if is_off(value) else {"set.masks": "files", "set.mask_folder": value}
 
 
 def sampler(value: Any, source: Source) -> Any:
-    """A sampler by any program's name for it, or Lost."""
+    """Converts a sampler by any program's name for it, or Lost."""
     from flame_train.config.keys import keys
 
     key, name = keys()["sample.sampler"], str(value).lower()
@@ -298,7 +304,7 @@ def sampler(value: Any, source: Source) -> Any:
 
 
 def swapped(checkpointing: str) -> Convert:
-    """The conversion of a count of blocks that wait in host memory.
+    """Returns the conversion of a count of blocks that wait in host memory.
 
     `checkpointing` is the other program's switch for recomputation, which streamed blocks need here.
     """
@@ -313,7 +319,7 @@ def swapped(checkpointing: str) -> Convert:
 
 
 def trained(rates: Mapping[str, Any], denoiser: Any, targets: str, remark: str = "") -> Any:
-    """The keys for text encoders with these learning rates.
+    """Returns the keys for text encoders with these learning rates.
 
     Args:
         rates: by encoder, its learning rate there; one that is off is not trained.

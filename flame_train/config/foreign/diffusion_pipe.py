@@ -70,7 +70,7 @@ def _read(reading: Reading) -> Source:
 
 
 def held_out(reading: Reading, settings: Mapping[str, Setting], notes: list[str]) -> list[dict[str, Setting]]:
-    """The folders of eval_datasets, in files of their own."""
+    """Returns the folders of eval_datasets, in files of their own."""
     found: list[dict[str, Setting]] = []
     named = settings.get("eval_datasets", Setting([], ""))
     for one in named.value:
@@ -100,12 +100,12 @@ def rank(value: Any, source: Source) -> Any:
 
 
 def targets(value: Any, source: Source) -> Any:
-    """The linear layers of the blocks; of Krea 2 those over the text too."""
+    """Converts the linear layers of the blocks; of Krea 2 those over the text too."""
     return source.fact("diffusion_pipe_layers") or ["full"]
 
 
 def levels(value: Any, source: Source) -> Any:
-    """The distribution of noise levels; `shift` wins over `flux_shift`."""
+    """Converts the distribution of noise levels; `shift` wins over `flux_shift`."""
     shift = source.get("model.shift") or (0.0 if source.get("model.flux_shift") else 1.0)
     std = float(source.get("model.sigmoid_scale", 1.0)) if value == "logit_normal" else 1.0
     known = {"logit_normal": "logit_normal", "uniform": "uniform"}
@@ -123,7 +123,7 @@ def batch(value: Any, source: Source) -> Any:
 
 
 def examples(value: Any, source: Source) -> Any:
-    """An interval in images as one in steps."""
+    """Converts an interval in images as one in steps."""
     if is_off(value):
         return NOTHING
     size = batch(source.get("image_micro_batch_size_per_gpu") or source.get("micro_batch_size_per_gpu", 1), source)
@@ -131,7 +131,7 @@ def examples(value: Any, source: Source) -> Any:
 
 
 def scheduled(value: Any, source: Source) -> Any:
-    """A cosine ends at a rate of 1e-6, whatever it begins with."""
+    """Converts a cosine ends at a rate of 1e-6, whatever it begins with."""
     found = schedule(value, source)
     return {"schedule.name": "cosine", "schedule.min_lr": 1e-6} if found == "cosine" else found
 
@@ -152,13 +152,13 @@ def resolutions(value: Any, source: Source) -> Any:
 
 
 def repeats(value: Any, source: Source) -> Any:
-    """How often a folder is shown in an epoch; a number with a fraction is a weight here."""
+    """Converts how often a folder is shown in an epoch; a number with a fraction is a weight here."""
     count = float(value)
     return {"set.repeats": int(count)} if count == int(count) and count >= 1 else {"set.weight": count}
 
 
 def encoder(value: Any, source: Source) -> Any:
-    """The files of text encoders, of which these families have one."""
+    """Converts the files of text encoders, of which these families have one."""
     paths = [str(each["path"]) for each in value if "path" in each]
     return paths[0] if len(paths) == 1 else Lost("expected one file; name each in [text_encoders]")
 
@@ -195,17 +195,17 @@ def encoders(value: Any, source: Source) -> Any:
 
 
 def text_batch(value: Any, source: Source) -> Any:
-    """The batch of videos, and of images where those have none of their own."""
+    """Converts the batch of videos, and of images where those have none of their own."""
     return NOTHING if source.get("image_micro_batch_size_per_gpu") is not None else batch(value, source)
 
 
 def constant(value: Any, source: Source) -> Any:
-    """A rate that wins over the optimizer's and over the schedule."""
+    """Converts a rate that wins over the optimizer's and over the schedule."""
     return {"optimizer.lr": float(value), "schedule.name": "constant"}
 
 
 def shuffled_once(value: Any, source: Source) -> Any:
-    """One order of the tags, drawn when captions are cached, unless cache_shuffle_num asks for more."""
+    """Converts one order of the tags, drawn when captions are cached, unless cache_shuffle_num asks for more."""
     if is_off(value) or not is_off(source.get("cache_shuffle_num")):
         return NOTHING
     return {"set.captions.shuffle": True, "set.captions.variants": 1}
@@ -220,7 +220,7 @@ def one_stage(value: Any, source: Source) -> Any:
 
 
 def folder(value: Any, source: Source) -> Any:
-    """A diffusers folder, whose transformer a file of its own replaces."""
+    """Converts a diffusers folder, whose transformer a file of its own replaces."""
     if source.get("model.transformer_path"):
         return Lost("for its text encoders and VAE: name them in [text_encoders] and model.vae")
     return checkpoint(value, source)

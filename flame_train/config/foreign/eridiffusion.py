@@ -25,7 +25,7 @@ _PARTS: Final = ("sdxl", "sd35", "sd3", "flux")
 
 
 def _is_mine(tree: Tree) -> bool:
-    """The kind of model, and another of its settings at the top."""
+    """Returns the kind of model, and another of its settings at the top."""
     own = [name for name in tree if name in _FLAT or name.startswith(tuple(f"{part}_" for part in _PARTS))]
     return isinstance(tree.get("model_kind"), str) and bool(own)
 

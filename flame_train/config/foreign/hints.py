@@ -32,7 +32,7 @@ _IN_PLACE: Final = MappingProxyType(
 
 
 def sentence(path: str) -> str:
-    """What to do instead of `path`, `section.name` or a bare name; "" where no table has a sentence."""
+    """Says what to do instead of `path`, `section.name` or a bare name; "" where no table has a sentence."""
     name = path.rpartition(".")[2]
     exact = _IN_PLACE.get(path) or _IN_PLACE.get(name) or _sentences().get(name)
     return exact or next((said for pattern, said in _patterns().items() if fnmatchcase(name, pattern)), "")

@@ -67,7 +67,7 @@ class InterfaceBoxes(NamedTuple):
 
 @cache
 def interface_boxes() -> InterfaceBoxes:
-    """The boxes in the file beside this one."""
+    """Returns the boxes in the file beside this one."""
     tree = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     models = named_by("sd-scripts") | sd_scripts.TYPES | {"": ""}
     groups = [(each["names"].split(), [models[model] for model in each["models"]]) for each in tree["of_models"]]
@@ -101,12 +101,12 @@ def read(reading: Reading) -> Source:
 
 
 def _plain(value: Any) -> Any:
-    """A number for text that spells one, as the interface reads it (common_gui.py:390)."""
+    """Returns a number for text that spells one, as the interface reads it (common_gui.py:390)."""
     return number(value) if isinstance(value, str) and value.strip() else value
 
 
 def _family(reading: Reading, boxes: Mapping[str, Setting]) -> str:
-    """The box that is ticked; without any it is Stable Diffusion 1 or 2 (lora_gui.py:1778)."""
+    """Returns the box that is ticked; without any it is Stable Diffusion 1 or 2 (lora_gui.py:1778)."""
     if not {"LoRA_type", "network_dim"} & set(boxes):
         raise ConfigError(f"{reading.file}: expected a LoRA, got a config of another page of the interface")
     for name, other in _OTHERS.items():
@@ -127,13 +127,13 @@ def _value(boxes: Mapping[str, Setting], name: str, usual: Any = None) -> Any:
 
 
 def _number(boxes: Mapping[str, Setting], name: str) -> float:
-    """A box's number; 0 for one that has none, as the interface takes it (common_gui.py:1205)."""
+    """Returns a box's number; 0 for one that has none, as the interface takes it (common_gui.py:1205)."""
     value = _value(boxes, name, 0)
     return value if isinstance(value, int | float) else 0
 
 
 def _used(boxes: Mapping[str, Setting], family: str) -> tuple[dict[str, Setting], dict[str, str]]:
-    """The boxes that say something, and of the others the reason why they do not."""
+    """Returns the boxes that say something, and of the others the reason why they do not."""
     used: dict[str, Setting] = {}
     idle: dict[str, str] = {}
     of_models, at_default = interface_boxes().of_models, interface_boxes().at_default
@@ -149,7 +149,7 @@ def _used(boxes: Mapping[str, Setting], family: str) -> tuple[dict[str, Setting]
 
 
 def _arguments(boxes: Mapping[str, Setting], family: str) -> Iterator[tuple[str, Setting]]:
-    """The arguments that the boxes make (lora_gui.py:2147)."""
+    """Yields the arguments that the boxes make (lora_gui.py:2147)."""
     yield from network(boxes, family).items()
     yield from _rates(boxes, family)
     yield from _length(boxes)
@@ -163,7 +163,7 @@ def _arguments(boxes: Mapping[str, Setting], family: str) -> Iterator[tuple[str,
 
 
 def _written(name: str, box: Setting, value: Any = None) -> Setting:
-    """A box as an argument: what the file says stays its text."""
+    """Returns a box as an argument: what the file says stays its text."""
     said = f"{name} = {box.value!r}" if box.place else f"{name} (the web interface's default)"
     return Setting(box.value if value is None else value, box.place, said if len(said) <= 80 else f"{said[:77]}...")
 
@@ -202,7 +202,7 @@ def _length(boxes: Mapping[str, Setting]) -> Iterator[tuple[str, Setting]]:
 
 
 def _further(boxes: Mapping[str, Setting]) -> dict[str, Setting]:
-    """The arguments that stand in a box as they are, which override the others (common_gui.py:1339)."""
+    """Returns the arguments that stand in a box as they are, which override the others (common_gui.py:1339)."""
     box = boxes.get("additional_parameters", Setting("", ""))
     return {
         name: Setting(_plain(value), box.place, f"additional_parameters --{name}")
@@ -291,7 +291,7 @@ def network(boxes: Mapping[str, Setting], family: str) -> dict[str, Setting]:
 
 
 def unread(boxes: Mapping[str, Setting]) -> frozenset[str]:
-    """The boxes of other kinds, which the interface does not read."""
+    """Returns the boxes of other kinds, which the interface does not read."""
     read = KINDS.get(str(boxes["LoRA_type"].value), ("", "", ()))[2]
     others = NETWORK_BOXES - {*read, *_ALL_KINDS, "LoRA_type"}
     if "split_qkv" in read and "train_lora_ggpo" in boxes:

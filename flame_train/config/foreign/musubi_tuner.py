@@ -44,7 +44,7 @@ _VERSIONS: Final = ("klein-4b", "klein-9b", "klein-base-4b", "klein-base-9b", "o
 
 
 def _is_mine(tree: Tree) -> bool:
-    """A command, a dataset TOML with folders of its names, or a file of arguments with its name of the model."""
+    """Gives a command, a dataset TOML with folders of its names, or a file of arguments with its name of the model."""
     script = str(tree.get(SCRIPT, ""))
     if script in _SCRIPTS or script.startswith(_OTHERS):
         return True
@@ -81,7 +81,7 @@ def _read(reading: Reading) -> Source:
 
 
 def _sets(reading: Reading) -> list[dict[str, Setting]]:
-    """The datasets, each with what [general] says."""
+    """Returns the datasets, each with what [general] says."""
     general, datasets = reading.tree.get("general", {}), reading.tree.get("datasets", [])
     below = reading.flat(general, ("general",)) if isinstance(general, Mapping) else {}
     return [below | reading.flat(one, ("datasets", f"[{i}]")) for i, one in enumerate(datasets)]
@@ -100,7 +100,7 @@ def _alpha(value: Any, source: Source) -> Any:
 
 
 def _targets(value: Any, source: Source) -> Any:
-    """The linear layers of the blocks without those that modulate; of Krea 2 all there are."""
+    """Converts the linear layers of the blocks without those that modulate; of Krea 2 all there are."""
     return source.fact("musubi_layers") or ["attention+mlp"]
 
 
@@ -132,14 +132,14 @@ def _levels(value: Any, source: Source) -> Any:
 
 
 def _normal(source: Source, scale: float) -> Any:
-    """A level that is the sigmoid of `scale` times a normal number (trainer_base.py:617, timesteps.py:48)."""
+    """Returns a level that is the sigmoid of `scale` times a normal number (trainer_base.py:617, timesteps.py:48)."""
     mean, std = (float(number(source.get(f"logit_{name}", usual))) for name, usual in (("mean", 0.0), ("std", 1.0)))
     found = sampled("logit_normal", 1.0, abs(scale) * std)
     return found | ({"loss.logit_mean": scale * mean} if mean else {})
 
 
 def _span(last: bool) -> Convert:
-    """The first or the last level of a span; those of sigma are counted from the noisiest."""
+    """Returns the first or the last level of a span; those of sigma are counted from the noisiest."""
 
     def convert(value: Any, source: Source) -> Any:
         level = int(number(value))
@@ -194,7 +194,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
 
 @cache
 def _table() -> Table:
-    """The rows of its own, those that it has from sd-scripts, and those of optimizers."""
+    """Returns the rows of its own, those that it has from sd-scripts, and those of optimizers."""
     own = read_table("musubi_tuner", "musubi-tuner", _OWN)
     theirs = sd_scripts.PROGRAM.table().rows
     shared = [

@@ -64,7 +64,7 @@ def _read(reading: Reading) -> Source:
 
 
 def _list(reading: Reading, name: str, file_name: str, notes: list[str]) -> tuple[list[Any], Reading, tuple[str, ...]]:
-    """The concepts or samples, in the config itself or in the file that it names."""
+    """Returns the concepts or samples, in the config itself or in the file that it names."""
     own = reading.tree.get(name)
     if isinstance(own, list) and own:
         return own, reading, (name,)

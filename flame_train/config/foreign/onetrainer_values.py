@@ -48,7 +48,7 @@ def kind(value: Any, source: Source) -> Any:
 
 
 def text_weights(value: Any, source: Source) -> Any:
-    """The numbers of the large text encoder."""
+    """Converts the numbers of the large text encoder."""
     known = {"FLOAT_32": "fp32", "BFLOAT_16": "bf16", "FLOAT_16": "fp16"}
     return known.get(value) or weights(value, source)
 
@@ -60,7 +60,7 @@ def norm_epsilon(value: Any, source: Source) -> Any:
 
 
 def scheduled(value: Any, source: Source) -> Any:
-    """A schedule; REX has d = 0.9 there, and restarts go down and up again."""
+    """Converts a schedule; REX has d = 0.9 there, and restarts go down and up again."""
     cycles = max(1, int(source.get("learning_rate_cycles", 1)))
     if value == "REX":
         return {"schedule.name": "rex", "schedule.rex_d": 0.9}
@@ -73,14 +73,14 @@ def scheduled(value: Any, source: Source) -> Any:
 
 
 def least(value: Any, source: Source) -> Any:
-    """The lowest rate, of schedules that fall."""
+    """Converts the lowest rate, of schedules that fall."""
     if is_off(value) or source.get("learning_rate_scheduler", "CONSTANT") in ("CONSTANT", "ADAFACTOR", "CUSTOM"):
         return NOTHING
     return Changed(float(value) * float(source.get("learning_rate", 3e-6)), "a rate here, and no factor")
 
 
 def tokens(*choices: int) -> Convert:
-    """The length of captions for a text encoder."""
+    """Returns the length of captions for a text encoder."""
 
     def convert(value: Any, source: Source) -> Any:
         if value is None:
@@ -113,7 +113,7 @@ def targets(value: Any, source: Source) -> Any:
 
 
 def rate(value: Any, source: Source) -> Any:
-    """A rate with its factor, and a remark where there is one."""
+    """Converts a rate with its factor, and a remark where there is one."""
     factor = _factor(source)
     if factor == 1:
         return float(value)
@@ -130,7 +130,7 @@ def _factor(source: Source) -> int:
 
 
 def encoders(value: Any, source: Source) -> Any:
-    """The text encoders whose part says so, each at its own rate or the one of all."""
+    """Converts the text encoders whose part says so, each at its own rate or the one of all."""
     shared = source.get("learning_rate", 3e-6)
     denoiser = source.get("unet.learning_rate") or source.get("transformer.learning_rate") or shared
     parts = dict(zip(source.fact("encoders") or (), ("text_encoder", "text_encoder_2", "text_encoder_3"), strict=False))
@@ -177,7 +177,7 @@ def weighting(value: Any, source: Source) -> Any:
 
 
 def levels(value: Any, source: Source) -> Any:
-    """The distribution of noise levels; a dynamic shift is the family's own."""
+    """Converts the distribution of noise levels; a dynamic shift is the family's own."""
     shift = 0.0 if source.get("dynamic_timestep_shifting") else float(source.get("timestep_shift", 1.0))
     weight, bias = float(source.get("noising_weight", 0.0)), float(source.get("noising_bias", 0.0))
     if source.fact("unet"):
@@ -197,7 +197,7 @@ def levels(value: Any, source: Source) -> Any:
 
 
 def span(name: str) -> Any:
-    """A noising strength between 0 and 1 as a timestep in thousandths."""
+    """Returns a noising strength between 0 and 1 as a timestep in thousandths."""
 
     def convert(value: Any, source: Source) -> Any:
         step = round(float(value) * 1000)
@@ -225,7 +225,7 @@ def losses(value: Any, source: Source) -> Any:
 
 
 def interval(steps: str, unit: str, other: str = "") -> Any:
-    """An interval in the unit that stands beside it: steps, epochs, or a time, which is not here."""
+    """Returns an interval in the unit that stands beside it: steps, epochs, or a time, which is not here."""
 
     def convert(value: Any, source: Source) -> Any:
         kind = str(source.get(unit, "MINUTE"))
@@ -247,7 +247,7 @@ def validated(value: Any, source: Source) -> Any:
 
 
 def file(value: Any, source: Source) -> Any:
-    """The LoRA's file as the folder of a run and a name."""
+    """Converts the LoRA's file as the folder of a run and a name."""
     path, _, name = str(value).replace("\\", "/").rpartition("/")
     stem = name.removesuffix(".safetensors") or "lora"
     return {"output.dir": f"{path}/{stem}" if path else stem, "output.name": stem}
@@ -262,7 +262,7 @@ def format(value: Any, source: Source) -> Any:
 
 
 def resolutions(value: Any, source: Source) -> Any:
-    """One resolution, or several between commas, in each of which OneTrainer trains every image."""
+    """Converts one resolution, or several between commas, in each of which OneTrainer trains every image."""
     if "x" in str(value):
         return side(value, source)
     sides = sides_of(value)
@@ -270,7 +270,7 @@ def resolutions(value: Any, source: Source) -> Any:
 
 
 def rounds(value: Any, source: Source) -> Any:
-    """The decay of averaged weights; an update each five steps is one of the fifth root at each."""
+    """Converts the decay of averaged weights; an update each five steps is one of the fifth root at each."""
     if value == "OFF":
         return NOTHING
     decay, every = float(source.get("ema_decay", 0.999)), int(source.get("ema_update_step_interval", 5))
@@ -280,7 +280,7 @@ def rounds(value: Any, source: Source) -> Any:
 
 
 def beta(name: str) -> Any:
-    """One of two decay rates, which most optimizers here have as a pair; Adafactor has the first alone."""
+    """Returns one of two decay rates, which most optimizers here have as a pair; Adafactor has the first alone."""
 
     def convert(value: Any, source: Source) -> Any:
         first, second = source.get("optimizer.beta1"), source.get("optimizer.beta2")
@@ -294,21 +294,21 @@ def beta(name: str) -> Any:
 
 
 def streamed(value: Any, source: Source) -> Any:
-    """The share of layers that wait in host memory, which OneTrainer has with checkpointing on the CPU alone."""
+    """Gives the share of layers that wait in host memory, which OneTrainer has with checkpointing on the CPU alone."""
     if is_off(value) or source.get("gradient_checkpointing") != "CPU_OFFLOADED":
         return NOTHING
     return Changed(float(value), "whole blocks, spread over the network")
 
 
 def offloaded(value: Any, source: Source) -> Any:
-    """The share of layers of the denoiser that wait in host memory; they are recomputed."""
+    """Converts the share of layers of the denoiser that wait in host memory; they are recomputed."""
     if is_off(value):
         return NOTHING
     return Changed({"model.offload": float(value), "gradient.checkpointing": "full"}, "whole blocks, over the network")
 
 
 def change(name: str) -> Any:
-    """The largest change of an image's colours, in the folder's own unit."""
+    """Returns the largest change of an image's colours, in the folder's own unit."""
 
     def convert(value: Any, source: Source) -> Any:
         strength = source.get(f"image.random_{name}_max_strength", 0.0)
@@ -325,7 +325,7 @@ def repeats(value: Any, source: Source) -> Any:
 
 
 def overridden(value: Any, source: Source) -> Any:
-    """The resolution of a folder of its own."""
+    """Converts the resolution of a folder of its own."""
     if is_off(value):
         return NOTHING
     found = resolutions(source.get("image.resolution_override", "512"), source)
@@ -335,7 +335,7 @@ def overridden(value: Any, source: Source) -> Any:
 
 
 def tags(convert: Convert) -> Convert:
-    """A setting of changes to tags, where there are some."""
+    """Returns a setting of changes to tags, where there are some."""
 
     def checked(value: Any, source: Source) -> Any:
         on = source.get("text.enable_tag_shuffling") or source.get("text.tag_dropout_enable")
@@ -378,12 +378,12 @@ def as_set(answer: Any) -> Any:
 
 
 def unmasked(value: Any, source: Source) -> Any:
-    """The share of steps without masks."""
+    """Converts the share of steps without masks."""
     if not source.get("masked_training") or is_off(value):
         return NOTHING
     return Lost(f"masks count in all steps here, and in {1 - float(value):.0%} of them there")
 
 
 def with_masks(value: Any, source: Source) -> Any:
-    """A setting of masks, where they are used."""
+    """Converts a setting of masks, where they are used."""
     return value if source.get("masked_training") and not is_off(value) else NOTHING

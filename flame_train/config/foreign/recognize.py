@@ -32,7 +32,7 @@ _SCRIPTS: Final = (".sh", ".bat", ".cmd", ".ps1", ".txt")
 
 
 def program_of(tree: Mapping[str, Any]) -> Program | None:
-    """The program that a config with this tree is of; None for our own, and for what nobody wrote."""
+    """Returns the program that a config with this tree is of; None for our own, and for what nobody wrote."""
     return next((program for program in PROGRAMS if program.is_mine(tree)), None)
 
 
@@ -44,7 +44,7 @@ def refuse_foreign(tree: Mapping[str, Any], source: str) -> None:
 
 
 def foreign_text(text: str, source: str) -> ConfigError | None:
-    """The same error for a text in JSON, or for a saved command line; None for anything else."""
+    """Returns the same error for a text in JSON, or for a saved command line; None for anything else."""
     try:
         tree, _ = _parse(text, source)
     except ConfigError:

@@ -61,7 +61,7 @@ def read_table(
     own: Mapping[str, Convert] = MappingProxyType({}),
     of_sets: Mapping[str, Convert] | None = None,
 ) -> Table:
-    """The rows in a file beside this one.
+    """Returns the rows in a file beside this one.
 
     Args:
         file: its name, without the ending.
@@ -119,7 +119,7 @@ def _list(value: Any) -> tuple[str, ...]:
 
 
 def _answer(named: str, line: Mapping[str, Any], own: Mapping[str, Convert]) -> tuple[Convert, str]:
-    """The conversion of a line, and what is said to somebody who writes its name into our config."""
+    """Returns the conversion of a line, and what is said to somebody who writes its name into our config."""
     if "never" in line:
         return _never(line["never"], line.get("usual")), f"not here: {line['never']}"
     if "always" in line:

@@ -37,7 +37,7 @@ def prompts(items: list[dict[str, Any]]) -> Any:
 
 
 def of_ai_toolkit(value: Any, source: Source) -> Any:
-    """A list of texts with flags, or of tables; a seed of -1 is none."""
+    """Converts a list of texts with flags, or of tables; a seed of -1 is none."""
     lost: list[str] = []
     found = prompts([_of_ai_toolkit(each, lost) for each in value or []])
     if not lost or isinstance(found, Nothing | Lost):
@@ -50,7 +50,7 @@ def of_ai_toolkit(value: Any, source: Source) -> Any:
 
 
 def _of_ai_toolkit(item: Any, lost: list[str]) -> dict[str, Any]:
-    """One prompt as keys of ours; the flags in its text win."""
+    """Returns one prompt as keys of ours; the flags in its text win."""
     table = dict(item) if isinstance(item, Mapping) else {"prompt": str(item)}
     text, *flags = str(table.get("prompt") or "").split("--")
     table["prompt"] = text.strip()
@@ -94,7 +94,7 @@ _FLAGS: Final = {
 
 
 def of_onetrainer(value: Any, source: Source) -> Any:
-    """The samples that are on, each with its own size, seed and so on."""
+    """Converts the samples that are on, each with its own size, seed and so on."""
     return prompts([_of_onetrainer(one) for one in value if one.get("enabled", True)])
 
 
@@ -115,7 +115,7 @@ _ONETRAINER: Final = {
 
 
 def of_sd_scripts(value: Any, source: Source) -> Any:
-    """A file of prompts, or the prompts themselves, one a line, as a web interface has them."""
+    """Converts a file of prompts, or the prompts themselves, one a line, as a web interface has them."""
     text = str(value or "")
     if "\n" not in text and (not text or os.path.splitext(text)[1].lower() in (".txt", ".toml", ".json")):
         return text or NOTHING

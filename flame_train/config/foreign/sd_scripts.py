@@ -95,7 +95,7 @@ def read(reading: Reading) -> Source:
 
 
 def datasets_of(reading: Reading, settings: dict[str, Setting], notes: list[str]) -> list[dict[str, Setting]]:
-    """The tables of the dataset TOML that --dataset_config names; a note where it is missing."""
+    """Returns the tables of the dataset TOML that --dataset_config names; a note where it is missing."""
     named = settings.pop("dataset_config", None)
     if named is None or not named.value:
         return []
@@ -113,7 +113,7 @@ def source_of(
     notes: list[str],
     folder: Path | None,
 ) -> Source:
-    """The arguments of a command, and the tables of its dataset TOML or none, as the rows read them.
+    """Returns the arguments of a command, and the tables of its dataset TOML or none, as the rows read them.
 
     Args:
         family: the model family, or "".
@@ -135,12 +135,12 @@ def source_of(
 
 
 def flat(reading: Reading, tree: Mapping[str, Any]) -> dict[str, Setting]:
-    """The settings without their sections, as sd-scripts takes them (train_util.py:4748)."""
+    """Returns the settings without their sections, as sd-scripts takes them (train_util.py:4748)."""
     return {name.rpartition(".")[2]: setting for name, setting in reading.flat(tree).items()}
 
 
 def of_config_file(reading: Reading, named: Setting) -> dict[str, Setting]:
-    """The TOML that a command names by --config_file, whose arguments override it (train_util.py:4700)."""
+    """Returns the TOML that a command names by --config_file, whose arguments override it (train_util.py:4700)."""
     name = str(named.value)
     name = name if name.endswith(".toml") else f"{name}.toml"
     other = reading.beside(name)
@@ -152,7 +152,7 @@ def of_config_file(reading: Reading, named: Setting) -> dict[str, Setting]:
 
 
 def _filled_in(sets: list[dict[str, Setting]], settings: dict[str, Setting]) -> list[dict[str, Setting]]:
-    """The sets, with what the config says of all images where they say nothing; it is taken out of `settings`."""
+    """Gives the sets, with what the config says of all images where they say nothing; it is taken out of `settings`."""
     if not sets:
         return []
     names = {"train_batch_size": "batch_size", "dataset_repeats": "num_repeats"} | {name: name for name in _OF_SETS}
@@ -161,7 +161,7 @@ def _filled_in(sets: list[dict[str, Setting]], settings: dict[str, Setting]) -> 
 
 
 def _sets(reading: Reading) -> list[dict[str, Setting]]:
-    """The subsets of a dataset TOML, each with what [general] and its dataset say."""
+    """Returns the subsets of a dataset TOML, each with what [general] and its dataset say."""
     found: list[dict[str, Setting]] = []
     datasets = reading.tree.get("datasets")
     general = reading.tree.get("general", {})
@@ -180,7 +180,7 @@ def _sets(reading: Reading) -> list[dict[str, Setting]]:
 
 
 def _folders(settings: dict[str, Setting]) -> list[dict[str, Setting]]:
-    """The folders of train_data_dir and reg_data_dir, whose sub-folders say how often they are repeated.
+    """Returns the folders of train_data_dir and reg_data_dir, whose sub-folders say how often they are repeated.
 
     With in_json there is one folder, and none of its name (train_network.py:546).
     """
@@ -215,7 +215,7 @@ def unpacked(settings: dict[str, Setting]) -> dict[str, Setting]:
 
 
 def _literal(text: str) -> Any:
-    """What the value of `key=value` spells: a number, true, false or text."""
+    """Returns what the value of `key=value` spells: a number, true, false or text."""
     plain = text.strip(" \"'")
     return {"true": True, "false": False}.get(plain.lower(), number(plain))
 
@@ -272,7 +272,7 @@ def counted(sets: Sequence[dict[str, Setting]], folder: Path | None) -> list[dic
 
 
 def weight(value: Any, source: Source) -> Any:
-    """How often the set's images come beside their repeats."""
+    """Converts how often the set's images come beside their repeats."""
     if value is None:
         return Lost(_UNCOUNTED)
     images, regular = value
@@ -287,7 +287,7 @@ def _said(one: Mapping[str, Setting]) -> str:
 
 
 def _count(one: Mapping[str, Setting], folder: Path | None) -> int:
-    """The images of a set, times their repeats; 0 where its folder is not there or has none."""
+    """Returns the images of a set, times their repeats; 0 where its folder is not there or has none."""
     named = str(one["image_dir"].value) if "image_dir" in one else ""
     places = [base / Path(named).expanduser() for base in (folder, Path()) if base is not None and named]
     place = next((place for place in places if place.is_dir()), None)

@@ -65,7 +65,7 @@ def module(source: Source) -> str:
 
 
 def argument(source: Source, name: str, default: Any = None) -> Any:
-    """One of `network_args`."""
+    """Returns one of `network_args`."""
     return source.get(f"network_args.{name}", default)
 
 
@@ -97,7 +97,7 @@ def kind(value: Any, source: Source) -> Any:
 
 
 def _has_kernels(source: Source) -> bool:
-    """Whether convolutions larger than 1x1 of SDXL get an adapter."""
+    """Says whether convolutions larger than 1x1 of SDXL get an adapter."""
     if not source.fact("unet"):
         return False
     if module(source) == "lycoris":  # kohya.py:42, kohya.py:337
@@ -156,7 +156,7 @@ def encoders(value: Any, source: Source) -> Any:
 
 
 def _encoder_rates(source: Source) -> dict[str, Any]:
-    """The learning rate of each encoder that gets adapters."""
+    """Returns the learning rate of each encoder that gets adapters."""
     only = not is_off(source.get("network_train_unet_only")) or not is_off(
         source.get("network_train_text_encoder_only")
     )
@@ -175,7 +175,7 @@ def _encoder_rates(source: Source) -> dict[str, Any]:
 
 
 def rules(value: Any, source: Source) -> Any:
-    """The rules of layers that have a rank or rate of their own, or none."""
+    """Converts the rules of layers that have a rank or rate of their own, or none."""
     found = [*_rules_of_encoders(source), *_rules_of_blocks(source), *_rules_of_kernels(source)]
     if not found:
         return NOTHING
@@ -196,7 +196,7 @@ def _rules_of_encoders(source: Source) -> Iterator[dict[str, Any]]:
 
 
 def _rules_of_kernels(source: Source) -> Iterator[dict[str, Any]]:
-    """The kernels of LoHa and LoKr, whose rank is not that of the linear layers."""
+    """Yields the kernels of LoHa and LoKr, whose rank is not that of the linear layers."""
     if _has_kernels(source) and (algorithm(source) in _NATIVE or is_on(argument(source, "dora_wd"))):
         usual = (number(source.get("network_dim")) or 4, float(number(source.get("network_alpha", 1))))
         if _of_kernels(source) != usual and _of_kernels(source)[0] <= _MOST:
@@ -221,7 +221,7 @@ def _rules_of_blocks(source: Source) -> Iterator[dict[str, Any]]:
 
 
 def _indices(text: str) -> set[int]:
-    """The numbers in 0-3,7."""
+    """Returns the numbers in 0-3,7."""
     found: set[int] = set()
     for part in text.split(",") if text != "none" else ():
         first, _, last = part.partition("-")
@@ -230,7 +230,7 @@ def _indices(text: str) -> set[int]:
 
 
 def lora_plus(value: Any, source: Source) -> Any:
-    """One ratio for all here. The denoiser's own is the one that counts."""
+    """Converts one ratio for all here. The denoiser's own is the one that counts."""
     general = argument(source, "loraplus_lr_ratio")
     ratio = argument(source, "loraplus_unet_lr_ratio") or general
     others = argument(source, "loraplus_text_encoder_lr_ratio") or general
@@ -254,7 +254,7 @@ def merged_first(value: Any, source: Source) -> Any:
 
 
 def rank(value: Any, source: Source) -> Any:
-    """A LoKr of a rank that no layer has is one of whole matrices (lycoris/modules/lokr.py:102)."""
+    """Converts a LoKr of a rank that no layer has is one of whole matrices (lycoris/modules/lokr.py:102)."""
     rank = number(value) or 4
     if rank > _MOST and algorithm(source) == "lokr":
         return Changed({"lora.full_matrix": True}, "no layer has that rank, so its matrices are whole")

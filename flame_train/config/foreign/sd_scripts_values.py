@@ -79,7 +79,10 @@ _WEIGHTS: Final = ("sigma_sqrt", "cosmap")
 
 
 def _density(scheme: Any, shift: Any, source: Source, sign: float) -> Any:
-    """The density of noise levels of a --weighting_scheme; `sign` is -1 where the levels are counted from the end."""
+    """Returns the density of noise levels of a --weighting_scheme.
+
+    `sign` is -1 where the levels are counted from the end.
+    """
     if scheme in ("none", "uniform", None, *_WEIGHTS):
         return sampled("uniform", shift)
     if scheme == "logit_normal":
@@ -161,7 +164,7 @@ def decay(value: Any, source: Source) -> Any:
 
 
 def _by_itself(source: Source) -> bool:
-    """Whether the optimizer needs no schedule (train_util.py:5239 and 5082)."""
+    """Says whether the optimizer needs no schedule (train_util.py:5239 and 5082)."""
     name = str(source.get("optimizer_type", "")).lower()
     relative = source.get("optimizer_args.relative_step", True) or source.get("optimizer_args.warmup_init")
     return name.endswith("schedulefree") or (name == "adafactor" and not is_off(relative))
@@ -210,7 +213,7 @@ def usual_rate(value: Any, source: Source) -> Any:
 
 
 def rate(value: Any, source: Source) -> Any:
-    """The rate of the denoiser; Adafactor's relative steps leave it out (train_util.py:5060)."""
+    """Converts the rate of the denoiser; Adafactor's relative steps leave it out (train_util.py:5060)."""
     name = str(source.get("optimizer_type", "")).lower()
     return 1.0 if name == "adafactor" and _by_itself(source) else to_float(value, source)
 
@@ -226,24 +229,24 @@ def tracked(value: Any, source: Source) -> Any:
 
 
 def of_wandb(value: Any, source: Source) -> Any:
-    """The run's name and key at Weights & Biases, which only a run that logs there reads."""
+    """Converts the run's name and key at Weights & Biases, which only a run that logs there reads."""
     used = source.get("log_with") in ("wandb", "all") and not is_off(value)
     return Lost("output.wandb names a project; its own tools have the key and the name") if used else NOTHING
 
 
 def unused_span(value: Any, source: Source) -> Any:
-    """The same of the span of noise levels, whose ends are 0 and 1000."""
+    """Converts the same of the span of noise levels, whose ends are 0 and 1000."""
     return NOTHING if number(value) == 1000 else unused(value, source)
 
 
 def unused(value: Any, source: Source) -> Any:
-    """A setting of diffusion by noise prediction, which sd-scripts does not read for a model of flow."""
+    """Converts a setting of diffusion by noise prediction, which sd-scripts does not read for a model of flow."""
     title = source.fact("short_title") or FAMILY_TITLES[source.family]
     return NOTHING if is_off(number(value)) else Lost(f"sd-scripts does not use it for {title} either")
 
 
 def with_(other: str) -> Any:
-    """A setting that means something beside another one."""
+    """Returns a setting that means something beside another one."""
 
     def convert(value: Any, source: Source) -> Any:
         if is_off(number(value)) or is_off(number(source.get(other))):
@@ -273,7 +276,7 @@ _BUCKETS: Final = "images go into buckets of their shape"
 
 
 def masks(data: str) -> Any:
-    """A folder of masks, which sd-scripts reads where the loss is masked."""
+    """Returns a folder of masks, which sd-scripts reads where the loss is masked."""
 
     def convert(value: Any, source: Source) -> Any:
         if is_off(value):
@@ -286,14 +289,14 @@ def masks(data: str) -> Any:
 
 
 def held_out(value: Any, source: Source) -> Any:
-    """A folder that is only validated on; a share of one has no counterpart, a share of all images has."""
+    """Converts a folder that is only validated on; a share of one has no counterpart, a share of all images has."""
     if is_off(value):
         return NOTHING
     return True if value == 1 else Lost("validation.fraction is a share of all images")
 
 
 def bucket_bound(usual: int) -> Any:
-    """A bound of bucket sides, which holds where images are enlarged and bucketed (train_util.py:1007)."""
+    """Returns a bound of bucket sides, which holds where images are enlarged and bucketed (train_util.py:1007)."""
 
     def convert(value: Any, source: Source) -> Any:
         if is_off(source.get("enable_bucket")) or not is_off(source.get("bucket_no_upscale")):

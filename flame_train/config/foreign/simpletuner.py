@@ -52,7 +52,7 @@ _TEXTS: Final = MappingProxyType({"true": True, "false": False})  # which its co
 
 
 def _plain(tree: Tree) -> dict[str, Any]:
-    """The settings without dashes; a config of its web interface has them in a table of their own."""
+    """Returns the settings without dashes; a config of its web interface has them in a table of their own."""
     inner = tree.get("config")
     if isinstance(inner, Mapping) and "_metadata" in tree:
         tree = inner
@@ -145,7 +145,7 @@ def kind(value: Any, source: Source) -> Any:
 
 
 def of_standard(convert: Convert) -> Convert:
-    """A setting of PEFT's adapters, which LyCORIS does not read."""
+    """Returns a setting of PEFT's adapters, which LyCORIS does not read."""
 
     def checked(value: Any, source: Source) -> Any:
         return NOTHING if source.get("lora_type") == "lycoris" else convert(value, source)
@@ -189,7 +189,7 @@ _PERIODIC: Final = ("cosine", "cosine_with_restarts", "cosine_with_warmup", "sin
 
 
 def scheduled(value: Any, source: Source) -> Any:
-    """A schedule by its name; of the periodic ones those that begin anew are here."""
+    """Converts a schedule by its name; of the periodic ones those that begin anew are here."""
     if value == "polynomial":
         return {"schedule.name": "polynomial", "schedule.power": float(source.get("lr_power", 0.8))}
     if value not in _PERIODIC:
@@ -226,7 +226,7 @@ def epochs(value: Any, source: Source) -> Any:
 
 
 def drawn(value: Any, source: Source) -> Any:
-    """The chance of a set to give the next batch, whatever its size; of one set alone it changes nothing."""
+    """Converts the chance of a set to give the next batch, whatever its size; of one set alone it changes nothing."""
     if len(source.sets) < 2 and value != 0:
         return NOTHING
     if value in (1, 1.0, "", None):

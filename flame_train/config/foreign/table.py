@@ -18,7 +18,7 @@ Tree = Mapping[str, Any]
 
 
 def facts_of(family: str) -> Mapping[str, Any]:
-    """What `[as_others_train]` of the family's `family.toml` says."""
+    """Says what `[as_others_train]` of the family's `family.toml` says."""
     facts: Mapping[str, Any] = family_data(family).get("as_others_train", {})
     return facts
 
@@ -51,14 +51,14 @@ class Source:
     asked: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of the setting `name`, which `asked` then has."""
+        """Returns the value of the setting `name`, which `asked` then has."""
         found = self.settings.get(name)
         if found is not None:
             self.asked.add(name)
         return default if found is None else found.value
 
     def fact(self, name: str) -> Any:
-        """What `[as_others_train]` of the family's `family.toml` says of `name`; None where it says nothing."""
+        """Returns what `[as_others_train]` of the family's `family.toml` says of `name`; None where it says nothing."""
         return facts_of(self.family).get(name)
 
 
@@ -119,12 +119,12 @@ class Row:
     read: bool = False
 
     def holds(self, name: str, family: str) -> bool:
-        """Whether the row is about the setting `name`."""
+        """Says whether the row is about the setting `name`."""
         return fnmatchcase(name, self.key) and (not self.families or family in self.families)
 
 
 def is_off(value: Any) -> bool:
-    """Whether a value means that a thing is not used."""
+    """Says whether a value means that a thing is not used."""
     return value in (None, False, "", 0, "none", "None", "NONE", "NEVER", "off", "false") or value in ([], {})
 
 
@@ -189,7 +189,10 @@ class Reading:
         return f"{self.file}:{self.lines.get(path, 1)}"
 
     def flat(self, tree: Tree, at: tuple[str, ...] = (), whole: Sequence[str] = ()) -> dict[str, Setting]:
-        """The settings in `tree`, which lies `at` a path, by dotted names; the tables `whole` are values themselves."""
+        """Returns the settings in `tree`, which lies `at` a path, by dotted names.
+
+        The tables `whole` are values themselves.
+        """
         if not isinstance(tree, Mapping):
             raise ConfigError(f"{self.place(at)}: expected a table of settings, got {type(tree).__name__}")
         found: dict[str, Setting] = {}
@@ -203,5 +206,5 @@ class Reading:
 
 
 def no_file(setting: str, named: Setting, what: str) -> str:
-    """The note about a file that a config names and that is not there."""
+    """Returns the note about a file that a config names and that is not there."""
     return f"{named.place}: {setting} = {named.value!r}: no such file beside this one; {what} missing here"

@@ -28,4 +28,4 @@ class LossKind(Entry):
 
     @abstractmethod
     def errors(self, prediction: Tensor, target: Tensor, level: NoiseLevel) -> Tensor:
-        """Each element's error, fp32 (B, H, W, C), for fp32 tensors of this shape."""
+        """Returns each element's error, fp32 (B, H, W, C), for fp32 tensors of this shape."""

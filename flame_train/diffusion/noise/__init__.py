@@ -22,19 +22,19 @@ class Noise:
 
     @classmethod
     def of(cls, section: Section) -> Noise:
-        """The noise that `[loss]` asks for."""
+        """Returns the noise that `[loss]` asks for."""
         made = (kind.of(section) for kind in NOISE_KINDS)
         return cls(tuple(kind for kind in made if kind.on))
 
     def drawn(self, rng: Rng, latents: Tensor) -> Tensor:
-        """The noise (B, H, W, C) fp32 of the target, for latents of this shape."""
+        """Returns the noise (B, H, W, C) fp32 of the target, for latents of this shape."""
         noise = Tensor(rng.normal(Stream.NOISE, latents.shape[1:]))
         for kind in self.kinds:
             noise = kind.changed(noise, latents, rng)
         return noise
 
     def mixed(self, rng: Rng, noise: Tensor) -> Tensor:
-        """The noise that is mixed into the latents."""
+        """Returns the noise that is mixed into the latents."""
         for kind in self.kinds:
             noise = kind.mixed(noise, rng)
         return noise

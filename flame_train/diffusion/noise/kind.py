@@ -25,9 +25,9 @@ class NoiseKind(Entry):
         """Whether its keys ask for any change."""
 
     def changed(self, noise: Tensor, latents: Tensor, rng: Rng) -> Tensor:
-        """The noise that is mixed into the latents and that a prediction is compared with."""
+        """Returns the noise that is mixed into the latents and that a prediction is compared with."""
         return noise
 
     def mixed(self, noise: Tensor, rng: Rng) -> Tensor:
-        """The noise that is mixed into the latents, if it differs from the target's."""
+        """Returns the noise that is mixed into the latents, if it differs from the target's."""
         return noise

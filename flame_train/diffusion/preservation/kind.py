@@ -17,10 +17,10 @@ class Predictions(Protocol):
         """(1,) fp32: how strongly the adapters act in `trained`, -1 or 1."""
 
     def trained(self, text: str) -> Tensor:
-        """The network's prediction (B, H, W, C), fp32, for the caption that `Preservation.texts` calls `text`."""
+        """Gives the network's prediction (B, H, W, C), fp32, for the caption that `Preservation.texts` calls `text`."""
 
     def base(self, text: str) -> Tensor:
-        """The base model's, without the adapters and without a gradient."""
+        """Returns the base model's, without the adapters and without a gradient."""
 
 
 class Preservation(Entry):
@@ -36,7 +36,7 @@ class Preservation(Entry):
     """Whether adapters act with strength -1 in some micro-batches, and 1 in the others."""
 
     def texts(self, caption: str, trigger: str) -> Mapping[str, str]:
-        """The further captions of a sample, by name.
+        """Returns the further captions of a sample, by name.
 
         Args:
             caption: the sample's own caption.
@@ -48,7 +48,7 @@ class Preservation(Entry):
         raise NotImplementedError
 
     def losses(self, predictions: Predictions) -> Tensor:
-        """Each sample's loss (B,), fp32."""
+        """Returns each sample's loss (B,), fp32."""
         raise NotImplementedError
 
 

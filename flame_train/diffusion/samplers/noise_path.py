@@ -62,7 +62,7 @@ class NoisePath:
         return x * (sigma / variance) + output * (1.0 / math.sqrt(variance))
 
     def ask(self, denoise: Denoise, seen: Tensor, i: int, cond: Any) -> Tensor:
-        """The model's prediction, fp32, for its input at level i."""
+        """Returns the model's prediction, fp32, for its input at level i."""
         return denoise(seen, _at_time(seen, self.times[i]), cond).float()
 
 

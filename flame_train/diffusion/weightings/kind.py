@@ -16,19 +16,19 @@ class Weighting(Entry):
     """
 
     def of_snr(self, snr: Any, prediction: str) -> Any:
-        """The weight of each timestep, fp64 (T,), for its signal-to-noise ratio, fp64 (T,).
+        """Returns the weight of each timestep, fp64 (T,), for its signal-to-noise ratio, fp64 (T,).
 
         `prediction` is "epsilon" or "v".
         """
         raise NotImplementedError
 
     def of_flow(self, sigma: Array) -> Array:
-        """The weight of each sample, (B,) on the device, for its noise level in (0, 1)."""
+        """Returns the weight of each sample, (B,) on the device, for its noise level in (0, 1)."""
         raise NotImplementedError
 
     @classmethod
     def serves(cls, flow: bool) -> bool:
-        """Whether there is a formula for models that predict a velocity (`flow`), or for the others."""
+        """Says whether there is a formula for models that predict a velocity (`flow`), or for the others."""
         own = {name for name in ("of_snr", "of_flow") if getattr(cls, name) is not getattr(Weighting, name)}
         return not own or ("of_flow" if flow else "of_snr") in own
 

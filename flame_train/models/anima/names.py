@@ -61,12 +61,12 @@ _BLOCK: Final = lines("""
 
 
 def transformer_to_diffusers() -> KeyMap:
-    """The table from native to diffusers names, for any depth; its `inverse` goes back."""
+    """Returns the table from native to diffusers names, for any depth; its `inverse` goes back."""
     return KeyMap(table(_ENDS, [("blocks.{i}.", "transformer_blocks.{i}.", "block")], {"block": _BLOCK}))
 
 
 def _adapter(names: Collection[str]) -> KeyMap:
-    """The adapter's names, which all layouts share."""
+    """Returns the adapter's names, which all layouts share."""
     stored = (name for name in names if not name.endswith(".scale_weight"))
     return KeyMap(scaled_fp8_rules(names, (Rule((name,), (name,)) for name in stored)))
 
@@ -96,7 +96,7 @@ _IN_TRANSFORMER: Final = re.compile(r"(model\.diffusion_model\.|diffusion_model\
 
 
 def resolve(names: Iterable[str], only: str | None = None) -> Resolved:
-    """Which tensor of a file, or of a diffusers folder, is which native tensor of which component.
+    """Returns which tensor of a file, or of a diffusers folder, is which native tensor of which component.
 
     `names` as `open_weights` gives them. `only` ("transformer", "text_conditioner", "vae", "text_encoder") says that
     the file holds that component alone; the transformer's may have the adapter in it.
@@ -143,7 +143,7 @@ def adapter_modules(layers: int = 6) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def lora_family() -> LoraFamily:
-    """How LoRA files of Anima name their modules: those of Anima-2.9B, of which Anima has a part."""
+    """Returns how LoRA files of Anima name their modules: those of Anima-2.9B, of which Anima has a part."""
     modules = modules_by_table(base_modules(), transformer_to_diffusers())
     adapter = LoraComponent(
         "text_conditioner",

@@ -57,12 +57,12 @@ class AnimaArch(TransformerArch):
 
     @classmethod
     def tiny(cls, context_dim: int = 32) -> Self:
-        """The same structure, small enough to train on a CPU."""
+        """Returns the same structure, small enough to train on a CPU."""
         return cls(width=64, depth=2, head_dim=32, hidden=256, context_dim=context_dim, rank=16)
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """The architecture of a file's transformer, from its native names and shapes, and what its folder states.
+        """Reads the architecture of a file's transformer from native names and shapes, and what its folder states.
 
         Raises ModelFileError naming a missing tensor, what is stated otherwise, or for the variants that take films.
         """
@@ -211,7 +211,7 @@ class TransformerBlock(Block):
     def forward(
         self, x_BLD: Tensor, context_BTC: Tensor, silu_time_BD: Tensor, shared: Tensor, cos: Tensor, sin: Tensor
     ) -> Tensor:
-        """The tokens after the block.
+        """Returns the tokens after the block.
 
         Args:
             x_BLD: the image's tokens (B, L, D).
@@ -263,7 +263,7 @@ class Anima(BlockNetwork):
         self.final_layer = FinalLayer(arch)
 
     def forward(self, x_BHWC: Tensor, times_B: Tensor, context_BTC: Tensor) -> Tensor:
-        """The velocity for noised latents, which like the text have the dtype of the weights.
+        """Returns the velocity for noised latents, which like the text have the dtype of the weights.
 
         Args:
             x_BHWC: latents (B, H, W, C), H and W even.
@@ -287,7 +287,7 @@ class Anima(BlockNetwork):
         return unpatchify(self.final_layer(x_BLD, silu_time_BD, shared), (h, w), PATCH, channels_first=False)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
-        """The blocks' linear layers."""
+        """Returns the blocks' linear layers."""
         return linears_in(self.blocks, frozenset(MODULATIONS))
 
     def fusable_groups(self) -> Sequence[Sequence[nn.Linear]]:

@@ -39,7 +39,7 @@ _LAYERS: Final = lines("""
 
 
 def transformer_to_diffusers() -> KeyMap:
-    """The table from native to diffusers names, for any depth; its `inverse` goes back."""
+    """Returns the table from native to diffusers names, for any depth; its `inverse` goes back."""
     ends = table(_ENDS, [(_APPROXIMATOR, _APPROXIMATOR, "layer")], {"layer": _LAYERS})
     return KeyMap((*ends, *blocks_to_diffusers(modulated=False)))
 
@@ -73,7 +73,7 @@ def _linears(double: int = 19, single: int = 38, layers: int = 5) -> Iterator[st
 
 @lru_cache(maxsize=1)
 def lora_family() -> LoraFamily:
-    """How LoRA files of Chroma name their modules: as Flux.1's do, and T5 as sd-scripts names it there."""
+    """Returns how LoRA files of Chroma name their modules: as Flux.1's do, and T5 as sd-scripts names it there."""
     modules = base_modules()
     transformer = modules_by_table(modules["transformer"], transformer_to_diffusers())
     text = modules_as_they_are(modules["text_encoder"])

@@ -63,12 +63,12 @@ class ChromaArch(DoubleSingleArch):
 
     @classmethod
     def tiny(cls, context_dim: int = 32) -> Self:
-        """The same structure, small enough to train on a CPU; fits `T5Arch.tiny`."""
+        """Returns the same structure, small enough to train on a CPU; fits `T5Arch.tiny`."""
         return cls(width=64, depth=2, single_depth=2, head_dim=32, context_dim=context_dim, hidden=48, layers=2)
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """The architecture of a file's transformer, from its native names and shapes, and what its folder states.
+        """Reads the architecture of a file's transformer from native names and shapes, and what its folder states.
 
         Raises ModelFileError naming a missing tensor, or what is stated otherwise.
         """
@@ -159,7 +159,7 @@ class SingleStreamBlock(SingleStreamBase):
 
 
 def _rows(rows_BRD: Tensor) -> Sequence[Tensor]:
-    """Rows of modulation, (B, 1, D) each."""
+    """Returns rows of modulation, (B, 1, D) each."""
     return F.chunk(rows_BRD, rows_BRD.shape[1], dim=1)
 
 
@@ -191,7 +191,7 @@ class Chroma(BlockNetwork):
         self.final_layer = FinalLayer(arch)
 
     def forward(self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, rows_B: Tensor) -> Tensor:
-        """The velocity for noised latents, which like the states have the dtype of the weights.
+        """Returns the velocity for noised latents, which like the states have the dtype of the weights.
 
         Args:
             x_BHWC: latents (B, H, W, C), H and W even.
@@ -222,7 +222,7 @@ class Chroma(BlockNetwork):
         return unpatchify(self.final_layer(x_BSD[:, T:], final), (h, w), PATCH, channels_first=True)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
-        """The blocks' linear layers."""
+        """Returns the blocks' linear layers."""
         return linears_in([*self.double_blocks, *self.single_blocks], frozenset())
 
     @property
@@ -232,7 +232,7 @@ class Chroma(BlockNetwork):
         return _SINGLE * self.arch.single_depth, two, two, _FINAL
 
     def _told(self, timesteps_B: Tensor, dtype: DType) -> Tensor:
-        """What the approximator is told, (B, M, F). The sinusoids are computed in fp32."""
+        """Returns what the approximator is told, (B, M, F). The sinusoids are computed in fp32."""
         B, M = timesteps_B.shape[0], self.arch.modulations
         t_BF = F.timestep_embedding(timesteps_B, _TIME, dtype=dtype)
         g_BF = F.timestep_embedding(timesteps_B * 0.0, _GUIDANCE, dtype=dtype)
@@ -243,7 +243,7 @@ class Chroma(BlockNetwork):
         return F.cat([same, self._places[key].unsqueeze(0).expand(B, M, _PLACE)], dim=2)
 
     def _seen(self, rows_B: Tensor, text: int, image: int) -> Tensor:
-        """The mask of keys, bool (B, 1, 1, S): the first rows of the text, and the whole image."""
+        """Returns the mask of keys, bool (B, 1, 1, S): the first rows of the text, and the whole image."""
         B, key = rows_B.shape[0], (text, rows_B.device)
         if key not in self._numbers:
             self._numbers[key] = tensor(np.arange(text, dtype=np.float32)[None], device=rows_B.device)

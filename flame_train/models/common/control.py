@@ -17,12 +17,12 @@ _T = TypeVar("_T")
 
 
 def by_name(arrays: Iterable[_T]) -> dict[str, _T]:
-    """The arrays of an example's control images, in order, by the names that they have in it."""
+    """Returns the arrays of an example's control images, in order, by the names that they have in it."""
     return {f"{_CONTROL}{number}": array for number, array in enumerate(arrays, 1)}
 
 
 def controls_of(arrays: Mapping[str, _T]) -> tuple[_T, ...]:
-    """The control images among the arrays of an example or a batch, in order."""
+    """Returns the control images among the arrays of an example or a batch, in order."""
     count = sum(name.startswith(_CONTROL) for name in arrays)
     return tuple(arrays[name] for name in by_name(range(count)))
 
@@ -48,7 +48,7 @@ class ControlRule:
     placed: Callable[[Size, int], Placement] = as_they_are
 
     def problem(self, count: int) -> str:
-        """Why the model does not take so many control images; empty if it does."""
+        """Says why the model does not take so many control images; empty if it does."""
         if count and self.without:
             return self.without
         if 0 < self.most < count:

@@ -78,11 +78,11 @@ class Family(ABC):
 
     @abstractmethod
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Model:
-        """The model of these networks, by component. Raises ConfigError for settings that do not fit it."""
+        """Returns the model of these networks, by component. Raises ConfigError for settings that do not fit it."""
 
     @abstractmethod
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        """The module names of a LoRA file with these tensors, by the model that they identify."""
+        """Returns the module names of a LoRA file with these tensors, by the model that they identify."""
 
     @property
     def title(self) -> str:
@@ -100,7 +100,7 @@ class Family(ABC):
         return self.files.components[0].name
 
     def unsupported_keys(self) -> tuple[str, ...]:
-        """All config keys that have no effect on it."""
+        """Returns all config keys that have no effect on it."""
         others = [entry for entry in ENCODER_KEYS if entry.name not in self.encoders]
         foreign = (key for key in OF_SOME if key not in self.own_keys)
         return (
@@ -121,7 +121,7 @@ class Family(ABC):
             raise ConfigError("\n".join(wrong))
 
     def open(self, opening: Opening) -> Model:
-        """The model in the files that the settings name. Only headers are read, of each file once.
+        """Returns the model in the files that the settings name. Only headers are read, of each file once.
 
         Raises:
             ConfigError: a network is in no file, or a setting does not fit.
@@ -142,7 +142,7 @@ class Family(ABC):
         return self.assemble(parts, opening)
 
     def distilled(self, base: Path) -> str:
-        """Why this checkpoint is taken for one distilled to few steps; empty: it is not.
+        """Says why this checkpoint is taken for one distilled to few steps; empty: it is not.
 
         Its name and its folder tell where its tensors are those of the model that it was distilled from.
         """
@@ -164,7 +164,7 @@ class Family(ABC):
             return self.lora_names_in(weights.shapes)
 
     def _alone(self, path: Path, component: str) -> Part:
-        """A network from the file that a setting names for it."""
+        """Returns a network from the file that a setting names for it."""
         key = {c: key for key, c in self.encoders.items()}.get(component)
         for entry in ENCODER_KEYS:
             if entry.name == key:
@@ -172,7 +172,7 @@ class Family(ABC):
         return self.files.parts(path, [component])[component]
 
     def declared(self, networks: Networks, opening: Opening) -> Model:
-        """The model of networks that are in no file: for measurements and predictions."""
+        """Returns the model of networks that are in no file: for measurements and predictions."""
         return self.assemble(
             {
                 name: Part(name, Path(name), network, partial(deepcopy, network), {}, {})
@@ -189,7 +189,7 @@ class Family(ABC):
 
 
 def no_network(base: Path, key: str) -> str:
-    """The message for a network that is neither in the checkpoint nor in a separate file."""
+    """Returns the message for a network that is neither in the checkpoint nor in a separate file."""
     return f"{key}: {base} holds no such network; name its file, as published beside the checkpoint"
 
 
@@ -198,7 +198,7 @@ NOTHING_NAMED: Final = Opening(Path(), ModelSection(), TextEncodersSection(), 75
 
 
 def published_name(base: Path) -> str:
-    """What a checkpoint is called, in lower case: its file or folder, or the repository of a hub's snapshot.
+    """Says what a checkpoint is called, in lower case: its file or folder, or the repository of a hub's snapshot.
 
     Of a file or folder in a snapshot both count.
     """
@@ -209,16 +209,16 @@ def published_name(base: Path) -> str:
 
 
 def says_distilled(base: Path) -> str:
-    """Why a checkpoint is taken for a distilled one, if its `model_index.json` says so, else empty."""
+    """Says why a checkpoint is taken for a distilled one, if its `model_index.json` says so, else empty."""
     return "says so of itself" if stated_in(base, "model_index.json").values.get("is_distilled") is True else ""
 
 
 def network_of(part: Part, kind: type[N]) -> N:
-    """A part's network, which is of this class; its weights are declared, none loaded."""
+    """Returns a part's network, which is of this class; its weights are declared, none loaded."""
     assert isinstance(part.network, kind)
     return part.network
 
 
 def stated_in(base: Path, file: str) -> Stated:
-    """What a JSON file of a diffusers folder states; nothing if there is none."""
+    """Returns what a JSON file of a diffusers folder states; nothing if there is none."""
     return Stated.read(base / file) if (base / file).is_file() else Stated()

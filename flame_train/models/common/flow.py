@@ -71,7 +71,7 @@ class FlowModel(Model):
         )
 
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
-        """The prediction of a network that gets noise levels, Qwen3's states, and how many of these are tokens.
+        """Returns the prediction of a network that gets noise levels, Qwen3's states, and how many of these are tokens.
 
         Args:
             network, x, t, cond, guidance: as in `Model.predict`.

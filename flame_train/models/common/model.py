@@ -110,7 +110,7 @@ class Model(ABC):
 
     @abstractmethod
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
-        """The denoiser's prediction.
+        """Returns the denoiser's prediction.
 
         Args:
             network: the loaded denoiser.
@@ -125,11 +125,11 @@ class Model(ABC):
 
     @abstractmethod
     def objective(self, model: ModelSection, loss: LossSection, device: str) -> TrainingObjective:
-        """The training objective."""
+        """Returns the training objective."""
 
     @abstractmethod
     def path(self, model: ModelSection, loss: LossSection, steps: int, size: Size) -> SamplingPath:
-        """The way from noise to image that samplers follow, for images of a size.
+        """Returns the way from noise to image that samplers follow, for images of a size.
 
         Args:
             model: the `[model]` section.
@@ -157,7 +157,7 @@ class Model(ABC):
     def loss_problems(
         self, loss: LossSection, weighting: type[Weighting], sampling: type[TimestepSampling]
     ) -> Mapping[str, str]:
-        """The settings that do not fit this model, by key: a weighting, a timestep sampling or a guidance."""
+        """Returns the settings that do not fit this model, by key: a weighting, a timestep sampling or a guidance."""
         wrong = {}
         if not weighting.serves(self.flow):
             wrong["loss.weighting"] = f'"{weighting.name}" has no formula for {self.title}; remove it'
@@ -172,14 +172,14 @@ class Model(ABC):
         return wrong
 
     def sampler_problem(self, sampler: str) -> str:
-        """Why this model has no sampler of that name; empty if it has it."""
+        """Says why this model has no sampler of that name; empty if it has it."""
         if SAMPLERS[sampler].flow or not self.flow:
             return ""
         names = " or ".join(f'"{name}"' for name, kind in SAMPLERS.items() if kind.flow)
         return f'expected {names} for a model of flow, got "{sampler}"'
 
     def classifier_free_guidance(self, guidance_scale: float) -> float:
-        """The scale of classifier-free guidance in sampling: 1, which is none, for a guidance-distilled model."""
+        """Gives the scale of classifier-free guidance in sampling: 1, which is none, for a guidance-distilled model."""
         return 1.0 if self.guidance_distilled else guidance_scale
 
     def load_denoiser(
@@ -207,7 +207,7 @@ class Model(ABC):
         return Denoiser.of(self, network, device, guidance_scale)
 
     def caption_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The arrays of a caption by name, and their shapes, padding included."""
+        """Returns the arrays of a caption by name, and their shapes, padding included."""
         return {name: shape for encoder in self.text for name, shape in encoder.outputs.items()}
 
     @property
@@ -216,11 +216,14 @@ class Model(ABC):
         return {name: padding for encoder in self.text for name, padding in encoder.paddings.items()}
 
     def with_images(self) -> Self:
-        """The model whose text encoders read control images too, if they can. Raises ModelFileError as they do."""
+        """Returns the model whose text encoders read control images too, if they can.
+
+        Raises ModelFileError as they do.
+        """
         return replace(self, text=tuple(encoder.with_images() for encoder in self.text))
 
     def encoders(self, keys: Collection[str]) -> tuple[TextEncoder, ...]:
-        """The text encoders of these keys, in the model's order."""
+        """Returns the text encoders of these keys, in the model's order."""
         return tuple(encoder for encoder in self.text if encoder.key in keys)
 
     def networks(self, trained: Collection[str]) -> nn.Module:
@@ -228,7 +231,7 @@ class Model(ABC):
         return _joint_module(self.network, {encoder.key: encoder.part.network for encoder in self.encoders(trained)})
 
     def place(self, layer: str, trained: Collection[str]) -> tuple[str, str]:
-        """A layer of `networks`, by its name there: the component that it belongs to, and its name in that."""
+        """Returns a layer of `networks`, by its name there: the component that it belongs to, and its name in that."""
         key, _, rest = layer.partition(".")
         components = {encoder.key: encoder.part.component for encoder in self.encoders(trained)}
         return (components[key], rest) if key in components else (self.denoiser.component, layer)
@@ -252,7 +255,7 @@ class Denoiser:
 
     @classmethod
     def of(cls, model: Model, network: BlockNetwork, device: str, guidance_scale: float) -> Denoiser:
-        """The denoiser with this guidance as input."""
+        """Returns the denoiser with this guidance as input."""
         return cls(model, network, tensor(np.full((1,), guidance_scale, np.float32), device=device))
 
     @property
@@ -265,18 +268,18 @@ class Denoiser:
         return _joint_module(self.network, {r.encoder.key: r.network for r in self.text if r.encoder.key in trained})
 
     def guided(self, guidance_scale: float, device: str) -> Denoiser:
-        """The same with another guidance as input."""
+        """Returns the same with another guidance as input."""
         return replace(self.of(self.model, self.network, device, guidance_scale), text=self.text)
 
     def conditioned(self, cond: Mapping[str, Tensor], dtype: DType) -> dict[str, Tensor]:
-        """A batch's conditioning in `dtype`, with arrays of the text encoders in place of token ids."""
+        """Returns a batch's conditioning in `dtype`, with arrays of the text encoders in place of token ids."""
         made = dict(cond)
         for running in self.text:
             made = running.conditioned(made, dtype)
         return made
 
     def denoise(self, x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
-        """The prediction; see `Model.predict`. Token ids in `cond` are encoded first."""
+        """Returns the prediction; see `Model.predict`. Token ids in `cond` are encoded first."""
         return self.model.predict(self.network, x, t, self.conditioned(cond, x.dtype), self.guidance)
 
     def sample_latents(self, moments: tuple[Tensor, Tensor], noise: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What `quickstart` teaches, and small base models as files: random weights under the published names, and the trained small SDXL of the package.
+"""What `quickstart` teaches, and small base models as files: random weights, and the trained small SDXL.
 
 Random ones generate noise; a LoRA on them only learns a better guess of the velocity.
 

@@ -74,7 +74,10 @@ class _Updated(Unchanged):
 
 
 def with_adapter(part: Part, file: Path, names: LoraFamily) -> AdaptedPart:
-    """The network with an adapter of this family added. Raises ModelFileError if they do not belong together."""
+    """Returns the network with an adapter of this family added.
+
+    Raises ModelFileError if they do not belong together.
+    """
     state = from_file(file, names).state
     found = state.get(part.component, {})
     misfits = [m for m, f in found.items() if not f.fits(part.shapes.get(f"{m}.weight", ()))]

@@ -24,7 +24,10 @@ class DoubleSingleArch(TransformerArch):
 
 
 def block_sizes(shape: Callable[[Shapes, str], tuple[int, ...]], shapes: Shapes) -> dict[str, int]:
-    """The sizes that names and shapes of the blocks tell, by field. `shape` raises for a tensor that is missing."""
+    """Returns the sizes that names and shapes of the blocks tell, by field.
+
+    `shape` raises for a tensor that is missing.
+    """
     return {
         "width": shape(shapes, "img_in.weight")[0],
         "depth": block_count(shapes, "double_blocks"),
@@ -38,12 +41,15 @@ _THETA: Final = 10000.0
 
 
 def axes_of(head_dim: int) -> tuple[int, int, int]:
-    """How many values of a head encode the image (0, a control image 1), the row and the column of a token."""
+    """Returns how many values of a head encode the image (0, a control image 1), the row and the column of a token."""
     each = head_dim * 7 // 16 // 2 * 2  # 56 of 128
     return head_dim - 2 * each, each, each
 
 
 def position_angles(head_dim: int, text: int, grids: Grids) -> Angles:
-    """The angle by which each value of a head is rotated at each token, fp64 (S, E); text stands at the origin."""
+    """Returns the angle by which each value of a head is rotated at each token, fp64 (S, E).
+
+    Text stands at the origin.
+    """
     images = [grid(*size, image=number) for number, size in enumerate(grids)]
     return rope_angles(np.concatenate([np.zeros((text, 3)), *images]), axes_of(head_dim), _THETA)

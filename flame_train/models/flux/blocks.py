@@ -91,7 +91,7 @@ def gelu_mlp(width: int) -> nn.ModuleList:
 
 
 def gelu_feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
-    """The tokens after a modulated MLP.
+    """Returns the tokens after a modulated MLP.
 
     Args:
         mlp: its layers, as `gelu_mlp` makes them.
@@ -179,7 +179,7 @@ class SingleStreamBase(Block):
     def stream(
         self, x_BSD: Tensor, modulation: Sequence[Tensor], cos_S1E: Tensor, sin_S1E: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """The tokens after attention and MLP.
+        """Returns the tokens after attention and MLP.
 
         Args:
             x_BSD: tokens (B, S, D).

@@ -68,7 +68,7 @@ _FUSED: Final = ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")
 
 
 def blocks_to_diffusers(modulated: bool) -> list[Rule]:
-    """The rules of both kinds of blocks, with their modulation or, for Chroma, without."""
+    """Returns the rules of both kinds of blocks, with their modulation or, for Chroma, without."""
     blocks = (
         ("double_blocks.{i}.", "transformer_blocks.{i}.", "double"),
         ("single_blocks.{i}.", "single_transformer_blocks.{i}.", "single"),
@@ -89,7 +89,7 @@ def blocks_to_diffusers(modulated: bool) -> list[Rule]:
 
 
 def transformer_to_diffusers() -> KeyMap:
-    """The table from native to diffusers names, for any depth; its `inverse` goes back."""
+    """Returns the table from native to diffusers names, for any depth; its `inverse` goes back."""
     return KeyMap((*table(_ENDS), *blocks_to_diffusers(modulated=True)))
 
 
@@ -124,7 +124,7 @@ def _linears(double: int = 19, single: int = 38) -> Iterator[str]:
 
 @lru_cache(maxsize=2)
 def lora_family(dev: bool = True) -> LoraFamily:
-    """How LoRA files of Flux.1 dev, or else schnell, name their modules.
+    """Returns how LoRA files of Flux.1 dev, or else schnell, name their modules.
 
     kohya's name for T5 is `lora_te3`, OneTrainer's `lora_te2`.
     """
@@ -165,7 +165,7 @@ _GATED: Final = (Ratio(r"single_blocks_\d+_linear1", 9), Ratio(r"double_blocks_\
 
 
 def _variant(model: str, shapes: Shapes) -> tuple[str, str] | None:
-    """Which Flux.1 it is: by its input, and by whether it is told a guidance."""
+    """Returns which Flux.1 it is: by its input, and by whether it is told a guidance."""
     inputs = dim(shapes, "img_in.weight" if "img_in.weight" in shapes else "x_embedder.weight", 1)
     if inputs in (128, 384):
         return {128: "flux-control", 384: "flux-fill"}[inputs], ""

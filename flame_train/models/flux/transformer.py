@@ -60,7 +60,7 @@ class FluxArch(DoubleSingleArch):
 
     @classmethod
     def tiny(cls, *, guidance: bool = True, context_dim: int = 32, pooled_dim: int = 32) -> Self:
-        """The same structure, small enough to train on a CPU; fits `T5Arch.tiny` and `ClipArch.tiny`."""
+        """Returns the same structure, small enough to train on a CPU; fits `T5Arch.tiny` and `ClipArch.tiny`."""
         return cls(
             width=64,
             depth=2,
@@ -73,7 +73,7 @@ class FluxArch(DoubleSingleArch):
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """The architecture of a file's transformer, from its native names and shapes, and what its folder states.
+        """Reads the architecture of a file's transformer from native names and shapes, and what its folder states.
 
         Raises ModelFileError naming a missing tensor, what is stated otherwise, or for inpainting and control variants
         (extra input channels).
@@ -201,7 +201,7 @@ class Flux(BlockNetwork):
         guidance_B: Tensor | None = None,
         controls: Sequence[Tensor] = (),
     ) -> Tensor:
-        """The velocity for noised latents.
+        """Returns the velocity for noised latents.
 
         Args:
             x_BHWC: latents (B, H, W, C), H and W even.
@@ -237,11 +237,11 @@ class Flux(BlockNetwork):
         return unpatchify(out, (h, w), PATCH, channels_first=True)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
-        """The blocks' linear layers."""
+        """Returns the blocks' linear layers."""
         return linears_in([*self.double_blocks, *self.single_blocks], frozenset(("img_mod", "txt_mod", "modulation")))
 
     def _vector(self, timesteps_B: Tensor, pooled_BP: Tensor, guidance_B: Tensor | None) -> Tensor:
-        """The vector of timestep, pooled text and guidance, (B, D). The sinusoids are computed in fp32."""
+        """Returns the vector of timestep, pooled text and guidance, (B, D). The sinusoids are computed in fp32."""
         if (guidance_B is not None) != self.arch.guidance:
             wanted, came = ("a", "none") if self.arch.guidance else ("no", "one")
             raise ValueError(f"Flux: expected {wanted} guidance for this model, got {came}")

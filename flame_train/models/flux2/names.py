@@ -59,7 +59,7 @@ _SINGLE: Final = lines("""
 
 
 def transformer_to_diffusers() -> KeyMap:
-    """The table from native to diffusers names, for any depth; its `inverse` goes back."""
+    """Returns the table from native to diffusers names, for any depth; its `inverse` goes back."""
     blocks = (
         ("double_blocks.{i}.", "transformer_blocks.{i}.", "double"),
         ("single_blocks.{i}.", "single_transformer_blocks.{i}.", "single"),
@@ -102,7 +102,7 @@ def _linears(depth: int, single_depth: int) -> Iterator[str]:
 
 @lru_cache(maxsize=4)
 def lora_family(depth: int = 8, single_depth: int = 24) -> LoraFamily:
-    """How LoRA files of FLUX.2 klein name their modules; by default klein 9B's, of which 4B has a part."""
+    """Returns how LoRA files of FLUX.2 klein name their modules; by default klein 9B's, of which 4B has a part."""
     modules = modules_by_table(base_modules(depth, single_depth), transformer_to_diffusers())
     return LoraFamily(
         name="flux2",

@@ -58,12 +58,12 @@ class Flux2Arch(DoubleSingleArch):
 
     @classmethod
     def tiny(cls, context_dim: int = 96) -> Self:
-        """The same structure, small enough to train on a CPU."""
+        """Returns the same structure, small enough to train on a CPU."""
         return cls(width=64, depth=2, single_depth=2, head_dim=32, mlp=192, context_dim=context_dim)
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """The architecture of a file's transformer, from its native names and shapes, and what its folder states.
+        """Reads the architecture of a file's transformer from native names and shapes, and what its folder states.
 
         Raises ModelFileError naming a missing tensor, what is stated otherwise, or for dev, which has a guidance input.
         """
@@ -97,7 +97,7 @@ class Flux2Arch(DoubleSingleArch):
 
 
 def position_angles(arch: Flux2Arch, text: int, grids: Grids) -> Angles:
-    """The angle by which each value of a head is rotated at each token, fp64 (S, E)."""
+    """Returns the angle by which each value of a head is rotated at each token, fp64 (S, E)."""
     images = np.concatenate([grid(*size, image=_APART * number) for number, size in enumerate(grids)])
     ids = np.zeros((text + len(images), 4))
     ids[:text, 3] = np.arange(text)
@@ -201,7 +201,7 @@ class SingleStreamBlock(Block):
     def forward(
         self, x_BSD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, shift: Tensor, scale: Tensor, gate: Tensor
     ) -> Tensor:
-        """The tokens after the block.
+        """Returns the tokens after the block.
 
         Args:
             x_BSD: the text's tokens and the image's (B, S, D).
@@ -247,7 +247,7 @@ class Flux2(BlockNetwork):
     def forward(
         self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, controls: Sequence[Tensor] = ()
     ) -> Tensor:
-        """The velocity for noised latents.
+        """Returns the velocity for noised latents.
 
         Args:
             x_BHWC: patched latents (B, H, W, C).
@@ -280,5 +280,5 @@ class Flux2(BlockNetwork):
         return self.final_layer(x_BSD[:, T : T + h * w], silu_vec_BD).reshape(x_BHWC.shape)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
-        """The blocks' linear layers."""
+        """Returns the blocks' linear layers."""
         return linears_in([*self.double_blocks, *self.single_blocks])

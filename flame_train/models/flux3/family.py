@@ -76,7 +76,7 @@ class Flux3Model(FlowModel):
         return ControlRule(placed=control_placement)
 
     def sampler_problem(self, sampler: str) -> str:
-        """The mean velocity over a step, which a flow map predicts, is what Euler's method asks for."""
+        """Returns the mean velocity over a step, which a flow map predicts, is what Euler's method asks for."""
         if self.flow_map and sampler != Euler.name:
             return f'expected "{Euler.name}" for the distilled FLUX.3, which predicts whole steps, got "{sampler}"'
         return FlowModel.sampler_problem(self, sampler)
@@ -122,7 +122,7 @@ class Flux3Family(FlowFamily):
         )
 
     def distilled(self, base: Path) -> str:
-        """Its tensors tell: a flow map is told one time more."""
+        """Returns its tensors tell: a flow map is told one time more."""
         with open_weights(base) as weights:
             told = any(sign in name for name in weights.names for sign in names.DISTILLED)
         return "is a flow map, which is told where a step goes to" if told else ""
@@ -132,7 +132,7 @@ class Flux3Family(FlowFamily):
 
 
 def _shift_beside(base: Path) -> float:
-    """What the scheduler in a folder states. Raises ModelFileError for a scheduler of another kind."""
+    """Returns what the scheduler in a folder states. Raises ModelFileError for a scheduler of another kind."""
     stated = stated_in(base, "scheduler/scheduler_config.json")
     stated.must(use_dynamic_shifting=False, invert_sigmas=False, shift_terminal=None)
     return stated.number("shift", _SHIFT)

@@ -61,7 +61,7 @@ DISTILLED: Final = ("ref_time_in.", "target_timestep_embedder.")
 
 
 def transformer_to_diffusers() -> KeyMap:
-    """The table from native to diffusers names, for any depth; its `inverse` goes back."""
+    """Returns the table from native to diffusers names, for any depth; its `inverse` goes back."""
     blocks = [(f"{here}.{{i}}.", f"{there}.{{i}}.", "block") for here, there in _STACKS.items()]
     return KeyMap(table(_ENDS, blocks, {"block": _BLOCK}))
 
@@ -99,7 +99,7 @@ def _linears(depth: int, single_depth: int) -> Iterator[str]:
 
 @lru_cache(maxsize=4)
 def lora_family(depth: int = 5, single_depth: int = 28) -> LoraFamily:
-    """How LoRA files of FLUX.3 klein name their modules."""
+    """Returns how LoRA files of FLUX.3 klein name their modules."""
     modules = modules_by_table(base_modules(depth, single_depth), transformer_to_diffusers())
     return LoraFamily(
         name="flux3",

@@ -59,12 +59,12 @@ class Flux3Arch(TransformerArch):
 
     @classmethod
     def tiny(cls, context_dim: int = 256) -> Self:
-        """The same structure, small enough to train on a CPU."""
+        """Returns the same structure, small enough to train on a CPU."""
         return cls(width=64, depth=1, single_depth=2, head_dim=32, mlp=192, context_dim=context_dim)
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """The architecture of a file's transformer, from its native names and shapes, and what its folder states.
+        """Reads the architecture of a file's transformer from native names and shapes, and what its folder states.
 
         Raises ModelFileError naming a missing tensor, or what is stated otherwise.
         """
@@ -133,7 +133,7 @@ class ParallelBlock(Block):
         self.mlp_out = nn.Linear(arch.mlp, width, bias=False)
 
     def forward(self, cos_S1E: Tensor, sin_S1E: Tensor, seen_B: Tensor | None, *kinds: Tensor) -> tuple[Tensor, ...]:
-        """The tokens after the block.
+        """Returns the tokens after the block.
 
         Args:
             cos_S1E, sin_S1E: rotary angles of all tokens, (S, 1, E).
@@ -208,7 +208,7 @@ class Flux3(BlockNetwork):
         controls: Sequence[Tensor] = (),
         target_B: Tensor | None = None,
     ) -> Tensor:
-        """The velocity for noised latents.
+        """Returns the velocity for noised latents.
 
         Args:
             x_BHWC: patched latents (B, H, W, C).
@@ -268,7 +268,7 @@ class Flux3(BlockNetwork):
         return F.silu(both[0]), F.silu(both[1])
 
     def quantizable(self) -> dict[nn.Linear, bool]:
-        """The blocks' linear layers."""
+        """Returns the blocks' linear layers."""
         return linears_in(self.named_blocks().values())
 
 

@@ -55,7 +55,7 @@ class Krea2Arch:
 
     @classmethod
     def tiny(cls, text_dim: int = 32) -> Self:
-        """The same structure, small enough to train on a CPU."""
+        """Returns the same structure, small enough to train on a CPU."""
         return cls(
             width=64,
             depth=2,
@@ -75,7 +75,7 @@ class Krea2Arch:
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """The architecture of a file's transformer, from its native names and shapes, and what its folder states.
+        """Reads the architecture of a file's transformer from native names and shapes, and what its folder states.
 
         Raises ModelFileError naming a missing tensor, or what is stated otherwise.
         """

@@ -56,7 +56,7 @@ _TEXT_STACKS: Final = ("layerwise_blocks", "refiner_blocks")
 
 
 def transformer_to_diffusers() -> KeyMap:
-    """The table from native to diffusers names, for any depth; its `inverse` goes back."""
+    """Returns the table from native to diffusers names, for any depth; its `inverse` goes back."""
     text = [(f"txtfusion.{stack}.{{i}}.", f"text_fusion.{stack}.{{i}}.", "text") for stack in _TEXT_STACKS]
     blocks = [*text, ("blocks.{i}.", "transformer_blocks.{i}.", "block")]
     return KeyMap(table(_ENDS, blocks, {"text": _TEXT_BLOCK, "block": _BLOCK}))
@@ -84,7 +84,7 @@ def base_modules() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def lora_family() -> LoraFamily:
-    """How LoRA files of Krea 2 name their modules.
+    """Returns how LoRA files of Krea 2 name their modules.
 
     ai-toolkit's first files have native paths below `base_model.model.`.
     """

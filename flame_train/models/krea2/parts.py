@@ -57,7 +57,7 @@ class ZeroCentredNorm(nn.Module):
         return own.to(compute_dtype(own.dtype)) + 1.0
 
     def modulated(self, x_BSD: Tensor, scale_B1D: Tensor, shift_B1D: Tensor) -> Tensor:
-        """The norm of x, times 1 + scale_B1D, plus shift_B1D; rematerialized."""
+        """Returns the norm of x, times 1 + scale_B1D, plus shift_B1D; rematerialized."""
         return rematerialize(_modulated, x_BSD, nn.compute_copy(self.scale), scale_B1D, shift_B1D, self.eps)
 
     def modulated_apart(self, x_BSD: Tensor, clean: Sequence[Tensor], rest: Sequence[Tensor], M: int) -> Tensor:
@@ -75,19 +75,7 @@ def _apart(
     M: int,
     eps: float,
 ) -> Tensor:
-    """`_modulated` of both parts, side by side.
-
-    Args:
-        x_BSD: tokens.
-        weight_D: the norm's weight.
-        clean_scale_B1D, clean_shift_B1D: of the first M tokens.
-        scale_B1D, shift_B1D: of the others.
-        M: how many come first.
-        eps: is added to the mean square.
-
-    Returns:
-        Tokens of the same shape.
-    """
+    """`_modulated` of both parts, side by side."""
     first = _modulated(x_BSD[:, :M], weight_D, clean_scale_B1D, clean_shift_B1D, eps)
     return F.cat([first, _modulated(x_BSD[:, M:], weight_D, scale_B1D, shift_B1D, eps)], dim=1)
 
@@ -186,7 +174,7 @@ class TextFusion(nn.Module):
         self.refiner_blocks = nn.ModuleList([TextBlock(arch) for _ in range(arch.refiners)])
 
     def forward(self, states_BTNC: Tensor, seen_B: Tensor) -> Tensor:
-        """One state a token (B, T, C), of those after N layers; `seen_B`, int32 (B,), tokens are looked at."""
+        """Returns one state a token (B, T, C), of those after N layers; `seen_B`, int32 (B,), tokens are looked at."""
         B, T, N, C = states_BTNC.shape
         x = states_BTNC.reshape(B * T, N, C)
         for block in self.layerwise_blocks:

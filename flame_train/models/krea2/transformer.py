@@ -72,7 +72,7 @@ class SingleStreamBlock(Block):
     def forward(
         self, x_BSD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, seen_B: Tensor, modulation: Modulation
     ) -> Tensor:
-        """The tokens after the block.
+        """Returns the tokens after the block.
 
         Args:
             x_BSD: the tokens of control images, of the image and of the text (B, S, D).
@@ -99,7 +99,7 @@ class SingleStreamBlock(Block):
 
 
 def _modulated(norm: ZeroCentredNorm, x_BSD: Tensor, own: Sequence[Tensor], clean: Sequence[Tensor], M: int) -> Tensor:
-    """The norm, scaled and shifted as at the image's time; the first M tokens as at time 0, if there are some.
+    """Gives the norm, scaled and shifted as at the image's time; the first M tokens as at time 0, if there are some.
 
     Args:
         norm: the norm.
@@ -115,17 +115,7 @@ def _modulated(norm: ZeroCentredNorm, x_BSD: Tensor, own: Sequence[Tensor], clea
 
 
 def _gated_add(x_BSD: Tensor, gate: Tensor, clean: Sequence[Tensor], found: Tensor, M: int) -> Tensor:
-    """x + gate * found, with another gate for the first M tokens, if there is one.
-
-    Args:
-        x_BSD, found: tokens, and what is added to them.
-        gate: (B, 1, D), at the image's time.
-        clean: the gate at time 0, or none.
-        M: how many tokens are of time 0.
-
-    Returns:
-        Tokens of the same shape.
-    """
+    """x + gate * found, with another gate for the first M tokens, if there is one."""
     if not clean:
         return F.gated_add(x_BSD, gate, found)
     parts = ((x_BSD[:, :M], clean[0], found[:, :M]), (x_BSD[:, M:], gate, found[:, M:]))
@@ -170,7 +160,7 @@ class Krea2(BlockNetwork):
         rows_B: Tensor,
         controls: Sequence[Tensor] = (),
     ) -> Tensor:
-        """The velocity for noised latents, which like the states have the dtype of the weights.
+        """Returns the velocity for noised latents, which like the states have the dtype of the weights.
 
         Args:
             x_BHWC: latents (B, H, W, C), H and W even.
@@ -202,22 +192,22 @@ class Krea2(BlockNetwork):
         return unpatchify(self.last(x_BSD[:, M : M + L], time_B1D), (h, w), PATCH, channels_first=True)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
-        """The linear layers of all blocks, those over the text included."""
+        """Returns the linear layers of all blocks, those over the text included."""
         return linears_in([*self.txtfusion.layerwise_blocks, *self.txtfusion.refiner_blocks, *self.blocks])
 
     def _time(self, times_B: Tensor, dtype: DType) -> Tensor:
-        """The vector (B, 1, D) of a time's sinusoid."""
+        """Returns the vector (B, 1, D) of a time's sinusoid."""
         sinusoid = F.timestep_embedding(times_B * 1000.0, self.arch.frequencies, dtype=dtype).unsqueeze(1)
         found: Tensor = self.tmlp[2](_gelu(self.tmlp[0](sinusoid)))
         return found
 
     def _shared(self, time_B1D: Tensor) -> Tensor:
-        """The modulation of all blocks at a time, (B, 1, 6 D)."""
+        """Returns the modulation of all blocks at a time, (B, 1, 6 D)."""
         found: Tensor = self.tproj[1](_gelu(time_B1D))
         return found
 
     def _text(self, x_BTC: Tensor) -> Tensor:
-        """The text's tokens in the model's width, (B, T, D)."""
+        """Returns the text's tokens in the model's width, (B, T, D)."""
         norm, first, _, second = self.txtmlp
         found: Tensor = second(_gelu(first(norm(x_BTC))))
         return found

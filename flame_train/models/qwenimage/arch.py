@@ -44,12 +44,12 @@ class QwenImageArch(TransformerArch):
 
     @classmethod
     def tiny(cls, text_dim: int = 32) -> Self:
-        """The same structure, small enough to train on a CPU."""
+        """Returns the same structure, small enough to train on a CPU."""
         return cls(width=64, depth=2, head_dim=32, hidden=192, text_dim=text_dim, axes=image_axes(32))
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """The architecture of a file's transformer, from its native names and shapes, and what its folder states.
+        """Reads the architecture of a file's transformer from native names and shapes, and what its folder states.
 
         Raises ModelFileError naming a missing tensor, or what is stated otherwise.
         """

@@ -169,6 +169,9 @@ class QwenImageFamily(FlowFamily):
 
 
 def _levels(base: Path) -> tuple[float, ...]:
-    """The noise levels of sampling that a folder states, before their shift; none for the model that is trained on."""
+    """Returns the noise levels of sampling that a folder states, before their shift.
+
+    None for the model that is trained on.
+    """
     stated = stated_in(base, "model_index.json").values.get("sample_sigmas")
     return tuple(stated) if isinstance(stated, list) and all(isinstance(s, int | float) for s in stated) else ()

@@ -82,7 +82,7 @@ _LINEAR: Final = (*(f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.
 
 
 def transformer_to_diffusers() -> KeyMap:
-    """The table from native to diffusers names, for any depth; its `inverse` goes back."""
+    """Returns the table from native to diffusers names, for any depth; its `inverse` goes back."""
     ends = [f"{name}.weight -> {name}.weight" for name in (*_ENDS, "txt_in.text_norm")]
     blocks = [("transformer_blocks.{i}.", "transformer_blocks.{i}.", "block")]
     return KeyMap(table(lines("\n".join(ends)), blocks, {"block": _BLOCK}))
@@ -107,7 +107,7 @@ def base_modules() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def lora_family() -> LoraFamily:
-    """How LoRA files of Qwen-Image 2.1 name their modules.
+    """Returns how LoRA files of Qwen-Image 2.1 name their modules.
 
     ComfyUI reads gate and value apart below `transformer.`, and as one below its own prefix and kohya's.
     """

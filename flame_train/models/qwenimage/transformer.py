@@ -29,7 +29,7 @@ _PARTS: Final = 4  # scale and gate, of the attention and of the gated network
 
 
 def _joined(*parts: Tensor) -> Tensor:
-    """The heads' values of all tokens side by side, (B, S, D), of parts (B, N, tokens, E)."""
+    """Returns the heads' values of all tokens side by side, (B, S, D), of parts (B, N, tokens, E)."""
     found = F.cat([x.transpose(1, 2) for x in parts], dim=1)
     return found.reshape(*found.shape[:2], -1)
 
@@ -163,7 +163,7 @@ class TransformerBlock(Block):
         feed_gate_BSD: Tensor,
         shift_11D: Tensor,
     ) -> Tensor:
-        """The tokens after the block.
+        """Returns the tokens after the block.
 
         Args:
             x_BSD: the image's tokens, control images' and the text's (B, S, D).
@@ -225,7 +225,7 @@ class QwenImage(BlockNetwork):
         controls: Sequence[Tensor] = (),
         starts: Sequence[int] = (),
     ) -> Tensor:
-        """The velocity for noised latents, which like the states have the dtype of the weights.
+        """Returns the velocity for noised latents, which like the states have the dtype of the weights.
 
         Args:
             x_BHWC: latents (B, H, W, C).
@@ -260,7 +260,7 @@ class QwenImage(BlockNetwork):
         return self.proj_out(self.norm_out(x_BSD[:, :L], of_both[B:])).reshape(x_BHWC.shape)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
-        """The blocks' linear layers."""
+        """Returns the blocks' linear layers."""
         return linears_in(self.transformer_blocks)
 
     def _modulation(self, times_2BxD: Tensor, N: int, L: int) -> tuple[Tensor, ...]:
@@ -275,6 +275,6 @@ class QwenImage(BlockNetwork):
 
 
 def _rows(of_both: Tensor, N: int, L: int) -> Tensor:
-    """A row a token (B, L + N, D), of the values at time 0 and of the image (2 B, 1, D)."""
+    """Returns a row a token (B, L + N, D), of the values at time 0 and of the image (2 B, 1, D)."""
     B, _, D = of_both.shape[0] // 2, *of_both.shape[1:]
     return F.cat([of_both[B:].expand(B, L, D), of_both[:B].expand(B, N, D)], dim=1)

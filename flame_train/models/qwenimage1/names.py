@@ -37,7 +37,10 @@ def _same(names: Collection[str]) -> tuple[Line, ...]:
 
 
 def transformer_table(names: Collection[str] = ()) -> KeyMap:
-    """The table to native names, which are the same; `names` are a file's, of which those with a factor are scaled."""
+    """Returns the table to native names, which are the same.
+
+    `names` are a file's, of which those with a factor are scaled.
+    """
     ends = _same([*(f"{name}.{{p}}" for name in _ENDS), "txt_norm.weight"])
     block = _same([*(f"{name}.{{p}}" for name in _LINEAR), *_NORMS])
     place = "transformer_blocks.{i}."
@@ -62,7 +65,7 @@ def base_modules(depth: int = 60) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def lora_family() -> LoraFamily:
-    """How LoRA files of Qwen-Image 1 name their modules."""
+    """Returns how LoRA files of Qwen-Image 1 name their modules."""
     modules = modules_as_they_are(base_modules())
     return LoraFamily(
         name="qwenimage1",

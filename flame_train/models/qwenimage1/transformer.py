@@ -48,12 +48,12 @@ class QwenImage1Arch(TransformerArch):
 
     @classmethod
     def tiny(cls, text_dim: int = 256) -> Self:
-        """The same structure, small enough to train on a CPU."""
+        """Returns the same structure, small enough to train on a CPU."""
         return cls(width=64, depth=2, head_dim=32, text_dim=text_dim, axes=image_axes(32))
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """The architecture of a file's transformer, from its native names and shapes, and what its folder states.
+        """Reads the architecture of a file's transformer from native names and shapes, and what its folder states.
 
         Raises ModelFileError naming a missing tensor, or what is stated otherwise, as the variants that edit do.
         """
@@ -113,7 +113,7 @@ class Attention(nn.Module):
     def forward(
         self, img_BLD: Tensor, txt_BTD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What image and text find.
+        """Returns what image and text find.
 
         Args:
             img_BLD, txt_BTD: their normalised tokens, (B, L, D) and (B, T, D).
@@ -156,7 +156,7 @@ class TransformerBlock(Block):
     def forward(
         self, img_BLD: Tensor, txt_BTD: Tensor, time_B1D: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The tokens after the block.
+        """Returns the tokens after the block.
 
         Args:
             img_BLD: the image's tokens (B, L, D).
@@ -220,7 +220,7 @@ class QwenImage1(BlockNetwork):
         self.proj_out = nn.Linear(width, PATCH**2 * arch.channels)
 
     def forward(self, x_BHWC: Tensor, times_B: Tensor, states_BTF: Tensor, rows_B: Tensor) -> Tensor:
-        """The velocity for noised latents, which like the states have the dtype of the weights.
+        """Returns the velocity for noised latents, which like the states have the dtype of the weights.
 
         Args:
             x_BHWC: latents (B, H, W, C), H and W even.
@@ -251,7 +251,7 @@ class QwenImage1(BlockNetwork):
         return unpatchify(self.proj_out(_modulated(img_BLD, shift, scale)), (h, w), PATCH, channels_first=True)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
-        """The blocks' linear layers."""
+        """Returns the blocks' linear layers."""
         return linears_in(self.transformer_blocks, frozenset(("img_mod", "txt_mod")))
 
 

@@ -63,14 +63,14 @@ class MMDiTArch(TransformerArch):
 
     @classmethod
     def tiny(cls, qk_norm: bool = True, dual: tuple[int, ...] = (0,)) -> Self:
-        """The same structure, small enough to train on a CPU."""
+        """Returns the same structure, small enough to train on a CPU."""
         return cls(
             width=64, depth=3, head_dim=32, context_dim=48, pooled_dim=40, positions=12, qk_norm=qk_norm, dual=dual
         )
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """The architecture of a file's denoiser, from its native names and shapes, and what its folder states.
+        """Returns the architecture of a file's denoiser, from its native names and shapes, and what its folder states.
 
         Raises ModelFileError naming a missing tensor, or what is stated otherwise.
         """
@@ -169,13 +169,13 @@ class Stream(nn.Module):
         self.adaLN_modulation = nn.ModuleList([None, nn.Linear(arch.width, rows * arch.width)])
 
     def modulation(self, silu_c_BD: Tensor) -> list[Tensor]:
-        """The rows of the modulation, (B, 1, D) each."""
+        """Returns the rows of the modulation, (B, 1, D) each."""
         made = self.adaLN_modulation[1](silu_c_BD)
         rows = made.reshape(made.shape[0], -1, silu_c_BD.shape[1])
         return [rows[:, i : i + 1] for i in range(rows.shape[1])]
 
     def project(self, x_BLD: Tensor, m: Sequence[Tensor]) -> Projected:
-        """The stream's queries, keys and values for the joint attention."""
+        """Returns the stream's queries, keys and values for the joint attention."""
         return self.attn.project(_modulated(x_BLD, m[0], m[1]))
 
     def post_attention(self, x_BLD: Tensor, attended_BLD: Tensor, m: Sequence[Tensor], lean: bool) -> Tensor:
@@ -258,7 +258,7 @@ class MMDiT(BlockNetwork):
         self.final_layer = FinalLayer(arch)
 
     def forward(self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, pooled_BP: Tensor) -> Tensor:
-        """The velocity (B, H, W, C) for latents of that shape, H and W even and at most twice the table's side.
+        """Returns the velocity (B, H, W, C) for latents of that shape, H and W even and at most twice the table's side.
 
         timesteps are 1000 times the noise level; context is (B, T, context_dim), pooled (B, pooled_dim). All but the
         timesteps are in the dtype of the weights. Raises ShapeError for other latents.
@@ -273,11 +273,11 @@ class MMDiT(BlockNetwork):
         return unpatchify(self.final_layer(x_BLD, silu_c_BD), (h, w), _PATCH, channels_first=False)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
-        """The joint blocks' linear layers."""
+        """Returns the joint blocks' linear layers."""
         return linears_in(self.joint_blocks, frozenset(("adaLN_modulation",)))
 
     def _positions(self, h: int, w: int) -> Tensor:
-        """The middle h x w of the table of positions, (1, h * w, D)."""
+        """Returns the middle h x w of the table of positions, (1, h * w, D)."""
         side, D = self.arch.positions, self.arch.width
         if h > side or w > side:
             raise ModelFileError(

@@ -66,12 +66,12 @@ _SPLIT: Final = lines("""
 
 
 def depth_of(names: Collection[str]) -> int:
-    """The number of blocks among native or diffusers names."""
+    """Returns the number of blocks among native or diffusers names."""
     return len({match[1] for name in names if (match := re.match(r"(?:joint|transformer)_blocks\.(\d+)\.", name))})
 
 
 def mmdit_to_diffusers(depth: int) -> KeyMap:
-    """The table from native to diffusers names; its `inverse` reads a diffusers transformer.
+    """Returns the table from native to diffusers names; its `inverse` reads a diffusers transformer.
 
     The last block drops the text, and the halves of its modulation are swapped, as in the final layer.
     """
@@ -112,7 +112,7 @@ resolve: Final = partial(resolve_components, COMPONENTS, idle=_ELSEWHERE)
 
 @lru_cache(maxsize=4)
 def lora_family(depth: int = 38, dual: Sequence[int] | None = None) -> LoraFamily:
-    """How LoRA files of SD3 and SD3.5 name their modules, for a transformer of `depth` blocks: 24 or 38.
+    """Returns how LoRA files of SD3 and SD3.5 name their modules, for a transformer of `depth` blocks: 24 or 38.
 
     `dual` are the blocks whose image attends to itself too. If they are unknown (None), the names hold for every
     model of that depth. The depth counts, because in the last block the diffusers name of the text's modulation means
@@ -139,7 +139,7 @@ def lora_family(depth: int = 38, dual: Sequence[int] | None = None) -> LoraFamil
 
 
 def lora_family_of(shapes: Mapping[str, Shape]) -> LoraFamily:
-    """The names of the model that a LoRA file with these tensors was made for, as far as they identify it.
+    """Returns the names of the model that a LoRA file with these tensors was made for, as far as they identify it.
 
     The text's modulation has two rows to each of its inputs in the last block, six in the others: that gives the depth.
     Without it the depth is that of the smallest published model with all the modules. Every name has the same meaning
@@ -174,7 +174,7 @@ def _modulations(found: Iterable[tuple[int, str, Shape]]) -> dict[int, float]:
 
 
 def _model(depth: int, dual: Collection[int] | None) -> str:
-    """The model's name in sd-scripts' metadata; empty for an unknown one."""
+    """Returns the model's name in sd-scripts' metadata; empty for an unknown one."""
     if depth == _DEPTHS[1]:
         return "-5-large"
     if depth != _DEPTHS[0] or dual is None:
@@ -208,7 +208,7 @@ _LARGE: Final = 2432
 
 
 def _mmdit(model: str, shapes: Shapes) -> tuple[str, str] | None:
-    """Which size it is: SD3 medium does not norm queries and keys, the others differ in width."""
+    """Returns which size it is: SD3 medium does not norm queries and keys, the others differ in width."""
     if not {"joint_blocks.0.x_block.attn.ln_q.weight", "transformer_blocks.0.attn.norm_q.weight"} & shapes.keys():
         return "sd3-medium", ""
     width = dim(shapes, "joint_blocks.0.x_block.attn.qkv.weight", 1) or dim(shapes, "pos_embed.proj.weight", 0)

@@ -131,7 +131,7 @@ class SdxlFlowModel(SdxlModel):
 
 
 def noise_schedule(loss: LossSection) -> NoiseSchedule:
-    """The model's noise schedule, with zero terminal SNR if the config wants it."""
+    """Returns the model's noise schedule, with zero terminal SNR if the config wants it."""
     schedule = NoiseSchedule.scaled_linear()
     return schedule.zero_terminal_snr() if loss.zero_terminal_snr else schedule
 

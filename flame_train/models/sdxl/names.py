@@ -57,7 +57,7 @@ resolve: Final = partial(resolve_components, COMPONENTS, idle=_ELSEWHERE)
 
 @lru_cache(maxsize=1)
 def lora_family() -> LoraFamily:
-    """How SDXL LoRA files name the modules of SDXL base."""
+    """Returns how SDXL LoRA files name the modules of SDXL base."""
     unet = modules_by_table(UNET_MODULES, unet_from_diffusers(SDXL_LEVELS).inverse)
     text_l, text_g = (modules_as_they_are(modules) for modules in (clip.CLIP_L_MODULES, clip.CLIP_G_MODULES))
     native = ("diffusion_model.", "model.diffusion_model.", "")

@@ -68,7 +68,7 @@ SDXL_LEVELS: Final = UNetLevels(resnets=2, attention=(False, True, True))
 
 
 def unet_from_diffusers(levels: UNetLevels = SDXL_LEVELS) -> KeyMap:
-    """The table for a UNet of these levels; its `inverse` goes from native to diffusers names."""
+    """Returns the table for a UNet of these levels; its `inverse` goes from native to diffusers names."""
     samplers, prefixes = _down(levels)
     up_samplers, up_prefixes = _up(levels)
     direct = (*_ENDS, *samplers, *up_samplers)
@@ -83,17 +83,7 @@ _Prefixes = list[tuple[str, str, str]]
 
 
 def _blocks(there: str, here: str, resnets: int, first: int, attention: bool) -> _Prefixes:
-    """A level's blocks: diffusers' below `there` are the single file's `here` from number `first` on.
-
-    Args:
-        there, here: the prefixes in diffusers' layout and in the single file.
-        resnets: how many residual blocks.
-        first: the number of the first block in the single file.
-        attention: whether each residual block has attention behind it.
-
-    Returns:
-        diffusers' prefix, the single file's, and the kind of block.
-    """
+    """Returns a level's blocks: diffusers' below `there` are the single file's `here` from number `first` on."""
     found = []
     for number in range(resnets):
         found.append((f"{there}.resnets.{number}.", f"{here}.{first + number}.0.", "resnet"))

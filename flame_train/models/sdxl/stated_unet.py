@@ -68,7 +68,10 @@ def stated_prediction(path: str | Path) -> str:
 
 
 def _prediction(scheduler: Path) -> str:
-    """What a scheduler's file says; empty where it says nothing. Raises ModelFileError for what is not trained here."""
+    """Says what a scheduler's file says; empty where it says nothing.
+
+    Raises ModelFileError for what is not trained here.
+    """
     try:
         with scheduler.open("rb") as file:
             content: Any = json.loads(file.read(_MAX_CONFIG_BYTES))

@@ -50,12 +50,12 @@ class UNetArch:
 
     @classmethod
     def sdxl(cls) -> Self:
-        """The published SDXL base."""
+        """Returns the published SDXL base."""
         return cls()
 
     @classmethod
     def tiny(cls, model_channels: int = 32, context_dim: int = 64, pooled_dim: int = 32) -> Self:
-        """The same structure, small enough to train on a CPU; fits `ClipArch.tiny` twice."""
+        """Returns the same structure, small enough to train on a CPU; fits `ClipArch.tiny` twice."""
         return cls(
             model_channels=model_channels,
             transformer_depth=(0, 1, 2),
@@ -67,7 +67,7 @@ class UNetArch:
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """The architecture of a file's UNet, from its native names and shapes, and what its folder states.
+        """Returns the architecture of a file's UNet, from its native names and shapes, and what its folder states.
 
         Raises ModelFileError naming a missing tensor, what is stated otherwise, or for inpainting and edit variants
         (extra input channels).
@@ -106,12 +106,12 @@ class UNetArch:
 
 
 def _head_dim(model_channels: int) -> int:
-    """The family's 64, less in narrower networks, where the folder does not state it."""
+    """Returns the family's 64, less in narrower networks, where the folder does not state it."""
     return min(64, model_channels // 2)
 
 
 def _groups(model_channels: int) -> int:
-    """The family's 32, less in narrower networks, where the folder does not state it."""
+    """Returns the family's 32, less in narrower networks, where the folder does not state it."""
     return min(32, model_channels // 4)
 
 
@@ -176,7 +176,7 @@ class ResBlock(Block):
             self.skip_connection = nn.Conv2d(in_channels, out_channels, 1)
 
     def forward(self, x_BHWC: Tensor, silu_emb_BE: Tensor, skip_BHWC: Tensor | None = None) -> Tensor:
-        """The block's result for x with what came past lower resolutions behind its channels, if anything did."""
+        """Gives the block's result for x with what came past lower resolutions behind its channels, if anything did."""
         emb_BC = self.emb_layers[1](silu_emb_BE)
         h_BHWC = self.in_layers[2](_norm_silu(self.in_layers[0], x_BHWC, other=skip_BHWC))
         h_BHWC = self.out_layers[3](_norm_silu(self.out_layers[0], h_BHWC, shift=emb_BC))
@@ -260,7 +260,7 @@ class UNet(BlockNetwork):
         self._blocks = [part for _, part in self.named_modules() if isinstance(part, TransformerBlock)]
 
     def _build_down(self, emb_dim: int) -> list[int]:
-        """The way down; returns the channels that each of its blocks leaves for the way up."""
+        """Returns the way down; returns the channels that each of its blocks leaves for the way up."""
         arch = self.arch
         width = arch.model_channels
         self.input_blocks = nn.ModuleList([nn.ModuleList([nn.Conv2d(arch.in_channels, width, 3, padding=1)])])
@@ -303,7 +303,7 @@ class UNet(BlockNetwork):
         return SpatialTransformer(channels, depth, a.context_dim, a.head_dim, a.groups)
 
     def forward(self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, vector_BE: Tensor) -> Tensor:
-        """The prediction (B, H, W, out_channels) for latents (B, H, W, in_channels).
+        """Returns the prediction (B, H, W, out_channels) for latents (B, H, W, in_channels).
 
         H and W must be multiples of 4 for three levels (2 to the number of downsamplings). Timesteps are in 0..999.
         The text encoders give context (B, T, context_dim), `vector_conditioning` gives vector (B, adm_in_channels).
@@ -322,17 +322,17 @@ class UNet(BlockNetwork):
         return self.out[2](self.out[0](h_BHWC))
 
     def fusable_groups(self) -> list[list[nn.Linear]]:
-        """Each block's projections of the image, and all blocks' projections of the text, by width."""
+        """Returns each block's projections of the image, and all blocks' projections of the text, by width."""
         images = [[b.attn1.to_q, b.attn1.to_k, b.attn1.to_v] for b in self._blocks]
         widths = dict.fromkeys(b.attn2.to_k.out_features for b in self._blocks)
         return images + [self._text_layers(width) for width in widths]
 
     def quantizable(self) -> dict[nn.Linear, bool]:
-        """The transformers' linear layers; the others are convolutions and embeddings."""
+        """Returns the transformers' linear layers; the others are convolutions and embeddings."""
         return linears_in([part for _, part in self.named_modules() if isinstance(part, SpatialTransformer)])
 
     def run_outside(self) -> list[nn.Linear]:
-        """The projections of the text."""
+        """Returns the projections of the text."""
         return [layer for b in self._blocks for layer in (b.attn2.to_k, b.attn2.to_v)]
 
     def _text_layers(self, width: int) -> list[nn.Linear]:
@@ -341,7 +341,7 @@ class UNet(BlockNetwork):
         return [layer for b in blocks for layer in (b.attn2.to_k, b.attn2.to_v)]
 
     def _text(self, context_BTC: Tensor) -> TextKeys:
-        """The text's keys and values for every block, computed once: those of one width in one product."""
+        """Returns the text's keys and values for every block, computed once: those of one width in one product."""
         found: dict[TransformerBlock, tuple[Tensor, Tensor]] = {}
         for width in dict.fromkeys(b.attn2.to_k.out_features for b in self._blocks):
             made = iter(nn.grouped_linear(self._text_layers(width), context_BTC))
@@ -363,18 +363,7 @@ class UNet(BlockNetwork):
         text: TextKeys,
         skip_BHWC: Tensor | None = None,
     ) -> Tensor:
-        """Runs one numbered block of the checkpoint: residual block, transformer and resampling, in its order.
-
-        Args:
-            stage: the parts of the block.
-            h_BHWC: the activations (B, H, W, C).
-            silu_emb_BE: SiLU of the embedding of timestep and sizes, (B, E).
-            text: keys and values of the text.
-            skip_BHWC: the activations of a block of the way down, concatenated by the residual blocks of the way up.
-
-        Returns:
-            The activations, with the channels and the size that the block gives them.
-        """
+        """Runs one numbered block of the checkpoint: residual block, transformer and resampling, in its order."""
         for part in stage:
             if isinstance(part, ResBlock):
                 h_BHWC = part(h_BHWC, silu_emb_BE, skip_BHWC)

@@ -52,7 +52,7 @@ _STACKS: Final = ("noise_refiner", "context_refiner", "layers")
 
 
 def transformer_to_diffusers() -> KeyMap:
-    """The table from native to diffusers names, for any depth; its `inverse` goes back."""
+    """Returns the table from native to diffusers names, for any depth; its `inverse` goes back."""
     blocks = [(f"{stack}.{{i}}.", f"{stack}.{{i}}.", "block") for stack in _STACKS]
     return KeyMap(table(_ENDS, blocks, {"block": _BLOCK}))
 
@@ -90,7 +90,7 @@ def _linears(depth: int = 30, refiners: int = 2) -> Iterator[str]:
 
 @lru_cache(maxsize=1)
 def lora_family() -> LoraFamily:
-    """How LoRA files of Z-Image name their modules.
+    """Returns how LoRA files of Z-Image name their modules.
 
     ComfyUI reads diffusers' paths below its own prefix too, as ai-toolkit writes them.
     """

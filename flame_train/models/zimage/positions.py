@@ -28,7 +28,7 @@ class Turns(NamedTuple):
     sin: Tensor
 
     def part(self, begin: int, end: int) -> Turns:
-        """Those of some tokens in a row."""
+        """Returns those of some tokens in a row."""
         return Turns(self.cos[:, begin:end], self.sin[:, begin:end])
 
 

@@ -55,7 +55,7 @@ class ZImageArch(TransformerArch):
 
     @classmethod
     def tiny(cls, context_dim: int = 32) -> Self:
-        """The same structure, small enough to train on a CPU."""
+        """Returns the same structure, small enough to train on a CPU."""
         return cls(
             width=64,
             depth=2,
@@ -70,7 +70,7 @@ class ZImageArch(TransformerArch):
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """The architecture of a file's transformer, from its native names and shapes, and what its folder states.
+        """Reads the architecture of a file's transformer from native names and shapes, and what its folder states.
 
         Raises ModelFileError naming a missing tensor, what is stated otherwise, or for the variants that take images.
         """
@@ -184,7 +184,7 @@ class TransformerBlock(Block):
     def forward(
         self, x_BSD: Tensor, cos_BS1E: Tensor, sin_BS1E: Tensor, seen_B: Tensor | None, time_BF: Tensor | None
     ) -> Tensor:
-        """The tokens after the block.
+        """Returns the tokens after the block.
 
         Args:
             x_BSD: tokens (B, S, D).
@@ -274,12 +274,12 @@ class ZImage(BlockNetwork):
         return unpatchify(self.final_layer(x_BSD[:, : h * w], time_BF), (h, w), PATCH, channels_first=False)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
-        """The blocks' linear layers."""
+        """Returns the blocks' linear layers."""
         blocks = [*self.noise_refiner, *self.context_refiner, *self.layers]
         return linears_in(blocks, frozenset(("adaLN_modulation",)))
 
     def _filled(self, x_BLD: Tensor, token: Tensor) -> Tensor:
-        """The tokens, filled up to a multiple of 32 with the learnt one."""
+        """Returns the tokens, filled up to a multiple of 32 with the learnt one."""
         B, L, D = x_BLD.shape
         lacking = -L % UNIT
         if not lacking:
@@ -287,7 +287,7 @@ class ZImage(BlockNetwork):
         return F.cat([x_BLD, nn.compute_copy(token).unsqueeze(0).expand(B, lacking, D)], dim=1)
 
     def _embedded(self, context_BTC: Tensor, own_BT: Tensor) -> Tensor:
-        """The text's tokens (B, T, D), with the learnt one wherever `own_BT` is False."""
+        """Returns the text's tokens (B, T, D), with the learnt one wherever `own_BT` is False."""
         norm, linear = self.cap_embedder
         found_BTD: Tensor = linear(norm(context_BTC))
         return F.where(own_BT.unsqueeze(-1), found_BTD, nn.compute_copy(self.cap_pad_token).unsqueeze(0))

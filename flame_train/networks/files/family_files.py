@@ -58,7 +58,9 @@ class FamilyFiles:
             return self._opened(weights, self._resolved(weights, components), components)
 
     def all_parts(self, path: str | Path, required: str, skip: Collection[str] = ()) -> dict[str, Part]:
-        """Every network of the family that a file or folder holds, but for those to `skip`. Raises as `parts` does.
+        """Returns every network of the family that a file or folder holds, but for those to `skip`.
+
+        Raises as `parts` does.
 
         `required` must be there.
         """
@@ -97,7 +99,7 @@ class FamilyFiles:
         return part.load(device=device, dtype=dtype, check_finite=check_finite, storage=storage)
 
     def _resolved(self, weights: Weights, components: Collection[str]) -> Resolved:
-        """The file's tensors sorted into components, after a check of its family and components."""
+        """Returns the file's tensors sorted into components, after a check of its family and components."""
         found = identify(weights.shapes, weights.metadata)
         only = self._only(found, components)
         if not only:
@@ -116,14 +118,14 @@ class FamilyFiles:
         return resolved
 
     def _in_words(self, components: Collection[str]) -> str:
-        """The purpose of a file in messages: the family, and the component if it may have its own file."""
+        """Returns the purpose of a file in messages: the family, and the component if it may have its own file."""
         encoders = {component: model_names()[known] for known, component in self.alone.items()}
         family, parts = model_names()[self.family], [encoders.get(c, c.replace("_", " ")) for c in components]
         whole = not components or self.components[0].name in components
         return family if whole else f"{' and '.join(parts)} of {family}"
 
     def _only(self, found: Identity, components: Collection[str]) -> str:
-        """The content of the file: "checkpoint", or its single component; empty if it has none of the family's.
+        """Returns the content of the file: "checkpoint", or its single component; empty if it has none of the family's.
 
         A text encoder of unknown width counts as the wanted one.
         """
@@ -157,5 +159,5 @@ def _tell_stray(path: Path, names: tuple[str, ...]) -> None:
 
 @lru_cache(maxsize=16)
 def _resolve(resolve: Resolve, names: tuple[str, ...], only: str | None) -> Resolved:
-    """The components' names of a file's tensors, cached because every stage needs them."""
+    """Returns the components' names of a file's tensors, cached because every stage needs them."""
     return resolve(names, only)

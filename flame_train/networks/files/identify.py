@@ -51,7 +51,7 @@ def lora_family_of(shapes: Shapes, metadata: Mapping[str, str], every: Sequence[
 
 
 def _one(found: Iterable[str | None]) -> str | None:
-    """The model that one family alone knows; None if none does, or several do."""
+    """Returns the model that one family alone knows; None if none does, or several do."""
     known = [model for model in found if model is not None]
     return known[0] if len(known) == 1 else None
 
@@ -63,7 +63,7 @@ def _layout(shapes: Shapes) -> str:
 
 
 def _by_part(flat: Shapes) -> str:
-    """The narrowest thing that can be said when several families are possible."""
+    """Returns the narrowest thing that can be said when several families are possible."""
     starts = {name.partition("_text_model")[0] for name in flat}
     if any("joint_blocks_" in name or re.match(JOINT, name) for name in flat):
         return "sd3"
@@ -97,7 +97,7 @@ def every_marks() -> tuple[Marks, ...]:
 
 @cache
 def model_names() -> Mapping[str, str]:
-    """Each identifiable model, autoencoder and text encoder -> its usual name."""
+    """Returns each identifiable model, autoencoder and text encoder -> its usual name."""
     return {name: title for marks in every_marks() for name, title in marks.names.items()} | {
         "sd1-sd2-sdxl": "SD1, SD2 or SDXL",
         "sdxl-sd3": "SDXL or SD3",
@@ -171,7 +171,7 @@ def _identified(tensors: tuple[tuple[str, Shape], ...], notes: tuple[tuple[str, 
 
 
 def could_be(family: str, wanted: str) -> bool:
-    """Whether the identified family agrees with `wanted`: the same, or a name for several that includes it."""
+    """Says whether the identified family agrees with `wanted`: the same, or a name for several that includes it."""
     groups = {"unknown": tuple(model_names())}
     for marks in every_marks():
         groups |= {name: (*groups.get(name, ()), *members) for name, members in marks.groups.items()}
@@ -203,7 +203,7 @@ def _adapter(shapes: Shapes, metadata: Mapping[str, str]) -> Identity:
 
 
 def _stripped(shapes: Shapes, prefixes: Iterable[str]) -> Shapes:
-    """The tensors below the first prefix that occurs, without it; all of them when none does."""
+    """Returns the tensors below the first prefix that occurs, without it; all of them when none does."""
     for prefix in prefixes:
         found = {name[len(prefix) :]: shape for name, shape in shapes.items() if name.startswith(prefix)}
         if found:
@@ -212,7 +212,7 @@ def _stripped(shapes: Shapes, prefixes: Iterable[str]) -> Shapes:
 
 
 def _network(shapes: Shapes) -> tuple[Mark, Marks] | None:
-    """The mark of the one family that knows these tensors; None if none does, or several do."""
+    """Returns the mark of the one family that knows these tensors; None if none does, or several do."""
     found = [(mark, marks) for marks in every_marks() if (mark := marks.network(shapes)) is not None]
     return found[0] if len(found) == 1 else None
 
@@ -270,7 +270,7 @@ def _clip(width: int) -> str:
 
 
 def _parts(shapes: Shapes, found_network: tuple[Mark, Marks] | None) -> tuple[str, ...]:
-    """The components in the file, by the prefixes that full checkpoints and diffusers folders use."""
+    """Returns the components in the file, by the prefixes that full checkpoints and diffusers folders use."""
     found = [] if found_network is None else [found_network[0].kind]
     if _vae(_stripped(shapes, _VAE_PREFIXES)) is not None:
         found.append("vae")

@@ -29,7 +29,7 @@ class Mark(NamedTuple):
     note: str = ""
 
     def fits(self, shapes: Shapes) -> bool:
-        """Whether these tensors are so called."""
+        """Says whether these tensors are so called."""
         return all(_has(shapes, name) for name in self.has) and not any(_has(shapes, name) for name in self.lacks)
 
 
@@ -40,7 +40,7 @@ class Width(NamedTuple):
     width: int
 
     def fits(self, flat: Shapes) -> bool:
-        """Whether the LoRA has such a layer, and it is so wide."""
+        """Says whether the LoRA has such a layer, and it is so wide."""
         return _down_width(flat, self.layer) == self.width
 
 
@@ -51,7 +51,7 @@ class Ratio(NamedTuple):
     rows: float
 
     def fits(self, flat: Shapes) -> bool:
-        """Whether the LoRA has such a layer, and it has so many rows."""
+        """Says whether the LoRA has such a layer, and it has so many rows."""
         rows, width = _up_rows(flat, self.layer), _down_width(flat, self.layer)
         return rows is not None and width is not None and rows == self.rows * width
 
@@ -69,7 +69,7 @@ class LoraMark(NamedTuple):
     unless: tuple[Width | Ratio, ...] = ()
 
     def fits(self, flat: Shapes, names: str) -> bool:
-        """Whether the LoRA with these tensors, whose `names` stand a line each, is so called and so large."""
+        """Says whether the LoRA with these tensors, whose `names` stand a line each, is so called and so large."""
         return (
             re.search(self.has, names, re.MULTILINE) is not None
             and re.search(self.lacks, names, re.MULTILINE) is None
@@ -105,7 +105,7 @@ class Marks:
     t5: str = "text_encoder_3"
 
     def network(self, shapes: Shapes) -> Mark | None:
-        """The mark that fits these tensors, with the model and the note that its variant has."""
+        """Returns the mark that fits these tensors, with the model and the note that its variant has."""
         mark = next((mark for mark in self.networks if mark.fits(shapes)), None)
         if mark is None or self.variant is None:
             return mark
@@ -113,23 +113,23 @@ class Marks:
         return None if found is None else mark._replace(model=found[0], note=found[1])
 
     def lora(self, flat: Shapes, names: str) -> str | None:
-        """The model of a LoRA by its names, every dot an underscore, and shapes; None if they prove none."""
+        """Returns the model of a LoRA by its names, every dot an underscore, and shapes; None if they prove none."""
         return next((mark.model for mark in self.loras if mark.fits(flat, names)), None)
 
     def by_metadata(self, text: str) -> str | None:
-        """The model that trainers wrote down, in lower case; None if it is none of these."""
+        """Returns the model that trainers wrote down, in lower case; None if it is none of these."""
         if re.search(self.unwritten, text):
             return None
         return next((model for pattern, model in self.written.items() if re.search(pattern, text)), None)
 
 
 def _has(shapes: Shapes, name: str) -> bool:
-    """Whether there is a tensor of that name, or one that begins so."""
+    """Says whether there is a tensor of that name, or one that begins so."""
     return any(own.startswith(name[:-1]) for own in shapes) if name.endswith("*") else name in shapes
 
 
 def dim(shapes: Shapes, name: str, axis: int) -> int | None:
-    """The size of a tensor along `axis`; None if there is no such tensor or axis."""
+    """Returns the size of a tensor along `axis`; None if there is no such tensor or axis."""
     shape = shapes.get(name, ())
     return shape[axis] if len(shape) > axis else None
 
@@ -149,29 +149,29 @@ _FOUR_TIMES: Final = "_ff_(context_)?net_2"
 
 
 def joint_loras(model: str, width: int, lacks: str = r"(?!)") -> tuple[LoraMark, LoraMark]:
-    """The marks of a LoRA of blocks of joint attention in diffusers' layout, by the model's width."""
+    """Returns the marks of a LoRA of blocks of joint attention in diffusers' layout, by the model's width."""
     sizes = Width(_AS_WIDE, width), Width(_FOUR_TIMES, 4 * width)
     one, other = (LoraMark(model, f"^{JOINT}", lacks, (size,)) for size in sizes)
     return one, other
 
 
 def _down_width(flat: Shapes, module: str) -> int | None:
-    """The input width of the first down matrix of a module whose path ends as the pattern `module` says."""
+    """Returns the input width of the first down matrix of a module whose path ends as the pattern `module` says."""
     return _first(flat, _DOWN % module, 1) or _kron(flat, module, 1)
 
 
 def _up_rows(flat: Shapes, module: str) -> int | None:
-    """The rows of the first up matrix of a module whose path ends as the pattern `module` says."""
+    """Returns the rows of the first up matrix of a module whose path ends as the pattern `module` says."""
     return _first(flat, _UP % module, 0) or _kron(flat, module, 0)
 
 
 def _kron(flat: Shapes, module: str, axis: int) -> int | None:
-    """The same of the first LoKr there."""
+    """Returns the same of the first LoKr there."""
     one, two = (_first(flat, pattern % (module, "ab"[axis]), axis) for pattern in _KRON)
     return None if one is None or two is None else one * two
 
 
 def _first(flat: Shapes, name: str, axis: int) -> int | None:
-    """The size along `axis` of the first matrix whose name fits the pattern."""
+    """Returns the size along `axis` of the first matrix whose name fits the pattern."""
     pattern = re.compile(name)
     return next((shape[axis] for own, shape in flat.items() if len(shape) > 1 and pattern.fullmatch(own)), None)

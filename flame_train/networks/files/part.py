@@ -67,7 +67,7 @@ class Part:
         check_finite: bool = True,
         streamed: Collection[str] = (),
     ) -> Any:
-        """A network with its weights, of the class that `build` makes. Tensors go to the device one by one.
+        """Returns a network with its weights, of the class that `build` makes. Tensors go to the device one by one.
 
         On a described GPU it reads no file.
 
@@ -114,7 +114,7 @@ class Part:
                 )
 
     def source(self, weights: Weights, advance: Callable[[float], None]) -> Native:
-        """What the weights are read from, of its opened file; `advance` hears of each tensor."""
+        """Returns what the weights are read from, of its opened file; `advance` hears of each tensor."""
         return Unchanged(weights, self.sources, self.shapes, advance)
 
     def digest(self, digests: Digests | None = None) -> str:
@@ -163,7 +163,7 @@ class Unchanged(Native):
 
 
 def part_of(weights: Weights, component: str, built: tuple[nn.Module, Native], build: Callable[[], nn.Module]) -> Part:
-    """The `Part` that an open file holds, of its network and its sources as `parts.parts` gives them."""
+    """Returns the `Part` that an open file holds, of its network and its sources as `parts.parts` gives them."""
     network, native = built
     return Part(component, weights.path, network, build, native.sources, native.shapes)
 
@@ -180,7 +180,7 @@ class JoinedPart(Part):
 
     @classmethod
     def of(cls, first: str, parts: Mapping[str, Part], join: Callable[..., nn.Module]) -> Self:
-        """The network that `join` makes of the parts' networks, named and placed as the part `first` of them."""
+        """Gives the network that `join` makes of the parts' networks, named and placed as the part `first` of them."""
 
         def build() -> nn.Module:
             return join(**{name: part.build() for name, part in parts.items()})

@@ -49,7 +49,7 @@ class Native:
         return self.sources[name].read(self._weights)
 
     def nf4(self, name: str) -> StoredNf4 | None:
-        """The tensor as NF4, where the file holds it, and it alone, so."""
+        """Returns the tensor as NF4, where the file holds it, and it alone, so."""
         source = self.sources[name]
         alone = source.op is Op.COPY and (source.parts, source.shape) == (1, None)
         return self._weights.nf4(source.names[0]) if alone else None

@@ -49,12 +49,12 @@ class Stated:
         return cls(file, found)
 
     def within(self, key: str) -> Stated:
-        """What the object of that key states; nothing if there is none."""
+        """Returns what the object of that key states; nothing if there is none."""
         inner = self.values.get(key)
         return Stated(self.path, inner if isinstance(inner, dict) else {})
 
     def number(self, key: str, default: float) -> float:
-        """A positive number. Raises ModelFileError for anything else."""
+        """Returns a positive number. Raises ModelFileError for anything else."""
         found = self.values.get(key, default)
         if isinstance(found, bool) or not isinstance(found, int | float) or not found > 0:
             raise ModelFileError(f"{self.path}: {key}: expected a positive number, got {found!r}; mend the file")

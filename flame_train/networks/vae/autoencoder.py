@@ -46,7 +46,7 @@ class Autoencoder:
         return made
 
     def load(self, precision: str, device: str, tile: int = 0) -> LoadedVae:
-        """The VAE with its weights. `precision` is `model.vae_precision`, `tile` is `model.vae_tile`."""
+        """Returns the VAE with its weights. `precision` is `model.vae_precision`, `tile` is `model.vae_tile`."""
         tf32 = precision == "tf32"
         network: Vae = self.part.load(device=device, dtype="fp32" if tf32 else precision)
         return LoadedVae(network, device, "high" if tf32 else "highest", tile)
@@ -62,7 +62,7 @@ class LoadedVae:
     tile: int = 0
 
     def inputs(self, pixels: np.ndarray[Any, Any]) -> HostArrays:
-        """What `encoder` takes of uint8 RGB pixels (H, W, 3): they are scaled to [-1, 1]."""
+        """Returns what `encoder` takes of uint8 RGB pixels (H, W, 3): they are scaled to [-1, 1]."""
         scaled = (np.arange(256, dtype=np.float32) / 127.5 - 1.0).astype(self.network.dtype)
         return {"pixels": scaled[pixels]}
 

@@ -28,7 +28,7 @@ _SAME: Final = ("quant_conv", "post_quant_conv", "encoder.conv_in", "encoder.con
 
 
 def vae_from_diffusers(stages: int = 4) -> KeyMap:
-    """The table for a VAE of that many stages; its `inverse` goes from native to diffusers names."""
+    """Returns the table for a VAE of that many stages; its `inverse` goes from native to diffusers names."""
     direct = [(f"{name}.{{p}}", f"{name}.{{p}}", Op.COPY) for name in (*_SAME, "decoder.conv_out")]
     direct += [(name, name, Op.COPY) for name in STATISTICS]
     direct += [(f"{side}.conv_norm_out.{{p}}", f"{side}.norm_out.{{p}}", Op.COPY) for side in ("encoder", "decoder")]
@@ -65,7 +65,7 @@ def _only_projections(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
 
 
 def _diffusers_table(names: Collection[str]) -> KeyMap:
-    """The table for the names at hand: of as many stages as the decoder has."""
+    """Returns the table for the names at hand: of as many stages as the decoder has."""
     found = [re.match(r"decoder\.up_blocks\.(\d+)\.", name) for name in names]
     return vae_from_diffusers(1 + max(int(match[1]) for match in found if match))
 

@@ -58,7 +58,7 @@ _Places = list[tuple[str, str, str]]
 
 
 def qwen_vae_from_diffusers(levels: int = 4, blocks: int = 2) -> KeyMap:
-    """The table for a VAE of that many resolutions, with that many residual blocks each on the way down."""
+    """Returns the table for a VAE of that many resolutions, with that many residual blocks each on the way down."""
     places = [*_down(levels, blocks, "encoder.down_blocks")]
     for up in range(levels):
         native = f"decoder.up.{levels - 1 - up}"
@@ -68,7 +68,7 @@ def qwen_vae_from_diffusers(levels: int = 4, blocks: int = 2) -> KeyMap:
 
 
 def qwen_vae_from_wan(levels: int = 4, blocks: int = 2) -> KeyMap:
-    """The same for the names of Wan 2.1's file, where the blocks of all resolutions stand in one list."""
+    """Returns the same for the names of Wan 2.1's file, where the blocks of all resolutions stand in one list."""
     places = [*_down(levels, blocks, "encoder.downsamples")]
     for up in range(levels):
         native, begin = f"decoder.up.{levels - 1 - up}", up * (blocks + 2)
@@ -81,7 +81,10 @@ def qwen_vae_from_wan(levels: int = 4, blocks: int = 2) -> KeyMap:
 
 
 def nested_vae_from_diffusers(levels: int = 5, blocks: int = 2) -> KeyMap:
-    """The table for Qwen-Image 2.1's VAE, in which every resolution is a block of its own; `blocks` is not needed."""
+    """Returns the table for Qwen-Image 2.1's VAE, in which every resolution is a block of its own.
+
+    `blocks` is not needed.
+    """
     places = []
     for level in range(levels):
         down, up = f"encoder.down_blocks.{level}", f"decoder.up_blocks.{levels - 1 - level}"
@@ -106,7 +109,7 @@ def nested_vae_from_wan(levels: int = 5, blocks: int = 2) -> KeyMap:
 
 
 def _diffusers(places: _Places) -> KeyMap:
-    """The table of these places, with what stands once, in diffusers' names."""
+    """Returns the table of these places, with what stands once, in diffusers' names."""
     for side in ("encoder", "decoder"):
         places += [(f"{side}.mid_block.resnets.{i}.", f"{side}.mid.block_{i + 1}.", "resnet") for i in (0, 1)]
         places += [(f"{side}.mid_block.attentions.0.", f"{side}.mid.attn_1.", "attention")]
@@ -117,7 +120,7 @@ def _diffusers(places: _Places) -> KeyMap:
 
 
 def _wan(places: _Places) -> KeyMap:
-    """The same in the names of Wan's files."""
+    """Returns the same in the names of Wan's files."""
     for side in ("encoder", "decoder"):
         places += [(f"{side}.middle.{2 * i}.", f"{side}.mid.block_{i + 1}.", "resnet") for i in (0, 1)]
         places += [(f"{side}.middle.1.", f"{side}.mid.attn_1.", "attention")]
@@ -132,7 +135,7 @@ def _in_wan(name: str) -> str:
 
 
 def _down(levels: int, blocks: int, stack: str) -> Iterator[tuple[str, str, str]]:
-    """The encoder's list, in which the blocks of all resolutions stand, each with its halving behind them."""
+    """Yields the encoder's list, in which the blocks of all resolutions stand, each with its halving behind them."""
     for level in range(levels):
         begin = level * (blocks + 1)
         for j in range(blocks):
@@ -142,7 +145,7 @@ def _down(levels: int, blocks: int, stack: str) -> Iterator[tuple[str, str, str]
 
 
 def _for(table_of: Callable[[int, int], KeyMap], halving: str) -> Callable[[Collection[str]], KeyMap]:
-    """The table for the names at hand: of as many resolutions and blocks as its encoder has.
+    """Returns the table for the names at hand: of as many resolutions and blocks as its encoder has.
 
     The number in the first name that the pattern `halving` fits follows the blocks of a resolution.
     """
@@ -155,7 +158,7 @@ def _for(table_of: Callable[[int, int], KeyMap], halving: str) -> Callable[[Coll
 
 
 def _halvings(names: Collection[str]) -> set[str]:
-    """The encoder's layers that halve an image, by their places."""
+    """Returns the encoder's layers that halve an image, by their places."""
     found = (re.match(r"encoder\.down(.*)resample\.", name) for name in names)
     return {match[1] for match in found if match}
 

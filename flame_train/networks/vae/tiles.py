@@ -25,7 +25,7 @@ class VaeTiles:
         self._shares: dict[tuple[int, int, DType, str], Tensor] = {}
 
     def encode_moments(self, pixels_BHWC: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log variance; see `Vae.encode_moments`."""
+        """Returns mean and log variance; see `Vae.encode_moments`."""
 
         def encoded(tile_BHWC: Tensor) -> Tensor:
             return F.cat(list(self.vae.encode_moments(tile_BHWC)), dim=-1)
@@ -77,7 +77,7 @@ class VaeTiles:
         return F.cat([mixed, F.narrow(second, axis, both, length - both)], dim=axis) if length > both else mixed
 
     def _share(self, axis: int, both: int, like: Tensor) -> Tensor:
-        """The second tile's share of each of `both` pixels along `axis`."""
+        """Returns the second tile's share of each of `both` pixels along `axis`."""
         key = axis, both, like.dtype, like.device
         if key not in self._shares:
             shape = [1, 1, 1, 1]

@@ -90,12 +90,12 @@ class VaeArch:
 
     @classmethod
     def tiny_qwen_image(cls) -> Self:
-        """The structure of Qwen-Image's, small enough for a CPU."""
+        """Returns the structure of Qwen-Image's, small enough for a CPU."""
         return replace(cls.qwen_image(), channels=8, num_res_blocks=1)
 
     @classmethod
     def tiny(cls, channels: int = 16, latent_channels: int = 4) -> Self:
-        """The same structure, small enough for a CPU; of 16 latent channels as Flux.1's, of 32 as Flux.2's."""
+        """Returns the same structure, small enough for a CPU; of 16 latent channels as Flux.1's, of 32 as Flux.2's."""
         return cls(
             channels=channels,
             num_res_blocks=1,
@@ -110,7 +110,7 @@ class VaeArch:
     def from_shapes(
         cls, shapes: Mapping[str, tuple[int, ...]], published: VaeArch | None = None, stated: Stated = NOTHING
     ) -> VaeArch:
-        """The architecture of a file's autoencoder, from its native names and shapes.
+        """Returns the architecture of a file's autoencoder, from its native names and shapes.
 
         Scale and shift are those of `published`, the family's own, by default SDXL's. Raises ModelFileError naming the
         tensor it looked for in vain, or what the folder states otherwise.
@@ -162,12 +162,15 @@ class VaeArch:
         return self.latent_channels * self.patch**2
 
     def shortcut(self, channels: int, level: int, halves: bool) -> Shortcut | None:
-        """What leads around a level to so many channels; `halves`: the one below has half its height and width."""
+        """Returns what leads around a level to so many channels.
+
+        `halves`: the one below has half its height and width.
+        """
         return Shortcut(channels, 1 + halves, self.frames[level] if halves else 1) if self.frames else None
 
 
 def _groups(channels: int) -> int:
-    """The family's 32 groups, less in narrower networks, where the folder does not state them."""
+    """Returns the family's 32 groups, less in narrower networks, where the folder does not state them."""
     return min(32, channels // 4)
 
 
@@ -286,7 +289,7 @@ class Vae(nn.Module):
         return nn.compute_copy(self.decoder.conv_in.weight).dtype
 
     def encode_moments(self, pixels_BHWC: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log variance (B, H / 8, W / 8, Z), unscaled, of RGB pixels in [-1, 1].
+        """Returns mean and log variance (B, H / 8, W / 8, Z), unscaled, of RGB pixels in [-1, 1].
 
         H and W must be multiples of `arch.downscale`. The log variance is held within [-30, 20]. Where latents are
         patched, both are those of the normalised patches, (B, H / 16, W / 16, 4 Z).
@@ -318,7 +321,7 @@ class Vae(nn.Module):
         return pixels_BHWC[..., :3] if self.arch.pixel_channels > 3 else pixels_BHWC
 
     def _statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of each channel of patched latents."""
+        """Returns mean and standard deviation of each channel of patched latents."""
         if self.arch.patch > 1:
             return self.bn.scale()
         if self._known is None:

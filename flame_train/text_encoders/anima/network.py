@@ -46,12 +46,12 @@ class AdapterArch:
 
     @classmethod
     def tiny(cls, width: int = 32) -> Self:
-        """The same structure, small enough for a CPU, with T5's whole vocabulary."""
+        """Returns the same structure, small enough for a CPU, with T5's whole vocabulary."""
         return cls(width=width, layers=2, head_dim=16, hidden=2 * width, source_dim=width, target_dim=width)
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """The architecture of a file's adapter, from its native names and shapes, and what its folder states.
+        """Returns the architecture of a file's adapter, from its native names and shapes, and what its folder states.
 
         Raises ModelFileError naming a missing tensor, or what is stated otherwise.
         """
@@ -117,7 +117,7 @@ class AdapterBlock(nn.Module):
     def forward(
         self, x_BTC: Tensor, states_BSC: Tensor, own: Turns, others: Turns, seen: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """The tokens after the block.
+        """Returns the tokens after the block.
 
         Args:
             x_BTC: T5's tokens.
@@ -149,7 +149,7 @@ class LlmAdapter(nn.Module):
         self._turns: dict[int, Turns] = {}  # by length: a captured call cannot bring them from the host
 
     def forward(self, states_BSC: Tensor, ids_BT: Tensor, own_BS: Tensor, own_BT: Tensor) -> Tensor:
-        """The text (B, max(T, least), target_dim); zeros behind a caption's own tokens.
+        """Returns the text (B, max(T, least), target_dim); zeros behind a caption's own tokens.
 
         Args:
             states_BSC: Qwen3's hidden states.
@@ -180,6 +180,9 @@ class AnimaText(BlockNetwork):
         self.qwen3, self.llm_adapter = qwen3, llm_adapter
 
     def forward(self, ids_BS: Tensor, own_BS: Tensor, t5_ids_BT: Tensor, t5_own_BT: Tensor) -> Tensor:
-        """The text; see `LlmAdapter.forward`. Qwen3's tokens look back alone, so that its padding is not masked."""
+        """Returns the text; see `LlmAdapter.forward`.
+
+        Qwen3's tokens look back alone, so that its padding is not masked.
+        """
         (states_BSC,) = self.qwen3(ids_BS)
         return self.llm_adapter(states_BSC, t5_ids_BT, own_BS, t5_own_BT)

@@ -126,7 +126,7 @@ class ClipG(Clip):
 def encode_prompts(
     clip_l: ClipTextEncoder, bigg: ClipTextEncoder, ids_l_BNT: Ids, ids_g_BNT: Ids
 ) -> tuple[Tensor, Tensor]:
-    """The context (B, 75 N + 2, 2048) of both encoders side by side, and bigG's pooled text (B, 1280).
+    """Returns the context (B, 75 N + 2, 2048) of both encoders side by side, and bigG's pooled text (B, 1280).
 
     The ids are those of the two tokenizers: CLIP-L pads with its end token, bigG with 0. See `encode_windows`.
     """
@@ -163,7 +163,7 @@ def encode_windows_on(
 
 
 def end_positions(ids_BT: Ids) -> Ids:
-    """The position of each row's first end token: its words end there, and padding begins."""
+    """Returns the position of each row's first end token: its words end there, and padding begins."""
     found: Ids = np.argmax(ids_BT == _END, axis=-1).astype(np.int32)
     return found
 

@@ -37,7 +37,7 @@ _NATIVE_PARTS: Final = (
 
 
 def clip_from_openclip() -> KeyMap:
-    """The table for an OpenCLIP text tower of any depth; its `inverse` goes from native to OpenCLIP names.
+    """Returns the table for an OpenCLIP text tower of any depth; its `inverse` goes from native to OpenCLIP names.
 
     `logit_scale` has no native counterpart: it plays no part in encoding a text.
     """

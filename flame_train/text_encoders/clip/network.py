@@ -50,14 +50,14 @@ class ClipArch:
 
     @classmethod
     def tiny(cls, activation: Activation, projection: int | None = None, width: int = 32) -> Self:
-        """The same structure, small enough for a CPU, over the same vocabulary."""
+        """Returns the same structure, small enough for a CPU, over the same vocabulary."""
         return cls(width, 2, _heads(width), 4 * width, activation, projection)
 
     @classmethod
     def from_shapes(
         cls, shapes: Mapping[str, tuple[int, ...]], activation: Activation, stated: Stated = NOTHING
     ) -> Self:
-        """The architecture of a file's text encoder, from its native names and shapes.
+        """Returns the architecture of a file's text encoder, from its native names and shapes.
 
         The activation is in no file of weights: CLIP-L has "quick_gelu", bigG "gelu". Raises ModelFileError naming a
         missing tensor, or what the folder states otherwise.
@@ -157,7 +157,7 @@ class ClipTextEncoder(BlockNetwork):
             self.text_projection = nn.Linear(arch.width, arch.projection, bias=False)
 
     def forward(self, ids_BT: Tensor, eos_B: Tensor, unprojected: bool = False) -> tuple[Tensor, Tensor | None]:
-        """The last hidden state but one (B, T, C), not normalised, and pooled text (B, projection) or None.
+        """Returns the last hidden state but one (B, T, C), not normalised, and pooled text (B, projection) or None.
 
         Pooled is the last hidden state, normalised, at each row's end token (`eos_B` is its position), projected.
         Without a projection it is None, and the unused last layer does not run. With `unprojected` it is the pooled

@@ -53,7 +53,7 @@ class ClipTokenizer:
         return ids
 
     def chunks(self, text: str, max_chunks: int = 1, at_least: int = 1) -> Chunks:
-        """The caption in windows of 75 tokens, at most `max_chunks` of them.
+        """Returns the caption in windows of 75 tokens, at most `max_chunks` of them.
 
         `at_least` adds windows without text, so that captions of different length can share a batch. An empty
         caption is one window of begin, end and padding.
@@ -109,7 +109,7 @@ def _fingerprint(folder: Path | None, pad_id: int) -> str:
 
 @lru_cache(maxsize=4)
 def _content(folder: Path | None) -> dict[str, Any]:
-    """The `tokenizer.json`, whose tables are those of `folder`, if there is one. Raises ModelFileError."""
+    """Returns the `tokenizer.json`, whose tables are those of `folder`, if there is one. Raises ModelFileError."""
     content: dict[str, Any] = json.loads(gzip.decompress(SHIPPED.read_bytes()))
     if folder is None:
         return content

@@ -55,15 +55,18 @@ class ChatTemplate:
     after: str
 
     def around(self, text: str) -> str:
-        """The whole message."""
+        """Returns the whole message."""
         return self.before + text + self.after
 
     def row(self, tokenizer: QwenTokenizer, text: str, length: int) -> TokenRow:
-        """The message in `length` ids, cut at its end."""
+        """Returns the message in `length` ids, cut at its end."""
         return tokenizer.row(self.around(text), length)
 
     def unseen(self, tokenizer: QwenTokenizer) -> int:
-        """How many tokens at the message's beginning the denoiser does not see; they do not count as its length."""
+        """Returns how many tokens at the message's beginning the denoiser does not see.
+
+        They do not count as its length.
+        """
         return 0
 
 
@@ -78,7 +81,7 @@ class ClosedTemplate(ChatTemplate):
     blank: str = ""
 
     def row(self, tokenizer: QwenTokenizer, text: str, length: int) -> TokenRow:
-        """The message in `length` ids besides those of its beginning."""
+        """Returns the message in `length` ids besides those of its beginning."""
         ids = tokenizer.encode(self.before + self.opening + (text or self.blank))
         return TokenRow.of(ids, length + self.unseen(tokenizer), tokenizer.pad, tokenizer.encode(self.after))
 

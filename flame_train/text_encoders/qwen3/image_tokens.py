@@ -48,11 +48,11 @@ class ImageTokens:
         return [(start, start + rows * columns) for start, (rows, columns) in zip(self.starts, self.grids, strict=True)]
 
     def placed(self, h_BTC: Tensor) -> Tensor:
-        """The embeddings with the images' features at the placeholders' places."""
+        """Returns the embeddings with the images' features at the placeholders' places."""
         return self._joined(h_BTC, [features[0].to(h_BTC.dtype) for features in self.features])
 
     def added(self, h_BTC: Tensor, layer: int) -> Tensor:
-        """The states after `layer` layers, with that tap's features added to the images' (DeepStack).
+        """Returns the states after `layer` layers, with that tap's features added to the images' (DeepStack).
 
         As they are where there is no such tap.
         """
@@ -102,7 +102,7 @@ def _count(found: list[_Array], place: int, tokens: int) -> int:
 
 
 def interleaved_angles(positions_T3: _Array, head_dim: int, theta: float, sections: tuple[int, int, int]) -> _Array:
-    """Each number's rotary angle at each token, fp64 (T, E): pairs lie half a head apart.
+    """Returns each number's rotary angle at each token, fp64 (T, E): pairs lie half a head apart.
 
     Frequencies go to rows and columns in turn, with one for time before each two, until these have as many as
     `sections` says. Time has the rest (arXiv 2511.21631).

@@ -49,17 +49,20 @@ _EXTRAS: Final = re.compile(r"scaled_fp8|.*\.scale_input|visual\..*")
 
 
 def qwen3_table(names: Collection[str] = ()) -> KeyMap:
-    """The table to native names, which are the same; `names` are a file's, of which those with a factor are scaled."""
+    """Returns the table to native names, which are the same.
+
+    `names` are a file's, of which those with a factor are scaled.
+    """
     return KeyMap(scaled_fp8_rules(names, table([(name, name, Op.COPY) for name in _NAMES])))
 
 
 def component(name: str, prefixes: tuple[str, ...]) -> Component:
-    """The encoder as a part of a model, below one of `prefixes`; ("",) if the file holds the encoder only."""
+    """Returns the encoder as a part of a model, below one of `prefixes`; ("",) if the file holds the encoder only."""
     return Component(name, prefixes, (Layout("transformers", "layers.0.", qwen3_table),), _EXTRAS)
 
 
 def vl_component(single_file: str, *others: str) -> Component:
-    """The text half of a vision-language model, whose half for images lies beside it and plays no part.
+    """Returns the text half of a vision-language model, whose half for images lies beside it and plays no part.
 
     `single_file` is its name in ComfyUI's checkpoints; `others` are further prefixes.
     """
@@ -68,36 +71,39 @@ def vl_component(single_file: str, *others: str) -> Component:
 
 
 def vision_table(names: Collection[str] = ()) -> KeyMap:
-    """The same of the half for images."""
+    """Returns the same of the half for images."""
     return KeyMap(scaled_fp8_rules(names, table([(name, name, Op.COPY) for name in _VISION])))
 
 
 def vision_component(name: str, prefixes: tuple[str, ...]) -> Component:
-    """The half for images, below one of `prefixes`."""
+    """Returns the half for images, below one of `prefixes`."""
     return Component(name, prefixes, (Layout("transformers", "patch_embed.", vision_table),), _EXTRAS)
 
 
 def vl_vision_component(single_file: str) -> Component:
-    """The half for images beside a text half of that name in ComfyUI's checkpoints; it stands before that half."""
+    """Returns the half for images beside a text half of that name in ComfyUI's checkpoints.
+
+    It stands before that half.
+    """
     inside = f"text_encoders.{single_file}.transformer."
     places = (f"{inside}model.", inside, "text_encoder/model.", "text_encoder/")
     return vision_component("vision", tuple(f"{place}visual." for place in places))
 
 
 def vision_prefix_of(names: Iterable[str]) -> str | None:
-    """What stands before the names of the half for images in a file; None if the file holds none."""
+    """Says what stands before the names of the half for images in a file; None if the file holds none."""
     found = (name.removesuffix(_VISION_SIGN) for name in names if name.endswith(f"visual.{_VISION_SIGN}"))
     return next(found, None)
 
 
 def prefix_of(names: Iterable[str]) -> str | None:
-    """What stands before the encoder's names in a file, maybe ""; None if the file holds no such encoder."""
+    """Says what stands before the encoder's names in a file, maybe ""; None if the file holds no such encoder."""
     found = (name.removesuffix(sign) for name in names for sign in _SIGNS if name.endswith(f".{sign}") or name == sign)
     return next(found, None)
 
 
 def qwen3_part(path: str | Path, name: str = "", files: FamilyFiles | None = None) -> Part:
-    """The encoder in a file or folder, as the family of `files` builds it, which calls it `name`.
+    """Returns the encoder in a file or folder, as the family of `files` builds it, which calls it `name`.
 
     Without a family it is Qwen3's own text model. Raises ModelFileError: there is none, it is not whole, or its tensors
     show that it is another Qwen3 than the family's.
@@ -112,7 +118,7 @@ def qwen3_part(path: str | Path, name: str = "", files: FamilyFiles | None = Non
 
 
 def vision_part(path: str | Path, width: int) -> Part:
-    """The vision tower beside a text half of this width, in the same file or folder.
+    """Returns the vision tower beside a text half of this width, in the same file or folder.
 
     Raises ModelFileError: there is none, it is not whole, or it is that of another Qwen3-VL.
     """

@@ -66,7 +66,7 @@ class Qwen3Arch:
 
     @classmethod
     def vl_b4(cls) -> Self:
-        """The text half of Qwen3-VL-4B."""
+        """Returns the text half of Qwen3-VL-4B."""
         return replace(cls.b4(), theta=VL_THETA)
 
     @classmethod
@@ -76,12 +76,12 @@ class Qwen3Arch:
 
     @classmethod
     def vl_b8(cls) -> Self:
-        """The text half of Qwen3-VL-8B."""
+        """Returns the text half of Qwen3-VL-8B."""
         return replace(cls.b8(), theta=VL_THETA)
 
     @classmethod
     def vl2_5_b7(cls) -> Self:
-        """The text half of Qwen2.5-VL-7B."""
+        """Returns the text half of Qwen2.5-VL-7B."""
         return cls(3584, 28, 28, 4, 18944, 152064, biases=True)
 
     @classmethod
@@ -91,12 +91,12 @@ class Qwen3Arch:
 
     @classmethod
     def tiny(cls, vocabulary: int = 288, width: int = 32, layers: int = 3) -> Self:
-        """The same structure, small enough for a CPU."""
+        """Returns the same structure, small enough for a CPU."""
         return cls(width, layers, 4, 2, 2 * width, vocabulary, 8)
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING, theta: float = THETA) -> Self:
-        """The architecture of a file's decoder, from its native names and shapes, and what its folder states.
+        """Returns the architecture of a file's decoder, from its native names and shapes, and what its folder states.
 
         `theta` is what holds where the folder states none. Qwen3-VL states its text half as `text_config`. Its
         positions on three axes are one for text. Raises ModelFileError naming a missing tensor, or what the folder
@@ -140,7 +140,10 @@ class Qwen3Arch:
 
 
 def _sections(rotary: Stated) -> tuple[int, int, int]:
-    """The frequencies of each axis that a folder states. Raises ModelFileError unless they are three, interleaved."""
+    """Returns the frequencies of each axis that a folder states.
+
+    Raises ModelFileError unless they are three, interleaved.
+    """
     rotary.must(mrope_interleaved=True)
     found = rotary.whole_numbers("mrope_section", SECTIONS)
     if len(found) != 3:
@@ -226,7 +229,7 @@ class Qwen3(BlockNetwork):
         self._turns: dict[tuple[int, tuple[int, ...], tuple[Grid, ...]], tuple[Tensor, Tensor]] = {}
 
     def quantizable(self) -> dict[nn.Linear, bool]:
-        """The layers' linear layers."""
+        """Returns the layers' linear layers."""
         return linears_in(self.layers)
 
     def forward(
@@ -238,7 +241,7 @@ class Qwen3(BlockNetwork):
         padding_place: int | None = None,
         images: ImageTokens | None = None,
     ) -> tuple[Tensor, ...]:
-        """The hidden states after some layers. Layers after the last of them do not run.
+        """Returns the hidden states after some layers. Layers after the last of them do not run.
 
         A token attends only to itself and those before it. So padding at the end needs no mask, unless the states of
         the padding itself are used.

@@ -59,7 +59,10 @@ class QwenTokenizer:
         return ids
 
     def row(self, text: str, length: int) -> TokenRow:
-        """The text in `length` ids: cut, or filled up with the padding token. Raises ValueError for no length."""
+        """Returns the text in `length` ids: cut, or filled up with the padding token.
+
+        Raises ValueError for no length.
+        """
         return TokenRow.of(self.encode(text), length, self.pad)
 
     @property
@@ -108,7 +111,7 @@ def _published() -> Tokenizer:
 
 
 def bytes_alone() -> str:
-    """A `tokenizer.json` without merges: a token a byte, and the special ones. For small models."""
+    """Returns a `tokenizer.json` without merges: a token a byte, and the special ones. For small models."""
     return str(_made([]).to_str())
 
 

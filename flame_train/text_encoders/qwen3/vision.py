@@ -69,12 +69,12 @@ class VisionArch:
 
     @classmethod
     def tiny(cls, out_width: int = 32) -> Self:
-        """The same structure, small enough for a CPU."""
+        """Returns the same structure, small enough for a CPU."""
         return cls(64, 4, HEADS, 96, out_width, _usual_taps(4, 3), positions=36)
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """The architecture of a file's tower, from its native names and shapes, and what its folder states.
+        """Returns the architecture of a file's tower, from its native names and shapes, and what its folder states.
 
         Raises ModelFileError naming a missing tensor, or what the folder states and this code cannot do.
         """
@@ -128,7 +128,7 @@ class VisionArch:
 
 
 def _usual_taps(layers: int, taps: int) -> tuple[int, ...]:
-    """The blocks that are tapped where no folder states it: the published ones, or evenly spread ones."""
+    """Returns the blocks that are tapped where no folder states it: the published ones, or evenly spread ones."""
     usual = _TAPS.get(layers, ())
     return usual if len(usual) == taps else tuple(layers * i // (taps + 1) for i in range(1, taps + 1))
 
@@ -249,7 +249,7 @@ class VisionTower(BlockNetwork):
         self._tables: dict[tuple[int, int], Tables] = {}
 
     def forward(self, images_BHWC: Tensor) -> tuple[Tensor, ...]:
-        """The images' tokens, and those of each tap, (B, M, out_width) each, in the weights' dtype.
+        """Returns the images' tokens, and those of each tap, (B, M, out_width) each, in the weights' dtype.
 
         Tokens go row by row. Images are RGB of 0 to 255, (B, H, W, 3); M is H / 32 * W / 32. Raises ShapeError for
         sides that are no multiples of 32.
@@ -272,7 +272,10 @@ class VisionTower(BlockNetwork):
         return self.merger(h_BNC), *tapped
 
     def _patches(self, images_BHWC: Tensor) -> Tensor:
-        """Values of -1 to 1 of each patch, (B, N, 3 * frames * patch * patch); the patches of a group together."""
+        """Returns values of -1 to 1 of each patch, (B, N, 3 * frames * patch * patch).
+
+        The patches of a group together.
+        """
         arch = self.arch
         B, H, W, _ = images_BHWC.shape
         dtype = nn.compute_copy(self.pos_embed.weight).dtype
@@ -284,12 +287,12 @@ class VisionTower(BlockNetwork):
         return repeated.reshape(B, H * W // arch.patch**2, -1)
 
     def _positions(self, tables: Tables) -> Tensor:
-        """The position of each patch (N, C), between those of the table."""
+        """Returns the position of each patch (N, C), between those of the table."""
         found_N4C: Tensor = self.pos_embed(tables.places)
         return (found_N4C.to(tables.shares.dtype) * tables.shares).sum(1)
 
     def _of(self, rows: int, columns: int) -> Tables:
-        """The tables of an image of so many patches."""
+        """Returns the tables of an image of so many patches."""
         if (rows, columns) not in self._tables:
             arch, like = self.arch, self.pos_embed.weight
             places_N4, shares_N4 = interpolation(rows, columns, isqrt(arch.positions), arch.merge)
@@ -308,7 +311,7 @@ def places(rows: int, columns: int, merge: int) -> _Array:
 
 
 def patch_angles(rows: int, columns: int, head_dim: int, merge: int) -> _Array:
-    """Each number's rotary angle at each patch (arXiv 2104.09864), fp64 (N, E): pairs lie half a head apart.
+    """Returns each number's rotary angle at each patch (arXiv 2104.09864), fp64 (N, E): pairs lie half a head apart.
 
     A quarter of the head turns by the row and a quarter by the column.
     """
@@ -318,7 +321,7 @@ def patch_angles(rows: int, columns: int, head_dim: int, merge: int) -> _Array:
 
 
 def interpolation(rows: int, columns: int, side: int, merge: int) -> tuple[_Array, _Array]:
-    """The four entries of a table of `side` * `side` positions around each patch, and their shares, both (N, 4).
+    """Gives the four entries of a table of `side` * `side` positions around each patch, and their shares, both (N, 4).
 
     Interpolation is bilinear. The image's corners have the table's.
     """

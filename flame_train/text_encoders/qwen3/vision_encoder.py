@@ -68,7 +68,7 @@ class Marks:
         return near[0], near[1]
 
     def places(self, own: Size) -> int:
-        """The tokens of an image of this size."""
+        """Returns the tokens of an image of this size."""
         return math.prod(_grid(self.size(own)))
 
 
@@ -94,14 +94,14 @@ class MessageWithImages:
     tokenizer: QwenTokenizer
 
     def before(self, count: int) -> list[list[int]]:
-        """The tokens before each of so many images, behind the image before it."""
+        """Returns the tokens before each of so many images, behind the image before it."""
         names = [self.marks.name.format(i) + _BEGIN for i in range(1, count + 1)]
         texts = [f"{_END}{self.marks.between}{name}" for name in names]
         texts[:1] = [self.template.opening + name for name in names[:1]]
         return [self.tokenizer.encode(text) for text in texts]
 
     def tokens(self, text: str, length: int, places: Sequence[int]) -> TokenRow:
-        """A caption behind images.
+        """Returns a caption behind images.
 
         Args:
             text: the caption.
@@ -159,7 +159,7 @@ class Qwen3VLEncoder(Qwen3Encoder):
         return hashlib.sha256(f"{of_texts} {self.marks}".encode()).hexdigest() if self.takes_images else of_texts
 
     def starts(self, count: int) -> tuple[int, ...]:
-        """How many tokens of a caption's message, its beginning left out, stand before each of so many images."""
+        """Gives how many tokens of a caption's message, its beginning left out, stand before each of so many images."""
         return tuple(accumulate(map(len, self._message.before(count))))
 
     @cached_property
@@ -231,18 +231,18 @@ class Qwen3VLEncoder(Qwen3Encoder):
 
 
 def _grid(size: Sequence[int]) -> Grid:
-    """Rows and columns of tokens of an image that is read at this height and width."""
+    """Returns rows and columns of tokens of an image that is read at this height and width."""
     height, width = size
     return height // _SIDE, width // _SIDE
 
 
 def _images(inputs: Mapping[str, _A]) -> list[_A]:
-    """The images among an encoder's inputs, in order."""
+    """Returns the images among an encoder's inputs, in order."""
     count = sum(name.startswith("image") for name in inputs)
     return [inputs[f"image{i}"] for i in range(1, count + 1)]
 
 
 def _text_of(state_BTC: Tensor, unseen: int, images: ImageTokens) -> Tensor:
-    """The states of the text alone, from the first that is kept on."""
+    """Returns the states of the text alone, from the first that is kept on."""
     edges = [unseen, *(edge for span in images.spans for edge in span), state_BTC.shape[1]]
     return F.cat([state_BTC[:, a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)], dim=1)

@@ -53,30 +53,33 @@ _EXTRAS: Final = re.compile(r"decoder\..*|lm_head\.weight|scaled_fp8|.*\.scale_i
 
 
 def t5_table(names: Collection[str] = ()) -> KeyMap:
-    """The table to native names, which are the same; `names` are a file's, of which those with a factor are scaled."""
+    """Returns the table to native names, which are the same.
+
+    `names` are a file's, of which those with a factor are scaled.
+    """
     plain = table([(name, name, Op.COPY) for name in _NAMES])
     return KeyMap(scaled_fp8_rules(names, plain), (Rule((_EMBEDDING_AGAIN,), (_EMBEDDING,)),))
 
 
 def llama_cpp_table(_: Collection[str]) -> KeyMap:
-    """The table from llama.cpp's names in GGUF files, which no file changes."""
+    """Returns the table from llama.cpp's names in GGUF files, which no file changes."""
     return KeyMap(table(lines(_LLAMA_CPP)))
 
 
 def modules(layers: int) -> tuple[str, ...]:
-    """The linear layers of an encoder of that many blocks."""
+    """Returns the linear layers of an encoder of that many blocks."""
     linear = [name.removesuffix(".weight") for name in _BLOCK if not name.endswith("layer_norm.weight")]
     return tuple(f"encoder.block.{i}.{name}" for i in range(layers) for name in linear)
 
 
 def component(name: str, prefixes: tuple[str, ...]) -> Component:
-    """The encoder as a part of a model, below one of `prefixes`; ("",) if the file holds the encoder only."""
+    """Returns the encoder as a part of a model, below one of `prefixes`; ("",) if the file holds the encoder only."""
     layouts = (Layout("transformers", ".SelfAttention.", t5_table), Layout("llama.cpp", "enc.blk.", llama_cpp_table))
     return Component(name, prefixes, layouts, _EXTRAS, duplicates={_EMBEDDING_AGAIN: _EMBEDDING})
 
 
 def prefix_of(names: Iterable[str]) -> str | None:
-    """The prefix of the encoder's names in a file, maybe ""; None if the file holds no such encoder."""
+    """Returns the prefix of the encoder's names in a file, maybe ""; None if the file holds no such encoder."""
     found = (name.removesuffix(first) for name in names for first in (_FIRST, _FIRST_IN_GGUF) if name.endswith(first))
     return next(found, None)
 

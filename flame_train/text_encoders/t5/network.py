@@ -50,12 +50,12 @@ class T5Arch:
 
     @classmethod
     def tiny(cls, vocabulary: int = 384, width: int = 32) -> Self:
-        """The same structure, small enough for a CPU."""
+        """Returns the same structure, small enough for a CPU."""
         return cls(width, 2, 4, 8, 2 * width, vocabulary, 32)
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """The architecture of a file's encoder, from its native names and shapes, and what its folder states.
+        """Returns the architecture of a file's encoder, from its native names and shapes, and what its folder states.
 
         Raises ModelFileError for what is stated otherwise, and naming a missing tensor, as in a T5 of version
         1.0, which has no gate.
@@ -162,7 +162,7 @@ class Stack(nn.Module):
         self.buckets: dict[int, Tensor] = {}  # by length: a captured call cannot bring them from the host
 
     def bias(self, length: int) -> Tensor:
-        """The bias of the scores of `length` positions, (1, heads, T, T)."""
+        """Returns the bias of the scores of `length` positions, (1, heads, T, T)."""
         table = self.block[0].layer[0].SelfAttention.relative_attention_bias
         if length not in self.buckets:
             found = position_buckets(length, table.weight.shape[0])
@@ -179,11 +179,11 @@ class T5Encoder(BlockNetwork):
         self.encoder = Stack(arch)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
-        """The blocks' linear layers."""
+        """Returns the blocks' linear layers."""
         return linears_in(self.encoder.block)
 
     def run_outside(self) -> list[nn.Module]:
-        """The first block's table of position biases, which all blocks use."""
+        """Returns the first block's table of position biases, which all blocks use."""
         return [self.encoder.block[0].layer[0].SelfAttention.relative_attention_bias]
 
     def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None) -> Tensor:

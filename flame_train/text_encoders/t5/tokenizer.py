@@ -44,7 +44,7 @@ class Spiece:
 
 
 def parse_spiece(data: bytes) -> Spiece:
-    """The unigram model in a `spiece.model` file's bytes. ValueError for anything else."""
+    """Returns the unigram model in a `spiece.model` file's bytes. ValueError for anything else."""
     pieces: list[tuple[str, float]] = []
     user_defined: list[str] = []
     charsmap, kind = b"", _UNIGRAM
@@ -112,7 +112,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, lowest first, and where the next field begins."""
+    """Returns a number of seven bits a byte, lowest first, and where the next field begins."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -168,7 +168,7 @@ class T5Tokenizer:
         return ids
 
     def row(self, text: str, length: int) -> TokenRow:
-        """The caption in `length` ids: cut to length - 1 tokens, the end token, padded with 0.
+        """Returns the caption in `length` ids: cut to length - 1 tokens, the end token, padded with 0.
 
         Published lengths: SD3 77, 154 or 256; Flux dev 512, schnell 256.
         """
@@ -244,7 +244,10 @@ def find_vocabulary(places: Iterable[str | Path], option: str, rows: int = 0) ->
 
 
 def named_vocabulary(place: Path, option: str) -> Path:
-    """The vocabulary that a user named by its file, whatever it is called, or by its folder. Raises ModelFileError."""
+    """Returns the vocabulary that a user named by its file, whatever it is called, or by its folder.
+
+    Raises ModelFileError.
+    """
     if os.path.isdir(place):  # False where that cannot be told
         return find_vocabulary([place], option)
     read_vocabulary(place)  # raises for a damaged file before anything uses it
@@ -252,7 +255,10 @@ def named_vocabulary(place: Path, option: str) -> Path:
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """The vocabulary in a `spiece.model`, a `tokenizer.json`, or a folder with one of them. Raises ModelFileError."""
+    """Returns the vocabulary in a `spiece.model`, a `tokenizer.json`, or a folder with one of them.
+
+    Raises ModelFileError.
+    """
     if os.path.isdir(path):
         path = next((path / name for name in _FILES if (path / name).is_file()), path / "spiece.model")
     try:
